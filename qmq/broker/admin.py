@@ -61,6 +61,17 @@ class BrokerAdmin:
         """The queues of a subject, or of all if it is empty."""
         return [self._describe_queue(queue) async for queue in self._unhurried(self._queues(subject))]
 
+    def storage(self) -> pb.StorageStatus:
+        """This replica's disk, and what is not flushed. Every replica answers."""
+        store = self._broker.store
+        return pb.StorageStatus(
+            disk_free_bytes=store.disk.free_bytes(store.folder),
+            disk_reserved_bytes=store.config.disk_free_bytes_min,
+            log_bytes=sum(each.end - each.start for each in store.logs),
+            unflushed_bytes=sum(each.end - each.flushed for each in store.logs),
+            unflushed_age_ms=0 if store.is_flushed else store.unflushed.age_ms(store.clock.monotonic_ms()),
+        )
+
     def _describe_queue(self, queue: Queue) -> pb.Queue:
         return pb.Queue(
             subject=queue.id.subject,

@@ -17,6 +17,7 @@ from qmq.errors import InvalidArgument
 from qmq.file_descriptors import control_connections_max, limit
 from qmq.model import MessageId
 from qmq.network import NETWORK, Network, only_uid
+from qmq.process_description import DescribeProcess
 from qmq.proto.v1 import control_pb2 as pb
 from qmq.proto.v1 import control_pb2_grpc
 from qmq.rpc import answering
@@ -32,13 +33,21 @@ class ControlService(control_pb2_grpc.BrokerControlServicer):
     """See control.proto. `wall` is the machine's clock, which bears witness for others: never a kept time, which would only echo theirs."""
 
     def __init__(
-        self, admin: BrokerAdmin, lanes: LaneAdmin, standing: GroupStatus, broker_group: str, *, wall: Clock | None = None
+        self,
+        admin: BrokerAdmin,
+        lanes: LaneAdmin,
+        standing: GroupStatus,
+        broker_group: str,
+        *,
+        wall: Clock | None = None,
+        process: DescribeProcess = pb.ProcessStatus,
     ) -> None:
         self._admin = admin
         self._lanes = lanes
         self._standing = standing
         self._group = broker_group
         self._wall = wall or SystemClock()
+        self._process = process
 
     @answering
     async def DescribeQueues(self, request: pb.DescribeQueuesRequest) -> pb.DescribeQueuesResponse:
@@ -91,6 +100,8 @@ class ControlService(control_pb2_grpc.BrokerControlServicer):
         status.broker_group, status.time_ms = self._group, self._wall.time_ms()
         status.attempts_max = retries.attempts_max
         status.retry_delays_ms.extend(retries.retry_delays_ms)
+        status.storage.CopyFrom(self._admin.storage())
+        status.process.CopyFrom(self._process())
         return status
 
     @answering
@@ -160,12 +171,14 @@ async def serve_control(
     network: Network = NETWORK,
     access: OpenAccess | None = None,
     bounds: RpcBounds | None = None,
+    process: DescribeProcess = pb.ProcessStatus,
 ) -> tuple[grpc.aio.Server, int]:
     """Serve the control port; the server and the port it got. `also` may add services to it. Raises OSError if the port is taken."""
     guard = RpcGuard(access, local_uid=lambda: only_uid(host, bound)) if isinstance(access, AccessControl) else None
     interceptors = () if guard is None else (guard,)
     server = rpc_server(bounds or RpcBounds(control_connections_max(limit()), CALLS_MAX), interceptors)
-    service = ControlService(BrokerAdmin(broker, broker_group), LaneAdmin(broker, broker_group), standing, broker_group, wall=wall)
+    admin, lanes = BrokerAdmin(broker, broker_group), LaneAdmin(broker, broker_group)
+    service = ControlService(admin, lanes, standing, broker_group, wall=wall, process=process)
     control_pb2_grpc.add_BrokerControlServicer_to_server(service, server)
     if also is not None:
         also(server)

@@ -73,6 +73,7 @@ async def _serve(options: EtcdOptions, config: MetaConfig, metrics_port: int | N
     from qmq.node.metering.coordination_metrics import CoordinationSource, CountedStore
     from qmq.node.metering.exposure_metrics import ExposureSource
     from qmq.node.metering.meta_metrics import MetaSource
+    from qmq.node.process_status import process_status
     from qmq.node.replica_readiness import of_meta
     from qmq.node.role_process import until_signal
     from qmq.security.audit import AuditLog
@@ -82,7 +83,8 @@ async def _serve(options: EtcdOptions, config: MetaConfig, metrics_port: int | N
     view = ClusterView(store)
     audit = audit_subject_of(config.access, store, view, server_network(network, view), f"meta/{config.port}")
     access = follow_access(view, config.access, AuditLog(sink=audit))
-    server = MetaServer(store, view, config, network=network, access=access)
+    process = process_status(config.host, options, network.credentials)
+    server = MetaServer(store, view, config, network=network, access=access, process=process)
     sources = (
         MetaSource(server, view),
         CoordinationSource(store, view),

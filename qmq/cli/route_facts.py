@@ -10,8 +10,9 @@ Rules:
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from math import ceil
 from typing import TYPE_CHECKING, Any, Final
+
+from qmq.operations.partition_progress import messages_end, messages_left
 
 if TYPE_CHECKING:
     from qmq.proto.v1 import control_pb2 as control
@@ -94,27 +95,6 @@ def _state(number: int, status: control.PartitionStatus | None, fenced: set[int]
     if number in fenced:
         return "fenced"
     return "open" if status is not None else "unknown"
-
-
-def messages_end(status: control.PartitionStatus) -> int:
-    """Where a partition's messages end: a closed one's last entry is its command message."""
-    return status.sealed_at if status.HasField("sealed_at") else status.next_sequence
-
-
-def messages_left(status: control.PartitionStatus) -> int:
-    """What the group has not done of a partition, from its progress.
-
-    Exact while the group is equally far in all ranges; otherwise each range counts by its width, since messages are not counted by range.
-    """
-    end = messages_end(status)
-    if not status.progress:
-        return end - min(end, status.start_sequence)
-    whole = sum(each.lps.end - each.lps.first for each in status.progress)
-    left = 0.0
-    for each in status.progress:
-        rest = 0 if each.is_finished else max(0, end - max(each.done_before, status.start_sequence))
-        left += rest * (each.lps.end - each.lps.first) / whole
-    return ceil(left - 1e-9)
 
 
 # --- groups ------------------------------------------------------------------------------------------------------------

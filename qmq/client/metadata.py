@@ -450,6 +450,20 @@ class MetadataClient(DeliveryClient):
         found: pb.DescribeClusterResponse = await self._call("DescribeCluster", pb.DescribeClusterRequest())
         return found
 
+    async def metaservers(self) -> dict[str, pb.DescribeClusterResponse | QmqError]:
+        """What each metaserver says of itself, by its address, or why it does not: each is asked once, at the same time."""
+
+        async def ask(address: str) -> pb.DescribeClusterResponse | QmqError:
+            try:
+                found: pb.DescribeClusterResponse = await meta_pb2_grpc.MetaStub(self._channels[address]).DescribeCluster(
+                    pb.DescribeClusterRequest(only_metaserver=True), timeout=LOCATE_TIMEOUT_S
+                )
+            except grpc.RpcError as cause:
+                return typed_error(cause, address)
+            return found
+
+        return dict(zip(self._channels, await asyncio.gather(*[ask(address) for address in self._channels]), strict=True))
+
     async def set_subject_flush(self, subject: str, flush: SubjectFlush) -> pb.SubjectSettings:
         """Say when the subject's producers are answered. Raises UnknownSubject."""
         request = pb.SetSubjectFlushRequest(subject=subject, flush=flush.value)

@@ -12,18 +12,32 @@ from typing import Final
 from qmq_coordination.broker_groups import BrokerGroupState, ReplicaRecord
 from qmq_coordination.view import ClusterView
 
+from qmq.clock import Clock
 from qmq.errors import QmqError
 from qmq.meta.broker_calls import Brokers
+from qmq.process_description import DescribeProcess
 from qmq.proto.v1 import control_pb2 as control
 from qmq.proto.v1 import meta_pb2 as pb
 
 REPLICA_S: Final = 1.0
 
 
-async def describe_cluster(view: ClusterView, brokers: Brokers) -> pb.DescribeClusterResponse:
-    """All groups with their replicas."""
-    groups = await asyncio.gather(*[_group(view, brokers, state) for state in view.groups()])
-    return pb.DescribeClusterResponse(groups=groups, store_silent_ms=view.silent_ms)
+class ClusterDescription:
+    """`process` describes the metaserver's own process."""
+
+    def __init__(self, view: ClusterView, brokers: Brokers, clock: Clock, process: DescribeProcess) -> None:
+        self._view, self._brokers, self._clock, self._process = view, brokers, clock, process
+
+    async def of_all(self) -> pb.DescribeClusterResponse:
+        """The metaserver, and all groups with their replicas."""
+        found = self.of_metaserver()
+        view = self._view
+        found.groups.extend(await asyncio.gather(*[_group(view, self._brokers, state) for state in view.groups()]))
+        return found
+
+    def of_metaserver(self) -> pb.DescribeClusterResponse:
+        """The metaserver alone, without groups."""
+        return pb.DescribeClusterResponse(store_silent_ms=self._view.silent_ms, process=self._process(), time_ms=self._clock.time_ms())
 
 
 async def _group(view: ClusterView, brokers: Brokers, state: BrokerGroupState) -> pb.GroupDescription:

@@ -15,6 +15,7 @@ from qmq.meta.access_service import AccessService
 from qmq.meta.broker_calls import Brokers
 from qmq.meta.call_counts import CallCounts
 from qmq.meta.cluster_catalog import ClusterCatalog
+from qmq.meta.cluster_description import ClusterDescription
 from qmq.meta.delay_calls import Delays
 from qmq.meta.deletion import Deletion
 from qmq.meta.delivery_admin import DeliveryService
@@ -28,7 +29,9 @@ from qmq.meta.ordered.partition_calls import PartitionMasters
 from qmq.meta.placement import GROUPS_PER_SUBJECT
 from qmq.meta.route_watchers import WATCHERS_MAX, Watchers
 from qmq.network import NETWORK, Network, is_private, only_uid
+from qmq.process_description import DescribeProcess
 from qmq.proto.v1 import access_pb2_grpc, meta_pb2_grpc
+from qmq.proto.v1 import control_pb2 as control
 from qmq.rpc_server import RpcBounds, rpc_server
 from qmq.security.access_control import AccessConfig, AccessControl
 from qmq.security.cluster_access import follow_access, server_network
@@ -68,8 +71,9 @@ class MetaServer:
         clock: Clock | None = None,
         network: Network = NETWORK,
         access: AccessControl | None = None,
+        process: DescribeProcess = control.ProcessStatus,
     ) -> None:
-        """`access` is that of the process, if it has one already."""
+        """`access` is that of the process, if it has one already; `process` describes it."""
         self._config = config
         self._network = network
         self._access = access or follow_access(view, config.access)
@@ -87,7 +91,8 @@ class MetaServer:
         delivery = DeliveryService(store, view, cluster, self._brokers, clock)
         self._deletion = Deletion(store, view, cluster, self._brokers, timing=config.timing)
         delays = Delays(view, self._brokers)
-        self._service = MetaService(cluster, view, self._brokers, self._watchers, ordered, delays, delivery, self._deletion)
+        description = ClusterDescription(view, self._brokers, clock, process)
+        self._service = MetaService(cluster, view, self._brokers, self._watchers, ordered, delays, delivery, self._deletion, description)
         self._guard = RpcGuard(
             self._access, lambda name: view.subject(name) is not None, delays.subject_of, lambda: only_uid(config.host, self.port)
         )

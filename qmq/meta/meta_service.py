@@ -15,7 +15,7 @@ from qmq_coordination.view import ClusterView
 from qmq.errors import InvalidArgument, MessageNotFound, UnknownGroup, UnknownSubject
 from qmq.meta.broker_calls import CHANGE_S, Brokers
 from qmq.meta.cluster_catalog import ClusterCatalog
-from qmq.meta.cluster_description import describe_cluster
+from qmq.meta.cluster_description import ClusterDescription
 from qmq.meta.dead_letter_calls import describe_dead_letters
 from qmq.meta.delay_calls import Delays
 from qmq.meta.deletion import Deletion
@@ -43,7 +43,9 @@ class MetaService(meta_pb2_grpc.MetaServicer):
         delays: Delays,
         delivery: DeliveryService,
         deletion: Deletion,
+        description: ClusterDescription,
     ) -> None:
+        self._description = description
         self._delays = delays
         self._delivery = delivery
         self._deletion = deletion
@@ -187,7 +189,7 @@ class MetaService(meta_pb2_grpc.MetaServicer):
 
     @answering
     async def DescribeCluster(self, request: pb.DescribeClusterRequest) -> pb.DescribeClusterResponse:
-        return await describe_cluster(self._view, self._brokers)
+        return self._description.of_metaserver() if request.only_metaserver else await self._description.of_all()
 
     @answering
     async def SetGroupMode(self, request: pb.SetGroupModeRequest) -> pb.SetGroupModeResponse:

@@ -48,6 +48,8 @@ from qmq.node.replica_repair import BackgroundRepair
 from qmq.node.replica_status import ReplicaStatus
 from qmq.node.view_rules import ViewRules
 from qmq.node.write_lease import WriteLease
+from qmq.process_description import DescribeProcess
+from qmq.proto.v1 import control_pb2 as pb
 from qmq.security.access_control import OpenAccess
 
 if TYPE_CHECKING:
@@ -74,6 +76,7 @@ class StandaloneBroker(Generic[B]):
         access: OpenAccess | None = None,
         fatal: Callable[[BaseException], None] = stop_process,
         tick_s: float = TICK_S,
+        process: DescribeProcess = pb.ProcessStatus,
     ) -> None:
         self._view = view
         self._routing = routing or NoRouting()
@@ -81,6 +84,7 @@ class StandaloneBroker(Generic[B]):
         self._access = access or OpenAccess()
         self._fatal = fatal
         self._tick_s = tick_s
+        self._process = process
         self.broker = make_broker(self._make_parts)
         self.data = DataServer(self.broker, network)
         self.status = SingleGroupStatus(self.broker)
@@ -98,7 +102,15 @@ class StandaloneBroker(Generic[B]):
         await self.data.start(host, data_port)
         self.maintenance.start()
         self._control, bound = await serve_control(
-            self.broker, self.status, self.broker.config.name, host, control_port, also=also, network=self._network, access=self._access
+            self.broker,
+            self.status,
+            self.broker.config.name,
+            host,
+            control_port,
+            also=also,
+            network=self._network,
+            access=self._access,
+            process=self._process,
         )
         return f"{host}:{self.data.port}", f"{host}:{bound}"
 
@@ -161,6 +173,7 @@ class ReplicaBroker(Generic[B]):
         routing: Routing | None = None,
         host: str,
         advertise: str = "",
+        process: DescribeProcess = pb.ProcessStatus,
     ) -> None:
         self._life = life
         self._identity = identity
@@ -173,6 +186,7 @@ class ReplicaBroker(Generic[B]):
         self._routing = routing or NoRouting()
         self._host = host
         self._advertised_host = advertise or host
+        self._process = process
         self._control_port = 0
         self.broker = make_broker(self._make_parts)
         self.data = DataServer(self.broker, environment.network)
@@ -241,6 +255,7 @@ class ReplicaBroker(Generic[B]):
             wall=self._environment.clock,
             network=self._environment.network,
             access=self._access,
+            process=self._process,
         )
 
     def start(self) -> None:

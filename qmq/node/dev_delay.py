@@ -31,6 +31,8 @@ from qmq.network import NETWORK, Network
 from qmq.node.schedule_files import SCHEDULE, ReplicaScheduleFiles
 from qmq.node.single_replica import SingleReplica
 from qmq.node.view_locator import ViewLocator
+from qmq.process_description import DescribeProcess
+from qmq.proto.v1 import control_pb2 as pb
 from qmq.security.access_control import OpenAccess
 
 if TYPE_CHECKING:
@@ -55,6 +57,7 @@ class DelayPart:
         clock: Clock | None = None,
         network: Network = NETWORK,
         access: OpenAccess | None = None,
+        process: DescribeProcess = pb.ProcessStatus,
     ) -> None:
         self.clock: Clock = clock or SteadyClock()
         disk = Disk()
@@ -80,7 +83,7 @@ class DelayPart:
                 is_serving=False,
             )
 
-        self._part = SingleReplica(make_broker, coordination, view, network=network, access=access)
+        self._part = SingleReplica(make_broker, coordination, view, network=network, access=access, process=process)
         self.broker = self._part.broker
         self._witnesses: TimeWitnesses | None = None
         if isinstance(self.clock, SteadyClock):

@@ -32,6 +32,7 @@ from qmq.node.metering.access_metrics import AccessSource
 from qmq.node.metering.coordination_metrics import CoordinationSource, CountedStore
 from qmq.node.metering.exposure_metrics import ExposureSource
 from qmq.node.metering.meta_metrics import MetaSource
+from qmq.node.process_status import process_status
 from qmq.node.replica_readiness import of_meta
 from qmq.node.single_replica import SingleReplica
 from qmq.node.view_routing import ViewRouting
@@ -109,6 +110,7 @@ class Node:
         self._network = server_network(self._given_network, self.view)
         self._audit = audit_subject_of(config.access, self.coordination, self.view, self._network, "dev")
         self.access = follow_access(self.view, config.access, AuditLog(sink=self._audit))
+        self._process = process_status(config.host, credentials=self._network.credentials)
         self.delay: DelayPart | None = None
         self.metrics: MetricsServer | None = None
         await self.view.start()
@@ -120,7 +122,9 @@ class Node:
             await self.coordination.close()
             raise
         meta = MetaConfig(config.host, config.meta_port, config.auto_create)
-        self._meta = MetaServer(self.coordination, self.view, meta, clock=self._clock, network=self._network, access=self.access)
+        self._meta = MetaServer(
+            self.coordination, self.view, meta, clock=self._clock, network=self._network, access=self.access, process=self._process
+        )
         try:
             await self._listen()
         except BaseException:
@@ -133,7 +137,9 @@ class Node:
         await bootstrap.found(self.coordination, name, (name,), None)
         self.store = open_store(config.data / "broker", config.log, self._clock, progress=self._progress)
         routing = ViewRouting(self.view, name)
-        self._part = SingleReplica(self._make_broker, self.coordination, self.view, routing, self._network, self.access)
+        self._part = SingleReplica(
+            self._make_broker, self.coordination, self.view, routing, self._network, self.access, process=self._process
+        )
         self.broker = self._part.broker
         if config.delay:
             try:
@@ -165,6 +171,7 @@ class Node:
             clock=self._told_clock,
             network=self._network,
             access=self.access,
+            process=self._process,
         )
 
     async def _listen(self) -> None:

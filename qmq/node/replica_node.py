@@ -49,6 +49,7 @@ from qmq.node.metering import serving
 from qmq.node.metering.access_metrics import AccessSource
 from qmq.node.metering.coordination_metrics import CoordinationSource, CountedStore
 from qmq.node.metering.exposure_metrics import ExposureSource
+from qmq.node.process_status import process_status
 from qmq.node.replica_readiness import of_replica
 from qmq.node.view_routing import ViewRouting
 from qmq.private_files import make_private
@@ -166,6 +167,7 @@ class ReplicaNode:
             routing=self._routing(),
             host=config.host,
             advertise=config.advertise,
+            process=process_status(config.host, config.etcd, self.doors.network.credentials),
         )
 
     async def _begin_view(self) -> None:

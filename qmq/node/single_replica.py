@@ -21,6 +21,8 @@ from qmq.metrics.figures import FigureSource
 from qmq.network import NETWORK, Network
 from qmq.node.broker_assembly import AddServices, B, MakeBroker, StandaloneBroker
 from qmq.node.metering import serving
+from qmq.process_description import DescribeProcess
+from qmq.proto.v1 import control_pb2 as pb
 from qmq.security.access_control import OpenAccess
 
 log = logging.getLogger("qmq.node")
@@ -37,8 +39,9 @@ class SingleReplica(Generic[B]):
         routing: Routing | None = None,
         network: Network = NETWORK,
         access: OpenAccess | None = None,
+        process: DescribeProcess = pb.ProcessStatus,
     ) -> None:
-        self._running = StandaloneBroker(make_broker, view, routing, network=network, access=access)
+        self._running = StandaloneBroker(make_broker, view, routing, network=network, access=access, process=process)
         self.broker = self._running.broker
         self._name = self.broker.config.name
         self._coordination = coordination

@@ -26,6 +26,7 @@ from qmq.network import UNIX
 from qmq.node.delay_node import DelayNode, DelayReplicaConfig, delay_log
 from qmq.node.environment import Environment
 from qmq.node.etcd_options import EtcdOptions
+from qmq.node.process_status import process_status
 from qmq.node.replica_node import ReplicaConfig, ReplicaNode
 from qmq.testing.mortal_disk import MortalDisk
 from qmq.testing.parties import Parties
@@ -220,7 +221,7 @@ class Metaserver:
         self.view, self._shut = ClusterView(store), door.shut
         await self.view.start()
         config = MetaConfig(self._site.host(self.name), DATA_PORT)
-        self._server = MetaServer(store, self.view, config, clock=self._site.clock, network=door)
+        self._server = MetaServer(store, self.view, config, clock=self._site.clock, network=door, process=process_status(config.host))
         await self._server.start()
 
     async def kill(self) -> None:

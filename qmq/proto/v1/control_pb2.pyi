@@ -679,6 +679,8 @@ class ReplicaStatus(_message.Message):
     TIME_MS_FIELD_NUMBER: _builtins.int
     ATTEMPTS_MAX_FIELD_NUMBER: _builtins.int
     RETRY_DELAYS_MS_FIELD_NUMBER: _builtins.int
+    STORAGE_FIELD_NUMBER: _builtins.int
+    PROCESS_FIELD_NUMBER: _builtins.int
     replica: _builtins.str
     broker_group: _builtins.str
     role: _builtins.str
@@ -712,6 +714,12 @@ class ReplicaStatus(_message.Message):
 
     @_builtins.property
     def retry_delays_ms(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def storage(self) -> Global___StorageStatus:
+        """Its disk and what is not flushed; absent from replicas that are older than this field, and so is the next one."""
+
+    @_builtins.property
+    def process(self) -> Global___ProcessStatus: ...
     def __init__(
         self,
         *,
@@ -734,14 +742,84 @@ class ReplicaStatus(_message.Message):
         time_ms: _builtins.int = ...,
         attempts_max: _builtins.int = ...,
         retry_delays_ms: _abc.Iterable[_builtins.int] | None = ...,
+        storage: Global___StorageStatus | None = ...,
+        process: Global___ProcessStatus | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["process", b"process", "storage", b"storage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["action_position", b"action_position", "attempts_max", b"attempts_max", "broker_group", b"broker_group", "commit_index", b"commit_index", "epoch", b"epoch", "is_serving", b"is_serving", "is_whole", b"is_whole", "last_index", b"last_index", "learners", b"learners", "master", b"master", "membership_version", b"membership_version", "message_position", b"message_position", "peers", b"peers", "replica", b"replica", "retry_delays_ms", b"retry_delays_ms", "role", b"role", "stored_index", b"stored_index", "time_ms", b"time_ms", "voters", b"voters"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["action_position", b"action_position", "attempts_max", b"attempts_max", "broker_group", b"broker_group", "commit_index", b"commit_index", "epoch", b"epoch", "is_serving", b"is_serving", "is_whole", b"is_whole", "last_index", b"last_index", "learners", b"learners", "master", b"master", "membership_version", b"membership_version", "message_position", b"message_position", "peers", b"peers", "process", b"process", "replica", b"replica", "retry_delays_ms", b"retry_delays_ms", "role", b"role", "storage", b"storage", "stored_index", b"stored_index", "time_ms", b"time_ms", "voters", b"voters"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ReplicaStatus: _TypeAlias = ReplicaStatus  # noqa: Y015
+
+@_typing.final
+class StorageStatus(_message.Message):
+    """A replica's disk."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DISK_FREE_BYTES_FIELD_NUMBER: _builtins.int
+    DISK_RESERVED_BYTES_FIELD_NUMBER: _builtins.int
+    LOG_BYTES_FIELD_NUMBER: _builtins.int
+    UNFLUSHED_BYTES_FIELD_NUMBER: _builtins.int
+    UNFLUSHED_AGE_MS_FIELD_NUMBER: _builtins.int
+    disk_free_bytes: _builtins.int
+    disk_reserved_bytes: _builtins.int
+    """Messages are refused when less than this is free."""
+    log_bytes: _builtins.int
+    """What both logs hold."""
+    unflushed_bytes: _builtins.int
+    """What a power cut would take: its bytes, and how long ago the oldest of it was written."""
+    unflushed_age_ms: _builtins.int
+    def __init__(
+        self,
+        *,
+        disk_free_bytes: _builtins.int = ...,
+        disk_reserved_bytes: _builtins.int = ...,
+        log_bytes: _builtins.int = ...,
+        unflushed_bytes: _builtins.int = ...,
+        unflushed_age_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["disk_free_bytes", b"disk_free_bytes", "disk_reserved_bytes", b"disk_reserved_bytes", "log_bytes", b"log_bytes", "unflushed_age_ms", b"unflushed_age_ms", "unflushed_bytes", b"unflushed_bytes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StorageStatus: _TypeAlias = StorageStatus  # noqa: Y015
+
+@_typing.final
+class ProcessStatus(_message.Message):
+    """What a server's process says of itself."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    VERSION_FIELD_NUMBER: _builtins.int
+    IS_INSECURE_FIELD_NUMBER: _builtins.int
+    CERTIFICATE_LEFT_MS_FIELD_NUMBER: _builtins.int
+    version: _builtins.str
+    """The version of QMQ that it runs."""
+    is_insecure: _builtins.bool
+    """Whether strangers may reach it, or etcd's password: what --insecure allows."""
+    certificate_left_ms: _builtins.int
+    """Milliseconds until its certificate ends, negative: since it did; absent without TLS."""
+    def __init__(
+        self,
+        *,
+        version: _builtins.str = ...,
+        is_insecure: _builtins.bool = ...,
+        certificate_left_ms: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_certificate_left_ms", b"_certificate_left_ms", "certificate_left_ms", b"certificate_left_ms"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_certificate_left_ms", b"_certificate_left_ms", "certificate_left_ms", b"certificate_left_ms", "is_insecure", b"is_insecure", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__certificate_left_ms: _TypeAlias = _typing.Literal["certificate_left_ms"]  # noqa: Y015
+    _WhichOneofArgType__certificate_left_ms: _TypeAlias = _typing.Literal["_certificate_left_ms", b"_certificate_left_ms"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__certificate_left_ms) -> _WhichOneofReturnType__certificate_left_ms | None: ...
+
+Global___ProcessStatus: _TypeAlias = ProcessStatus  # noqa: Y015
 
 @_typing.final
 class TransferRequest(_message.Message):

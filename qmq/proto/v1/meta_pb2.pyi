@@ -1654,12 +1654,17 @@ Global___ListSubjectsResponse: _TypeAlias = ListSubjectsResponse  # noqa: Y015
 class DescribeClusterRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    ONLY_METASERVER_FIELD_NUMBER: _builtins.int
+    only_metaserver: _builtins.bool
+    """Only what the metaserver says of itself: no replica is asked."""
     def __init__(
         self,
+        *,
+        only_metaserver: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["only_metaserver", b"only_metaserver"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1755,19 +1760,29 @@ class DescribeClusterResponse(_message.Message):
 
     GROUPS_FIELD_NUMBER: _builtins.int
     STORE_SILENT_MS_FIELD_NUMBER: _builtins.int
+    PROCESS_FIELD_NUMBER: _builtins.int
+    TIME_MS_FIELD_NUMBER: _builtins.int
     store_silent_ms: _builtins.int
     """Milliseconds since the metaserver last heard the coordination store; it answers from memory meanwhile."""
+    time_ms: _builtins.int
+    """What its clock says, milliseconds since 1970."""
     @_builtins.property
     def groups(self) -> _containers.RepeatedCompositeFieldContainer[Global___GroupDescription]: ...
+    @_builtins.property
+    def process(self) -> _control_pb2.ProcessStatus:
+        """The metaserver that answers; absent if it is older than this field."""
+
     def __init__(
         self,
         *,
         groups: _abc.Iterable[Global___GroupDescription] | None = ...,
         store_silent_ms: _builtins.int = ...,
+        process: _control_pb2.ProcessStatus | None = ...,
+        time_ms: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["process", b"process"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["groups", b"groups", "store_silent_ms", b"store_silent_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["groups", b"groups", "process", b"process", "store_silent_ms", b"store_silent_ms", "time_ms", b"time_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,0 +1,289 @@
+"""The whole cluster at one moment, as values: what `qmq doctor`, `qmq top` and the console show.
+
+Rules:
+* A snapshot is partial when something is away. What nobody said is None or absent, never 0; `silent` names the broker groups that did not
+  answer, and `missing` the questions that nobody answered.
+* It is not of one moment exactly: its parts are read one after the other, within a second or two.
+* Fields are added, never renamed: `as_json` is what machines read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Final
+
+OFFLINE: Final = "offline"
+"""The health of a broker group without a master."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessFacts:
+    """What a server's process says of itself. `version` is empty if it is too old to say."""
+
+    version: str = ""
+    is_insecure: bool = False
+    certificate_left_ms: int | None = None
+    """Until its certificate ends, negative: since it did; None without TLS."""
+
+
+@dataclass(frozen=True, slots=True)
+class MetaserverFacts:
+    """A metaserver, by the address that the client was given. `failure` says why it did not answer; empty if it did."""
+
+    address: str
+    failure: str = ""
+    process: ProcessFacts | None = None
+    store_silent_ms: int = 0
+    """Since when it has not heard the coordination store."""
+    time_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class StorageFacts:
+    """A replica's disk, and what a power cut there would take."""
+
+    disk_free_bytes: int
+    disk_reserved_bytes: int
+    """Messages are refused when less than this is free."""
+    log_bytes: int
+    unflushed_bytes: int
+    unflushed_age_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaFacts:
+    """A replica of a broker group. Its role is None while it does not answer; then what follows the role is not known either."""
+
+    replica: str
+    vote: str
+    """voter, learner or none."""
+    is_present: bool
+    """Whether its process keeps its presence in the coordination store."""
+    data_address: str = ""
+    control_address: str = ""
+    role: str | None = None
+    epoch: int = 0
+    is_serving: bool = False
+    is_whole: bool = True
+    """False: it may lack entries that it acknowledged, and has no say in elections."""
+    last_index: int = 0
+    commit_index: int = 0
+    lag_entries: int | None = None
+    """What it lacks of its master's log; None if either does not answer."""
+    silent_ms: int | None = None
+    """Since when its master has not heard it; None for the master itself, or if the master does not answer."""
+    in_step: bool | None = None
+    time_ms: int = 0
+    """What its machine's clock says."""
+    storage: StorageFacts | None = None
+    process: ProcessFacts | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerGroupFacts:
+    """A broker group, or a delay group. `health` is read-write, read-only or offline; `mode` what operators ordered."""
+
+    broker_group: str
+    health: str
+    mode: str
+    master: str
+    epoch: int
+    voters: tuple[str, ...]
+    learners: tuple[str, ...]
+    is_delay: bool
+    replicas: tuple[ReplicaFacts, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class QueueFacts:
+    """What is stored of a subject, or of its partition, on one broker group."""
+
+    partition: int
+    broker_group: str
+    start_sequence: int
+    next_sequence: int
+    stored_bytes: int
+    last_append_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class RouteChangeFacts:
+    """A split, merge or move that is under way. `phase` is prepared, sealed or published, since `since_ms`."""
+
+    kind: str
+    to_version: int
+    phase: str
+    since_ms: int
+    sources: tuple[int, ...] = ()
+    targets: tuple[int, ...] = ()
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RouteFacts:
+    """Of an ordered subject: its latest route."""
+
+    version: int
+    logical_partitions: int
+    broker_groups: tuple[str, ...]
+    """Where its partitions are, each named once."""
+    partitions: int
+    change: RouteChangeFacts | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SubjectFacts:
+    """A subject. `order` is empty, strict or best-effort. `route` is None for an unordered one, and while it is not known."""
+
+    subject: str
+    order: str
+    broker_groups: tuple[str, ...]
+    """Those that take its messages."""
+    queues: tuple[QueueFacts, ...]
+    route: RouteFacts | None = None
+    flush: str = ""
+
+    @property
+    def stored_messages(self) -> int:
+        """Messages that are kept."""
+        return sum(each.next_sequence - each.start_sequence for each in self.queues)
+
+    @property
+    def stored_bytes(self) -> int:
+        """Bytes of those messages in the message log."""
+        return sum(each.stored_bytes for each in self.queues)
+
+
+@dataclass(frozen=True, slots=True)
+class GroupProgress:
+    """A consumer group on one queue."""
+
+    partition: int
+    broker_group: str
+    done_messages: int
+    """Messages of the queue that the group has done, ever: only the difference of two snapshots means something."""
+    lag_messages: int
+    lag_ms: int
+    """Age of the oldest message that is not done; 0 if all are."""
+    skipped_messages: int = 0
+    """Messages that retention deleted before anybody was handed them."""
+    is_unheld: bool = False
+    """Of a partition: messages wait, and no consumer holds any of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerGroupFacts:
+    """A consumer group of one subject, over all its queues."""
+
+    subject: str
+    group: str
+    progress: tuple[GroupProgress, ...]
+    consumers: int
+    is_paused: bool = False
+    unacked_messages: int = 0
+    requeued_messages: int = 0
+    dying_messages: int = 0
+    """Failed for good, and not yet in the dead-letter queue."""
+    expired_messages: int = 0
+    """Came back, and retention deleted them before they went out again."""
+    parked_keys: int = 0
+    parked_messages: int = 0
+    route_version: int = 0
+    """Of an ordered subject: the oldest version of the route that the group still reads."""
+
+    @property
+    def lag_messages(self) -> int:
+        """Messages that the group has not done."""
+        return sum(each.lag_messages for each in self.progress)
+
+    @property
+    def lag_ms(self) -> int:
+        """Age of the oldest of them."""
+        return max((each.lag_ms for each in self.progress), default=0)
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetterFacts:
+    """The dead-letter queue of a consumer group, over all broker groups."""
+
+    group: str
+    messages: int
+    waiting: int
+    """Neither replayed nor purged."""
+    newest_ms: int
+    oldest_ago_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class PauseFacts:
+    """Who is paused: `kind` is group, consumer or client."""
+
+    kind: str
+    subject: str
+    group: str
+    name: str
+    since_ms: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class DelayTroubleFacts:
+    """Due messages of a subject that cannot be delivered now."""
+
+    subject: str
+    waiting: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class DelayGroupFacts:
+    """How a delay group's deliveries stand, as its master says."""
+
+    group: str
+    pending: int
+    waiting: int
+    """Due, and not on their way."""
+    planned: int
+    lateness_p99_ms: int
+    """From due to stored at the brokers, of the last minute's deliveries."""
+    horizon_ms: int
+    """What is due before it is in memory."""
+    time_ms: int
+    clock_step_ms: int
+    """How far the machine's clock is ahead of the group's time."""
+    delivered: int = 0
+    troubles: tuple[DelayTroubleFacts, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterSnapshot:
+    """The cluster. `time_ms` is the reader's clock; `monotonic_ms` is for the time between two snapshots of one process."""
+
+    time_ms: int
+    monotonic_ms: int
+    metaservers: tuple[MetaserverFacts, ...] = ()
+    broker_groups: tuple[BrokerGroupFacts, ...] = ()
+    subjects: tuple[SubjectFacts, ...] = ()
+    groups: tuple[ConsumerGroupFacts, ...] = ()
+    dead_letters: tuple[DeadLetterFacts, ...] = ()
+    pauses: tuple[PauseFacts, ...] = ()
+    delay_groups: tuple[DelayGroupFacts, ...] = ()
+    silent: Mapping[str, str] = field(default_factory=dict)
+    """Broker groups and delay groups that did not answer, and why: what they have is missing above."""
+    missing: Mapping[str, str] = field(default_factory=dict)
+    """Questions that nobody answered, and why: cluster, subjects, groups, dead_letters, pauses, delays, route of a subject."""
+
+    @property
+    def is_reachable(self) -> bool:
+        """Whether any metaserver answered."""
+        return any(not each.failure for each in self.metaservers)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether everything was answered."""
+        return not self.silent and not self.missing and all(not each.failure for each in self.metaservers)
+
+    def as_json(self) -> dict[str, Any]:
+        """The same as JSON has it."""
+        return asdict(self)

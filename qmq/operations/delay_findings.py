@@ -1,0 +1,38 @@
+"""What is unusual about delay groups: deliveries that are late, or that cannot be made. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from qmq.operations.cluster_snapshot import ClusterSnapshot, DelayGroupFacts
+from qmq.operations.finding import Finding, FindingKind, Severity, Thresholds, in_words
+
+DELAY_BEHIND: Final = FindingKind(
+    "delay-behind", "Delayed messages come later than they are due: brokers answer slowly, or more is due than can be delivered."
+)
+DELAY_TROUBLE: Final = FindingKind("delay-trouble", "These messages are due and wait. Nothing is lost: they leave when the reason is gone.")
+_STATS: Final = "qmq delay stats"
+
+
+def delay_findings(now: ClusterSnapshot, previous: ClusterSnapshot | None, limits: Thresholds) -> Iterator[Finding]:
+    """Delay groups that answered."""
+    before = {} if previous is None else {each.group: each for each in previous.delay_groups}
+    for each in now.delay_groups:
+        what = _lateness(each, before.get(each.group), limits)
+        if what:
+            yield Finding(DELAY_BEHIND, Severity.WARNING, f"delay group {each.group}", what, _STATS)
+        for trouble in each.troubles:
+            reason = f"{trouble.waiting:,} due messages cannot be delivered: {trouble.reason}"
+            yield Finding(DELAY_TROUBLE, Severity.WARNING, f"delayed messages of {trouble.subject}", reason, _STATS)
+
+
+def _lateness(group: DelayGroupFacts, before: DelayGroupFacts | None, limits: Thresholds) -> str:
+    """What is late, in words; empty if nothing is."""
+    if group.lateness_p99_ms > limits.lateness_ms:
+        return f"delivers late: one message in a hundred by {in_words(group.lateness_p99_ms)} or more in the last minute"
+    if 0 < group.horizon_ms < group.time_ms - limits.lateness_ms:
+        return f"loads its schedule {in_words(group.time_ms - group.horizon_ms)} behind the clock"
+    if before is not None and 0 < before.waiting <= group.waiting and group.delivered <= before.delivered:
+        return f"{group.waiting:,} messages are due, and none was delivered meanwhile"
+    return ""

@@ -1,0 +1,114 @@
+"""Something unusual in a cluster: what it is, how severe, why it matters, and the next command to try.
+
+A kind of finding has a code that never changes (docs/OPERATIONS.md lists them all; a test keeps the two in line). What is a finding and
+what is not depends on `Thresholds`, which an operator may change.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from enum import IntEnum
+from typing import Any, Final
+
+
+class Severity(IntEnum):
+    """How much it matters. Only warnings and worse change the exit status of `qmq doctor`."""
+
+    NOTICE = 1
+    """Good to know: an operator's own order, or a risk that is taken on purpose."""
+    WARNING = 2
+    """Something is lost, late or at risk, and does not mend itself."""
+    CRITICAL = 3
+    """Messages are refused or stand still, or the next fault loses some."""
+
+
+@dataclass(frozen=True, slots=True)
+class FindingKind:
+    """A kind of finding. `why` is a sentence for whoever meets it the first time."""
+
+    code: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that is unusual. `about` names the thing, `what` says what is the matter with it, `command` is the next one to try."""
+
+    kind: FindingKind
+    severity: Severity
+    about: str
+    what: str
+    command: str
+
+    @property
+    def code(self) -> str:
+        return self.kind.code
+
+    @property
+    def why(self) -> str:
+        return self.kind.why
+
+    def as_json(self) -> dict[str, Any]:
+        """As JSON has it."""
+        return {
+            "code": self.code,
+            "severity": self.severity.name.lower(),
+            "about": self.about,
+            "what": self.what,
+            "why": self.why,
+            "command": self.command,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Thresholds:
+    """From where on something counts as unusual. Times are milliseconds."""
+
+    lag_ms: int = 300_000
+    lag_messages: int = 1_000_000
+    unconsumed_ms: int = 60_000
+    """How long messages wait for a group without consumers before it is a finding."""
+    dead_letters_recent_ms: int = 600_000
+    store_silent_ms: int = 5_000
+    replica_silent_ms: int = 5_000
+    replica_lag_entries: int = 10_000
+    unflushed_age_ms: int = 10_000
+    disk_reserves: int = 4
+    """A disk is nearly full when less than so many times its reserve is free."""
+    certificate_warning_ms: int = 7 * 86_400_000
+    certificate_notice_ms: int = 30 * 86_400_000
+    clock_ms: int = 2_000
+    route_change_ms: int = 60_000
+    lateness_ms: int = 5_000
+
+    def as_json(self) -> dict[str, int]:
+        """As JSON has it."""
+        return asdict(self)
+
+
+THRESHOLDS: Final = Thresholds()
+
+
+def in_words(duration_ms: int) -> str:
+    """A duration in its largest unit, with a second one below ten: "250 ms", "42 s", "3 min 20 s", "2 d 5 h"."""
+    if duration_ms < 1_000:
+        return f"{duration_ms} ms"
+    units = ((86_400_000, "d"), (3_600_000, "h"), (60_000, "min"), (1_000, "s"))
+    for place, (size, unit) in enumerate(units):
+        count, rest = divmod(duration_ms, size)
+        if not count:
+            continue
+        smaller, name = units[place + 1] if place + 1 < len(units) else (0, "")
+        more = rest // smaller if smaller and count < 10 else 0
+        return f"{count} {unit} {more} {name}" if more else f"{count} {unit}"
+    raise AssertionError("a second and more has a unit")
+
+
+def size_in_words(size_bytes: int) -> str:
+    """A size in binary units, three digits: "512 MiB"."""
+    size = float(size_bytes)
+    for unit in ("bytes", "KiB", "MiB", "GiB", "TiB"):
+        if size < 1024 or unit == "TiB":
+            return f"{size:.3g} {unit}" if unit != "bytes" else f"{size_bytes} bytes"
+        size /= 1024
+    raise AssertionError("the loop above returns")

@@ -1,0 +1,198 @@
+"""What is unusual about the servers of a cluster: metaservers, coordination store, broker groups, replicas, disks, certificates. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Final
+
+from qmq.operations.cluster_snapshot import OFFLINE, BrokerGroupFacts, ClusterSnapshot, ProcessFacts, ReplicaFacts, StorageFacts
+from qmq.operations.finding import Finding, FindingKind, Severity, Thresholds, in_words, size_in_words
+
+STATUS: Final = "qmq cluster status"
+
+METASERVER_AWAY: Final = FindingKind(
+    "metaserver-away", "Clients find brokers, and operators do everything, over metaservers: without any, no new client connects."
+)
+STORE_SILENT: Final = FindingKind(
+    "store-silent", "Messages flow on, but no master can be replaced and nothing can be created or changed until etcd is back."
+)
+NOT_ANSWERED: Final = FindingKind("not-answered", "This report is partial: what was not answered may hide something worse.")
+NO_MASTER: Final = FindingKind(
+    "no-master", "Its subjects take and give nothing there. A majority of its voters must run and reach each other and etcd."
+)
+REPLICA_AWAY: Final = FindingKind("replica-away", "Each replica that is away is one fault less that the broker group survives.")
+REPLICA_BEHIND: Final = FindingKind(
+    "replica-behind", "It cannot take over at once, and acknowledgements need the others until it has caught up."
+)
+REPLICA_INCOMPLETE: Final = FindingKind(
+    "replica-incomplete", "It may lack entries that it acknowledged, and has no say in elections until it has caught up with a master."
+)
+MASTER_NOT_SERVING: Final = FindingKind(
+    "master-not-serving", "It won the election and serves nobody yet: it has to commit its epoch's first entry, or to fetch a schedule."
+)
+MASTER_CHANGED: Final = FindingKind(
+    "master-changed", "A mastership that moves without an order points at a slow disk, a bad network or a silent coordination store."
+)
+ONE_VOTER: Final = FindingKind("one-voter", "Nothing is replicated: the loss of this machine loses its messages.")
+DRAINED: Final = FindingKind("drained", "Producers go to the other broker groups; consumers take what is left.")
+INSECURE: Final = FindingKind(
+    "insecure-port", "Whoever reaches the port may read, change and delete everything: only the network keeps strangers out."
+)
+CERTIFICATE_ENDS: Final = FindingKind(
+    "certificate-ends", "After that nobody connects to the server any more. Replacing the files is enough; no restart is needed."
+)
+UNFLUSHED: Final = FindingKind("unflushed", "Flushes are slow or stand still. A power cut of all replicas would take what is not flushed.")
+DISK_FULL: Final = FindingKind("disk-full", "A broker without free space refuses messages; acknowledgements and reads go on.")
+VERSION_DIFFERS: Final = FindingKind(
+    "version-differs", "Expected during an upgrade. Afterwards it means that a server was forgotten, or runs from another image."
+)
+CLOCKS_DIFFER: Final = FindingKind(
+    "clocks-differ", "Due times, retention and the times in reports follow the machines' clocks: NTP keeps them together."
+)
+
+
+def metaserver_findings(now: ClusterSnapshot, limits: Thresholds) -> Iterator[Finding]:
+    """Metaservers, the coordination store as they hear it, and questions that nobody answered."""
+    away = [each for each in now.metaservers if each.failure]
+    severity = Severity.WARNING if now.is_reachable else Severity.CRITICAL
+    for each in away:
+        yield Finding(METASERVER_AWAY, severity, f"metaserver {each.address}", f"does not answer: {each.failure}", STATUS)
+    silent_ms = [each.store_silent_ms for each in now.metaservers if not each.failure]
+    if silent_ms and max(silent_ms) > limits.store_silent_ms:
+        is_all = min(silent_ms) > limits.store_silent_ms
+        who = "every metaserver" if is_all else "a metaserver"
+        what = f"{who} has not heard it for {in_words(max(silent_ms))}"
+        severity = Severity.CRITICAL if is_all else Severity.WARNING
+        yield Finding(STORE_SILENT, severity, "coordination store", what, "etcdctl endpoint health --cluster")
+    for question, reason in sorted(now.missing.items()):
+        yield Finding(NOT_ANSWERED, Severity.WARNING, question.replace("_", " "), f"nobody answered: {reason}", "qmq whoami")
+    offline = {each.broker_group for each in now.broker_groups if each.health == OFFLINE}
+    for group, reason in sorted(now.silent.items()):
+        if group not in offline:
+            yield Finding(NOT_ANSWERED, Severity.WARNING, f"broker group {group}", f"did not answer: {reason}", STATUS)
+
+
+def broker_group_findings(now: ClusterSnapshot, previous: ClusterSnapshot | None, limits: Thresholds) -> Iterator[Finding]:
+    """Broker groups, delay groups and their replicas."""
+    before = {} if previous is None else {each.broker_group: each for each in previous.broker_groups}
+    placed = Counter(name for each in now.subjects for name in (each.route.broker_groups if each.route else each.broker_groups))
+    for group in now.broker_groups:
+        yield from _group_findings(group, before.get(group.broker_group), placed[group.broker_group])
+        for replica in group.replicas:
+            yield from _replica_findings(group, replica, limits)
+
+
+def _group_findings(group: BrokerGroupFacts, before: BrokerGroupFacts | None, subjects: int) -> Iterator[Finding]:
+    about = f"{'delay group' if group.is_delay else 'broker group'} {group.broker_group}"
+    present = [each.replica for each in group.replicas if each.is_present and each.vote == "voter"]
+    if group.health == OFFLINE:
+        what = f"has no master: {len(present)} of {len(group.voters)} voters run, and {len(group.voters) // 2 + 1} are needed"
+        what += f"; subjects that live there: {subjects:,}" if subjects else ""
+        yield Finding(NO_MASTER, Severity.CRITICAL, about, what, f"{STATUS} --watch")
+    elif before is not None and before.epoch and group.epoch > before.epoch:
+        what = f"its mastership went from {before.master or 'nobody'} to {group.master} a moment ago (epoch {group.epoch})"
+        yield Finding(MASTER_CHANGED, Severity.NOTICE, about, what, f"{STATUS} --watch")
+    if len(group.voters) == 1:
+        yield Finding(ONE_VOTER, Severity.NOTICE, about, "has one voter", f"qmq replica add {group.broker_group} NEW-REPLICA")
+    if group.mode == "read-only":
+        yield Finding(DRAINED, Severity.NOTICE, about, "is drained: it takes no new messages", f"qmq broker resume {group.broker_group}")
+
+
+def _replica_findings(group: BrokerGroupFacts, replica: ReplicaFacts, limits: Thresholds) -> Iterator[Finding]:
+    about = f"replica {replica.replica} of {group.broker_group}"
+    if replica.role is None:
+        if replica.vote != "none" or replica.is_present:
+            yield Finding(REPLICA_AWAY, Severity.WARNING, about, _absence(group, replica), f"{STATUS} --watch")
+        return
+    if not replica.is_whole:
+        yield Finding(REPLICA_INCOMPLETE, Severity.WARNING, about, "may lack entries that it acknowledged", f"{STATUS} --watch")
+    if replica.replica == group.master:
+        if replica.role == "master" and not replica.is_serving:
+            yield Finding(MASTER_NOT_SERVING, Severity.WARNING, about, "is master, and serves nobody yet", f"{STATUS} --watch")
+        return
+    behind = replica.lag_entries or 0
+    if (replica.silent_ms or 0) > limits.replica_silent_ms:
+        what = f"its master has not heard it for {in_words(replica.silent_ms or 0)}"
+        yield Finding(REPLICA_BEHIND, Severity.WARNING, about, what, f"{STATUS} --watch")
+    elif behind > limits.replica_lag_entries:
+        what = f"lacks {behind:,} entries of its master's log"
+        yield Finding(REPLICA_BEHIND, Severity.WARNING, about, what, f"{STATUS} --watch")
+
+
+def _absence(group: BrokerGroupFacts, replica: ReplicaFacts) -> str:
+    what = f"runs, and does not answer at {replica.control_address}"
+    if not replica.is_present:
+        what = "does not run, or does not reach the coordination store"
+    answering = sum(each.role is not None and each.vote == "voter" for each in group.replicas)
+    if group.health != OFFLINE and replica.vote == "voter" and answering <= len(group.voters) // 2 + 1:
+        what += f"; if one voter more is lost, {group.broker_group} stands still"
+    return what
+
+
+def machine_findings(now: ClusterSnapshot, limits: Thresholds) -> Iterator[Finding]:
+    """Disks, flushes, exposure, certificates, versions and clocks of all processes that answered."""
+    replicas = [each for group in now.broker_groups for each in group.replicas]
+    for each in replicas:
+        if each.storage is not None:
+            yield from _storage_findings(f"replica {each.replica}", each.storage, limits)
+    processes = {f"metaserver {each.address}": each.process for each in now.metaservers}
+    processes |= {f"replica {each.replica}": each.process for each in replicas}
+    known = {about: process for about, process in processes.items() if process is not None}
+    for about, process in known.items():
+        yield from _process_findings(about, process, limits)
+    yield from _version_findings(known)
+    yield from _clock_findings(now, replicas, limits)
+
+
+def _storage_findings(about: str, storage: StorageFacts, limits: Thresholds) -> Iterator[Finding]:
+    free, reserved = storage.disk_free_bytes, storage.disk_reserved_bytes
+    if free <= limits.disk_reserves * reserved:
+        is_full = free <= reserved
+        state = "refuses messages" if is_full else "is nearly full"
+        what = f"{state}: {size_in_words(free)} are free, and {size_in_words(reserved)} stay reserved"
+        severity = Severity.CRITICAL if is_full else Severity.WARNING
+        yield Finding(DISK_FULL, severity, about, what, "qmq subject list")
+    if storage.unflushed_age_ms > limits.unflushed_age_ms:
+        what = f"{size_in_words(storage.unflushed_bytes)} are not flushed, the oldest for {in_words(storage.unflushed_age_ms)}"
+        yield Finding(UNFLUSHED, Severity.WARNING, about, what, f"{STATUS} --watch")
+
+
+def _process_findings(about: str, process: ProcessFacts, limits: Thresholds) -> Iterator[Finding]:
+    if process.is_insecure:
+        what = "listens beyond its machine without asking for certificates (--insecure)"
+        yield Finding(INSECURE, Severity.WARNING, about, what, "qmq cert cluster --help")
+    left_ms = process.certificate_left_ms
+    if left_ms is not None and left_ms < limits.certificate_notice_ms:
+        what = f"its certificate ended {in_words(-left_ms)} ago" if left_ms <= 0 else f"its certificate ends in {in_words(left_ms)}"
+        severity = Severity.WARNING if left_ms < limits.certificate_warning_ms else Severity.NOTICE
+        yield Finding(CERTIFICATE_ENDS, Severity.CRITICAL if left_ms <= 0 else severity, about, what, "qmq cert cluster --renew")
+
+
+def _version_findings(processes: dict[str, ProcessFacts]) -> Iterator[Finding]:
+    """Servers whose version most others do not have; one that does not say its version is older than all that do."""
+    counts = Counter(each.version for each in processes.values())
+    if len(counts) < 2:
+        return
+    usual, _ = max(counts.items(), key=lambda item: (item[1], item[0]))
+    for about, process in processes.items():
+        if process.version != usual:
+            what = f"runs version {process.version or 'unknown'}; most servers run {usual or 'an older one that does not say which'}"
+            yield Finding(VERSION_DIFFERS, Severity.NOTICE, about, what, f"{STATUS} --json")
+
+
+def _clock_findings(now: ClusterSnapshot, replicas: list[ReplicaFacts], limits: Thresholds) -> Iterator[Finding]:
+    """A machine's clock against the middle one of all. They were read within a second: less than that says nothing."""
+    told = {f"replica {each.replica}": each.time_ms for each in replicas if each.time_ms}
+    if len(told) > 1:
+        middle = sorted(told.values())[len(told) // 2]
+        for about, time_ms in told.items():
+            if abs(time_ms - middle) > limits.clock_ms:
+                side = "ahead of" if time_ms > middle else "behind"
+                what = f"its clock is {in_words(abs(time_ms - middle))} {side} the others"
+                yield Finding(CLOCKS_DIFFER, Severity.WARNING, about, what, "timedatectl timesync-status")
+    for delay in now.delay_groups:
+        if abs(delay.clock_step_ms) > limits.clock_ms:
+            side = "ahead of" if delay.clock_step_ms > 0 else "behind"
+            what = f"its master's clock is {in_words(abs(delay.clock_step_ms))} {side} the time that the group keeps"
+            yield Finding(CLOCKS_DIFFER, Severity.WARNING, f"delay group {delay.group}", what, "timedatectl timesync-status")

@@ -1,0 +1,469 @@
+"""Each finding, on a snapshot in which one thing is not as it should be; and none where all is well."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from snapshots import (
+    NOW_MS,
+    PROCESS,
+    STORAGE,
+    WELL,
+    broker_group,
+    changed,
+    dead_letters,
+    delay_group,
+    earlier,
+    group,
+    queue,
+    replica,
+    route,
+    with_replica,
+)
+from typer.main import get_command
+
+from qmq.cli.app import app
+from qmq.operations.cluster_snapshot import (
+    ClusterSnapshot,
+    DelayTroubleFacts,
+    GroupProgress,
+    MetaserverFacts,
+    PauseFacts,
+    RouteChangeFacts,
+    StorageFacts,
+    SubjectFacts,
+)
+from qmq.operations.finding import Finding, Severity, Thresholds, in_words, size_in_words
+from qmq.operations.findings import KINDS, findings, folded, worst
+
+ROOT = Path(__file__).resolve().parents[3]
+NOTICE, WARNING, CRITICAL = Severity.NOTICE, Severity.WARNING, Severity.CRITICAL
+STUCK = RouteChangeFacts("split", 2, "sealed", NOW_MS - 200_000)
+UNHELD = group("orders", "billing", progress=(GroupProgress(7, "g1", 0, 5, 1_000, is_unheld=True),))
+OLD_UNFLUSHED = StorageFacts(STORAGE.disk_free_bytes, STORAGE.disk_reserved_bytes, 1, 2_000_000, 95_000)
+LOST = broker_group("g1", replica("g1-a"), replica("g1-b", None, is_present=False), replica("g1-c", None, is_present=False))
+
+Case = tuple[ClusterSnapshot, ClusterSnapshot | None, str, Severity, str]
+CASES: dict[str, Case] = {
+    "a metaserver of two": (
+        changed(metaservers=(WELL.metaservers[0], MetaserverFacts("meta1:20880", "connection refused"))),
+        None,
+        "metaserver-away",
+        WARNING,
+        "metaserver meta1:20880 does not answer: connection refused",
+    ),
+    "all metaservers": (
+        ClusterSnapshot(NOW_MS, 0, (MetaserverFacts("meta0:20880", "timed out"),)),
+        None,
+        "metaserver-away",
+        CRITICAL,
+        "metaserver meta0:20880 does not answer: timed out",
+    ),
+    "etcd for one metaserver": (
+        changed(metaservers=(replace(WELL.metaservers[0], store_silent_ms=42_000), WELL.metaservers[1])),
+        None,
+        "store-silent",
+        WARNING,
+        "coordination store a metaserver has not heard it for 42 s",
+    ),
+    "etcd for all": (
+        changed(metaservers=(replace(WELL.metaservers[0], store_silent_ms=42_000),)),
+        None,
+        "store-silent",
+        CRITICAL,
+        "coordination store every metaserver has not heard it for 42 s",
+    ),
+    "a question without an answer": (
+        changed(missing={"dead_letters": "op:bob may not describe the cluster"}),
+        None,
+        "not-answered",
+        WARNING,
+        "dead letters nobody answered: op:bob may not describe the cluster",
+    ),
+    "a master that hangs": (
+        changed(silent={"g2": "timed out"}),
+        None,
+        "not-answered",
+        WARNING,
+        "broker group g2 did not answer: timed out",
+    ),
+    "no majority": (
+        changed(broker_groups=(LOST, broker_group("g2"))),
+        None,
+        "no-master",
+        CRITICAL,
+        "broker group g1 has no master: 1 of 3 voters run, and 2 are needed; subjects that live there: 2",
+    ),
+    "a replica that does not run": (
+        with_replica(role=None, is_present=False),
+        None,
+        "replica-away",
+        WARNING,
+        "replica g1-c of g1 does not run, or does not reach the coordination store; if one voter more is lost, g1 stands still",
+    ),
+    "a replica that hangs": (
+        with_replica(role=None, vote="learner"),
+        None,
+        "replica-away",
+        WARNING,
+        "replica g1-c of g1 runs, and does not answer at g1-c:20882",
+    ),
+    "a replica behind": (
+        with_replica(lag_entries=50_000),
+        None,
+        "replica-behind",
+        WARNING,
+        "replica g1-c of g1 lacks 50,000 entries of its master's log",
+    ),
+    "a replica cut off from its master": (
+        with_replica(silent_ms=61_000),
+        None,
+        "replica-behind",
+        WARNING,
+        "replica g1-c of g1 its master has not heard it for 1 min 1 s",
+    ),
+    "a replica that lost its tail": (
+        with_replica(is_whole=False),
+        None,
+        "replica-incomplete",
+        WARNING,
+        "replica g1-c of g1 may lack entries that it acknowledged",
+    ),
+    "a master that waits": (
+        changed(broker_groups=(broker_group("g1", replica("g1-a", "master", is_serving=False), replica("g1-b"), replica("g1-c")),)),
+        None,
+        "master-not-serving",
+        WARNING,
+        "replica g1-a of g1 is master, and serves nobody yet",
+    ),
+    "an election": (
+        changed(broker_groups=(broker_group("g1", epoch=4), broker_group("g2"))),
+        earlier(),
+        "master-changed",
+        NOTICE,
+        "broker group g1 its mastership went from g1-a to g1-a a moment ago (epoch 4)",
+    ),
+    "one replica": (
+        changed(broker_groups=(broker_group("g1", replica("g1-a", "master")),)),
+        None,
+        "one-voter",
+        NOTICE,
+        "broker group g1 has one voter",
+    ),
+    "a drained group": (
+        changed(broker_groups=(broker_group("g1", mode="read-only"), broker_group("g2"))),
+        None,
+        "drained",
+        NOTICE,
+        "broker group g1 is drained: it takes no new messages",
+    ),
+    "an insecure port": (
+        with_replica(process=replace(PROCESS, is_insecure=True)),
+        None,
+        "insecure-port",
+        WARNING,
+        "replica g1-c listens beyond its machine without asking for certificates (--insecure)",
+    ),
+    "a certificate in three weeks": (
+        with_replica(process=replace(PROCESS, certificate_left_ms=21 * 86_400_000)),
+        None,
+        "certificate-ends",
+        NOTICE,
+        "replica g1-c its certificate ends in 21 d",
+    ),
+    "a certificate in two days": (
+        with_replica(process=replace(PROCESS, certificate_left_ms=2 * 86_400_000)),
+        None,
+        "certificate-ends",
+        WARNING,
+        "replica g1-c its certificate ends in 2 d",
+    ),
+    "a certificate that ended": (
+        with_replica(process=replace(PROCESS, certificate_left_ms=-7_200_000)),
+        None,
+        "certificate-ends",
+        CRITICAL,
+        "replica g1-c its certificate ended 2 h ago",
+    ),
+    "a disk that does not flush": (
+        with_replica(storage=OLD_UNFLUSHED),
+        None,
+        "unflushed",
+        WARNING,
+        "replica g1-c 1.91 MiB are not flushed, the oldest for 1 min 35 s",
+    ),
+    "a disk nearly full": (
+        with_replica(storage=replace(STORAGE, disk_free_bytes=200 << 20)),
+        None,
+        "disk-full",
+        WARNING,
+        "replica g1-c is nearly full: 200 MiB are free, and 64 MiB stay reserved",
+    ),
+    "a full disk": (
+        with_replica(storage=replace(STORAGE, disk_free_bytes=10 << 20)),
+        None,
+        "disk-full",
+        CRITICAL,
+        "replica g1-c refuses messages: 10 MiB are free, and 64 MiB stay reserved",
+    ),
+    "a version that was forgotten": (
+        with_replica(process=replace(PROCESS, version="0.0.9")),
+        None,
+        "version-differs",
+        NOTICE,
+        "replica g1-c runs version 0.0.9; most servers run 0.1.0",
+    ),
+    "a clock that is wrong": (
+        with_replica(time_ms=NOW_MS + 90_000),
+        None,
+        "clocks-differ",
+        WARNING,
+        "replica g1-c its clock is 1 min 30 s ahead of the others",
+    ),
+    "a delay group whose clock jumped": (
+        changed(delay_groups=(delay_group(clock_step_ms=-5_000),)),
+        None,
+        "clocks-differ",
+        WARNING,
+        "delay group d1 its master's clock is 5 s behind the time that the group keeps",
+    ),
+    "a subject on one group": (
+        changed(subjects=(SubjectFacts("flights", "", ("g2",), (queue("g2"),)),)),
+        None,
+        "one-broker-group",
+        NOTICE,
+        "subject flights lives on g2 only",
+    ),
+    "an ordered subject on one group": (
+        changed(subjects=(SubjectFacts("orders", "strict", ("g1", "g2"), (), route("g1")),)),
+        None,
+        "one-broker-group",
+        NOTICE,
+        "subject orders lives on g1 only",
+    ),
+    "a split that hangs": (
+        changed(subjects=(SubjectFacts("orders", "strict", ("g1", "g2"), (), route("g1", "g2", change=STUCK)),)),
+        None,
+        "route-change-stuck",
+        WARNING,
+        "subject orders its split to version 2 has been sealed for 3 min 20 s",
+    ),
+    "a group that lags": (
+        changed(groups=(group(lag=900, lag_ms=400_000),)),
+        None,
+        "group-lags",
+        WARNING,
+        "group ops of flights is behind: 900 messages, the oldest 6 min 40 s old",
+    ),
+    "a group that lags more and more": (
+        changed(groups=(group(lag=900, lag_ms=400_000),)),
+        earlier(groups=(group(lag=100, lag_ms=300_000),)),
+        "group-lags",
+        WARNING,
+        "group ops of flights is behind: 900 messages, the oldest 6 min 40 s old; it grows by 400 messages/s",
+    ),
+    "a group that catches up": (
+        changed(groups=(group(lag=900, lag_ms=400_000),)),
+        earlier(groups=(group(lag=1_000, lag_ms=400_000),)),
+        "group-lags",
+        NOTICE,
+        "group ops of flights is behind: 900 messages, the oldest 6 min 40 s old; it shrinks by 50 messages/s and will be gone in 18 s",
+    ),
+    "a group without consumers": (
+        changed(groups=(group(lag=5, lag_ms=120_000, consumers=0),)),
+        None,
+        "no-consumers",
+        WARNING,
+        "group ops of flights has no consumers, and 5 messages, the oldest 2 min old wait",
+    ),
+    "a paused group": (
+        changed(
+            groups=(group(lag=5, lag_ms=900_000, consumers=0, is_paused=True),),
+            pauses=(PauseFacts("group", "*", "ops", "", NOW_MS - 3_600_000, "release 41"),),
+        ),
+        None,
+        "group-paused",
+        NOTICE,
+        "group ops of flights is paused for 1 h (release 41); 5 messages, the oldest 15 min old wait",
+    ),
+    "a lane that nobody holds": (
+        changed(groups=(UNHELD,)),
+        earlier(groups=(UNHELD,)),
+        "lanes-unheld",
+        WARNING,
+        "group billing of orders no consumer holds partition 7, where messages wait",
+    ),
+    "retention that was faster": (
+        changed(groups=(group(progress=(GroupProgress(0, "g1", 10, 0, 0, skipped_messages=3_000),)),)),
+        None,
+        "retention-overtook",
+        WARNING,
+        "group ops of flights retention deleted 3,000 messages before it came to them",
+    ),
+    "retries that were too late": (
+        changed(groups=(group(expired_messages=7),)),
+        earlier(groups=(group(expired_messages=4),)),
+        "messages-expired",
+        WARNING,
+        "group ops of flights retention took 3 messages that waited for another attempt",
+    ),
+    "messages that cannot die": (
+        changed(groups=(group(dying_messages=2),)),
+        earlier(groups=(group(dying_messages=1),)),
+        "dying-messages",
+        WARNING,
+        "group ops of flights 2 messages are on their way to its dead-letter queue, and do not arrive",
+    ),
+    "old dead letters": (
+        changed(dead_letters=(dead_letters(3),)),
+        earlier(dead_letters=(dead_letters(3),)),
+        "dead-letters",
+        NOTICE,
+        "dead letters of ops 3 dead letters wait; the newest came 1 d ago",
+    ),
+    "more dead letters": (
+        changed(dead_letters=(dead_letters(5),)),
+        earlier(dead_letters=(dead_letters(3),)),
+        "dead-letters",
+        WARNING,
+        "dead letters of ops 5 dead letters wait; the newest came 1 d ago",
+    ),
+    "a recent dead letter": (
+        changed(dead_letters=(dead_letters(1, newest_ago_ms=30_000),)),
+        None,
+        "dead-letters",
+        WARNING,
+        "dead letters of ops 1 dead letters wait; the newest came 30 s ago",
+    ),
+    "parked keys": (
+        changed(groups=(group("orders", "billing", parked_keys=2, parked_messages=17),)),
+        None,
+        "parked-keys",
+        WARNING,
+        "group billing of orders has 2 parked keys with 17 messages",
+    ),
+    "late deliveries": (
+        changed(delay_groups=(delay_group(lateness_p99_ms=12_000),)),
+        None,
+        "delay-behind",
+        WARNING,
+        "delay group d1 delivers late: one message in a hundred by 12 s or more in the last minute",
+    ),
+    "a schedule that is loaded late": (
+        changed(delay_groups=(delay_group(horizon_ms=NOW_MS - 60_000),)),
+        None,
+        "delay-behind",
+        WARNING,
+        "delay group d1 loads its schedule 1 min behind the clock",
+    ),
+    "due messages that stand still": (
+        changed(delay_groups=(delay_group(waiting=40),)),
+        earlier(delay_groups=(delay_group(waiting=40),)),
+        "delay-behind",
+        WARNING,
+        "delay group d1 40 messages are due, and none was delivered meanwhile",
+    ),
+    "a subject that cannot be delivered to": (
+        changed(delay_groups=(delay_group(troubles=(DelayTroubleFacts("orders", 12, "UnknownSubject"),)),)),
+        None,
+        "delay-trouble",
+        WARNING,
+        "delayed messages of orders 12 due messages cannot be delivered: UnknownSubject",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_what_is_unusual_is_found_once_with_its_severity(case: Case) -> None:
+    snapshot, previous, code, severity, text = case
+    of_kind = [each for each in findings(snapshot, previous) if each.code == code]
+    assert [(each.severity, f"{each.about} {each.what}") for each in of_kind] == [(severity, text)]
+
+
+def test_every_kind_of_finding_has_a_case() -> None:
+    assert {code for _, _, code, _, _ in CASES.values()} == {each.code for each in KINDS}
+    assert len({each.code for each in KINDS}) == len(KINDS)
+
+
+def test_nothing_is_found_where_all_is_well() -> None:
+    assert findings(WELL) == ()
+    assert findings(WELL, earlier()) == ()
+    assert worst(()) is None
+
+
+def test_a_replica_that_left_its_group_is_not_missed() -> None:
+    assert findings(with_replica(role=None, vote="none", is_present=False)) == ()
+
+
+def test_the_worst_comes_first() -> None:
+    many = changed(broker_groups=(LOST, broker_group("g2", mode="read-only")), dead_letters=(dead_letters(1, newest_ago_ms=1_000),))
+    found = [each.severity for each in findings(many)]
+    assert found == sorted(found, reverse=True)
+    assert {NOTICE, WARNING, CRITICAL} == set(found)
+    assert worst(findings(many)) is CRITICAL
+
+
+def test_every_next_command_is_one_that_there_is() -> None:
+    for snapshot, previous, *_ in CASES.values():
+        for each in findings(snapshot, previous):
+            name, *rest = each.command.split()
+            if name != "qmq":
+                assert name in ("etcdctl", "timedatectl")
+                continue
+            command = get_command(app)
+            while rest and rest[0] in getattr(command, "commands", {}):
+                command, rest = command.commands[rest[0]], rest[1:]
+            known = {option for parameter in command.params for option in parameter.opts} | {"--help"}
+            assert not getattr(command, "commands", {}) or command.invoke_without_command, each.command
+            assert {word for word in rest if word.startswith("--")} <= known, each.command
+
+
+def test_limits_are_the_operators() -> None:
+    lagging = changed(groups=(group(lag=10, lag_ms=400_000),))
+    assert findings(lagging, limits=Thresholds(lag_ms=500_000)) == ()
+    assert findings(lagging, limits=Thresholds(lag_ms=100_000))
+
+
+def test_many_of_one_kind_are_folded_into_a_line() -> None:
+    groups = tuple(group(f"s{number}", lag=9, lag_ms=400_000) for number in range(12))
+    found = findings(changed(groups=groups, dead_letters=(dead_letters(),)))
+    shown = folded(found)
+    assert [each.about for each in shown][4:6] == ["group ops of s2", "7 more"]
+    assert [each.code for each in shown].count("group-lags") == 6
+    assert [each.code for each in shown].count("dead-letters") == 1
+    assert folded(found[:5]) == found[:5]
+
+
+def test_a_finding_is_json_with_all_that_people_see() -> None:
+    (found,) = findings(with_replica(is_whole=False))
+    assert isinstance(found, Finding)
+    assert found.as_json() == {
+        "code": "replica-incomplete",
+        "severity": "warning",
+        "about": "replica g1-c of g1",
+        "what": "may lack entries that it acknowledged",
+        "why": found.why,
+        "command": "qmq cluster status --watch",
+    }
+
+
+@pytest.mark.parametrize(
+    ("duration_ms", "text"),
+    [(0, "0 ms"), (999, "999 ms"), (1_000, "1 s"), (59_999, "59 s"), (200_000, "3 min 20 s"), (3_600_000, "1 h"), (190_800_000, "2 d 5 h")],
+)
+def test_durations_are_told_in_their_largest_unit(duration_ms: int, text: str) -> None:
+    assert in_words(duration_ms) == text
+
+
+@pytest.mark.parametrize(("size", "text"), [(0, "0 bytes"), (2048, "2 KiB"), (64 << 20, "64 MiB"), (5 << 50, "5.12e+03 TiB")])
+def test_sizes_are_told_in_binary_units(size: int, text: str) -> None:
+    assert size_in_words(size) == text
+
+
+def test_the_page_lists_every_finding_with_its_reason() -> None:
+    page = (ROOT / "docs" / "OPERATIONS.md").read_text()
+    rows = dict(re.findall(r"^\| `([a-z-]+)` \| .* \| (.+) \|$", page, re.MULTILINE))
+    assert rows == {each.code: each.why for each in KINDS}
