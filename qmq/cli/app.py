@@ -32,12 +32,13 @@ from qmq.cli import (
     protect_etcd,
     replica,
     route,
+    settings,
     spark,
     subject,
     why,
 )
+from qmq.cli.added_options import add_options
 from qmq.cli.output import fail
-from qmq.cli.wide import widen
 from qmq.errors import QmqError
 from qmq.security.contexts import environment_of
 
@@ -69,6 +70,7 @@ app.add_typer(acl.roles, name="role")
 app.add_typer(acl.users, name="user")
 app.add_typer(acl.quotas, name="quota")
 app.add_typer(named_clusters.app, name="context")
+app.command("config")(settings.config)
 app.command("whoami")(acl.whoami)
 app.add_typer(cluster.app, name="cluster")
 app.add_typer(replica.app, name="replica")
@@ -80,14 +82,15 @@ app.command("spark", context_settings=spark.CONTEXT)(spark.spark)
 @app.callback(invoke_without_command=True)
 def root(invoked: typer.Context, version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
     """QMQ: a distributed message broker."""
+    invoked.meta[settings.GIVEN] = dict(os.environ)
     try:
         os.environ.update(environment_of(uses_current=True))
     except (OSError, QmqError) as failure:
-        if invoked.invoked_subcommand != "context":
+        if invoked.invoked_subcommand not in ("context", "config"):
             fail(failure)
     if version:
         typer.echo(qmq.__version__)
         raise typer.Exit
 
 
-widen(app)
+add_options(app)

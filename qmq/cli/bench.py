@@ -14,10 +14,12 @@ import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 import qmq
+from qmq.cli.known_names import require_subject
 from qmq.cli.output import SERVER, Json, Server, errors, run, show
 from qmq.errors import InvalidArgument
 
 if TYPE_CHECKING:
+    from qmq.client.consumer import Consumer
     from qmq.client.message import Message
 
 app = typer.Typer(no_args_is_help=True, help="Measure a cluster from here: pub, sub, latency.")
@@ -142,28 +144,34 @@ async def _pub(server: str, subject: str, messages: int, size: int, batch: int, 
 
 
 async def _sub(server: str, subject: str, messages: int, group: str, each: bool, quiet: bool) -> Throughput:
-    async with qmq.connect(server) as mq, mq.consumer(subject, group) as consumer:
-        with _bar(quiet) as bar:
-            task, count, size = bar.add_task("consuming", total=messages), 0, 0
-            begin, cpu_s = 0.0, 0.0
+    async with qmq.connect(server, create_subjects=False) as mq:
+        await require_subject(mq, subject)
+        async with mq.consumer(subject, group) as consumer:
+            return await _consumed(consumer, messages, each, quiet)
 
-            def took(found: int, first: Message) -> bool:
-                nonlocal count, size, begin, cpu_s
-                if not count:
-                    begin, cpu_s, size = time.perf_counter(), _cpu_s(), len(first.body)
-                count += found
-                bar.update(task, completed=count)
-                return count >= messages
 
-            if each:
-                async for message in consumer:
-                    if took(1, message):
-                        break
-            else:
-                async for batch in consumer.batches():
-                    if took(len(batch), next(iter(batch))):
-                        break
-        return Throughput(count, size, time.perf_counter() - begin, _cpu_s() - cpu_s)
+async def _consumed(consumer: Consumer, messages: int, each: bool, quiet: bool) -> Throughput:
+    with _bar(quiet) as bar:
+        task, count, size = bar.add_task("consuming", total=messages), 0, 0
+        begin, cpu_s = 0.0, 0.0
+
+        def took(found: int, first: Message) -> bool:
+            nonlocal count, size, begin, cpu_s
+            if not count:
+                begin, cpu_s, size = time.perf_counter(), _cpu_s(), len(first.body)
+            count += found
+            bar.update(task, completed=count)
+            return count >= messages
+
+        if each:
+            async for message in consumer:
+                if took(1, message):
+                    break
+        else:
+            async for batch in consumer.batches():
+                if took(len(batch), next(iter(batch))):
+                    break
+    return Throughput(count, size, time.perf_counter() - begin, _cpu_s() - cpu_s)
 
 
 async def _latency(server: str, subject: str, rate: int, seconds: float, size: int) -> list[int]:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 
 import qmq
+from qmq.cli.known_names import require_subject
 from qmq.cli.output import SERVER, Json, Server, run
 from qmq.errors import InvalidArgument, OrderMismatch
 from qmq.printable import visible
@@ -52,7 +53,8 @@ class Form(NamedTuple):
 
 async def _consume(server: str, subject: str, group: str, count: int, idle_s: float, start: str, tags: list[str], form: Form) -> None:
     """Which kind of subject it is, its broker says at the first pull."""
-    async with qmq.connect(server) as mq:
+    async with qmq.connect(server, create_subjects=False) as mq:
+        await require_subject(mq, subject)  # the client itself waits for a subject that is to come
         try:
             await _consume_unordered(mq, subject, group, count, idle_s, start, tags, form)
         except OrderMismatch:

@@ -11,6 +11,7 @@ import typer
 import qmq
 from qmq.cli import delay_role
 from qmq.cli.delay_view import list_table, message_facts, message_view, moment, row_facts, stats_facts, stats_view
+from qmq.cli.known_names import require_subject
 from qmq.cli.output import SERVER, DryRun, Json, Server, console, errors, run, show, tell_silent
 from qmq.cli.route import emit
 from qmq.cli.times import parse_duration, parse_when
@@ -56,6 +57,8 @@ async def _list(server: str, subject: str, start: str | None, end: str | None, l
     async with qmq.connect(server) as mq:
         silent: dict[str, str] = {}
         found = [each async for each in mq.delayed.list(subject, first, last, limit + 1, silent=silent)]
+        if not found:
+            await require_subject(mq, subject)
         return Partial(found, silent)
 
 

@@ -15,6 +15,7 @@ from rich.progress import Progress
 
 import qmq
 from qmq.cli import parked
+from qmq.cli.known_names import require_group
 from qmq.cli.output import SERVER, DryRun, Json, Server, console, fail, run, show, time_text
 from qmq.client.dead_letters import Choose, DeadLetter
 from qmq.client.partial import Partial
@@ -70,6 +71,8 @@ def list_letters(
 async def _queues(server: str, group: str) -> Partial[tuple[Any, ...]]:
     async with qmq.connect(server) as mq:
         found = await mq.metadata.dead_letter_queues(group)
+        if not found and not found.silent:
+            await require_group(mq, group)
     rows = [(each.group, each.broker_group, each.messages, each.waiting, time_text(each.newest_ms), each.oldest_ago_ms) for each in found]
     return Partial(rows, found.silent)
 
@@ -94,7 +97,10 @@ def show_letters(
 
     async def _show() -> list[DeadLetter]:
         async with qmq.connect(server) as mq:
-            return await mq.dead_letters(words[0]).show(most or 1_000_000, choose)
+            letters = await mq.dead_letters(words[0]).show(most or 1_000_000, choose)
+            if not letters:
+                await require_group(mq, words[0])
+            return letters
 
     found = run(_show())
     if as_json or ids:
@@ -155,6 +161,8 @@ async def _done(server: str, group: str, choose: Choose, most: int, is_replay: b
         if dry_run:
             return len(await letters.show(most or 1_000_000, choose))
         waiting = sum(each.waiting for each in await letters.describe())
+        if not waiting:
+            await require_group(mq, group)
         with Progress(console=console, disable=is_quiet or not console.is_terminal) as progress:
             bar = progress.add_task("replaying" if is_replay else "purging", total=min(most, waiting) if most else waiting)
             work = letters.replay if is_replay else letters.purge
@@ -236,6 +244,9 @@ def delete(
 
     async def _delete() -> int:
         async with qmq.connect(server) as mq:
-            return await mq.metadata.delete_dead_letters(group)
+            count = await mq.metadata.delete_dead_letters(group)
+            if not count:
+                await require_group(mq, group)
+            return count
 
     show("deleted", ("group", "queues"), [(group, run(_delete()))], as_json=as_json)

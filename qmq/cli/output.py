@@ -15,6 +15,7 @@ from rich.markup import escape
 from rich.segment import Segment
 from rich.text import Text
 
+from qmq.cli.nearest import hint
 from qmq.cli.table import LineTable, Time
 from qmq.errors import CallerError, CoordinationUnavailable, QmqError, Unavailable
 from qmq.event_loop import loop_factory
@@ -88,8 +89,11 @@ def tell_silent(silent: Mapping[str, str]) -> None:
 
 
 def fail(failure: BaseException) -> NoReturn:
-    """Print an error and leave: 2 the call was wrong, 3 nobody answers, 1 all else."""
+    """Print an error, with the nearest name for one that is unknown, and leave: 2 the call was wrong, 3 nobody answers, 1 all else."""
     errors.print(f"[red]error:[/red] {escape(str(failure))}", highlight=False, soft_wrap=True)
+    more = hint(failure)
+    if more:
+        errors.print(more, highlight=False, markup=False, soft_wrap=True)
     if isinstance(failure, CallerError):
         raise typer.Exit(EXIT_CALLER)
     raise typer.Exit(EXIT_UNAVAILABLE if isinstance(failure, Unavailable | CoordinationUnavailable) else EXIT_FAILED)

@@ -1,0 +1,82 @@
+"""Names that a cluster has: subjects and consumer groups, for hints and for completion. What cannot be had quickly is left out."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+import qmq
+from qmq.errors import QmqError, UnknownGroup, UnknownSubject
+
+PATIENCE_S: Final = 2.0
+"""Nobody waits longer than this for a hint."""
+
+
+def subject_names(server: str) -> list[str]:
+    """All subjects; none if the cluster does not say so in time."""
+    return _asked(server, _subjects)
+
+
+def group_names(server: str, subject: str = "") -> list[str]:
+    """The groups that consumed a subject, or any subject; none if the cluster does not say so in time."""
+
+    async def groups(mq: qmq.Client) -> list[str]:
+        return await groups_of(mq, subject)
+
+    return _asked(server, groups)
+
+
+def broker_group_names(server: str) -> list[str]:
+    """All broker groups and delay groups; none if the cluster does not say so in time."""
+
+    async def groups(mq: qmq.Client) -> list[str]:
+        return [each.broker_group for each in (await mq.metadata.cluster()).groups]
+
+    return _asked(server, groups)
+
+
+async def groups_of(mq: qmq.Client, subject: str = "") -> list[str]:
+    """The groups that consumed a subject, or any subject. Raises QmqError."""
+    found = await mq.metadata.list_subjects(subject)
+    ordered = [each.settings.name for each in found if each.settings.order and subject in ("", each.settings.name)]
+    names = {each.group for each in await mq.metadata.describe_groups(subject)} if subject not in ordered else set()
+    for name in ordered:
+        names |= {each.group for each in (await mq.metadata.describe_route(name)).groups}
+    names |= {each.group for each in await mq.metadata.dead_letter_queues("")} if not subject else set()
+    return sorted(names)
+
+
+async def require_subject(mq: qmq.Client, subject: str) -> None:
+    """For a command that found nothing of a subject. Raises UnknownSubject if the cluster says that there is none."""
+    if subject and subject not in await _or_none(_subjects(mq, subject), subject):
+        raise UnknownSubject(f"there is no subject {subject!r}: `qmq subject list` shows all")
+
+
+async def require_group(mq: qmq.Client, group: str) -> None:
+    """The same for a group. Raises UnknownGroup if it never consumed anything and has no dead letters."""
+    if group and group not in await _or_none(groups_of(mq), group):
+        raise UnknownGroup(f"there is no group {group!r}: `qmq group list` shows all")
+
+
+async def _or_none(names: Awaitable[list[str]], name: str) -> list[str]:
+    """The names; this one alone if they cannot be had: then nothing is said against it."""
+    try:
+        return await names
+    except QmqError:
+        return [name]
+
+
+async def _subjects(mq: qmq.Client, prefix: str = "") -> list[str]:
+    return [each.settings.name for each in await mq.metadata.list_subjects(prefix)]
+
+
+def _asked(server: str, ask: Callable[[qmq.Client], Awaitable[list[str]]]) -> list[str]:
+    async def work() -> list[str]:
+        async with asyncio.timeout(PATIENCE_S), qmq.connect(server, create_subjects=False) as mq:
+            return await ask(mq)
+
+    try:
+        return asyncio.run(work())
+    except (QmqError, TimeoutError, OSError):
+        return []

@@ -1,0 +1,108 @@
+"""`qmq config`: what commands would use here, and where each setting comes from.
+
+An argument goes before a variable, a variable before the context, the context before the default (qmq/security/contexts.py).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Final
+
+import typer
+
+from qmq.cli.output import SERVER, Json, fail, show
+from qmq.errors import InvalidArgument, QmqError
+from qmq.security.contexts import CONTEXT_VARIABLE, SERVER_VARIABLE, ContextFile, environment_of
+
+HIDDEN: Final = "(hidden)"
+_SECRETS: Final = ("TOKEN", "PASSWORD", "_DB")
+_CLIENT: Final = (
+    ("server", SERVER_VARIABLE, SERVER),
+    ("context", CONTEXT_VARIABLE, ""),
+    ("tls ca", "QMQ_TLS_CA", ""),
+    ("tls certificate", "QMQ_TLS_CERT", ""),
+    ("tls key", "QMQ_TLS_KEY", ""),
+    ("token file", "QMQ_TOKEN_FILE", ""),
+    ("token", "QMQ_TOKEN", ""),
+    ("state folder", "QMQ_STATE_DIR", ""),
+)
+_COLUMNS: Final = ("setting", "value", "from", "variable")
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One setting: its value, and where that comes from; both empty if nothing is set."""
+
+    name: str
+    value: str
+    origin: str
+    variable: str
+
+    def row(self) -> tuple[str, str, str, str]:
+        """As it is shown: secrets are not."""
+        is_secret = self.value and any(self.variable.endswith(each) for each in _SECRETS)
+        return self.name, HIDDEN if is_secret else self.value, self.origin, self.variable
+
+
+def settings_of(server: str | None, environment: Mapping[str, str], current: str, whole: Mapping[str, str]) -> list[Setting]:
+    """What a client would use. `current` is the context that holds, `whole` the environment with what it stands for. Pure."""
+    found = []
+    for name, variable, default in _CLIENT:
+        if name == "server" and server is not None:
+            found.append(Setting(name, server, "argument", variable))
+        elif variable in environment:
+            found.append(Setting(name, environment[variable], "environment", variable))
+        elif name == "context" and current:
+            found.append(Setting(name, current, "current context", variable))
+        elif variable in whole:
+            found.append(Setting(name, whole[variable], f"context {current}", variable))
+        else:
+            found.append(Setting(name, default, "default" if default else "", variable))
+    return found
+
+
+def other_variables(environment: Mapping[str, str], read_by: Mapping[str, Iterable[str]]) -> list[Setting]:
+    """QMQ_ variables besides, with the commands that read each; one that none reads is most likely misspelt. Pure."""
+    known = {variable for _, variable, _ in _CLIENT}
+    found = []
+    for variable in sorted(each for each in environment if each.startswith("QMQ_") and each not in known):
+        commands = sorted(read_by.get(variable, ()))
+        origin = f"environment, for {', '.join(commands)}" if commands else "environment, but no command reads it"
+        found.append(Setting(variable.removeprefix("QMQ_").lower().replace("_", " "), environment[variable], origin, variable))
+    return found
+
+
+def variables_of(command: Any, name: str = "qmq") -> dict[str, set[str]]:
+    """Which commands read each variable: all below a command of typer's."""
+    found: dict[str, set[str]] = {}
+    for parameter in command.params:
+        given = parameter.envvar or ()
+        for variable in (given,) if isinstance(given, str) else given:
+            found.setdefault(variable, set()).add(name)
+    for word, below in getattr(command, "commands", {}).items():
+        for variable, names in variables_of(below, f"{name} {word}").items():
+            found.setdefault(variable, set()).update(names)
+    return found
+
+
+def config(
+    context: typer.Context,
+    server: Annotated[str | None, typer.Option("--server", "-s", help="As other commands take it: shows that it goes first.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Show the settings that commands use here, and where each comes from: argument, environment, context or default."""
+    environment = context.find_root().meta.get(GIVEN, os.environ)
+    try:
+        whole = environment_of(environment, uses_current=True)
+        current = environment.get(CONTEXT_VARIABLE) or ContextFile.of_user(environment).load()[0]
+    except (OSError, QmqError) as failure:
+        fail(failure if isinstance(failure, QmqError) else InvalidArgument(str(failure)))
+    found = settings_of(server, environment, current, whole)
+    found += other_variables(environment, variables_of(context.find_root().command))
+    show("settings", _COLUMNS, [each.row() for each in found], as_json=as_json)
+
+
+GIVEN: Final = "qmq.environment"
+"""Under this name the root command keeps the environment as it was before a context was put into it."""
