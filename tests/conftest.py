@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
@@ -16,6 +17,11 @@ from support import NodeProcess, node_config, running
 
 from qmq.broker.maintenance import EXIT_FATAL
 from qmq.node.dev_node import Node
+
+# A shell that starts the tests in the background has SIGINT ignored, and processes that tests start would inherit that.
+for each in (signal.SIGINT, signal.SIGQUIT):
+    if signal.getsignal(each) is signal.SIG_IGN:
+        signal.signal(each, signal.default_int_handler if each is signal.SIGINT else signal.SIG_DFL)
 
 settings.register_profile("qmq", deadline=None, max_examples=forms.examples(100), derandomize=False)
 settings.load_profile("qmq")

@@ -6,7 +6,8 @@ import json
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import pytest
 from support import NodeProcess
@@ -32,6 +33,15 @@ def orders(node_process: NodeProcess) -> NodeProcess:
             mq.send("orders", {"total": number * 500}, key=f"k{number % 2}", tags=["new"] if number else [], headers={"by": "shop"})
         mq.send("orders", b"\xff\x00")
     return node_process
+
+
+@contextmanager
+def ending(process: subprocess.Popen[str]) -> Iterator[None]:
+    """Popen's own block waits for the process, also where the test has failed."""
+    try:
+        yield
+    finally:
+        process.kill()
 
 
 def bodies(lines: Sequence[str]) -> list[object]:
@@ -65,7 +75,8 @@ def test_a_wrong_expression_or_subject_says_what_to_do(orders: NodeProcess) -> N
 
 
 def test_tail_shows_the_newest_and_then_what_comes(orders: NodeProcess) -> None:
-    with subprocess.Popen(command(orders, "tail", "orders", "--lines", "2", "--json"), stdout=subprocess.PIPE, text=True) as process:
+    process = subprocess.Popen(command(orders, "tail", "orders", "--lines", "2", "--json"), stdout=subprocess.PIPE, text=True)
+    with process, ending(process):
         assert process.stdout is not None
         assert bodies([process.stdout.readline() for _ in range(2)]) == ['{"total":2000}', None]
         with qmq.blocking.connect(orders.address) as mq:
