@@ -121,7 +121,7 @@ class Consumer:
         self._settler: Settler | None = None
         self._serving: Attachment | None = None
         self._left_of_turn = 0
-        self._is_closed = self._is_paused = self._is_draining = False
+        self._is_closed = self._is_paused = self._is_resting = self._is_draining = False
         self.on_closed: Callable[[], object] | None = None
 
     # --- for the application -------------------------------------------------------------------------------------------
@@ -285,8 +285,15 @@ class Consumer:
 
     def resume(self) -> None:
         """Go on, unless the client is paused as a whole (`Client.pause`)."""
-        self._is_paused = False
+        self._is_paused = self._is_resting = False
         self.look_again()
+
+    def rest(self) -> None:
+        """Pause, and give back to the group, for others, what nobody saw yet: for who asks for messages only now and then, and shall not
+        keep them from others meanwhile. What was handed out stays this consumer's. `resume` ends it.
+        """
+        self._is_paused = self._is_resting = True
+        self.pull_more()
 
     def look_again(self) -> None:
         """The consumer may have been resumed."""
@@ -307,6 +314,9 @@ class Consumer:
         if self._is_draining:
             self.drain()
             return
+        if self._is_resting:
+            for each in self._attachments:
+                each.give_back()
         attachments = self._attachments
         count = 0 if self.is_paused else len(attachments)
         for step in range(count):

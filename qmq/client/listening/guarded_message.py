@@ -77,3 +77,7 @@ class _Ordered:
     def fail(self, message: OrderedMessage, pause_ms: int | None) -> None:
         self._door.check()
         self.settler.fail(message, pause_ms)
+
+    def reject(self, message: OrderedMessage) -> None:
+        self._door.check()
+        self.settler.reject(message)

@@ -61,3 +61,6 @@ class _Ordered:
 
     def fail(self, message: OrderedMessage, pause_ms: int | None) -> None:
         self._call(self._settler.fail, message, pause_ms)
+
+    def reject(self, message: OrderedMessage) -> None:
+        self._call(self._settler.reject, message)

@@ -83,6 +83,12 @@ class KeyDispatcher:
             self._over(message)
         return is_ours
 
+    def rejected(self, message: OrderedMessage) -> bool:
+        """Its key is set aside; False if it was not ours any more."""
+        is_ours = message.lane.core.rejected(message.cell)
+        self._over(message)
+        return is_ours
+
     def put_back(self, message: OrderedMessage) -> None:
         """Its handler was cut off: hand it out again."""
         if message.lane.core.put_back(message.cell):

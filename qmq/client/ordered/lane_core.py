@@ -300,6 +300,13 @@ class LaneCore:
         cell.attempt += 1
         return True
 
+    def rejected(self, cell: Cell) -> bool:
+        """No other try will help: the key is PARKED now. False if the message is not ours any more."""
+        if cell.state is not LaneState.WORKING:
+            return False
+        self._park(cell.key)
+        return True
+
     def put_back(self, cell: Cell) -> bool:
         """The handler never came to an end: the message waits as if it had not been begun. False if it is not ours any more."""
         if cell.state is not LaneState.WORKING:

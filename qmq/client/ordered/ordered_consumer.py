@@ -190,6 +190,27 @@ class OrderedConsumer:
             if self._is_auto:
                 found.ack_later()
 
+    async def take(self, messages_max: int = 32, wait: timedelta = timedelta(seconds=20)) -> list[OrderedMessage]:
+        """Up to `messages_max` messages of different keys, each to be settled by itself; none if there were none for `wait`. Several may be
+        in hand; of a key the next one comes when the one before it is settled. Messages that are in hand count towards `prefetch`.
+
+        Raises as iteration does; InvalidArgument if the consumer reads in bulk.
+        """
+        if messages_max < 1:
+            raise InvalidArgument(f"messages_max is 1 or more, not {messages_max}")
+        found: list[OrderedMessage] = []
+        message = self._next_ready()
+        if message is None:
+            try:
+                async with asyncio.timeout(wait.total_seconds()):
+                    message = await self._next()
+            except TimeoutError:
+                return found
+        while message is not None:
+            found.append(message)
+            message = self._next_ready() if len(found) < messages_max else None
+        return found
+
     async def run(self, handler: Handler, *, concurrency: int = CONCURRENCY) -> None:
         """Call `handler` with every message, up to `concurrency` at once, no two of them of one key. What it returns from is acknowledged;
         if it raises, the message has failed. Returns when the consumer is closed.
@@ -352,6 +373,12 @@ class OrderedConsumer:
     def fail(self, message: OrderedMessage, pause_ms: int | None) -> None:
         """It could not be."""
         self._by_key.failed(message, int(self._loop.time() * 1000), pause_ms)
+        message.lane.worked(is_urgent=True)
+        self._notify()
+
+    def reject(self, message: OrderedMessage) -> None:
+        """No other attempt will help."""
+        self._by_key.rejected(message)
         message.lane.worked(is_urgent=True)
         self._notify()
 

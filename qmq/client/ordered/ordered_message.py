@@ -53,6 +53,10 @@ class LaneSettler(Protocol):
         """It could not be."""
         ...
 
+    def reject(self, message: OrderedMessage) -> None:
+        """It never can be."""
+        ...
+
 
 class LaneMessage(StoredMessage):
     """One message of an ordered subject, and where it was read.
@@ -165,3 +169,13 @@ class OrderedMessage(LaneMessage):
                 log.warning("%r failed: %s", self, text)
             self.is_settled = True
             self._settler.fail(self, pause_ms)
+
+    def reject(self, error: str | BaseException = "") -> None:
+        """It failed, and no other attempt will help: its key is set aside at once, with everything that follows for it, whatever the
+        consumer does about failures. `qmq dlq` shows and replays it. `error` is logged. Raises InvalidArgument.
+        """
+        text = error_text(error)
+        if not self.is_settled:
+            log.warning("%r was rejected, and its key is set aside: %s", self, text or "no reason given")
+            self.is_settled = True
+            self._settler.reject(self)

@@ -42,6 +42,9 @@ class Nobody:
     def fail(self, message: OrderedMessage, pause_ms: int | None) -> None:
         raise AssertionError
 
+    def reject(self, message: OrderedMessage) -> None:
+        raise AssertionError
+
 
 def bring(desk: KeyDispatcher, lane: Lane, *keys: bytes) -> list[OrderedMessage]:
     """A message for each key comes to a lane, and to the desk."""
@@ -165,3 +168,17 @@ def test_a_message_whose_handler_was_cut_off_is_next() -> None:
     again = desk.take()
     assert again is not None
     assert (again.sequence, again.attempt) == (0, 1)
+
+
+def test_a_rejected_message_sets_its_key_aside_with_what_follows_and_blocks_nothing() -> None:
+    desk, lane = KeyDispatcher(), Lane()
+    bring(desk, lane, b"a", b"b", b"a")
+    bad = desk.take()
+    assert bad is not None
+    assert desk.rejected(bad)
+    assert lane.core.parked == {b"a"}
+    free = desk.take()
+    assert free is not None
+    assert free.cell.key == b"b"
+    assert desk.take() is None
+    lane.core.check()

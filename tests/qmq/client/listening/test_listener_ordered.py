@@ -205,6 +205,8 @@ def test_a_message_may_be_tried_in_threads_any_number_of_times() -> None:
         def fail(self, _: OrderedMessage, __: int | None) -> None:
             self.failed += 1
 
+        def reject(self, _: OrderedMessage) -> None: ...
+
     ends = Ends()
     message = OrderedMessage.__new__(OrderedMessage)
     message._settler, message.is_settled = ends, False

@@ -1,0 +1,73 @@
+"""Consumers for who asks now and then: `OrderedConsumer.take`, `OrderedMessage.reject`, `Consumer.rest`."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from datetime import timedelta
+
+import pytest
+
+import qmq
+from qmq.errors import InvalidArgument
+from qmq.testing import TestCluster
+
+AT_ONCE = timedelta(0)
+
+
+@pytest.fixture
+async def mq() -> AsyncIterator[qmq.Client]:
+    async with TestCluster(delay=False) as cluster:
+        found = cluster.client()
+        await found.metadata.create_subject(qmq.SubjectConfig("s", order=qmq.Order.STRICT, logical_partitions=16))
+        yield found
+
+
+async def test_of_each_key_one_message_is_taken_until_it_is_settled(mq: qmq.Client) -> None:
+    await mq.send_many("s", [b"a1", b"a2", b"b1"], keys=["a", "a", "b"])
+    async with mq.ordered_consumer("s", "g", ack="explicit") as consumer:
+        taken = await consumer.take(10)
+        while len(taken) < 2:
+            taken += await consumer.take(10)
+        assert sorted(each.body for each in taken) == [b"a1", b"b1"]
+        assert await consumer.take(10, AT_ONCE) == []
+        for each in taken:
+            await each.ack()
+        assert [each.body for each in await consumer.take(10)] == [b"a2"]
+        with pytest.raises(InvalidArgument):
+            await consumer.take(0)
+
+
+async def test_a_rejected_message_is_a_parked_key_and_not_tried_again(mq: qmq.Client) -> None:
+    await mq.send_many("s", [b"a1", b"a2", b"b1"], keys=["a", "a", "b"])
+    async with mq.ordered_consumer("s", "g", ack="explicit") as consumer:
+        bodies = []
+        while b"b1" not in bodies or b"a1" not in bodies:
+            for each in await consumer.take(10):
+                bodies.append(each.body)
+                if each.key == "a":
+                    each.reject("no use")
+                else:
+                    await each.ack()
+        assert sorted(bodies) == [b"a1", b"b1"]
+        while not (parked := list(await mq.metadata.parked("s", "g"))):
+            pass
+        assert [each.key for each in parked] == [b"a"]
+        assert await consumer.take(10, AT_ONCE) == []
+
+
+async def test_who_rests_leaves_unseen_messages_to_others_and_keeps_what_it_has(mq: qmq.Client) -> None:
+    await mq.send_many("u", [b"%d" % number for number in range(100)])
+    async with mq.consumer("u", "g", ack="explicit") as resting, mq.consumer("u", "g", ack="explicit") as other:
+        mine = await resting.pull(1)
+        resting.rest()
+        seen: list[bytes] = []
+        while len(seen) < 99:
+            found = await other.pull(100)
+            seen += found.bodies
+            assert all(each.attempt == 1 for each in found)
+            await found.ack()
+        assert {*seen, *mine.bodies} == {b"%d" % number for number in range(100)}
+        await mine.ack_sync()
+        resting.resume()
+        await mq.send("u", b"more")
+        assert (await resting.pull(1)).bodies == [b"more"] or (await other.pull(1, AT_ONCE)).bodies == [b"more"]
