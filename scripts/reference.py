@@ -28,6 +28,7 @@ from qmq.cli.app import app
 from qmq.cli.broker import BrokerOptions
 from qmq.cli.delay_role import DelayOptions
 from qmq.cli.dev import DevOptions
+from qmq.cli.gateway import GatewayOptions
 from qmq.cli.meta import MetaOptions
 from qmq.cli.roles import parameters_of
 from qmq.client.dead_letters import DeadLetters
@@ -54,7 +55,13 @@ MEMBERS = {
 }
 """What applications call of the classes whose other public methods are for the rest of the client."""
 HIDDEN = ("help", "install_completion", "show_completion")
-ROLES = {"qmq broker": BrokerOptions, "qmq delay": DelayOptions, "qmq meta": MetaOptions, "qmq dev": DevOptions}
+ROLES = {
+    "qmq broker": BrokerOptions,
+    "qmq delay": DelayOptions,
+    "qmq meta": MetaOptions,
+    "qmq gateway": GatewayOptions,
+    "qmq dev": DevOptions,
+}
 CONFIGURATION = (LogConfig, BrokerConfig, MetaConfig, RpcBounds, DelayConfig, DelaySettings, SubjectConfig, GroupSettings)
 
 

@@ -20,6 +20,7 @@ from qmq.cli import (
     delay,
     dev,
     dlq,
+    gateway,
     group,
     health,
     logs,
@@ -47,6 +48,7 @@ app.command("dev")(dev.dev)
 app.command("meta")(meta.meta)
 app.add_typer(broker.app, name="broker")
 app.add_typer(delay.app, name="delay")
+app.command("gateway")(gateway.gateway)
 app.command("produce")(produce.produce)
 app.command("consume")(consume.consume)
 app.command("browse")(browse.browse)

@@ -14,7 +14,7 @@ def test_the_generated_modules_are_those_of_the_proto_files(tmp_path: Path) -> N
     environment = {**os.environ, "QMQ_PYTHON": sys.executable}
     subprocess.run([str(ROOT / "scripts" / "generate"), str(tmp_path)], check=True, env=environment)
     generated = sorted(path for path in tmp_path.rglob("*") if path.is_file())
-    assert len(generated) == 18
+    assert len(generated) == 26
     for path in generated:
         name = path.relative_to(tmp_path)
         assert path.read_bytes() == (ROOT / name).read_bytes(), f"run scripts/generate: {name} is stale"

@@ -1,0 +1,77 @@
+"""Which clients there are: who opened a Telemetry stream, and who said by a heartbeat that it is alive.
+
+A client is alive while its stream stands, and for two minutes after its last heartbeat: what it received with automatic renewal stays
+its own for as long.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+from qmq.proto.rocketmq import service_pb2 as calls
+
+IDLE_MS: Final = 120_000
+SESSIONS_MAX: Final = 100_000
+
+Write = Callable[[calls.TelemetryCommand], Awaitable[None]]
+
+
+@dataclass(slots=True, eq=False)
+class ClientSession:
+    """One client. `streams` are its open Telemetry streams."""
+
+    client_id: str
+    heard_ms: int
+    streams: list[TelemetryStream] = field(default_factory=list)
+
+
+class TelemetryStream:
+    """The gateway's end of a stream: commands are written one after another."""
+
+    def __init__(self, write: Write) -> None:
+        self._write = write
+        self._lock = asyncio.Lock()
+
+    async def send(self, command: calls.TelemetryCommand) -> None:
+        """Returns when gRPC has taken it."""
+        async with self._lock:
+            await self._write(command)
+
+
+class ClientSessions:
+    """All that this gateway knows. Times are milliseconds of a clock that never goes back."""
+
+    def __init__(self, monotonic_ms: Callable[[], int]) -> None:
+        self._monotonic_ms = monotonic_ms
+        self._sessions: dict[str, ClientSession] = {}
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    def hear(self, client_id: str) -> ClientSession:
+        """A client gave a sign of life."""
+        now_ms = self._monotonic_ms()
+        session = self._sessions.get(client_id)
+        if session is None:
+            if len(self._sessions) >= SESSIONS_MAX:
+                self._forget_idle(now_ms)
+            session = self._sessions[client_id] = ClientSession(client_id, now_ms)
+        session.heard_ms = now_ms
+        return session
+
+    def is_alive(self, client_id: str) -> bool:
+        """Whether its stream stands, or it was heard lately."""
+        session = self._sessions.get(client_id)
+        return session is not None and (bool(session.streams) or self._monotonic_ms() - session.heard_ms < IDLE_MS)
+
+    def end(self, client_id: str) -> None:
+        """It said that it ends."""
+        self._sessions.pop(client_id, None)
+
+    def _forget_idle(self, now_ms: int) -> None:
+        for each in list(self._sessions.values()):
+            if not each.streams and now_ms - each.heard_ms >= IDLE_MS:
+                del self._sessions[each.client_id]

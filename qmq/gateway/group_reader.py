@@ -1,0 +1,166 @@
+"""One group's reading of one subject in this gateway, for all clients of the group that ask here: a consumer of QMQ, and who waits at it.
+
+    unordered subject    a Consumer; tags are matched by the broker
+    ordered subject      an OrderedConsumer; of a key one message is in hand, whoever asks; tags are matched here
+
+The consumer holds what was handed out: its lease is what brings the messages back if this gateway dies. Messages that nobody here has
+asked for go to other gateways: of an unordered subject at once, of an ordered one with the lanes, when nobody has asked for some time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Final, Protocol
+
+from qmq import limits
+from qmq.client.client import Client
+from qmq.client.message import Message, StoredMessage
+from qmq.client.ordered.ordered_message import OrderedMessage
+from qmq.gateway.client_settings import ATTEMPTS_MAX
+
+AHEAD: Final = 512
+"""Messages that may wait here for whoever asks next."""
+PREFETCH: Final = 10_000
+"""Of an ordered subject, what is in hand and what waits here together, over all lanes."""
+LEASE_MS: Final = 30_000
+"""How long a gateway may be silent before its messages go to others."""
+_NOW: Final = timedelta(0)
+
+
+class GroupReader(Protocol):
+    """What both kinds do. `in_hand` is how many messages were handed out and are not settled; who hands them out counts."""
+
+    is_ordered: bool
+    waiting: int
+    in_hand: int
+
+    async def receive(self, messages_max: int, wait_s: float) -> Sequence[StoredMessage]:
+        """Up to so many messages, none if there were none for `wait_s`. Raises QmqError."""
+        ...
+
+    async def ack(self, message: StoredMessage) -> None:
+        """Returns when the broker has it. Raises StaleDelivery, LaneLost, NotConnected."""
+        ...
+
+    def retry(self, message: StoredMessage, delay: timedelta = _NOW, error: str = "") -> None:
+        """Have it received again, one attempt older."""
+        ...
+
+    def release(self, message: StoredMessage) -> None:
+        """The same, and it is no attempt older."""
+        ...
+
+    def reject(self, message: StoredMessage, error: str) -> None:
+        """To the dead letters."""
+        ...
+
+    def rest(self) -> None:
+        """Nobody asks just now."""
+        ...
+
+    async def close(self) -> None:
+        """Leave the group."""
+        ...
+
+
+class PlainReader:
+    """Of an unordered subject."""
+
+    is_ordered = False
+
+    def __init__(self, client: Client, subject: str, group: str, tags: tuple[str, ...]) -> None:
+        self._consumer = client.consumer(
+            subject,
+            group,
+            tags_any=tags,
+            ack="explicit",
+            prefetch=AHEAD,
+            prefetch_bytes=limits.CONSUMER_UNACKED_BYTES_MAX,
+            lease_ms=LEASE_MS,
+            expired="skip",
+        )
+        self.waiting = self.in_hand = 0
+        self._is_resting = False
+
+    async def receive(self, messages_max: int, wait_s: float) -> Sequence[StoredMessage]:
+        self._consumer.prefetch = min(AHEAD + self.in_hand + messages_max, limits.CONSUMER_UNACKED_MAX)
+        if self._is_resting:
+            self._is_resting = False
+            self._consumer.resume()
+        return list(await self._consumer.pull(messages_max, timedelta(seconds=wait_s)))
+
+    async def ack(self, message: StoredMessage) -> None:
+        assert isinstance(message, Message)
+        await message.ack_sync()
+
+    def retry(self, message: StoredMessage, delay: timedelta = _NOW, error: str = "") -> None:
+        assert isinstance(message, Message)
+        message.nack(delay, error)
+
+    def release(self, message: StoredMessage) -> None:
+        assert isinstance(message, Message)
+        message.release()
+
+    def reject(self, message: StoredMessage, error: str) -> None:
+        assert isinstance(message, Message)
+        message.reject(error)
+
+    def rest(self) -> None:
+        if not self._is_resting:
+            self._is_resting = True
+            self._consumer.rest()
+
+    async def close(self) -> None:
+        await self._consumer.close()
+
+
+class OrderedReader:
+    """Of an ordered subject. A message that fails too often has its key set aside (docs/ORDERING.md)."""
+
+    is_ordered = True
+
+    def __init__(self, client: Client, subject: str, group: str, tags: tuple[str, ...]) -> None:
+        self._consumer = client.ordered_consumer(
+            subject,
+            group,
+            ack="explicit",
+            on_failure="park",
+            attempts_max=ATTEMPTS_MAX,
+            prefetch=PREFETCH,
+            lease_ms=LEASE_MS,
+        )
+        self._tags = frozenset(tags)
+        self.waiting = self.in_hand = 0
+
+    async def receive(self, messages_max: int, wait_s: float) -> Sequence[StoredMessage]:
+        found = await self._consumer.take(messages_max, timedelta(seconds=wait_s))
+        if not self._tags:
+            return found
+        wanted = [each for each in found if self._tags.intersection(each.tags)]
+        for each in found:
+            if not self._tags.intersection(each.tags):
+                each.ack_later()
+        return wanted
+
+    async def ack(self, message: StoredMessage) -> None:
+        assert isinstance(message, OrderedMessage)
+        await message.ack_sync()
+
+    def retry(self, message: StoredMessage, delay: timedelta = _NOW, error: str = "") -> None:
+        assert isinstance(message, OrderedMessage)
+        message.fail(delay, error)
+
+    def release(self, message: StoredMessage) -> None:
+        """An ordered subject counts each try."""
+        self.retry(message)
+
+    def reject(self, message: StoredMessage, error: str) -> None:
+        assert isinstance(message, OrderedMessage)
+        message.reject(error)
+
+    def rest(self) -> None:
+        """Lanes stay until `close`."""
+
+    async def close(self) -> None:
+        await self._consumer.close()

@@ -1,0 +1,122 @@
+"""All readers of this gateway, one for each group, subject and filter: made when somebody asks, closed when nobody has for some time."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from qmq.client.client import Client
+from qmq.client.message import StoredMessage
+from qmq.errors import QmqError
+from qmq.gateway.group_reader import GroupReader, OrderedReader, PlainReader
+
+log = logging.getLogger("qmq.gateway")
+
+REST_MS: Final = 1_000
+"""Who receives in a loop asks again within this time."""
+CLOSE_MS: Final = 30_000
+
+
+class ReaderKey(NamedTuple):
+    """What a reader is for. `tags` is empty for every message."""
+
+    subject: str
+    group: str
+    tags: tuple[str, ...]
+    is_ordered: bool
+
+
+@dataclass(slots=True, eq=False)
+class HandedOut:
+    """A message in a client's hand, and where it came from."""
+
+    reader: GroupReader
+    message: StoredMessage
+    counts_no_attempt: bool = False
+    """Whether it comes again as if it had not been handed out."""
+
+    def __post_init__(self) -> None:
+        self.reader.in_hand += 1
+
+    def settled(self) -> None:
+        """It is in nobody's hand any more."""
+        self.reader.in_hand -= 1
+
+
+@dataclass(slots=True, eq=False)
+class _Kept:
+    reader: GroupReader
+    asked_ms: int
+
+
+class GroupReaders:
+    """`client` makes their consumers."""
+
+    def __init__(self, client: Client, monotonic_ms: Callable[[], int] = lambda: time.monotonic_ns() // 1_000_000) -> None:
+        self._client, self._monotonic_ms = client, monotonic_ms
+        self._readers: dict[ReaderKey, _Kept] = {}
+        self._closing: set[asyncio.Task[None]] = set()
+
+    def __len__(self) -> int:
+        return len(self._readers)
+
+    async def receive(self, key: ReaderKey, messages_max: int, wait_s: float) -> tuple[GroupReader, Sequence[StoredMessage]]:
+        """Up to so many messages; none if there were none for `wait_s`. Raises QmqError."""
+        until_ms = self._monotonic_ms() + int(wait_s * 1000)
+        with self._asking(key) as reader:
+            while True:
+                left_ms = max(until_ms - self._monotonic_ms(), 0)
+                found = await reader.receive(messages_max, left_ms / 1000)
+                # What the filter left out may have been all of it: then there is still time to wait.
+                if found or until_ms <= self._monotonic_ms():
+                    return reader, found
+
+    @contextmanager
+    def _asking(self, key: ReaderKey) -> Iterator[GroupReader]:
+        kept = self._readers.get(key)
+        if kept is None:
+            make = OrderedReader if key.is_ordered else PlainReader
+            kept = self._readers[key] = _Kept(make(self._client, key.subject, key.group, key.tags), 0)
+        kept.reader.waiting += 1
+        try:
+            yield kept.reader
+        finally:
+            kept.reader.waiting -= 1
+            kept.asked_ms = self._monotonic_ms()
+
+    def tidy(self) -> None:
+        """Look after those at which nobody waits; to be called now and then."""
+        now_ms = self._monotonic_ms()
+        for key, kept in list(self._readers.items()):
+            if kept.reader.waiting:
+                continue
+            idle_ms = now_ms - kept.asked_ms
+            if idle_ms >= CLOSE_MS and not kept.reader.in_hand:
+                del self._readers[key]
+                self._spawn_close(kept.reader)
+            elif idle_ms >= REST_MS:
+                kept.reader.rest()
+
+    def _spawn_close(self, reader: GroupReader) -> None:
+        task = asyncio.ensure_future(self._close(reader))
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
+
+    async def _close(self, reader: GroupReader) -> None:
+        try:
+            await reader.close()
+        except QmqError as failure:
+            log.warning("a consumer could not leave its group: %s", failure)
+
+    async def close(self) -> None:
+        """Close all."""
+        readers, self._readers = self._readers, {}
+        for kept in readers.values():
+            self._spawn_close(kept.reader)
+        if self._closing:
+            await asyncio.wait(self._closing)

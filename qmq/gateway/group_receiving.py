@@ -1,0 +1,243 @@
+"""What clients receive and settle: ReceiveMessage, AckMessage, ChangeInvisibleDuration, ForwardMessageToDeadLetterQueue.
+
+    receive ──▶ handed out, invisible ──ack──▶ done
+                        │   ├── forward ──▶ dead letters
+                        │   └── change the time ──▶ handed out for so long
+                        └── time over ──▶ received again, one attempt older
+
+The time runs here, in memory. If the gateway is killed the lease of its consumers ends instead (30 s), and the messages come again, as
+those of any consumer that was lost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from datetime import timedelta
+from typing import Final
+
+from google.protobuf.duration_pb2 import Duration
+
+from qmq.clock import Clock
+from qmq.errors import QmqError, UnknownSubject
+from qmq.gateway.client_sessions import ClientSessions
+from qmq.gateway.gateway_config import GatewayConfig
+from qmq.gateway.group_readers import GroupReaders, HandedOut, ReaderKey
+from qmq.gateway.invisible_messages import InvisibleMessage, InvisibleMessages
+from qmq.gateway.message_mapping import length_ms, message_for_client, timestamp_of
+from qmq.gateway.rocketmq_names import group_of_resource, subject_of_topic
+from qmq.gateway.status_codes import OK, Refused, joined_status, status_of_failure
+from qmq.gateway.tag_expression import tags_of_filter
+from qmq.gateway.topic_catalog import Topic, TopicCatalog
+from qmq.proto.rocketmq import definition_pb2 as api
+from qmq.proto.rocketmq import service_pb2 as calls
+
+log = logging.getLogger("qmq.gateway")
+
+LOOK_S: Final = 0.5
+"""A consumer of a topic that does not exist yet looks so often whether it does."""
+MARGIN_S: Final = 0.3
+"""An answer leaves so long before the client gives up, at least."""
+TIME_OVER: Final = "the invisible time was over before the message was acknowledged"
+
+Held = InvisibleMessage[HandedOut]
+
+
+class GroupReceiving:
+    """`sleep` is asyncio's, or a test's."""
+
+    def __init__(
+        self,
+        readers: GroupReaders,
+        catalog: TopicCatalog,
+        invisible: InvisibleMessages[HandedOut],
+        sessions: ClientSessions,
+        config: GatewayConfig,
+        clock: Clock,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        self._readers, self._catalog, self._invisible, self._sessions = readers, catalog, invisible, sessions
+        self._config, self._clock, self._sleep = config, clock, sleep
+
+    # --- receiving -----------------------------------------------------------------------------------------------------
+
+    async def receive(
+        self, request: calls.ReceiveMessageRequest, client_id: str, remaining_s: float | None
+    ) -> AsyncGenerator[calls.ReceiveMessageResponse, None]:
+        """The status, the messages, the time; or a status that says why there are none. `remaining_s`: how long the client waits."""
+        try:
+            held, topic = await self._receive(request, client_id, remaining_s)
+        except Exception as failure:
+            yield calls.ReceiveMessageResponse(status=status_of_failure(failure))
+            return
+        sent = 0
+        try:
+            yield calls.ReceiveMessageResponse(status=OK)
+            for each in held:
+                yield calls.ReceiveMessageResponse(message=self._message(each, request, topic))
+                sent += 1
+            yield calls.ReceiveMessageResponse(delivery_timestamp=timestamp_of(self._clock.time_ms()))
+        finally:
+            for each in held[sent:]:  # the client has gone: it never saw these
+                self._give_back(each)
+
+    async def _receive(self, request: calls.ReceiveMessageRequest, client_id: str, remaining_s: float | None) -> tuple[list[Held], Topic]:
+        subject, group = subject_of_topic(request.message_queue.topic), group_of_resource(request.group)
+        tags = tags_of_filter(request.filter_expression)
+        invisible_ms, renews_ms = self._invisible_ms(request)
+        if request.batch_size < 1:
+            raise Refused(api.BAD_REQUEST, f"batch_size is 1 or more, not {request.batch_size}")
+        wait_s = self._wait_s(request, remaining_s)
+        until_ms = self._clock.monotonic_ms() + int(wait_s * 1000)
+        topic = await self._topic(subject, until_ms)
+        key = ReaderKey(subject, group, tags, topic.is_ordered)
+        left_s = max(until_ms - self._clock.monotonic_ms(), 0) / 1000
+        try:
+            reader, messages = await self._readers.receive(key, min(request.batch_size, self._config.batch_max), left_s)
+        except UnknownSubject:
+            self._catalog.forget(subject)
+            raise
+        if not messages:
+            raise Refused(api.MESSAGE_NOT_FOUND, "there is no new message")
+        now_ms = self._clock.monotonic_ms()
+        held = [
+            self._invisible.add(
+                HandedOut(reader, each),
+                subject,
+                group,
+                client_id,
+                now_ms=now_ms,
+                invisible_ms=invisible_ms,
+                renews_until_ms=now_ms + renews_ms if renews_ms else 0,
+            )
+            for each in messages
+        ]
+        return held, topic
+
+    async def _topic(self, subject: str, until_ms: int) -> Topic:
+        """The topic, as soon as it exists: consumers may come before the first message. Raises Refused."""
+        while (found := await self._catalog.find(subject)) is None:
+            if not self._catalog.creates:
+                raise Refused(api.TOPIC_NOT_FOUND, f"there is no topic {subject!r}: create it with `qmq subject create`")
+            if self._clock.monotonic_ms() + LOOK_S * 1000 > until_ms:
+                raise Refused(api.MESSAGE_NOT_FOUND, f"there is no topic {subject!r} yet: its first message creates it")
+            await self._sleep(LOOK_S)
+        return found
+
+    def _invisible_ms(self, request: calls.ReceiveMessageRequest) -> tuple[int, int]:
+        """How long messages are invisible, and how long that is renewed. Raises Refused."""
+        if request.auto_renew:
+            return self._config.renewed_invisible_ms, self._config.renewal_ms_max
+        return self._checked_ms(request.invisible_duration), 0
+
+    def _checked_ms(self, duration: Duration) -> int:
+        found, least, most = length_ms(duration), self._config.invisible_ms_min, self._config.invisible_ms_max
+        if not least <= found <= most:
+            raise Refused(api.ILLEGAL_INVISIBLE_TIME, f"an invisible time is {least / 1000:g} to {most / 1000:g} s, not {found / 1000:g} s")
+        return found
+
+    def _wait_s(self, request: calls.ReceiveMessageRequest, remaining_s: float | None) -> float:
+        asked_ms = length_ms(request.long_polling_timeout) if request.HasField("long_polling_timeout") else self._config.long_poll_ms
+        asked_s = max(asked_ms, 0) / 1000
+        return asked_s if remaining_s is None else max(min(asked_s, remaining_s - MARGIN_S), 0.0)
+
+    def _message(self, held: Held, request: calls.ReceiveMessageRequest, topic: Topic) -> api.Message:
+        handed = held.message
+        message = message_for_client(
+            handed.message,
+            request.message_queue.topic,
+            is_ordered=topic.is_ordered,
+            handle=str(self._invisible.handle(held)),
+            invisible_ms=held.invisible_ms,
+        )
+        message.system_properties.queue_id = request.message_queue.id
+        return message
+
+    # --- settling ------------------------------------------------------------------------------------------------------
+
+    async def ack(self, request: calls.AckMessageRequest) -> calls.AckMessageResponse:
+        """Every entry has its own status."""
+        entries = await asyncio.gather(*[self._ack(each, request) for each in request.entries])
+        return calls.AckMessageResponse(status=joined_status([each.status for each in entries]), entries=entries)
+
+    async def _ack(self, entry: calls.AckMessageEntry, request: calls.AckMessageRequest) -> calls.AckMessageResultEntry:
+        try:
+            held = self._find(entry.receipt_handle, request)
+            self._settled(held)
+            await held.message.reader.ack(held.message.message)
+            status = OK
+        except Exception as failure:
+            status = status_of_failure(failure)
+        return calls.AckMessageResultEntry(message_id=entry.message_id, receipt_handle=entry.receipt_handle, status=status)
+
+    def change_time(self, request: calls.ChangeInvisibleDurationRequest) -> calls.ChangeInvisibleDurationResponse:
+        """A message is to be invisible for so long from now; after that it comes again."""
+        try:
+            held = self._find(request.receipt_handle, request)
+            invisible_ms = min(length_ms(request.invisible_duration), self._config.invisible_ms_max)
+            if invisible_ms < 0:
+                raise Refused(api.ILLEGAL_INVISIBLE_TIME, "an invisible time is not negative")
+            held.message.counts_no_attempt = request.suspend
+            self._invisible.change_time(held, now_ms=self._clock.monotonic_ms(), invisible_ms=invisible_ms)
+        except Exception as failure:
+            return calls.ChangeInvisibleDurationResponse(status=status_of_failure(failure))
+        return calls.ChangeInvisibleDurationResponse(status=OK, receipt_handle=str(self._invisible.handle(held)))
+
+    def forward(self, request: calls.ForwardMessageToDeadLetterQueueRequest) -> calls.ForwardMessageToDeadLetterQueueResponse:
+        """A client gives a message up."""
+        try:
+            held = self._find(request.receipt_handle, request)
+            self._settled(held)
+            error = f"given up by its client after attempt {request.delivery_attempt} of {request.max_delivery_attempts}"
+            held.message.reader.reject(held.message.message, error)
+        except Exception as failure:
+            return calls.ForwardMessageToDeadLetterQueueResponse(status=status_of_failure(failure))
+        return calls.ForwardMessageToDeadLetterQueueResponse(status=OK)
+
+    def _find(
+        self,
+        handle: str,
+        request: calls.AckMessageRequest | calls.ChangeInvisibleDurationRequest | calls.ForwardMessageToDeadLetterQueueRequest,
+    ) -> Held:
+        subject, group = subject_of_topic(request.topic), group_of_resource(request.group)
+        return self._invisible.find(handle, subject, group, self._clock.monotonic_ms())
+
+    def _settled(self, held: Held) -> None:
+        self._invisible.remove(held)
+        held.message.settled()
+
+    # --- time ----------------------------------------------------------------------------------------------------------
+
+    def sweep(self) -> None:
+        """Give back what was invisible for long enough."""
+        for held in self._invisible.remove_over(self._clock.monotonic_ms(), self._sessions.is_alive):
+            held.message.settled()
+            self._retry(held)
+
+    def client_ended(self, client_id: str, group: str) -> None:
+        """What the client had in hand comes again at once."""
+        for held in self._invisible.remove_of_client(client_id, group):
+            held.message.settled()
+            self._retry(held)
+
+    def _retry(self, held: Held, delay: timedelta = timedelta(0)) -> None:
+        handed = held.message
+        try:
+            if handed.counts_no_attempt and not delay:
+                handed.reader.release(handed.message)
+            else:
+                handed.reader.retry(handed.message, delay, TIME_OVER)
+        except QmqError as failure:
+            log.warning("a message of %s could not be given back to group %s: %s", held.subject, held.group, failure)
+
+    def _give_back(self, held: Held) -> None:
+        self._settled(held)
+        held.message.reader.release(held.message.message)
+
+    def give_back_all(self) -> None:
+        """The gateway ends: what is in clients' hands comes again when its time is over, as if the gateway were there until then."""
+        now_ms = self._clock.monotonic_ms()
+        for held in self._invisible.take_all():
+            held.message.settled()
+            self._retry(held, timedelta(milliseconds=max(held.until_ms - now_ms, 0)))

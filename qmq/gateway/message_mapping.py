@@ -1,0 +1,193 @@
+"""RocketMQ's messages as QMQ's, and the other way round. Pure.
+
+    RocketMQ              QMQ
+    topic                 subject
+    message group         key of an ordered subject
+    tag                   tag
+    keys                  header `rocketmq-keys`, with spaces between them; the first is the key, if the subject is unordered
+    user properties       headers of the same names
+    message id            header `rocketmq-id`
+    message type          header `rocketmq-type`
+    delivery timestamp    due time of a delayed message; header `rocketmq-due-ms`
+    trace context         header `traceparent`
+    born host             header `rocketmq-born-host`
+
+A message without a group, on an ordered subject, has its message id as the key: such messages spread over all partitions, and none waits
+for another. A message of QMQ's own clients has none of the `rocketmq-` headers: its id is QMQ's, its key is its message group (ordered) or
+its one key, and it was born when it was handed to its producer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from google.protobuf.duration_pb2 import Duration
+from google.protobuf.timestamp_pb2 import Timestamp
+
+from qmq.client.message import StoredMessage
+from qmq.gateway.body_encoding import check_digest, digest_of, plain_body
+from qmq.gateway.rocketmq_names import subject_of_topic
+from qmq.gateway.status_codes import Refused
+from qmq.headers import PREFIX
+from qmq.proto.rocketmq import definition_pb2 as api
+
+OURS: Final = "rocketmq-"
+ID: Final = "rocketmq-id"
+KEYS: Final = "rocketmq-keys"
+TYPE: Final = "rocketmq-type"
+DUE_MS: Final = "rocketmq-due-ms"
+BORN_HOST: Final = "rocketmq-born-host"
+TRACE: Final = "traceparent"
+KEY_SEPARATOR: Final = " "
+
+PLAIN_TYPES: Final = (api.NORMAL, api.DELAY)
+"""What an unordered subject takes."""
+ORDERED_TYPES: Final = (api.NORMAL, api.FIFO, api.DELAY)
+"""What an ordered subject takes."""
+_TYPES: Final = dict(api.MessageType.items())
+
+
+@dataclass(frozen=True, slots=True)
+class TopicMessage:
+    """A message on its way in. `due_ms`, milliseconds since 1970, is None of one that is not delayed."""
+
+    subject: str
+    body: bytes
+    message_id: str
+    kind: api.MessageType.ValueType
+    group: str
+    """The message group; "" for none."""
+    keys: tuple[str, ...]
+    tag: str
+    due_ms: int | None
+    headers: Mapping[str, str]
+
+    def key(self, *, is_ordered: bool) -> str | None:
+        """Its key in QMQ."""
+        if is_ordered:
+            return self.group or self.message_id
+        return self.keys[0] if self.keys else None
+
+
+def message_from_client(message: api.Message, body_bytes_max: int) -> TopicMessage:
+    """A message as a client sends it. Raises Refused."""
+    system = message.system_properties
+    if not system.message_id:
+        raise Refused(api.ILLEGAL_MESSAGE_ID, "the message has no id: clients give each message one")
+    check_digest(message.body, system.body_digest)
+    due_ms = _milliseconds(system.delivery_timestamp) if system.HasField("delivery_timestamp") else None
+    kind = _kind_of(system, is_delayed=due_ms is not None)
+    if "|" in system.tag or (system.HasField("tag") and not system.tag.strip()):
+        raise Refused(api.ILLEGAL_MESSAGE_TAG, f"a tag is not empty and has no `|` in it, unlike {system.tag!r}")
+    if any(not each or KEY_SEPARATOR in each for each in system.keys):
+        raise Refused(api.ILLEGAL_MESSAGE_KEY, "a message key is not empty and has no space in it")
+    return TopicMessage(
+        subject_of_topic(message.topic),
+        plain_body(message.body, system.body_encoding, body_bytes_max),
+        system.message_id,
+        kind,
+        system.message_group,
+        tuple(system.keys),
+        system.tag,
+        due_ms,
+        _headers_of(message, kind, due_ms),
+    )
+
+
+def _kind_of(system: api.SystemProperties, *, is_delayed: bool) -> api.MessageType.ValueType:
+    """The message's type. A client may leave it out: then it follows from the message."""
+    found = system.message_type
+    if found == api.MESSAGE_TYPE_UNSPECIFIED:
+        found = api.FIFO if system.message_group else api.DELAY if is_delayed else api.NORMAL
+    if found not in ORDERED_TYPES:
+        raise Refused(
+            api.UNSUPPORTED, f"messages of type {api.MessageType.Name(found)} are not taken here: docs/ROCKETMQ.md lists the types"
+        )
+    if (found == api.FIFO) != bool(system.message_group) or (found == api.DELAY and not is_delayed) or (found == api.NORMAL and is_delayed):
+        what = (
+            f"type {api.MessageType.Name(found)}, message group {system.message_group!r}, {'a' if is_delayed else 'no'} delivery timestamp"
+        )
+        raise Refused(api.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE, f"these do not go together: {what}")
+    return found
+
+
+def _headers_of(message: api.Message, kind: api.MessageType.ValueType, due_ms: int | None) -> dict[str, str]:
+    system = message.system_properties
+    for name in message.user_properties:
+        if name.startswith((OURS, PREFIX)) or not name:
+            raise Refused(
+                api.ILLEGAL_MESSAGE_PROPERTY_KEY,
+                f"the property {name!r}: names that begin with {OURS!r} or {PREFIX!r}, and empty ones, are not for applications",
+            )
+    found = {**message.user_properties, ID: system.message_id, TYPE: api.MessageType.Name(kind)}
+    if system.keys:
+        found[KEYS] = KEY_SEPARATOR.join(system.keys)
+    if system.born_host:
+        found[BORN_HOST] = system.born_host
+    if due_ms is not None:
+        found[DUE_MS] = str(due_ms)
+    if system.trace_context and TRACE not in found:
+        found[TRACE] = system.trace_context
+    return found
+
+
+def message_for_client(
+    stored: StoredMessage, topic: api.Resource, *, is_ordered: bool, handle: str = "", invisible_ms: int = 0, store_host: str = ""
+) -> api.Message:
+    """A stored message as a client is handed it."""
+    headers = {name: value.decode(errors="replace") for name, value in stored.headers.items()}
+    key = (stored.key_bytes or b"").decode(errors="backslashreplace")
+    is_foreign = ID not in headers
+    native_kind = api.FIFO if is_ordered and key else api.NORMAL
+    kind = native_kind if is_foreign else _TYPES.get(headers.get(TYPE, ""), api.NORMAL)
+    system = api.SystemProperties(
+        message_id=headers.get(ID) or str(stored.id),
+        message_type=kind,
+        body_digest=digest_of(stored.body),
+        body_encoding=api.IDENTITY,
+        born_timestamp=timestamp_of(stored.create_time_ms),
+        born_host=headers.get(BORN_HOST, ""),
+        store_timestamp=timestamp_of(stored.append_time_ms),
+        store_host=store_host,
+        queue_offset=stored.sequence,
+        delivery_attempt=stored.attempt,
+    )
+    if stored.tags:
+        system.tag = stored.tags[0]
+    if is_foreign:
+        system.keys.extend([key] if key and not is_ordered else [])
+    else:
+        system.keys.extend(headers[KEYS].split(KEY_SEPARATOR) if KEYS in headers else [])
+    if kind == api.FIFO:
+        system.message_group = key
+    if headers.get(DUE_MS, "").isdigit():
+        system.delivery_timestamp.CopyFrom(timestamp_of(int(headers[DUE_MS])))
+    if TRACE in headers:
+        system.trace_context = headers[TRACE]
+    if handle:
+        system.receipt_handle = handle
+        system.invisible_duration.CopyFrom(duration_of(invisible_ms))
+    properties = {name: value for name, value in headers.items() if not name.startswith(OURS)}
+    return api.Message(topic=topic, user_properties=properties, system_properties=system, body=stored.body)
+
+
+def timestamp_of(time_ms: int) -> Timestamp:
+    """Milliseconds since 1970."""
+    return Timestamp(seconds=time_ms // 1000, nanos=time_ms % 1000 * 1_000_000)
+
+
+def duration_of(length_ms: int) -> Duration:
+    """So many milliseconds."""
+    return Duration(seconds=length_ms // 1000, nanos=length_ms % 1000 * 1_000_000)
+
+
+def _milliseconds(time: Timestamp) -> int:
+    """Rounded up, so that no message is early."""
+    return time.seconds * 1000 + -(-time.nanos // 1_000_000)
+
+
+def length_ms(duration: Duration) -> int:
+    """Rounded up."""
+    return duration.seconds * 1000 + -(-duration.nanos // 1_000_000)

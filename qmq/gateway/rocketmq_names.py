@@ -1,0 +1,39 @@
+"""Topics and consumer groups of RocketMQ as QMQ names them. Pure.
+
+    topic `orders`                        subject `orders`
+    topic `orders` of namespace `shop`    subject `shop.orders`
+
+A RocketMQ topic has no dot in its name, so the dot tells the namespace. Groups are named alike.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from qmq.errors import InvalidName
+from qmq.gateway.status_codes import Refused
+from qmq.model import check_name
+from qmq.proto.rocketmq import definition_pb2 as api
+
+SEPARATOR: Final = "."
+
+
+def subject_of_topic(topic: api.Resource) -> str:
+    """The subject that a topic is. Raises Refused."""
+    try:
+        return _joined("subject", topic)
+    except InvalidName as failure:
+        raise Refused(api.ILLEGAL_TOPIC, failure.message) from failure
+
+
+def group_of_resource(group: api.Resource) -> str:
+    """The consumer group. Raises Refused."""
+    try:
+        return _joined("group", group)
+    except InvalidName as failure:
+        raise Refused(api.ILLEGAL_CONSUMER_GROUP, failure.message) from failure
+
+
+def _joined(kind: str, resource: api.Resource) -> str:
+    parts = [each for each in (resource.resource_namespace, resource.name) if each]
+    return check_name(kind, SEPARATOR.join(parts) if resource.name else "")

@@ -1,0 +1,65 @@
+"""QMQ's errors as RocketMQ's status codes. Pure.
+
+A code tells a client what to do: 4xxxx to mend the request, 42900 and 5xxxx to try again. Clients send again after any error but 42900, so
+what is not known to be refused may be stored twice, under the same message id.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from qmq import errors
+from qmq.proto.rocketmq import definition_pb2 as api
+
+OK: Final = api.Status(code=api.OK, message="OK")
+
+_CODES: Final[tuple[tuple[type[errors.QmqError], api.Code.ValueType], ...]] = (
+    (errors.NotAuthenticated, api.UNAUTHORIZED),
+    (errors.AccessDenied, api.FORBIDDEN),
+    (errors.QuotaExceeded, api.TOO_MANY_REQUESTS),
+    (errors.Overloaded, api.TOO_MANY_REQUESTS),
+    (errors.BufferFull, api.TOO_MANY_REQUESTS),
+    (errors.UnknownSubject, api.TOPIC_NOT_FOUND),
+    (errors.UnknownGroup, api.CONSUMER_GROUP_NOT_FOUND),
+    (errors.MessageNotFound, api.MESSAGE_NOT_FOUND),
+    (errors.TooLate, api.PRECONDITION_FAILED),
+    (errors.MessageTooLarge, api.MESSAGE_BODY_TOO_LARGE),
+    (errors.DelayTooLong, api.ILLEGAL_DELIVERY_TIME),
+    (errors.OrderMismatch, api.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE),
+    (errors.StaleDelivery, api.INVALID_RECEIPT_HANDLE),
+    (errors.LaneLost, api.INVALID_RECEIPT_HANDLE),
+    (errors.MessagesExpired, api.OFFSET_NOT_FOUND),
+    (errors.CallerError, api.BAD_REQUEST),
+    (errors.NoQuorum, api.HA_NOT_AVAILABLE),
+    (errors.DeadlineExceeded, api.PROXY_TIMEOUT),
+    (errors.Unavailable, api.PROXY_TIMEOUT),
+)
+"""The first that fits counts."""
+
+
+class Refused(Exception):
+    """A request that is answered with `code` and a text that says what to do."""
+
+    def __init__(self, code: api.Code.ValueType, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+
+
+def status_of_failure(failure: Exception) -> api.Status:
+    """What a client is told."""
+    if isinstance(failure, Refused):
+        return api.Status(code=failure.code, message=failure.message)
+    code = next((code for kind, code in _CODES if isinstance(failure, kind)), api.INTERNAL_SERVER_ERROR)
+    text = str(failure) if isinstance(failure, errors.QmqError) else type(failure).__name__
+    return api.Status(code=code, message=text)
+
+
+def joined_status(statuses: Sequence[api.Status]) -> api.Status:
+    """The status of a call with several entries: theirs, if all have the same code."""
+    if not statuses:
+        return api.Status(code=api.BAD_REQUEST, message="the request is empty: give it at least one entry")
+    if len({each.code for each in statuses}) == 1:
+        return statuses[0]
+    return api.Status(code=api.MULTIPLE_RESULTS, message="the entries have different results: look at the status of each")

@@ -1,0 +1,34 @@
+"""Which tags a subscription wants: RocketMQ's tag expressions. Pure.
+
+*  or nothing     every message
+a || b            messages with tag a or tag b
+"""
+
+from __future__ import annotations
+
+from qmq import limits
+from qmq.gateway.status_codes import Refused
+from qmq.proto.rocketmq import definition_pb2 as api
+
+EVERY_TAG = ""
+"""The expression of who wants every message."""
+
+
+def tags_of_expression(text: str) -> tuple[str, ...]:
+    """The tags, sorted; none for every message. Raises Refused."""
+    stripped = text.strip()
+    if stripped in ("", "*"):
+        return ()
+    tags = sorted({each.strip() for each in stripped.split("||")})
+    if "" in tags or any("|" in each for each in tags):
+        raise Refused(api.ILLEGAL_FILTER_EXPRESSION, f"{text!r} is no tag expression: write `*`, or tags with `||` between them")
+    if any(len(each.encode()) > limits.TAG_BYTES_MAX for each in tags):
+        raise Refused(api.ILLEGAL_FILTER_EXPRESSION, f"a tag has at most {limits.TAG_BYTES_MAX} bytes")
+    return tuple(tags)
+
+
+def tags_of_filter(expression: api.FilterExpression) -> tuple[str, ...]:
+    """The same of a request's filter. Raises Refused."""
+    if expression.type == api.SQL:
+        raise Refused(api.ILLEGAL_FILTER_EXPRESSION, "this gateway filters by tags only: use a tag expression, such as `a || b`")
+    return tags_of_expression(expression.expression)

@@ -1,0 +1,97 @@
+"""What clients send: SendMessage and RecallMessage.
+
+Messages of one request are sent side by side, and those of many requests leave in one batch, as those of any producer do. A FIFO message's
+place behind the others of its group is that of its arrival here: a client sends the next one when it has the answer to the one before.
+
+A recall handle is the message's id at its client and its delayed id in QMQ, base64: enough for any gateway.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+from datetime import UTC, datetime, timedelta
+from typing import Final
+
+from qmq.client.client import Client
+from qmq.client.receipts import Receipt
+from qmq.errors import CallerError, MessageNotFound, OrderMismatch, UnknownSubject
+from qmq.gateway.message_mapping import TopicMessage, message_from_client
+from qmq.gateway.rocketmq_names import subject_of_topic
+from qmq.gateway.status_codes import OK, Refused, joined_status, status_of_failure
+from qmq.gateway.topic_catalog import TopicCatalog
+from qmq.proto.rocketmq import definition_pb2 as api
+from qmq.proto.rocketmq import service_pb2 as calls
+
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+class TopicSending:
+    """Sends with one client for all."""
+
+    def __init__(self, client: Client, catalog: TopicCatalog, body_bytes_max: int) -> None:
+        self._client, self._catalog, self._body_bytes_max = client, catalog, body_bytes_max
+
+    async def send(self, request: calls.SendMessageRequest) -> calls.SendMessageResponse:
+        """Every entry has its own status, in the order of the request."""
+        entries = await asyncio.gather(*[self._entry(each) for each in request.messages])
+        return calls.SendMessageResponse(status=joined_status([each.status for each in entries]), entries=entries)
+
+    async def _entry(self, message: api.Message) -> calls.SendResultEntry:
+        try:
+            found = message_from_client(message, self._body_bytes_max)
+            receipt = await self._send(found)
+        except Exception as failure:
+            return calls.SendResultEntry(status=status_of_failure(failure), message_id=message.system_properties.message_id)
+        handle = recall_handle(found.message_id, receipt.delayed_id) if receipt.delayed_id else ""
+        return calls.SendResultEntry(status=OK, message_id=found.message_id, offset=receipt.sequence, recall_handle=handle)
+
+    async def _send(self, message: TopicMessage) -> Receipt:
+        is_fifo = message.kind == api.FIFO
+        topic = await self._catalog.find_or_create(message.subject, is_fifo=is_fifo)
+        if is_fifo and not topic.is_ordered:
+            raise Refused(
+                api.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE,
+                f"subject {message.subject!r} is unordered, and takes no FIFO messages: `qmq subject create NAME --order strict` makes "
+                "an ordered one, which takes all types",
+            )
+        try:
+            return await self._client.send(
+                message.subject,
+                message.body,
+                key=message.key(is_ordered=topic.is_ordered),
+                tags=[message.tag] if message.tag else None,
+                headers=message.headers,
+                at=None if message.due_ms is None else _EPOCH + timedelta(milliseconds=message.due_ms),
+            )
+        except (UnknownSubject, OrderMismatch):
+            self._catalog.forget(message.subject)  # it was deleted, or is another one now
+            raise
+
+    async def recall(self, request: calls.RecallMessageRequest) -> calls.RecallMessageResponse:
+        """Cancel a delayed message."""
+        try:
+            subject = subject_of_topic(request.topic)
+            message_id, delayed_id = parse_recall_handle(request.recall_handle)
+            found = await self._client.delayed.show(delayed_id)
+            if found.subject != subject:
+                raise MessageNotFound(f"topic {subject!r} has no delayed message with this recall handle")
+            await self._client.delayed.cancel(delayed_id)
+        except Exception as failure:
+            return calls.RecallMessageResponse(status=status_of_failure(failure))
+        return calls.RecallMessageResponse(status=OK, message_id=message_id)
+
+
+def recall_handle(message_id: str, delayed_id: str) -> str:
+    """What recalls a delayed message."""
+    return base64.urlsafe_b64encode(f"{message_id} {delayed_id}".encode()).decode().rstrip("=")
+
+
+def parse_recall_handle(text: str) -> tuple[str, str]:
+    """The message's id at its client, and its delayed id. Raises CallerError."""
+    try:
+        message_id, delayed_id = base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)).decode().split(" ")
+    except (ValueError, binascii.Error):
+        raise CallerError("this is no recall handle: use the one of the answer to the message that was sent") from None
+    return message_id, delayed_id

@@ -1,0 +1,160 @@
+"""A gateway on a cluster in the test's process, and RocketMQ's stub in front of it."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+from google.protobuf.duration_pb2 import Duration
+from google.protobuf.timestamp_pb2 import Timestamp
+
+import qmq
+from qmq.gateway.gateway_config import GatewayConfig
+from qmq.gateway.gateway_server import GatewayServer
+from qmq.proto.rocketmq import definition_pb2 as api
+from qmq.proto.rocketmq import service_pb2 as calls
+from qmq.proto.rocketmq.service_pb2_grpc import MessagingServiceStub
+from qmq.testing import TestCluster
+
+CONFIG = GatewayConfig(port=0, invisible_ms_min=0, sweep_ms=10)
+
+
+def seconds(count: float) -> Duration:
+    return Duration(seconds=int(count), nanos=int(count % 1 * 1e9))
+
+
+@dataclass
+class GatewayStub:
+    """One client of a gateway."""
+
+    stub: Any
+    gateway: GatewayServer
+    mq: qmq.Client
+    client_id: str = "stub@1@1"
+
+    @property
+    def headers(self) -> tuple[tuple[str, str], ...]:
+        return (("x-mq-client-id", self.client_id),)
+
+    @property
+    def endpoints(self) -> api.Endpoints:
+        return api.Endpoints(scheme=api.IPv4, addresses=[api.Address(host="127.0.0.1", port=self.gateway.port)])
+
+    async def route(self, topic: str) -> calls.QueryRouteResponse:
+        request = calls.QueryRouteRequest(topic=api.Resource(name=topic), endpoints=self.endpoints)
+        found: calls.QueryRouteResponse = await self.stub.QueryRoute(request, metadata=self.headers)
+        return found
+
+    async def send(self, *messages: api.Message) -> calls.SendMessageResponse:
+        found: calls.SendMessageResponse = await self.stub.SendMessage(calls.SendMessageRequest(messages=messages), metadata=self.headers)
+        return found
+
+    async def answers(self, topic: str, group: str = "G", **options: Any) -> list[calls.ReceiveMessageResponse]:
+        request = receive_request(topic, group, **options)
+        return [each async for each in self.stub.ReceiveMessage(request, metadata=self.headers, timeout=30)]
+
+    async def receive(self, topic: str, group: str = "G", **options: Any) -> list[api.Message]:
+        return [each.message for each in await self.answers(topic, group, **options) if each.HasField("message")]
+
+    async def receive_all(self, count: int, topic: str, group: str = "G", **options: Any) -> list[api.Message]:
+        """So many, however many calls it takes."""
+        found: list[api.Message] = []
+        while len(found) < count:
+            found += await self.receive(topic, group, batch=count - len(found), **options)
+        return found
+
+    async def ack(self, *messages: api.Message, group: str = "G") -> calls.AckMessageResponse:
+        entries = [
+            calls.AckMessageEntry(message_id=each.system_properties.message_id, receipt_handle=each.system_properties.receipt_handle)
+            for each in messages
+        ]
+        request = calls.AckMessageRequest(group=api.Resource(name=group), topic=messages[0].topic, entries=entries)
+        found: calls.AckMessageResponse = await self.stub.AckMessage(request, metadata=self.headers)
+        return found
+
+    async def change(self, message: api.Message, invisible_s: float, group: str = "G") -> calls.ChangeInvisibleDurationResponse:
+        request = calls.ChangeInvisibleDurationRequest(
+            group=api.Resource(name=group),
+            topic=message.topic,
+            receipt_handle=message.system_properties.receipt_handle,
+            invisible_duration=seconds(invisible_s),
+            message_id=message.system_properties.message_id,
+        )
+        found: calls.ChangeInvisibleDurationResponse = await self.stub.ChangeInvisibleDuration(request, metadata=self.headers)
+        return found
+
+    async def forward(self, message: api.Message, group: str = "G") -> calls.ForwardMessageToDeadLetterQueueResponse:
+        request = calls.ForwardMessageToDeadLetterQueueRequest(
+            group=api.Resource(name=group),
+            topic=message.topic,
+            receipt_handle=message.system_properties.receipt_handle,
+            message_id=message.system_properties.message_id,
+            delivery_attempt=message.system_properties.delivery_attempt,
+            max_delivery_attempts=2,
+        )
+        found: calls.ForwardMessageToDeadLetterQueueResponse = await self.stub.ForwardMessageToDeadLetterQueue(
+            request, metadata=self.headers
+        )
+        return found
+
+
+def receive_request(
+    topic: str, group: str = "G", *, batch: int = 32, invisible_s: float = 30, wait_s: float = 10, tags: str = "*", renew: bool = False
+) -> calls.ReceiveMessageRequest:
+    request = calls.ReceiveMessageRequest(
+        group=api.Resource(name=group),
+        message_queue=api.MessageQueue(topic=api.Resource(name=topic)),
+        filter_expression=api.FilterExpression(type=api.TAG, expression=tags),
+        batch_size=batch,
+        long_polling_timeout=seconds(wait_s),
+        auto_renew=renew,
+    )
+    if not renew:
+        request.invisible_duration.CopyFrom(seconds(invisible_s))
+    return request
+
+
+def message(
+    topic: str,
+    body: bytes = b"body",
+    *,
+    kind: api.MessageType.ValueType = api.NORMAL,
+    group: str = "",
+    tag: str = "",
+    keys: Sequence[str] = (),
+    due_ms: int = 0,
+    **properties: str,
+) -> api.Message:
+    """As a client makes it, with an id of its own."""
+    found = api.Message(
+        topic=api.Resource(name=topic),
+        user_properties=properties,
+        body=body,
+        system_properties=api.SystemProperties(
+            message_id=uuid.uuid4().hex.upper(), message_type=kind, keys=keys, body_encoding=api.IDENTITY, born_host="here"
+        ),
+    )
+    if tag:
+        found.system_properties.tag = tag
+    if group:
+        found.system_properties.message_group = group
+    if due_ms:
+        found.system_properties.delivery_timestamp.CopyFrom(Timestamp(seconds=due_ms // 1000, nanos=due_ms % 1000 * 1_000_000))
+    return found
+
+
+@asynccontextmanager
+async def gateway_on(cluster: TestCluster, config: GatewayConfig = CONFIG, client_id: str = "stub@1@1") -> AsyncIterator[GatewayStub]:
+    """A gateway, and a stub of one client."""
+    mq = cluster.client()
+    gateway = GatewayServer(mq, config, clock=cluster._clock)
+    await gateway.start()
+    try:
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{gateway.port}") as channel:
+            yield GatewayStub(MessagingServiceStub(channel), gateway, mq, client_id)
+    finally:
+        await gateway.stop()

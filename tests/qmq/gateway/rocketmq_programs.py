@@ -1,0 +1,137 @@
+"""Programs that use RocketMQ's own Python client, each in a process of its own: `python rocketmq_programs.py NAME HOST:PORT TOPIC GROUP`.
+
+What they saw they print as JSON. RocketMQ's client and QMQ's gateway cannot be in one process, since both bring RocketMQ's API.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, Final
+
+COUNT: Final = 20
+
+
+def configuration(address: str) -> Any:
+    from rocketmq import ClientConfiguration, Credentials
+
+    return ClientConfiguration(address, Credentials(), request_timeout=10)
+
+
+def producer_of(address: str, *topics: str, checker: Any = None) -> Any:
+    from rocketmq import Producer
+
+    found = Producer(configuration(address), topics, checker) if checker else Producer(configuration(address), topics)
+    found.startup()
+    return found
+
+
+def message_of(topic: str, body: str, **parts: Any) -> Any:
+    from rocketmq import Message
+
+    found = Message()
+    found.topic, found.body = topic, body.encode()
+    for name, value in parts.items():
+        setattr(found, name, value)
+    return found
+
+
+def normal_producer(address: str, topic: str, _: str) -> object:
+    """Sends one by one, and without waiting."""
+    producer = producer_of(address, topic)
+    receipts = []
+    for number in range(COUNT):
+        message = message_of(topic, f"number {number}", tag="even" if number % 2 == 0 else "odd", keys=f"key-{number}")
+        message.add_property("number", str(number))
+        receipts.append(producer.send(message))
+    waiting = [producer.send_async(message_of(topic, f"number {COUNT + number}")) for number in range(COUNT)]
+    receipts += [each.result() for each in waiting]
+    producer.shutdown()
+    return [each.message_id for each in receipts]
+
+
+def fifo_producer(address: str, topic: str, _: str) -> object:
+    """Sends messages of three groups."""
+    producer = producer_of(address, topic)
+    for number in range(COUNT):
+        producer.send(message_of(topic, str(number), message_group=f"group-{number % 3}"))
+    producer.shutdown()
+    return COUNT
+
+
+def delay_producer(address: str, topic: str, _: str) -> object:
+    """Sends one that comes in two seconds, and one in an hour, which it recalls."""
+    producer = producer_of(address, topic)
+    soon = producer.send(message_of(topic, "soon", delivery_timestamp=int(time.time()) + 2))
+    late = producer.send(message_of(topic, "late", delivery_timestamp=int(time.time()) + 3600))
+    recalled = producer.recall_message(topic, late.recall_handle)
+    producer.shutdown()
+    return {"soon": soon.message_id, "late": late.message_id, "recalled": recalled}
+
+
+def simple_consumer(address: str, topic: str, group: str) -> object:
+    """Receives until nothing comes for a while. The first message it leaves invisible for a second, and does not acknowledge."""
+    from rocketmq import FilterExpression, SimpleConsumer
+
+    consumer = SimpleConsumer(configuration(address), group, {topic: FilterExpression()}, await_duration=2)
+    consumer.startup()
+    seen: list[dict[str, Any]] = []
+    empty = 0
+    while empty < 2:
+        found = consumer.receive(32, 15)
+        empty = 0 if found else empty + 1
+        for each in found:
+            if not seen:
+                consumer.change_invisible_duration(each, 1)
+            else:
+                consumer.ack(each)
+            seen.append(_told(each))
+    consumer.shutdown()
+    return seen
+
+
+def push_consumer(address: str, topic: str, group: str) -> object:
+    """Is handed messages; the first one fails once."""
+    from rocketmq import ConsumeResult, FilterExpression, MessageListener, PushConsumer
+
+    seen: list[dict[str, Any]] = []
+    enough = threading.Event()
+
+    class Listener(MessageListener):
+        def consume(self, message: Any) -> Any:
+            seen.append(_told(message))
+            if len(seen) > COUNT:
+                enough.set()
+            return ConsumeResult.FAILURE if len(seen) == 1 else ConsumeResult.SUCCESS
+
+    consumer = PushConsumer(configuration(address), group, Listener(), {topic: FilterExpression()})
+    consumer.startup()
+    enough.wait(60)
+    time.sleep(0.5)  # for the last acknowledgement, which the client sends after its listener has returned
+    consumer.shutdown()
+    return seen
+
+
+def _told(message: Any) -> dict[str, Any]:
+    return {
+        "id": message.message_id,
+        "body": message.body.decode(),
+        "tag": message.tag,
+        "keys": sorted(message.keys),
+        "properties": dict(message.properties),
+        "group": message.message_group,
+        "attempt": message.delivery_attempt,
+        "corrupted": message.corrupted,
+    }
+
+
+PROGRAMS: Final[dict[str, Callable[[str, str, str], object]]] = {
+    each.__name__: each for each in (normal_producer, fifo_producer, delay_producer, simple_consumer, push_consumer)
+}
+
+if __name__ == "__main__":
+    sys.stdout.write("result " + json.dumps(PROGRAMS[sys.argv[1]](*sys.argv[2:])) + "\n")
+    sys.stdout.flush()

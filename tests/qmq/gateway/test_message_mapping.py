@@ -1,0 +1,130 @@
+"""RocketMQ's messages as ours: names, bodies, properties, and what is refused with which code."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import zlib
+
+import pytest
+from gateway_stub import message
+
+from qmq.errors import BY_CODE, AccessDenied, CallerError, NoQuorum, Overloaded, Unavailable, UnknownSubject
+from qmq.gateway.body_encoding import check_digest, digest_of, plain_body
+from qmq.gateway.message_mapping import message_from_client
+from qmq.gateway.messaging_service import endpoints_of
+from qmq.gateway.rocketmq_names import group_of_resource, subject_of_topic
+from qmq.gateway.status_codes import Refused, joined_status, status_of_failure
+from qmq.gateway.tag_expression import tags_of_expression
+from qmq.gateway.topic_sending import parse_recall_handle, recall_handle
+from qmq.proto.rocketmq import definition_pb2 as api
+
+BODY_MAX = 1_000
+
+
+def code_of(sent: api.Message) -> int:
+    with pytest.raises(Refused) as caught:
+        message_from_client(sent, BODY_MAX)
+    return caught.value.code
+
+
+def test_a_fifo_messages_key_is_its_group_and_a_normal_ones_its_id() -> None:
+    fifo = message_from_client(message("t", kind=api.FIFO, group="g", keys=["k"]), BODY_MAX)
+    normal = message_from_client(message("t", keys=["k", "l"]), BODY_MAX)
+    assert (fifo.key(is_ordered=True), normal.key(is_ordered=True)) == ("g", normal.message_id)
+    assert normal.key(is_ordered=False) == "k"
+
+
+def test_a_type_that_a_client_leaves_out_follows_from_the_message() -> None:
+    unspecified = api.MESSAGE_TYPE_UNSPECIFIED
+    for sent, kind in (
+        (message("t", kind=unspecified), api.NORMAL),
+        (message("t", kind=unspecified, group="g"), api.FIFO),
+        (message("t", kind=unspecified, due_ms=5), api.DELAY),
+        (message("t", kind=api.FIFO, group="g", due_ms=5), api.FIFO),
+    ):
+        assert message_from_client(sent, BODY_MAX).kind == kind
+
+
+def test_what_a_message_must_not_say_is_refused_with_its_code() -> None:
+    nameless = message("t")
+    nameless.system_properties.message_id = ""
+    assert code_of(nameless) == api.ILLEGAL_MESSAGE_ID
+    assert code_of(message("a/b")) == api.ILLEGAL_TOPIC
+    assert code_of(message("t", tag="a|b")) == api.ILLEGAL_MESSAGE_TAG
+    assert code_of(message("t", keys=["a b"])) == api.ILLEGAL_MESSAGE_KEY
+    assert code_of(message("t", **{"qmq-group": "g"})) == api.ILLEGAL_MESSAGE_PROPERTY_KEY
+    assert code_of(message("t", **{"rocketmq-id": "g"})) == api.ILLEGAL_MESSAGE_PROPERTY_KEY
+    for conflict in (message("t", kind=api.FIFO), message("t", group="g"), message("t", kind=api.DELAY), message("t", due_ms=5)):
+        assert code_of(conflict) == api.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE
+    assert code_of(message("t", kind=api.PRIORITY)) == api.UNSUPPORTED
+
+
+def test_names_are_joined_with_their_namespace() -> None:
+    assert subject_of_topic(api.Resource(name="t", resource_namespace="n")) == "n.t"
+    assert group_of_resource(api.Resource(name="g")) == "g"
+    with pytest.raises(Refused):
+        group_of_resource(api.Resource(resource_namespace="n"))
+
+
+def test_digests_are_checked_however_they_are_written() -> None:
+    body = next(each for each in (b"%d" % number for number in range(10_000)) if zlib.crc32(each) < 1 << 28)
+    crc = f"{zlib.crc32(body):X}"
+    for told in (crc, crc.lower(), crc.rjust(8, "0")):
+        check_digest(body, api.Digest(type=api.CRC32, checksum=told))
+    check_digest(body, api.Digest(type=api.SHA1, checksum=hashlib.sha1(body).hexdigest()))
+    check_digest(body, digest_of(body))
+    check_digest(body, api.Digest())
+    for kind in (api.CRC32, api.MD5, api.SHA1):
+        with pytest.raises(Refused):
+            check_digest(body, api.Digest(type=kind, checksum="1234"))
+
+
+def test_a_compressed_body_that_is_cut_broken_or_huge_is_refused() -> None:
+    packed = gzip.compress(bytes(BODY_MAX))
+    assert plain_body(packed, api.GZIP, BODY_MAX) == bytes(BODY_MAX)
+    assert plain_body(packed, api.IDENTITY, BODY_MAX) == packed
+    for broken, code in (
+        (packed[:-9], api.MESSAGE_CORRUPTED),
+        (b"nonsense", api.MESSAGE_CORRUPTED),
+        (gzip.compress(bytes(100_000_000), 1), api.MESSAGE_BODY_TOO_LARGE),
+    ):
+        with pytest.raises(Refused) as caught:
+            plain_body(broken, api.GZIP, BODY_MAX)
+        assert caught.value.code == code
+
+
+def test_a_tag_expression_is_a_list_of_tags_or_everything() -> None:
+    assert tags_of_expression("*") == tags_of_expression(" ") == ()
+    assert tags_of_expression("b || a||b") == ("a", "b")
+    for wrong in ("a ||", "|", "a | b", "x" * 300):
+        with pytest.raises(Refused):
+            tags_of_expression(wrong)
+
+
+def test_every_error_has_a_code_and_the_ones_to_mend_begin_with_four() -> None:
+    for kind in BY_CODE.values():
+        status = status_of_failure(kind("so"))
+        assert status.code != api.CODE_UNSPECIFIED
+        if issubclass(kind, CallerError):
+            assert 40_000 <= status.code < 50_000, kind
+        elif issubclass(kind, Unavailable) and not issubclass(kind, Overloaded):
+            assert 50_000 <= status.code < 60_000, kind
+    told = [status_of_failure(each).code for each in (UnknownSubject("s"), AccessDenied("a"), NoQuorum("q"), ValueError("secret"))]
+    assert told == [api.TOPIC_NOT_FOUND, api.FORBIDDEN, api.HA_NOT_AVAILABLE, api.INTERNAL_SERVER_ERROR]
+    assert "secret" not in status_of_failure(ValueError("secret")).message
+    assert joined_status([]).code == api.BAD_REQUEST
+
+
+def test_a_recall_handle_says_what_it_was_made_of() -> None:
+    assert parse_recall_handle(recall_handle("01AB", "00-1-2-delay")) == ("01AB", "00-1-2-delay")
+
+
+def test_an_advertised_address_says_of_which_kind_it_is() -> None:
+    for address, scheme, host in (
+        ("10.0.0.1:80", api.IPv4, "10.0.0.1"),
+        ("[::1]:80", api.IPv6, "::1"),
+        ("mq.example:80", api.DOMAIN_NAME, "mq.example"),
+    ):
+        found = endpoints_of(address)
+        assert (found.scheme, found.addresses[0].host, found.addresses[0].port) == (scheme, host, 80)
