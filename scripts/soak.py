@@ -68,6 +68,7 @@ def main() -> int:
     options.add_argument("--load", type=float, default=0.7, help="share of what the node takes")
     options.add_argument("--seed", type=int, default=random.randrange(10**6))
     options.add_argument("--out", type=Path, default=None, help="a folder for samples and plot")
+    options.add_argument("--secure", action="store_true", help="behind TLS, with enforced rules")
     options.add_argument("--json", action="store_true")
     chosen = options.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="qmq-soak-"))
@@ -79,6 +80,7 @@ def main() -> int:
             seed=chosen.seed,
             load=chosen.load,
             progress=lambda what, share: bar.update(task, description=what, completed=share),
+            secure=chosen.secure,
         )
         report = asyncio.run(soak.run())
     if not report.anomalies:

@@ -38,6 +38,7 @@ def main() -> int:
     options.add_argument("--changes", type=int, default=20)
     options.add_argument("--seed", type=int, default=random.randrange(10**6))
     options.add_argument("--only", choices=list(RUNS), action="append")
+    options.add_argument("--secure", action="store_true", help="TLS everywhere, rules, etcd with users: docker-compose.secure.yml")
     options.add_argument("--json", action="store_true")
     chosen = options.parse_args()
     found: dict[str, Any] = {"seed": chosen.seed}
@@ -45,7 +46,7 @@ def main() -> int:
     with Progress(console=Console(stderr=True), transient=True, disable=chosen.json) as bar:
         for name in names:
             task = bar.add_task(name, total=chosen.kills)
-            with tempfile.TemporaryDirectory(prefix="qmq-spark-") as folder, cluster(Path(folder)) as started:
+            with tempfile.TemporaryDirectory(prefix="qmq-spark-") as folder, cluster(Path(folder), secure=chosen.secure) as started:
                 outcome = RUNS[name](
                     started,
                     Path(folder),

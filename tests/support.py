@@ -126,6 +126,8 @@ class NodeProcess:
         self.data_address = ""
         self.metrics_address = ""
         """Empty without `--metrics-port`."""
+        self.errors = ""
+        """What it wrote to standard error, once it has ended."""
         self.process: subprocess.Popen[str] | None = None
 
     def start(self) -> str:
@@ -154,8 +156,8 @@ class NodeProcess:
         self.address = line.split("ready at ")[1].split()[0]
         self.data_address = line.split("data at ")[1].split(",")[0]
         self.metrics_address = line.partition("metrics at ")[2].rstrip(")\n")
-        self._errors = threading.Thread(target=_drain, args=(self.process.stderr,), daemon=True)
-        self._errors.start()
+        self._drainer = threading.Thread(target=self._drain, args=(self.process.stderr,), daemon=True)
+        self._drainer.start()
         return self.address
 
     def kill(self) -> None:
@@ -174,13 +176,12 @@ class NodeProcess:
         status = process.wait(30)
         assert process.stdout is not None
         process.stdout.close()
-        self._errors.join(10)
+        self._drainer.join(10)
         return status
 
-
-def _drain(stream: IO[str]) -> None:
-    with stream:
-        stream.read()
+    def _drain(self, stream: IO[str]) -> None:
+        with stream:
+            self.errors = stream.read()
 
 
 async def eventually(condition: object, *, within_s: float = 20.0) -> None:

@@ -1,6 +1,7 @@
 """One running group for all tests of a session that need one: it takes ten seconds to start.
 
-QMQ_TEST_SECURE=1 (`scripts/test --secure`) makes it a secured one, and clients that are opened without certificates show the operator's.
+QMQ_TEST_SECURE=1 (`scripts/test --secure`) makes it a secured one that enforces rules, and clients that are opened without certificates
+show the operator's.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import needs
 import pytest
 
 from qmq.security.tls import CA_VARIABLE, CERT_VARIABLE, KEY_VARIABLE
-from system.group import SECURE, Group, running_group
+from system.group import SECURE, Group, enforce_rules, running_group
 
 
 @pytest.fixture(scope="session")
@@ -19,6 +20,8 @@ def group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Group]:
     """Group g1 with etcd and metaservers."""
     network = "netns" if needs.can_use_namespaces() else "loopback"
     with running_group(tmp_path_factory.mktemp("cluster"), network, secure=SECURE) as found:
+        if SECURE:
+            enforce_rules(found.cluster)
         yield found
 
 

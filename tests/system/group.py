@@ -132,6 +132,11 @@ def _agree(found: list[pb.ReplicaStatus]) -> bool:
     return same and done and sum(each.is_serving for each in found) == 1
 
 
+def enforce_rules(cluster: Cluster) -> None:
+    """Nobody does anything in this secured cluster without a rule any more, but for its servers and `admin`."""
+    assert cluster.run(["qmq", "acl", "mode", "enforce"]) == 0
+
+
 @contextmanager
 def running_group(folder: Path, network: str, *, secure: bool = False, **environment: str) -> Iterator[Group]:
     """etcd, metaservers and group g1, until the end of the block; with `secure`, over TLS, and the cluster's `admin` looks at it."""

@@ -31,7 +31,7 @@ from qmq.network import NETWORK, Network
 from qmq.proto.v1 import control_pb2 as pb
 from qmq.security.tls import CA_VARIABLE, CERT_VARIABLE, KEY_VARIABLE
 from qmq.security.tls_network import network_of
-from system.group import CONTROL_PORT, ETCD, ETCD_USERS, describe, papers_of
+from system.group import CONTROL_PORT, ETCD, ETCD_USERS, describe, enforce_rules, papers_of
 
 META_PORT = 20880
 FIRST_DATA_PORT = 20900
@@ -161,8 +161,8 @@ def running_cluster(
 ) -> Iterator[OrderedCluster]:
     """A cluster of that shape, until the end of the block.
 
-    With `secure` the broker groups and metaservers are those of docker-compose.secure.yml, with its three members of etcd; clients in this
-    process and its children show the administrator's certificate.
+    With `secure` the broker groups and metaservers are those of docker-compose.secure.yml, with its three members of etcd, and rules are
+    enforced; clients in this process and its children show the administrator's certificate.
     """
     settings = {**ETCD_TIMES, **(environment or {})}
     file = folder / "compose.json"
@@ -172,6 +172,7 @@ def running_cluster(
         services = (*ETCD, *ETCD_USERS, *shape.meta_names, *chain.from_iterable(shape.replica_names.values()))
         with Cluster(folder / "cluster", network=network, environment=settings, secure=True) as cluster:
             cluster.up(services, deps=False)
+            enforce_rules(cluster)
             shown = papers_of(folder / "cluster", "admin")
             variables = {CA_VARIABLE: shown.ca, CERT_VARIABLE: shown.cert, KEY_VARIABLE: shown.key}
             with patch.dict(os.environ, {name: str(path) for name, path in variables.items()}):

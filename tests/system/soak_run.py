@@ -32,6 +32,7 @@ from support import NodeProcess
 
 import qmq
 from qmq.model import OPERATORS, dead_letter_subject
+from system.secured_node import secured
 from system.soak_judge import Sample, Verdict, judge_messages, judge_samples
 from system.soak_worker import EVERY, FAILS, GROUP, LEASE_MS, SUBJECT, read_notes
 
@@ -94,7 +95,7 @@ class Worker:
 
 
 class Soak:
-    """`progress` is told (what, share done)."""
+    """`progress` is told (what, share done). `secure`: behind TLS, and rules are enforced."""
 
     def __init__(
         self,
@@ -106,11 +107,13 @@ class Soak:
         calibrate_s: float = 10.0,
         steps_s: float = 2.0,
         progress: Callable[[str, float], None] = lambda _what, _share: None,
+        secure: bool = False,
     ) -> None:
         self._folder = folder
         self._random = Random(seed)
         self._calibrate_s, self._steps_s = calibrate_s, steps_s
         self._progress = progress
+        self._secure = secure
         self._node = NodeProcess(folder / "node", "--no-delay", "--retention-mib", str(RETENTION_MIB), "--segment-mib", "512")
         self._numbers = itertools.count()
         self._consumers: list[Worker] = []
@@ -120,6 +123,10 @@ class Soak:
     async def run(self) -> Report:
         """All of it. Raises AssertionError if a worker fails, TimeoutError if the group does not come to its end."""
         (self._folder / "notes").mkdir(parents=True)
+        async with secured(self._node, self._folder, secure=self._secure):
+            return await self._run()
+
+    async def _run(self) -> Report:
         await asyncio.to_thread(self._node.start)
         try:
             async with qmq.connect(self._node.address) as mq:

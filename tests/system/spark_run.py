@@ -20,6 +20,8 @@ from system.spark_driver import DriverProcess, kill_at_random
 from system.spark_workload import Row, anomalies, change_now_and_then, create, publish, read_log, source_rows
 
 SHAPE = Shape(etcds=1, metas=1, groups=3, replicas=1)
+SECURED_SHAPE = Shape(etcds=3, metas=1, groups=2, replicas=3)
+"""Of docker-compose.secure.yml."""
 TESTS = Path(__file__).resolve().parents[1]
 FILES_PER_KILL = 20
 
@@ -37,9 +39,9 @@ class Outcome:
 
 
 @contextmanager
-def cluster(folder: Path) -> Iterator[OrderedCluster]:
-    """Three broker groups of one replica each, on loopback: drivers die here, not brokers."""
-    with running_cluster(folder, SHAPE, "loopback") as found:
+def cluster(folder: Path, *, secure: bool = False) -> Iterator[OrderedCluster]:
+    """Broker groups on loopback: drivers die here, not brokers. With `secure` everybody shows a certificate, and rules are enforced."""
+    with running_cluster(folder, SECURED_SHAPE if secure else SHAPE, "loopback", secure=secure) as found:
         yield found
 
 

@@ -7,13 +7,16 @@ import os
 import random
 from collections import Counter
 from datetime import timedelta
+from pathlib import Path
 
 import forms
 import pytest
 from support import NodeProcess, eventually
 
 import qmq
-from qmq.errors import QmqError
+from qmq.errors import AccessDenied, QmqError
+from system.group import SECURE
+from system.secured_node import secured
 
 KILLS = int(os.environ.get("QMQ_KILLS", {"all": "50", "ci": "10", "gate": "4"}[forms.FORM]))
 POLL = timedelta(seconds=0.1)
@@ -97,16 +100,27 @@ async def drain(node: NodeProcess) -> Counter[bytes]:
 
 
 @pytest.mark.parametrize("flush", forms.some(["sync", "async"], 2))
-async def test_an_acknowledged_message_survives_kill_9_however_often(node_process: NodeProcess, flush: str) -> None:
+async def test_an_acknowledged_message_survives_kill_9_however_often(node_process: NodeProcess, tmp_path: Path, flush: str) -> None:
     node_process.options = ("--flush", flush)
     load = Load(random.Random(forms.SEED))
-    for number in range(KILLS // 2):
-        await one_round(node_process, load, number)
-    node_process.start()
-    stored = await drain(node_process)
+    async with secured(node_process, tmp_path, secure=SECURE):
+        for number in range(KILLS // 2):
+            await one_round(node_process, load, number)
+        node_process.start()
+        await require_closed(node_process)
+        stored = await drain(node_process)
     assert load.acknowledged
     assert load.acked
     assert load.acknowledged - stored.keys() == set()
     assert set(stored.values()) == {1}
     assert load.after_ack == Counter(), "what a consumer acknowledged, and heard so, came back"
     assert node_process.stop() == 0
+
+
+async def require_closed(node: NodeProcess) -> None:
+    """In the secured form the rules still hold behind all kills."""
+    if SECURE:
+        async with qmq.connect(node.address) as mq:
+            assert (await mq.access.whoami()).mode == "enforce"
+            with pytest.raises(AccessDenied):
+                await mq.access.rules()

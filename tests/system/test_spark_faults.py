@@ -10,6 +10,7 @@ from pathlib import Path
 import forms
 import pytest
 
+from system.group import SECURE
 from system.spark_run import archive_run, cluster, sink_run
 
 pytestmark = pytest.mark.xdist_group("drivers")
@@ -19,7 +20,7 @@ ROWS = 30_000 if forms.FORM == "all" else 10_000
 
 @pytest.mark.long
 def test_a_stream_whose_driver_is_killed_archives_each_row_once_across_route_changes(tmp_path: Path) -> None:
-    with cluster(tmp_path) as found:
+    with cluster(tmp_path, secure=SECURE) as found:
         outcome = archive_run(found, tmp_path, rows=2 * ROWS, changes=3 * KILLS, kills=KILLS, seed=1)
     assert not outcome.anomalies, outcome.anomalies[:20]
     assert outcome.changes == 3 * KILLS
@@ -28,7 +29,7 @@ def test_a_stream_whose_driver_is_killed_archives_each_row_once_across_route_cha
 
 @pytest.mark.long
 def test_a_sink_whose_driver_is_killed_leaves_each_row_once_in_the_log_across_route_changes(tmp_path: Path) -> None:
-    with cluster(tmp_path) as found:
+    with cluster(tmp_path, secure=SECURE) as found:
         outcome = sink_run(found, tmp_path, rows=ROWS, changes=2 * KILLS, kills=KILLS, seed=2)
     assert not outcome.anomalies, outcome.anomalies[:20]
     assert sum(outcome.moments.values()) == KILLS
