@@ -168,6 +168,7 @@ class Connection(Flushable):
         if self._peer is not None:
             self._peer.take(each)
             return
+        self.access.request_id = each.request_id
         if not self.has_said_hello:
             self._hello(each)
             return

@@ -19,7 +19,6 @@ from __future__ import annotations
 import asyncio
 from typing import Final
 
-from qmq.errors import AccessDenied
 from qmq.network import uid_of_peer
 from qmq.security.access_control import Caller, OpenAccess
 from qmq.security.access_rules import Need, Operation, on_group, on_subject
@@ -58,6 +57,8 @@ class ConnectionAccess:
     def __init__(self, access: OpenAccess) -> None:
         self._access = access
         self.caller = Caller()
+        self.request_id = 0
+        """Of the frame that is being handled."""
         self._is_encrypted = False
         self._subjects: set[bytes] = set()
         self._version = -1
@@ -75,18 +76,15 @@ class ConnectionAccess:
 
     def renew(self, token: str) -> None:
         """A newer token, which must be the same principal's. Raises NotAuthenticated, AccessDenied."""
-        newer = self._access.identify(None, token, self.caller.address)
-        if newer.principal != self.caller.principal:
-            raise AccessDenied(f"this connection is {self.caller.principal}'s: open another one for {newer.principal}")
-        self.caller = newer
+        self.caller = self._access.renew(self.caller._replace(request=str(self.request_id)), token)
 
     def accepts_replica(self) -> None:
         """Whether the peer may speak as a replica: with TLS only who has a server's certificate. Raises AccessDenied.
 
         Whether it belongs to the group is proved by the group's secret (ADR 0017), with TLS and without.
         """
-        if self._access.is_on and self._is_encrypted and not self.caller.principal.is_server:
-            raise AccessDenied(f"{self.caller.principal} is no server: give the replica a certificate of `qmq cert server`")
+        if self._is_encrypted:
+            self._access.require_replica(self.caller._replace(request=str(self.request_id)))
 
     # --- what it may do ------------------------------------------------------------------------------------------------
 
@@ -112,15 +110,21 @@ class ConnectionAccess:
 
     def _require(self, action: str, *needs: Need) -> None:
         if self._access.is_on:
-            self._access.require(self.caller, action, *needs)
+            self._access.require(self.caller._replace(request=str(self.request_id)), action, *needs)
 
     def look_again(self) -> None:
         """The rules have changed, or time has passed. Raises AccessDenied, NotAuthenticated: the connection must end."""
+        self._subjects.clear()
         if not self._access.is_on:
             return
         self._access.check(self.caller)
         for subject, group in self._consumes:
             self._access.require(self.caller, "ATTACH", *_consuming(subject, group))
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the token that was shown has come to its end."""
+        return self._access.has_ended(self.caller)
 
     @property
     def is_on(self) -> bool:

@@ -22,6 +22,8 @@ from qmq.wire.partial_frames import PartialFrames
 
 CLOSE_S: Final = 2.0
 """How long a connection may take to read its last answers."""
+ACCESS_LOOK_S: Final = 1.0
+"""So often the clock is asked what no change of the rules tells: tokens that have ended, and rules that are too old."""
 
 
 class DataServer:
@@ -43,6 +45,8 @@ class DataServer:
         self._all_closed = asyncio.Event()
         self._is_stopping = False
         self._looking: asyncio.TimerHandle | None = None
+        self._watching: asyncio.TimerHandle | None = None
+        self._is_stale = False
         self._forget_access: Callable[[], object] = lambda: None
 
     async def start(self, host: str, port: int) -> None:
@@ -51,6 +55,7 @@ class DataServer:
         self.port = self._listener.port
         self._forget_access = self._broker.access.on_change(self._look_at_access)
         self._look_later()
+        self._watch_clock()
 
     def _accept(self) -> asyncio.BaseProtocol:
         connection = Connection(self._broker, self._closed, self._received, self._partial, self._budget, self.throttle)
@@ -107,6 +112,18 @@ class DataServer:
         for connection in list(self._connections):
             connection.look_at_access()
 
+    def _watch_clock(self) -> None:
+        self.look_at_clock()
+        self._watching = asyncio.get_running_loop().call_later(ACCESS_LOOK_S, self._watch_clock)
+
+    def look_at_clock(self) -> None:
+        """End what is not allowed any more because time has passed, and nothing else has changed."""
+        was_stale, self._is_stale = self._is_stale, self._broker.access.is_stale
+        has_turned = was_stale is not self._is_stale
+        for connection in list(self._connections):
+            if has_turned or connection.access.has_ended:
+                connection.look_at_access()
+
     def end_stalled(self) -> None:
         """One look at every connection; who is found without progress in `LOOKS` of them is ended."""
         for connection in list(self._connections):
@@ -131,8 +148,9 @@ class DataServer:
         self._is_stopping = True
         if self._listener is not None:
             self._listener.close()
-        if self._looking is not None:
-            self._looking.cancel()
+        for each in (self._looking, self._watching):
+            if each is not None:
+                each.cancel()
         self._forget_access()
         await asyncio.sleep(0)  # connections that asyncio has accepted are made in this round
         for end in (FrameStream.close, FrameStream.abort):

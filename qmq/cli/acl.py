@@ -116,7 +116,7 @@ def tell_decision(
 
     found = run(_ask())
     answer = "allowed" if found.is_allowed else "denied"
-    row = (principal, operation, f"{kind} {name}".strip(), answer, found.rule.id or "no rule", ",".join(found.roles))
+    row = (principal, operation, f"{kind} {name}".strip(), answer, found.rule.id or found.by or "no rule", ",".join(found.roles))
     show("decision", ("principal", "operation", "resource", "answer", "decided by", "roles"), [row], as_json=as_json)
     if not found.is_allowed:
         raise typer.Exit(1)

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import sys
+from typing import Final
+
+GRPC_VERBOSITY: Final = "GRPC_VERBOSITY"
 
 
 def main() -> None:
     """Run the command line."""
+    # gRPC reads this when it is imported. Without it, it writes a line to standard error for each stranger whose handshake fails.
+    os.environ.setdefault(GRPC_VERBOSITY, "ERROR")
     try:
         from qmq.cli.app import app
     except ImportError as cause:

@@ -136,7 +136,7 @@ class GuardFlags:
         str, typer.Option(envvar="QMQ_ADMINS", help="Principals that may do everything, comma-separated: op:alice,op:bob.")
     ] = ""
     access_stale_s: Annotated[
-        int, typer.Option(envvar="QMQ_ACCESS_STALE_S", min=1, help="How long the last rules hold while the coordination store is away.")
+        int, typer.Option(envvar="QMQ_ACCESS_STALE_S", min=10, help="How long the last rules hold while the coordination store is away.")
     ] = 300
     audit_log: Annotated[
         Path | None, typer.Option(envvar="QMQ_AUDIT_LOG", help="File for the audit log; without it, part of the ordinary log.")

@@ -79,7 +79,7 @@ class AccessService(access_pb2_grpc.AccessServicer):
         need = Need(operation_of(request.operation), kind_of(request.kind), request.name)
         decision, book = self._access.decide(principal, need), self._access.state.book
         rule = None if decision.rule is None else _rule_message(decision.rule)
-        return pb.TestAccessResponse(is_allowed=decision.is_allowed, rule=rule, roles=book.roles_of(principal))
+        return pb.TestAccessResponse(is_allowed=decision.is_allowed, rule=rule, roles=book.roles_of(principal), by=decision.by)
 
     @answering
     async def ListTokens(self, request: pb.ListTokensRequest) -> pb.ListTokensResponse:

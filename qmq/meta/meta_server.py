@@ -76,12 +76,13 @@ class MetaServer:
         """`access` is that of the process, if it has one already; `process` describes it."""
         self._config = config
         self._network = network
-        self._access = access or follow_access(view, config.access)
+        clock = clock or SystemClock()
+        self._access = access or follow_access(view, config.access, clock=clock)
         self._brokers = Brokers(view, server_network(network, view))
         self._watchers = Watchers(view)
         self.calls = CallCounts()
         cluster = ClusterCatalog(store, view, auto_create=config.auto_create, groups_per_subject=config.groups_per_subject)
-        masters, clock = PartitionMasters(self._brokers), clock or SystemClock()
+        masters = PartitionMasters(self._brokers)
         self._controller = Controller(store, view, masters, clock, timing=config.timing)
         self._resharding = Resharding(store, view, masters, self._controller, clock, timing=config.timing)
         self._evacuation = Evacuation(view, self._controller, clock)

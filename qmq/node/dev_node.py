@@ -109,7 +109,7 @@ class Node:
         self.view = ClusterView(self.coordination, relist_s=RELIST_S)
         self._network = server_network(self._given_network, self.view)
         self._audit = audit_subject_of(config.access, self.coordination, self.view, self._network, "dev")
-        self.access = follow_access(self.view, config.access, AuditLog(sink=self._audit))
+        self.access = follow_access(self.view, config.access, AuditLog(sink=self._audit), self._clock)
         self._process = process_status(config.host, credentials=self._network.credentials)
         self.delay: DelayPart | None = None
         self.metrics: MetricsServer | None = None

@@ -109,8 +109,8 @@ class ReplicaNode:
         self.view = ClusterView(self.coordination)
         self.doors = replace(doors, network=server_network(doors.network, self.view))
         self._audit = audit_subject_of(config.access, self.coordination, self.view, self.doors.network, f"{config.group}/{config.replica}")
-        self.access = follow_access(self.view, config.access, AuditLog(sink=self._audit))
         self._clock = clock or doors.clock or SystemClock()
+        self.access = follow_access(self.view, config.access, AuditLog(sink=self._audit), self._clock)
         self._disk = doors.disk
         self._is_opening = False
         self._roles: dict[str, int] = {}

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple, Protocol
 
 from qmq.errors import AccessDenied, NotAuthenticated, Unavailable
-from qmq.security.access_rules import AccessMode, AccessRule, Decision, Need, Operation, decide
+from qmq.security.access_rules import AccessMode, AccessRule, Decision, Need, Operation, decide, on_cluster
 from qmq.security.access_state import AccessState
 from qmq.security.audit import AuditLog
 from qmq.security.principal import ANONYMOUS, CertificateNames, Principal, PrincipalRule, local_user
@@ -45,6 +45,8 @@ class Caller(NamedTuple):
     token_id: str = ""
     ends_ms: int = 0
     """When the token ends, in milliseconds since 1970; 0: never."""
+    request: str = ""
+    """The id of the request that is being served."""
 
 
 class Verifier(Protocol):
@@ -108,16 +110,26 @@ class OpenAccess:
     """Everybody may do everything: of a broker that belongs to no cluster."""
 
     is_on = False
+    is_stale = False
     version = 0
 
     def identify(self, names: CertificateNames | None, token: str, address: str, uid: int | None = None) -> Caller:
         return Caller(address=address)
 
+    def renew(self, caller: Caller, token: str) -> Caller:
+        return caller
+
     def require(self, caller: Caller, action: str, *needs: Need) -> None:
+        return
+
+    def require_replica(self, caller: Caller) -> None:
         return
 
     def check(self, caller: Caller) -> None:
         return
+
+    def has_ended(self, caller: Caller) -> bool:
+        return False
 
     has_quotas = False
 
@@ -165,6 +177,11 @@ class AccessControl(OpenAccess):
     @property
     def is_enforced(self) -> bool:
         return self.mode is AccessMode.ENFORCE
+
+    @property
+    def is_stale(self) -> bool:  # type: ignore[override]
+        """Whether the coordination store has been away for so long that the last known rules hold no longer."""
+        return self.is_enforced and self._source.silent_ms > self.config.stale_ms
 
     @property
     def version(self) -> int:  # type: ignore[override]
@@ -217,9 +234,30 @@ class AccessControl(OpenAccess):
         principal, ends_ms = self._verifier.verify(token)
         return Caller(principal, "jwt", address, "", ends_ms)
 
+    def renew(self, caller: Caller, token: str) -> Caller:
+        """The same caller by a newer token. Raises NotAuthenticated, AccessDenied: it is somebody else's."""
+        newer = self.identify(None, token, caller.address)
+        if newer.principal == caller.principal:
+            return newer
+        why = f"this connection is {caller.principal}'s: open another one for {newer.principal}"
+        self.audit.refuse(
+            principal=str(caller.principal),
+            how=caller.how,
+            address=caller.address,
+            action="REAUTH",
+            on=str(newer.principal),
+            request=caller.request,
+            error=why,
+        )
+        raise AccessDenied(why)
+
+    def has_ended(self, caller: Caller) -> bool:
+        """Whether the token that it showed has come to its end."""
+        return bool(caller.ends_ms) and self._now_ms() >= caller.ends_ms
+
     def check(self, caller: Caller) -> None:
         """Whether the caller still is who it was: its token was neither revoked nor has it ended. Raises NotAuthenticated."""
-        if caller.ends_ms and self._now_ms() >= caller.ends_ms:
+        if self.has_ended(caller):
             raise NotAuthenticated("the token has ended: connect again with a new one")
         if caller.token_id and caller.token_id not in self._source.access.tokens:
             raise NotAuthenticated("the token was revoked")
@@ -268,17 +306,26 @@ class AccessControl(OpenAccess):
             if not decision.is_allowed:
                 self._refuse(caller, action, need, decision)
 
+    def require_replica(self, caller: Caller) -> None:
+        """Only a server may speak as a replica: neither a rule nor `--admins` makes one. Raises AccessDenied."""
+        if self.is_on and not caller.principal.is_server:
+            self._refuse(caller, "REPLICA_HELLO", on_cluster(Operation.REPLICATE), Decision(False, by="no rule makes a server"))
+
     def decide(self, principal: Principal, need: Need) -> Decision:
         """What holds for a principal, as of now."""
-        if principal.is_server or str(principal) in self.config.admins:
-            return Decision(True)
+        if principal.is_server:
+            return Decision(True, by="a server")
+        if str(principal) in self.config.admins:
+            return Decision(True, by="--admins")
         state = self._source.access
         if self._source.revision == 0:
             raise Unavailable("the rules are not known yet: the coordination store has not answered")
-        if state.unreadable or (self._source.silent_ms > self.config.stale_ms and self.mode is AccessMode.ENFORCE):
-            return Decision(False)
+        if state.unreadable:
+            return Decision(False, by=f"unreadable: {min(state.unreadable)}")
+        if self.is_stale:
+            return Decision(False, by="the coordination store is away")
         if need.operation is Operation.PRODUCE and need.name and need.name == self.config.audit_subject:
-            return Decision(False)  # only servers write what they did
+            return Decision(False, by="only servers write the audit log")
         if self._decided_at != state.version or len(self._decided) > DECISIONS_MAX:
             self._decided, self._rules, self._decided_at = {}, {}, state.version
         found = self._decided.get((principal, need))
@@ -302,6 +349,7 @@ class AccessControl(OpenAccess):
             on=f"{need.kind.value} {need.name}".strip(),
             result="would be denied" if is_watching else "denied",
             operation=need.operation.value,
+            request=caller.request,
             rule=decision.rule.id if decision.rule is not None else "",
         )
         if not is_watching:
@@ -309,9 +357,11 @@ class AccessControl(OpenAccess):
 
     def _why(self, caller: Caller, need: Need, decision: Decision) -> str:
         state = self._source.access
+        if need.operation is Operation.REPLICATE:
+            return f"{caller.principal} is no server: give the replica a certificate of `qmq cert server`"
         if state.unreadable:
             return f"the cluster is closed: the coordination store holds something unreadable at {min(state.unreadable)}"
-        if self._source.silent_ms > self.config.stale_ms:
+        if self.is_stale:
             return "the rules may be out of date: the coordination store has been away for too long"
         if decision.rule is not None:
             return f"{caller.principal} may not {need}: rule {decision.rule.id!r} denies it"

@@ -165,10 +165,12 @@ def check_principal_pattern(text: str) -> None:
 
 
 class Decision(NamedTuple):
-    """What the rules say, and which one decided; None: no rule allows it, or none was needed."""
+    """What the rules say, and which one decided; None: no rule allows it, or none was asked."""
 
     is_allowed: bool
     rule: AccessRule | None = None
+    by: str = ""
+    """What decided before any rule was asked, in words."""
 
 
 @dataclass(slots=True)

@@ -1,13 +1,15 @@
 """The audit log: one JSON object a line, for every administrative act, every refusal and every login that failed.
 
     {"at": "2026-11-23T12:00:00.000Z", "principal": "op:alice", "how": "token", "from": "10.0.0.7:51322", "action": "DeleteSubject",
-     "on": "subject orders", "result": "done"}
+     "request": "5f0c0e2ba31c77d4", "on": "subject orders", "result": "done"}
 
     at         when the record was made, UTC
     principal  who asked; any:anonymous for a peer that showed nothing
     how        certificate, token, jwt, local or none
     from       the peer's address
     action     the RPC's name, or the kind of the frame
+    request    the request's id: of a call what its metadata `x-request-id` says, or else a random one; of a frame its number on the
+               connection
     on         the resource
     result     done, failed, denied, or would be denied (mode `watch`)
     rule       the rule that decided, if one did

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from qmq_coordination.view import ClusterView, ViewChange
 
+from qmq.clock import Clock, SystemClock
 from qmq.errors import InvalidArgument
 from qmq.network import Network, TokenNetwork
 from qmq.security.access_control import AccessConfig, AccessControl, Verifier
 from qmq.security.audit import AuditLog
 
 
-def follow_access(view: ClusterView, config: AccessConfig | None = None, audit: AuditLog | None = None) -> AccessControl:
+def follow_access(
+    view: ClusterView, config: AccessConfig | None = None, audit: AuditLog | None = None, clock: Clock | None = None
+) -> AccessControl:
     """Access control by what a view says, which hears of each change. Raises InvalidArgument."""
-    access = AccessControl(view, config, audit=audit, verifier=None if config is None else _verifier(config))
+    verifier = None if config is None else _verifier(config)
+    access = AccessControl(view, config, audit=audit, verifier=verifier, now_ms=(clock or SystemClock()).time_ms)
 
     def changed(change: ViewChange) -> None:
         if change.access:

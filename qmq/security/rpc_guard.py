@@ -7,6 +7,7 @@ refusals go to the audit log.
 from __future__ import annotations
 
 import asyncio
+import secrets
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextvars import ContextVar
@@ -28,6 +29,9 @@ CALLER: Final[ContextVar[Caller]] = ContextVar("caller", default=Caller())  # no
 WAIT_S_MAX: Final = 2.0
 """A call waits so long for its principal's quota, and is refused where it would be more."""
 METERS_MAX: Final = 10_000
+REQUEST_ID: Final = "x-request-id"
+"""Metadata by which a caller may name its call; the audit log has the name."""
+REQUEST_ID_CHARS_MAX: Final = 64
 _BEARER: Final = "Bearer "
 
 KnowsSubject = Callable[[str], bool]
@@ -98,7 +102,7 @@ class RpcGuard(grpc.aio.ServerInterceptor):
     # --- before --------------------------------------------------------------------------------------------------------
 
     async def _admit(self, method: str, request: Any, context: Any) -> tuple[Caller, RpcRule]:
-        caller = self._identify(context)
+        caller = self._identify(context)._replace(request=_request_id(context))
         CALLER.set(caller)
         rule = RPC_RULES.get(method)
         if rule is None or rule.servers_only:
@@ -183,7 +187,16 @@ class RpcGuard(grpc.aio.ServerInterceptor):
 
 def audited(audit: AuditLog, caller: Caller, action: str, on: str, result: str, **more: object) -> None:
     """Tell the audit log of an act."""
-    audit.write(principal=str(caller.principal), how=caller.how, address=caller.address, action=action, on=on, result=result, **more)
+    audit.write(
+        principal=str(caller.principal),
+        how=caller.how,
+        address=caller.address,
+        request=caller.request,
+        action=action,
+        on=on,
+        result=result,
+        **more,
+    )
 
 
 def _on(rule: RpcRule, request: Any) -> str:
@@ -191,6 +204,13 @@ def _on(rule: RpcRule, request: Any) -> str:
     needs = rule.needs(request)
     named = ", ".join(f"{each.kind.value} {each.name}".strip() for each in needs)
     return named or str(getattr(request, "id", ""))
+
+
+def _request_id(context: Any) -> str:
+    """What the caller named its call, or else a new name."""
+    named = next((value for key, value in context.invocation_metadata() or () if key == REQUEST_ID), "")
+    is_sane = isinstance(named, str) and 0 < len(named) <= REQUEST_ID_CHARS_MAX and named.isprintable()
+    return named if is_sane else secrets.token_hex(8)
 
 
 def _short(method: str) -> str:

@@ -13,6 +13,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import grpc
 import pytest
 from qmq_coordination.broker_groups import PRESENCE, ReplicaRecord
 from support import NodeConfig, eventually, node_config, running
@@ -23,7 +24,7 @@ from qmq.client.connection import connect
 from qmq.errors import AccessDenied, InvalidArgument, NotAuthenticated
 from qmq.node import bootstrap
 from qmq.node.dev_node import Node
-from qmq.proto.v1 import meta_pb2
+from qmq.proto.v1 import control_pb2, meta_pb2, meta_pb2_grpc
 from qmq.security.access_control import AccessConfig
 from qmq.security.tls_network import network_of
 
@@ -297,9 +298,22 @@ async def test_acts_and_refusals_are_recorded_without_secrets(tmp_path: Path, ca
     assert any(each["action"] == "DeleteSubject" and each["result"] == "denied" and each["principal"] == "app:orders" for each in told)
     assert any(each["action"] == "DeleteSubject" and each["result"] == "done" and each["principal"] == ADMIN for each in told)
     assert any(each["action"] == "SetAccessMode" and each["result"] == "done" for each in told)
+    assert all(each["request"] for each in told if each["action"] != "login")
     everything = "\n".join(record.getMessage() for record in caplog.records)
     assert token.split("_", 2)[2] not in everything
     assert server_token not in everything
+
+
+async def test_a_call_is_recorded_under_the_name_that_its_caller_gave_it(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async with guarded(tmp_path) as cluster, grpc.aio.insecure_channel(cluster.node.address) as channel:
+        for name in ("release-41", "x" * 65):
+            with pytest.raises(grpc.aio.AioRpcError, match="somebody unknown"):
+                await meta_pb2_grpc.MetaStub(channel).DeleteSubject(
+                    control_pb2.DropSubjectRequest(subject=name[:20]), metadata=(("x-request-id", name),)
+                )
+    named, random = [each["request"] for each in audit(caplog) if each["action"] == "DeleteSubject"]
+    assert named == "release-41"
+    assert len(random) == 16, "a name that is too long is none"
 
 
 async def test_the_audit_log_is_a_subject_that_only_servers_write(tmp_path: Path) -> None:

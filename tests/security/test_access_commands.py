@@ -52,6 +52,8 @@ def test_an_administrator_closes_a_cluster_and_opens_it_for_one_application(say:
 
     (decision,) = say("acl", "test", "app:orders", "produce", "subject", "orders.new", "--json", token=admin)
     assert (decision["answer"], decision["decided_by"], decision["roles"]) == ("allowed", made[0]["rule"], "shops")
+    (decision,) = say("acl", "test", "node:b0", "produce", "subject", "orders.new", "--json", token=admin)
+    assert (decision["answer"], decision["decided_by"]) == ("allowed", "a server")
     assert "no rule" in say("acl", "test", "app:orders", "consume", "subject", "orders.new", token=admin, status=1)
     say("acl", "deny", "app:orders", "*", "subject", "orders.old", "--id", "no-old", token=admin)
     (decision,) = say("acl", "test", "app:orders", "produce", "subject", "orders.old", "--json", token=admin, status=1)

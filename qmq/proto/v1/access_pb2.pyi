@@ -308,7 +308,10 @@ class TestAccessResponse(_message.Message):
     IS_ALLOWED_FIELD_NUMBER: _builtins.int
     RULE_FIELD_NUMBER: _builtins.int
     ROLES_FIELD_NUMBER: _builtins.int
+    BY_FIELD_NUMBER: _builtins.int
     is_allowed: _builtins.bool
+    by: _builtins.str
+    """What decided before any rule was asked: "--admins", for example."""
     @_builtins.property
     def rule(self) -> Global___AccessRule:
         """The rule that decides; without an id if none does."""
@@ -321,10 +324,11 @@ class TestAccessResponse(_message.Message):
         is_allowed: _builtins.bool = ...,
         rule: Global___AccessRule | None = ...,
         roles: _abc.Iterable[_builtins.str] | None = ...,
+        by: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["rule", b"rule"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["is_allowed", b"is_allowed", "roles", b"roles", "rule", b"rule"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["by", b"by", "is_allowed", b"is_allowed", "roles", b"roles", "rule", b"rule"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
