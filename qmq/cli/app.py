@@ -15,6 +15,7 @@ from qmq.cli import (
     browse,
     cert,
     cluster,
+    console,
     consume,
     dedup,
     delay,
@@ -64,6 +65,7 @@ app.add_typer(message.app, name="message")
 app.add_typer(outbox.app, name="outbox")
 app.add_typer(dedup.app, name="dedup")
 app.command("why")(why.why)
+app.command("console")(console.console)
 app.add_typer(logs.app, name="log")
 app.add_typer(cert.app, name="cert")
 app.add_typer(protect_etcd.app, name="etcd")

@@ -1,0 +1,89 @@
+"""`qmq console`: a cluster in a browser (docs/CONSOLE.md)."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from qmq.cli.output import SERVER, Server, fail, run
+from qmq.errors import InvalidArgument, QmqError
+
+if TYPE_CHECKING:
+    from qmq.console.console_server import ConsoleServer
+
+HINT = "the console needs more packages: pip install 'qmq[console]'"
+
+
+def console(
+    server: Server = SERVER,
+    host: Annotated[str, typer.Option(envvar="QMQ_CONSOLE_HOST", help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(envvar="QMQ_CONSOLE_PORT", help="Port to listen on; 0 for a free one.")] = 20888,
+    login: Annotated[
+        str,
+        typer.Option(
+            envvar="QMQ_CONSOLE_LOGIN", help="Whose rights a browser has: 'own' (yours), 'token' (typed in), 'proxy' (from a proxy)."
+        ),
+    ] = "own",
+    writable: Annotated[
+        bool, typer.Option("--writable", envvar="QMQ_CONSOLE_WRITABLE", help="Allow changes; without it the console only reads.")
+    ] = False,
+    name: Annotated[list[str] | None, typer.Option("--name", help="A host name by which browsers reach it; repeatable.")] = None,
+    trusted_proxy: Annotated[
+        list[str] | None, typer.Option("--trusted-proxy", help="With --login proxy: an address from which the token header is taken.")
+    ] = None,
+    token_header: Annotated[
+        str, typer.Option("--token-header", help="With --login proxy: the header that has the token.")
+    ] = "x-forwarded-access-token",  # noqa: S107 - a name
+    mask: Annotated[list[str] | None, typer.Option("--mask", help="A field of bodies that is not shown: FIELD, or SUBJECT*:FIELD.")] = None,
+    cert: Annotated[Path | None, typer.Option("--cert", help="PEM file: the certificate that browsers see.")] = None,
+    key: Annotated[Path | None, typer.Option("--key", help="PEM file: its key.")] = None,
+    insecure: Annotated[
+        bool, typer.Option("--insecure", envvar="QMQ_INSECURE", help="Listen beyond this machine without protection.")
+    ] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log what happens.")] = False,
+) -> None:
+    """Show the cluster in a browser. Prints one line, `the console is at URL`; Ctrl-C stops it."""
+    try:
+        from qmq.console.console_config import ConsoleConfig, LoginMode, MaskRule, check
+        from qmq.console.console_server import ConsoleServer
+    except ImportError:
+        fail(InvalidArgument(HINT))
+    logging.basicConfig(level=logging.INFO if verbose else logging.WARNING, format="%(asctime)s %(name)s %(message)s")
+    try:
+        if login not in [each.value for each in LoginMode]:
+            raise InvalidArgument(f"--login is own, token or proxy, not {login!r}")
+        config = ConsoleConfig(
+            server,
+            host,
+            port,
+            LoginMode(login),
+            writable,
+            tuple(name or ()),
+            tuple(trusted_proxy or ()),
+            token_header.lower(),
+            cert,
+            key,
+            tuple(MaskRule.parse(each) for each in mask or ()),
+        )
+        for each in check(config, is_insecure=insecure):
+            logging.getLogger("qmq.console").warning("insecure: %s", each)
+        run(_serve(ConsoleServer(config)))
+    except (OSError, QmqError) as failure:
+        fail(failure)
+
+
+async def _serve(console: ConsoleServer) -> None:
+    stop = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    await console.start()
+    sys.stdout.write(f"the console is at {console.url}\n")
+    sys.stdout.flush()
+    await stop.wait()
+    await console.stop()

@@ -1,0 +1,111 @@
+"""What a message's body is, and how a person reads it: JSON, MessagePack, text or hex, found by looking at it. Pure.
+
+A masked field's value is never shown. Where a body cannot be read as fields, but a masked field's name is in it, the whole body is masked:
+a rule must not fail because a producer changed its format.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import msgspec
+
+from qmq.console.console_config import MaskRule
+
+MASK: Final = "•••"
+READ_BYTES_MAX: Final = 1 << 20
+"""A larger body is shown as hex or text, and not read as fields."""
+SHOWN_CHARS_MAX: Final = 64 * 1024
+_PACKED: Final = frozenset((*range(0x80, 0xA0), 0xDC, 0xDD, 0xDE, 0xDF))
+"""First bytes of a MessagePack map or array."""
+
+
+@dataclass(frozen=True, slots=True)
+class BodyView:
+    """`form` is json, msgpack, text, hex, empty or masked."""
+
+    form: str
+    text: str
+    body_bytes: int
+    is_cut: bool = False
+    is_masked: bool = False
+
+    @property
+    def line(self) -> str:
+        """The beginning, in one line."""
+        return " ".join(self.text[:400].split())[:200]
+
+
+def masked_fields(rules: Sequence[MaskRule], subject: str) -> frozenset[str]:
+    """Which fields of a subject's bodies are masked, in small letters."""
+    return frozenset(rule.field.lower() for rule in rules if subject.startswith(rule.subject_prefix))
+
+
+def body_view(body: bytes, masked: Collection[str] = ()) -> BodyView:
+    """How a body is shown."""
+    if not body:
+        return BodyView("empty", "", 0)
+    read = _fields_of(body)
+    if read is None:
+        if any(name.encode() in body.lower() for name in masked):
+            return BodyView("masked", MASK, len(body), is_masked=True)
+        return _flat(body)
+    form, value = read
+    shown = _masked(value, masked) if masked else value
+    text = json.dumps(shown, indent=2, ensure_ascii=False, default=_leaf)
+    return BodyView(form, text[:SHOWN_CHARS_MAX], len(body), len(text) > SHOWN_CHARS_MAX, shown != value)
+
+
+def _fields_of(body: bytes) -> tuple[str, Any] | None:
+    if len(body) > READ_BYTES_MAX:
+        return None
+    try:
+        if body.lstrip()[:1] in (b"{", b"["):
+            return "json", json.loads(body)
+        if body[0] in _PACKED:
+            return "msgpack", msgspec.msgpack.decode(body)
+    except (ValueError, RecursionError, msgspec.MsgspecError):
+        pass
+    return None
+
+
+def _flat(body: bytes) -> BodyView:
+    try:
+        text = body[: 4 * SHOWN_CHARS_MAX].decode()
+    except UnicodeDecodeError as failure:
+        # A cut at the end of the part that is looked at may fall into a character.
+        is_cut_there = len(body) > 4 * SHOWN_CHARS_MAX and failure.start > 4 * SHOWN_CHARS_MAX - 4
+        text = body[: failure.start].decode() if is_cut_there else ""
+    strange = sum(not (each.isprintable() or each in "\n\r\t") for each in text[:1000])
+    if text and strange * 10 <= min(len(text), 1000):
+        return BodyView("text", text[:SHOWN_CHARS_MAX], len(body), len(text) > SHOWN_CHARS_MAX or len(body) > 4 * SHOWN_CHARS_MAX)
+    part = body[: SHOWN_CHARS_MAX // 4]
+    lines = [part[at : at + 16] for at in range(0, len(part), 16)]
+    text = "\n".join(f"{at * 16:08x}  {line.hex(' '):<47}  {_ascii(line)}" for at, line in enumerate(lines))
+    return BodyView("hex", text, len(body), len(part) < len(body))
+
+
+def _ascii(line: bytes) -> str:
+    return "".join(chr(each) if 32 <= each < 127 else "." for each in line)
+
+
+def _masked(value: Any, masked: Collection[str]) -> Any:
+    if isinstance(value, dict):
+        return {key: MASK if str(key).lower() in masked else _masked(each, masked) for key, each in value.items()}
+    return [_masked(each, masked) for each in value] if isinstance(value, list) else value
+
+
+def _leaf(value: Any) -> str:
+    """What JSON has no form for: MessagePack's bytes, times and extensions."""
+    return "hex:" + value.hex() if isinstance(value, bytes) else str(value)
+
+
+def text_or_hex(data: bytes) -> str:
+    """A key or a header's value: as text, or as hex:00ff."""
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return "hex:" + data.hex()

@@ -1,0 +1,47 @@
+"""Who asks the cluster on behalf of a session: a `qmq.Client` with that session's credential, and what it saw last."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+from qmq.console.cluster_look import look
+from qmq.console.cluster_watch import ClusterWatch
+
+if TYPE_CHECKING:
+    from qmq.client.client import Client
+
+SUBJECTS_MAX: Final = 50
+"""Subjects that are watched one by one; of more, the one that was asked for longest ago is forgotten."""
+
+
+class Caller:
+    """One identity. `close` ends its connections."""
+
+    def __init__(self, client: Client, monotonic_s: Callable[[], float], wall_s: Callable[[], float]) -> None:
+        self.client = client
+        self._monotonic_s, self._wall_s = monotonic_s, wall_s
+        self.watch = self._watch("")
+        self._subjects: dict[str, ClusterWatch] = {}
+        self._principal: str | None = None
+
+    def _watch(self, subject: str) -> ClusterWatch:
+        return ClusterWatch(partial(look, self.client, subject=subject), self._monotonic_s, self._wall_s)
+
+    def subject_watch(self, subject: str) -> ClusterWatch:
+        """Of one subject."""
+        found = self._subjects.pop(subject, None) or self._watch(subject)
+        self._subjects[subject] = found
+        while len(self._subjects) > SUBJECTS_MAX:
+            del self._subjects[next(iter(self._subjects))]
+        return found
+
+    async def principal(self) -> str:
+        """Who the cluster takes this for. Raises NotAuthenticated, NotConnected."""
+        if self._principal is None:
+            self._principal = (await self.client.access.whoami()).principal
+        return self._principal
+
+    async def close(self) -> None:
+        await self.client.close()

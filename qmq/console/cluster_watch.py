@@ -1,0 +1,84 @@
+"""The last looks at a cluster, for all pages of one caller.
+
+Rules:
+* Nothing runs by itself: a page that asks gets the last look, or a new one if that is too old. A closed page costs nothing.
+* After a look, the next one comes no sooner than RESTS times as long as the look took: whatever it costs, open pages cost the cluster less
+  than a hundredth of that all the time. At least REST_S lies between two, at most REST_S_MAX.
+* Pages that ask at the same time share one look.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Final
+
+from qmq.console.cluster_look import ClusterLook, LookRates, rates
+
+RESTS: Final = 100
+REST_S: Final = 2.0
+REST_S_MAX: Final = 60.0
+POINTS_MAX: Final = 900
+
+
+@dataclass(frozen=True, slots=True)
+class CurvePoint:
+    """What curves show of one look."""
+
+    time_s: float
+    """Since 1970."""
+    stored: float
+    done: float
+    lag: int
+    lag_s: float
+
+
+class ClusterWatch:
+    """Looks when it is asked and the last look is too old. `wall_s` is the time of day, `monotonic_s` measures rests."""
+
+    def __init__(
+        self, look: Callable[[float], Awaitable[ClusterLook]], monotonic_s: Callable[[], float], wall_s: Callable[[], float]
+    ) -> None:
+        self._look, self._monotonic_s, self._wall_s = look, monotonic_s, wall_s
+        self._last: ClusterLook | None = None
+        self._before: ClusterLook | None = None
+        self._under_way: asyncio.Task[ClusterLook] | None = None
+        self.asked_s = monotonic_s()
+        """When somebody asked last."""
+        self.points: deque[CurvePoint] = deque(maxlen=POINTS_MAX)
+
+    @property
+    def rates(self) -> LookRates:
+        """Of the last two looks."""
+        return LookRates() if self._last is None else rates(self._last, self._before)
+
+    @property
+    def last(self) -> ClusterLook | None:
+        """The last look, however old."""
+        return self._last
+
+    async def latest(self) -> ClusterLook:
+        """The last look, at most so old as the rules say."""
+        self.asked_s = self._monotonic_s()
+        if self._last is not None and self.asked_s < self._last.monotonic_s + rest_s(self._last.took_s):
+            return self._last
+        if self._under_way is None:
+            self._under_way = asyncio.create_task(self._take())
+        return await asyncio.shield(self._under_way)
+
+    async def _take(self) -> ClusterLook:
+        try:
+            found = await self._look(self._monotonic_s())
+        finally:
+            self._under_way = None
+        self._before, self._last = self._last, found
+        seen = self.rates
+        self.points.append(CurvePoint(self._wall_s(), seen.stored, seen.done, found.lag, found.lag_ms / 1000))
+        return found
+
+
+def rest_s(took_s: float) -> float:
+    """How long a look holds."""
+    return min(max(REST_S, RESTS * took_s), REST_S_MAX)

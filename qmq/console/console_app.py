@@ -1,0 +1,224 @@
+"""The console as an ASGI application: addresses, who may see them, and how failures are shown.
+
+/login, /logout     who is asked for, by the login mode
+/static/...         scripts and styles; open to all
+everything else     needs a session; a POST needs its CSRF token and `--writable`, and acts with the session's own rights
+"""
+
+from __future__ import annotations
+
+import hmac
+import logging
+import secrets
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from http import HTTPStatus
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+from urllib.parse import parse_qs, urlencode, urlsplit
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, RedirectResponse, Response
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
+
+from qmq.console import overview_page, subject_pages
+from qmq.console.caller import Caller
+from qmq.console.console_config import ConsoleConfig, LoginMode
+from qmq.console.console_guard import ConsoleGuard
+from qmq.console.page import Page, Refused, rendered, status_of_failure, templates, wording_of
+from qmq.console.sessions import BrowserSession, Sessions
+from qmq.errors import NotAuthenticated, QmqError, Unavailable
+from qmq.security.client_tokens import check as check_token
+
+if TYPE_CHECKING:
+    from qmq.client.client import Client
+
+log = logging.getLogger("qmq.console")
+
+COOKIE: Final = "qmq_console"
+Show = Callable[[Page], Awaitable[Response]]
+MakeClient = Callable[[Callable[[], str] | None], "Client"]
+"""A client with a token's source; with None one with the console's own credentials."""
+
+
+class ConsoleSite:
+    """The application with its sessions. `close` ends the clients' connections. Clocks are handed in."""
+
+    def __init__(
+        self,
+        config: ConsoleConfig,
+        make_client: MakeClient,
+        *,
+        monotonic_s: Callable[[], float] = time.monotonic,
+        wall_s: Callable[[], float] = time.time,
+        key: str | None = None,
+    ) -> None:
+        self.config = config
+        self.key = key if key is not None else secrets.token_urlsafe(24)
+        """With the login mode "own": who knows it is let in."""
+        self.sessions = Sessions(monotonic_s)
+        self._make_client, self._monotonic_s, self._wall_s = make_client, monotonic_s, wall_s
+        self._environment = templates()
+        self._own: Caller | None = None
+        self.app = Starlette(
+            routes=self._routes(),
+            middleware=[Middleware(ConsoleGuard, hosts=config.hosts, is_tls=config.is_tls)],
+            exception_handlers={HTTPException: self._no_page},
+            lifespan=self._lifespan,
+        )
+
+    @asynccontextmanager
+    async def _lifespan(self, _: Starlette) -> AsyncIterator[None]:
+        yield
+        await self.close()
+
+    def _routes(self) -> list[Route | Mount]:
+        return [
+            Route("/login", self._login, methods=["GET", "POST"]),
+            Route("/logout", self._logout, methods=["POST"]),
+            Mount("/static", StaticFiles(directory=Path(__file__).parent / "static")),
+            *[Route(path, self._page(show), methods=["GET"]) for path, show in (*overview_page.PAGES, *subject_pages.PAGES)],
+        ]
+
+    def login_path(self) -> str:
+        """Where who starts the console gets in."""
+        return f"/login?{urlencode({'key': self.key})}" if self.config.login is LoginMode.OWN else "/"
+
+    async def close(self) -> None:
+        """End all connections to the cluster."""
+        callers = self.sessions.callers() | ({self._own} if self._own is not None else set())
+        self._own = None
+        for each in callers:
+            await each.close()
+
+    # --- pages ---------------------------------------------------------------------------------------------------------
+
+    def _page(self, show: Show, *, is_act: bool = False) -> Callable[[Request], Awaitable[Response]]:
+        async def answer(request: Request) -> Response:
+            words = wording_of(request)
+            try:
+                session = await self._session(request)
+                if session is None:
+                    return self._ask(request)
+                if is_act and not self.config.is_writable:
+                    raise Refused(HTTPStatus.FORBIDDEN, words("refused.read_only"))
+                answered = await show(Page(request, session, self.config, self._environment, self._wall_s))
+                return self._known(answered, session) if self.config.login is LoginMode.PROXY else answered
+            except Refused as refused:
+                return self._failure(request, refused.status, refused.text)
+            except NotAuthenticated as failure:
+                return self._failure(request, HTTPStatus.UNAUTHORIZED, str(failure))
+            except QmqError as failure:
+                return self._failure(request, status_of_failure(failure), str(failure))
+
+        return answer
+
+    def _failure(self, request: Request, status: HTTPStatus, text: str) -> Response:
+        return rendered(request, self._environment, "failure.html", status, code=int(status), text=text)
+
+    async def _no_page(self, request: Request, failure: Exception) -> Response:
+        assert isinstance(failure, HTTPException)
+        if failure.status_code != HTTPStatus.NOT_FOUND:
+            return PlainTextResponse(failure.detail, failure.status_code)
+        return self._failure(request, HTTPStatus.NOT_FOUND, wording_of(request)("refused.no_page", path=request.url.path))
+
+    def _ask(self, request: Request) -> Response:
+        """Send who is not logged in to where that is done."""
+        if self.config.login is LoginMode.PROXY:
+            return self._failure(request, HTTPStatus.UNAUTHORIZED, wording_of(request)("refused.proxy", header=self.config.token_header))
+        path = request.url.path + (f"?{request.url.query}" if request.url.query else "")
+        return RedirectResponse(f"/login?{urlencode({'next': path})}" if path != "/" else "/login", HTTPStatus.SEE_OTHER)
+
+    # --- sessions ------------------------------------------------------------------------------------------------------
+
+    async def _session(self, request: Request) -> BrowserSession | None:
+        await self._forget()
+        found = self.sessions.find(request.cookies.get(COOKIE, ""))
+        if self.config.login is not LoginMode.PROXY:
+            return found
+        token = request.headers.get(self.config.token_header, "").removeprefix("Bearer ")
+        if not token or request.client is None or request.client.host not in self.config.proxies:
+            return None
+        if found is None or found.token != token:
+            found = self.sessions.open(token, self._caller(check_token(token, self.config.token_header)))
+        return found
+
+    async def _forget(self) -> None:
+        for each in self.sessions.ended():
+            await self._release(each.caller)
+
+    async def _release(self, caller: Caller) -> None:
+        if caller is not self._own and caller not in self.sessions.callers():
+            await caller.close()
+
+    def _caller(self, token: str | None) -> Caller:
+        if token is not None:
+            return Caller(self._make_client(lambda: token), self._monotonic_s, self._wall_s)
+        if self._own is None:
+            self._own = Caller(self._make_client(None), self._monotonic_s, self._wall_s)
+        return self._own
+
+    def _admit(self, session: BrowserSession, target: str) -> Response:
+        return self._known(RedirectResponse(target, HTTPStatus.SEE_OTHER), session)
+
+    def _known(self, answer: Response, session: BrowserSession) -> Response:
+        answer.set_cookie(COOKIE, session.id, httponly=True, samesite="strict", secure=self.config.is_tls)
+        return answer
+
+    # --- logging in and out --------------------------------------------------------------------------------------------
+
+    async def _login(self, request: Request) -> Response:
+        words, mode = wording_of(request), self.config.login
+        target = own_path(request.query_params.get("next", "/"))
+        try:
+            if mode is LoginMode.OWN and (key := request.query_params.get("key", "")):
+                if hmac.compare_digest(key.encode(), self.key.encode()):
+                    return self._admit(self.sessions.open(None, self._caller(None)), target)
+                raise Refused(HTTPStatus.FORBIDDEN, words("refused.key"))
+            if mode is LoginMode.TOKEN and request.method == "POST":
+                return self._admit(await self._with_token(await _posted(request, "token")), target)
+        except Refused as refused:
+            return self._login_page(request, refused.status, refused.text)
+        except Unavailable as failure:
+            return self._login_page(request, HTTPStatus.SERVICE_UNAVAILABLE, str(failure))
+        except QmqError as failure:
+            return self._login_page(request, HTTPStatus.FORBIDDEN, str(failure))
+        return self._login_page(request)
+
+    def _login_page(self, request: Request, status: int = 200, failure: str = "") -> Response:
+        return rendered(request, self._environment, "login.html", status, mode=self.config.login.value, failure=failure)
+
+    async def _with_token(self, token: str) -> BrowserSession:
+        """A session for who shows a token that the cluster knows. Raises NotAuthenticated, InvalidArgument, NotConnected."""
+        caller = self._caller(check_token(token, "the form"))
+        try:
+            await caller.principal()
+        except BaseException:
+            await caller.close()
+            raise
+        return self.sessions.open(token, caller)
+
+    async def _logout(self, request: Request) -> Response:
+        session = self.sessions.find(request.cookies.get(COOKIE, ""))
+        if session is not None and session.is_csrf(await _posted(request, "csrf")):
+            self.sessions.close(session)
+            await self._release(session.caller)
+        answer = RedirectResponse("/login", HTTPStatus.SEE_OTHER)
+        answer.delete_cookie(COOKIE, httponly=True, samesite="strict", secure=self.config.is_tls)
+        return answer
+
+
+async def _posted(request: Request, name: str) -> str:
+    return parse_qs((await request.body()).decode("utf-8", "replace")).get(name, [""])[0].strip()
+
+
+def own_path(target: str) -> str:
+    """Where to go after a login: a path of this console, whatever the address asked for. Pure."""
+    parts = urlsplit(target)
+    is_own = target.startswith("/") and not target.startswith(("//", "/\\")) and not parts.scheme and not parts.netloc
+    return target if is_own and target.isprintable() and "\\" not in target else "/"

@@ -1,0 +1,84 @@
+"""What stands before every page: which hosts and origins are served, how large a form may be, and what a browser is told to refuse.
+
+Host            one of ours: a page of another site cannot reach a console on loopback under a name of its own (DNS rebinding)
+Sec-Fetch-Site  of a POST: same-origin. Browsers that do not send it send Origin, which must be our own
+CSP             scripts, styles, pictures and requests only from here; nothing inline; no frame around it
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import PlainTextResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+FORM_BYTES_MAX: Final = 64 * 1024
+SECURITY_HEADERS: Final = {
+    "content-security-policy": (
+        "default-src 'self'; img-src 'self' data:; object-src 'none'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
+    ),
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+    "referrer-policy": "same-origin",  # with no-referrer, browsers send "Origin: null" with our own forms
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "permissions-policy": "camera=(), geolocation=(), microphone=(), payment=(), usb=()",
+}
+
+
+def refusal(method: str, headers: Headers, hosts: Iterable[str]) -> tuple[int, str] | None:
+    """The status and the reason why a request is not served; None if it is. Pure."""
+    host = headers.get("host", "")
+    if bare_host(host) not in hosts:
+        return 421, f"this console is not {host!r}: start it with --name {bare_host(host)} if browsers shall reach it so"
+    if method not in ("GET", "HEAD", "POST"):
+        return 405, f"{method} is not a method of this console"
+    if method != "POST":
+        return None
+    site, origin = headers.get("sec-fetch-site"), headers.get("origin")
+    if site not in (None, "same-origin"):
+        return 403, "the form was not sent from this console"
+    if origin is not None and urlsplit(origin).netloc.lower() != host.lower():
+        return 403, "the form was not sent from this console"
+    size = headers.get("content-length", "")
+    if not size.isdigit() or int(size) > FORM_BYTES_MAX:
+        return 413, f"a form has at most {FORM_BYTES_MAX} bytes"
+    return None
+
+
+def bare_host(host: str) -> str:
+    """A Host header without its port, in small letters."""
+    name, colon, port = host.lower().rpartition(":")
+    return name if colon and port.isdigit() else host.lower()
+
+
+class ConsoleGuard:
+    """Middleware that refuses what `refusal` says, and adds the headers to every answer."""
+
+    def __init__(self, app: ASGIApp, hosts: frozenset[str], *, is_tls: bool) -> None:
+        self._app, self._hosts = app, hosts
+        self._added = dict(SECURITY_HEADERS)
+        if is_tls:
+            self._added["strict-transport-security"] = "max-age=31536000"
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+
+        async def guarded(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                headers.update(self._added)
+                headers.setdefault("cache-control", "no-store")
+            await send(message)
+
+        refused = refusal(scope["method"], Headers(scope=scope), self._hosts)
+        if refused is not None:
+            status, reason = refused
+            await PlainTextResponse(reason + "\n", status)(scope, receive, guarded)
+            return
+        await self._app(scope, receive, guarded)

@@ -1,0 +1,94 @@
+"""Messages as they are stored, as server-sent events: a sample where there are more than a person reads.
+
+    event: message    one message as JSON
+    event: pace       {"shown": N, "skipped": M} of the last second in which anything came
+
+At most SHOWN_PER_S messages a second are sent; what is left out is counted and said. The stream ends when the browser leaves, and when the
+console stops; an id with each message lets a browser that was cut off go on from there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable, Collection
+from contextlib import aclosing
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Final
+
+from qmq.console.message_finding import ShownMessage, shown_message
+from qmq.console.wording import exact_time
+from qmq.printable import visible
+
+if TYPE_CHECKING:
+    from qmq.client.client import Client
+
+SHOWN_PER_S: Final = 20
+FIRST: Final = 10
+KEEP_ALIVE_S: Final = 15.0
+
+
+class TailPace:
+    """How many may be shown in this second. Pure: the time is handed in."""
+
+    def __init__(self, shown_per_s: int = SHOWN_PER_S) -> None:
+        self._per_s = shown_per_s
+        self._second = -1
+        self.shown = self.skipped = 0
+
+    def take(self, now_s: float) -> tuple[bool, tuple[int, int] | None]:
+        """Whether a message is shown; and (shown, skipped) of the second before, if it skipped any and is over."""
+        ended = None
+        if int(now_s) != self._second:
+            ended = (self.shown, self.skipped) if self.skipped else None
+            self._second, self.shown, self.skipped = int(now_s), 0, 0
+        if self.shown < self._per_s:
+            self.shown += 1
+            return True, ended
+        self.skipped += 1
+        return False, ended
+
+
+def event(kind: str, value: Any, event_id: str = "") -> bytes:
+    """One server-sent event. JSON has no line breaks in it."""
+    head = f"id: {event_id}\n" if event_id else ""
+    return f"{head}event: {kind}\ndata: {json.dumps(value, ensure_ascii=False)}\n\n".encode()
+
+
+def message_fields(message: ShownMessage) -> dict[str, Any]:
+    """What the browser draws of a message, as text that hides nothing."""
+    return {
+        "id": message.id,
+        "time": exact_time(message.append_time_ms),
+        "place": visible(f"{message.place}@{message.sequence}"),
+        "key": visible(message.key),
+        "form": message.body.form,
+        "body": visible(message.body.line),
+    }
+
+
+async def tail_events(
+    mq: Client, subject: str, masked: Collection[str], after_ms: int, time_s: Callable[[], float]
+) -> AsyncIterator[bytes]:
+    """The stream. `after_ms` is the id of the last message that the browser has; 0: begin with the newest. Raises as `Client.browse`."""
+    options: dict[str, Any] = {"start": datetime.fromtimestamp((after_ms + 1) / 1000, UTC)} if after_ms else {"last": FIRST}
+    pace = TailPace()
+    messages: Any = mq.browse(subject, follow=True, partial=True, **options)
+    async with aclosing(messages):
+        coming = asyncio.ensure_future(anext(messages))
+        try:
+            while True:
+                done, _ = await asyncio.wait([coming], timeout=KEEP_ALIVE_S)
+                if not done:
+                    yield b": nothing came\n\n"
+                    continue
+                message = await coming
+                is_shown, ended = pace.take(time_s())
+                if ended is not None:
+                    yield event("pace", {"shown": ended[0], "skipped": ended[1]})
+                if is_shown:
+                    yield event("message", message_fields(shown_message(message, masked)), str(message.append_time_ms))
+                coming = asyncio.ensure_future(anext(messages))
+        finally:
+            coming.cancel()
+            await asyncio.gather(coming, return_exceptions=True)

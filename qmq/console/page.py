@@ -1,0 +1,169 @@
+"""One request for a page: who asks, in which language, and how the answer is made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import parse_qs, urlencode
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, RedirectResponse, Response
+
+from qmq.console.console_config import ConsoleConfig
+from qmq.console.wording import LANGUAGES, Wording, bytes_text, chosen_language, count_text, exact_time
+from qmq.errors import (
+    AccessDenied,
+    CallerError,
+    CoordinationUnavailable,
+    InvalidArgument,
+    MessageNotFound,
+    NotAuthenticated,
+    QmqError,
+    Unavailable,
+    UnknownGroup,
+    UnknownSubject,
+)
+from qmq.printable import visible
+
+if TYPE_CHECKING:
+    from qmq.client.client import Client
+    from qmq.console.caller import Caller
+    from qmq.console.sessions import BrowserSession
+
+LANGUAGE_COOKIE: Final = "qmq_language"
+_STATUS: Final = (
+    (NotAuthenticated, HTTPStatus.UNAUTHORIZED),
+    (AccessDenied, HTTPStatus.FORBIDDEN),
+    (UnknownSubject, HTTPStatus.NOT_FOUND),
+    (UnknownGroup, HTTPStatus.NOT_FOUND),
+    (MessageNotFound, HTTPStatus.NOT_FOUND),
+    (CallerError, HTTPStatus.BAD_REQUEST),
+    (Unavailable, HTTPStatus.SERVICE_UNAVAILABLE),
+    (CoordinationUnavailable, HTTPStatus.SERVICE_UNAVAILABLE),
+)
+
+
+def _shown(value: Any) -> Any:
+    """Text without characters that hide or turn what stands around them; Jinja escapes it afterwards."""
+    return visible(value) if type(value) is str else value
+
+
+def templates() -> Environment:
+    """Everything is escaped, and a name that is missing is an error."""
+    made = Environment(
+        loader=PackageLoader("qmq.console"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        finalize=_shown,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    made.filters |= {"count": count_text, "bytes": bytes_text, "exact": exact_time}
+    return made
+
+
+class Refused(Exception):
+    """The request is not served, with a status and a text for a person."""
+
+    def __init__(self, status: HTTPStatus, text: str) -> None:
+        super().__init__(text)
+        self.status, self.text = status, text
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """A request with its session. Values of the address are the page's whole state."""
+
+    request: Request
+    session: BrowserSession
+    config: ConsoleConfig
+    environment: Environment
+    wall_s: Callable[[], float]
+
+    @property
+    def caller(self) -> Caller:
+        return self.session.caller
+
+    @property
+    def mq(self) -> Client:
+        """The caller's client."""
+        return self.session.caller.client
+
+    @property
+    def words(self) -> Wording:
+        return wording_of(self.request)
+
+    @property
+    def now_ms(self) -> int:
+        return int(self.wall_s() * 1000)
+
+    def text(self, name: str, default: str = "") -> str:
+        """A value of the address."""
+        return self.request.query_params.get(name, default).strip()
+
+    def number(self, name: str, default: int, most: int) -> int:
+        """A whole number from 0 to `most` in the address. Raises InvalidArgument."""
+        return number_of(name, self.text(name), default, most)
+
+    async def form(self) -> dict[str, str]:
+        """What a form of one of our pages says. Raises Refused if it comes from elsewhere."""
+        given = {name: values[-1] for name, values in parse_qs((await self.request.body()).decode("utf-8", "replace")).items()}
+        if not self.session.is_csrf(given.pop("csrf", "")):
+            raise Refused(HTTPStatus.FORBIDDEN, self.words("refused.csrf"))
+        return given
+
+    async def render(self, template: str, status: int = 200, **values: Any) -> Response:
+        """A page with everything around it."""
+        try:
+            principal = await self.caller.principal()
+        except QmqError:
+            principal = "?"
+        known = {
+            "session": self.session,
+            "principal": principal,
+            "notes": self.session.taken_notes(),
+            "is_writable": self.config.is_writable,
+        }
+        return rendered(self.request, self.environment, template, status, now_ms=self.now_ms, **known, **values)
+
+    def back(self, path: str, note: str, **state: str) -> Response:
+        """To another page, which says `note` once."""
+        self.session.notes.append(note)
+        return RedirectResponse(path + (f"?{urlencode(state)}" if state else ""), HTTPStatus.SEE_OTHER)
+
+
+def number_of(name: str, text: str, default: int, most: int) -> int:
+    """A whole number from 0 to `most`. Raises InvalidArgument."""
+    if not text:
+        return default
+    if not text.isascii() or not text.isdigit() or int(text[:19]) > most:
+        raise InvalidArgument(f"{name} is a number from 0 to {most}, not {text!r}")
+    return int(text)
+
+
+def wording_of(request: Request) -> Wording:
+    """The language of a request."""
+    cookie, accepted = request.cookies.get(LANGUAGE_COOKIE, ""), request.headers.get("accept-language", "")
+    return Wording(chosen_language(request.query_params.get("lang", ""), cookie, accepted))
+
+
+def rendered(request: Request, environment: Environment, template: str, status: int = 200, **values: Any) -> Response:
+    """A page; it remembers the language that its address names."""
+    words = wording_of(request)
+    path, query = request.url.path, [(name, value) for name, value in request.query_params.multi_items() if name != "lang"]
+    switch = {language: f"{path}?{urlencode([*query, ('lang', language)])}" for language in LANGUAGES}
+    text = environment.get_template(template).render(
+        t=words, language=words.language, languages=LANGUAGES, switch=switch, path=path, query=dict(query), **values
+    )
+    answer = HTMLResponse(text, status)
+    if request.query_params.get("lang") in LANGUAGES:
+        answer.set_cookie(LANGUAGE_COOKIE, words.language, max_age=365 * 86_400, httponly=True, samesite="strict")
+    return answer
+
+
+def status_of_failure(failure: QmqError) -> HTTPStatus:
+    """What HTTP says of one of QMQ's errors."""
+    return next((status for kind, status in _STATUS if isinstance(failure, kind)), HTTPStatus.INTERNAL_SERVER_ERROR)

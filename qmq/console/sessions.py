@@ -1,0 +1,91 @@
+"""Who is logged in: browsers known by a cookie, each with the credential that it showed.
+
+Rules:
+* A cookie is 256 random bits and says nothing else. Tokens stay in this process's memory; a restart logs everybody out.
+* A session ends after IDLE_S without a request, after LIFE_S in any case, and when there are SESSIONS_MAX newer ones.
+* The CSRF token belongs to the session: a form without it does nothing.
+"""
+
+from __future__ import annotations
+
+import hmac
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from qmq.console.caller import Caller
+
+IDLE_S: Final = 8 * 3600.0
+LIFE_S: Final = 24 * 3600.0
+SESSIONS_MAX: Final = 1_000
+
+
+@dataclass(slots=True, eq=False)
+class BrowserSession:
+    """One browser. `token` is None for who acts with the console's own credentials."""
+
+    id: str
+    csrf: str
+    token: str | None
+    caller: Caller
+    began_s: float
+    seen_s: float
+    notes: list[str] = field(default_factory=list)
+    """Said once, on the next page."""
+
+    def is_csrf(self, given: str) -> bool:
+        """Whether a form came from one of this session's pages."""
+        return hmac.compare_digest(self.csrf.encode(), given.encode())
+
+    def taken_notes(self) -> list[str]:
+        """The notes, which are gone then."""
+        found, self.notes = self.notes, []
+        return found
+
+
+class Sessions:
+    """All of them, the one that was seen longest ago first. `monotonic_s` and `make_secret` are handed in."""
+
+    def __init__(self, monotonic_s: Callable[[], float], make_secret: Callable[[], str] = lambda: secrets.token_urlsafe(32)) -> None:
+        self._monotonic_s, self._make_secret = monotonic_s, make_secret
+        self._by_id: dict[str, BrowserSession] = {}
+
+    def open(self, token: str | None, caller: Caller) -> BrowserSession:
+        """A new one."""
+        now_s = self._monotonic_s()
+        made = BrowserSession(self._make_secret(), self._make_secret(), token, caller, now_s, now_s)
+        self._by_id[made.id] = made
+        return made
+
+    def find(self, session_id: str) -> BrowserSession | None:
+        """The session of a cookie, if it still holds."""
+        found = self._by_id.get(session_id)
+        now_s = self._monotonic_s()
+        if found is None or _is_over(found, now_s):
+            return None
+        found.seen_s = now_s
+        self._by_id[session_id] = self._by_id.pop(session_id)
+        return found
+
+    def close(self, session: BrowserSession) -> None:
+        self._by_id.pop(session.id, None)
+
+    def ended(self) -> list[BrowserSession]:
+        """Forget those that are over, and those that are too many; whoever they were."""
+        now_s = self._monotonic_s()
+        found = [each for each in self._by_id.values() if _is_over(each, now_s)]
+        rest = [each for each in self._by_id.values() if not _is_over(each, now_s)]
+        found += rest[: max(len(rest) - SESSIONS_MAX, 0)]
+        for each in found:
+            del self._by_id[each.id]
+        return found
+
+    def callers(self) -> set[Caller]:
+        """Those that a session still uses."""
+        return {each.caller for each in self._by_id.values()}
+
+
+def _is_over(session: BrowserSession, now_s: float) -> bool:
+    return now_s - session.seen_s > IDLE_S or now_s - session.began_s > LIFE_S

@@ -1,0 +1,85 @@
+"""The console's words in English and in Chinese, and how it writes numbers and times. Pure.
+
+Catalogs are words/LANGUAGE.json: a text by key, with {names} for values. Each key is in both.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from functools import cache
+from importlib.resources import files
+from typing import Any, Final
+
+LANGUAGES: Final = {"en": "English", "zh": "中文"}
+_SPANS: Final = ((86_400_000, "span.days"), (3_600_000, "span.hours"), (60_000, "span.minutes"), (1_000, "span.seconds"))
+_BYTES: Final = (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10))
+
+
+@cache
+def catalog(language: str) -> Mapping[str, str]:
+    """All texts of a language."""
+    found: dict[str, str] = json.loads((files("qmq.console") / "words" / f"{language}.json").read_text(encoding="utf-8"))
+    return found
+
+
+def chosen_language(asked: str, remembered: str, accepted: str) -> str:
+    """By what the address says, then a cookie, then the browser's Accept-Language; English otherwise."""
+    for each in (asked, remembered):
+        if each in LANGUAGES:
+            return each
+    wishes = [part.split(";")[0].strip().lower() for part in accepted.split(",")]
+    return next((wish.split("-")[0] for wish in wishes if wish.split("-")[0] in LANGUAGES), "en")
+
+
+class Wording:
+    """One language."""
+
+    def __init__(self, language: str) -> None:
+        self.language = language
+        self._texts = catalog(language)
+
+    def __call__(self, key: str, **values: Any) -> str:
+        """The text of a key with its values. Raises KeyError for a key that is in no catalog."""
+        text = self._texts[key]
+        return text.format(**values) if values else text
+
+    def span(self, ms: int) -> str:
+        """How long, in its largest unit."""
+        for size, key in _SPANS:
+            if ms >= size:
+                return self(key, count=f"{ms // size:,}")
+        return self("span.ms", count=ms)
+
+    def ago(self, time_ms: int, now_ms: int) -> str:
+        """A moment relative to now; "-" for none."""
+        if not time_ms:
+            return "-"
+        distance_ms = abs(now_ms - time_ms)
+        if distance_ms < 1_000:
+            return self("span.now")
+        return self("span.ago" if time_ms < now_ms else "span.in", span=self.span(distance_ms))
+
+
+def count_text(number: float) -> str:
+    """With separators; a fraction only where it matters."""
+    if isinstance(number, int):
+        return f"{number:,}"
+    return f"{number:,.1f}" if 0 < number < 10 else f"{number:,.0f}"
+
+
+def bytes_text(size: int) -> str:
+    """In the largest binary unit that fits."""
+    for unit, unit_bytes in _BYTES:
+        if size >= unit_bytes:
+            return f"{size / unit_bytes:,.1f} {unit}"
+    return f"{size:,} B"
+
+
+def exact_time(time_ms: int) -> str:
+    """A moment in UTC as ISO 8601; empty for 0 and for what no calendar has."""
+    try:
+        return datetime.fromtimestamp(time_ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z") if time_ms else ""
+    except (ValueError, OverflowError, OSError):
+        return ""

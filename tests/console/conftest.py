@@ -1,0 +1,25 @@
+"""Fixtures: a cluster with a clock of the machine, a console of it, a browser that is logged in."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+from console_support import PlainBrowser, site_of
+
+from qmq.testing import TestCluster
+
+
+@pytest.fixture
+async def cluster() -> AsyncIterator[TestCluster]:
+    """One broker and a delay server."""
+    async with TestCluster() as found:
+        yield found
+
+
+@pytest.fixture
+async def browser(cluster: TestCluster) -> AsyncIterator[PlainBrowser]:
+    """Logged in at a console that only reads."""
+    site = site_of(cluster)
+    yield await PlainBrowser(site).log_in()
+    await site.close()

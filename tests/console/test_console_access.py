@@ -1,0 +1,182 @@
+"""Who gets in, and what stands against other sites: the console has no rights of its own."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator
+
+import pytest
+from console_support import KEY, PlainBrowser, csrf_of, site_of
+
+from qmq.console.console_app import COOKIE, own_path
+from qmq.console.console_config import ConsoleConfig, LoginMode, check
+from qmq.console.sessions import IDLE_S, LIFE_S, SESSIONS_MAX, Sessions
+from qmq.errors import InvalidArgument
+from qmq.testing import TestCluster
+
+
+@pytest.fixture
+async def stranger(cluster: TestCluster) -> AsyncIterator[PlainBrowser]:
+    """Nobody logged in yet."""
+    site = site_of(cluster)
+    yield PlainBrowser(site)
+    await site.close()
+
+
+@pytest.mark.parametrize("path", ["/", "/history.json", "/subjects", "/subjects/orders", "/subjects/orders/tail"])
+async def test_nothing_is_shown_to_who_is_not_logged_in(path: str, stranger: PlainBrowser) -> None:
+    answer = await stranger.ask("GET", path)
+    assert answer.status == 303
+    assert answer.headers["location"].startswith("/login")
+
+
+async def test_a_wrong_key_lets_nobody_in(stranger: PlainBrowser) -> None:
+    answer = await stranger.get("/login?key=guessed")
+    assert answer.status == 403
+    assert COOKIE not in stranger.cookies
+
+
+async def test_the_cookie_is_kept_from_scripts_and_other_sites(stranger: PlainBrowser) -> None:
+    answer = await stranger.ask("GET", f"/login?key={KEY}")
+    cookie = answer.headers["set-cookie"].lower()
+    assert "httponly" in cookie
+    assert "samesite=strict" in cookie
+    assert KEY not in cookie
+
+
+async def test_every_answer_forbids_what_is_inline_foreign_or_framed(browser: PlainBrowser) -> None:
+    for path in ("/", "/login", "/nowhere", "/static/app.js", "/subjects/none"):
+        headers = (await browser.ask("GET", path)).headers
+        policy = headers["content-security-policy"]
+        assert "default-src 'self'" in policy
+        assert "unsafe" not in policy
+        assert "frame-ancestors 'none'" in policy
+        assert headers["x-content-type-options"] == "nosniff"
+    page = (await browser.get("/")).text
+    assert not re.search(r"<script(?![^>]*src=)|\son\w+=|style=|<style", page)
+    assert not re.search(r"(?:src|href)=\"(?:https?:)?//", page)
+
+
+async def test_a_host_of_another_name_is_not_served(browser: PlainBrowser) -> None:
+    assert (await browser.ask("GET", "/", {"host": "evil.example:20888"})).status == 421
+    assert (await browser.ask("GET", "/", {"host": "localhost:1"})).status == 200
+    assert (await browser.ask("GET", "/", {"host": ""})).status == 421
+
+
+@pytest.mark.parametrize(
+    "headers", [{"sec-fetch-site": "cross-site"}, {"sec-fetch-site": "same-site"}, {"sec-fetch-site": "", "origin": "http://evil.example"}]
+)
+async def test_a_form_of_another_site_is_refused(headers: dict[str, str], browser: PlainBrowser) -> None:
+    assert (await browser.ask("POST", "/logout", headers)).status == 403
+
+
+async def test_a_large_form_or_one_of_unknown_size_is_refused(browser: PlainBrowser) -> None:
+    assert (await browser.ask("POST", "/logout", {"content-length": "999999"})).status == 413
+    assert (await browser.ask("POST", "/logout", {"content-length": ""})).status == 413
+    assert (await browser.ask("DELETE", "/")).status == 405
+
+
+async def test_who_logs_out_is_out(browser: PlainBrowser) -> None:
+    old = dict(browser.cookies)
+    await browser.post("/logout", {})
+    browser.cookies = old
+    assert (await browser.ask("GET", "/")).status == 303
+
+
+async def test_a_logout_without_the_form_s_token_does_nothing(browser: PlainBrowser) -> None:
+    assert csrf_of((await browser.get("/")).text)
+    kept = dict(browser.cookies)
+    await browser.ask("POST", "/logout")
+    browser.cookies = kept
+    assert (await browser.ask("GET", "/")).status == 200
+
+
+async def secured(cluster: TestCluster) -> dict[str, str]:
+    """Tokens of an administrator and of somebody who may see one subject, in a cluster whose rules are enforced."""
+    mq = cluster.client()
+    await mq.send("orders", b"seen")
+    await mq.send("secrets", b"hidden")
+    tokens = {name: (await mq.access.create_token(name)).token for name in ("op:alice", "op:bob")}
+    for kind in ("cluster", "subject", "group"):
+        await mq.access.put_rule("op:alice", (), kind)
+    await mq.access.put_rule("op:bob", ("browse", "describe"), "subject", "orders")
+    await cluster.client(token=tokens["op:alice"]).access.set_mode("enforce")
+    return tokens
+
+
+async def test_who_logs_in_by_token_sees_what_the_rules_allow_that_token(cluster: TestCluster) -> None:
+    tokens = await secured(cluster)
+    site = site_of(cluster, login=LoginMode.TOKEN)
+    seen = {}
+    for name, token in tokens.items():
+        browser = PlainBrowser(site)
+        page = await browser.post("/login", {"token": token, "csrf": ""})
+        assert page.status == 200, page.text
+        assert name in page.text
+        seen[name] = [(await browser.get(f"/subjects/{subject}")).text for subject in ("orders", "secrets")]
+        assert token not in page.text
+        assert token not in str(browser.cookies)
+    assert "seen" in seen["op:alice"][0]
+    assert "hidden" in seen["op:alice"][1]
+    assert "seen" in seen["op:bob"][0]
+    assert "hidden" not in seen["op:bob"][1]
+    await site.close()
+
+
+async def test_a_token_that_the_cluster_does_not_know_lets_nobody_in(cluster: TestCluster) -> None:
+    await secured(cluster)
+    site = site_of(cluster, login=LoginMode.TOKEN)
+    browser = PlainBrowser(site)
+    for token in ("qmq-nonsense", "two words", ""):
+        page = await browser.post("/login", {"token": token, "csrf": ""})
+        assert page.status == 403, page.text
+        assert not site.sessions.callers()
+    await site.close()
+
+
+async def test_a_token_by_a_proxy_counts_only_from_the_trusted_one(cluster: TestCluster) -> None:
+    tokens = await secured(cluster)
+    site = site_of(cluster, login=LoginMode.PROXY, proxies=("10.9.9.9",))
+    header = {"x-forwarded-access-token": tokens["op:alice"]}
+    assert (await PlainBrowser(site).ask("GET", "/", header)).status == 401
+    assert (await PlainBrowser(site, peer="10.9.9.9").ask("GET", "/")).status == 401
+    browser = PlainBrowser(site, peer="10.9.9.9")
+    assert "op:alice" in (await browser.ask("GET", "/", header)).text
+    assert "op:bob" in (await browser.ask("GET", "/", {"x-forwarded-access-token": tokens["op:bob"]})).text
+    await site.close()
+
+
+def test_after_a_login_only_paths_of_the_console_are_gone_to() -> None:
+    for own in ("/", "/subjects/a?content=b"):
+        assert own_path(own) == own
+    for other in ("https://evil.example", "//evil.example", "/\\evil.example", "javascript:1", "", "/a\\b", "/a\r\nset-cookie: x"):
+        assert own_path(other) == "/"
+
+
+def test_sessions_end_when_they_are_idle_old_or_too_many() -> None:
+    now_s = [0.0]
+    sessions = Sessions(lambda: now_s[0])
+    first = sessions.open(None, None)  # type: ignore[arg-type]  # nothing is asked of it here
+    now_s[0] = IDLE_S - 1
+    assert sessions.find(first.id) is first
+    now_s[0] += IDLE_S + 1
+    assert sessions.find(first.id) is None
+    assert sessions.ended() == [first]
+    second = sessions.open(None, None)  # type: ignore[arg-type]
+    for _ in range(int(LIFE_S / IDLE_S) + 1):
+        now_s[0] += IDLE_S - 1
+        sessions.find(second.id)
+    assert sessions.find(second.id) is None
+    sessions.ended()
+    many = [sessions.open(None, None) for _ in range(SESSIONS_MAX + 1)]  # type: ignore[arg-type]
+    assert sessions.ended() == [many[0]]
+
+
+def test_a_console_is_not_opened_to_strangers_by_accident() -> None:
+    assert check(ConsoleConfig("s"), is_insecure=False) == ()
+    for config in (ConsoleConfig("s", host="10.0.0.1"), ConsoleConfig("s", host="0.0.0.0", login=LoginMode.TOKEN)):
+        with pytest.raises(InvalidArgument, match="--insecure"):
+            check(config, is_insecure=False)
+        assert check(config, is_insecure=True)
+    with pytest.raises(InvalidArgument, match="--trusted-proxy"):
+        check(ConsoleConfig("s", login=LoginMode.PROXY), is_insecure=True)

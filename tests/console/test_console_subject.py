@@ -1,0 +1,87 @@
+"""The screen of a subject: its last messages, the search, the live tail."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+import msgspec
+from console_support import PlainBrowser, site_of
+
+from qmq.console import message_finding
+from qmq.console.console_config import MaskRule
+from qmq.console.live_tail import TailPace, tail_events
+from qmq.testing import TestCluster
+
+
+async def test_the_newest_messages_are_shown_in_the_form_that_they_have(cluster: TestCluster, browser: PlainBrowser) -> None:
+    mq = cluster.client()
+    await mq.send("orders", b'{"id": 7}', key="k-1", tags=["new"], headers={"trace": "abc"})
+    await mq.send("orders", msgspec.msgpack.encode({"packed": True}))
+    await mq.send("orders", b"\x00\xff\x00")
+    page = await browser.get("/subjects/orders")
+    for shown in ("JSON", "MessagePack", "hex", "k-1", "trace", "abc", "&#34;packed&#34;: true", "00 ff 00"):
+        assert shown in page.text, shown
+
+
+async def test_a_search_finds_by_key_tag_header_content_and_time(cluster: TestCluster, browser: PlainBrowser) -> None:
+    mq = cluster.client()
+    await mq.send("orders", b"the needle", key="k-1", tags=["paid"], headers={"trace": "abc"})
+    await mq.send("orders", b"hay", key="k-2")
+    now = datetime.now(UTC)
+    for asked in ("content=needle", "key=k-1", "tag=paid", "header=trace", "header=trace%3Dabc"):
+        page = await browser.get(f"/subjects/orders?{asked}")
+        assert "1 found in" in page.text, asked
+        assert "the needle" in page.text
+    late = (now + timedelta(hours=1)).isoformat().replace("+00:00", "Z")
+    assert "0 found in 0 messages" in (await browser.get(f"/subjects/orders?start={late}")).text
+    assert "qmq browse orders --grep needle" in (await browser.get("/subjects/orders?content=needle")).text
+    assert (await browser.get("/subjects/orders?start=soon")).status == 400
+
+
+async def test_a_search_says_where_it_stopped_and_goes_on_there(cluster: TestCluster, browser: PlainBrowser, monkeypatch) -> None:
+    monkeypatch.setattr(message_finding, "LOOKED_MAX", 5)
+    await cluster.client().send_many("orders", [b"hay"] * 10)
+    page = await browser.get("/subjects/orders?content=needle")
+    assert "0 found in 5 messages" in page.text
+    assert "Not everything was looked through" in page.text
+
+
+async def test_masked_fields_are_shown_nowhere_and_no_search_tells_them(cluster: TestCluster) -> None:
+    mq = cluster.client()
+    await mq.send("payments.new", b'{"card": "4111-1111", "name": "Ann"}')
+    await mq.send("payments.new", b"card=4111-1111")
+    await mq.send("orders", b'{"card": "4111-1111"}')
+    site = site_of(cluster, masks=(MaskRule("card", "payments."),))
+    browser = await PlainBrowser(site).log_in()
+    for path in ("/subjects/payments.new", "/subjects/payments.new?content=4111", "/subjects/payments.new?content=Ann"):
+        assert "4111-1111" not in (await browser.get(path)).text
+    assert "0 found" in (await browser.get("/subjects/payments.new?content=4111")).text
+    assert "Ann" in (await browser.get("/subjects/payments.new")).text
+    assert "4111-1111" in (await browser.get("/subjects/orders")).text
+    await site.close()
+
+
+async def test_a_subject_that_is_not_there_is_not_found(browser: PlainBrowser) -> None:
+    page = await browser.get("/subjects/nowhere")
+    assert page.status == 404
+    assert "there is no subject" in page.text
+    assert (await browser.get("/subjects/no%20name")).status == 400
+
+
+async def test_the_tail_begins_with_the_newest_and_follows(cluster: TestCluster) -> None:
+    mq = cluster.client()
+    await mq.send("orders", b"before")
+    stream = tail_events(mq, "orders", (), 0, lambda: 1.0)
+    first = (await anext(stream)).decode()
+    assert "event: message" in first
+    assert "before" in first
+    await mq.send("orders", b"after")
+    assert "after" in (await anext(stream)).decode()
+    await stream.aclose()
+
+
+async def test_the_tail_shows_so_many_a_second_and_counts_the_rest() -> None:
+    pace = TailPace(shown_per_s=2)
+    assert [pace.take(5.1)[0] for _ in range(5)] == [True, True, False, False, False]
+    assert pace.take(6.0) == (True, (2, 3))
+    assert pace.take(7.0) == (True, None)

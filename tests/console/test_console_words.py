@@ -1,0 +1,55 @@
+"""The console's words: both languages have each key, and templates use no other."""
+
+from __future__ import annotations
+
+import re
+import string
+from pathlib import Path
+
+import qmq.console
+from qmq.console.wording import LANGUAGES, Wording, bytes_text, catalog, chosen_language, count_text, exact_time
+
+FOLDER = Path(qmq.console.__file__).parent
+USED = re.compile(r"""(?:\bt|words|\(request\))\(\s*["']([\w.]+)["']""")
+MADE = {"form.", "severity.", "sort.", "span.", "nav."}
+"""Keys that code puts together."""
+
+
+def placeholders(text: str) -> set[str]:
+    return {name for _, name, _, _ in string.Formatter().parse(text) if name}
+
+
+def test_each_key_is_in_both_languages_with_the_same_values() -> None:
+    english, chinese = (catalog(each) for each in LANGUAGES)
+    assert english.keys() == chinese.keys()
+    for key, text in english.items():
+        assert placeholders(text) == placeholders(chinese[key]), key
+        assert text, key
+        assert chinese[key], key
+
+
+def test_pages_use_keys_that_are_there_and_all_of_them() -> None:
+    sources = "".join(path.read_text() for path in (*FOLDER.glob("templates/*.html"), *FOLDER.glob("*.py")))
+    used = {key for key in USED.findall(sources) if not key.endswith(".")}
+    known = set(catalog("en"))
+    assert used <= known, sorted(used - known)
+    unused = {key for key in known - used if not any(key.startswith(made) for made in MADE)}
+    assert not unused, sorted(unused)
+
+
+def test_the_language_is_of_the_address_then_the_cookie_then_the_browser() -> None:
+    assert chosen_language("zh", "en", "en") == "zh"
+    assert chosen_language("xx", "zh", "en") == "zh"
+    assert chosen_language("", "", "fr, zh-TW;q=0.5, en") == "zh"
+    assert chosen_language("", "", "") == "en"
+
+
+def test_numbers_and_times_are_written_for_people() -> None:
+    words = Wording("en")
+    assert [count_text(each) for each in (0, 1234567, 0.25, 1234.6)] == ["0", "1,234,567", "0.2", "1,235"]
+    assert [bytes_text(each) for each in (12, 2048, 3 << 30)] == ["12 B", "2.0 KiB", "3.0 GiB"]
+    assert words.ago(1_000, 61_000) == "1 min ago"
+    assert words.ago(90_000_000, 0) == "in 1 d"
+    assert words.ago(0, 5) == "-"
+    assert exact_time(1_700_000_000_123) == "2023-11-14T22:13:20.123Z"
+    assert exact_time(1 << 62) == ""
