@@ -16,7 +16,7 @@ SUBJECTS_MAX: Final = 50
 """Subjects that are watched one by one; of more, the one that was asked for longest ago is forgotten."""
 
 
-class Caller:
+class ConsoleCaller:
     """One identity. `close` ends its connections."""
 
     def __init__(self, client: Client, monotonic_s: Callable[[], float], wall_s: Callable[[], float]) -> None:

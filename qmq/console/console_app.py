@@ -27,11 +27,11 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from qmq.console import overview_page, subject_pages
-from qmq.console.caller import Caller
+from qmq.console.browser_sessions import BrowserSession, Sessions
+from qmq.console.caller import ConsoleCaller
 from qmq.console.console_config import ConsoleConfig, LoginMode
 from qmq.console.console_guard import ConsoleGuard
-from qmq.console.page import Page, Refused, rendered, status_of_failure, templates, wording_of
-from qmq.console.sessions import BrowserSession, Sessions
+from qmq.console.page import ConsolePage, RefusedRequest, rendered, status_of_failure, templates, wording_of
 from qmq.errors import NotAuthenticated, QmqError, Unavailable
 from qmq.security.client_tokens import check as check_token
 
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("qmq.console")
 
 COOKIE: Final = "qmq_console"
-Show = Callable[[Page], Awaitable[Response]]
+Show = Callable[[ConsolePage], Awaitable[Response]]
 MakeClient = Callable[[Callable[[], str] | None], "Client"]
 """A client with a token's source; with None one with the console's own credentials."""
 
@@ -64,7 +64,7 @@ class ConsoleSite:
         self.sessions = Sessions(monotonic_s)
         self._make_client, self._monotonic_s, self._wall_s = make_client, monotonic_s, wall_s
         self._environment = templates()
-        self._own: Caller | None = None
+        self._own: ConsoleCaller | None = None
         self.app = Starlette(
             routes=self._routes(),
             middleware=[Middleware(ConsoleGuard, hosts=config.hosts, is_tls=config.is_tls)],
@@ -106,10 +106,10 @@ class ConsoleSite:
                 if session is None:
                     return self._ask(request)
                 if is_act and not self.config.is_writable:
-                    raise Refused(HTTPStatus.FORBIDDEN, words("refused.read_only"))
-                answered = await show(Page(request, session, self.config, self._environment, self._wall_s))
+                    raise RefusedRequest(HTTPStatus.FORBIDDEN, words("refused.read_only"))
+                answered = await show(ConsolePage(request, session, self.config, self._environment, self._wall_s))
                 return self._known(answered, session) if self.config.login is LoginMode.PROXY else answered
-            except Refused as refused:
+            except RefusedRequest as refused:
                 return self._failure(request, refused.status, refused.text)
             except NotAuthenticated as failure:
                 return self._failure(request, HTTPStatus.UNAUTHORIZED, str(failure))
@@ -152,15 +152,15 @@ class ConsoleSite:
         for each in self.sessions.ended():
             await self._release(each.caller)
 
-    async def _release(self, caller: Caller) -> None:
+    async def _release(self, caller: ConsoleCaller) -> None:
         if caller is not self._own and caller not in self.sessions.callers():
             await caller.close()
 
-    def _caller(self, token: str | None) -> Caller:
+    def _caller(self, token: str | None) -> ConsoleCaller:
         if token is not None:
-            return Caller(self._make_client(lambda: token), self._monotonic_s, self._wall_s)
+            return ConsoleCaller(self._make_client(lambda: token), self._monotonic_s, self._wall_s)
         if self._own is None:
-            self._own = Caller(self._make_client(None), self._monotonic_s, self._wall_s)
+            self._own = ConsoleCaller(self._make_client(None), self._monotonic_s, self._wall_s)
         return self._own
 
     def _admit(self, session: BrowserSession, target: str) -> Response:
@@ -179,10 +179,10 @@ class ConsoleSite:
             if mode is LoginMode.OWN and (key := request.query_params.get("key", "")):
                 if hmac.compare_digest(key.encode(), self.key.encode()):
                     return self._admit(self.sessions.open(None, self._caller(None)), target)
-                raise Refused(HTTPStatus.FORBIDDEN, words("refused.key"))
+                raise RefusedRequest(HTTPStatus.FORBIDDEN, words("refused.key"))
             if mode is LoginMode.TOKEN and request.method == "POST":
                 return self._admit(await self._with_token(await _posted(request, "token")), target)
-        except Refused as refused:
+        except RefusedRequest as refused:
             return self._login_page(request, refused.status, refused.text)
         except Unavailable as failure:
             return self._login_page(request, HTTPStatus.SERVICE_UNAVAILABLE, str(failure))

@@ -9,12 +9,12 @@ from starlette.responses import JSONResponse, Response
 
 from qmq.console.cluster_watch import ClusterWatch
 from qmq.console.command_lines import command
-from qmq.console.page import Page
+from qmq.console.page import ConsolePage
 
 ROWS: Final = 10
 
 
-async def show_overview(page: Page) -> Response:
+async def show_overview(page: ConsolePage) -> Response:
     """The first screen."""
     watch = page.caller.watch
     look = await watch.latest()
@@ -31,7 +31,7 @@ async def show_overview(page: Page) -> Response:
     )
 
 
-async def show_history(page: Page) -> Response:
+async def show_history(page: ConsolePage) -> Response:
     """Curves of the cluster."""
     return await history(page.caller.watch)
 
@@ -50,4 +50,4 @@ async def history(watch: ClusterWatch) -> Response:
     return JSONResponse(columns)
 
 
-PAGES: Final[tuple[tuple[str, Callable[[Page], Awaitable[Response]]], ...]] = (("/", show_overview), ("/history.json", show_history))
+PAGES: Final[tuple[tuple[str, Callable[[ConsolePage], Awaitable[Response]]], ...]] = (("/", show_overview), ("/history.json", show_history))

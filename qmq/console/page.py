@@ -30,8 +30,8 @@ from qmq.printable import visible
 
 if TYPE_CHECKING:
     from qmq.client.client import Client
-    from qmq.console.caller import Caller
-    from qmq.console.sessions import BrowserSession
+    from qmq.console.browser_sessions import BrowserSession
+    from qmq.console.caller import ConsoleCaller
 
 LANGUAGE_COOKIE: Final = "qmq_language"
 _STATUS: Final = (
@@ -65,7 +65,7 @@ def templates() -> Environment:
     return made
 
 
-class Refused(Exception):
+class RefusedRequest(Exception):
     """The request is not served, with a status and a text for a person."""
 
     def __init__(self, status: HTTPStatus, text: str) -> None:
@@ -74,7 +74,7 @@ class Refused(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
+class ConsolePage:
     """A request with its session. Values of the address are the page's whole state."""
 
     request: Request
@@ -84,7 +84,7 @@ class Page:
     wall_s: Callable[[], float]
 
     @property
-    def caller(self) -> Caller:
+    def caller(self) -> ConsoleCaller:
         return self.session.caller
 
     @property
@@ -109,10 +109,10 @@ class Page:
         return number_of(name, self.text(name), default, most)
 
     async def form(self) -> dict[str, str]:
-        """What a form of one of our pages says. Raises Refused if it comes from elsewhere."""
+        """What a form of one of our pages says. Raises RefusedRequest if it comes from elsewhere."""
         given = {name: values[-1] for name, values in parse_qs((await self.request.body()).decode("utf-8", "replace")).items()}
         if not self.session.is_csrf(given.pop("csrf", "")):
-            raise Refused(HTTPStatus.FORBIDDEN, self.words("refused.csrf"))
+            raise RefusedRequest(HTTPStatus.FORBIDDEN, self.words("refused.csrf"))
         return given
 
     async def render(self, template: str, status: int = 200, **values: Any) -> Response:

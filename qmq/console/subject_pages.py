@@ -13,7 +13,7 @@ from qmq.console.command_lines import command
 from qmq.console.live_tail import event, tail_events
 from qmq.console.message_finding import SHOWN_MAX, FoundMessages, MessageQuery, find_messages, moment_ms, newest
 from qmq.console.overview_page import history
-from qmq.console.page import Page
+from qmq.console.page import ConsolePage
 from qmq.console.wording import exact_time
 from qmq.errors import QmqError, UnknownSubject
 from qmq.model import check_name
@@ -28,7 +28,7 @@ SORTS: Final[dict[str, Callable[[SubjectFigures], object]]] = {
 }
 
 
-async def show_subjects(page: Page) -> Response:
+async def show_subjects(page: ConsolePage) -> Response:
     """All subjects, a page at a time; `q` is a part of the name."""
     look = await page.caller.watch.latest()
     part, sort = page.text("q"), page.text("sort", "name")
@@ -54,12 +54,12 @@ async def show_subjects(page: Page) -> Response:
     )
 
 
-def subject_of(page: Page) -> str:
+def subject_of(page: ConsolePage) -> str:
     """The subject that the address names. Raises InvalidName."""
     return check_name("subject", page.request.path_params["subject"])
 
 
-def query_of(page: Page) -> MessageQuery:
+def query_of(page: ConsolePage) -> MessageQuery:
     """What the address asks for. Raises InvalidArgument."""
     return MessageQuery(
         moment_ms(page.text("start")),
@@ -71,7 +71,7 @@ def query_of(page: Page) -> MessageQuery:
     )
 
 
-async def show_subject(page: Page) -> Response:
+async def show_subject(page: ConsolePage) -> Response:
     """One subject."""
     subject, query = subject_of(page), query_of(page)
     watch = page.caller.subject_watch(subject)
@@ -90,7 +90,7 @@ async def show_subject(page: Page) -> Response:
     return await page.render("subject.html", **_values(page, subject, query, found, failure))
 
 
-def _values(page: Page, subject: str, query: MessageQuery, found: FoundMessages, failure: str) -> dict[str, Any]:
+def _values(page: ConsolePage, subject: str, query: MessageQuery, found: FoundMessages, failure: str) -> dict[str, Any]:
     watch = page.caller.subject_watch(subject)
     look = watch.last
     asked = {"at": exact_time(query.start_ms), "until": exact_time(query.end_ms), "key": query.key, "tag": query.tag, "grep": query.content}
@@ -109,12 +109,12 @@ def _values(page: Page, subject: str, query: MessageQuery, found: FoundMessages,
     }
 
 
-async def show_subject_history(page: Page) -> Response:
+async def show_subject_history(page: ConsolePage) -> Response:
     """Curves of one subject."""
     return await history(page.caller.subject_watch(subject_of(page)))
 
 
-async def show_tail(page: Page) -> Response:
+async def show_tail(page: ConsolePage) -> Response:
     """What comes, as it comes."""
     subject = subject_of(page)
     masked = masked_fields(page.config.masks, subject)
@@ -132,7 +132,7 @@ async def show_tail(page: Page) -> Response:
     return StreamingResponse(stream(), media_type="text/event-stream", headers={"x-accel-buffering": "no"})
 
 
-PAGES: Final[tuple[tuple[str, Callable[[Page], Awaitable[Response]]], ...]] = (
+PAGES: Final[tuple[tuple[str, Callable[[ConsolePage], Awaitable[Response]]], ...]] = (
     ("/subjects", show_subjects),
     ("/subjects/{subject}", show_subject),
     ("/subjects/{subject}/history.json", show_subject_history),

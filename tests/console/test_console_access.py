@@ -8,9 +8,9 @@ from collections.abc import AsyncIterator
 import pytest
 from console_support import KEY, PlainBrowser, csrf_of, site_of
 
+from qmq.console.browser_sessions import IDLE_S, LIFE_S, SESSIONS_MAX, Sessions
 from qmq.console.console_app import COOKIE, own_path
 from qmq.console.console_config import ConsoleConfig, LoginMode, check
-from qmq.console.sessions import IDLE_S, LIFE_S, SESSIONS_MAX, Sessions
 from qmq.errors import InvalidArgument
 from qmq.testing import TestCluster
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from qmq.console.caller import Caller
+    from qmq.console.caller import ConsoleCaller
 
 IDLE_S: Final = 8 * 3600.0
 LIFE_S: Final = 24 * 3600.0
@@ -29,7 +29,7 @@ class BrowserSession:
     id: str
     csrf: str
     token: str | None
-    caller: Caller
+    caller: ConsoleCaller
     began_s: float
     seen_s: float
     notes: list[str] = field(default_factory=list)
@@ -52,7 +52,7 @@ class Sessions:
         self._monotonic_s, self._make_secret = monotonic_s, make_secret
         self._by_id: dict[str, BrowserSession] = {}
 
-    def open(self, token: str | None, caller: Caller) -> BrowserSession:
+    def open(self, token: str | None, caller: ConsoleCaller) -> BrowserSession:
         """A new one."""
         now_s = self._monotonic_s()
         made = BrowserSession(self._make_secret(), self._make_secret(), token, caller, now_s, now_s)
@@ -82,7 +82,7 @@ class Sessions:
             del self._by_id[each.id]
         return found
 
-    def callers(self) -> set[Caller]:
+    def callers(self) -> set[ConsoleCaller]:
         """Those that a session still uses."""
         return {each.caller for each in self._by_id.values()}
 
