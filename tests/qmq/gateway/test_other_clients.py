@@ -1,0 +1,113 @@
+"""RocketMQ's own clients for Java and Node, as they are, against a gateway: each runs its programs in one process."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+from collections import defaultdict
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import pytest
+from gateway_stub import GatewayStub, gateway_on
+
+from qmq.gateway.gateway_config import GatewayConfig
+from qmq.testing import TestCluster
+
+# Starting a JVM and its client takes longer than what is tested.
+pytestmark = pytest.mark.long
+
+PROGRAMS: Final = Path(__file__).parent / "programs"
+CLIENTS: Final = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "qmq-tests" / "rocketmq"
+JAR: Final = CLIENTS / "rocketmq-client-java-5.2.0.jar"
+MODULES: Final = CLIENTS / "node_modules"
+PROGRAM_S: Final = 240
+COUNT: Final = 20
+
+needs_java = pytest.mark.skipif(not JAR.is_file() or shutil.which("javac") is None, reason="needs a JDK, and scripts/rocketmq_clients")
+needs_node = pytest.mark.skipif(not MODULES.is_dir() or shutil.which("node") is None, reason="needs Node, and scripts/rocketmq_clients")
+
+
+class Seen(NamedTuple):
+    """A line that a program told of a message."""
+
+    id: str
+    body: str = ""
+    tag: str = ""
+    group: str = ""
+    attempt: str = ""
+
+
+@pytest.fixture
+async def gateway() -> AsyncIterator[GatewayStub]:
+    async with TestCluster() as cluster, gateway_on(cluster, GatewayConfig(port=0, sweep_ms=10)) as found:
+        yield found
+
+
+async def run(command: list[str], home: Path) -> list[tuple[str, list[Seen]]]:
+    """What each program of a process saw."""
+    environment = {**os.environ, "HOME": str(home)}  # there the clients write their logs
+    pipe = asyncio.subprocess.PIPE
+    process = await asyncio.create_subprocess_exec(*command, env=environment, stdout=pipe, stderr=asyncio.subprocess.STDOUT)
+    try:
+        out, _ = await asyncio.wait_for(process.communicate(), PROGRAM_S)
+    except TimeoutError:
+        process.kill()
+        raise
+    assert process.returncode == 0, out.decode()
+    found: list[tuple[str, list[Seen]]] = []
+    for kind, *parts in [line.split("\t") for line in out.decode().splitlines()]:
+        if kind == "program":
+            found.append((parts[0], []))
+        elif kind == "result":
+            found[-1][1].append(Seen(*parts))
+    return found
+
+
+def check_normal(sent: list[Seen], seen: list[Seen]) -> None:
+    assert {each.id for each in seen} == {each.id for each in sent}
+    assert {each.tag for each in seen} == {"red"}
+    assert sorted(each.attempt for each in seen) == ["1"] * COUNT + ["2"]
+
+
+def check_order(seen: list[Seen]) -> None:
+    """The first message was seen twice, and in its place."""
+    bodies: dict[str, list[int]] = defaultdict(list)
+    for each in seen:
+        bodies[each.group].append(int(each.body))
+    again = bodies[seen[0].group]
+    assert again[0] == again[1]
+    del again[0]
+    assert bodies == {f"group-{number}": list(range(number, COUNT, 3)) for number in range(3)}
+
+
+def check_pushed(seen: list[Seen]) -> None:
+    messages = [each for each in seen if each.attempt]
+    assert {each.body for each in messages} == {f"body {number}" for number in range(COUNT)}
+    assert [each.attempt for each in messages if each.id == messages[0].id] == ["1", "2"]
+
+
+@needs_java
+async def test_the_java_clients_programs_see_all_their_messages(gateway: GatewayStub, tmp_path: Path) -> None:
+    await gateway.mq.send_many("pushed", [b"body %d" % number for number in range(COUNT)])
+    names = ("normal_producer", "normal", "simple_consumer", "normal", "fifo_producer", "fifo", "simple_consumer", "fifo")
+    more = ("delay_producer", "delayed", "simple_consumer", "delayed", "push_consumer", "pushed")
+    command = ["java", "-cp", str(JAR), str(PROGRAMS / "RocketmqPrograms.java"), f"127.0.0.1:{gateway.gateway.port}", *names, *more]
+    told = [seen for _, seen in await run(command, tmp_path)]
+    check_normal(told[0], told[1])
+    check_order(told[3])
+    assert [(each.body, each.attempt) for each in told[5]] == [("soon", "1"), ("soon", "2")]
+    check_pushed(told[6])
+
+
+@needs_node
+async def test_the_node_clients_programs_see_all_their_messages(gateway: GatewayStub, tmp_path: Path) -> None:
+    await gateway.mq.send_many("pushed", [b"body %d" % number for number in range(COUNT)])
+    names = ("normal_producer", "normal", "simple_consumer", "normal", "fifo_producer", "fifo", "simple_consumer", "fifo")
+    command = ["node", str(PROGRAMS / "rocketmq_programs.mjs"), str(MODULES), f"127.0.0.1:{gateway.gateway.port}", *names]
+    told = [seen for _, seen in await run([*command, "push_consumer", "pushed"], tmp_path)]
+    check_normal(told[0], told[1])
+    check_order(told[3])
+    check_pushed(told[4])
