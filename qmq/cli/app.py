@@ -21,6 +21,7 @@ from qmq.cli import (
     delay,
     dev,
     dlq,
+    doctor,
     gateway,
     group,
     health,
@@ -77,6 +78,7 @@ app.add_typer(named_clusters.app, name="context")
 app.command("config")(settings.config)
 app.command("whoami")(acl.whoami)
 app.add_typer(cluster.app, name="cluster")
+app.command("doctor")(doctor.doctor)
 app.add_typer(replica.app, name="replica")
 app.command("transfer")(replica.transfer)
 app.add_typer(health.app, name="health")

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from qmq.operations.cluster_snapshot import ClusterSnapshot, ConsumerGroupFacts, PauseFacts, SubjectFacts
-from qmq.operations.finding import Finding, FindingKind, Severity, Thresholds, in_words
+from qmq.operations.finding import Finding, FindingKind, Severity, Thresholds, counted, in_words
 
 ONE_BROKER_GROUP: Final = FindingKind(
     "one-broker-group", "While that broker group has no master, nothing can be sent to the subject; the others stand idle."
@@ -71,15 +71,15 @@ def _progress_findings(
     pauses: dict[tuple[str, str], PauseFacts],
 ) -> Iterator[Finding]:
     about, show = _about(group), f"qmq group show {group.subject} {group.group}"
-    lag = f"{group.lag_messages:,} messages, the oldest {in_words(group.lag_ms)} old"
+    lag = f"{counted(group.lag_messages, 'message')}, the oldest {in_words(group.lag_ms)} old"
     if group.is_paused:
         if group.lag_messages:
             pause = pauses.get((group.subject, group.group)) or pauses.get(("*", group.group))
             resume = f"qmq resume group {pause.subject if pause else group.subject} {group.group}".replace(" * ", " '*' ")
-            yield Finding(GROUP_PAUSED, Severity.NOTICE, about, f"is paused{_pause_in_words(pause, now_ms)}; {lag} wait", resume)
+            yield Finding(GROUP_PAUSED, Severity.NOTICE, about, f"is paused{_pause_in_words(pause, now_ms)}; waiting: {lag}", resume)
     elif group.lag_messages and not group.consumers:
         if group.lag_ms > limits.unconsumed_ms:
-            yield Finding(NO_CONSUMERS, Severity.WARNING, about, f"has no consumers, and {lag} wait", show)
+            yield Finding(NO_CONSUMERS, Severity.WARNING, about, f"has no consumers, and messages wait: {lag}", show)
     else:
         if group.lag_ms > limits.lag_ms or group.lag_messages > limits.lag_messages:
             trend, left_ms = _trend(group, earlier, passed_ms)
@@ -91,7 +91,9 @@ def _progress_findings(
             yield Finding(LANES_UNHELD, Severity.WARNING, about, f"no consumer holds partition {numbers}, where messages wait", show)
     skipped = sum(each.skipped_messages for each in group.progress)
     if skipped:
-        yield Finding(OVERTAKEN, Severity.WARNING, about, f"retention deleted {skipped:,} messages before it came to them", show)
+        yield Finding(
+            OVERTAKEN, Severity.WARNING, about, f"retention deleted {counted(skipped, 'message')} before the group was handed them", show
+        )
 
 
 def _pause_in_words(pause: PauseFacts | None, now_ms: int) -> str:
@@ -119,16 +121,16 @@ def _trend(group: ConsumerGroupFacts, earlier: ConsumerGroupFacts | None, passed
 def _failure_findings(group: ConsumerGroupFacts, earlier: ConsumerGroupFacts | None) -> Iterator[Finding]:
     about = _about(group)
     if group.parked_keys:
-        what = f"has {group.parked_keys:,} parked keys with {group.parked_messages:,} messages"
+        what = f"has {counted(group.parked_keys, 'parked key')} with {counted(group.parked_messages, 'message')}"
         yield Finding(PARKED_KEYS, Severity.WARNING, about, what, f"qmq dlq list {group.subject} {group.group}")
     if earlier is None:
         return
     if group.dying_messages and earlier.dying_messages:
-        what = f"{group.dying_messages:,} messages are on their way to its dead-letter queue, and do not arrive"
+        what = f"copying {counted(group.dying_messages, 'message')} to its dead-letter queue does not end"
         yield Finding(DYING, Severity.WARNING, about, what, "qmq cluster status")
     expired = group.expired_messages - earlier.expired_messages
     if expired > 0:
-        what = f"retention took {expired:,} messages that waited for another attempt"
+        what = f"retention took {counted(expired, 'message')} whose next attempt was still to come"
         yield Finding(EXPIRED, Severity.WARNING, about, what, f"qmq group settings {group.subject} {group.group}")
 
 
@@ -147,5 +149,5 @@ def dead_letter_findings(now: ClusterSnapshot, previous: ClusterSnapshot | None,
         is_recent = bool(each.newest_ms) and now.time_ms - each.newest_ms < limits.dead_letters_recent_ms
         newest = f"; the newest came {in_words(max(now.time_ms - each.newest_ms, 0))} ago" if each.newest_ms else ""
         severity = Severity.WARNING if is_new or is_recent else Severity.NOTICE
-        what = f"{each.waiting:,} dead letters wait{newest}"
+        what = f"{counted(each.waiting, 'dead letter')} waiting{newest}"
         yield Finding(DEAD_LETTERS, severity, f"dead letters of {each.group}", what, f"qmq dlq show {each.group}")

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from qmq.operations.cluster_snapshot import ClusterSnapshot, DelayGroupFacts
-from qmq.operations.finding import Finding, FindingKind, Severity, Thresholds, in_words
+from qmq.operations.finding import Finding, FindingKind, Severity, Thresholds, counted, in_words
 
 DELAY_BEHIND: Final = FindingKind(
     "delay-behind", "Delayed messages come later than they are due: brokers answer slowly, or more is due than can be delivered."
@@ -23,7 +23,7 @@ def delay_findings(now: ClusterSnapshot, previous: ClusterSnapshot | None, limit
         if what:
             yield Finding(DELAY_BEHIND, Severity.WARNING, f"delay group {each.group}", what, _STATS)
         for trouble in each.troubles:
-            reason = f"{trouble.waiting:,} due messages cannot be delivered: {trouble.reason}"
+            reason = f"{counted(trouble.waiting, 'due message')} cannot be delivered: {trouble.reason}"
             yield Finding(DELAY_TROUBLE, Severity.WARNING, f"delayed messages of {trouble.subject}", reason, _STATS)
 
 
@@ -34,5 +34,5 @@ def _lateness(group: DelayGroupFacts, before: DelayGroupFacts | None, limits: Th
     if 0 < group.horizon_ms < group.time_ms - limits.lateness_ms:
         return f"loads its schedule {in_words(group.time_ms - group.horizon_ms)} behind the clock"
     if before is not None and 0 < before.waiting <= group.waiting and group.delivered <= before.delivered:
-        return f"{group.waiting:,} messages are due, and none was delivered meanwhile"
+        return f"delivers nothing, and has {counted(group.waiting, 'due message')}"
     return ""

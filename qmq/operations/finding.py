@@ -104,6 +104,11 @@ def in_words(duration_ms: int) -> str:
     raise AssertionError("a second and more has a unit")
 
 
+def counted(number: int, noun: str) -> str:
+    """ "1 message", "1,234 messages"."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
 def size_in_words(size_bytes: int) -> str:
     """A size in binary units, three digits: "512 MiB"."""
     size = float(size_bytes)

@@ -34,7 +34,7 @@ MASTER_NOT_SERVING: Final = FindingKind(
 MASTER_CHANGED: Final = FindingKind(
     "master-changed", "A mastership that moves without an order points at a slow disk, a bad network or a silent coordination store."
 )
-ONE_VOTER: Final = FindingKind("one-voter", "Nothing is replicated: the loss of this machine loses its messages.")
+ONE_VOTER: Final = FindingKind("one-voter", "Nothing is replicated: the loss of this machine loses its messages. `qmq dev` is always so.")
 DRAINED: Final = FindingKind("drained", "Producers go to the other broker groups; consumers take what is left.")
 INSECURE: Final = FindingKind(
     "insecure-port", "Whoever reaches the port may read, change and delete everything: only the network keeps strangers out."
@@ -94,7 +94,7 @@ def _group_findings(group: BrokerGroupFacts, before: BrokerGroupFacts | None, su
         what = f"its mastership went from {before.master or 'nobody'} to {group.master} a moment ago (epoch {group.epoch})"
         yield Finding(MASTER_CHANGED, Severity.NOTICE, about, what, f"{STATUS} --watch")
     if len(group.voters) == 1:
-        yield Finding(ONE_VOTER, Severity.NOTICE, about, "has one voter", f"qmq replica add {group.broker_group} NEW-REPLICA")
+        yield Finding(ONE_VOTER, Severity.NOTICE, about, "has one voter", STATUS)
     if group.mode == "read-only":
         yield Finding(DRAINED, Severity.NOTICE, about, "is drained: it takes no new messages", f"qmq broker resume {group.broker_group}")
 

@@ -1,0 +1,133 @@
+"""`qmq doctor`: looks at a cluster twice, and says what is unusual, why it matters, and what to do (docs/OPERATIONS.md)."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import textwrap
+from collections.abc import Iterable, Iterator
+from datetime import timedelta
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+from rich.text import Text
+
+import qmq
+from qmq.cli.output import EXIT_UNAVAILABLE, SERVER, Json, Server, console, fail, run
+from qmq.cli.table import View
+from qmq.cli.times import parse_duration
+from qmq.errors import InvalidArgument
+from qmq.operations.finding import Finding, Severity, Thresholds
+from qmq.operations.findings import findings, folded, worst
+
+if TYPE_CHECKING:
+    from qmq.operations.cluster_snapshot import ClusterSnapshot
+
+EXIT_WARNING: Final = 4
+EXIT_CRITICAL: Final = 5
+_INDENT: Final = " " * 10
+_STYLES: Final = {Severity.NOTICE: "cyan", Severity.WARNING: "yellow", Severity.CRITICAL: "bold red"}
+_STATUS: Final = {None: 0, Severity.NOTICE: 0, Severity.WARNING: EXIT_WARNING, Severity.CRITICAL: EXIT_CRITICAL}
+
+Limit = Annotated[str, typer.Option(metavar="DURATION", help="A group is behind when its oldest message is so old.")]
+
+
+def doctor(
+    interval_s: Annotated[
+        float, typer.Option("--interval", min=0, help="Seconds between the two looks, which show what grows; 0: one look only.")
+    ] = 1.0,
+    lag: Limit = "5m",
+    lag_messages: Annotated[int, typer.Option(min=1, help="A group is behind when so many messages wait.")] = Thresholds().lag_messages,
+    as_json: Json = False,
+    server: Server = SERVER,
+) -> None:
+    """Look at the cluster, and say what is unusual, why it matters, and the next command to try.
+
+    Exit status: 0 all is well, or notices only; 4 warnings; 5 something critical; 3 no metaserver answers.
+    """
+    limits = Thresholds(lag_ms=_milliseconds(lag), lag_messages=lag_messages)
+    snapshot, previous = run(_look(server, interval_s))
+    found = findings(snapshot, previous, limits)
+    if as_json:
+        sys.stdout.write(json.dumps(report(snapshot, found, limits)) + "\n")
+    else:
+        show_findings(found if View.is_wide else folded(found))
+        console.print(summary(snapshot, found), highlight=False, soft_wrap=True)
+    raise typer.Exit(_STATUS[worst(found)] if snapshot.is_reachable else EXIT_UNAVAILABLE)
+
+
+def _milliseconds(text: str) -> int:
+    try:
+        return parse_duration(text) // timedelta(milliseconds=1)
+    except InvalidArgument as failure:
+        fail(failure)
+
+
+async def _look(server: str, interval_s: float) -> tuple[ClusterSnapshot, ClusterSnapshot | None]:
+    """The snapshot, and the one before it."""
+    from qmq.operations.snapshot_reading import read_snapshot
+
+    async with qmq.connect(server) as mq:
+        first = await read_snapshot(mq.metadata)
+        if not interval_s or not first.is_reachable:
+            return first, None
+        await asyncio.sleep(interval_s)
+        return await read_snapshot(mq.metadata), first
+
+
+def report(snapshot: ClusterSnapshot, found: Iterable[Finding], limits: Thresholds) -> dict[str, Any]:
+    """What --json prints."""
+    found = tuple(found)
+    severity = worst(found)
+    return {
+        "severity": None if severity is None else severity.name.lower(),
+        "is_complete": snapshot.is_complete,
+        "time_ms": snapshot.time_ms,
+        "findings": [each.as_json() for each in found],
+        "thresholds": limits.as_json(),
+    }
+
+
+def show_findings(found: Iterable[Finding]) -> None:
+    """For people: a paragraph each."""
+    width = console.width if console.is_terminal and not View.is_wide else None
+    for each in found:
+        for line in paragraph(each, width):
+            console.print(line, soft_wrap=True)
+
+
+def paragraph(found: Finding, width: int | None) -> Iterator[Text]:
+    """What is unusual, why it matters, what to do; in lines of `width` at most, but for the command, which is never broken."""
+    severity = found.severity.name.lower()
+    what, *rest = _wrapped(f"{found.about}: {found.what}", width)
+    yield Text.assemble((severity.ljust(len(_INDENT)), _STYLES[found.severity]), what)
+    for line in rest:
+        yield Text(_INDENT + line)
+    for line in _wrapped(found.why, width):
+        yield Text(_INDENT + line, "dim")
+    yield Text.assemble(_INDENT, "try: ", (found.command, "bold"))
+
+
+def _wrapped(text: str, width: int | None) -> list[str]:
+    return [text] if width is None else textwrap.wrap(text, max(width - len(_INDENT), 20), break_on_hyphens=False)
+
+
+def summary(snapshot: ClusterSnapshot, found: Iterable[Finding]) -> str:
+    """One line at the end: how much was found, and where it was looked for."""
+    found = tuple(found)
+    counts = [(each, sum(one.severity is each for one in found)) for each in reversed(Severity)]
+    words = ", ".join(
+        f"{count} {each.name.lower()}{'s' if count > 1 and each is not Severity.CRITICAL else ''}" for each, count in counts if count
+    )
+    if not snapshot.is_reachable:
+        return f"{words}: no metaserver answers"
+    looked = (
+        ("metaserver", len(snapshot.metaservers)),
+        ("broker group", len(snapshot.broker_groups)),
+        ("subject", len(snapshot.subjects)),
+        ("consumer group", len(snapshot.groups)),
+    )
+    places = ", ".join(f"{count:,} {what}{'' if count == 1 else 's'}" for what, count in looked)
+    partly = "" if snapshot.is_complete else "; not everything answered"
+    return f"{words or 'nothing unusual'} in {places}{partly}"
