@@ -31,7 +31,7 @@ from qmq.broker.dispatch import Dispatch
 from qmq.broker.fetches import Fetching
 from qmq.broker.lanes import Lanes
 from qmq.broker.load_meters import LoadMeters
-from qmq.broker.ordered_writes import Admission
+from qmq.broker.ordered_writes import Admission, must_be_judged
 from qmq.broker.pending_responses import PendingResponses
 from qmq.broker.produce_checks import Destination, FindQueue, read_batches
 from qmq.broker.serving_parts import ServingParts
@@ -50,6 +50,7 @@ from qmq.errors import (
     Stopping,
     UnknownSubject,
 )
+from qmq.file_descriptors import shortage_is_overload
 from qmq.log.log_config import Flush
 from qmq.log.queue import Queue
 from qmq.log.store import Intake, Store
@@ -366,16 +367,15 @@ class Broker:
 
     def _admission(self, batches: list[Intake]) -> Callable[[list[Intake]], None] | None:
         """What judges each request of one write, in their order, by raising a QmqError; None: all may be appended."""
-        if any([batch.queue.is_ordered for batch in batches]):  # noqa: C419 - faster than a generator
-            return Admission(self.store, self._has_right).admit
-        return None
+        return Admission(self.store, self._has_right).admit if must_be_judged(self.store, batches) else None
 
     def _admitted(self, staged: list[_Staged], admit: Callable[[list[Intake]], None]) -> list[_Staged]:
         """What may be appended now; the others are answered."""
         admitted: list[_Staged] = []
         for each in staged:
             try:
-                admit(each.batches)
+                with shortage_is_overload():  # a duplicate is compared with what is stored
+                    admit(each.batches)
             except QmqError as failure:
                 self.answer_error(each.peer, each.request_id, failure)
                 continue

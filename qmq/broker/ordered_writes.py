@@ -1,11 +1,12 @@
-"""What a broker takes for a partition of an ordered subject, and when: the rules that hold order while writing. No I/O.
+"""What a broker takes of producers, and when: a number stands for one batch in any queue, and in a partition of an ordered subject the
+rules hold order while writing. No I/O but reading a duplicate's checksum.
 
+    number n, other content      refused for good, in any queue: NumberTaken
     sealed                       a batch that is here is answered again; any other is refused for good: RouteChanged
     number n of a producer       taken if n - 1 was its last one here, or n is the first of a newer session than that (or of any, if it
                                  never sent here, or was forgotten and does not say AGAIN); a batch that is here is answered again
     of an older session          refused for good: ProducerFenced. Its sender gave it up, and what it sent since must not be behind it
     anything else                refused: OutOfSequence
-    number n, other content      refused for good, in any queue: NumberTaken
     lease lapsed                 where the subject's fencing is by lease: RightLapsed
 
 So whatever is refused takes along everything that the producer sent behind it, and "where does its stream stand" has one answer.
@@ -66,6 +67,17 @@ class NoRouting:
 
 Key = tuple[int, int, int]
 """Queue, producer id, batch number."""
+
+
+def must_be_judged(store: Store, batches: list[Intake]) -> bool:
+    """Whether `Admission` has anything to say of the batches of one write: of batches that are new, to unordered subjects, it has not."""
+    seen: set[Key] = set()
+    for batch in batches:
+        queue, header = batch.queue, batch.header
+        if queue.is_ordered or store.find_duplicate(queue, header) is not None:
+            return True
+        seen.add((id(queue), header.producer_id, header.batch_sequence))
+    return len(seen) < len(batches)
 
 
 class Admission:

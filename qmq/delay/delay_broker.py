@@ -166,10 +166,18 @@ class DelayBroker(Broker):
         return check
 
     def _admission(self, batches: list[Intake]) -> Callable[[list[Intake]], None] | None:
-        """By the quotas of delayed messages. There are no partitions of ordered subjects here."""
+        """By the quotas of delayed messages, too."""
+        admit = super()._admission(batches)
         if not self.access.has_quotas:
-            return None
-        return DelayedQuota(self.store, schedule_of(self.store).pending, self.access.subject_quota, self._group).admit
+            return admit
+        quota = DelayedQuota(self.store, schedule_of(self.store).pending, self.access.subject_quota, self._group)
+
+        def admit_within_quota(request: list[Intake]) -> None:
+            quota.admit(request)
+            if admit is not None:
+                admit(request)
+
+        return admit_within_quota
 
     def _require_room(self, region: bytes, header: RegionHeader, layout: Layout) -> None:
         assert self.engine is not None

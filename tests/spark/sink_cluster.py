@@ -17,7 +17,7 @@ from pyspark_qmq.sink.row_identity import RowTarget, RowWriter
 from pyspark_qmq.source_model import RoutePartition, Routes
 from qmq_ordering.route import LpRange
 
-from qmq.errors import NotConnected, OutOfSequence, Overloaded, QmqError, ReadOnly, RouteChanged
+from qmq.errors import NotConnected, NumberTaken, OutOfSequence, Overloaded, QmqError, ReadOnly, RouteChanged
 
 LPS = 16
 KEYS = 12
@@ -29,6 +29,8 @@ class Stored:
     number: int
     rows: list[tuple[int, int]]
     """(epoch, row) of each."""
+    packet: object
+    """Whose bytes these are: another packet of the same rows has other times."""
 
 
 @dataclass
@@ -42,9 +44,11 @@ class Queue:
     kept: int = 0
     """Batches before this one were taken by retention."""
 
-    def produce(self, producer_id: int, number: int, rows: list[tuple[int, int]], *, is_ordered: bool) -> None:
-        mine = [each.number for each in self.batches if each.producer_id == producer_id]
+    def produce(self, producer_id: int, number: int, rows: list[tuple[int, int]], packet: object, *, is_ordered: bool) -> None:
+        mine = {each.number: each for each in self.batches if each.producer_id == producer_id}
         if number in mine:
+            if not is_ordered and mine[number].packet is not packet:
+                raise NumberTaken("other content")
             return
         if not self.is_known or self.is_sealed:
             raise RouteChanged("sealed, or not known here yet")
@@ -52,7 +56,7 @@ class Queue:
             raise ReadOnly("drained")
         if is_ordered and number != max(mine, default=-1) + 1:
             raise OutOfSequence(f"{number} of {mine}")
-        self.batches.append(Stored(producer_id, number, rows))
+        self.batches.append(Stored(producer_id, number, rows, packet))
 
     def of(self, producer_id: int) -> list[Stored]:
         return [each for each in self.batches if each.producer_id == producer_id]
@@ -163,7 +167,7 @@ class Cluster:
             if self.random.random() < 0.05:
                 raise Overloaded("too much")
             producer_id = request.writer.producer_id(packet.to)
-            self.queue(packet.to).produce(producer_id, request.number, request.rows, is_ordered=self.is_ordered)
+            self.queue(packet.to).produce(producer_id, request.number, request.rows, packet, is_ordered=self.is_ordered)
         except QmqError as failure:
             return failure
         return None

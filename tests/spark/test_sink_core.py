@@ -9,13 +9,14 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 from pyspark_qmq.sink.balanced_rows import BalancedRows
-from pyspark_qmq.sink.core_requests import SubjectCore
+from pyspark_qmq.sink.core_requests import Look, LookedUp, SubjectCore
 from pyspark_qmq.sink.packets import Load
 from pyspark_qmq.sink.partitioned_rows import PartitionedRows
 from pyspark_qmq.sink.row_identity import RowTarget, RowWriter
 from sink_cluster import KEYS, LPS, Attempt, Cluster
 
 from qmq.delivery.retries import ORDERED_SINK, SINK
+from qmq.errors import NumberTaken
 
 RULES = ORDERED_SINK._replace(rest_s=lambda *_: 0.1)
 SEEDS = 50
@@ -155,3 +156,23 @@ def test_an_attempt_that_cuts_its_rows_otherwise_still_repeats_none() -> None:
         while not write_on.is_done:
             write_on.step()
         assert stored(cluster) == Counter((9, row) for row in range(60) if row % 4), seed
+
+
+def test_a_number_that_stays_taken_by_nobody_we_see_ends_the_task() -> None:
+    writer = RowWriter("query", 4, 0)
+    core = BalancedRows("s", writer, 5.0, rules=SINK._replace(rest_s=lambda *_: 0.1))
+    (load,) = loads_of(3, 3)
+    core.put(load)
+    now = 0.0
+    with pytest.raises(NumberTaken):
+        while now < 60.0:
+            now += 0.2
+            for ask in core.asks(now):
+                if isinstance(ask, Look):
+                    core.looked(ask.target, LookedUp(), now)
+                else:
+                    core.located({"g1": True}, now)
+            packet = core.next(now)
+            if packet is not None:
+                core.answered(packet, packet.attempts, NumberTaken("other content"), now)
+    assert 5.0 <= now < 6.0

@@ -68,10 +68,16 @@ def test_a_number_that_another_attempt_took_has_the_queue_looked_at_again() -> N
     (first,) = sent(found)
     found.answered(first, 1, NumberTaken("other content"), 0.0)
     assert found.wants_look
-    unordered = window_of(RowTarget("s", 0, "g1"), packets=1, window=1)
-    (first,) = sent(unordered)
-    with pytest.raises(NumberTaken):
-        unordered.answered(first, 1, NumberTaken("other content"), 0.0)
+
+
+def test_rows_whose_number_is_taken_are_given_back_where_numbers_have_gaps() -> None:
+    found, failure = window_of(RowTarget("s", 0, "g1"), packets=2, window=2), NumberTaken("other content")
+    first, second = sent(found)
+    found.answered(first, 1, failure, 0.0)
+    assert found.take_disputed() == [(first.load, failure)]
+    assert found.take_disputed() == []
+    found.answered(second, 1, None, 0.0)
+    assert not found.flight
 
 
 def test_a_broken_connection_has_all_that_was_not_answered_asked_again() -> None:

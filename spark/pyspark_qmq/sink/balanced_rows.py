@@ -8,6 +8,8 @@ Rules:
   is read.
 * A batch belongs to the broker group that ranks highest for its first row, among those that take messages: attempts agree without asking.
   A broker that says that it is drained refuses whoever asks, so the batch goes to the next one; whatever is not known stays.
+* Two attempts' batches of one number have the same rows, and other times of creation: the broker takes the first, and refuses the second
+  with NumberTaken. The broker group is looked at again then, and shows the first.
 * Delayed rows of an ordered subject go to its home alone (`qmq/client/delay_home.py`), one batch after another.
 
 What is left to chance: an operator who drains and resumes a broker group, or places the subject anew, between the sends of two attempts
@@ -58,6 +60,10 @@ class BalancedRows(RowSender[str]):
         self._fresh: deque[Load] = deque()
         self._ready: deque[Load] = deque()
         self._closed_until: dict[str, float] = {}
+        self._disputed: deque[Load] = deque()
+        """Another batch has their number: nothing is sent of them before the broker group was looked at again."""
+        self._disputed_since: dict[int, float] = {}
+        """By first row."""
 
     # --- what is to be found out ---------------------------------------------------------------------------------------
 
@@ -92,6 +98,7 @@ class BalancedRows(RowSender[str]):
     def _place(self, now: float) -> None:
         if self._wants_location or not self._looked.issuperset(self._groups):
             return
+        self._place_disputed()
         while self._fresh:
             self._ready.extend(self._undone(self._fresh.popleft()))
         while self._ready:
@@ -101,6 +108,15 @@ class BalancedRows(RowSender[str]):
                 return
             load = self._ready.popleft()
             self._window(group).put(load, now, self._writer.number_of(int(load.rows[0])))
+
+    def _place_disputed(self) -> None:
+        """They are before all fresh rows, so what these skip is no matter of theirs."""
+        if self._disputed:
+            skip, self._skip = self._skip, 0
+            left = [piece for load in self._disputed for piece in self._undone(load)]
+            self._disputed.clear()
+            self._skip = skip
+            self._ready = _in_order([*left, *self._ready])
 
     def _undone(self, load: Load) -> Iterator[Load]:
         """What of it is not stored, in pieces that are whole runs of the subject's rows."""
@@ -153,11 +169,25 @@ class BalancedRows(RowSender[str]):
         refused = window.take_refused()
         if refused:
             self._closed_until[group] = now + CLOSED_S
-            self._ready = deque(sorted([*refused, *self._ready], key=lambda load: int(load.rows[0])))
+            self._ready = _in_order([*refused, *self._ready])
+        for load, cause in window.take_disputed():
+            self._dispute(group, load, cause, now)
+
+    def _dispute(self, group: str, load: Load, cause: QmqError, now: float) -> None:
+        """The next look tells what of it is stored. Raises NumberTaken if, for `retry_s`, the number is refused and no look shows it."""
+        if now >= self._disputed_since.setdefault(int(load.rows[0]), now) + self._retry_s:
+            raise cause
+        self._disputed.append(load)
+        self._looked.discard(group)
+        self._rests_until = max(self._rests_until, now + self._rules.rest_s(1, cause))
 
     @property
     def _is_waiting(self) -> bool:
-        return bool(self._fresh or self._ready)
+        return bool(self._fresh or self._ready or self._disputed)
 
     def _unsent(self) -> Iterable[Load]:
-        return (*self._fresh, *self._ready)
+        return (*self._disputed, *self._fresh, *self._ready)
+
+
+def _in_order(loads: Iterable[Load]) -> deque[Load]:
+    return deque(sorted(loads, key=lambda load: int(load.rows[0])))

@@ -1,9 +1,9 @@
 """What is under way to one queue: an in-flight window (qmq/delivery/window.py) of numbered packets. Pure.
 
     flight ──stored──▶ gone
-      │ OutOfSequence although all before it is stored, or another attempt's batch has the number: the queue is to be looked at again
+      │ a partition: OutOfSequence although all before it is stored, or NumberTaken: the queue is to be looked at again
       │ RouteChanged: the partition may be closed; whoever knows the route takes the flight over
-      └ ReadOnly (no ordered partition): refused for now, and it may go to another queue
+      └ no ordered partition: ReadOnly (refused for now: it may go to another queue), NumberTaken (another attempt's batch has the number)
 
 Rule: whatever was sent and not answered is asked about again at the same queue, for `retry_s` without any progress; then the task fails,
 and Spark repeats it.
@@ -34,6 +34,7 @@ class PacketWindow(InFlightWindow[Packet]):
         self.stored = 0
         self._retry_s = retry_s
         self._returned: list[Load] = []
+        self._taken: list[tuple[Load, QmqError]] = []
         self._is_miscounted = False
         self._last_failure: QmqError | None = None
         self.connected()  # the task connects when something is to be sent
@@ -63,6 +64,11 @@ class PacketWindow(InFlightWindow[Packet]):
         returned, self._returned = self._returned, []
         return returned
 
+    def take_disputed(self) -> list[tuple[Load, QmqError]]:
+        """Not stored, because another batch has the number: with the refusal."""
+        taken, self._taken = self._taken, []
+        return taken
+
     def wake_at(self, now: float) -> float:
         """When to ask `next` again and to `check`, at the latest; infinity if only answers change anything."""
         return min(super().wake_at(now), self._quiet_since + self._retry_s) if self.flight else math.inf
@@ -84,10 +90,13 @@ class PacketWindow(InFlightWindow[Packet]):
         is_current = attempt == packet.attempts and packet in self.flight[: self._sent]
         if is_current:
             self._last_failure = failure
-        if is_current and isinstance(failure, ReadOnly) and self.to.partition == 0:
+        if is_current and isinstance(failure, ReadOnly | NumberTaken) and self.to.partition == 0:
             packet.unanswered -= 1
             self._remove(packet)  # the others are not held back: each gets its answer
-            self._returned.append(packet.load)
+            if isinstance(failure, ReadOnly):
+                self._returned.append(packet.load)
+            else:
+                self._taken.append((packet.load, failure))
         else:
             super().refused(packet, attempt, failure, now)
 

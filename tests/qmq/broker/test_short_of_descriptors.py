@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from support import ManualClock, alone, intake
 
+from qmq.batch import encode
+from qmq.batch_columns import Columns
 from qmq.client.connection import connect
 from qmq.errors import Overloaded
 from qmq.file_descriptors import shortage_is_overload
@@ -72,6 +74,26 @@ async def test_a_pull_that_waits_hears_of_overload_and_the_next_one_is_served(tm
     await connection.wait_closed()
     await server.stop()
     await upkeep.stop()
+    store.close()
+
+
+async def test_a_duplicate_that_cannot_be_compared_hears_of_overload_too(tmp_path: Path) -> None:
+    disk, fatal = ShortDisk(), list[BaseException]()
+    store = three_segments(tmp_path, disk)
+    running = alone(store, ManualClock(), fatal=fatal.append)
+    await running.data.start("127.0.0.1", 0)
+    connection = await connect(f"127.0.0.1:{running.data.port}", "test")
+    same = b"".join(encode(b"s", Columns([bytes(3 * MIB)] * 4), producer_id=7, batch_sequence=0, create_time_ms=1))
+    disk.is_short = True
+    with pytest.raises(Overloaded, match="too few descriptors"):
+        await connection.call(FrameKind.PRODUCE, same, timeout_s=10)
+    disk.is_short = False
+    answer = await connection.call(FrameKind.PRODUCE, same, timeout_s=10)
+    assert wire.unpack_produced(answer.payload)[0].base_sequence == 0
+    assert fatal == []
+    connection.close()
+    await connection.wait_closed()
+    await running.data.stop()
     store.close()
 
 
