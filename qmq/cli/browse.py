@@ -16,10 +16,10 @@ from rich.text import Text
 
 import qmq
 from qmq.cli.output import SERVER, Server, console, errors, fail, run
-from qmq.cli.parked import key_text, parse_key
 from qmq.cli.table import ELLIPSIS, View, relative
 from qmq.cli.times import parse_duration, parse_when
 from qmq.errors import InvalidArgument, QmqError
+from qmq.operations.key_texts import key_text, parse_key
 from qmq.printable import visible
 
 if TYPE_CHECKING:

@@ -11,8 +11,9 @@ from rich.table import Table
 from rich.text import Text
 
 from qmq.cli.delay_histogram import Bar, DelayHistogram, Due, histogram, shown
-from qmq.cli.parked import key_text
-from qmq.cli.table import LineTable, Time
+from qmq.cli.table import LineTable
+from qmq.operations.key_texts import key_text
+from qmq.operations.moments import Time
 
 if TYPE_CHECKING:
     from qmq.client.delayed_message import DelayedMessage, DelayGroup, DelayStats

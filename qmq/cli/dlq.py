@@ -20,6 +20,7 @@ from qmq.cli.output import SERVER, DryRun, Json, Server, console, fail, run, sho
 from qmq.client.dead_letters import Choose, DeadLetter
 from qmq.client.partial import Partial
 from qmq.errors import InvalidArgument
+from qmq.operations.key_texts import key_text
 
 app = typer.Typer(no_args_is_help=True, help="Dead letters of groups, and parked keys: list, show, replay, purge, delete.")
 
@@ -204,7 +205,7 @@ def _row(each: DeadLetter) -> tuple[Any, ...]:
 
 
 def _whole(each: DeadLetter) -> tuple[Any, ...]:
-    key = parked.key_text(each.key) if each.key else ""
+    key = key_text(each.key) if each.key else ""
     own = {name: _text(value) for name, value in each.headers.items()}
     return (
         str(each.id),

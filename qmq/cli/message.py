@@ -13,9 +13,9 @@ from rich.text import Text
 import qmq
 from qmq.cli.arguments import Words, subject_and_id
 from qmq.cli.delay_view import message_facts as delayed_facts
-from qmq.cli.inquiry import Inquiry, inquire, places_of
-from qmq.cli.message_view import TIMELINE, message_facts, timeline
 from qmq.cli.output import SERVER, Json, Server, console, run, show, time_text
+from qmq.operations.inquiry import Inquiry, inquire, places_of
+from qmq.operations.message_view import TIMELINE, message_facts, timeline
 
 app = typer.Typer(no_args_is_help=True, help="Messages: find, show or trace one by its id.")
 

@@ -16,8 +16,8 @@ import typer
 
 import qmq
 from qmq.cli.output import SERVER, DryRun, Json, Server, fail, run, show, time_text
-from qmq.cli.parked import key_text
 from qmq.errors import InvalidArgument, QmqError
+from qmq.operations.key_texts import key_text
 from qmq.sql.dialects import check_installed
 from qmq.sql.outbox_tables import TABLE, migration
 

@@ -16,10 +16,11 @@ from rich.segment import Segment
 from rich.text import Text
 
 from qmq.cli.nearest import hint
-from qmq.cli.table import LineTable, Time
+from qmq.cli.table import LineTable
 from qmq.errors import CallerError, CoordinationUnavailable, QmqError, Unavailable
 from qmq.event_loop import loop_factory
 from qmq.file_descriptors import raise_limit
+from qmq.operations.moments import Time
 from qmq.printable import visible
 
 EXIT_CALLER: Final = 2

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import binascii
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 import qmq
 from qmq.client.partial import Partial
 from qmq.errors import InvalidArgument, NotConnected, QmqError, Unavailable, UnknownGroup
+from qmq.operations.key_texts import BASE64, HEX, key_text, parse_key
 
 if TYPE_CHECKING:
     from qmq.proto.v1 import control_pb2 as control
@@ -29,8 +29,6 @@ MORE_COLUMNS: Final = ("key", "partition", "logical partition", "messages", "fir
 FOLLOW_S: Final = 30.0
 """How long a key is tried to be given back while its partition's master changes."""
 AGAIN_S: Final = 0.2
-_HEX: Final = "hex:"
-_BASE64: Final = "base64:"
 
 
 async def listed(server: str, subject: str, group: str) -> Partial[Row]:
@@ -50,7 +48,7 @@ async def listed(server: str, subject: str, group: str) -> Partial[Row]:
 async def shown(server: str, subject: str, group: str, key: str) -> list[Row]:
     """Where one key is set aside, in all ways of writing it."""
     found = chosen(await _parked(server, subject, group), key, group)
-    return [(*_row(each), _HEX + each.key.hex(), _BASE64 + base64.b64encode(each.key).decode()) for each in found]
+    return [(*_row(each), HEX + each.key.hex(), BASE64 + base64.b64encode(each.key).decode()) for each in found]
 
 
 async def unparked(server: str, subject: str, group: str, key: str, *, is_replay: bool, dry_run: bool) -> list[Row]:
@@ -127,25 +125,3 @@ def chosen(parked: Sequence[control.ParkedKey], key: str, group: str) -> list[co
     if not found:
         raise InvalidArgument(f"group {group!r} has not set the key {key!r} aside: `qmq dlq list SUBJECT GROUP` shows which it has")
     return found
-
-
-def key_text(key: bytes) -> str:
-    """A key as text if it is printable and cannot be taken for anything else, in hexadecimal digits otherwise."""
-    try:
-        text = key.decode()
-    except UnicodeDecodeError:
-        return _HEX + key.hex()
-    is_plain = text.isprintable() and text == text.strip() and not text.startswith((_HEX, _BASE64))
-    return text if text and is_plain else _HEX + key.hex()
-
-
-def parse_key(text: str) -> bytes:
-    """The inverse, and base64. Raises InvalidArgument."""
-    try:
-        if text.startswith(_HEX):
-            return bytes.fromhex(text.removeprefix(_HEX))
-        if text.startswith(_BASE64):
-            return base64.b64decode(text.removeprefix(_BASE64), validate=True)
-    except (ValueError, binascii.Error) as cause:
-        raise InvalidArgument(f"{text!r} is no key: {cause}; a key is text, hex:00ff or base64:AP8=") from None
-    return text.encode()

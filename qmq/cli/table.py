@@ -21,6 +21,7 @@ from typing import Any, Final
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
+from qmq.operations.moments import Time
 from qmq.printable import visible
 
 GAP: Final = "  "
@@ -28,21 +29,6 @@ CUT_CHARS_MIN: Final = 10
 ELLIPSIS: Final = "…"
 IDS: Final = frozenset({"id", "message id", "delayed id", "token"})
 _SPANS: Final = ((60_000, 1_000, "s"), (3_600_000, 60_000, "min"), (48 * 3_600_000, 3_600_000, "h"), (60 * 86_400_000, 86_400_000, "d"))
-
-
-class Time(str):
-    """A moment: as text in ISO 8601, UTC; in tables for people relative to now."""
-
-    __slots__ = ("time_ms",)
-
-    time_ms: int
-
-    def __new__(cls, time_ms: int) -> Time:
-        """`time_ms` is milliseconds since 1970; 0 stands for none, which is empty."""
-        text = datetime.fromtimestamp(time_ms / 1000, UTC).isoformat(timespec="milliseconds") if time_ms else ""
-        made = super().__new__(cls, text)
-        made.time_ms = time_ms
-        return made
 
 
 def relative(time_ms: int, now_ms: int) -> str:

@@ -11,9 +11,9 @@ import typer
 
 import qmq
 from qmq.cli.arguments import Words, subject_and_id
-from qmq.cli.inquiry import Inquiry, inquire
-from qmq.cli.message_view import why as told
 from qmq.cli.output import SERVER, Json, Server, console, run
+from qmq.operations.inquiry import Inquiry, inquire
+from qmq.operations.message_view import why as told
 
 Group = Annotated[str, typer.Option("--group", help="Only for this consumer group.")]
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from qmq.console.cluster_look import look
+from qmq.console.cluster_look import ClusterLook, look_at_cluster, look_at_subject
 from qmq.console.cluster_watch import ClusterWatch
 
 if TYPE_CHECKING:
@@ -27,7 +26,10 @@ class ConsoleCaller:
         self._principal: str | None = None
 
     def _watch(self, subject: str) -> ClusterWatch:
-        return ClusterWatch(partial(look, self.client, subject=subject), self._monotonic_s, self._wall_s)
+        async def look(now_s: float, before: ClusterLook | None) -> ClusterLook:
+            return await (look_at_subject(self.client, subject, now_s) if subject else look_at_cluster(self.client, now_s, before))
+
+        return ClusterWatch(look, self._monotonic_s, self._wall_s)
 
     def subject_watch(self, subject: str) -> ClusterWatch:
         """Of one subject."""

@@ -1,4 +1,4 @@
-"""One look at a cluster: what metaservers answered at one moment, and figures of two looks. Partial where something is away or denied.
+"""One look at a cluster, or at one subject of it, as pages show it: a snapshot, what is unusual in it, and rates between two looks.
 
 A part that could not be read is empty, and `missing` says why. Rates are of two looks at the same queues; a queue that only one of them
 has, or whose numbers went back, counts nothing.
@@ -7,23 +7,18 @@ has, or whose numbers went back, counts nothing.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING
 
 from qmq.errors import QmqError
-from qmq.model import is_dead_letters
+from qmq.operations.cluster_snapshot import ClusterSnapshot, ConsumerGroupFacts, SubjectFacts
+from qmq.operations.finding import Finding, Severity
+from qmq.operations.findings import findings, folded, worst
+from qmq.operations.snapshot_parsing import ordered_groups, subject_facts, unordered_groups
+from qmq.operations.snapshot_reading import read_snapshot
 
 if TYPE_CHECKING:
     from qmq.client.client import Client
-    from qmq.client.delayed_message import DelayStats
-    from qmq.proto.v1 import control_pb2 as control
-    from qmq.proto.v1 import meta_pb2 as pb
-
-_R = TypeVar("_R")
-
-ORDERED_MAX: Final = 100
-"""Ordered subjects whose groups are read: each takes a call of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,48 +35,26 @@ class SubjectFigures:
 
 
 @dataclass(frozen=True, slots=True)
-class GroupFigures:
-    """A consumer group on a subject, all queues together. `lag` counts what is not done; `lag_ms` is the age of the oldest of it."""
-
-    subject: str
-    group: str
-    lag: int
-    lag_ms: int
-    unacked: int
-    done: int
-    consumers: int
-    is_paused: bool
-
-
-@dataclass(frozen=True, slots=True)
-class OverviewFinding:
-    """Something unusual: `severity` is critical, warning or notice; `command` is the next one to try."""
-
-    severity: str
-    about: str
-    what: str
-    why: str
-    command: str
-
-
-@dataclass(frozen=True, slots=True)
 class ClusterLook:
-    """What was seen. `monotonic_s` is the reader's clock, `took_s` how long the look took."""
+    """What was seen. `monotonic_s` is the reader's clock, `took_s` how long the look took. Groups: the one that is most behind first."""
 
     monotonic_s: float
     took_s: float = 0.0
+    snapshot: ClusterSnapshot = field(default_factory=lambda: ClusterSnapshot(0, 0))
     subjects: tuple[SubjectFigures, ...] = ()
-    groups: tuple[GroupFigures, ...] = ()
-    cluster: pb.DescribeClusterResponse | None = None
-    dead_letters: tuple[pb.DeadLetterQueue, ...] = ()
-    delays: DelayStats | None = None
+    groups: tuple[ConsumerGroupFacts, ...] = ()
     missing: dict[str, str] = field(default_factory=dict)
     """By what could not be read: why."""
-    findings: tuple[OverviewFinding, ...] = ()
+    findings: tuple[Finding, ...] = ()
+
+    @property
+    def is_well(self) -> bool:
+        """Whether nothing is worse than a notice, and everything could be read."""
+        return not self.missing and (worst(self.findings) or Severity.NOTICE) <= Severity.NOTICE
 
     @property
     def lag(self) -> int:
-        return sum(each.lag for each in self.groups)
+        return sum(each.lag_messages for each in self.groups)
 
     @property
     def lag_ms(self) -> int:
@@ -89,118 +62,70 @@ class ClusterLook:
 
     @property
     def dead(self) -> int:
-        return sum(each.waiting for each in self.dead_letters)
+        return sum(each.waiting for each in self.snapshot.dead_letters)
+
+    @property
+    def delayed(self) -> int:
+        return sum(each.pending for each in self.snapshot.delay_groups)
 
 
-async def look(mq: Client, now_s: float, subject: str = "") -> ClusterLook:
-    """Look at everything, or, much cheaper, at one subject and its groups."""
-    loop, missing = asyncio.get_running_loop(), dict[str, str]()
+async def look_at_cluster(mq: Client, now_s: float, before: ClusterLook | None) -> ClusterLook:
+    """Everything. `before` is the last look, if there was one."""
+    loop = asyncio.get_running_loop()
     begun_s = loop.time()
-
-    async def part(name: str, asked: Awaitable[_R]) -> _R | None:
-        try:
-            return await asked
-        except QmqError as failure:
-            missing[name] = str(failure)
-            return None
-
-    metadata = mq.metadata
-    if subject:
-        subjects, groups = await asyncio.gather(
-            part("subjects", metadata.list_subjects(subject)), part("groups", metadata.describe_groups(subject))
-        )
-        cluster, dead, delays = None, None, None
-    else:
-        subjects, groups, cluster, dead, delays = await asyncio.gather(
-            part("subjects", metadata.list_subjects()),
-            part("groups", metadata.describe_groups()),
-            part("cluster", metadata.cluster()),
-            part("dead letters", metadata.dead_letter_queues()),
-            part("delays", mq.delayed.stats()),
-        )
-    for found in (subjects, groups, dead, delays):
-        for broker_group, reason in (found.silent if found is not None else {}).items():
-            missing[f"broker group {broker_group}"] = reason
-    wanted = [each for each in subjects or () if not subject or each.settings.name == subject]
-    ordered = [each.settings.name for each in wanted if each.settings.order][:ORDERED_MAX]
-    routes = await asyncio.gather(*[part(f"route of {each}", metadata.describe_route(each)) for each in ordered])
-    figures = group_figures(each for each in groups or () if each.subject not in ordered)
-    figures += [ordered_figures(route.settings.name, each) for route in routes if route is not None for each in route.groups]
-    return ClusterLook(
-        now_s,
-        loop.time() - begun_s,
-        tuple(sorted(map(subject_figures, wanted), key=lambda each: each.name)),
-        tuple(sorted(figures, key=lambda each: (-each.lag_ms, -each.lag, each.subject, each.group))),
-        cluster,
-        tuple(dead or ()),
-        delays,
-        missing,
-        tuple(server_findings(cluster)) if cluster is not None else (),
-    )
+    snapshot = await read_snapshot(mq.metadata)
+    missing = {f"broker group {name}": why for name, why in snapshot.silent.items()} | dict(snapshot.missing)
+    missing |= {f"metaserver {each.address}": each.failure for each in snapshot.metaservers if each.failure}
+    found = folded(findings(snapshot, before.snapshot if before is not None else None))
+    return ClusterLook(now_s, loop.time() - begun_s, snapshot, _figures(snapshot.subjects), _behind_first(snapshot.groups), missing, found)
 
 
-def server_findings(cluster: pb.DescribeClusterResponse) -> Iterable[OverviewFinding]:
-    """Broker groups that do not take messages, and replicas that are away."""
-    for group in cluster.groups:
-        name = group.broker_group
-        if group.health == "offline":
-            yield OverviewFinding("critical", name, "has no master", "its messages wait until it has one", "qmq cluster status")
-        elif group.health != "read-write":
-            yield OverviewFinding("notice", name, f"is {group.health}", "producers go elsewhere", f"qmq broker resume {name}")
-        for each in group.replicas:
-            if not each.is_present:
-                why = "the next failure may leave no majority"
-                yield OverviewFinding("warning", f"{name}/{each.replica}", "is away", why, "qmq cluster status --watch")
+async def look_at_subject(mq: Client, subject: str, now_s: float) -> ClusterLook:
+    """One subject and its groups, which costs little however many others there are."""
+    loop, metadata, missing = asyncio.get_running_loop(), mq.metadata, dict[str, str]()
+    begun_s = loop.time()
+    groups: list[ConsumerGroupFacts] = []
+    subjects: list[SubjectFacts] = []
+    try:
+        described = await metadata.list_subjects(subject)
+        missing |= {f"broker group {name}": why for name, why in described.silent.items()}
+        for each in described:
+            if each.settings.name != subject:
+                continue
+            route = await metadata.describe_route(subject) if each.settings.order else None
+            subjects.append(subject_facts(each, route))
+            if route is not None:
+                groups += ordered_groups(route)
+                continue
+            told = await metadata.describe_groups(subject)
+            groups += unordered_groups(
+                told, {(subject, queue.partition, queue.broker_group): queue.start_sequence for queue in each.queues}
+            )
+    except QmqError as failure:
+        missing["groups" if subjects else "subjects"] = str(failure)
+    snapshot = ClusterSnapshot(0, 0, subjects=tuple(subjects), groups=tuple(groups))
+    return ClusterLook(now_s, loop.time() - begun_s, snapshot, _figures(snapshot.subjects), _behind_first(snapshot.groups), missing)
 
 
-def subject_figures(found: pb.SubjectDescription) -> SubjectFigures:
+def _figures(found: tuple[SubjectFacts, ...]) -> tuple[SubjectFigures, ...]:
+    return tuple(sorted(map(subject_figures, found), key=lambda each: each.name))
+
+
+def subject_figures(found: SubjectFacts) -> SubjectFigures:
     """Sums over the queues."""
-    queues: Sequence[control.Queue] = found.queues
     return SubjectFigures(
-        found.settings.name,
-        found.settings.order,
-        sum(each.next_sequence - each.start_sequence for each in queues),
-        sum(each.stored_bytes for each in queues),
-        sum(each.next_sequence for each in queues),
-        max((each.last_append_ms for each in queues), default=0),
-        tuple(sorted({each.broker_group for each in queues} or set(found.settings.broker_groups))),
+        found.subject,
+        found.order,
+        found.stored_messages,
+        found.stored_bytes,
+        sum(each.next_sequence for each in found.queues),
+        max((each.last_append_ms for each in found.queues), default=0),
+        tuple(sorted({each.broker_group for each in found.queues} or set(found.broker_groups))),
     )
 
 
-def group_figures(found: Iterable[control.Group]) -> list[GroupFigures]:
-    """One for each group of each subject."""
-    parts: dict[tuple[str, str], list[control.Group]] = {}
-    for each in found:
-        parts.setdefault((each.subject, each.group), []).append(each)
-    return [_sum(subject, group, queues) for (subject, group), queues in parts.items() if not is_dead_letters(subject)]
-
-
-def ordered_figures(subject: str, found: pb.OrderedGroup) -> GroupFigures:
-    """A group of an ordered subject. What it holds and has done is not counted one by one."""
-    lag_ms = max((each.lag_ms for each in found.partitions), default=0)
-    return GroupFigures(subject, found.group, found.backlog, lag_ms, 0, 0, len(found.consumers), found.is_paused)
-
-
-def _sum(subject: str, group: str, queues: Sequence[control.Group]) -> GroupFigures:
-    lag = sum(each.waiting + each.unacked + each.requeued for each in queues)
-    names = {consumer.name for each in queues for consumer in each.consumers}
-    return GroupFigures(
-        subject,
-        group,
-        lag,
-        max(each.lag_ms for each in queues),
-        sum(each.unacked for each in queues),
-        sum(each.next_sequence - each.unacked - each.requeued for each in queues),
-        len(names),
-        any(each.is_paused for each in queues),
-    )
-
-
-def rate(now: Any, before: Any, seconds: float) -> float:
-    """A second, between two counts; 0 if one is missing or they went back."""
-    if now is None or before is None or seconds <= 0:
-        return 0.0
-    return float(max(now - before, 0)) / seconds
+def _behind_first(found: tuple[ConsumerGroupFacts, ...]) -> tuple[ConsumerGroupFacts, ...]:
+    return tuple(sorted(found, key=lambda each: (-each.lag_ms, -each.lag_messages, each.subject, each.group)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,6 +137,11 @@ class LookRates:
     by_subject: dict[str, float] = field(default_factory=dict)
 
 
+def rate(now: int, before: int | None, seconds: float) -> float:
+    """A second, between two counts; 0 if the earlier one is missing or they went back."""
+    return max(now - before, 0) / seconds if before is not None and seconds > 0 else 0.0
+
+
 def rates(now: ClusterLook, before: ClusterLook | None) -> LookRates:
     """Pure."""
     if before is None:
@@ -219,6 +149,14 @@ def rates(now: ClusterLook, before: ClusterLook | None) -> LookRates:
     seconds = now.monotonic_s - before.monotonic_s
     produced = {each.name: each.produced for each in before.subjects}
     by_subject = {each.name: rate(each.produced, produced.get(each.name), seconds) for each in now.subjects}
-    finished = {(each.subject, each.group): each.done for each in before.groups}
-    done = sum(rate(each.done, finished.get((each.subject, each.group)), seconds) for each in now.groups)
+    finished = _done(before)
+    done = sum(rate(count, finished.get(key), seconds) for key, count in _done(now).items())
     return LookRates(sum(by_subject.values()), done, by_subject)
+
+
+def _done(found: ClusterLook) -> dict[tuple[str, str, int, str], int]:
+    return {
+        (group.subject, group.group, each.partition, each.broker_group): each.done_messages
+        for group in found.groups
+        for each in group.progress
+    }

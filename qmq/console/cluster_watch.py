@@ -39,7 +39,10 @@ class ClusterWatch:
     """Looks when it is asked and the last look is too old. `wall_s` is the time of day, `monotonic_s` measures rests."""
 
     def __init__(
-        self, look: Callable[[float], Awaitable[ClusterLook]], monotonic_s: Callable[[], float], wall_s: Callable[[], float]
+        self,
+        look: Callable[[float, ClusterLook | None], Awaitable[ClusterLook]],
+        monotonic_s: Callable[[], float],
+        wall_s: Callable[[], float],
     ) -> None:
         self._look, self._monotonic_s, self._wall_s = look, monotonic_s, wall_s
         self._last: ClusterLook | None = None
@@ -70,7 +73,7 @@ class ClusterWatch:
 
     async def _take(self) -> ClusterLook:
         try:
-            found = await self._look(self._monotonic_s())
+            found = await self._look(self._monotonic_s(), self._last)
         finally:
             self._under_way = None
         self._before, self._last = self._last, found

@@ -20,7 +20,7 @@ async def show_overview(page: ConsolePage) -> Response:
     look = await watch.latest()
     seen = watch.rates
     busiest = sorted(look.subjects, key=lambda each: (-seen.by_subject.get(each.name, 0.0), -each.produced, each.name))[:ROWS]
-    behind = [each for each in look.groups if each.lag][:ROWS]
+    behind = [each for each in look.groups if each.lag_messages][:ROWS]
     return await page.render(
         "overview.html",
         look=look,

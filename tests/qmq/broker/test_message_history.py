@@ -13,11 +13,11 @@ from support import eventually, node_config, running
 
 import qmq
 from qmq.broker import message_history, message_search
-from qmq.cli.inquiry import inquire
-from qmq.cli.message_view import why
 from qmq.errors import InvalidArgument, MessageNotFound, UnknownSubject
 from qmq.model import MessageId
 from qmq.node.dev_node import Node
+from qmq.operations.inquiry import inquire
+from qmq.operations.message_view import why
 from qmq.proto.v1 import control_pb2 as control
 from qmq.testing import TestCluster
 

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from cli_support import Command, FakeMeta
 
-from qmq.cli.inquiry import Followed, Inquiry
-from qmq.cli.message_view import span_text, timeline, why
 from qmq.errors import MessageNotFound
 from qmq.model import DelayedId, MessageId
+from qmq.operations.inquiry import Followed, Inquiry
+from qmq.operations.message_view import span_text, timeline, why
 from qmq.proto.v1 import control_pb2 as control
 from qmq.proto.v1 import delay_pb2
 from qmq.proto.v1 import meta_pb2 as pb

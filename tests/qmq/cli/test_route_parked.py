@@ -7,8 +7,8 @@ from cli_support import Command, FakeMeta
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qmq.cli.parked import key_text, parse_key
 from qmq.errors import InvalidArgument, NotConnected, UnknownGroup
+from qmq.operations.key_texts import key_text, parse_key
 from qmq.proto.v1 import control_pb2 as control
 
 KEYS = [

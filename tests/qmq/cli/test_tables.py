@@ -16,7 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support import NodeProcess
 
-from qmq.cli.table import CUT_CHARS_MIN, ELLIPSIS, GAP, Time, lay_out, relative, table_lines
+from qmq.cli.table import CUT_CHARS_MIN, ELLIPSIS, GAP, lay_out, relative, table_lines
+from qmq.operations.moments import Time
 
 NOW_MS = 1_795_000_000_000
 ID = "0123456789abcdef0123456789abcdef"

@@ -6,11 +6,11 @@ import base64
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
 
-from qmq.cli.inquiry import Followed, Inquiry, directed_to
-from qmq.cli.output import time_text
-from qmq.cli.parked import key_text
 from qmq.headers import GROUP
 from qmq.model import OPERATORS, is_dead_letters
+from qmq.operations.inquiry import Followed, Inquiry, directed_to
+from qmq.operations.key_texts import key_text
+from qmq.operations.moments import Time
 from qmq.proto.v1 import control_pb2 as control
 from qmq.targeted import failures
 
@@ -73,9 +73,9 @@ def message_facts(place: control.StoredMessage) -> dict[str, Any]:
         "key": key_text(place.key) if place.key else None,
         "tags": list(place.tags),
         "headers": {header.name: key_text(header.value) for header in place.headers},
-        "created": time_text(place.create_time_ms),
-        "stored": time_text(place.append_time_ms),
-        "due": time_text(place.due_ms),
+        "created": Time(place.create_time_ms),
+        "stored": Time(place.append_time_ms),
+        "due": Time(place.due_ms),
         "for_group": directed_to(place),
         "body_bytes": len(place.body),
         "body": text_of(place.body),
@@ -101,14 +101,14 @@ def timeline(inquiry: Inquiry) -> list[tuple[Any, ...]]:
     if created:
         rows.append((min(created), ("", "created", "", "", f"by producer {inquiry.message_id[:16]}")))
     for each in inquiry.delayed:
-        note = f"delay group {each.delay_group}, due {time_text(_ms(each.due))}, {each.state}"
+        note = f"delay group {each.delay_group}, due {Time(_ms(each.due))}, {each.state}"
         group = each.headers.get(GROUP, b"").decode(errors="replace")
         rows.append((_delay_stored_ms(each), (group, "stored to be delivered later", "", "", note)))
     for found in inquiry.followed:
         rows.append((found.place.append_time_ms, (directed_to(found.place), _stored(found.place), "", "", place_text(found.place))))
         rows += [(event.time_ms, _row(event, found.place)) for event in found.events]
     rows.sort(key=lambda row: row[0])  # stable: what happened in the same millisecond stays in its order
-    return [(time_text(time_ms), *row) for time_ms, row in rows]
+    return [(Time(time_ms), *row) for time_ms, row in rows]
 
 
 def _delay_stored_ms(message: DelayedMessage) -> int:
@@ -154,7 +154,7 @@ def why(inquiry: Inquiry, now_ms: int) -> list[dict[str, str]]:
 
 
 def _where(inquiry: Inquiry) -> str:
-    stored = [f"stored on {place_text(found.place)} at {time_text(found.place.append_time_ms)}" for found in inquiry.followed]
+    stored = [f"stored on {place_text(found.place)} at {Time(found.place.append_time_ms)}" for found in inquiry.followed]
     return f"Message {inquiry.message_id}: {'; '.join(stored) or 'not stored for delivery'}."
 
 
@@ -162,10 +162,10 @@ def _delayed_text(message: DelayedMessage, now_ms: int) -> str:
     due_ms, group = _ms(message.due), message.headers.get(GROUP)
     what = f"A copy for group {group.decode(errors='replace')}, which asked for a later retry, is delayed" if group else "Delayed"
     if message.state == "pending" and due_ms > now_ms:
-        return f"{what}: due in {span_text(due_ms - now_ms)}, at {time_text(due_ms)}, in delay group {message.delay_group}."
+        return f"{what}: due in {span_text(due_ms - now_ms)}, at {Time(due_ms)}, in delay group {message.delay_group}."
     if message.state in ("pending", "planned"):
-        return f"{what}: was due at {time_text(due_ms)}; delay group {message.delay_group} is delivering it: see `qmq delay stats`."
-    return f"{what}: was due at {time_text(due_ms)}; delay group {message.delay_group} says: {message.state}."
+        return f"{what}: was due at {Time(due_ms)}; delay group {message.delay_group} is delivering it: see `qmq delay stats`."
+    return f"{what}: was due at {Time(due_ms)}; delay group {message.delay_group} says: {message.state}."
 
 
 def _unopened_text(group: str, version: int) -> str:
@@ -188,7 +188,7 @@ def _has_copy(inquiry: Inquiry, group: str) -> bool:
 
 
 def _handed_over(state: control.MessageState) -> str:
-    return f"failed at {time_text(state.last.time_ms)} and asked for a later retry, for which a copy for it alone was made"
+    return f"failed at {Time(state.last.time_ms)} and asked for a later retry, for which a copy for it alone was made"
 
 
 def _pauses(inquiry: Inquiry, found: Followed, state: control.MessageState) -> list[str]:
@@ -211,7 +211,7 @@ def _is_about(pause: Any, found: Followed, state: control.MessageState) -> bool:
 def _since(pause: Any) -> str:
     if pause is None:
         return ""
-    return f" since {time_text(pause.since_ms)}{f' ({pause.reason})' if pause.reason else ''}"
+    return f" since {Time(pause.since_ms)}{f' ({pause.reason})' if pause.reason else ''}"
 
 
 def _attempt(found: Followed, state: control.MessageState) -> str:
@@ -254,7 +254,7 @@ def _held(found: Followed, state: control.MessageState) -> str:
 def _waiting(found: Followed, state: control.MessageState) -> str:
     failed = state.attempt - 1 + _earlier(found.place)
     if state.last.kind in ("lost", "left", "again"):
-        text = f"{_WHAT[state.last.kind]} ({state.last.consumer}) at {time_text(state.last.time_ms)}"
+        text = f"{_WHAT[state.last.kind]} ({state.last.consumer}) at {Time(state.last.time_ms)}"
     else:
         text = f"failed {failed} time{'s' if failed != 1 else ''}" if failed else "was given back"
     if state.due_ms > found.now_ms:
@@ -263,14 +263,14 @@ def _waiting(found: Followed, state: control.MessageState) -> str:
 
 
 def _dying(found: Followed, state: control.MessageState) -> str:
-    return f"failed for good at {time_text(state.last.time_ms)}{_because(state.last.error)}; on its way to the dead-letter queue"
+    return f"failed for good at {Time(state.last.time_ms)}{_because(state.last.error)}; on its way to the dead-letter queue"
 
 
 def _dead(found: Followed, state: control.MessageState) -> str:
     letter, because = state.dead_letter, _because(state.last.error)
     if not letter.subject:
-        return f"failed for good at {time_text(state.last.time_ms)}{because}; its dead letter is not kept any more"
-    return f"in the dead-letter queue since {time_text(letter.append_time_ms)}{because}; there it is {place_text(letter)}"
+        return f"failed for good at {Time(state.last.time_ms)}{because}; its dead letter is not kept any more"
+    return f"in the dead-letter queue since {Time(letter.append_time_ms)}{because}; there it is {place_text(letter)}"
 
 
 def _because(error: str) -> str:
@@ -280,14 +280,14 @@ def _because(error: str) -> str:
 def _done(found: Followed, state: control.MessageState) -> str:
     last = state.last
     if not last.kind:
-        since = f" before {time_text(found.known_since_ms)}" if found.known_since_ms else ""
+        since = f" before {Time(found.known_since_ms)}" if found.known_since_ms else ""
         return f"done{since}; how, the logs do not tell any more"
     if state.group == OPERATORS:
-        return f"replayed or purged at {time_text(last.time_ms)}"
+        return f"replayed or purged at {Time(last.time_ms)}"
     by = f" by {last.consumer}" if last.consumer else ""
     attempt = f" ({_attempt(found, state)})" if state.attempts_max and last.kind == "ack" else ""
     text = _DONE.get(last.kind, f"done ({_WHAT.get(last.kind, last.kind)})")
-    return f"{text} at {time_text(last.time_ms)}{by}{attempt}"
+    return f"{text} at {Time(last.time_ms)}{by}{attempt}"
 
 
 _DONE: Final = {
@@ -302,7 +302,7 @@ _DONE: Final = {
 
 
 def _parked(found: Followed, state: control.MessageState) -> str:
-    since = f" since {time_text(state.last.time_ms)}" if state.last.kind == "park" else ""
+    since = f" since {Time(state.last.time_ms)}" if state.last.kind == "park" else ""
     key = key_text(found.place.key) if found.place.key else ""
     behind = f", behind {state.parked_first} of the same key" if state.parked_first != found.place.sequence else ""
     return f"set aside with its key {key}{since}{behind}: `qmq dlq replay {found.place.subject} {state.group} {key}` gives it back"

@@ -1,0 +1,34 @@
+"""Keys as people read and type them: text, `hex:00ff`, or `base64:AP8=`. What is printed can be given back."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from typing import Final
+
+from qmq.errors import InvalidArgument
+
+HEX: Final = "hex:"
+BASE64: Final = "base64:"
+
+
+def key_text(key: bytes) -> str:
+    """A key as text if it is printable and cannot be taken for anything else, in hexadecimal digits otherwise."""
+    try:
+        text = key.decode()
+    except UnicodeDecodeError:
+        return HEX + key.hex()
+    is_plain = text.isprintable() and text == text.strip() and not text.startswith((HEX, BASE64))
+    return text if text and is_plain else HEX + key.hex()
+
+
+def parse_key(text: str) -> bytes:
+    """The inverse, and base64. Raises InvalidArgument."""
+    try:
+        if text.startswith(HEX):
+            return bytes.fromhex(text.removeprefix(HEX))
+        if text.startswith(BASE64):
+            return base64.b64decode(text.removeprefix(BASE64), validate=True)
+    except (ValueError, binascii.Error) as cause:
+        raise InvalidArgument(f"{text!r} is no key: {cause}; a key is text, hex:00ff or base64:AP8=") from None
+    return text.encode()
