@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from qmq.broker.committer import Committer
 from qmq.broker.group_rules import GroupRules, NoGroupRules
 from qmq.broker.ordered_writes import NoRouting, Routing
-from qmq.broker.peers import ReplicaDoor, ReplicaPeer
+from qmq.broker.peers import ReplicaConnection, ReplicaPeer
 from qmq.errors import LogDamaged
 from qmq.security.access_control import OpenAccess
 from qmq.wire.frame import Frame
@@ -29,7 +29,7 @@ class BrokerParts:
     """Called at the end of each turn."""
     mends: Callable[[LogDamaged], bool] = lambda _: False
     """Told of damage; True if it is being repaired, and the broker will be woken."""
-    accept_replica: Callable[[Frame, ReplicaDoor], ReplicaPeer] | None = None
+    accept_replica: Callable[[Frame, ReplicaConnection], ReplicaPeer] | None = None
     """Takes the first frame of another replica's connection, gives what takes the rest. Raises ProtocolViolation, Unavailable."""
     may_write: Callable[[], bool] = lambda: True
     """Whether this master's lease in the coordination store holds, by its own clock."""

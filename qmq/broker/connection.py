@@ -210,7 +210,7 @@ class Connection(Flushable):
         self.stream.flush()
 
     def trust_peer(self) -> None:
-        """See ReplicaDoor. Only now has it said its hello, and may send frames that are large."""
+        """See ReplicaConnection. Only now has it said its hello, and may send frames that are large."""
         self.has_said_hello = True
         self.stream.reader.frame_bytes_max = limits.REPLICA_FRAME_BYTES_MAX
         self.stream.reader.grow(REPLICA_BUFFER_BYTES)

@@ -7,7 +7,7 @@ from typing import Protocol
 from qmq.wire.frame import Frame
 
 
-class ReplicaDoor(Protocol):
+class ReplicaConnection(Protocol):
     """The connection."""
 
     def answer_peer(self, payload: bytes) -> None: ...

@@ -69,7 +69,7 @@ def broker(context: typer.Context, options: BrokerOptions) -> None:
     elif context.invoked_subcommand is None:
         from qmq.node.replica_node import ReplicaNode
 
-        serve_replica(options, options.config, lambda config, doors: ReplicaNode(config, doors=doors))
+        serve_replica(options, options.config, lambda config, environment: ReplicaNode(config, environment=environment))
 
 
 @app.command("drain")

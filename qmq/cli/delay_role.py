@@ -69,7 +69,7 @@ def delay(context: typer.Context, options: DelayOptions) -> None:
     if context.invoked_subcommand is None:
         from qmq.node.delay_node import DelayNode
 
-        serve_replica(options, options.config, lambda config, doors: DelayNode(config, doors=doors), "delay")
+        serve_replica(options, options.config, lambda config, environment: DelayNode(config, environment=environment), "delay")
 
 
 def _ms(text: str) -> int:

@@ -1,4 +1,4 @@
-"""The command line's door: `qmq`. Needs `pip install qmq[cli]`, and `qmq[server]` to run a node."""
+"""The entry point of the command line, `qmq`. Needs `pip install qmq[cli]`, and `qmq[server]` to run a node."""
 
 from __future__ import annotations
 

@@ -137,7 +137,7 @@ def _row(each: Listed) -> tuple[object, ...]:
 async def _watch(urls: list[str], tables: list[str], lease_s: float, server: str) -> None:
     """Until SIGTERM or SIGINT."""
     check_installed()
-    from qmq.sql.database_door import settle
+    from qmq.sql.database_connection import settle
     from qmq.sql.outbox_runner import open_engine
 
     async def dispose(engine: Any) -> None:

@@ -278,8 +278,8 @@ def serve_replica(
         set_up_logging(options.verbose, options.audit_log)
         config, tls = configure(), options.tls()
         require_guarded(options.host, options.insecure, config.etcd, tls)
-        doors = environment_with(tls)
-        run(run_replica(lambda: node(config, doors), role))
+        environment = environment_with(tls)
+        run(run_replica(lambda: node(config, environment), role))
     except (OSError, QmqError) as failure:
         fail(failure)
 

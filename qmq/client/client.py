@@ -20,13 +20,13 @@ from qmq.client.handling import InterceptedConsumer, InterceptedOrderedConsumer
 from qmq.client.intercepted import InterceptedDelayedProducer, InterceptedOrderedProducer, InterceptedProducer
 from qmq.client.interceptors import Chain, Interceptor, chosen
 from qmq.client.links import Links
-from qmq.client.listening.listener_api import ListeningDoor
+from qmq.client.listening.listener_api import ListenerApi
 from qmq.client.listening.listeners import ForThreads, no_client
 from qmq.client.locator import Locator
 from qmq.client.metrics import collector_of, serve
 from qmq.client.ordered.ordered_consumer import OrderedConsumer
 from qmq.client.ordered.ordered_producer import OrderedProducer
-from qmq.client.outbox_entry import OutboxDoor
+from qmq.client.outbox_entry import OutboxClient
 from qmq.client.producer import Producer, ProducerIdentity, ProducerIds
 from qmq.client.receipts import Receipt, Receipts
 from qmq.client.route_book import Ordering, Placement, delayed_target, is_delayed, spoken, subject_of
@@ -67,7 +67,7 @@ def _compression(name: str | None) -> Compression:
     return Compression[name.upper()] if name else Compression.NONE
 
 
-class Client(ListeningDoor, OutboxDoor, BrowsingClient):
+class Client(ListenerApi, OutboxClient, BrowsingClient):
     """Sends and consumes messages. Make it with `qmq.connect`, and use it with `async with`."""
 
     def __init__(

@@ -1,4 +1,4 @@
-"""What the delay groups say of delayed messages and of themselves, as values. No I/O."""
+"""Delayed messages and delay groups as values. No I/O."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ class DelayedMessage:
     """A delayed message as its delay group has it. Times are in UTC."""
 
     id: str
-    """What a receipt's `delayed_id` says; it stays through moves and runs."""
+    """The receipt's `delayed_id`; it stays the same through moves and runs."""
     subject: str
     message_id: MessageId
-    """As consumers will see it: of a recurring message, the next run's."""
+    """The message id that consumers will see; for a recurring message, that of the next run."""
     due: datetime
     create_time: datetime
-    """When it was handed to the producer, by the producer's clock."""
+    """When the producer got the message, by the producer's clock."""
     key_bytes: bytes | None
     tags: tuple[str, ...]
     headers: Mapping[str, bytes]
     body: bytes | None
-    """None where the delay group did not read it: in lists, and of what was cancelled or moved. See `Delayed.show`."""
+    """None where the delay group did not read it: in lists, and for cancelled or moved messages. See `Delayed.show`."""
     body_bytes: int
     state: str
-    """"pending", "planned" (on its way), "delivered", "cancelled", or "moved" (and not pending any more where it was moved to)."""
+    """"pending", "planned" (on its way), "delivered", "cancelled", or "moved" (and no longer pending at its new time)."""
     cron: str
-    """Of a recurring message; empty of others."""
+    """The schedule of a recurring message; empty for others."""
     zone: str
     delay_group: str
 
@@ -48,19 +48,19 @@ class DelayedMessage:
 
 @dataclass(frozen=True, slots=True)
 class DelayBucket:
-    """One bucket of a delay group: what is due within `length` from `start` on."""
+    """The messages of a delay group that are due within `length` from `start` on."""
 
     start: datetime
     length: timedelta
     messages: int
     pending: int
-    """Not delivered, cancelled or moved yet."""
+    """Messages that are not delivered, cancelled or moved."""
     stored_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
 class DelayTrouble:
-    """A subject whose due messages cannot be delivered just now."""
+    """A subject whose due messages cannot be delivered at the moment."""
 
     subject: str
     waiting: int
@@ -73,14 +73,14 @@ class DelayGroup:
 
     name: str
     replica: str
-    """Its master."""
+    """The master replica."""
     buckets: tuple[DelayBucket, ...]
-    """Those with anything pending, in order."""
+    """Buckets with pending messages, in order."""
     pending: int
     waiting: int
-    """Due, and not planned yet."""
+    """Messages that are due and not planned yet."""
     planned: int
-    """On their way."""
+    """Messages that are on their way."""
     delivered: int
     lateness_p50: timedelta
     """From due to stored at the real-time brokers, over the last minute's deliveries."""
@@ -88,29 +88,29 @@ class DelayGroup:
     wheel_messages: int
     wheel_bytes: int
     horizon: datetime
-    """What is pending and due before this is in memory."""
+    """Pending messages that are due before this are in memory."""
     troubles: tuple[DelayTrouble, ...]
     time: datetime
-    """By its clock."""
+    """The delay group's time."""
     clock_step: timedelta
-    """How far its machine's clock is ahead of it."""
+    """How far the machine's clock is ahead of the delay group's time."""
 
 
 @dataclass(frozen=True, slots=True)
 class DelayStats:
-    """How delivery stands: all delay groups, and why those that did not answer did not."""
+    """The state of all delay groups, and why groups did not answer."""
 
     groups: tuple[DelayGroup, ...]
     silent: Mapping[str, str]
 
     @property
     def pending(self) -> int:
-        """Messages that wait, in the groups that answered."""
+        """Pending messages in the groups that answered."""
         return sum(group.pending for group in self.groups)
 
 
 def message_of(found: pb.DelayedMessage) -> DelayedMessage:
-    """Raises InvalidArgument if its message id is none."""
+    """Convert a protobuf message. Raises InvalidArgument if its message id is malformed."""
     has_body = not found.body_bytes or found.body_bytes == len(found.body)
     return DelayedMessage(
         found.id,
@@ -131,7 +131,7 @@ def message_of(found: pb.DelayedMessage) -> DelayedMessage:
 
 
 def stats_of(found: meta_pb2.DescribeDelaysResponse) -> DelayStats:
-    """What a metaserver gathered."""
+    """Convert the metaserver's answer."""
     return DelayStats(tuple(map(_group_of, found.delays)), dict(found.silent))
 
 

@@ -1,10 +1,10 @@
-"""The batching producer of delayed messages: as `Producer`, with a column of due times, and to delay groups instead of broker groups.
+"""The batching producer of delayed messages: like `Producer`, with a column of due times, and with delay groups instead of broker groups.
 
-Any delay group may have any message of an unordered subject. Of an ordered one all go to one, its home (delay_home.py), one batch at a
-time, so that those of a key that are due in the same millisecond are kept in the order in which they were sent; and each needs a key.
+Any delay group may take a message of an unordered subject. All delayed messages of an ordered subject go to one delay group, its home
+(delay_home.py), one batch at a time, so that messages of a key that are due in the same millisecond keep their order; and each needs a key.
 
-Whether the subject is ordered is known when its delay groups have been located: before a batch leaves, but perhaps not when its first
-messages are given. `send` refuses a message without a key when it knows; otherwise its whole batch is refused, and nothing of it is stored.
+The producer learns whether the subject is ordered when it locates its delay groups: before a batch leaves, but perhaps after its first
+messages were sent. If the producer knows, `send` refuses a message without a key; otherwise the whole batch is refused and not stored.
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ _NS_PER_MS = 1_000_000
 
 
 class DelayedProducer(Producer):
-    """Sends to one subject, later. Make it with `Client.delayed_producer`; use it with `async with`, or `flush` and `close` it."""
+    """A producer of delayed messages for one subject. Make it with `Client.delayed_producer`; use it with `async with`, or `flush` and
+    `close` it.
+    """
 
     def __init__(
         self,
@@ -48,7 +50,7 @@ class DelayedProducer(Producer):
     ) -> None:
         self._home = DelayHome(subject)
         self._latest_ms = 0
-        """The latest due time, while this round of the event loop lasts."""
+        """The latest allowed due time, computed once for each round of the event loop."""
         self._needs_key = False
         super().__init__(
             links,
@@ -76,8 +78,8 @@ class DelayedProducer(Producer):
     ) -> Ticket:
         """Put a message into the open batch; `await` the ticket to know that it is stored.
 
-        `due` is a timedelta from now, or a datetime with a time zone; or give `due_ms`, milliseconds since 1970, which costs least. What is
-        past is delivered at once. Raises as `Producer.send`, and DelayTooLong.
+        `due` is a timedelta from now, or a datetime with a time zone. `due_ms`, milliseconds since 1970, is the fastest way. A time in the
+        past means at once. Raises as `Producer.send`, and DelayTooLong.
         """
         if type(body) is not bytes or len(body) > self._body_bytes_max:
             body = message_checks.body_bytes(body, self._body_bytes_max)
@@ -133,9 +135,9 @@ class DelayedProducer(Producer):
         tags: Iterable[str] | None = None,
         headers: Mapping[str, str | bytes] | None = None,
     ) -> Ticket:
-        """Send a message that comes again and again: at the times of `cron`, in the time zone `zone`, from `start_ms` (default: now) on.
+        """Send a recurring message: it is delivered at the times of `cron`, in the time zone `zone`, from `start_ms` (default: now) on.
 
-        It travels alone in its batch; its first run is the first one behind `start_ms`. Raises as `send`.
+        The message has a batch of its own. Its first run is the first time after `start_ms`. Raises as `send`.
         """
         cron, zone = due_times.check_recurrence(cron, zone)
         now_ns = self._links.now_ns()
@@ -148,11 +150,11 @@ class DelayedProducer(Producer):
         return ticket
 
     def put(self, columns: Columns, flags: int = 0, *, create_time_ms: int | None = None) -> Tickets:
-        """Send columns as they are, in batches of their own: for messages of the system's, whose headers and flags nobody checks.
+        """Send columns unchecked, in batches of their own: for messages that QMQ itself makes.
 
-        They are made now, or at `create_time_ms` plus the columns' `create_deltas`.
+        Their create time is now, or `create_time_ms` plus the columns' `create_deltas`.
 
-        Raises InvalidArgument without due times, or keys where they are needed; BufferFull, ClientClosed.
+        Raises InvalidArgument if due times or required keys are missing; BufferFull, ClientClosed.
         """
         if columns.dues is None or len(columns.dues) != len(columns.bodies):
             raise _one_of_two()
@@ -176,16 +178,18 @@ class DelayedProducer(Producer):
         return self.is_ordered and (columns.keys is None or b"" in columns.keys)
 
     def usable(self, groups: Mapping[str, bool]) -> Mapping[str, bool]:
-        """For the pipes: of an ordered subject, the home alone."""
+        """For the pipes: the groups to use. An ordered subject uses only its home."""
         return self._home.choose(groups, self._loop.time()) if self.is_ordered else groups
 
     @property
     def inflight_max(self) -> int:
-        """For the pipes. A batch that is refused while the next one is stored would be behind it."""
+        """For the pipes: one batch for an ordered subject. If a batch were refused while the next one is stored, it
+        would end up behind it.
+        """
         return 1 if self.is_ordered else super().inflight_max
 
     def encode(self, batch: Batch) -> tuple[bytes, bytes]:
-        """For the pipes: the batch as it travels. Raises MessageTooLarge, InvalidArgument."""
+        """For the pipes: the encoded batch. Raises MessageTooLarge, InvalidArgument."""
         if self._is_keyless(batch.columns):
             raise _keyless(self.subject)
         return encode(

@@ -1,4 +1,4 @@
-"""Administration of delivery, as a client asks metaservers for it: settings of consumer groups, and who is paused (docs/DELIVERY.md)."""
+"""Administration of delivery through a metaserver: settings of consumer groups, dead letters, pauses (docs/DELIVERY.md)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from qmq.proto.v1 import meta_pb2 as pb
 
 
 class DeliveryClient:
-    """Part of `MetadataClient`. All of it may be repeated after a lost answer: doing it twice is doing it once."""
+    """Part of `MetadataClient`. Every call may be repeated after a lost answer."""
 
     async def _call(self, method: str, request: Any) -> Any:
         """Ask a metaserver; see `MetadataClient`."""
@@ -23,9 +23,10 @@ class DeliveryClient:
     async def set_group_settings(
         self, subject: str, group: str, *, attempts_max: int | None = None, retry_delays_ms: Sequence[int] | None = None
     ) -> pb.DescribeGroupSettingsResponse:
-        """How a group's messages are tried again, on a subject or on all ("*"); what is None stays as it is. Returns what holds then.
+        """Set how a group's messages are retried, on a subject or on all ("*"). None leaves a setting as it is. Returns the resulting
+        settings.
 
-        Raises UnknownSubject, OrderMismatch (an ordered subject: that is its consumers' matter), InvalidName, InvalidArgument.
+        Raises UnknownSubject, OrderMismatch (on an ordered subject, consumers set this), InvalidName, InvalidArgument.
         """
         default = GroupSettings()
         GroupSettings(
@@ -37,32 +38,37 @@ class DeliveryClient:
         return found
 
     async def clear_group_settings(self, subject: str, group: str) -> pb.DescribeGroupSettingsResponse:
-        """Take them away: those of the group on all subjects hold again, or the brokers' own. Raises InvalidName."""
+        """Delete a group's settings: then those of the group on all subjects apply, or else the brokers' defaults. Raises InvalidName."""
         request = pb.SetGroupSettingsRequest(subject=subject, group=group, clears=True)
         found: pb.DescribeGroupSettingsResponse = await self._call("SetGroupSettings", request)
         return found
 
     async def group_settings(self, subject: str, group: str) -> pb.DescribeGroupSettingsResponse:
-        """What holds, and where each is from: the subject's name, "*", or "" for the brokers' own. Raises as `set_group_settings`."""
+        """The settings that apply, and the source of each: the subject's name, "*", or "" for the brokers' defaults. Raises as
+        `set_group_settings`.
+        """
         request = pb.DescribeGroupSettingsRequest(subject=subject, group=group)
         found: pb.DescribeGroupSettingsResponse = await self._call("DescribeGroupSettings", request)
         return found
 
     async def delete_group(self, subject: str, group: str) -> int:
-        """Forget what a group consumed; on how many queues or partitions it was. A group of that name that comes later is new.
+        """Delete a group's progress. Returns on how many queues or partitions it had any. A later group of the same name starts as a new
+        one.
 
-        Parked keys of an ordered subject's group go with it: their messages are not handed out to it again.
+        The parked keys of a group of an ordered subject are deleted with it.
 
-        Raises InvalidArgument while it has consumers, UnknownSubject, UnknownGroup (so does a repeated call), NotConnected.
+        Raises InvalidArgument while the group has consumers, UnknownSubject, UnknownGroup (so does a repeated call), NotConnected.
         """
         request = control.DeleteGroupRequest(subject=subject, group=group)
         found: control.DeleteGroupResponse = await self._call("DeleteGroup", request)
         return found.queues
 
     async def delete_subject(self, name: str) -> int:
-        """Delete a subject with all that is kept of it; on how many queues something was. Raises UnknownSubject, InvalidArgument.
+        """Delete a subject with its messages and groups. Returns the number of queues from which data was deleted. Raises UnknownSubject,
+        InvalidArgument.
 
-        NotConnected: a broker group is silent; the subject is gone for clients, and the rest is done when the group is back.
+        Raises NotConnected if a broker group does not answer: clients no longer see the subject, and the group deletes its data when it is
+        back.
         """
         request = control.DropSubjectRequest(subject=name)
         found: control.DropSubjectResponse = await self._call("DeleteSubject", request)
@@ -71,52 +77,55 @@ class DeliveryClient:
     # --- dead letters --------------------------------------------------------------------------------------------------
 
     async def delete_dead_letters(self, group: str) -> int:
-        """Delete all dead letters of a group that there are now; on how many broker groups any were. Raises InvalidName, NotConnected."""
+        """Delete all current dead letters of a group. Returns the number of broker groups that had any. Raises
+        InvalidName, NotConnected.
+        """
         request = control.DropSubjectRequest(subject=dead_letter_subject(check_name("group", group)))
         found: control.DropSubjectResponse = await self._call("DeleteDeadLetters", request)
         return found.queues
 
     async def dead_letter_queues(self, group: str = "") -> Partial[pb.DeadLetterQueue]:
-        """How much died of a group, or of all, on each broker group that answers. Raises InvalidName, NotConnected."""
+        """The number of dead letters of a group, or of all, on each broker group that answers. Raises InvalidName, NotConnected."""
         found: pb.DescribeDeadLettersResponse = await self._call("DescribeDeadLetters", pb.DescribeDeadLettersRequest(group=group))
         return Partial(found.queues, found.silent)
 
     # --- pauses --------------------------------------------------------------------------------------------------------
 
     async def pause_group(self, subject: str, group: str, *, reason: str = "") -> bool:
-        """Brokers hand a group nothing until it is resumed, on a subject or on all ("*"); whether that is new.
+        """Pause a group on a subject or on all ("*"): brokers hand it nothing until it is resumed. Returns whether it was not paused
+        before.
 
-        Raises UnknownSubject, InvalidName, InvalidArgument; so do the others.
+        Raises UnknownSubject, InvalidName, InvalidArgument. The other methods for pauses raise the same.
         """
         return not await self._set_pause(pb.Pause(kind="group", subject=subject, group=group, reason=reason), is_paused=True)
 
     async def resume_group(self, subject: str, group: str) -> bool:
-        """Whether it was paused, with just that subject, or "*"."""
+        """Resume a group. Returns whether it was paused on just that subject, or on "*"."""
         return await self._set_pause(pb.Pause(kind="group", subject=subject, group=group), is_paused=False)
 
     async def pause_consumer(self, subject: str, group: str, name: str, *, reason: str = "") -> bool:
-        """The same for one consumer of a group."""
+        """Pause one consumer of a group. Returns as `pause_group`."""
         whom = pb.Pause(kind="consumer", subject=subject, group=group, name=name, reason=reason)
         return not await self._set_pause(whom, is_paused=True)
 
     async def resume_consumer(self, subject: str, group: str, name: str) -> bool:
-        """Whether it was paused by its name."""
+        """Resume a consumer. Returns whether it was paused."""
         return await self._set_pause(pb.Pause(kind="consumer", subject=subject, group=group, name=name), is_paused=False)
 
     async def pause_client(self, name: str, *, reason: str = "") -> bool:
-        """The same for all consumers of the clients of a name (`qmq.connect(..., name=...)`)."""
+        """Pause all consumers of the clients with a name (`qmq.connect(..., name=...)`). Returns as `pause_group`."""
         return not await self._set_pause(pb.Pause(kind="client", name=name, reason=reason), is_paused=True)
 
     async def resume_client(self, name: str) -> bool:
-        """Whether it was paused."""
+        """Resume the clients with a name. Returns whether they were paused."""
         return await self._set_pause(pb.Pause(kind="client", name=name), is_paused=False)
 
     async def _set_pause(self, pause: pb.Pause, *, is_paused: bool) -> bool:
-        """Whether it was paused before."""
+        """Set or delete a pause. Returns whether it existed before."""
         found: pb.SetPauseResponse = await self._call("SetPause", pb.SetPauseRequest(pause=pause, is_paused=is_paused))
         return found.was_paused
 
     async def pauses(self) -> list[pb.Pause]:
-        """Who is paused in the cluster: groups, consumers, clients."""
+        """All pauses of the cluster: groups, consumers, clients."""
         found: pb.ListPausesResponse = await self._call("ListPauses", pb.ListPausesRequest())
         return list(found.pauses)

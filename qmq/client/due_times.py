@@ -1,11 +1,11 @@
-"""When a delayed message is due: from what applications say to milliseconds since 1970. Pure: who calls says what time it is.
+"""When a delayed message is due: converts timedeltas and datetimes to milliseconds since 1970. Pure: the caller passes the current time.
 
 Rules:
-* A `timedelta` counts from now; a `datetime` needs a time zone, since "nine o'clock" without one is another moment on each machine.
-* A fraction of a millisecond is rounded up: a message is never early.
-* What is past is allowed, and delivered at once; before 1970 is as good as 1970.
-* Longer than `limits.DELAY_MS_MAX` is refused here, where the mistake is; a delay group may be configured for less, and says so itself.
-* Of a recurrence only the shape is looked at: cron's grammar and the zones' rules are the delay server's.
+* A `timedelta` counts from now. A `datetime` needs a time zone, since without one it means another moment on each machine.
+* Fractions of a millisecond are rounded up: a message is never early.
+* A time in the past is allowed and means at once; a time before 1970 counts as 1970.
+* Delays longer than `limits.DELAY_MS_MAX` are refused here. A delay group may be configured for less, and refuses them itself.
+* Only the shape of a recurrence is checked here; the delay server knows cron's grammar and the time zones.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ CRON_CHARS_MAX: Final = 1_000
 
 
 def time_ms(at: object, what: str = "at") -> int:
-    """A datetime's milliseconds since 1970, rounded up. Raises InvalidArgument if it is none, or has no time zone."""
+    """A datetime as milliseconds since 1970, rounded up. Raises InvalidArgument if it is not a datetime, or has no time zone."""
     if not isinstance(at, datetime):
         raise InvalidArgument(f"{what} is a datetime with a time zone, not {type(at).__name__}")
     if at.utcoffset() is None:
@@ -43,7 +43,7 @@ def time_ms(at: object, what: str = "at") -> int:
 
 
 def time_of(time_ms: int) -> datetime:
-    """The moment, in UTC; what lies beyond the calendar is its last one."""
+    """The datetime in UTC; a time beyond the calendar becomes the calendar's last moment."""
     try:
         return _EPOCH + timedelta(milliseconds=time_ms)
     except OverflowError:
@@ -51,9 +51,11 @@ def time_of(time_ms: int) -> datetime:
 
 
 def due_ms(when: object, now_ns: int) -> int:
-    """When a message is due, now being so many nanoseconds since 1970. Raises InvalidArgument, DelayTooLong."""
+    """When a message is due, in milliseconds since 1970; `now_ns` is the current time in nanoseconds. Raises
+    InvalidArgument, DelayTooLong.
+    """
     if isinstance(when, timedelta):
-        # Not `when // timedelta(microseconds=1)`: some pass a delay with every message.
+        # `when // timedelta(microseconds=1)` is slower, and some applications pass a delay with every message
         microseconds = (when.days * 86_400 + when.seconds) * 1_000_000 + when.microseconds
         due = -(-(now_ns + microseconds * 1000) // _NS_PER_MS)
     elif isinstance(when, datetime):
@@ -64,7 +66,7 @@ def due_ms(when: object, now_ns: int) -> int:
 
 
 def checked(due: object, now_ns: int) -> int:
-    """A due time that came as a number. Raises InvalidArgument, DelayTooLong."""
+    """Check a due time that was given as a number. Raises InvalidArgument, DelayTooLong."""
     if isinstance(due, bool) or not hasattr(due, "__index__"):
         raise InvalidArgument(f"a due time is a whole number of milliseconds since 1970, not {type(due).__name__}")
     return _bounded(int(due), now_ns)
@@ -78,7 +80,7 @@ def _bounded(due: int, now_ns: int) -> int:
 
 
 def due_of(delay: object, at: object, now_ns: int) -> int:
-    """Of a message that is sent with one of the two. Raises InvalidArgument, DelayTooLong."""
+    """When a message that has `delay` or `at` is due. Raises InvalidArgument, DelayTooLong."""
     if delay is not None and at is not None:
         raise InvalidArgument("give delay or at, not both: delay counts from now, at is a moment")
     if delay is not None and not isinstance(delay, timedelta):
@@ -89,14 +91,14 @@ def due_of(delay: object, at: object, now_ns: int) -> int:
 
 
 def many(dues: object, count: int, now_ns: int, what: str = "due") -> list[int]:
-    """Of `count` messages: one item for each, or one for all. Raises InvalidArgument, DelayTooLong."""
+    """When `count` messages are due: one item for each, or one for all. Raises InvalidArgument, DelayTooLong."""
     if isinstance(dues, timedelta | datetime):
         return [due_ms(dues, now_ns)] * count
     return [due_ms(each, now_ns) for each in _column(dues, count, what)]
 
 
 def many_ms(dues: Any, count: int, now_ns: int) -> Sequence[int]:
-    """The same for milliseconds since 1970, with little work for each. Raises InvalidArgument, DelayTooLong."""
+    """`many` for milliseconds since 1970, with little work for each message. Raises InvalidArgument, DelayTooLong."""
     if hasattr(dues, "__index__"):
         return [checked(dues, now_ns)] * count
     found = _column(dues, count, "due_ms")
@@ -105,14 +107,14 @@ def many_ms(dues: Any, count: int, now_ns: int) -> Sequence[int]:
         numbers = array("q", found)
     except (TypeError, OverflowError):
         return [checked(each, now_ns) for each in found]
-    # A bool is 0 or 1, so among larger ones there is none.
+    # A bool is 0 or 1, so a list whose least item is larger has none.
     if not found or (min(found) > 1 and max(found) <= latest):
         return numbers
     return [checked(each, now_ns) for each in found]
 
 
 def many_of(delays: object, ats: object, count: int, now_ns: int) -> list[int]:
-    """Of messages that are sent with one of the two. Raises InvalidArgument, DelayTooLong."""
+    """When messages that have `delays` or `ats` are due. Raises InvalidArgument, DelayTooLong."""
     if delays is not None and ats is not None:
         raise InvalidArgument("give delays or ats, not both: delays count from now, ats are moments")
     kind, what, given = (timedelta, "delays", delays) if ats is None else (datetime, "ats", ats)
@@ -133,7 +135,7 @@ def _column(items: object, count: int, what: str) -> list[Any]:
 
 
 def check_recurrence(cron: object, zone: object) -> tuple[str, str]:
-    """Of a recurring message: five fields, and the name of a time zone. Raises InvalidArgument."""
+    """Check the shape of a recurrence: five fields, and a time zone. Raises InvalidArgument."""
     if not isinstance(cron, str):
         raise InvalidArgument(f'cron is a str of five fields, such as "0 9 * * *", not {type(cron).__name__}')
     fields = cron.split()
@@ -150,4 +152,4 @@ def _span(ms: int) -> str:
 
 
 Dues: TypeAlias = Sequence[When] | When
-"""Of many messages: one item for each, or one for all."""
+"""Due times of many messages: one item for each, or one for all."""

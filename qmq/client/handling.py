@@ -1,8 +1,8 @@
 """Consumers of a client that has interceptors: the same consumers, and interceptors around the handling of each message.
 
-With `async for`, a message is being handled until the loop comes back for the next one, or the consumer is closed; what is then known of an
-exception is the one with which `async with consumer` is left. What an interceptor raises on the way in or out fails the message: it is
-handed out again, and the loop ends with that exception.
+With `async for`, a message is being handled until the loop asks for the next one, or the consumer is closed; then interceptors see the
+exception that leaves `async with consumer`. If an interceptor raises, the message fails: it is handed out again, and the loop ends with
+that exception.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from qmq.client.ordered.ordered_message import OrderedMessage
 
 
 class Turn:
-    """The turn of a loop: the message that it has in hand."""
+    """The message that a loop has in hand."""
 
     __slots__ = ("_chain", "_group", "_handling", "_message")
 
@@ -29,7 +29,7 @@ class Turn:
         self._handling: AbstractContextManager[object] | None = None
 
     def begin(self, message: Message | OrderedMessage) -> None:
-        """The loop gets a message. Raises what interceptors raise; then the message failed."""
+        """The loop gets a message. Raises what interceptors raise; then the message has failed."""
         handling = self._chain.handling(message, self._group)
         try:
             handling.__enter__()
@@ -39,7 +39,7 @@ class Turn:
         self._message, self._handling = message, handling
 
     def end(self, error: BaseException | None = None) -> None:
-        """The loop is done with it. Raises what interceptors raise; then the message failed."""
+        """The loop has finished the message. Raises what interceptors raise; then the message has failed."""
         message, handling, self._message, self._handling = self._message, self._handling, None, None
         if message is None or handling is None:
             return

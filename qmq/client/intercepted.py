@@ -1,7 +1,7 @@
-"""Producers of a client that has interceptors: the same producers, and each call told to the interceptors first.
+"""Producers of a client that has interceptors: each call goes through the interceptors first.
 
-They are classes of their own so that the others need not ask: without interceptors, sending a message costs what it did before there were
-any. What interceptors add is a column of headers; a ticket tells them when it is decided.
+They are separate classes, so that sending without interceptors costs nothing extra (docs/adr/0019). Interceptors add headers, and learn the
+outcome from the ticket.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ def _headers(told: Outgoing) -> Sequence[Headers] | None:
 
 @contextmanager
 def _sending(chain: Chain, told: Outgoing) -> Iterator[None]:
-    """Around taking messages: interceptors are asked before, and told if they are refused."""
+    """Around taking messages: calls `sending` first, and `failed` if the messages are refused."""
     chain.sending(told)
     try:
         yield
@@ -164,7 +164,7 @@ def _follow(chain: Chain, told: Outgoing, ticket: Ticket, place: int) -> Ticket:
 
 
 def _follow_many(chain: Chain, told: Outgoing, tickets: Tickets) -> Tickets:
-    """Told once, when the last one is decided."""
+    """Calls `sent` or `failed` once, when the last ticket is decided."""
     waiting = len(tickets.tickets)
 
     def decided() -> None:

@@ -1,4 +1,4 @@
-"""Interceptors: code of the application's that sees every message come and go, as tracing and auditing need it. No I/O.
+"""Interceptors: application code that sees every sent and every handled message, for tracing or auditing. No I/O.
 
     class Audit(BaseInterceptor):
         def sending(self, outgoing):                   # before messages are sent: headers to add to them
@@ -15,21 +15,20 @@
     mq = qmq.connect("localhost:20880", interceptors=[Audit()])
 
 Rules:
-* The first one is the outermost: it is asked first on the way in (`sending`, entering `handling`) and last on the way out (`sent`,
-  `failed`, leaving `handling`), so what one does lies wholly within what those before it do.
-* One call of `send` or `send_many` is one `Outgoing`. Whoever was asked `sending` is told `sent` or `failed`, once.
-* A header that the application gave itself stays as it is: what interceptors add to it under the same name is left out. Among
-  interceptors the last one wins.
-* An interceptor that raises in `sending` has the call fail, and nothing is sent. What it raises in `sent` or `failed` is logged: the
-  messages are stored, or not, whatever it thinks of that.
-* `handling` sees the handler's exception and may raise another one, but not swallow it: whether a message is acknowledged is said by its
-  handler alone.
-* Handling is: what a listener does with a message; what an ordered consumer's `run` calls; one turn of an `async for` (until the loop
-  comes back, or the consumer is closed). After a `pull` nobody knows when a message is handled; the application says it itself:
-  `with mq.interceptors.handling(message, consumer.group): ...`.
-* Messages that the system sends again itself (a retry by way of a delay group, a replay) keep their headers and are not intercepted.
+* The first interceptor is the outermost: it is called first on the way in (`sending`, entering `handling`) and last on the way out (`sent`,
+  `failed`, leaving `handling`).
+* One call of `send` or `send_many` is one `Outgoing`. Each call of `sending` is followed by one call of `sent` or `failed`.
+* A header that the application set stays: an interceptor's header of the same name is dropped. Among interceptors the last one wins.
+* If `sending` raises, the call fails and nothing is sent. An exception in `sent` or `failed` is only logged, since the outcome is already
+  decided.
+* `handling` sees the handler's exception and may raise another one, but cannot suppress it: only the handler decides whether a message is
+  acknowledged.
+* Handling is what a listener does with a message, what an ordered consumer's `run` calls, or one turn of an `async for` (until the loop
+  asks for the next message, or the consumer is closed). After a `pull` the application marks the handling itself: `with
+  mq.interceptors.handling(message, consumer.group): ...`.
+* Messages that QMQ sends again (a retry through a delay group, a replay) keep their headers and are not intercepted.
 
-Without interceptors nothing of this runs: see `intercepted.py` and `handling.py`.
+Without interceptors none of this code runs: see `intercepted.py` and `handling.py`.
 """
 
 from __future__ import annotations
@@ -60,42 +59,42 @@ _R = TypeVar("_R")
 
 @dataclass(slots=True, eq=False)
 class Outgoing:
-    """What one call sends: one message, or with `send_many` many (`is_batch`). The columns have one item a message."""
+    """The messages of one call: one, or with `send_many` many (`is_batch`). Each column has one item for each message."""
 
     subject: str
     count: int
     keys: Sequence[str | bytes | None]
     tags: Sequence[Iterable[str]]
     headers: list[dict[str, bytes]]
-    """What the messages have so far: of the application's, and of the interceptors before this one."""
+    """The headers so far: the application's, and those of the interceptors before this one."""
     is_batch: bool = False
     is_delayed: bool = False
     kept: dict[Any, Any] = field(default_factory=dict)
-    """For an interceptor to keep something until the outcome, under a key of its own, such as itself."""
+    """An interceptor may keep a value here until the outcome is known, under a key of its own, such as `self`."""
 
 
 class Interceptor(Protocol):
-    """`BaseInterceptor` does nothing in each of these."""
+    """The interface of an interceptor; `BaseInterceptor` has methods that do nothing."""
 
     def sending(self, outgoing: Outgoing) -> Headers | Sequence[Headers]:
-        """Messages are about to be sent. Gives headers to add to all of them, or a list of them with one item a message."""
+        """Called before messages are sent. Returns headers to add to all of them, or a list with one item for each message."""
         ...
 
     def sent(self, outgoing: Outgoing, receipts: Iterable[Receipt]) -> None:
-        """They are stored; the receipts are in the messages' order."""
+        """Called when the messages are stored; the receipts are in the order of the messages."""
         ...
 
     def failed(self, outgoing: Outgoing, error: Exception) -> None:
-        """They are not, or not known to be: see the error's `outcome`."""
+        """Called when the messages are not stored, or not known to be: see the error's `outcome`."""
         ...
 
     def handling(self, message: AnyMessage, group: str) -> AbstractContextManager[object]:
-        """Entered before a message is handled by a consumer of the group, left after; sees the exception."""
+        """A context manager around the handling of a message; it sees the handler's exception."""
         ...
 
 
 class BaseInterceptor:
-    """An interceptor that does nothing: to derive from."""
+    """An interceptor whose methods do nothing: a base class."""
 
     def sending(self, outgoing: Outgoing) -> Headers | Sequence[Headers]:
         return {}
@@ -109,12 +108,12 @@ class BaseInterceptor:
 
 
 class Chain(tuple[Interceptor, ...]):
-    """A client's interceptors, outermost first; false if there are none."""
+    """A client's interceptors, outermost first. False if there are none."""
 
     __slots__ = ()
 
     def sending(self, outgoing: Outgoing) -> None:
-        """Ask each for the headers that it adds. Raises what an interceptor raises, InvalidArgument, MessageTooLarge."""
+        """Call `sending` of each interceptor and add its headers. Raises what an interceptor raises, InvalidArgument, MessageTooLarge."""
         given = [frozenset(each) for each in outgoing.headers]
         asked: list[Interceptor] = []
         try:
@@ -127,7 +126,7 @@ class Chain(tuple[Interceptor, ...]):
             raise
 
     def sent(self, outgoing: Outgoing, receipts: Iterable[Receipt]) -> None:
-        """Tell each, the innermost first."""
+        """Call `sent` of each interceptor, the innermost first."""
         for each in reversed(self):
             try:
                 each.sent(outgoing, receipts)
@@ -135,7 +134,7 @@ class Chain(tuple[Interceptor, ...]):
                 log.exception("interceptor %r, told that messages to %s are stored", each, outgoing.subject)
 
     def failed(self, outgoing: Outgoing, error: Exception) -> None:
-        """Tell each, the innermost first."""
+        """Call `failed` of each interceptor, the innermost first."""
         for each in reversed(self):
             try:
                 each.failed(outgoing, error)
@@ -143,7 +142,7 @@ class Chain(tuple[Interceptor, ...]):
                 log.exception("interceptor %r, told that messages to %s failed", each, outgoing.subject)
 
     def handling(self, message: AnyMessage, group: str = "") -> AbstractContextManager[object]:
-        """To be entered around the handler of a message: `with mq.interceptors.handling(message, group): ...`."""
+        """All interceptors around a handler: `with mq.interceptors.handling(message, group): ...`."""
         return Handling(self, message, group) if self else nullcontext()
 
 
@@ -174,7 +173,7 @@ class Handling:
             raise failure
 
     def _leave(self, error: BaseException | None) -> BaseException | None:
-        """Leave all; gives the exception that is on its way in the end."""
+        """Leave all interceptors. Returns the exception that results."""
         while self._entered:
             context = self._entered.pop()
             try:
@@ -185,7 +184,7 @@ class Handling:
 
 
 def chosen(chain: Chain, plain: Callable[_P, _R], intercepted: Callable[Concatenate[Chain, _P], _R]) -> Callable[_P, _R]:
-    """How a client makes a producer or a consumer: the plain one, if nobody wants to be told."""
+    """Make a producer or a consumer: the plain class without interceptors, else the intercepted one."""
     return partial(intercepted, chain) if chain else plain
 
 
@@ -198,12 +197,12 @@ def outgoing(
     is_batch: bool = False,
     is_delayed: bool = False,
 ) -> Outgoing:
-    """Messages as interceptors see them. Raises InvalidArgument, MessageTooLarge for headers that cannot be sent."""
+    """The messages of a call as interceptors see them. Raises InvalidArgument, MessageTooLarge for headers that cannot be sent."""
     return Outgoing(subject, len(keys), keys, tags, [message_checks.header_map(each) for each in headers], is_batch, is_delayed)
 
 
 def _add(outgoing: Outgoing, added: Headers | Sequence[Headers], given: Sequence[frozenset[str]]) -> None:
-    """Add headers to the messages, but none that the application gave."""
+    """Add headers to the messages, except those that the application set."""
     if isinstance(added, Mapping):
         if not added:
             return

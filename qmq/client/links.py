@@ -1,4 +1,4 @@
-"""One connection to each broker, kept for all who use it; and the way to a broker group's master, wherever that is now."""
+"""The client's connections, one for each broker, and the way to a broker group's current master."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from qmq.client.ack_spool import AckSpool
 
 REACH_S: Final = 1.0
-"""A broker that has not greeted by then is doubted, and the metaserver is asked; the attempt goes on meanwhile."""
+"""A broker that has not answered the HELLO after this time is doubted: the client asks the metaserver, while the attempt goes on."""
 
 
 class Links:
-    """The client's connections, by address. Concurrent callers share one attempt."""
+    """The client's connections by address. Concurrent callers share one attempt."""
 
     def __init__(
         self,
@@ -48,17 +48,14 @@ class Links:
         self.tallies = ClientCounters()
         self.is_closed = False
         self.is_paused = False
-        """Whether none of this client's consumers is to hand out messages, or to pull."""
+        """Whether all consumers of this client are paused."""
 
     @property
     def connections(self) -> int:
         return sum([each.is_open for each in list(self._connections.values())])
 
     async def reach(self, subject: str, group: str) -> tuple[Master, Connection]:
-        """The group's master and an open connection to it. Tries once: call again after Unavailable, the pause is kept here.
-
-        Raises NotConnected, UnknownSubject, ClientClosed.
-        """
+        """The group's master and an open connection to it. Tries once: call again after Unavailable; `reach` keeps the pauses."""
         if self.is_closed:
             raise ClientClosed("the client is closed: make a new one with qmq.connect()")
         master = await self.locator.master(subject, group)

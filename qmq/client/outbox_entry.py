@@ -1,5 +1,5 @@
-"""The client's door to outboxes: messages in the application's own database transactions (`qmq.sql`, docs/OUTBOX.md). Nothing is imported
-before it is used.
+"""`Client.outbox` and `Client.outbox_watchdog`: messages in the application's own database transactions (docs/OUTBOX.md). `qmq.sql` is
+imported at first use.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ GRACE: Final = timedelta(seconds=5)
 LEASE: Final = timedelta(seconds=10)
 
 
-class OutboxDoor:
+class OutboxClient:
     interceptors: Chain
     producer: Callable[..., Producer]
     ordered_producer: Callable[..., OrderedProducer]
@@ -48,16 +48,16 @@ class OutboxDoor:
 
             check_installed()
             from qmq.sql.outbox import Outboxes
-            from qmq.sql.outbox_sender import Doors, Sender
+            from qmq.sql.outbox_sender import OutboxProducers, Sender
 
             patience = self._timing.outbox_delivery_s
-            doors = Doors(
+            producers = OutboxProducers(
                 partial(self.producer, delivery_timeout_s=patience),
                 partial(self.ordered_producer, delivery_timeout_s=patience),
                 partial(self.delayed_producer, delivery_timeout_s=patience),
                 self._ordering,
             )
-            self._own_outboxes = Outboxes(Sender(doors, patience), self._producer_ids(), self.interceptors, self._now_ns)
+            self._own_outboxes = Outboxes(Sender(producers, patience), self._producer_ids(), self.interceptors, self._now_ns)
         return self._own_outboxes
 
     def outbox(self, connection: Any, *, table: str = "qmq_outbox", grace: timedelta = GRACE) -> Outbox:

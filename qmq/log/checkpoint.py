@@ -76,9 +76,9 @@ def _files(folder: Path) -> list[Path]:
 
 def load(folder: Path, disk: Disk | None = None) -> Checkpoint | None:
     """The newest checkpoint that is whole."""
-    door = disk or Disk()
+    disk = disk or Disk()
     for path in _files(folder):
-        found = decode(door.read_file(path))
+        found = decode(disk.read_file(path))
         if found is not None:
             return found
     return None

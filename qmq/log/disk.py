@@ -1,4 +1,4 @@
-"""The disk, as a door: the few calls that storage makes, so that tests can hand in one that fails.
+"""The calls that storage makes to the disk. Tests pass a disk that fails.
 
 Rules: a failed fsync is final and raises FlushFailed (the kernel marks the pages clean, so a second try would lie: "fsyncgate"); no space
 raises DiskFull; everything else that the system refuses stays an OSError, which stops the broker. Only a sector of a log that cannot be

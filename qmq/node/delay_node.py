@@ -65,16 +65,20 @@ class DelayNode(ReplicaNode):
 
     broker: DelayBroker
 
-    def __init__(self, config: DelayReplicaConfig, coordination: CoordinationStore | None = None, *, doors: Environment = MACHINE) -> None:
-        self.clock: Clock = doors.clock or SteadyClock()
-        super().__init__(config, coordination, clock=self.clock, kind=bootstrap.check_settings(config.settings), doors=doors)
+    def __init__(
+        self, config: DelayReplicaConfig, coordination: CoordinationStore | None = None, *, environment: Environment = MACHINE
+    ) -> None:
+        self.clock: Clock = environment.clock or SteadyClock()
+        super().__init__(config, coordination, clock=self.clock, kind=bootstrap.check_settings(config.settings), environment=environment)
         self.settings = config.settings
         self._delay = config.delay
-        self._locator = ViewLocator(self.coordination, self.view, self.doors.network)
+        self._locator = ViewLocator(self.coordination, self.view, self.environment.network)
         self._witnesses: TimeWitnesses | None = None
         if isinstance(self.clock, SteadyClock):  # one that was handed in is believed
-            self._witnesses = TimeWitnesses(self.clock, self._witness_addresses, network=self.doors.network)
-        self._transfer = ScheduleTransfer(self, self.folder, self._disk, Schedule, doors.fatal, self.doors.network, doors.node_timing)
+            self._witnesses = TimeWitnesses(self.clock, self._witness_addresses, network=self.environment.network)
+        self._transfer = ScheduleTransfer(
+            self, self.folder, self._disk, Schedule, environment.fatal, self.environment.network, environment.node_timing
+        )
 
     # --- by kind -------------------------------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""The doors of a node: everything by which it touches the world. The machine's own, unless somebody hands in others (qmq/testing does).
+"""The environment of a node: clock, disk, network and timing. The default is the machine's own; tests pass others (qmq/testing).
 
 Two clocks, since two kinds of deadlines must not be confused when time is moved by hand: what applications see (due times, retention,
 leases of consumers and in the coordination store) goes by `clock`, and how replicas judge whether another one lives goes by `steady`,

@@ -100,18 +100,20 @@ class ReplicaNode:
         *,
         clock: Clock | None = None,
         kind: DelaySettings | None = None,
-        doors: Environment = MACHINE,
+        environment: Environment = MACHINE,
     ) -> None:
         self.config = config
         self.kind = kind
         self.folder = config.data / "broker"
         self.coordination = CountedStore(coordination or config.etcd.open())
         self.view = ClusterView(self.coordination)
-        self.doors = replace(doors, network=server_network(doors.network, self.view))
-        self._audit = audit_subject_of(config.access, self.coordination, self.view, self.doors.network, f"{config.group}/{config.replica}")
-        self._clock = clock or doors.clock or SystemClock()
+        self.environment = replace(environment, network=server_network(environment.network, self.view))
+        self._audit = audit_subject_of(
+            config.access, self.coordination, self.view, self.environment.network, f"{config.group}/{config.replica}"
+        )
+        self._clock = clock or environment.clock or SystemClock()
         self.access = follow_access(self.view, config.access, AuditLog(sink=self._audit), self._clock)
-        self._disk = doors.disk
+        self._disk = environment.disk
         self._is_opening = False
         self._roles: dict[str, int] = {}
         """How often it took up each."""
@@ -133,7 +135,7 @@ class ReplicaNode:
         found = identities.load(config.data, config.group, config.replica)
         self._identity = found or identities.new(config.group, config.replica)
         self._viewing = asyncio.ensure_future(self._begin_view())
-        await asyncio.wait([self._viewing], timeout=self.doors.node_timing.known_wait_s if self._identity.membership else None)
+        await asyncio.wait([self._viewing], timeout=self.environment.node_timing.known_wait_s if self._identity.membership else None)
         try:
             self._membership = await self._join()
             self.store = await self._open()
@@ -162,17 +164,17 @@ class ReplicaNode:
             self.coordination,
             self.view,
             self._clock,
-            self.doors,
+            self.environment,
             access=self.access,
             routing=self._routing(),
             host=config.host,
             advertise=config.advertise,
-            process=process_status(config.host, config.etcd, self.doors.network.credentials),
+            process=process_status(config.host, config.etcd, self.environment.network.credentials),
         )
 
     async def _begin_view(self) -> None:
         """However often the coordination store refuses: who goes on without a view is blind, and nobody notices."""
-        timing = self.doors.node_timing
+        timing = self.environment.node_timing
         pause_s = timing.view_retry_s
         while True:
             try:
@@ -222,7 +224,7 @@ class ReplicaNode:
 
     async def _mend_folder(self, folder: Path, damage: LogDamaged) -> bool:
         where = self.donors(), folder, self.config.log.segment_bytes, damage
-        return await replica_repair.repair_folder(*where, self.doors.network, self._disk)
+        return await replica_repair.repair_folder(*where, self.environment.network, self._disk)
 
     def _judge_past(self, *, is_new: bool) -> None:
         """Whether this replica may lack what it acknowledged; and whatever a new folder's predecessor promised."""
@@ -269,7 +271,7 @@ class ReplicaNode:
             *own,
             CoordinationSource(self.coordination, self.view),
             AccessSource(self.access),
-            ExposureSource(self.config.host, self.config.etcd, self.doors.network.credentials),
+            ExposureSource(self.config.host, self.config.etcd, self.environment.network.credentials),
         ]
 
     async def _register(self) -> None:
@@ -384,7 +386,7 @@ class ReplicaNode:
     async def stop(self, *, abruptly: bool = False) -> None:
         """Hand the mastership over if it is here, answer what is under way, close so that the next start replays little.
 
-        `abruptly`: nothing of that. Whoever shut the doors before is left with what a killed process leaves (qmq/testing).
+        `abruptly`: nothing of that. A test that shut the environment before finds what a killed process leaves (qmq/testing).
         """
         if self.metrics is not None:
             await self.metrics.stop()

@@ -240,9 +240,9 @@ async def repair_folder(
     disk: Disk | None = None,
 ) -> bool:
     """The same for a store that cannot be opened; its folder must not be in use."""
-    door = disk or Disk()
-    segments = Segments(door, folder / _NAMES[damage.log], segment_bytes)
-    knows = _history(folder, door)
+    disk = disk or Disk()
+    segments = Segments(disk, folder / _NAMES[damage.log], segment_bytes)
+    knows = _history(folder, disk)
     try:
         data = await ask(addresses, damage, lambda found: find_hole(segments, damage, found, knows) is not None, network)
         return data is not None and mend(segments, damage, data, knows)

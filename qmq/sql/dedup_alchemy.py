@@ -14,7 +14,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
 from sqlalchemy.orm import Session
 
 from qmq.errors import InvalidArgument
-from qmq.sql.database_door import AlchemyDoor, Executor
+from qmq.sql.database_connection import AlchemyConnection, Executor
 from qmq.sql.dedup_transactions import NOT_YOURS, AsyncOpener, AsyncTransaction, Opener, T, Transaction, Work
 
 
@@ -90,7 +90,7 @@ class _AsyncAlchemyTransaction:
 
 
 def _run(handed: Connection | Session, work: Work[T]) -> T:
-    return work(Executor(AlchemyDoor(_connection_of(handed))))
+    return work(Executor(AlchemyConnection(_connection_of(handed))))
 
 
 def _connection_of(handed: Connection | Session) -> Connection:

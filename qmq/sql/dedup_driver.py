@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from qmq.errors import InvalidArgument
-from qmq.sql.database_door import Executor, PlainDoor
+from qmq.sql.database_connection import DriverConnection, Executor
 from qmq.sql.dedup_transactions import HandedConnection, T, Transaction, Work
 from qmq.sql.dialects import PARAMSTYLES, PlainDriver, check_dialect, driver_of
 
@@ -21,7 +21,7 @@ class _DriverTransaction:
         self.dialect = driver.dialect
         self.handed = HandedConnection(connection)
         self._connection = connection
-        self._executor = Executor(PlainDoor(connection, driver))
+        self._executor = Executor(DriverConnection(connection, driver))
 
     def run(self, work: Work[T]) -> T:
         return work(self._executor)

@@ -18,7 +18,7 @@ from typing import Any, Final
 from sqlalchemy import text
 
 from qmq.errors import InvalidArgument, NotConnected, Overloaded
-from qmq.sql.database_door import Executor
+from qmq.sql.database_connection import Executor
 from qmq.sql.dedup_statements import Statements
 from qmq.sql.dedup_tables import Record, migration
 from qmq.sql.dialects import DIALECTS

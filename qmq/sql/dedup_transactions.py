@@ -16,7 +16,7 @@ from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from typing import Any, Final, Protocol, TypeVar
 
 from qmq.errors import InvalidArgument
-from qmq.sql.database_door import Executor
+from qmq.sql.database_connection import Executor
 
 T = TypeVar("T")
 Work = Callable[[Executor], T]

@@ -32,7 +32,7 @@ from qmq import limits
 from qmq.client.interceptors import Chain, Outgoing, outgoing
 from qmq.errors import InvalidArgument
 from qmq.model import MessageId
-from qmq.sql.database_door import Door
+from qmq.sql.database_connection import DatabaseConnection
 from qmq.sql.expressions import Statement
 from qmq.sql.outbox_message import MessageIds, OutboxMessage, holder_text, new_message
 from qmq.sql.outbox_operations import Operations
@@ -158,10 +158,10 @@ class Outbox:
         """Through the target's connection, in its transaction."""
         if not self._messages:
             return
-        door = await self._target.door()
-        say = Statements(door.dialect, self._table)
+        connection = await self._target.database()
+        say = Statements(connection.dialect, self._table)
         for rows in _chunks([message.row() for message in self._messages]):
-            await door.execute(say.insert(rows, self._owner.holder, self._grace_ms))
+            await connection.execute(say.insert(rows, self._owner.holder, self._grace_ms))
         self._is_inserted = True
         if self._target.tells:
             relay = self._owner.relay(self._target, self._table, self._grace_ms)
@@ -259,9 +259,9 @@ async def create_tables_async(engine: Any, table: str = TABLE) -> None:
     await runner.run(_creating(runner.dialect, table))
 
 
-def _creating(dialect: str, table: str) -> Callable[[Door], Coroutine[Any, Any, None]]:
-    async def work(door: Door) -> None:
+def _creating(dialect: str, table: str) -> Callable[[DatabaseConnection], Coroutine[Any, Any, None]]:
+    async def work(connection: DatabaseConnection) -> None:
         for each in statements(dialect, table):
-            await door.execute(Statement(text(each), {}))
+            await connection.execute(Statement(text(each), {}))
 
     return work

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from qmq.errors import InvalidArgument, NotConnected, QmqError
-from qmq.sql.database_door import settle
+from qmq.sql.database_connection import settle
 from qmq.sql.expressions import Statement
 from qmq.sql.outbox_message import error_text
 from qmq.sql.outbox_operations import Operations, chunks

@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 from tenacity import AsyncRetrying, retry_if_exception, stop_after_attempt, wait_random_exponential
 
 from qmq.errors import QmqError
-from qmq.sql.database_door import Answer, Door
+from qmq.sql.database_connection import Answer, DatabaseConnection
 from qmq.sql.expressions import Statement
 from qmq.sql.outbox_choice import WaitingRow
 from qmq.sql.outbox_lease import LeaseRow
@@ -44,8 +44,8 @@ class Operations:
     async def ask(self, *statements: Statement) -> list[Answer]:
         """Say statements in one transaction. Raises what the driver raises."""
 
-        async def work(door: Door) -> list[Answer]:
-            return [await door.execute(statement) for statement in statements]
+        async def work(connection: DatabaseConnection) -> list[Answer]:
+            return [await connection.execute(statement) for statement in statements]
 
         if self.is_lent:
             return await self._runner.run(work)
@@ -111,8 +111,8 @@ class Operations:
     async def changed(self, statement: Statement) -> bool:
         """Whether a statement changed a row; said once."""
 
-        async def work(door: Door) -> bool:
-            return (await door.execute(statement)).changed > 0
+        async def work(connection: DatabaseConnection) -> bool:
+            return (await connection.execute(statement)).changed > 0
 
         return await self._runner.run(work)
 

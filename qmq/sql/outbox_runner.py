@@ -1,6 +1,6 @@
 """Whose transaction it is: work on a database in a short transaction of its own, through an engine, or through a connection that is lent.
 
-Work is a coroutine that is given a door. What it did is committed when it ends, and rolled back if it raises.
+Work is a coroutine function that is given a connection. Its changes are committed when it returns, and rolled back if it raises.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from sqlalchemy import create_engine, make_url
 from sqlalchemy.exc import ArgumentError, NoSuchModuleError
 
 from qmq.errors import InvalidArgument
-from qmq.sql.database_door import AlchemyDoor, Door, PlainDoor, finish, settle
+from qmq.sql.database_connection import AlchemyConnection, DatabaseConnection, DriverConnection, finish, settle
 from qmq.sql.dialects import packages
 
 _R = TypeVar("_R")
@@ -21,7 +21,7 @@ CONNECTIONS: Final = 4
 """Of an engine's pool at once, however many subjects there are: the pool is the application's."""
 END_S: Final = 5.0
 """How long the end of work is waited for by who is cancelled."""
-Work = Callable[[Door], Coroutine[Any, Any, _R]]
+Work = Callable[[DatabaseConnection], Coroutine[Any, Any, _R]]
 
 
 class Runner(Protocol):
@@ -55,12 +55,12 @@ class EngineRunner:
 
     async def _begin(self, work: Work[_R]) -> _R:
         async with self._engine.begin() as connection:
-            return await work(AlchemyDoor(connection))
+            return await work(AlchemyConnection(connection))
 
     def run_here(self, work: Work[_R]) -> _R:
         """With a sync engine, in this thread."""
         with self._engine.begin() as connection:
-            return finish(work(AlchemyDoor(connection)))
+            return finish(work(AlchemyConnection(connection)))
 
 
 class LentRunner:
@@ -68,12 +68,12 @@ class LentRunner:
 
     def __init__(self, connection: Any) -> None:
         self._connection = connection
-        self._door = PlainDoor(connection)
-        self.dialect = self._door.dialect
+        self._connection = DriverConnection(connection)
+        self.dialect = self._connection.dialect
 
     async def run(self, work: Work[_R]) -> _R:
         try:
-            found = await work(self._door)
+            found = await work(self._connection)
         except BaseException:
             await settle(self._connection.rollback())
             raise

@@ -45,7 +45,7 @@ _CREATED_SPAN_MS: Final = 1 << 32
 """Create times of one batch lie within this."""
 
 
-class Doors(NamedTuple):
+class OutboxProducers(NamedTuple):
     """What a client gives: producers of each kind, and whether a subject is ordered."""
 
     producer: Callable[[str], Producer]
@@ -109,8 +109,8 @@ def columns_of(messages: Sequence[OutboxMessage]) -> tuple[Columns, int]:
 class Sender:
     """`find_s` is how long it may take until it is known where a subject is."""
 
-    def __init__(self, doors: Doors, find_s: float) -> None:
-        self._doors, self._find_s = doors, find_s
+    def __init__(self, producers: OutboxProducers, find_s: float) -> None:
+        self._producers, self._find_s = producers, find_s
         self._ways: dict[tuple[str, bool], Producer | OrderedProducer] = {}
 
     async def is_ordered(self, subject: str) -> bool:
@@ -179,11 +179,11 @@ class Sender:
     async def _ordering(self, target: str) -> Ordering | None:
         try:
             async with asyncio.timeout(self._find_s):
-                return await self._doors.ordering(target)
+                return await self._producers.ordering(target)
         except TimeoutError:
             raise DeadlineExceeded(f"where subject {spoken(target)} is could not be found out in {self._find_s:g} s") from None
 
     def _make(self, subject: str, is_delayed: bool, is_ordered: bool) -> Producer | OrderedProducer:
         if is_delayed:
-            return self._doors.delayed_producer(subject)
-        return self._doors.ordered_producer(subject) if is_ordered else self._doors.producer(subject)
+            return self._producers.delayed_producer(subject)
+        return self._producers.ordered_producer(subject) if is_ordered else self._producers.producer(subject)

@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Any
 
 from qmq.errors import InvalidArgument
-from qmq.sql.database_door import AlchemyDoor, Door, PlainDoor, settle
+from qmq.sql.database_connection import AlchemyConnection, DatabaseConnection, DriverConnection, settle
 from qmq.sql.dialects import packages
 from qmq.sql.outbox_runner import EngineRunner, LentRunner, Runner, check_engine
 
@@ -36,8 +36,8 @@ class Target:
     async def close(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         """The block has ended."""
 
-    async def door(self) -> Door:
-        """Through which messages are inserted. Raises InvalidArgument."""
+    async def database(self) -> DatabaseConnection:
+        """The connection through which messages are inserted. Raises InvalidArgument."""
         raise NotImplementedError
 
     def runner(self) -> tuple[object, Runner]:
@@ -65,14 +65,14 @@ class AlchemyTarget(Target):
     def connection(self) -> Any:
         return self._given
 
-    async def door(self) -> Door:
+    async def database(self) -> DatabaseConnection:
         is_connection = hasattr(self._given, "get_transaction") and hasattr(self._given, "dialect")
         self._connection = self._given if is_connection else await settle(self._given.connection())
         if self._connection.get_transaction() is None:
             await settle(self._connection.exec_driver_sql("SELECT 1"))  # SQLAlchemy begins with the first statement
         if autocommits(await self._raw()):
             raise _autocommit()
-        return AlchemyDoor(self._connection)
+        return AlchemyConnection(self._connection)
 
     async def _raw(self) -> Any:
         sync = self._sync
@@ -130,10 +130,10 @@ class PlainTarget(Target):
     def connection(self) -> Any:
         return self._connection
 
-    async def door(self) -> Door:
+    async def database(self) -> DatabaseConnection:
         if autocommits(self._connection):
             raise _autocommit()
-        return PlainDoor(self._connection)
+        return DriverConnection(self._connection)
 
     def runner(self) -> tuple[object, Runner]:
         return self._connection, self._runner

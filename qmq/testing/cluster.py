@@ -215,7 +215,7 @@ class TestCluster:
             raise InvalidArgument(f"no client can run at {at!r}: name a broker's machine, or a new machine")
         if at and at not in (*self._machines, *self._strangers, CLIENTS):
             self._strangers.append(at)
-        network: Network = self._parties.door(at or CLIENTS)
+        network: Network = self._parties.network(at or CLIENTS)
         if token is not None and (source := token_source(token)) is not None:
             network = TokenNetwork(network, source)
         client = Client(self._meta.address, clock=self._clock, network=network, for_threads=beside, **options)

@@ -1,7 +1,7 @@
-"""A machine of the cluster: what runs on it, with doors of its own, so that it can be killed.
+"""A machine of the cluster: what runs on it, with an environment of its own, so that it can be killed.
 
-To be killed, its doors are shut first, all at the same moment: no byte leaves, none reaches the disk, the coordination store hears nothing
-more. What is left of it in memory then has no way to do anything, and is cleared away. The files stay as they were at that moment.
+To kill a machine, its network, disk and access to the coordination store are shut first, all at the same moment. What is left of the
+machine in memory has no effect after that, and is cleaned up. The files stay as they were at that moment.
 """
 
 from __future__ import annotations
@@ -128,20 +128,20 @@ class ReplicaMachine:
         return self.node.driver.core.promised if self.node is not None else 0
 
     async def start(self) -> None:
-        disk, door = self._site.make_disk(self.name), self._site.parties.door(self.name)
+        disk, network = self._site.make_disk(self.name), self._site.parties.network(self.name)
 
         def shut() -> None:
             self._shut = None
             disk.die()
-            door.shut()
+            network.shut()
 
         def fatal(cause: BaseException) -> None:
             if self._shut is shut:
                 shut()
                 self._failed(self.name, cause)
 
-        doors = Environment(self._site.clock, SystemClock(), disk, door, TIMING, fatal)
-        node = self._make(doors, PartyStore(self._site.store, door))
+        environment = Environment(self._site.clock, SystemClock(), disk, network, TIMING, fatal)
+        node = self._make(environment, PartyStore(self._site.store, network))
         self._shut = shut
         try:
             await node.start()
@@ -150,7 +150,7 @@ class ReplicaMachine:
             raise
         self.node = node
 
-    def _make(self, doors: Environment, store: PartyStore) -> ReplicaNode:
+    def _make(self, environment: Environment, store: PartyStore) -> ReplicaNode:
         site, name = self._site, self.name
         if self._settings is None:
             config = ReplicaConfig(
@@ -165,7 +165,7 @@ class ReplicaMachine:
                 log=site.log,
                 broker=BrokerConfig(name),
             )
-            return ReplicaNode(config, store, doors=doors)
+            return ReplicaNode(config, store, environment=environment)
         return DelayNode(
             DelayReplicaConfig(
                 self.group,
@@ -182,7 +182,7 @@ class ReplicaMachine:
                 delay=DELAY,
             ),
             store,
-            doors=doors,
+            environment=environment,
         )
 
     async def kill(self) -> None:
@@ -216,12 +216,12 @@ class Metaserver:
         return f"{self._site.host(self.name)}:{DATA_PORT}"
 
     async def start(self) -> None:
-        door = self._site.parties.door(self.name)
-        store = PartyStore(self._site.store, door)
-        self.view, self._shut = ClusterView(store), door.shut
+        network = self._site.parties.network(self.name)
+        store = PartyStore(self._site.store, network)
+        self.view, self._shut = ClusterView(store), network.shut
         await self.view.start()
         config = MetaConfig(self._site.host(self.name), DATA_PORT)
-        self._server = MetaServer(store, self.view, config, clock=self._site.clock, network=door, process=process_status(config.host))
+        self._server = MetaServer(store, self.view, config, clock=self._site.clock, network=network, process=process_status(config.host))
         await self._server.start()
 
     async def kill(self) -> None:

@@ -1,9 +1,9 @@
 """The network of a cluster in one process: parties, and who is cut from whom.
 
-A *party* is a machine, as far as faults go: a replica, a metaserver, the coordination store, the application's clients. Each opens its
-connections through a door of its own, and the door knows by the address whose they are. To cut two parties ends the connections between
-them, both ways, and has new ones refused; calls over gRPC fail as they begin. To shut a door ends all its connections, those that
-it took too, without a word: that is what a killed process leaves of its own.
+A *party* is the unit of faults: a replica, a metaserver, the coordination store, the application's clients. Each party opens its
+connections through its own network, which knows the other party by the address. Cutting two parties apart ends the connections between
+them, both ways, and refuses new ones; calls over gRPC fail as they begin. Shutting a network aborts all its connections, accepted ones
+included, as the death of a process does.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ class Parties:
     """Who there is, where they are, and between whom nothing passes. One for a cluster."""
 
     def __init__(self) -> None:
-        self._doors: dict[str, list[PartyNetwork]] = {}
+        self._networks: dict[str, list[PartyNetwork]] = {}
         self._cuts: dict[frozenset[str], int] = {}
         """How often each two are cut: faults may overlap."""
 
-    def door(self, party: str) -> PartyNetwork:
-        """A new door for a party."""
-        door = PartyNetwork(self, party)
-        self._doors[party] = [each for each in self._doors.get(party, ()) if not each.is_shut] + [door]
-        return door
+    def network(self, party: str) -> PartyNetwork:
+        """A new network for a party."""
+        network = PartyNetwork(self, party)
+        self._networks[party] = [each for each in self._networks.get(party, ()) if not each.is_shut] + [network]
+        return network
 
     @staticmethod
     def owner(address: str) -> str:
@@ -52,8 +52,8 @@ class Parties:
         pair = frozenset((one, other))
         self._cuts[pair] = self._cuts.get(pair, 0) + 1
         for here, there in ((one, other), (other, one)):
-            for door in self._doors.get(here, ()):
-                door.drop(there)
+            for network in self._networks.get(here, ()):
+                network.drop(there)
 
     def heal(self, one: str, other: str) -> None:
         """Take one cut back."""

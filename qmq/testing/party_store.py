@@ -27,15 +27,15 @@ from qmq.testing.parties import COORDINATION, PartyNetwork
 
 
 class PartyStore:
-    """A CoordinationStore, through a party's door. Closing it closes nothing: the store is everybody's."""
+    """A CoordinationStore, through a party's network. Closing it closes nothing: the store is everybody's."""
 
-    def __init__(self, store: EmbeddedStore, door: PartyNetwork) -> None:
+    def __init__(self, store: EmbeddedStore, network: PartyNetwork) -> None:
         self._store = store
-        self._door = door
+        self._network = network
 
     def _require(self) -> None:
-        if not self._door.reaches(COORDINATION):
-            raise CoordinationUnavailable(f"nothing passes from {self._door.party} to the coordination store")
+        if not self._network.reaches(COORDINATION):
+            raise CoordinationUnavailable(f"nothing passes from {self._network.party} to the coordination store")
 
     async def get(self, key: str) -> KeyValue | None:
         self._require()

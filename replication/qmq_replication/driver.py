@@ -35,7 +35,7 @@ from qmq_replication import wire
 from qmq_replication.coordinator import Coordinator, Holding
 from qmq_replication.core import Replica
 from qmq_replication.history import EpochRun, History
-from qmq_replication.inbound_links import InboundDoor, InboundLink, InboundLinks
+from qmq_replication.inbound_links import InboundConnection, InboundLink, InboundLinks
 from qmq_replication.mesh import Mesh, Secret
 from qmq_replication.peer_proof import PeerHello
 from qmq_replication.ready import Campaign, DurableState, LogChunk, MembershipChange, Ready, Request, Resign, Role, Timing
@@ -248,11 +248,11 @@ class Driver:
 
     # --- from the peers ------------------------------------------------------------------------------------------------
 
-    def accept(self, first: Frame, door: InboundDoor) -> InboundLink:
+    def accept(self, first: Frame, connection: InboundConnection) -> InboundLink:
         """Another replica has connected, or says so. Raises ProtocolViolation; Unavailable, also before `start`."""
         if self._ticker is None:
             raise Unavailable(f"{self.identity.replica} is starting: connect again")
-        return self.arrivals.accept(first, door)
+        return self.arrivals.accept(first, connection)
 
     @property
     def refused(self) -> dict[str, int]:

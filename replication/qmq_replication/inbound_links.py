@@ -29,7 +29,7 @@ def new_nonce() -> str:
     return secrets.token_hex(NONCE_BYTES)
 
 
-class InboundDoor(Protocol):
+class InboundConnection(Protocol):
     """The connection, as the listening end has it."""
 
     def answer_peer(self, payload: bytes) -> None:
@@ -64,10 +64,10 @@ class InboundLinks:
         """Hellos and proofs that were refused."""
         self.proved: dict[str, InboundLink] = {}
 
-    def accept(self, first: Frame, door: InboundDoor) -> InboundLink:
+    def accept(self, first: Frame, connection: InboundConnection) -> InboundLink:
         """Somebody says that it is a replica. Raises ProtocolViolation if it cannot be, Unavailable if that cannot be known yet."""
         try:
-            return InboundLink(self, PeerHello.unpack(first.payload), door)
+            return InboundLink(self, PeerHello.unpack(first.payload), connection)
         except ProtocolViolation:
             self.refused += 1
             raise
@@ -76,10 +76,10 @@ class InboundLinks:
 class InboundLink:
     """One connection."""
 
-    def __init__(self, arrivals: InboundLinks, hello: PeerHello, door: InboundDoor) -> None:
+    def __init__(self, arrivals: InboundLinks, hello: PeerHello, connection: InboundConnection) -> None:
         self._arrivals = arrivals
         self._hello = hello
-        self._door = door
+        self._connection = connection
         self._nonce = new_nonce()
         self._is_proved = False
         if (hello.group, hello.to) != (arrivals.group, arrivals.name):
@@ -88,7 +88,7 @@ class InboundLink:
             raise ProtocolViolation(f"{hello.replica!r} is not another replica of group {arrivals.group}")
         if not arrivals.secret():
             raise Unavailable("this replica has not read its group's secret from the coordination store yet: connect again")
-        door.answer_peer(ProofStep(nonce=self._nonce).pack())
+        connection.answer_peer(ProofStep(nonce=self._nonce).pack())
 
     def take(self, frame: Frame) -> None:
         """A frame has come. Raises ProtocolViolation."""
@@ -122,14 +122,14 @@ class InboundLink:
         older = arrivals.proved.pop(hello.replica, None)
         arrivals.proved[hello.replica] = self
         self._is_proved = True
-        self._door.trust_peer()
-        self._door.answer_peer(ProofStep(proof=prove(arrivals.secret(), LISTENS, hello, self._nonce)).pack())
+        self._connection.trust_peer()
+        self._connection.answer_peer(ProofStep(proof=prove(arrivals.secret(), LISTENS, hello, self._nonce)).pack())
         if older is not None:
             log.info("replica %s has connected again: its older connection is closed", hello.replica)
             older.close()
 
     def close(self) -> None:
-        self._door.close_peer()
+        self._connection.close_peer()
 
     def ended(self) -> None:
         """The connection has ended."""

@@ -1,4 +1,4 @@
-"""The door between the data source and what keeps the log: brokers, or files. Both give the same rows for the same offsets.
+"""The interface between the data source and the log, which brokers or files provide. Both give the same rows for the same offsets.
 
 A `LogAddress` travels to executors; a `CommittedLog` is opened from it in each process, and used by one thread.
 """

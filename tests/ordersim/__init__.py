@@ -2,7 +2,7 @@
 
 Nearly everything is the product itself: brokers with their stores on real (small) files, metaservers, clients with their connections. Each
 process has an event loop of its own on the world's clock (`loop`), so it can be paused, skewed and killed between any two of its steps.
-`network` and `etcd` are the doors with their faults. Replication alone is modelled (`broker`): a master's entries are committed after a
+`network` and `etcd` are the environment with its faults. Replication alone is modelled (`broker`): a master's entries are committed after a
 while if a majority is there; a failover is the log of before, cut somewhere behind what was committed, opened by the next master.
 
 `ledger` reads what was committed, and `checks` compares what everybody was told with it; `nemesis` and `plan` draw the faults, `run` puts a

@@ -103,7 +103,7 @@ class Simulation:
         self.groups: dict[str, BrokerGroup] = {}
         self.operator = Operator(self, "operator")
 
-    # --- doors -----------------------------------------------------------------------------------------------------------
+    # --- environment -----------------------------------------------------------------------------------------------------------
 
     def new_id(self) -> str:
         """Never the same twice."""

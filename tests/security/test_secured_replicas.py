@@ -48,7 +48,7 @@ async def secured(tmp_path: Path) -> AsyncIterator[tuple[dict[str, ReplicaNode],
     try:
         for name in NAMES:
             config = ReplicaConfig("g", name, NAMES, tmp_path / name, EtcdOptions((f"{HOST}:1",)), host=HOST, data_port=0, control_port=0)
-            nodes[name] = ReplicaNode(config, store, doors=environment_with(papers(folder, name, "node", HOST)))
+            nodes[name] = ReplicaNode(config, store, environment=environment_with(papers(folder, name, "node", HOST)))
             await nodes[name].start()
         yield nodes, meta.address, papers(folder, "orders", "app")
     finally:

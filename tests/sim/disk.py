@@ -119,7 +119,7 @@ class Disk:
         self.image, self._synced = Image(), Image()
         self._pending.clear()
 
-    # --- the core's door -----------------------------------------------------------------------------------------------
+    # --- for the core -----------------------------------------------------------------------------------------------
 
     def place(self) -> int:
         """Where the log ends."""

@@ -45,7 +45,7 @@ class Node:
     wants_flush = False
     """Whether its producers wait until a majority has flushed what they sent."""
     checks_places = True
-    """The log's door insists that what the core hands it back fits; not for the planted bugs, which shall be found by what they do."""
+    """The log checks what the core returns to it; not with planted bugs, which the simulator must find by their effects."""
 
     def __init__(self, simulation: Simulation, name: str) -> None:
         self.simulation = simulation

@@ -31,17 +31,17 @@ SEEDS_EACH = 4
 """Every so manyth seed has a stranger."""
 
 
-class NoDoor:
+class NoConnection:
     """A connection whose answers nobody reads but the stranger, who can do nothing with them."""
 
     def answer_peer(self, payload: bytes) -> None:
-        """See Door."""
+        """See `InboundConnection`."""
 
     def trust_peer(self) -> None:
-        """See Door."""
+        """See `InboundConnection`."""
 
     def close_peer(self) -> None:
-        """See Door."""
+        """See `InboundConnection`."""
 
 
 class Stranger:
@@ -98,7 +98,7 @@ class Stranger:
             [prove(*each) for each in ((SECRET, DIALS, hello, "before"), (SECRET, LISTENS, hello, "before"), (b"guess", DIALS, hello, ""))]
         )
         try:
-            arrival = node.arrivals.accept(_frame(FrameKind.REPLICA_HELLO, hello.pack()), NoDoor())
+            arrival = node.arrivals.accept(_frame(FrameKind.REPLICA_HELLO, hello.pack()), NoConnection())
             arrival.take(_frame(FrameKind.REPLICA_HELLO, ProofStep(proof=proof).pack()))
             arrival.take(Frame(FrameKind.REPLICA, 0, 0, message))  # type: ignore[arg-type]
         except (ProtocolViolation, Unavailable):
@@ -112,7 +112,7 @@ class Stranger:
 
 
 def arrivals_of(node: Node, kind: type[InboundLinks]) -> InboundLinks:
-    """A replica's door for connections."""
+    """A replica's port for connections."""
     return kind(
         "g",
         node.name,

@@ -37,13 +37,13 @@ import qmq
 from qmq.client.listening import message_handling as handling_module
 from qmq.client.listening.message_handling import MessageHandling
 from qmq.client.message import Message
-from qmq.sql import SqlDedup, database_door, dedup, dedup_alchemy, dedup_driver, dedup_records
+from qmq.sql import SqlDedup, database_connection, dedup, dedup_alchemy, dedup_driver, dedup_records
 
 SUBJECT = "orders"
 LEASE = timedelta(seconds=1)
 DIED = 99
 BEHIND = "behind the way"
-_DATABASE = (dedup, dedup_alchemy, dedup_driver, dedup_records, database_door)
+_DATABASE = (dedup, dedup_alchemy, dedup_driver, dedup_records, database_connection)
 _FILES = {str(Path(each.__file__ or "")) for each in (handling_module, *_DATABASE, dedup_handlers)}
 
 

@@ -14,7 +14,7 @@ from sqlalchemy import Update, text
 from sqlalchemy.sql.elements import ClauseElement
 
 from qmq.sql import dedup_records as records
-from qmq.sql.database_door import Executor
+from qmq.sql.database_connection import Executor
 from qmq.sql.dedup import EXPIRE_EVERY
 from qmq.sql.dedup_openers import openers
 from qmq.sql.dedup_statements import EXPIRE_BATCH, statements

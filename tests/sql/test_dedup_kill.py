@@ -136,7 +136,7 @@ async def _all_acknowledged(mq: qmq.Client, groups: Sequence[str]) -> None:
             await asyncio.sleep(0.05)
 
 
-_EVERY = re.compile("(?!dedup_alchemy.py:(__init__|_connection_of)|database_door.py:(__init__|finish|settle))")
+_EVERY = re.compile("(?!dedup_alchemy.py:(__init__|_connection_of)|database_connection.py:(__init__|finish|settle))")
 """Every line, but for those that only look something up."""
 _ON_THE_WHOLE = re.compile(f"dedup.py|dedup_records.py|dedup_handlers.py|handling.py|{BEHIND}")
 """Every line, but for those that only lead from these to SQLAlchemy or a driver."""

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from qmq import limits
 from qmq.errors import ClientClosed, DeadlineExceeded, InvalidArgument, InvalidName, MessageTooLarge, UnknownSubject
 from qmq.model import MessageId
-from qmq.sql.database_door import PlainDoor, finish
+from qmq.sql.database_connection import DriverConnection, finish
 from qmq.sql.dialects import DIALECTS
 from qmq.sql.expressions import prepared
 from qmq.sql.outbox_choice import PAUSE_S_MAX, Patience, WaitingRow, choose
@@ -219,4 +219,4 @@ def test_a_coroutine_that_waits_cannot_be_finished_without_a_loop() -> None:
     with pytest.raises(InvalidArgument, match="asyncio client"):
         finish(waits())
     with pytest.raises(InvalidArgument, match="no connection"):
-        PlainDoor(object())
+        DriverConnection(object())

@@ -117,9 +117,9 @@ async def test_a_cut_that_is_made_twice_is_healed_twice() -> None:
     parties.cut("b", "a")
     parties.heal("a", "b")
     assert parties.are_cut("a", "b")
-    assert not parties.door("a").reaches("b")
+    assert not parties.network("a").reaches("b")
     parties.heal("b", "a")
-    assert parties.door("a").reaches("b")
+    assert parties.network("a").reaches("b")
 
 
 async def test_one_broker_that_is_killed_and_started_again_has_everything_and_nothing_twice(qmq_cluster: TestCluster) -> None:

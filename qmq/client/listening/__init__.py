@@ -1,15 +1,15 @@
-"""Listeners: the application says what is to be done with a message, and QMQ does the rest. docs/LISTENERS.md has the whole story.
+"""Listeners: the application registers handlers for messages, and QMQ consumes, calls and settles. docs/LISTENERS.md describes them.
 
-listener_options.py        what may be said of a listener, checked
-handler_signature.py        a handler's signature: its payload's type, its context, what else it depends on          pure
-outcomes.py       what a handler's end means for the message: Retry, Reject, and the decision              pure
-context.py        what a handler is told beside the payload
-providers.py      the application's own dependencies, made for each message
-idempotent.py    what a store of finished messages has to do, for an effect that happens exactly once
-message_handling.py       one message, from the codec to the verdict
-batch_handling.py        the same for many at a time
-worker_pool.py           a listener of an unordered subject at work: a consumer and its workers
-ordered_pool.py          the same for an ordered subject
-stop_signal.py       how all of them come to their end
-listeners.py       a client's listeners: registering, running, stopping
+listener_options.py     the options of a listener, checked
+handler_signature.py    a handler's signature: the type of its payload, its context, what else it depends on     pure
+outcomes.py             what the end of a handler means for the message: Retry, Reject, and the decision         pure
+context.py              what a handler gets beside the payload
+providers.py            the application's own dependencies, made for each message
+idempotent.py           the interface of a store of finished messages, for effects that happen exactly once
+message_handling.py     one message, from decoding to the verdict
+batch_handling.py       many messages at a time
+worker_pool.py          runs the listener of an unordered subject: a consumer and its workers
+ordered_pool.py         runs the listener of an ordered subject
+stop_signal.py          how listeners stop
+listeners.py            a client's listeners: registering, running, stopping
 """

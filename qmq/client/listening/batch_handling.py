@@ -1,10 +1,10 @@
 """Many messages at a time: a handler that takes a list of payloads.
 
 Rules:
-* All are acknowledged when the handler returns, and all fail when it raises, each with the delay of its own attempt. What the handler says
-  of single ones, by `context.messages[3].nack()`, holds for these.
-* A message that does not decode is not in the list, and has its verdict by itself. On an ordered subject it may not be left out, since what
-  follows would overtake it: there the whole batch fails, unless undecodable messages are skipped.
+* All messages are acknowledged when the handler returns, and all fail when it raises, each with the delay of its own attempt. The handler
+  may settle single messages by `context.messages[3].nack()`.
+* A message that cannot be decoded is not in the list, and is settled separately. On an ordered subject, later messages would overtake it,
+  so the whole batch fails, unless undecodable messages are skipped.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from qmq.client.payloads import Undecodable, UndecodableBody
 
 class BatchHandling(MessageHandling):
     async def handle_all(self, messages: Sequence[Message]) -> None:
-        """Messages of an unordered subject, from their bodies to their verdicts. Never raises, but for being cancelled."""
+        """Handle messages of an unordered subject and settle them. Raises only CancelledError."""
         good: list[Any] = []
         payloads: list[Any] = []
         for each in messages:
@@ -50,7 +50,7 @@ class BatchHandling(MessageHandling):
         await _returned(thread)
 
     async def handle_run(self, messages: OrderedMessages) -> None:
-        """Messages of one lane, which succeed or fail as a whole. Never raises, but for being cancelled."""
+        """Handle messages of one lane, which succeed or fail together, and settle them. Raises only CancelledError."""
         every = list(messages)
         failure: BaseException | None = None
         thread: list[asyncio.Future[Any]] = []
@@ -85,7 +85,7 @@ class BatchHandling(MessageHandling):
     async def _outcome(
         self, messages: Sequence[Any], payloads: list[Any], threads: list[asyncio.Future[Any]], say: Say | None = None
     ) -> BaseException | None:
-        """What the handler ended with. Raises CancelledError if it is the worker that is cancelled."""
+        """The exception with which the handler ended, or None. Raises CancelledError if the worker is cancelled."""
         context = self._context(messages, say)
         limit = asyncio.timeout(self._timeout_s)
         try:
@@ -128,7 +128,7 @@ class BatchHandling(MessageHandling):
 
 
 def _settle_run(messages: OrderedMessages, decision: HandlerDecision) -> None:
-    """Give the verdict, unless they have one."""
+    """Settle the messages that have no verdict yet."""
     if decision.act is Act.ACK:
         messages.ack_later()
     else:
@@ -136,6 +136,6 @@ def _settle_run(messages: OrderedMessages, decision: HandlerDecision) -> None:
 
 
 async def _returned(threads: Sequence[asyncio.Future[Any]]) -> None:
-    """A thread that has been given up keeps its place until it is done."""
+    """An abandoned thread keeps its place until it returns."""
     if threads:
         await asyncio.wait(threads)

@@ -1,4 +1,4 @@
-"""What a handler may ask and say about the message that it works on."""
+"""The context of a handler: the message it works on, and its verdict."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ VERDICT_OF_TRANSACTION: Final = (
     "with `idempotent` the verdict belongs to the transaction: return to commit and acknowledge, raise qmq.Retry or qmq.Reject to roll back"
 )
 Say = Callable[[Sequence[AnyMessage], HandlerDecision], None]
-"""Gives those messages that have no verdict this one."""
+"""Gives this verdict to those of the messages that have none."""
 
 
 class Context:
-    """Beside the payload. A handler gets it in the parameter that is annotated with `qmq.Context`.
+    """The context of a handler. A handler gets it in the parameter that is annotated with `qmq.Context`.
 
-    `mq` is the client, to send what follows; for a plain `def` handler, which has no event loop, it is the client of `qmq.blocking`.
-    `connection` is of the transaction that `idempotent` began, and None without it. `messages` are all of a batch; `message`, and what is
-    said of it here, is its first.
+    `mq` is the client, for sending messages; a plain `def` handler, which has no event loop, gets the client of `qmq.blocking`.
+    `connection` is of the transaction that `idempotent` began, and None without it. `messages` has all messages of a batch; `message` and
+    the properties of this class are about the first.
     """
 
     __slots__ = ("_deadline_ms", "_say", "connection", "group", "messages", "mq")
@@ -39,17 +39,17 @@ class Context:
 
     @property
     def message(self) -> AnyMessage:
-        """The message itself: its id, key, tags, sequence, times."""
+        """The message: its id, key, tags, sequence, times."""
         return self.messages[0]
 
     @property
     def subject(self) -> str:
-        """What it was sent to."""
+        """The subject that the message was sent to."""
         return self.message.subject
 
     @property
     def attempt(self) -> int:
-        """How often it was handed out and worked on, this time counted."""
+        """The number of this attempt, from 1."""
         return self.message.attempt
 
     @property
@@ -59,23 +59,27 @@ class Context:
 
     @property
     def deadline(self) -> datetime | None:
-        """When the listener's `timeout` ends this handler; None if it has none."""
+        """When the listener's `timeout` ends this handler; None without a timeout."""
         return None if self._deadline_ms is None else datetime.fromtimestamp(self._deadline_ms / 1000, UTC)
 
     def ack(self) -> None:
-        """It is done already; what the handler still does is for itself alone, and an exception only logged. Of a batch: all of it that has
-        no verdict yet. Raises InvalidArgument with `idempotent`.
+        """Acknowledge now; a later exception of the handler is only logged. For a batch: all messages without a verdict. Raises
+        InvalidArgument with `idempotent`.
         """
         self._decide(DONE)
 
     def nack(self, delay: timedelta | None = None, error: str | BaseException = "") -> None:
-        """It failed: to be handed out again, also if the handler returns. Raises InvalidArgument (with `idempotent`), DelayTooLong."""
+        """The message failed: it is handed out again, even if the handler returns. Raises InvalidArgument (with `idempotent`),
+        DelayTooLong.
+        """
         if delay is not None:
             retry_ms(delay)
         self._decide(HandlerDecision(Act.NACK, delay, error_text(error)))
 
     def reject(self, error: str | BaseException = "") -> None:
-        """It failed, and no other attempt will help: to the dead-letter queue. Raises InvalidArgument with `idempotent`."""
+        """The message failed, and no other attempt will help: it goes to the dead-letter queue. Raises
+        InvalidArgument with `idempotent`.
+        """
         self._decide(HandlerDecision(Act.REJECT, None, error_text(error)))
 
     def _decide(self, decision: HandlerDecision) -> None:

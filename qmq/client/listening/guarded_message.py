@@ -1,4 +1,4 @@
-"""While a message's transaction is open, nobody gives it a verdict: a crash after it and before the commit would skip its effect."""
+"""No verdict while a message's transaction is open: a crash between the verdict and the commit would lose the effect."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from qmq.errors import InvalidArgument
 
 @contextmanager
 def verdicts_refused(message: AnyMessage) -> Iterator[None]:
-    """In the block, who says ack, nack or the like of the message itself is told why not, and it has no verdict after it.
+    """Inside the block, settling the message raises InvalidArgument, and the message has no verdict.
 
-    From the handler's thread, that is: where the handler took too long, the loop gives its verdict meanwhile.
+    Only in the handler's thread: if the handler times out, the event loop settles the message meanwhile.
     """
-    door = _Door(message)
+    guard = _Guard(message)
     if isinstance(message, OrderedMessage):
-        message.settle_through(lambda settler: _Ordered(settler, door))
+        message.settle_through(lambda settler: _Ordered(settler, guard))
     else:
-        message.settle_through(lambda settler: _Unordered(settler, door))
+        message.settle_through(lambda settler: _Unordered(settler, guard))
     try:
         yield
     finally:
         message.settle_through(lambda refusing: refusing.settler)  # type: ignore[attr-defined]  # ours, from above
 
 
-class _Door:
-    """Closed for the thread that made it."""
+class _Guard:
+    """Refuses verdicts in the thread that made it."""
 
     def __init__(self, message: AnyMessage) -> None:
         self._home = threading.get_ident()
@@ -40,42 +40,42 @@ class _Door:
 
     def check(self) -> None:
         if threading.get_ident() == self._home:
-            self._message.is_settled = False  # who asked has set it already
+            self._message.is_settled = False  # the caller has set it already
             raise InvalidArgument(VERDICT_OF_TRANSACTION)
 
 
 class _Unordered:
-    def __init__(self, settler: Settler, door: _Door) -> None:
-        self.settler, self._door = settler, door
+    def __init__(self, settler: Settler, guard: _Guard) -> None:
+        self.settler, self._guard = settler, guard
         self.subject, self.broker_group = settler.subject, settler.broker_group
 
     def ack(self, pull: int) -> None:
-        self._door.check()
+        self._guard.check()
         self.settler.ack(pull)
 
     def settle(self, first: int, last: int, verdict: int, delay: int = 0, error: str = "") -> None:
-        self._door.check()
+        self._guard.check()
         self.settler.settle(first, last, verdict, delay, error)
 
     def nack(self, part: Slice, delay: timedelta | None, error: str = "") -> None:
-        self._door.check()
+        self._guard.check()
         self.settler.nack(part, delay, error)
 
     async def settle_now(self, first: int, last: int, verdict: int) -> None:
-        self._door.check()
+        self._guard.check()
         await self.settler.settle_now(first, last, verdict)
 
 
 class _Ordered:
-    def __init__(self, settler: OrderedSettler, door: _Door) -> None:
-        self.settler, self._door = settler, door
+    def __init__(self, settler: OrderedSettler, guard: _Guard) -> None:
+        self.settler, self._guard = settler, guard
 
     def finish(self, message: OrderedMessage) -> None:
-        self._door.check()
+        self._guard.check()
         self.settler.finish(message)
 
     def fail(self, message: OrderedMessage, pause_ms: int | None) -> None:
-        self._door.check()
+        self._guard.check()
         self.settler.fail(message, pause_ms)
 
     def reject(self, message: OrderedMessage) -> None:

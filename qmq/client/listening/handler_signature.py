@@ -7,9 +7,9 @@
 Rules:
 * The first parameter is the payload: its annotation says how a body is decoded (`payloads.py`), or, as `qmq.Message`, that nothing is.
 * With `batch` it is a list of payloads.
-* Every other parameter is a Context, or something provided. One with a default may be neither: then it keeps the default.
-* What cannot be bound is an error at registration. Whether somebody provides a type is known when listening begins (`Binding.provided`):
-  providers may be registered after listeners.
+* Every other parameter is a Context or a provided type. A parameter that is neither must have a default, which it keeps.
+* A signature that cannot be bound is an error at registration. Whether a type is provided is checked when listening begins
+  (`Binding.provided`), because providers may be registered after listeners.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Argument:
 
 @dataclass(frozen=True, slots=True)
 class Binding:
-    """How a handler is called. `decode` is None for one that takes the message itself."""
+    """How a handler is called. `decode` is None if the handler takes the message itself."""
 
     handler: Handler
     spoken: str
@@ -54,16 +54,16 @@ class Binding:
 
     @property
     def is_bare(self) -> bool:
-        """Whether it takes the payload and nothing else."""
+        """Whether the handler takes only the payload."""
         return not self.arguments
 
     @property
     def provided(self) -> tuple[Any, ...]:
-        """The types that somebody has to provide."""
+        """The types that must be provided."""
         return tuple(each.kind for each in self.arguments if each.kind is not None)
 
     def call(self, payload: object, context: Context, provided: Mapping[Any, object]) -> Any:
-        """Call it with what it asks for. Of an async handler, the coroutine."""
+        """Call the handler. Returns the coroutine of an async handler."""
         values = [(each, context if each.kind is None else provided[each.kind]) for each in self.arguments]
         positional = [value for each, value in values if not each.is_keyword]
         return self.handler(payload, *positional, **{each.name: value for each, value in values if each.is_keyword})
@@ -101,7 +101,7 @@ def _hints(handler: Handler, spoken: str) -> dict[str, Any]:
 
 
 def _function(handler: Handler) -> Handler:
-    """What has the annotations."""
+    """The function that has the annotations."""
     while isinstance(handler, functools.partial):
         handler = handler.func
     is_plain = inspect.isroutine(handler)

@@ -1,4 +1,4 @@
-"""What a listener asks of a store of finished messages, so that an effect happens exactly once. `qmq.sql.SqlDedup` is one.
+"""The interface of a store of finished messages, for effects that happen exactly once. `qmq.sql.SqlDedup` implements it.
 
 The listener handles each message inside `once`, a transaction that holds the handler's writes and the record that this message is done:
 
@@ -11,12 +11,12 @@ The listener handles each message inside `once`, a transaction that holds the ha
         if once.is_new:
             handler(..., context)
 
-* Leaving normally commits the record and the writes together; an exception rolls both back, and goes on to the listener, which hands the
-  message back (nack). So does what is raised on the way in and on the way out.
-* `is_new` is False if the message's effect is there already: the handler is not run, the message is acknowledged. That is what a crash
-  between commit and acknowledgement leads to.
-* What is raised on the way in is `Unavailable` if nothing is known of the message yet, since the store is away or another transaction has
-  the message in hand: try again later. It is never to be taken for "already done".
+* Leaving the block normally commits the record and the writes together. An exception rolls both back and reaches the listener, which nacks
+  the message; so do exceptions on entering and leaving.
+* `is_new` is False if the message's effect is committed already, as after a crash between commit and acknowledgement: the handler is not
+  called, and the message is acknowledged.
+* Entering raises `Unavailable` if the store cannot be reached, or another transaction is handling the message: try again later. It never
+  means "already done".
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from qmq.model import MessageId
 
 
 class Named(Protocol):
-    """A message, as far as its name goes: `Message` and `OrderedMessage` are."""
+    """The name of a message: its subject and id. `Message` and `OrderedMessage` have both."""
 
     @property
     def subject(self) -> str:
-        """What it was sent to."""
+        """The subject that the message was sent to."""
         ...
 
     @property
     def id(self) -> MessageId:
-        """Its name, for ever: the same whenever it is handed out."""
+        """The message's id, which is the same at every delivery."""
         ...
 
 
@@ -46,28 +46,28 @@ class IdempotentRun(Protocol):
 
     @property
     def is_new(self) -> bool:
-        """False: this message's effect is there already; do not run the handler, acknowledge the message."""
+        """False if the message's effect is committed already: do not call the handler, acknowledge the message."""
         ...
 
     @property
     def connection(self) -> Any:
-        """The transaction's connection or session: the handler does its writes through it."""
+        """The transaction's connection or session, for the handler's writes."""
         ...
 
 
 class Idempotent(Protocol):
-    """Remembers which messages are done, in the transaction of their effects."""
+    """Records finished messages in the transaction of their effects."""
 
     def check_handler(self, *, is_async: bool) -> None:
-        """To be asked once, when a handler is registered. Raises InvalidArgument if such handlers do not go with this store: an `async def`
-        handler needs one that does not block the event loop, a plain `def` one needs one that works in a thread.
+        """Called once, when a handler is registered. Raises InvalidArgument if the store does not suit it: an `async def` handler needs a
+        store that does not block the event loop, a plain `def` handler one that works in a thread.
         """
         ...
 
     def once(self, message: Named, group: str) -> AbstractAsyncContextManager[IdempotentRun]:
-        """A message's transaction, for an `async def` handler. See the module."""
+        """A message's transaction, for an `async def` handler. The module describes it."""
         ...
 
     def once_sync(self, message: Named, group: str) -> AbstractContextManager[IdempotentRun]:
-        """The same for a plain `def` handler: entered, used and left in one thread."""
+        """A message's transaction, for a plain `def` handler: entered, used and left in one thread."""
         ...

@@ -1,4 +1,4 @@
-"""What a client says about listeners: the part of `qmq.Client` that has their names. The work is the registry's (`listeners.py`)."""
+"""The methods of `qmq.Client` for listeners. `listeners.py` does the work."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ _T = TypeVar("_T")
 _Handler = TypeVar("_Handler", bound=Callable[..., Any])
 
 
-class ListeningDoor:
-    """Docs/LISTENERS.md says what handlers may be, and what becomes of their messages."""
+class ListenerApi:
+    """The part of `qmq.Client` for listeners. docs/LISTENERS.md says what handlers may be, and what happens to their messages."""
 
     _now_ns: Callable[[], int]
     _for_threads: ForThreads
@@ -39,11 +39,12 @@ class ListeningDoor:
         return self._own_listeners
 
     def listener(self, subject: str, group: str, **options: Unpack[ListenerOptions]) -> Callable[[_Handler], _Handler]:
-        """Have a function handle the subject's messages: `@mq.listener("order.created", group="billing", concurrency=16)`.
+        """Register a function as the handler of a subject's messages: `@mq.listener("order.created", group="billing", concurrency=16)`.
 
         The annotation of its first parameter says what a body is decoded to; a parameter annotated with `qmq.Context` gets the context.
-        To return acknowledges, to raise has the message handed out again; see `qmq.Retry` and `qmq.Reject`. It begins with `run` or
-        `listening`. The options are those of `ListenerOptions`. Raises InvalidName, InvalidArgument for a handler that cannot be called.
+        When the handler returns, the message is acknowledged; when it raises, the message is handed out again; see `qmq.Retry` and
+        `qmq.Reject`. Handling begins with `run` or `listening`. The options are those of `ListenerOptions`. Raises InvalidName,
+        InvalidArgument for a handler that cannot be called.
         """
 
         def register(handler: _Handler) -> _Handler:
@@ -53,31 +54,31 @@ class ListeningDoor:
         return register
 
     def listen(self, subject: str, handler: Callable[..., Any], group: str, **options: Unpack[ListenerOptions]) -> None:
-        """The same for what is no function of its own, such as a method of an object."""
+        """Register a handler that is not a plain function, such as a method of an object. Otherwise as `listener`."""
         self._listeners.add(subject, group, handler, options)
 
     def provide(self, kind: type[_T], factory: Callable[..., Any]) -> None:
-        """Have handlers' parameters annotated with this class get what the factory makes, for each message: an instance, or a context
-        manager that is entered around the handler and yields one. Raises InvalidArgument.
+        """Pass what the factory makes for each message to parameters of handlers that are annotated with this class: an instance, or a
+        context manager that is entered around the handler and yields one. Raises InvalidArgument.
         """
         self._listeners.provide(kind, factory)
 
     def listening(self, *, grace: timedelta = GRACE) -> AbstractAsyncContextManager[Listening]:
-        """`async with mq.listening():` all listeners are at work in the block. At its end, and when one fails, they take no more messages,
-        finish and acknowledge what is in hand, for `grace` at most, and leave; unseen messages go back at once.
+        """`async with mq.listening():` all listeners run inside the block. At its end, or when one fails, they take no more messages,
+        finish and acknowledge those in hand, for `grace` at most, and leave; unseen messages return to the group at once.
 
-        Raises InvalidArgument; at the end what a listener could not go on with (UnknownSubject, MessagesExpired, ...).
+        Raises InvalidArgument; at the end the error that stopped a listener (UnknownSubject, MessagesExpired, ...).
         """
         return self._listeners.listening(grace)
 
     async def run(self, *, grace: timedelta = GRACE) -> None:
-        """Run all listeners until `stop`, SIGINT or SIGTERM (a second one: at once), or until one of them cannot go on: then the others
-        stop with grace, and it is raised. Raises InvalidArgument if there is no listener.
+        """Run all listeners until `stop`, SIGINT or SIGTERM (a second signal stops at once), or until one of them fails: then the others
+        stop with grace, and the error is raised. Raises InvalidArgument if there is no listener.
         """
         await self._listeners.run(grace)
 
     def stop(self) -> None:
-        """Have the listeners stop with grace; asked again, at once. From the event loop's thread; nothing is waited for."""
+        """Stop the listeners with grace; a second call stops them at once. Call it in the event loop's thread; it does not wait."""
         self._listeners.stop()
 
     async def _close_listeners(self) -> None:

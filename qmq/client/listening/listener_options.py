@@ -1,4 +1,4 @@
-"""What may be said of a listener, and what goes together. Checked where it is registered. Pure."""
+"""The options of a listener, and which of them go together. Checked at registration. Pure."""
 
 from __future__ import annotations
 
@@ -15,50 +15,50 @@ from qmq.errors import InvalidArgument
 from qmq.model import BROADCAST, check_name
 
 _PREFETCH: Final = 2_000
-"""Of a consumer, if nothing else is said."""
+"""The consumer's default."""
 
 
 class ListenerOptions(TypedDict, total=False):
     """The keywords of `mq.listener` and `mq.listen`."""
 
     concurrency: int
-    """How many handlers at once; on an ordered subject of so many keys. 1."""
+    """How many handlers run at once (on an ordered subject: for so many keys). Default 1."""
     name: str
-    """The consumer's name; made of host and process if it has none."""
+    """The consumer's name; the default is made of host and process."""
     tags_any: Sequence[str]
     tags_all: Sequence[str]
     start: str
     """Where a new group begins: "earliest" or "latest" (default of broadcast groups)."""
     prefetch: int
-    """Messages that may be here and not settled."""
+    """Unsettled messages that may be here."""
     prefetch_bytes: int
     lease: timedelta
     """How long this process may be silent before its messages go to others."""
     expired: str
-    """"skip" goes on with what is left where retention took messages; "raise" (default) ends the listener."""
+    """"skip" continues with the oldest stored message where retention deleted some; "raise" (default) ends the listener."""
     timeout: timedelta
     """How long a handler may take."""
     retry_delays: Sequence[timedelta]
-    """How long a message rests after its first failure, the second, ...; the last one holds for all that follow. Else as the group says."""
+    """How long a message waits after its first failure, the second, and so on; the last one repeats. Default: the group's settings."""
     most_once: bool
-    """Acknowledge before the handler begins: never twice, perhaps never."""
+    """Acknowledge before the handler is called: never twice, perhaps never."""
     broadcast: bool
     """Every consumer gets every message."""
     batch: tuple[int, timedelta]
-    """The handler takes a list of so many, or of fewer if they took longer than that to come."""
+    """The handler takes a list of this many messages, or of fewer if they take longer than this to arrive."""
     idempotent: Idempotent
-    """Record the message in the transaction of the handler's writes: an effect that happens exactly once."""
+    """Record the message in the transaction of the handler's writes, so that the effect happens exactly once."""
     on_undecodable: str
-    """A body that does not decode: "reject" (default) to the dead-letter queue, "retry", or "skip" as if it were done."""
+    """For a body that cannot be decoded: "reject" (default) to the dead-letter queue, "retry", or "skip" (acknowledge)."""
     on_failure: str
-    """Of an ordered subject: "block" (default) its lane while a message fails, or "park" the key after `attempts_max` failures."""
+    """For an ordered subject: "block" (default) the lane while a message fails, or "park" the key after `attempts_max` failures."""
     attempts_max: int
     """For "park"."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """See `ListenerOptions`. Raises InvalidName, InvalidArgument."""
+    """Checked options; the fields are those of `ListenerOptions`. Raises InvalidName, InvalidArgument."""
 
     subject: str
     group: str
@@ -110,16 +110,16 @@ class Options:
 
     @property
     def record_group(self) -> str:
-        """Under which group a finished message is recorded: each consumer of a broadcast group has effects of its own."""
+        """The group under which a finished message is recorded: each consumer of a broadcast group has effects of its own."""
         return self.group + BROADCAST + (self.name or "") if self.broadcast else self.group
 
     @property
     def policy(self) -> Policy:
-        """What it says of failures."""
+        """The options about failures."""
         return Policy(tuple(self.retry_delays), self.on_undecodable)
 
     def consumer(self) -> dict[str, Any]:
-        """The keywords of `Client.consumer`; what was not said is left to it."""
+        """The keywords for `Client.consumer`; options that were not given are left to it."""
         _check(self.on_failure is None and self.attempts_max is None, self._of_ordered("on_failure and attempts_max are", is_ordered=False))
         chosen: dict[str, Any] = {"ack": "explicit", "tags_any": self.tags_any, "tags_all": self.tags_all}
         if self.most_once:
@@ -132,7 +132,7 @@ class Options:
         return chosen | self._common()
 
     def ordered_consumer(self, *, is_async: bool) -> dict[str, Any]:
-        """The keywords of `Client.ordered_consumer`. Raises InvalidArgument for what does not go with order."""
+        """The keywords for `Client.ordered_consumer`. Raises InvalidArgument for options that do not go with ordered subjects."""
         _check(not self.tags_any and not self.tags_all, self._of_ordered("tags_any and tags_all are"))
         _check(not self.most_once and not self.broadcast, self._of_ordered("most_once and broadcast are"))
         _check(self.prefetch_bytes is None and self.expired is None, self._of_ordered("prefetch_bytes and expired are"))

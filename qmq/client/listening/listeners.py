@@ -3,10 +3,10 @@
     registered ──listening──▶ at work ──stop, signal, a failure, mq.close──▶ finishing ──▶ registered again
 
 Rules:
-* A listener asks where its subject is before it makes its consumer, and so finds out whether it is ordered. While the cluster cannot be
-  reached it waits.
-* They run together: when one cannot go on, the others stop with grace, and then its error is raised.
-* One that is registered while others are at work begins at once.
+* A listener locates its subject before it makes its consumer, and so learns whether the subject is ordered. While the cluster cannot be
+  reached, it waits.
+* When one listener fails, the others stop with grace, and then its error is raised.
+* A listener that is registered while others run begins at once.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ from qmq.errors import InvalidArgument, Unavailable
 log = logging.getLogger("qmq.client")
 
 Ask = Callable[[str], Awaitable[object]]
-"""Subject -> what is promised about its order; None: nothing. Raises UnknownSubject, Unavailable."""
+"""Subject -> its order; None: unordered. Raises UnknownSubject, Unavailable."""
 
 
 class ListeningClient(Protocol):
-    """What listeners need of the client that they belong to."""
+    """What listeners need of their client."""
 
     @property
     def interceptors(self) -> Chain: ...
@@ -52,23 +52,23 @@ class ListeningClient(Protocol):
 
 
 ForThreads = Callable[[Any, asyncio.AbstractEventLoop], object]
-"""Makes of an asyncio client the one that plain handlers have in their context: `qmq.blocking.beside`."""
+"""Makes the client that plain handlers get in their context from an asyncio client: `qmq.blocking.beside`."""
 
 
 def no_client(_: object, __: asyncio.AbstractEventLoop) -> None:
-    """For a client whose plain handlers send nothing."""
+    """For tests and clients whose plain handlers send nothing."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Listener:
-    """One that is registered."""
+    """A registered listener."""
 
     options: Options
     binding: Binding
 
 
 class Listening:
-    """Listeners at work."""
+    """Running listeners."""
 
     def __init__(
         self,
@@ -84,16 +84,16 @@ class Listening:
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self, listener: Listener) -> None:
-        """Have one begin. Raises InvalidArgument if it depends on what nobody provides."""
+        """Start a listener. Raises InvalidArgument if it depends on a type that is not provided."""
         self._providers.check(listener.binding.provided, listener.binding.spoken)
         self._tasks.append(asyncio.get_running_loop().create_task(self._run(listener)))
 
     def stop(self) -> None:
-        """Take no more messages and finish what is in hand; asked a second time, at once."""
+        """Take no more messages and finish those in hand; a second call stops at once."""
         self._stop.again()
 
     async def wait(self) -> None:
-        """Until all have stopped. Raises what one of them could not go on with."""
+        """Wait until all listeners have stopped. Raises the error of one that failed."""
         while running := [each for each in self._tasks if not each.done()]:
             await asyncio.wait(running)
         failure = failure_of(self._tasks)
@@ -101,7 +101,7 @@ class Listening:
             raise failure
 
     async def finish(self) -> None:
-        """Stop with grace, and wait for the end; to be cancelled means at once."""
+        """Stop with grace and wait for the end; cancellation means stopping at once."""
         self._stop.begin()
         running = [each for each in self._tasks if not each.done()]
         try:
@@ -132,7 +132,7 @@ class Listening:
                 threads.shutdown(wait=False, cancel_futures=True)
 
     async def _prepared(self, listener: Listener, threads: Executor | None) -> Pool | OrderedPool | None:
-        """What a listener works with; None if it is to stop before that is known."""
+        """The parts that a listener needs to run; None if it was stopped before."""
         options, binding, stop, mq = listener.options, listener.binding, self._stop, self._mq
         is_ordered = await self._is_ordered(options.subject)
         if is_ordered is None:
@@ -153,7 +153,7 @@ class Listening:
         return Pool(consumer, batches, BatchHandling(options, binding, around).handle_all, options.concurrency, stop)
 
     async def _is_ordered(self, subject: str) -> bool | None:
-        """None if it is to stop before that is known. Raises UnknownSubject."""
+        """Whether the subject is ordered; None if the listener was stopped first. Raises UnknownSubject."""
         asking = asyncio.get_running_loop().create_task(self._ask(subject))
         stopping = asyncio.get_running_loop().create_task(self._stop.wanted.wait())
         try:
@@ -172,7 +172,7 @@ class Listening:
 
 
 class Listeners:
-    """A client's. See the module."""
+    """A client's listeners. The module describes them."""
 
     def __init__(self, mq: ListeningClient, ordering: Ask, now_ns: Callable[[], int], for_threads: ForThreads, cancel_s: float) -> None:
         self.providers = Providers()
@@ -181,7 +181,7 @@ class Listeners:
         self._listening: Listening | None = None
 
     def add(self, subject: str, group: str, handler: Handler, given: ListenerOptions) -> None:
-        """Register one. Raises InvalidName, InvalidArgument."""
+        """Register a listener. Raises InvalidName, InvalidArgument."""
         options = options_of(subject, group, given)
         listener = Listener(options, bind(handler, is_batch=options.batch is not None))
         if options.idempotent is not None:
@@ -195,7 +195,7 @@ class Listeners:
 
     @asynccontextmanager
     async def listening(self, grace: timedelta) -> AsyncIterator[Listening]:
-        """All of them at work, until the block is left. Raises InvalidArgument; what one of them could not go on with."""
+        """All listeners run until the block is left. Raises InvalidArgument, and the error of a listener that failed."""
         if self._listening is not None:
             raise InvalidArgument("the listeners of this client are at work already")
         for each in self._registered:
@@ -215,7 +215,7 @@ class Listeners:
         await listening.wait()
 
     async def run(self, grace: timedelta) -> None:
-        """The same until they are stopped, also by SIGINT or SIGTERM."""
+        """Run all listeners until they are stopped, also by SIGINT or SIGTERM."""
         if not self._registered:
             raise InvalidArgument("there is no listener: register one with @mq.listener or mq.listen")
         async with self.listening(grace) as listening:

@@ -1,14 +1,14 @@
-"""One message: its codec, interceptors, transaction, handler, and verdict.
+"""Handles one message: interceptors, decoding, transaction, handler, verdict.
 
     interceptors ( timeout ( decode, transaction ( dependencies ( handler )))) ──▶ outcome ──▶ decide ──▶ verdict
 
 Rules:
-* The verdict comes last: after the transaction of `idempotent` is committed, and after every interceptor has seen how the handler ended. So
-  a crash at any line leaves the message unacknowledged, and if its effect was committed, the next attempt finds that out.
-* One verdict a message. What a handler says by the context or by the message itself holds; an exception after it is only logged.
+* The verdict comes last: after the transaction of `idempotent` is committed, and after every interceptor has seen how the handler ended. A
+  crash before that leaves the message unacknowledged; if its effect was committed, the next attempt finds it.
+* A message has one verdict. If the handler settles it, through the context or the message, a later exception is only logged.
 * A plain `def` handler runs in a thread, with its transaction and dependencies, in a copy of the context that interceptors see. A thread
-  cannot be cancelled: after `timeout` its message is handed back, what it still does counts for nothing (its transaction is the
-  application's business, and with `idempotent` it is found out), and its place is taken until it returns.
+  cannot be cancelled: after `timeout` its message is nacked and the thread's result is ignored. Writes that it still makes are the
+  application's concern; with `idempotent` the next attempt finds them. The thread keeps its place until it returns.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ log = logging.getLogger("qmq.client")
 
 _UNSEEN: Final = nullcontext()
 _PAUSES_S: Final = (0.2, 0.5, 1.0, 2.0, 5.0)
-"""Between asking a store that is away whether a message is done; the last one for ever."""
+"""Pauses before asking a store again that cannot be reached; the last one repeats."""
 
 
 class _NotYet(Exception):
-    """The store does not say whether the message is done."""
+    """The store cannot say yet whether the message is done."""
 
 
 def _pauses() -> Iterator[float]:
@@ -53,7 +53,7 @@ def _pauses() -> Iterator[float]:
 
 @contextmanager
 def _nothing_known() -> Iterator[None]:
-    """Around asking the store: that it is away is no failure of the message."""
+    """Around calls of the store: an unreachable store is not a failure of the message."""
     try:
         yield
     except Unavailable as failure:
@@ -64,7 +64,7 @@ _ORDERED_DELAY_MAX: Final = timedelta(days=30)
 
 
 class _Unlimited:
-    """No timeout, in the place of one: it costs nothing."""
+    """Stands for no timeout, at no cost."""
 
     async def __aenter__(self) -> None: ...
 
@@ -78,7 +78,7 @@ _UNLIMITED: Final = _Unlimited()
 
 
 class Surroundings(NamedTuple):
-    """What all listeners of a client share. `threads` run plain handlers; None if the handler needs none."""
+    """What all listeners of a client share. `threads` runs plain handlers; None if the handler needs no thread."""
 
     mq: Any
     chain: Chain
@@ -88,7 +88,7 @@ class Surroundings(NamedTuple):
 
 
 class MessageHandling:
-    """How one listener handles messages. See the module."""
+    """How one listener handles messages. The module describes it."""
 
     def __init__(self, options: Options, binding: Binding, around: Surroundings) -> None:
         self.options = options
@@ -102,11 +102,11 @@ class MessageHandling:
         self._policy = options.policy
         self._loop = asyncio.get_running_loop()
         self._is_plain = binding.is_async and binding.is_bare and self._idempotent is None and self._timeout_s is None and not around.chain
-        """Whether there is nothing around the handler: its call is all that a message costs."""
+        """Whether nothing surrounds the handler, so that calling it is all the work for a message."""
         self._say = self._said if binding.is_async else self._said_in_thread
 
     async def handle(self, message: AnyMessage) -> None:
-        """A message, from its body to its verdict. Never raises, but for being cancelled."""
+        """Handle a message and settle it. Raises only CancelledError."""
         limit = _UNLIMITED if self._timeout_s is None else asyncio.timeout(self._timeout_s)
         threads: list[asyncio.Future[Any]] = []
         failure: BaseException | None = None
@@ -129,7 +129,7 @@ class MessageHandling:
             await asyncio.wait(threads)
 
     async def _work(self, message: AnyMessage, payload: object, threads: list[asyncio.Future[Any]]) -> None:
-        """Call the handler, with what goes around it. `threads` gets those that may outlast a timeout."""
+        """Call the handler with everything around it. `threads` collects those that may outlast a timeout."""
         context = self._context([message])
         if not self._binding.is_async:
             await self._work_in_threads(message, payload, context, threads)
@@ -150,7 +150,7 @@ class MessageHandling:
             await self._rest(message, raised, pause_s)
 
     async def _once(self, store: Idempotent, message: AnyMessage, payload: object, context: Context) -> None:
-        """The part of an `async def` handler whose effect happens once. While the store does not say whether it did, the message waits."""
+        """Run an `async def` handler inside its transaction. While the store cannot say whether the message is done, it waits."""
         for pause_s in _pauses():
             try:
                 async with AsyncExitStack() as stack:
@@ -165,12 +165,12 @@ class MessageHandling:
                 await self._rest(message, failure, pause_s)
 
     async def _rest(self, message: AnyMessage, failure: _NotYet, pause_s: float) -> None:
-        """It costs no attempt: nothing was tried."""
+        """Wait before another try; no attempt is counted, since nothing was tried."""
         log.warning("%s: %r waits %g s: %s", self._binding.spoken, message, pause_s, failure)
         await asyncio.sleep(pause_s)
 
     def _work_in_thread(self, message: AnyMessage, payload: object, context: Context) -> Exception | None:
-        """The same part for a plain handler. What it raised is returned: futures do not carry every exception."""
+        """Run a plain handler inside its transaction. Returns the exception that it raised, since futures cannot carry every exception."""
         try:
             if self._idempotent is None:
                 self._call_in_thread(payload, context)
@@ -235,20 +235,20 @@ class MessageHandling:
     # --- verdicts ------------------------------------------------------------------------------------------------------
 
     def conclude(self, message: AnyMessage, failure: BaseException | None) -> None:
-        """Give the verdict, unless the message has one; and say what went wrong."""
+        """Settle the message, unless it has a verdict, and log the failure."""
         if failure is not None:
             self.log(message, failure)
         self.settle(message, failure)
 
     def settle(self, message: AnyMessage, failure: BaseException | None) -> None:
-        """Give the verdict, unless the message has one."""
+        """Settle the message, unless it has a verdict."""
         if failure is not None:
             settle(message, decide(failure, message.attempt, self._policy))
         elif not message.is_settled:
             message.ack_later()
 
     def log(self, message: AnyMessage | LaneMessage, failure: BaseException, messages: int = 1) -> None:
-        """Say what went wrong with a message, or with a batch that begins with it."""
+        """Log the failure of a message, or of a batch that begins with it."""
         which = f"{message!r}" if messages == 1 else f"{messages} messages from {message!r} on"
         if isinstance(failure, Retry):
             log.info("%s: %s later again: %s", self._binding.spoken, which, failure)
@@ -280,17 +280,17 @@ def settle(message: AnyMessage, decision: HandlerDecision) -> None:
 
 
 def ordered_delay(decision: HandlerDecision) -> timedelta | None:
-    """How long an ordered message rests: not as long as others may."""
+    """How long an ordered message waits: at most as long as ordered subjects allow."""
     return None if decision.delay is None else min(decision.delay, _ORDERED_DELAY_MAX)
 
 
 def give_back(message: AnyMessage) -> None:
-    """Its handler was cut off. An ordered consumer sees to its own."""
+    """The handler was cancelled: nack the message. An ordered consumer does this itself."""
     if not isinstance(message, OrderedMessage):
         settle(message, GIVEN_BACK)
 
 
 def is_cancelled_from_outside() -> bool:
-    """Whether it is the worker that is cancelled, and not the handler that cancelled itself."""
+    """Whether the worker is cancelled, and not the handler that cancelled itself."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0

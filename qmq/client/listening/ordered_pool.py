@@ -1,7 +1,7 @@
 """A listener of an ordered subject at work: the ordered consumer's own `run`, with as many keys at once as `concurrency`.
 
-When it is to stop, a message that comes to a worker is not begun any more, but held until the others are finished; then the consumer puts
-it back, and leaves. The consumer alone would cut handlers off after half a lease.
+After `stop`, a message that comes to a worker is not begun, but held until the others are finished; then the consumer puts it back, and
+leaves. The consumer alone would cancel handlers after half a lease.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ class OrderedPool:
         self._is_at_rest.set()
 
     async def run(self) -> None:
-        """Until it is to stop. Raises what the consumer cannot go on with."""
+        """Run until it is stopped. Raises the error that stopped the consumer."""
         loop = asyncio.get_running_loop()
-        # Not the run of a consumer that has interceptors: they are around the whole of handling, where they see how it ends.
+        # Not the `run` of an intercepted consumer: here interceptors surround all of the handling, where they see how it ends.
         running = loop.create_task(OrderedConsumer.run(self._consumer, self._handle, concurrency=self._concurrency))
         try:
             await wait_for_first([running], self._stop.wanted)

@@ -1,17 +1,17 @@
-"""What becomes of a message, from how its handler ended. Pure.
+"""What happens to a message, by the way its handler ended. Pure.
 
-    handler                                            message
-    returned                                           acknowledged
-    raised qmq.Retry(after=...)                        handed out again after that
-    raised qmq.Reject("why")                           the group's dead-letter queue, at once
-    took longer than `timeout`                         handed out again, error "timed out after 5 s"
-    raised anything else                               handed out again, error "ValueError: ..."
-    never began: the body does not decode              as `on_undecodable` says; the dead-letter queue if it says nothing
+    handler                                message
+    returned                               acknowledged
+    raised qmq.Retry(after=...)            handed out again after that time
+    raised qmq.Reject("why")               dead-letter queue of the group, at once
+    took longer than `timeout`             handed out again, error "timed out after 5 s"
+    raised anything else                   handed out again, error "ValueError: ..."
+    not called: the body does not decode   as `on_undecodable` says; dead-letter queue by default
 
-A message that fails for the last time goes to the dead-letter queue with the same error: the broker counts (docs/DELIVERY.md). How long it
-waits for another try is what the handler said, else the listener's `retry_delays`, by attempt, else what is set for the group.
+The broker counts attempts: a message that fails for the last time goes to the dead-letter queue with the same error (docs/DELIVERY.md). The
+delay before the next attempt is the handler's, else the listener's `retry_delays` by attempt, else the group's.
 
-On an ordered subject nothing is decided here but done, or failed and after how long: what follows is the consumer's `on_failure`.
+On an ordered subject the decision is only: done, or failed with a delay. The consumer's `on_failure` says what follows.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ _AT_ONCE: Final = timedelta(0)
 
 
 class Retry(Exception):
-    """Raise it in a handler: not now, hand the message out again `after` so long (None: after the usual delay). Raises InvalidArgument,
-    DelayTooLong for a delay that cannot be.
+    """Raised in a handler: hand the message out again `after` so long (None: after the usual delay). Raises InvalidArgument, DelayTooLong
+    for a delay that cannot be.
     """
 
     def __init__(self, why: str = "", *, after: timedelta | None = None) -> None:
@@ -41,15 +41,15 @@ class Retry(Exception):
 
 
 class Reject(Exception):
-    """Raise it in a handler: no other attempt will help, off to the dead-letter queue, for this reason."""
+    """Raised in a handler: no other attempt will help, so the message goes to the dead-letter queue, with this reason."""
 
 
 class TimedOut(Exception):
-    """The handler took longer than its listener allows."""
+    """The handler took longer than its listener's timeout."""
 
 
 class Act(Enum):
-    """What is done with a message."""
+    """What to do with a message."""
 
     ACK = "ack"
     NACK = "nack"
@@ -57,7 +57,7 @@ class Act(Enum):
 
 
 class HandlerDecision(NamedTuple):
-    """`delay` None: the usual one."""
+    """A verdict; `delay` None means the usual one."""
 
     act: Act
     delay: timedelta | None = None
@@ -66,22 +66,22 @@ class HandlerDecision(NamedTuple):
 
 DONE: Final = HandlerDecision(Act.ACK)
 GIVEN_BACK: Final = HandlerDecision(Act.NACK, _AT_ONCE, STOPPED)
-"""Its handler was cut off, and nobody is to wait for that."""
+"""For a message whose handler was cancelled: nobody should wait for it."""
 
 
 class Policy(NamedTuple):
-    """What a listener says of failures."""
+    """A listener's options about failures."""
 
     retry_delays: Sequence[timedelta] = ()
     on_undecodable: str = "reject"
 
     def delay(self, attempt: int) -> timedelta | None:
-        """How long a message rests that failed in this attempt, counted from 1; None: as long as the group says."""
+        """How long a message waits after this attempt (from 1) failed; None: as the group's settings say."""
         return self.retry_delays[min(attempt, len(self.retry_delays)) - 1] if self.retry_delays else None
 
 
 def decide(failure: BaseException | None, attempt: int, policy: Policy) -> HandlerDecision:
-    """The verdict on a message whose handler ended so, in its attempt of that number."""
+    """The verdict on a message, from the exception of its handler and the number of the attempt."""
     if failure is None:
         return DONE
     text = _text(failure)
@@ -95,9 +95,9 @@ def decide(failure: BaseException | None, attempt: int, policy: Policy) -> Handl
 
 
 def _text(failure: BaseException) -> str:
-    """What these classes say is meant for readers; of others the type belongs to it. Never raises."""
+    """The error text. QMQ's own exceptions are written for readers; for others the type's name comes first. Never raises."""
     try:
         words = str(failure) if isinstance(failure, Retry | Reject | TimedOut | Undecodable) else ""
         return error_text(words or failure)
-    except Exception:  # an exception that cannot say what it is
+    except Exception:  # an exception whose __str__ raises
         return type(failure).__name__

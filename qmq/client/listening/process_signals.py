@@ -1,4 +1,6 @@
-"""SIGINT and SIGTERM, while listeners run: the first asks them to stop, the second to stop at once. What was there before comes back."""
+"""SIGINT and SIGTERM while listeners run: the first asks them to stop, the second to stop at once. Previous handlers are restored
+afterwards.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 
 @contextmanager
 def asked_by_signals(ask: Callable[[], None]) -> Iterator[None]:
-    """Within the event loop. Where a loop cannot have signals (another thread than the main one, Windows) they do what they did."""
+    """Inside the event loop. Where a loop cannot handle signals (outside the main thread, on Windows), they keep their effect."""
     loop = asyncio.get_running_loop()
     before: dict[signal.Signals, Any] = {}
     try:
@@ -35,7 +37,7 @@ def asked_by_signals(ask: Callable[[], None]) -> Iterator[None]:
 
 @contextmanager
 def asked_in_main_thread(ask: Callable[[], None]) -> Iterator[None]:
-    """In a thread that waits for an event loop in another one."""
+    """For a thread that waits for an event loop in another thread."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -1,10 +1,10 @@
-"""The application's own dependencies of handlers: `mq.provide(Session, factory)` has parameters annotated with Session get one.
+"""Dependencies of handlers: `mq.provide(Session, factory)` passes a Session to parameters with that annotation.
 
-A factory is called for each message, with the Context if it takes a parameter. What it gives is
+A factory is called for each message, with the Context if it takes a parameter. It may return
 
-    an instance of the type                     handed on as it is, whatever it is otherwise: a pool, or a client, that lives on
-    a context manager of another type           entered before the handler, left after it with its exception; what it yields is handed on
-    an async one, or an awaitable               the same; not for plain `def` handlers, which run in a thread: their factories run there too
+    an instance of the type                     passed as it is, and not closed: for a pool or a client, say
+    a context manager of another type           entered before the handler, left after it with its exception; its value is passed
+    an async one, or an awaitable               likewise; not for plain `def` handlers, whose factories run in the handler's thread
 
     @asynccontextmanager
     async def session():
@@ -28,25 +28,25 @@ Factory = Callable[..., Any]
 
 
 class Providers:
-    """A client's. See the module."""
+    """A client's providers. The module describes them."""
 
     def __init__(self) -> None:
         self._factories: dict[Any, tuple[Factory, bool]] = {}
 
     def add(self, kind: type, factory: Factory) -> None:
-        """Provide a type; the last one holds. Raises InvalidArgument."""
+        """Register a factory for a type; the last one wins. Raises InvalidArgument."""
         if kind is Context or not isinstance(kind, type) or not callable(factory):
             raise InvalidArgument(f"provide a class of yours and what makes it, not {kind!r} and {factory!r}")
         self._factories[kind] = factory, _takes_context(factory)
 
     def check(self, kinds: Iterable[Any], spoken: str) -> None:
-        """Raises InvalidArgument if a handler depends on what nobody provides."""
+        """Raises InvalidArgument if a handler depends on a type that is not provided."""
         for kind in kinds:
             if kind not in self._factories:
                 raise InvalidArgument(f"{spoken} takes a {kind.__name__}, which nobody provides: mq.provide({kind.__name__}, factory)")
 
     async def enter(self, kinds: Iterable[Any], context: Context, stack: AsyncExitStack) -> dict[Any, object]:
-        """What an async handler depends on."""
+        """The dependencies of an async handler."""
         found: dict[Any, object] = {}
         for kind in kinds:
             made = self._make(kind, context)
@@ -61,7 +61,7 @@ class Providers:
         return found
 
     def enter_sync(self, kinds: Iterable[Any], context: Context, stack: ExitStack) -> dict[Any, object]:
-        """What a handler in a thread depends on. Raises InvalidArgument if that needs an event loop."""
+        """The dependencies of a handler in a thread. Raises InvalidArgument for one that needs an event loop."""
         found: dict[Any, object] = {}
         for kind in kinds:
             made = self._make(kind, context)
@@ -81,7 +81,7 @@ class Providers:
 
 
 def _takes_context(factory: Factory) -> bool:
-    """Whether it has a parameter that must be given."""
+    """Whether the factory has a required parameter."""
     try:
         parameters = inspect.signature(factory).parameters.values()
     except (TypeError, ValueError):

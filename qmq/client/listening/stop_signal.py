@@ -1,7 +1,7 @@
-"""How listeners come to their end: in two steps, which are the same for all listeners of a client.
+"""How listeners stop, in two steps that are the same for all listeners of a client.
 
-wanted    take no more messages; unseen ones go back to the group, what is in hand is finished and acknowledged
-now       the grace is over, or somebody asked twice: what is still in hand is cancelled and given back
+wanted    take no more messages; unseen ones return to the group, those in hand are finished and acknowledged
+now       the grace is over, or a second stop was asked for: handlers are cancelled, their messages handed back
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ log = logging.getLogger("qmq.client")
 
 
 class Stop:
-    """The two steps, as events. Neither is ever taken back."""
+    """The two steps, as events. An event that is set stays set."""
 
     def __init__(self, grace_s: float, cancel_s: float) -> None:
         self.wanted = asyncio.Event()
         self.now = asyncio.Event()
         self._grace_s = grace_s
         self.cancel_s = cancel_s
-        """How long a handler may take to be cancelled."""
+        """How long a handler may take to end after it was cancelled."""
         self._timer: asyncio.TimerHandle | None = None
 
     def begin(self) -> None:
@@ -32,7 +32,7 @@ class Stop:
             self._timer = asyncio.get_running_loop().call_later(self._grace_s, self.now.set)
 
     def again(self) -> None:
-        """Somebody asks: with grace the first time, at once the second."""
+        """A stop was asked for: with grace the first time, at once the second."""
         if self.wanted.is_set():
             self.now.set()
         self.begin()
@@ -43,7 +43,7 @@ class Stop:
 
 
 async def wait_for_first(tasks: Iterable[asyncio.Task[Any]], event: asyncio.Event) -> None:
-    """Wait until one of the tasks is done, or the event is set."""
+    """Wait until a task is done, or the event is set."""
     heard = asyncio.get_running_loop().create_task(event.wait())
     try:
         await asyncio.wait((heard, *tasks), return_when=asyncio.FIRST_COMPLETED)
@@ -52,7 +52,7 @@ async def wait_for_first(tasks: Iterable[asyncio.Task[Any]], event: asyncio.Even
 
 
 async def finish(tasks: Iterable[asyncio.Task[Any]], stop: Stop, spoken: str) -> None:
-    """Wait for tasks that are about to end, until `stop.now`; then cancel them. Whoever cancels us means `now`."""
+    """Wait for the tasks until `stop.now`, then cancel them. Cancelling the caller means `now`."""
     left = {each for each in tasks if not each.done()}
     try:
         while left and not stop.now.is_set():
@@ -66,7 +66,7 @@ async def finish(tasks: Iterable[asyncio.Task[Any]], stop: Stop, spoken: str) ->
 
 
 async def cancel(tasks: Iterable[asyncio.Task[Any]], stop: Stop, spoken: str) -> None:
-    """Cancel tasks and wait until they are gone, for a while."""
+    """Cancel tasks and wait for them, for a limited time."""
     left = {each for each in tasks if not each.done()}
     for each in left:
         each.cancel()
@@ -77,6 +77,6 @@ async def cancel(tasks: Iterable[asyncio.Task[Any]], stop: Stop, spoken: str) ->
 
 
 def failure_of(tasks: Iterable[asyncio.Task[Any]]) -> BaseException | None:
-    """What the first of these tasks that failed failed with. All exceptions count as seen."""
+    """The first failure of these tasks. All exceptions count as retrieved."""
     found = [each.exception() for each in tasks if each.done() and not each.cancelled()]
     return next((each for each in found if each is not None), None)

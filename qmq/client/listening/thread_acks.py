@@ -1,4 +1,4 @@
-"""Verdicts from a handler's thread: what a plain handler says of the message itself is carried into the event loop's thread."""
+"""Verdicts from a handler's thread: passes what a plain handler says to the event loop's thread."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from qmq.client.ordered.ordered_message import OrderedMessage
 
 
 def say_from_threads(message: AnyMessage, loop: asyncio.AbstractEventLoop) -> None:
-    """Have the message take verdicts from any thread. Called in the loop's own."""
+    """Let the message take verdicts from any thread. Called in the event loop's thread."""
     home = threading.get_ident()
 
     def call(function: Callable[..., None], *arguments: Any) -> None:
@@ -25,7 +25,7 @@ def say_from_threads(message: AnyMessage, loop: asyncio.AbstractEventLoop) -> No
             loop.call_soon_threadsafe(function, *arguments)
 
     if isinstance(message, OrderedMessage):
-        # One that is tried again has it from its last try.
+        # a message that is tried again has it from the last try
         message.settle_through(lambda settler: settler if isinstance(settler, _Ordered) else _Ordered(settler, call))
     else:
         message.settle_through(lambda settler: _Unordered(settler, call))
@@ -45,7 +45,7 @@ class _Unordered:
 
     def nack(self, part: Slice, delay: timedelta | None, error: str = "") -> None:
         if delay is not None:
-            retry_ms(delay)  # what is wrong with it shows here, not in the loop
+            retry_ms(delay)  # an invalid delay raises here, not in the loop
         self._call(self._settler.nack, part, delay, error)
 
     async def settle_now(self, first: int, last: int, verdict: int) -> None:

@@ -1,13 +1,13 @@
-"""A listener at work with a pool of workers: each takes what is to be done next, does it, and comes back for more.
+"""Runs a listener with a pool of workers. A worker takes the next messages, handles them, and comes back for more.
 
     consumer ──take──▶ worker ──handle──▶ verdict        `concurrency` of these; no task for each message
-        ▲                                    │
-        └────────────────────────────────────┘
+       ▲                                    │
+       └────────────────────────────────────┘
 
 Rules:
-* A worker is *idle* while it waits for messages: then it may be cancelled, and nothing is lost. Otherwise it has something in hand.
-* The end is the same, whatever brings it about (the application, a signal, a consumer that cannot go on, a cancelled task): idle workers
-  are sent home, unseen messages go back to the group at once, the others finish, the consumer leaves. Only then is an error raised.
+* A worker is *idle* while it waits for messages: it may be cancelled then without loss. Otherwise it has messages in hand.
+* The end is the same for all causes (the application, a signal, a failed consumer, a cancelled task): idle workers are cancelled, unseen
+  messages return to the group at once, the others finish, the consumer leaves. Only then is an error raised.
 """
 
 from __future__ import annotations
@@ -25,32 +25,32 @@ from qmq.client.ordered.ordered_messages import OrderedMessages
 
 _WAIT: Final = timedelta(seconds=20)
 _GLANCE: Final = timedelta(milliseconds=500)
-"""Who may not be cancelled while it waits looks so often whether it is to stop."""
+"""How often a worker that must not be cancelled while it waits checks whether to stop."""
 _TURNS: Final = 64
-"""So many handlers in a row that never wait; then others have a turn."""
+"""After this many handlers in a row that never awaited, other tasks get a turn."""
 
 
 class WorkSource(Protocol):
-    """Where a worker gets what it does next."""
+    """Gives a worker its next messages."""
 
     may_cancel: bool
-    """Whether nothing is lost if `first` is cancelled."""
+    """Whether `first` may be cancelled without loss."""
 
     def ready(self) -> Any:
-        """What can be done without waiting, as `more` gives it; None if that is not known."""
+        """Messages that are available without waiting, as `more` returns them; None if that is not known."""
         ...
 
     async def first(self) -> Any:
-        """Something to do, or something empty after a while. Raises what the consumer cannot go on with."""
+        """The next message, or something empty after a while. Raises the error that stopped the consumer."""
         ...
 
     async def more(self, found: Any) -> Any:
-        """The same and what else goes with it."""
+        """The found message and those that go with it."""
         ...
 
 
 class Pool:
-    """Workers on one consumer. See the module."""
+    """Workers on one consumer. The module describes them."""
 
     def __init__(
         self, consumer: Consumer | OrderedConsumer, source: WorkSource, work: Callable[[Any], Awaitable[None]], concurrency: int, stop: Stop
@@ -60,7 +60,7 @@ class Pool:
         self._idle: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
-        """Until it is to stop. Raises what the consumer cannot go on with."""
+        """Run until it is stopped. Raises the error that stopped the consumer."""
         loop = asyncio.get_running_loop()
         workers = [loop.create_task(self._run_worker()) for _ in range(self._concurrency)]
         try:
@@ -102,7 +102,7 @@ class Pool:
 
 
 class Singles:
-    """One message of an unordered subject at a time."""
+    """Single messages of an unordered subject."""
 
     def __init__(self, consumer: Consumer, *, is_most_once: bool) -> None:
         self._consumer = consumer
@@ -123,7 +123,7 @@ class Singles:
 
 
 class Batches:
-    """Many at a time; one worker gathers, so that batches fill."""
+    """Batches of messages; one worker gathers at a time, so that batches fill."""
 
     def __init__(self, consumer: Consumer, count: int, wait: timedelta, stop: Stop, *, is_most_once: bool) -> None:
         self._consumer = consumer
@@ -163,7 +163,7 @@ class Batches:
 
 
 class Runs:
-    """Many of one lane of an ordered subject."""
+    """Runs of messages of one lane of an ordered subject."""
 
     may_cancel = True
 

@@ -1,6 +1,6 @@
 """The metaserver's side of ordered subjects (docs/ORDERING.md).
 
-What decides, by compare-and-swap. These await nothing but the store, brokers, and the doors that they are given:
+What decides, by compare-and-swap. These await nothing but the store, the brokers, and the clock and timers that they are given:
 
     changes      a change of a route, from prepared to done: every step one transaction, whoever takes it
     sealing      closing a source: its master seals it, or the store fences it

@@ -13,7 +13,7 @@ Keys that are parked in a partition that the group leaves are parked in the part
 newer message of such a key is handed out. A partition that cannot be told does not open. If the swap is lost, the keys are handed on
 again by the next round, which may find fewer of them.
 
-Nothing is awaited here but the store, the brokers and the doors that are handed in, so that the simulator can run it.
+This module awaits only the store, the brokers, and the clock and timers that it is given, so that the simulator can run it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The archive's disk, as a door: the few calls that it makes, so that tests can hand in one that fails at any of them.
+"""The calls that the archive makes to the disk. Tests pass a disk that fails at any of them.
 
 It needs two things of a file system: a hard link is made or refused in one step, and a rename replaces in one step. So local file systems
 will do, and what is mounted as one and behaves like it (NFS); object stores will not.

@@ -61,7 +61,7 @@ class DelayCluster:
 
     def __init__(self, data: Path, log: LogConfig | None, timing: NodeTiming) -> None:
         self.data = data
-        self.doors = Environment(node_timing=timing)
+        self.environment = Environment(node_timing=timing)
         self.log = log
         self.store = SharedStore()
         self.view = ClusterView(self.store)
@@ -71,7 +71,7 @@ class DelayCluster:
 
     async def start(self, name: str) -> DelayNode:
         """Start one replica of the delay group."""
-        node = self.nodes[name] = DelayNode(delay_config(self.data, name, self.log), self.store, doors=self.doors)
+        node = self.nodes[name] = DelayNode(delay_config(self.data, name, self.log), self.store, environment=self.environment)
         await node.start()
         return node
 

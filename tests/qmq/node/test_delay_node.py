@@ -114,7 +114,7 @@ async def test_replicas_that_disagree_on_the_group_are_refused_and_the_group_goe
 
 
 async def test_a_replica_keeps_to_its_groups_settings_while_the_store_is_away(tmp_path: Path) -> None:
-    doors = Environment(node_timing=NodeTiming(known_wait_s=0.05))
+    environment = Environment(node_timing=NodeTiming(known_wait_s=0.05))
     async with running_delay(tmp_path) as (cluster, _):
         await eventually(lambda: cluster.nodes["b"].driver.identity.membership != "")
         await cluster.stop("b")
@@ -122,9 +122,9 @@ async def test_a_replica_keeps_to_its_groups_settings_while_the_store_is_away(tm
         silent = FaultyStore(cluster.store)
         silent.cut("list")
         with pytest.raises(InvalidArgument, match="was created with --bucket 60m"):
-            await DelayNode(changed, silent, doors=doors).start()
+            await DelayNode(changed, silent, environment=environment).start()
         with pytest.raises(InvalidArgument, match="is a delay group"):
-            await ReplicaNode(broker_config(tmp_path, "b", "d"), silent, doors=doors).start()
+            await ReplicaNode(broker_config(tmp_path, "b", "d"), silent, environment=environment).start()
 
 
 @pytest.mark.parametrize("bucket_ms", [60_000, 7 * 60_000, 48 * 3_600_000])

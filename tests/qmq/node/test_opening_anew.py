@@ -71,7 +71,9 @@ class Group:
 
     async def start(self, name: str) -> None:
         config = ReplicaConfig("g", name, NAMES, self.folder / name, EtcdOptions(("127.0.0.1:1",)), data_port=0, control_port=0)
-        node = ReplicaNode(config, self.coordination, doors=Environment(disk=self.disks[name], timing=TIMING, fatal=self.fatal.append))
+        node = ReplicaNode(
+            config, self.coordination, environment=Environment(disk=self.disks[name], timing=TIMING, fatal=self.fatal.append)
+        )
         self.nodes[name] = node
         await node.start()
 

@@ -39,7 +39,9 @@ class Cluster:
         log = LogConfig(segment_bytes=64 * 1024, cache_bytes=0)
         etcd = EtcdOptions(("127.0.0.1:1",))
         config = ReplicaConfig("g", name, NAMES, self.folder / name, etcd, data_port=0, control_port=0, log=log)
-        node = ReplicaNode(config, self.coordination, doors=Environment(disk=self.disks[name], timing=TIMING, fatal=self.fatal.append))
+        node = ReplicaNode(
+            config, self.coordination, environment=Environment(disk=self.disks[name], timing=TIMING, fatal=self.fatal.append)
+        )
         self.nodes[name] = node
         await node.start()
 

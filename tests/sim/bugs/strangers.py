@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from qmq_replication.core import Replica
-from qmq_replication.inbound_links import InboundDoor, InboundLink, InboundLinks
+from qmq_replication.inbound_links import InboundConnection, InboundLink, InboundLinks
 from qmq_replication.peer_proof import PeerHello
 
 from qmq.wire.frame import Frame, FrameKind
@@ -16,8 +16,8 @@ class _Credulous(InboundLink):
 
 
 class _Open(InboundLinks):
-    def accept(self, first: Frame, door: InboundDoor) -> InboundLink:
-        return _Credulous(self, PeerHello.unpack(first.payload), door)
+    def accept(self, first: Frame, connection: InboundConnection) -> InboundLink:
+        return _Credulous(self, PeerHello.unpack(first.payload), connection)
 
 
 def _belongs(self: Replica, sender: str) -> bool:

@@ -1,9 +1,9 @@
-"""The door to a database: one way to say statements, whatever the application has: SQLAlchemy or a plain driver, sync or async.
+"""Runs statements on the application's database connection: SQLAlchemy's or a plain driver's, sync or async.
 
-    Door(connection).execute(Statement) ──▶ Answer (rows, how many were changed)
+    DatabaseConnection(connection).execute(Statement) ──▶ Answer (rows, how many were changed)
 
 Rules:
-* A door never begins, commits or rolls back: whose transaction it is, says who made the door (`outbox_runner.py`, `dedup_transactions.py`).
+* A `DatabaseConnection` never begins, commits or rolls back: its maker does (`outbox_runner.py`, `dedup_transactions.py`).
 * What a driver gives is awaited if it can be. So one coroutine serves both kinds; with a sync connection it never waits for the event loop,
   and `finish` runs it in any thread, without a loop.
 * Both get the same text: expressions are compiled here, not by SQLAlchemy's `execute` (`expressions.py`).
@@ -47,7 +47,7 @@ async def settle(given: Any) -> Any:
     return await given if isawaitable(given) else given
 
 
-class Door:
+class DatabaseConnection:
     """`paramstyle` is how the driver wants parameters, as the DB-API calls it."""
 
     def __init__(self, dialect: str, paramstyle: str) -> None:
@@ -71,7 +71,7 @@ class Door:
         raise NotImplementedError
 
 
-class AlchemyDoor(Door):
+class AlchemyConnection(DatabaseConnection):
     """Through a `Connection` or an `AsyncConnection` of SQLAlchemy's."""
 
     def __init__(self, connection: Any) -> None:
@@ -87,7 +87,7 @@ class AlchemyDoor(Door):
         await settle(self._connection.exec_driver_sql(text, parameters))
 
 
-class PlainDoor(Door):
+class DriverConnection(DatabaseConnection):
     """Through a plain driver's connection; of a driver that is not known the application says what it is."""
 
     def __init__(self, connection: Any, driver: PlainDriver | None = None) -> None:
@@ -124,18 +124,18 @@ def _plain(row: Any) -> tuple[Any, ...]:
 
 
 class Executor:
-    """A door to a sync connection, for code that does not await."""
+    """Runs statements without awaiting, on a sync connection."""
 
-    def __init__(self, door: Door) -> None:
-        self._door = door
+    def __init__(self, connection: DatabaseConnection) -> None:
+        self._connection = connection
 
     def execute(self, expression: ClauseElement, values: Mapping[str, Any]) -> int:
         """How many rows it changed. Raises what the driver raises."""
-        return finish(self._door.execute(Statement(expression, values))).changed
+        return finish(self._connection.execute(Statement(expression, values))).changed
 
     def execute_many(self, expression: ClauseElement, values: Sequence[Mapping[str, Any]]) -> None:
         """Once with each of them."""
-        finish(self._door.execute_many(expression, values))
+        finish(self._connection.execute_many(expression, values))
 
     def fetch(self, expression: ClauseElement, values: Mapping[str, Any]) -> Sequence[Sequence[Any]]:
-        return finish(self._door.execute(Statement(expression, values))).rows
+        return finish(self._connection.execute(Statement(expression, values))).rows

@@ -1,4 +1,4 @@
-"""The other doors to delayed messages: scripts without asyncio, and `qmq produce`."""
+"""Delayed messages by scripts without asyncio, and by `qmq produce`."""
 
 from __future__ import annotations
 
