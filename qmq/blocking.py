@@ -308,18 +308,18 @@ class BlockingMetadata(BlockingPart):
         self._part = part
 
     def create_subject(self, config: SubjectConfig, *, partitions: int = 0) -> meta_pb2.SubjectSettings:
-        """Create a subject; an ordered one with so many partitions, 0: one for each of its broker groups.
+        """Create a subject. An ordered subject gets `partitions` partitions; 0 means one for each of its broker groups.
 
         Raises SubjectExists, InvalidName, InvalidArgument.
         """
         return self._thread.run(self._part.create_subject(config, partitions=partitions))
 
     def list_subjects(self, prefix: str = "") -> Partial[meta_pb2.SubjectDescription]:
-        """Subjects with their queues; those on silent broker groups are missing."""
+        """Subjects with their queues, except those on broker groups that do not answer."""
         return self._thread.run(self._part.list_subjects(prefix))
 
     def describe_groups(self, subject: str = "", group: str = "") -> Partial[control_pb2.Group]:
-        """What groups consumed, on the broker groups that answer. Raises UnknownSubject, UnknownGroup; NotConnected if none answers."""
+        """The progress of groups, on the broker groups that answer. Raises UnknownSubject, UnknownGroup; NotConnected if none answers."""
         return self._thread.run(self._part.describe_groups(subject, group))
 
     def reset_group(
@@ -332,31 +332,31 @@ class BlockingMetadata(BlockingPart):
         sequence: int | None = None,
         broker_group: str | None = None,
     ) -> list[control_pb2.Moved]:
-        """Move a group: `to` is "earliest" or "latest", or give a time or a sequence. Not repeated on a lost answer.
+        """Move a group to "earliest" or "latest" (`to`), to a time, or to a sequence. Not repeated after a lost answer.
 
-        On every broker group that has the subject, or on one: then that one's master is asked directly.
+        On every broker group of the subject, or on `broker_group` only, whose master is asked directly.
         """
         return self._thread.run(
             self._part.reset_group(subject, group, to=to, time_ms=time_ms, sequence=sequence, broker_group=broker_group)
         )
 
     def find_message(self, subject: str, message_id: str) -> control_pb2.StoredMessage:
-        """A stored message by its id. Raises MessageNotFound, UnknownSubject."""
+        """Find a stored message by its id. Raises MessageNotFound, UnknownSubject."""
         return self._thread.run(self._part.find_message(subject, message_id))
 
     def find_every(self, message_id: str, subject: str = "", *, since_ms: int = 0) -> control_pb2.FindMessageResponse:
-        """Every place where a message is kept: of one subject, or of all; also at delay groups.
+        """Every place where a message is stored, in one subject or in all; delay groups included.
 
-        Batches that delay groups delivered are looked through from `since_ms` on. Raises MessageNotFound, UnknownSubject.
+        Batches that delay groups delivered are searched from `since_ms` on. Raises MessageNotFound, UnknownSubject.
         """
         return self._thread.run(self._part.find_every(message_id, subject, since_ms=since_ms))
 
     def trace_message(self, place: control_pb2.StoredMessage, group: str = "", cursor: bytes = b"") -> control_pb2.TraceMessageResponse:
-        """What groups did with a stored message, a page at a time: go on with the answer's cursor. Raises MessageNotFound."""
+        """What groups did with a stored message, page by page: pass the answer's cursor for the next page. Raises MessageNotFound."""
         return self._thread.run(self._part.trace_message(place, group, cursor))
 
     def find_time(self, subject: str, time_ms: int) -> list[control_pb2.Moved]:
-        """In each queue the first message stored at or after a time. Raises UnknownSubject."""
+        """In each queue, the first message stored at or after a time. Raises UnknownSubject."""
         return self._thread.run(self._part.find_time(subject, time_ms))
 
     def change_route(
@@ -370,76 +370,80 @@ class BlockingMetadata(BlockingPart):
         reason: str = "",
         dry_run: bool = False,
     ) -> meta_pb2.ChangeRouteResponse:
-        """Split, merge or move partitions; answered when the next route is published, or with `dry_run` when it is planned.
+        """Split, merge or move partitions. Returns when the next route is published, or with `dry_run` when it is planned.
 
-        A lost answer is asked for again only with `from_version`: then the change is made once at most. Without it the failure is raised,
-        and the history says what became of it.
+        After a lost answer the call is repeated only if `from_version` is given, because then the change is made at most once. Otherwise
+        the error is raised, and `route_history` shows whether the change was made.
 
-        Raises RouteConflict, UnknownSubject, OrderMismatch, UnknownPartition, InvalidArgument; DeadlineExceeded if the change was begun and
-        is not published yet: it goes on by itself.
+        Raises RouteConflict, UnknownSubject, OrderMismatch, UnknownPartition, InvalidArgument; DeadlineExceeded if the change has begun but
+        is not published in time: it continues.
         """
         return self._thread.run(
             self._part.change_route(subject, split=split, merge=merge, move=move, from_version=from_version, reason=reason, dry_run=dry_run)
         )
 
     def describe_route(self, subject: str, version: int = 0) -> meta_pb2.DescribeRouteResponse:
-        """A subject's route (0: the latest), its partitions, and how groups read. Raises UnknownSubject, OrderMismatch, InvalidArgument."""
+        """A subject's route (0: the latest), its partitions, and the progress of groups. Raises UnknownSubject, OrderMismatch,
+        InvalidArgument.
+        """
         return self._thread.run(self._part.describe_route(subject, version))
 
     def route_history(self, subject: str) -> list[meta_pb2.RouteChangeInfo]:
-        """What changes led to the subject's route, the oldest first. Raises UnknownSubject, OrderMismatch."""
+        """The changes of the subject's route, oldest first. Raises UnknownSubject, OrderMismatch."""
         return self._thread.run(self._part.route_history(subject))
 
     def parked(self, subject: str, group: str, *, keys_max: int = 10000) -> Partial[control_pb2.ParkedKey]:
-        """Keys whose messages were set aside, on the broker groups that answer. Raises UnknownSubject, UnknownGroup, OrderMismatch."""
+        """Parked keys, on the broker groups that answer. Raises UnknownSubject, UnknownGroup, OrderMismatch."""
         return self._thread.run(self._part.parked(subject, group, keys_max=keys_max))
 
     def unpark(self, subject: str, group: str, partition: int, key: bytes, *, replay: bool) -> int:
-        """Give a parked key's messages back, in order, or count them as done; how many. Not repeated on a lost answer."""
+        """Replay a parked key's messages in order, or drop them (count them as done). Returns their number. Not repeated after a lost
+        answer.
+        """
         return self._thread.run(self._part.unpark(subject, group, partition, key, replay=replay))
 
     def set_reshard_policy(self, policy: meta_pb2.ReshardPolicy) -> meta_pb2.ReshardPolicy:
-        """By what a subject is resharded automatically. Raises UnknownSubject, OrderMismatch, InvalidArgument."""
+        """Set the policy by which a subject is resharded automatically. Raises UnknownSubject, OrderMismatch, InvalidArgument."""
         return self._thread.run(self._part.set_reshard_policy(policy))
 
     def explain_reshard(self, subject: str) -> meta_pb2.ExplainReshardResponse:
-        """The policy, what it would do now and why, and what was last done. Raises UnknownSubject, OrderMismatch."""
+        """The policy, what it would do now and why, and what it did last. Raises UnknownSubject, OrderMismatch."""
         return self._thread.run(self._part.explain_reshard(subject))
 
     def list_delayed(self, request: delay_pb2.ListDelayedRequest) -> delay_pb2.ListDelayedResponse:
-        """A page of what is pending. Raises InvalidArgument, NotConnected."""
+        """A page of pending messages. Raises InvalidArgument, NotConnected."""
         return self._thread.run(self._part.list_delayed(request))
 
     def describe_delays(self) -> meta_pb2.DescribeDelaysResponse:
-        """The delay groups, and which are silent. Raises NotConnected."""
+        """The delay groups, and which of them did not answer. Raises NotConnected."""
         return self._thread.run(self._part.describe_delays())
 
     def cluster(self) -> meta_pb2.DescribeClusterResponse:
-        """The broker groups, each with its replicas; and for how long the metaserver has not heard the coordination store."""
+        """The broker groups with their replicas, and for how long the metaserver has not reached the coordination store."""
         return self._thread.run(self._part.cluster())
 
     def set_subject_flush(self, subject: str, flush: SubjectFlush) -> meta_pb2.SubjectSettings:
-        """Say when the subject's producers are answered. Raises UnknownSubject."""
+        """Set when the subject's producers get their acknowledgement. Raises UnknownSubject."""
         return self._thread.run(self._part.set_subject_flush(subject, flush))
 
     def place_subject(self, subject: str, broker_groups: Sequence[str]) -> meta_pb2.SubjectSettings:
-        """Choose where a subject lives. What is stored elsewhere stays consumable there. Raises UnknownSubject, InvalidArgument."""
+        """Set the broker groups of a subject. Messages on former groups can still be consumed. Raises UnknownSubject, InvalidArgument."""
         return self._thread.run(self._part.place_subject(subject, broker_groups))
 
     def set_group_mode(self, broker_group: str, mode: str) -> str:
-        """State "read-only" drains a broker group, "read-write" resumes it. Raises InvalidArgument."""
+        """ "read-only" drains a broker group, "read-write" resumes it. Raises InvalidArgument."""
         return self._thread.run(self._part.set_group_mode(broker_group, mode))
 
     def transfer(self, broker_group: str, to: str = "") -> control_pb2.TransferResponse:
-        """Hand a group's mastership over, to the most advanced replica unless one is named. Not repeated on a lost answer."""
+        """Hand a group's mastership over to a replica; the default is the most advanced one. Not repeated after a lost answer."""
         return self._thread.run(self._part.transfer(broker_group, to))
 
     def add_replica(self, broker_group: str, replica: str) -> control_pb2.ChangeReplicasResponse:
-        """Let a replica join a group: it learns, then counts. Not repeated on a lost answer."""
+        """Add a replica to a group: first as a learner, then as a voter. Not repeated after a lost answer."""
         return self._thread.run(self._part.add_replica(broker_group, replica))
 
     def remove_replica(self, broker_group: str, replica: str) -> control_pb2.ChangeReplicasResponse:
-        """Have a replica leave a group. Not repeated on a lost answer."""
+        """Remove a replica from a group. Not repeated after a lost answer."""
         return self._thread.run(self._part.remove_replica(broker_group, replica))
 
 

@@ -69,7 +69,7 @@ class DelayTrouble:
 
 @dataclass(frozen=True, slots=True)
 class DelayGroup:
-    """How one delay group stands."""
+    """The state of one delay group."""
 
     name: str
     replica: str

@@ -1,14 +1,14 @@
-"""Asking the metaserver where things are: as often as needed, and not more often.
+"""Asks metaservers where subjects and masters are, no more often than needed.
 
 Rules:
-* One question at a time for each broker group and each subject, shared by all who wait; what it answers about a group's master holds for
+* One request at a time for each broker group and each subject, shared by all waiters. What the answer says about a group's master holds for
   every subject on the group.
-* Questions about the same thing keep a pause of 50 to 100 ms (with jitter, so that many clients do not ask in step); when a group is
-  without a master for long, the pause grows to a second. It is short again once somebody is served.
-* A subject here is a *target* (route_book.py): where its messages are, or where its delayed ones go, which are two questions. A group that
-  nothing is known to live on may be a new delay group, which takes delayed messages of all subjects: those in use are asked about again.
-* Whatever a metaserver pushes (`Watch`) is a hint to ask again, after a moment of jitter. A cluster that pushes nothing is only slower:
-  a broker that is not master says so, and placements are asked for again when they are half a minute old.
+* Requests about the same thing are 50 to 100 ms apart (with jitter, so that many clients do not ask at the same time). If a group has no
+  master for long, the pause grows to a second, until the group serves a request again.
+* A subject here is a *target* (route_book.py): its messages and its delayed messages are two targets. An unknown group may be a new delay
+  group, which takes delayed messages of all subjects: the targets in use are located again.
+* What a metaserver pushes (`Watch`) is a hint to ask again, after a moment of jitter. Without pushes clients only learn later: a broker
+  that is not master says so, and placements are refreshed when they are half a minute old.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ log = logging.getLogger("qmq.client")
 
 PAUSE_S: Final = (0.05, 0.1)
 STEADY_ASKS: Final = 50
-"""So many questions keep the short pause: some 4 s, in which a failover should be over."""
+"""Requests that keep the short pause: some 4 s, in which a failover should be over."""
 PAUSE_S_MAX: Final = 1.0
 FIRST_JITTER_S: Final = 0.01
-"""A master that dies is missed by all its clients at the same moment."""
+"""All clients of a master that dies notice at the same moment."""
 PUSH_JITTER_S: Final = 0.03
 REFRESHES_MAX: Final = 4
-"""Questions in the background at once."""
+"""Background requests at one time."""
 
 
 class Pushed(NamedTuple):
-    """What a metaserver says has changed. `is_gap`: something may have been missed before."""
+    """A change that a metaserver pushed. `is_gap`: earlier changes may have been missed."""
 
     subjects: Sequence[str] = ()
     groups: Sequence[str] = ()
@@ -45,15 +45,15 @@ class Pushed(NamedTuple):
 
 
 Locate = Callable[[str], Awaitable[Placement]]
-"""Subject -> where it is. Raises Unavailable, UnknownSubject."""
+"""Subject -> its placement. Raises Unavailable, UnknownSubject."""
 Watch = Callable[[], AsyncIterator[Pushed]]
-"""What metaservers push; ends if they do not know how to."""
+"""Changes that metaservers push; ends if they do not support it."""
 
 
 class Locator:
-    """Keeps a `RouteBook` true. `outdated` is called when a metaserver lags: the next one shall be asked.
+    """Keeps a `RouteBook` up to date. `outdated` is called when a metaserver lags, to ask the next one.
 
-    `locate` may create a subject; in the background `look` is asked, which never does: a subject that was deleted stays so.
+    `locate` may create a subject; background requests use `look`, which never does, so that a deleted subject stays deleted.
     """
 
     def __init__(
@@ -83,19 +83,19 @@ class Locator:
     # --- asking --------------------------------------------------------------------------------------------------------
 
     async def groups(self, subject: str, *, anew: bool = False) -> Mapping[str, bool]:
-        """The subject's broker groups, and whether each is writable. Raises UnknownSubject, Unavailable."""
+        """The subject's broker groups, and whether each is writable. `anew` asks again. Raises UnknownSubject, Unavailable."""
         self._start_watching()
         if anew or self.book.groups(subject) is None:
             await self._ask(("subject", subject), subject)
         return self.book.groups(subject) or {}
 
     async def ordering(self, subject: str, *, anew: bool = False) -> Ordering | None:
-        """What is promised about the subject's order, and its latest route; None if it is unordered. Raises UnknownSubject, Unavailable."""
+        """The subject's order and its latest route; None if it is unordered. `anew` asks again. Raises UnknownSubject, Unavailable."""
         await self.groups(subject, anew=anew)
         return self.book.ordering(subject)
 
     async def master(self, subject: str, group: str) -> Master:
-        """The group's master. Asks once if it is not known; raises NotConnected if it is not known then. The subject lives on the group."""
+        """The master of a group that has the subject. Asks once if the master is not known; raises NotConnected if it is not known then."""
         found = self.book.master(group)
         if found is None:
             await self._ask(("group", group), subject)
@@ -105,9 +105,9 @@ class Locator:
         return found
 
     async def _ask(self, what: tuple[str, str], subject: str) -> None:
-        """Share the question that is under way, or ask it."""
+        """Join the request that is under way, or start one."""
         task = self._asking.get(what)
-        # One that is done gives what it found without letting anybody else run: who asks on and on would hold the event loop up for ever.
+        # Awaiting a finished task does not let other tasks run: a caller that asks again and again would block the event loop.
         is_mine = task is None or task.done()
         if task is None or task.done():
             task = self._asking[what] = asyncio.create_task(self._ask_paced(what, subject))
@@ -115,7 +115,7 @@ class Locator:
         try:
             await asyncio.shield(task)
         except QmqError as failure:
-            # Somebody else's subject may be gone while ours is there: that is their error, and we ask again.
+            # The other caller's subject may be gone while ours exists: then the error is theirs, and we ask again.
             if is_mine or what[0] == "subject" or isinstance(failure, Unavailable):
                 raise
 
@@ -158,15 +158,15 @@ class Locator:
     # --- what others find out ------------------------------------------------------------------------------------------
 
     def doubt(self, group: str, master: Master) -> None:
-        """This master sent us away, or cannot be reached."""
+        """This master answered NotMaster, or cannot be reached."""
         self.book.doubt(group, master)
 
     def confirm(self, group: str) -> None:
-        """The group serves us: the next trouble is a new one."""
+        """The group served a request: the next failure is a new one."""
         self._tries.pop(("group", group), None)
 
     def listen(self, subject: str, callback: Callable[[], None]) -> None:
-        """Call when the subject's groups or their masters change."""
+        """Call `callback` when the subject's groups or their masters change."""
         self._listeners.setdefault(subject, {})[callback] = None
 
     def unlisten(self, subject: str, callback: Callable[[], None]) -> None:
@@ -182,12 +182,12 @@ class Locator:
     # --- in the background ---------------------------------------------------------------------------------------------
 
     def touch(self, subject: str) -> None:
-        """The subject is in use: ask again if the last answer is old."""
+        """The subject is in use: refresh it if the last answer is old."""
         if asyncio.get_running_loop().time() > self._placed_s.get(subject, 0.0) + self._refresh_s:
             self.refresh(subject)
 
     def refresh(self, subject: str, *, jitter_s: float = 0.0) -> None:
-        """Ask again, in the background; failures do not matter."""
+        """Ask again in the background; failures are ignored."""
         if subject not in self._refreshing and not self._is_closed:
             self._refreshing.add(subject)
             self._start(self._refresh(subject, random.uniform(0, jitter_s)))  # noqa: S311 - jitter, not a secret
@@ -244,7 +244,7 @@ class Locator:
             self.refresh(subject, jitter_s=PUSH_JITTER_S)
 
     def _age_places_on(self, group: str) -> None:
-        """Whether the group is writable may have changed for all its subjects; those in use ask when they next look."""
+        """Whether the group is writable may have changed for all its subjects; subjects in use are refreshed at their next use."""
         for subject in list(self._placed_s):
             if group in (self.book.groups(subject) or ()):
                 self._placed_s.pop(subject)
@@ -257,7 +257,7 @@ class Locator:
     # --- the end -------------------------------------------------------------------------------------------------------
 
     async def close(self) -> None:
-        """End what runs in the background."""
+        """End the background tasks."""
         self._is_closed = True
         tasks = [*self._tasks, *self._asking.values()]
         for task in tasks:

@@ -1,14 +1,15 @@
-"""Retries after more than an hour: a copy of the message goes to a delay group, directed to this group, and then the message is done.
+"""Retries after more than an hour: a copy of the message, directed to this group, goes to a delay group; then the message is acknowledged.
 
     nack(ten days)  ──▶  postponed  ──▶  stored by a delay group  ──▶  ACK
-                                    └─▶  not stored, or nobody knows  ──▶  NACK for an hour, at the broker that has it
+                                    └─▶  not stored, or outcome unknown  ──▶  NACK for an hour, at the broker that has it
 
 Rules:
-* Until its verdict is sent a postponed message stays this consumer's: heartbeats keep its lease. If the consumer dies before that, the
-  message is handed out again, and perhaps comes from the delay group too: at least once, as everywhere.
-* The copy keeps the message's id, key, tags, headers and create time. Two headers are added: for which group it is, how often it failed.
-* What is postponed in one round of the event loop leaves together, in batches that a producer does not cut again, so that each is stored
-  as a whole or not at all.
+* Until its verdict is sent, this consumer holds the postponed message and renews its lease. If the consumer dies before that, the message
+  is handed out again, and may also come from the delay group: at least once.
+* The copy keeps the message's id, key, tags, headers and create time. Two headers are added: the group that it is for, and how often the
+  message failed.
+* Messages that are postponed in one round of the event loop are sent together, in batches that a producer does not cut, so that each batch
+  is stored as a whole or not at all.
 """
 
 from __future__ import annotations
@@ -30,22 +31,22 @@ log = logging.getLogger("qmq.client")
 BATCH_MESSAGES: Final = 500
 BATCH_BYTES: Final = 256 * limits.KIB
 _OTHERS_BYTES: Final = 200
-"""What a message takes at most besides what it had: the headers that are added, and its due time."""
+"""The most that a copy adds to a message: two headers and a due time."""
 
 SendDirected = Callable[[str, Columns, int], Awaitable[None]]
-"""(subject, columns, create time of the batch): returns when a delay group has them. Raises QmqError."""
+"""(subject, columns, create time of the batch): returns when a delay group has stored them. Raises QmqError."""
 
 
 class RetryHolder(Protocol):
-    """Under which a postponed message is held."""
+    """Holds postponed messages."""
 
     def settle_postponed(self, first: int, last: int, verdict: int, delay: int = 0, error: str = "") -> None:
-        """Its verdict, at last."""
+        """Give a postponed message its verdict."""
         ...
 
 
 class LongRetry(NamedTuple):
-    """One message that is to come again at `due_ms`, milliseconds since 1970; and why it failed."""
+    """A message to be delivered again at `due_ms`, milliseconds since 1970, and the error of its attempt."""
 
     holder: RetryHolder
     message: Message
@@ -59,7 +60,7 @@ class LongRetry(NamedTuple):
 
 
 class Retries:
-    """Those of one consumer. A batch may take `timeout_s` until a delay group has it."""
+    """The long retries of one consumer. Storing a batch at a delay group may take `timeout_s`."""
 
     def __init__(self, subject: str, group: str, send: SendDirected, timeout_s: float) -> None:
         self._subject, self._group, self._send, self._timeout_s = subject, group, send, timeout_s
@@ -68,7 +69,7 @@ class Retries:
         self._is_closed = False
 
     def add(self, retries: Iterable[LongRetry]) -> None:
-        """Messages that wait for their verdict from now on; they leave at the end of this round of the event loop."""
+        """Add messages; they are sent at the end of this round of the event loop."""
         if not self._waiting:
             asyncio.get_running_loop().call_soon(self._leave)
         self._waiting += retries
@@ -103,7 +104,7 @@ class Retries:
             _settle(batch, verdict, delay_ms)
 
     async def close(self) -> None:
-        """Wait until every message has its verdict, `timeout_s` at most. What comes later is not sent."""
+        """Wait until every message has its verdict, for `timeout_s` at most. Messages that are added later are not sent."""
         self._leave()
         while self._sending:
             await asyncio.wait(self._sending)
@@ -116,7 +117,7 @@ def _settle(batch: Sequence[LongRetry], verdict: int, delay_ms: int) -> None:
 
 
 def batches(retries: Iterable[LongRetry]) -> Iterator[list[LongRetry]]:
-    """In their order, cut where a batch is full, or where create times lie too far apart. Pure."""
+    """Batches in the order of the messages, cut where a batch is full, or where create times are too far apart. Pure."""
     batch: list[LongRetry] = []
     size = low = high = 0
     for each in retries:

@@ -1,4 +1,4 @@
-"""What a consumer gets: one message, or many in their columns."""
+"""The messages that a consumer hands out: one, or many in columns."""
 
 from __future__ import annotations
 
@@ -18,30 +18,30 @@ from qmq.wire.settle_payloads import ERROR_CHARS_MAX, Verdict
 
 
 class Settler(Protocol):
-    """Takes verdicts: the consumer's attachment to one queue, or something in front of it."""
+    """Takes verdicts: the consumer's attachment to one queue, or a wrapper around it."""
 
     subject: str
     broker_group: str
 
     def ack(self, pull: int) -> None:
-        """The message was worked on. Leaves soon, with others."""
+        """Acknowledge a message. The verdict is sent soon, together with others."""
         ...
 
     def settle(self, first: int, last: int, verdict: int, delay: int = 0, error: str = "") -> None:
-        """Leaves soon, with others."""
+        """Give a verdict, which is sent soon, together with others."""
         ...
 
     def nack(self, part: Slice, delay: timedelta | None, error: str = "") -> None:
-        """Have them handed out again. Raises InvalidArgument, DelayTooLong."""
+        """Hand the messages out again. Raises InvalidArgument, DelayTooLong."""
         ...
 
     async def settle_now(self, first: int, last: int, verdict: int) -> None:
-        """Returns when the broker has it."""
+        """Give a verdict. Returns when the broker has it."""
         ...
 
 
 class Decoded:
-    """A batch with its columns decoded at first use, shared by all its messages."""
+    """A batch that decodes each column at its first use. All messages of the batch share it."""
 
     __slots__ = ("_bodies", "_columns", "_unreadable", "view")
 
@@ -53,7 +53,7 @@ class Decoded:
 
     @property
     def is_decoded(self) -> bool:
-        """Whether the bodies are there, and can be read."""
+        """Whether the bodies are decoded and readable."""
         return self._bodies is not None
 
     @property
@@ -65,13 +65,13 @@ class Decoded:
 
     @property
     def message_bytes(self) -> int:
-        """What each of its messages takes, as if all were alike."""
+        """The average bytes of its messages."""
         return -(-self.view.envelope.total_bytes // max(self.view.count, 1))
 
     @property
     def unreadable(self) -> CorruptBatch | None:
-        """Why the bodies cannot be decompressed: the producer sent garbage. Raises InvalidArgument if a library is not installed."""
-        # Asked for each message of an ordered subject: of a batch whose bodies are there, the first look is enough.
+        """Why the bodies cannot be decompressed; None if they can. Raises InvalidArgument if a library is not installed."""
+        # Called for each message of an ordered subject: if the bodies are decoded, the first check is enough.
         if self._bodies is None and self._unreadable is None and self.view.header.compression:
             try:
                 self._bodies = self.view.bodies()
@@ -87,7 +87,7 @@ class Decoded:
         return self._bodies
 
     def column(self, name: str) -> Any:
-        """Another column of the view, by the name of its method."""
+        """Another column of the batch, by the name of its method in `BatchView`."""
         if name not in self._columns:
             self._columns[name] = getattr(self.view, name)()
         return self._columns[name]
@@ -95,8 +95,8 @@ class Decoded:
 
 @dataclass(slots=True)
 class Slice:
-    """Consecutive messages of one batch, as they were handed out: `pull` is the pull sequence of the first. They have one `attempt`: of
-    directed messages it counts what failed before they were sent again.
+    """Consecutive messages of one batch with one `attempt`; `pull` is the pull sequence of the first. On directed messages `attempt`
+    includes the failures before they were sent again.
     """
 
     batch: Decoded
@@ -117,9 +117,7 @@ class Slice:
         return Message(self.settler, self.batch, self.offset + index, self.attempt, self.pull + index)
 
     def by_failures(self) -> Iterator[Slice]:
-        """Of a directed batch: the same messages, in slices that failed equally often before they were sent again, which their attempt
-        counts from here on.
-        """
+        """The messages of a directed batch in slices with the same number of earlier failures; `attempt` includes these."""
         every = self.batch.column("headers") or [{}] * self.batch.view.count
         rest, offset = self, self.offset
         for count, equal in groupby(map(failures, every[offset : offset + self.count])):
@@ -135,7 +133,7 @@ class Slice:
 
 
 class StoredMessage:
-    """What a stored message says, whoever handed it out. `attempt` is 1 the first time it is handed out."""
+    """The content of a stored message. `attempt` is 1 at the first delivery."""
 
     __slots__ = ("_batch", "_index", "attempt", "body", "is_settled")
 
@@ -148,12 +146,12 @@ class StoredMessage:
 
     @property
     def sequence(self) -> int:
-        """Its number in its queue: the subject on its broker group."""
+        """Its number in its queue (the subject on its broker group)."""
         return self._batch.view.base_sequence + self._index
 
     @property
     def id(self) -> MessageId:
-        """Its name, for ever."""
+        """The message's id, which never changes."""
         stored = self._batch.column("message_ids")
         if stored is not None:
             return MessageId.parse(stored[self._index].hex())
@@ -183,12 +181,12 @@ class StoredMessage:
 
     @property
     def create_time_ms(self) -> int:
-        """When it was handed to the producer, milliseconds since 1970, by the producer's clock."""
+        """When the producer got the message, milliseconds since 1970, by the producer's clock."""
         return int(self._batch.column("create_times_ms")[self._index])
 
     @property
     def create_time(self) -> datetime:
-        """The same as a datetime in UTC."""
+        """`create_time_ms` as a datetime in UTC."""
         return datetime.fromtimestamp(self.create_time_ms / 1000, UTC)
 
     @property
@@ -202,12 +200,12 @@ class StoredMessage:
 
 
 class Message(StoredMessage):
-    """One message. `attempt` is 1 the first time it is handed out."""
+    """One message. `attempt` is 1 at the first delivery."""
 
     __slots__ = ("_settler", "pull_sequence")
 
     def __init__(self, settler: Settler, batch: Decoded, index: int, attempt: int, pull: int) -> None:
-        # Not by super(): this is made for every message.
+        # Without super(), because this runs for every message.
         self.body = batch.bodies[index]
         self.attempt = attempt
         self.is_settled = False
@@ -218,28 +216,28 @@ class Message(StoredMessage):
 
     @property
     def subject(self) -> str:
-        """What it was sent to."""
+        """The subject that the message was sent to."""
         return self._settler.subject
 
     @property
     def broker_group(self) -> str:
-        """The broker group that has it."""
+        """The broker group that stores the message."""
         return self._settler.broker_group
 
     @property
     def settler(self) -> Settler:
-        """Who takes its verdicts."""
+        """What takes the message's verdicts."""
         return self._settler
 
     def settle_through(self, wrap: Callable[[Settler], Settler]) -> None:
-        """Have its verdicts go another way."""
+        """Send its verdicts through a wrapper around the settler."""
         self._settler = wrap(self._settler)
 
     # --- settling ------------------------------------------------------------------------------------------------------
 
     async def ack(self) -> None:
-        """It was worked on: never hand it out again. Does not wait: the acknowledgement leaves within milliseconds, with others. If the
-        process ends before, the message comes again. `ack_sync` waits.
+        """Acknowledge: the message is never handed out again. Does not wait: acknowledgements are sent within milliseconds, together. If
+        the process ends before that, the message is delivered again. `ack_sync` waits.
         """
         self.is_settled = True
         self._settler.ack(self.pull_sequence)
@@ -250,30 +248,33 @@ class Message(StoredMessage):
         self._settler.ack(self.pull_sequence)
 
     async def ack_sync(self) -> None:
-        """The same; returns when the broker has it. Raises StaleDelivery if the message went to another consumer, NotConnected if no
-        answer came in time, ClientClosed.
+        """Acknowledge, and return when the broker has the acknowledgement. Raises StaleDelivery if the message went to another consumer,
+        NotConnected if no answer came in time, ClientClosed.
         """
         self.is_settled = True
         await self._settler.settle_now(self.pull_sequence, self.pull_sequence, Verdict.ACK)
 
     def nack(self, delay: timedelta | None = None, error: str | BaseException = "") -> None:
-        """It failed: hand it out again after `delay`, by default after the group's (1 s, 5 s, 10 s, 30 s, then 60 s, if nobody set others).
+        """The message failed: hand it out again after `delay`. The default is the group's setting (1 s, 5 s, 10 s, 30 s, then 60 s, unless
+        it was changed).
 
-        Up to an hour the broker sees to it; for longer a copy is sent to a delay group, two years ahead at most, and comes back to this
-        group alone, with the same id. After the group's last attempt it goes to the dead-letter queue instead, with `error`: a text, or
-        the exception, 1,000 characters at most. Raises InvalidArgument, DelayTooLong.
+        Delays up to an hour are kept by the broker. For a longer one, two years at most, a copy with the same id goes to a delay group and
+        comes back to this group only. After the group's last attempt the message goes to the dead-letter queue instead, with `error`: a
+        text or an exception, 1,000 characters at most. Raises InvalidArgument, DelayTooLong.
         """
         part = Slice(self._batch, self._index, 1, self.attempt, self.pull_sequence, self._settler)
         self._settler.nack(part, delay, error_text(error))
         self.is_settled = True
 
     def reject(self, error: str | BaseException = "") -> None:
-        """It failed, and no other attempt will help: to the group's dead-letter queue. `error` as in `nack`. Raises InvalidArgument."""
+        """The message failed, and no other attempt will help: it goes to the group's dead-letter queue. `error` as in `nack`. Raises
+        InvalidArgument.
+        """
         self._settler.settle(self.pull_sequence, self.pull_sequence, Verdict.DEAD, error=error_text(error))
         self.is_settled = True
 
     def release(self) -> None:
-        """It was not worked on: hand it out again, to whoever asks, as if it had not been handed out. No attempt is counted."""
+        """Give the message back unprocessed: it is handed out again to any consumer, and no attempt is counted."""
         self.is_settled = True
         self._settler.settle(self.pull_sequence, self.pull_sequence, Verdict.RELEASE)
 
@@ -282,7 +283,7 @@ class Message(StoredMessage):
 
 
 class Messages:
-    """Messages pulled together from one broker group: a sequence of Message, made when asked for, with the bodies as a list beside it."""
+    """Messages pulled together from one broker group: a sequence whose `Message` objects are made on access, with the bodies as a list."""
 
     __slots__ = ("slices",)
 
@@ -291,11 +292,11 @@ class Messages:
 
     @property
     def broker_group(self) -> str:
-        """The broker group that has them; "" if there are none."""
+        """The broker group that stores them; "" if there are none."""
         return self.slices[0].settler.broker_group if self.slices else ""
 
     def settle_through(self, wrap: Callable[[Settler], Settler]) -> None:
-        """Have the verdicts go another way."""
+        """Send the verdicts through a wrapper around the settler."""
         for each in self.slices:
             each.settler = wrap(each.settler)
 
@@ -317,13 +318,13 @@ class Messages:
 
     @property
     def bodies(self) -> list[bytes]:
-        """All bodies, without making a Message of each: the fast way."""
+        """All bodies, without making a `Message` for each: the fast way."""
         if len(self.slices) == 1:
             return self.slices[0].bodies
         return [body for each in self.slices for body in each.bodies]
 
     async def ack(self) -> None:
-        """All were worked on. Does not wait; see `Message.ack`."""
+        """Acknowledge all. Does not wait; see `Message.ack`."""
         self.ack_later()
 
     def ack_later(self) -> None:
@@ -332,7 +333,7 @@ class Messages:
             each.settler.settle(each.pull, each.pull + each.count - 1, Verdict.ACK)
 
     async def ack_sync(self) -> None:
-        """All were worked on; returns when the broker has it. Raises as `Message.ack_sync`."""
+        """Acknowledge all, and return when the broker has the acknowledgement. Raises as `Message.ack_sync`."""
         for each in self.slices:
             await each.settler.settle_now(each.pull, each.pull + each.count - 1, Verdict.ACK)
 
@@ -343,7 +344,7 @@ class Messages:
             each.settler.nack(each, delay, text)
 
     def release(self) -> None:
-        """None was worked on, but for those that have a verdict. See `Message.release`."""
+        """Give back all messages that have no verdict, unprocessed. See `Message.release`."""
         for each in self.slices:
             each.settler.settle(each.pull, each.pull + each.count - 1, Verdict.RELEASE)
 
@@ -355,20 +356,20 @@ class Messages:
 
 
 def error_text(error: str | BaseException) -> str:
-    """What travels with a verdict: the text, or the exception's type and words; cut. Raises InvalidArgument."""
+    """The error text of a verdict: the text, or the exception's type and text, cut to the limit. Raises InvalidArgument."""
     if isinstance(error, BaseException):
         words = str(error)
         error = f"{type(error).__name__}: {words}" if words else type(error).__name__
     elif not isinstance(error, str):
         raise InvalidArgument(f"an error is a text or an exception, not {error!r}")
-    # A path that is no UTF-8 has surrogates in it, which cannot be sent.
+    # A path that is not UTF-8 contains surrogates, which cannot be encoded.
     return error[:ERROR_CHARS_MAX].encode(errors="replace").decode()
 
 
 def retry_ms(delay: timedelta) -> int:
     """The delay of a retry on an unordered subject in milliseconds, rounded up.
 
-    Raises InvalidArgument if it is negative or no timedelta, DelayTooLong if it is over two years.
+    Raises InvalidArgument if the delay is negative or not a timedelta, DelayTooLong if it exceeds two years.
     """
     if not isinstance(delay, timedelta) or delay < timedelta(0):
         raise InvalidArgument(f"a delay is a timedelta from 0 on, not {delay!r}")
@@ -378,7 +379,7 @@ def retry_ms(delay: timedelta) -> int:
 
 
 def delay_ms(delay: timedelta) -> int:
-    """A delay on an ordered subject in milliseconds. Raises InvalidArgument if it is negative, no timedelta, or over 30 days."""
+    """A delay on an ordered subject in milliseconds. Raises InvalidArgument if it is negative, not a timedelta, or over 30 days."""
     if not isinstance(delay, timedelta) or not timedelta(0) <= delay <= timedelta(days=30):
         raise InvalidArgument(f"a delay is a timedelta of 0 to 30 days, not {delay!r}")
     return int(delay.total_seconds() * 1000)

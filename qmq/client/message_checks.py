@@ -1,4 +1,4 @@
-"""Checking what an application hands in, before it goes anywhere: the mistake is reported where it was made."""
+"""Checks of what an application sends, made before anything else, so that the error is raised at the caller."""
 
 from __future__ import annotations
 
@@ -74,13 +74,13 @@ def header_map(headers: object) -> dict[str, bytes]:
 
 
 def check_length(name: str, column: Sized | None, count: int) -> None:
-    """Raises InvalidArgument if a column has not one item for each of `count` messages."""
+    """Raises InvalidArgument if a column has not exactly one item for each of `count` messages."""
     if column is not None and len(column) != count:
         raise InvalidArgument(f"{count} bodies, but {len(column)} {name}: give one for each message")
 
 
 def columns_of(bodies: Sequence[object], tags: Sequence[object] | None, headers: Sequence[object] | None, body_bytes_max: int) -> Columns:
-    """Many messages without their keys. Raises InvalidArgument, MessageTooLarge."""
+    """The columns of many messages, without keys. Raises InvalidArgument, MessageTooLarge."""
     found = list(bodies)
     check_length("tags", tags, len(found))
     check_length("headers", headers, len(found))

@@ -1,4 +1,4 @@
-"""The metaserver as a client sees it: where subjects are, and administration. Calls fail over between metaservers."""
+"""Calls to the metaservers: where subjects are, and administration. Calls fail over between metaservers."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ from qmq.rpc import is_answer, status_of, typed_error
 
 CALL_TIMEOUT_S: Final = 5.0
 LOCATE_TIMEOUT_S: Final = 2.0
-"""A metaserver that hangs is left for the next one by then."""
+"""A metaserver that has not answered after this time is left for the next one."""
 RETRY_S: Final = 3.0
 WATCH_RETRY_S: Final = (0.1, 0.5, 2.0, 5.0)
 PARKED_KEYS_MAX: Final = 10_000
 
 
 class _NoTls(stop_base):
-    """Stop when all of `count` metaservers refused TLS: time does not mend it."""
+    """Stops when all of `count` metaservers refused TLS, which retrying does not fix."""
 
     def __init__(self, unreachable: Mapping[str, QmqError], count: int) -> None:
         self._unreachable, self._count = unreachable, count
@@ -62,7 +62,7 @@ class _NoTls(stop_base):
 
 
 class MetadataClient(DeliveryClient):
-    """Asks metaservers; every call raises the typed error that the server raised, or NotConnected."""
+    """Calls metaservers. Every call raises the typed error that the server raised, or NotConnected."""
 
     def __init__(self, addresses: list[str], network: Network = NETWORK, timing: ClientTiming = TIMING) -> None:
         self._network = network
@@ -72,11 +72,13 @@ class MetadataClient(DeliveryClient):
         self._address = next(self._turns)
 
     async def call(self, method: str, request: Any) -> Any:
-        """Ask for anything that metaservers answer."""
+        """Call a method of the metaservers."""
         return await self._call(method, request)
 
     async def _call(self, method: str, request: Any, *, retry_s: float = RETRY_S, timeout_s: float = CALL_TIMEOUT_S) -> Any:
-        """Ask; on an unreachable server go on to the next one, with jitter, until `retry_s` is over and, if it is not 0, all were tried."""
+        """Call a method. If a server cannot be reached, try the next one, with jitter, until `retry_s` is over and, unless it is 0, all
+        servers were tried.
+        """
         unreachable: dict[str, QmqError] = {}
 
         try:
@@ -98,7 +100,7 @@ class MetadataClient(DeliveryClient):
         raise AssertionError("the loop above returns or raises")
 
     async def _call_once(self, method: str, request: Any, timeout_s: float, unreachable: dict[str, QmqError] | None = None) -> Any:
-        """One try. `unreachable` notes the address if it was not the metaserver that raised."""
+        """One try. `unreachable` collects the address if the error did not come from the metaserver."""
         address = self._address
         stub: Any = meta_pb2_grpc.MetaStub(self._channels[address])
         if not hasattr(stub, method):
@@ -110,13 +112,13 @@ class MetadataClient(DeliveryClient):
             failure = typed_error(cause, address)
             if unreachable is not None and not is_answer(cause):
                 unreachable[address] = failure
-            # Of those who find it away at the same time one is enough: two turns may lead back to it.
+            # Of several calls that fail at the same time, one changes the server: two changes could lead back to it.
             if isinstance(failure, Unavailable) and self._address == address:
                 self.turn()
             raise failure from cause
 
     def turn(self) -> None:
-        """Ask the next metaserver from now on."""
+        """Use the next metaserver from now on."""
         self._address = next(self._turns)
 
     # --- where things are ----------------------------------------------------------------------------------------------
@@ -129,7 +131,7 @@ class MetadataClient(DeliveryClient):
         return found
 
     async def routes(self, subject: str, *, create: bool = False, delayed: bool = False) -> Placement:
-        """The same for those who keep pauses and ask again by themselves: one try. Raises UnknownSubject, NotConnected.
+        """Like `locate`, with a single try, for callers that retry by themselves. Raises UnknownSubject, NotConnected.
 
         `delayed`: where the subject's delayed messages go.
         """
@@ -140,7 +142,7 @@ class MetadataClient(DeliveryClient):
         except (CallerError, Unavailable):
             raise
         except QmqError as cause:
-            # A metaserver that is cut off from its store, or stumbles: the next one may know.
+            # This metaserver cannot reach its store, or has an internal error: the next one may know.
             self.turn()
             raise NotConnected(f"the metaserver could not say where {subject!r} is: {cause}") from cause
         if not found.routes:
@@ -148,7 +150,7 @@ class MetadataClient(DeliveryClient):
         return placement_of(subject, found)
 
     async def watch(self) -> AsyncIterator[Pushed]:
-        """What metaservers push, for ever; resumed at the next one when a stream ends. Ends if none of them knows how to push."""
+        """The changes that metaservers push; a stream that ends is resumed at the next metaserver. Ends if none of them supports it."""
         attempt, strangers = 0, 0
         addresses = itertools.cycle(self._channels)
         while strangers < len(self._channels):
@@ -168,7 +170,7 @@ class MetadataClient(DeliveryClient):
     # --- subjects and groups -------------------------------------------------------------------------------------------
 
     async def create_subject(self, config: SubjectConfig, *, partitions: int = 0) -> pb.SubjectSettings:
-        """Create a subject; an ordered one with so many partitions, 0: one for each of its broker groups.
+        """Create a subject. An ordered subject gets `partitions` partitions; 0 means one for each of its broker groups.
 
         Raises SubjectExists, InvalidName, InvalidArgument.
         """
@@ -191,12 +193,12 @@ class MetadataClient(DeliveryClient):
         return created.settings
 
     async def list_subjects(self, prefix: str = "") -> Partial[pb.SubjectDescription]:
-        """Subjects with their queues; those on silent broker groups are missing."""
+        """Subjects with their queues, except those on broker groups that do not answer."""
         found: pb.ListSubjectsResponse = await self._call("ListSubjects", pb.ListSubjectsRequest(prefix=prefix))
         return Partial(found.subjects, found.silent)
 
     async def describe_groups(self, subject: str = "", group: str = "") -> Partial[control.Group]:
-        """What groups consumed, on the broker groups that answer. Raises UnknownSubject, UnknownGroup; NotConnected if none answers."""
+        """The progress of groups, on the broker groups that answer. Raises UnknownSubject, UnknownGroup; NotConnected if none answers."""
         request = control.DescribeGroupsRequest(subject=subject, group=group)
         found: control.DescribeGroupsResponse = await self._call("DescribeGroups", request)
         return Partial(found.groups, found.silent)
@@ -211,9 +213,9 @@ class MetadataClient(DeliveryClient):
         sequence: int | None = None,
         broker_group: str | None = None,
     ) -> list[control.Moved]:
-        """Move a group: `to` is "earliest" or "latest", or give a time or a sequence. Not repeated on a lost answer.
+        """Move a group to "earliest" or "latest" (`to`), to a time, or to a sequence. Not repeated after a lost answer.
 
-        On every broker group that has the subject, or on one: then that one's master is asked directly.
+        On every broker group of the subject, or on `broker_group` only, whose master is asked directly.
         """
         request = control.ResetGroupRequest(subject=subject, group=group)
         if sequence is not None:
@@ -250,22 +252,22 @@ class MetadataClient(DeliveryClient):
         raise NotConnected(f"broker group {broker_group} has no master just now")
 
     async def find_message(self, subject: str, message_id: str) -> control.StoredMessage:
-        """A stored message by its id. Raises MessageNotFound, UnknownSubject."""
+        """Find a stored message by its id. Raises MessageNotFound, UnknownSubject."""
         request = control.FindMessageRequest(subject=subject, message_id=message_id)
         found: control.FindMessageResponse = await self._call("FindMessage", request)
         return found.message
 
     async def find_every(self, message_id: str, subject: str = "", *, since_ms: int = 0) -> control.FindMessageResponse:
-        """Every place where a message is kept: of one subject, or of all; also at delay groups.
+        """Every place where a message is stored, in one subject or in all; delay groups included.
 
-        Batches that delay groups delivered are looked through from `since_ms` on. Raises MessageNotFound, UnknownSubject.
+        Batches that delay groups delivered are searched from `since_ms` on. Raises MessageNotFound, UnknownSubject.
         """
         request = control.FindMessageRequest(subject=subject, message_id=message_id, every=True, since_ms=since_ms)
         found: control.FindMessageResponse = await self._call("FindMessage", request)
         return found
 
     async def trace_message(self, place: control.StoredMessage, group: str = "", cursor: bytes = b"") -> control.TraceMessageResponse:
-        """What groups did with a stored message, a page at a time: go on with the answer's cursor. Raises MessageNotFound."""
+        """What groups did with a stored message, page by page: pass the answer's cursor for the next page. Raises MessageNotFound."""
         request = control.TraceMessageRequest(
             subject=place.subject,
             partition=place.partition,
@@ -278,7 +280,7 @@ class MetadataClient(DeliveryClient):
         return found
 
     async def find_time(self, subject: str, time_ms: int) -> list[control.Moved]:
-        """In each queue the first message stored at or after a time. Raises UnknownSubject."""
+        """In each queue, the first message stored at or after a time. Raises UnknownSubject."""
         request = control.FindTimeRequest(subject=subject, time_ms=time_ms)
         found: control.FindTimeResponse = await self._call("FindTime", request)
         return list(found.found)
@@ -296,13 +298,13 @@ class MetadataClient(DeliveryClient):
         reason: str = "",
         dry_run: bool = False,
     ) -> pb.ChangeRouteResponse:
-        """Split, merge or move partitions; answered when the next route is published, or with `dry_run` when it is planned.
+        """Split, merge or move partitions. Returns when the next route is published, or with `dry_run` when it is planned.
 
-        A lost answer is asked for again only with `from_version`: then the change is made once at most. Without it the failure is raised,
-        and the history says what became of it.
+        After a lost answer the call is repeated only if `from_version` is given, because then the change is made at most once. Otherwise
+        the error is raised, and `route_history` shows whether the change was made.
 
-        Raises RouteConflict, UnknownSubject, OrderMismatch, UnknownPartition, InvalidArgument; DeadlineExceeded if the change was begun and
-        is not published yet: it goes on by itself.
+        Raises RouteConflict, UnknownSubject, OrderMismatch, UnknownPartition, InvalidArgument; DeadlineExceeded if the change has begun but
+        is not published in time: it continues.
         """
         if sum(each is not None for each in (split, merge, move)) != 1:
             raise InvalidArgument("a change of a route is one split, one merge or one move")
@@ -327,7 +329,7 @@ class MetadataClient(DeliveryClient):
         return found
 
     async def _change_again(self, request: pb.ChangeRouteRequest) -> pb.ChangeRouteResponse:
-        """After a lost answer. If the change was made, asking again is refused, since the route is another one then."""
+        """Repeat a change after a lost answer. If the change was made, the route differs now, and the repetition is refused."""
         found: pb.ChangeRouteResponse
         try:
             found = await self._call("ChangeRoute", request, timeout_s=self._timing.slow_call_s)
@@ -339,7 +341,7 @@ class MetadataClient(DeliveryClient):
         return found
 
     async def _made(self, request: pb.ChangeRouteRequest) -> pb.RouteChangeInfo | None:
-        """The change that led, or leads, on from the request's version, if it is the one that was asked for."""
+        """The change that starts from the request's version, if it is the requested one."""
         changes = await self.route_history(request.subject)
         under_way = (await self.describe_route(request.subject)).change
         for change in (*changes, under_way):
@@ -363,44 +365,48 @@ class MetadataClient(DeliveryClient):
             await asyncio.sleep(self._timing.publish_look_s)
 
     async def describe_route(self, subject: str, version: int = 0) -> pb.DescribeRouteResponse:
-        """A subject's route (0: the latest), its partitions, and how groups read. Raises UnknownSubject, OrderMismatch, InvalidArgument."""
+        """A subject's route (0: the latest), its partitions, and the progress of groups. Raises UnknownSubject, OrderMismatch,
+        InvalidArgument.
+        """
         request = pb.DescribeRouteRequest(subject=subject, version=version)
         found: pb.DescribeRouteResponse = await self._call("DescribeRoute", request)
         return found
 
     async def route_history(self, subject: str) -> list[pb.RouteChangeInfo]:
-        """What changes led to the subject's route, the oldest first. Raises UnknownSubject, OrderMismatch."""
+        """The changes of the subject's route, oldest first. Raises UnknownSubject, OrderMismatch."""
         found: pb.RouteHistoryResponse = await self._call("RouteHistory", pb.RouteHistoryRequest(subject=subject))
         return list(found.changes)
 
     async def parked(self, subject: str, group: str, *, keys_max: int = PARKED_KEYS_MAX) -> Partial[control.ParkedKey]:
-        """Keys whose messages were set aside, on the broker groups that answer. Raises UnknownSubject, UnknownGroup, OrderMismatch."""
+        """Parked keys, on the broker groups that answer. Raises UnknownSubject, UnknownGroup, OrderMismatch."""
         request = control.DescribeParkedRequest(subject=subject, group=group, keys_max=keys_max)
         found: control.DescribeParkedResponse = await self._call("DescribeParked", request)
         return Partial(found.keys, found.silent)
 
     async def unpark(self, subject: str, group: str, partition: int, key: bytes, *, replay: bool) -> int:
-        """Give a parked key's messages back, in order, or count them as done; how many. Not repeated on a lost answer."""
+        """Replay a parked key's messages in order, or drop them (count them as done). Returns their number. Not repeated after a lost
+        answer.
+        """
         request = control.UnparkRequest(subject=subject, group=group, partition=partition, key=key, replay=replay)
         found: control.UnparkResponse = await self._call("Unpark", request, retry_s=0, timeout_s=self._timing.slow_call_s)
         return found.messages
 
     async def set_reshard_policy(self, policy: pb.ReshardPolicy) -> pb.ReshardPolicy:
-        """By what a subject is resharded automatically. Raises UnknownSubject, OrderMismatch, InvalidArgument."""
+        """Set the policy by which a subject is resharded automatically. Raises UnknownSubject, OrderMismatch, InvalidArgument."""
         found: pb.ReshardPolicy = await self._call("SetReshardPolicy", pb.SetReshardPolicyRequest(policy=policy))
         return found
 
     async def explain_reshard(self, subject: str) -> pb.ExplainReshardResponse:
-        """The policy, what it would do now and why, and what was last done. Raises UnknownSubject, OrderMismatch."""
+        """The policy, what it would do now and why, and what it did last. Raises UnknownSubject, OrderMismatch."""
         found: pb.ExplainReshardResponse = await self._call("ExplainReshard", pb.ExplainReshardRequest(subject=subject))
         return found
 
     async def sync_member(
         self, member: Member, generation: int, wait_ms: int, finished: Sequence[Lane], *, leaves: bool = False
     ) -> Assigned:
-        """Make a consumer of an ordered subject known, and hear what it shall read: one try, for those who keep pauses and ask again.
+        """Register a consumer of an ordered subject and get its assignment. One try, for callers that retry by themselves.
 
-        `generation` is the assignment that it knows, `finished` are lanes of which it has settled everything. Raises UnknownSubject,
+        `generation` is the assignment that the consumer knows, `finished` are lanes that it has settled completely. Raises UnknownSubject,
         OrderMismatch, InvalidArgument, NotConnected.
         """
         request = pb.SyncMemberRequest(
@@ -430,23 +436,23 @@ class MetadataClient(DeliveryClient):
     # --- delayed messages ----------------------------------------------------------------------------------------------
 
     async def ask_delayed(self, method: str, request: Any) -> Any:
-        """One question of delay.proto, for those who ask again by themselves: one try. Raises the delay group's error, NotConnected."""
+        """One call of delay.proto. One try, for callers that retry by themselves. Raises the delay group's error, NotConnected."""
         return await self._call_once(method, request, CALL_TIMEOUT_S)
 
     async def list_delayed(self, request: delay.ListDelayedRequest) -> delay.ListDelayedResponse:
-        """A page of what is pending. Raises InvalidArgument, NotConnected."""
+        """A page of pending messages. Raises InvalidArgument, NotConnected."""
         found: delay.ListDelayedResponse = await self._call("ListDelayed", request)
         return found
 
     async def describe_delays(self) -> pb.DescribeDelaysResponse:
-        """The delay groups, and which are silent. Raises NotConnected."""
+        """The delay groups, and which of them did not answer. Raises NotConnected."""
         found: pb.DescribeDelaysResponse = await self._call("DescribeDelays", pb.DescribeDelaysRequest())
         return found
 
     # --- the cluster ---------------------------------------------------------------------------------------------------
 
     async def cluster(self) -> pb.DescribeClusterResponse:
-        """The broker groups, each with its replicas; and for how long the metaserver has not heard the coordination store."""
+        """The broker groups with their replicas, and for how long the metaserver has not reached the coordination store."""
         found: pb.DescribeClusterResponse = await self._call("DescribeCluster", pb.DescribeClusterRequest())
         return found
 
@@ -465,35 +471,35 @@ class MetadataClient(DeliveryClient):
         return dict(zip(self._channels, await asyncio.gather(*[ask(address) for address in self._channels]), strict=True))
 
     async def set_subject_flush(self, subject: str, flush: SubjectFlush) -> pb.SubjectSettings:
-        """Say when the subject's producers are answered. Raises UnknownSubject."""
+        """Set when the subject's producers get their acknowledgement. Raises UnknownSubject."""
         request = pb.SetSubjectFlushRequest(subject=subject, flush=flush.value)
         found: pb.SetSubjectFlushResponse = await self._call("SetSubjectFlush", request)
         return found.settings
 
     async def place_subject(self, subject: str, broker_groups: Sequence[str]) -> pb.SubjectSettings:
-        """Choose where a subject lives. What is stored elsewhere stays consumable there. Raises UnknownSubject, InvalidArgument."""
+        """Set the broker groups of a subject. Messages on former groups can still be consumed. Raises UnknownSubject, InvalidArgument."""
         request = pb.PlaceSubjectRequest(subject=subject, broker_groups=broker_groups)
         placed: pb.PlaceSubjectResponse = await self._call("PlaceSubject", request)
         return placed.settings
 
     async def set_group_mode(self, broker_group: str, mode: str) -> str:
-        """State "read-only" drains a broker group, "read-write" resumes it. Raises InvalidArgument."""
+        """ "read-only" drains a broker group, "read-write" resumes it. Raises InvalidArgument."""
         request = pb.SetGroupModeRequest(broker_group=broker_group, mode=mode)
         found: pb.SetGroupModeResponse = await self._call("SetGroupMode", request)
         return found.mode
 
     async def transfer(self, broker_group: str, to: str = "") -> control.TransferResponse:
-        """Hand a group's mastership over, to the most advanced replica unless one is named. Not repeated on a lost answer."""
+        """Hand a group's mastership over to a replica; the default is the most advanced one. Not repeated after a lost answer."""
         request = pb.GroupTransferRequest(broker_group=broker_group, to=to)
         found: control.TransferResponse = await self._call("Transfer", request, retry_s=0, timeout_s=self._timing.slow_call_s)
         return found
 
     async def add_replica(self, broker_group: str, replica: str) -> control.ChangeReplicasResponse:
-        """Let a replica join a group: it learns, then counts. Not repeated on a lost answer."""
+        """Add a replica to a group: first as a learner, then as a voter. Not repeated after a lost answer."""
         return await self._change_replicas(broker_group, control.ChangeReplicasRequest(add=replica))
 
     async def remove_replica(self, broker_group: str, replica: str) -> control.ChangeReplicasResponse:
-        """Have a replica leave a group. Not repeated on a lost answer."""
+        """Remove a replica from a group. Not repeated after a lost answer."""
         return await self._change_replicas(broker_group, control.ChangeReplicasRequest(remove=replica))
 
     async def _change_replicas(self, broker_group: str, change: control.ChangeReplicasRequest) -> control.ChangeReplicasResponse:
@@ -526,7 +532,7 @@ def is_answer_to(request: pb.ChangeRouteRequest, change: pb.RouteChangeInfo) -> 
 
 
 def placement_of(subject: str, found: pb.LocateResponse) -> Placement:
-    """A metaserver's answer as a value. Raises NotConnected if an ordered subject has no route yet."""
+    """Convert a metaserver's answer. Raises NotConnected if an ordered subject has no route yet."""
     routes = [
         SubjectRoute(each.broker_group, each.data_address, each.epoch, each.is_writable) for each in found.routes if each.partition == 0
     ]
@@ -534,7 +540,7 @@ def placement_of(subject: str, found: pb.LocateResponse) -> Placement:
 
 
 def _ordering(subject: str, found: pb.LocateResponse) -> Ordering | None:
-    """What an answer says of the subject's order. Raises NotConnected if an ordered subject has no route yet."""
+    """The order in a metaserver's answer. Raises NotConnected if an ordered subject has no route yet."""
     if not found.settings.order:
         return None
     if not found.route.partitions:

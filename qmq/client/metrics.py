@@ -1,10 +1,10 @@
 """A client's figures for Prometheus. docs/METRICS.md has the table.
 
-    prometheus_client.REGISTRY.register(mq.metrics)      into what the application shows anyway
+    prometheus_client.REGISTRY.register(mq.metrics)      into the application's own registry
     await mq.serve_metrics(9400)                         or on a port of their own
 
-Needs prometheus_client (`pip install qmq[metrics]`), which is imported only when one of these is used. A registry may be read in another
-thread: what is read here is numbers, and lists copied at one moment.
+Needs prometheus_client (`pip install qmq[metrics]`), which is imported at first use. A registry may be read in another thread, so this
+module reads only numbers, and copies of lists.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ CONNECTIONS: Final = Figure("qmq_client_connections", GAUGE, (), "Connections to
 
 
 class MeasuredClient(Protocol):
-    """What is read of a client."""
+    """The part of a client that is measured."""
 
     @property
     def tallies(self) -> ClientCounters: ...
@@ -125,7 +125,7 @@ class ClientSource:
 
 
 def collector_of(client: MeasuredClient) -> Collector:
-    """For a registry. Raises InvalidArgument if prometheus_client is not installed."""
+    """A collector for a registry. Raises InvalidArgument if prometheus_client is not installed."""
     try:
         from qmq.metrics.exposition import Collector
     except ImportError as cause:
@@ -134,7 +134,7 @@ def collector_of(client: MeasuredClient) -> Collector:
 
 
 async def serve(client: MeasuredClient, port: int, host: str) -> MetricsServer:
-    """Listen. Raises InvalidArgument if prometheus_client is not installed, OSError if the port is taken."""
+    """Serve metrics over HTTP. Raises InvalidArgument if prometheus_client is not installed, OSError if the port is taken."""
     try:
         from qmq.metrics.endpoint import MetricsServer
     except ImportError as cause:

@@ -1,7 +1,7 @@
-"""The messages a producer has not sent yet: one batch that is open, and how it is closed. No I/O.
+"""The open batch of a producer: messages that are not sent yet. No I/O.
 
-The common case, a body and nothing else, costs an append and an addition; the columns of keys, tags and headers come into being with the
-first message that has one.
+In the common case, a body and nothing else, a message costs an append and an addition. The columns for keys, tags and headers are created
+with the first message that has one.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from qmq.delivery.in_flight_batch import InFlightBatch
 
 @dataclass(slots=True, eq=False)
 class Batch(InFlightBatch):
-    """A closed batch on its way."""
+    """A closed batch."""
 
     columns: Columns
     create_time_ms: int
@@ -45,22 +45,24 @@ class OpenBatch:
         self.tags: list[tuple[str, ...]] | None = None
         self.headers: list[Mapping[str, bytes]] | None = None
         self.dues: list[int] | None = None
-        """Of delayed messages, when each is due, in milliseconds since 1970."""
+        """The due times of delayed messages, in milliseconds since 1970."""
         self.flags = 0
         self.message_ids: list[bytes] | None = None
         self.ticket = Ticket()
         self._runs: list[tuple[int, int]] = []
         self._created: tuple[list[int] | None, int] | None = None
-        """When its messages were made, if that was not now: (milliseconds since the first for each, when that was)."""
+        """Explicit create times: (milliseconds relative to the first for each message, the first)."""
 
     def stamp(self) -> None:
-        """The messages from here on are made now; once a round of the event loop is exact enough."""
+        """Messages from here on are created now; once per round of the event loop is exact enough."""
         now_ms = self._now_ns() // 1_000_000
         if not self._runs or self._runs[-1][1] != now_ms:
             self._runs.append((len(self.bodies), now_ms))
 
     def add_columns(self, key: object, tags: object, headers: object) -> None:
-        """The columns of the message just added. Raises InvalidArgument, MessageTooLarge, and then the message is out again."""
+        """Add the columns of the message that was just added. Raises InvalidArgument, MessageTooLarge; then the
+        message is removed again.
+        """
         try:
             found_key, found_tags, found_headers = (
                 message_checks.key_bytes(key),
@@ -83,7 +85,7 @@ class OpenBatch:
         self.bytes += len(found_key) + 16 * len(found_tags) + sum(map(len, found_headers.values()))
 
     def fill(self, columns: Columns, size: int, create_time_ms: int | None = None) -> Ticket:
-        """Make these its messages; it must be empty. They are made now, or at `create_time_ms` plus the columns' create deltas."""
+        """Fill an empty batch. The create time is now, or `create_time_ms` plus the columns' create deltas."""
         self.stamp()
         self.bodies, self.bytes = columns.bodies, size
         self.keys, self.tags, self.headers = columns.keys, columns.tags, columns.headers
@@ -94,12 +96,12 @@ class OpenBatch:
         return self.ticket
 
     def close(self, sequence: int) -> Batch:
-        """Make it a batch to be sent."""
+        """Close the batch and number it."""
         columns, first_ms = self.collect()
         return Batch(columns, first_ms, self.ticket, sequence, flags=self.flags, size=self.bytes)
 
     def collect(self) -> tuple[Columns, int]:
-        """Its messages, and when the first was made, in milliseconds since 1970."""
+        """(columns, create time of the first message in milliseconds since 1970)."""
         if not self._runs:
             self.stamp()
         columns = Columns(self.bodies, self.keys, self.tags, self.headers)
@@ -121,7 +123,7 @@ class OpenBatch:
 
 
 def cut(columns: Columns, begin: int, end: int) -> Columns:
-    """Some of the messages."""
+    """The columns of some of the messages."""
     return Columns(
         columns.bodies[begin:end],
         columns.keys and columns.keys[begin:end],
@@ -135,7 +137,7 @@ def cut(columns: Columns, begin: int, end: int) -> Columns:
 
 
 def size_of(columns: Columns) -> int:
-    """Bytes of the columns, about."""
+    """About how many bytes the columns take."""
     size = sum(map(len, columns.bodies))
     if columns.dues:
         size += 8 * len(columns.dues)

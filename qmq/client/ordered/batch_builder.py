@@ -1,7 +1,7 @@
-"""The messages of one stream that have not left yet: the open batch of an ordered producer; and the cache from key to logical partition.
+"""The open batch of one stream of an ordered producer, and the cache from key to logical partition.
 
-A message costs three appends and an addition; keys become bytes when the batch is closed. The cache holds numbers only: with many keys what
-counts is how many places in memory a message touches, and encoding a key again is cheaper than fetching its bytes.
+A message costs three appends and an addition; keys are encoded when the batch is closed. The cache holds numbers only: with many keys,
+memory accesses dominate, and encoding a key again is cheaper than fetching its bytes.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from qmq.errors import InvalidArgument
 Key = str | bytes
 
 KEYS_MAX: Final = 200_000
-"""Keys remembered, some 20 MB; hashing one again costs as much as sending two messages."""
+"""Cached keys, some 20 MB. Computing one again costs as much as sending two messages."""
 
 NUMBERS: Final = list(range(limits.LOGICAL_PARTITIONS_MAX))
-"""One object for each logical partition, so that 200,000 keys do not have 200,000 numbers."""
+"""One int object for each logical partition, shared by all cached keys."""
 
 
 class Keys(dict[Key, int]):
-    """Key -> logical partition, as it was handed in: `keys[key]`. Raises InvalidArgument, MessageTooLarge.
+    """The logical partition of a key as the application passed it: `keys[key]`. Raises InvalidArgument, MessageTooLarge.
 
-    `count` is the subject's number of logical partitions; 0 while it is not known: then all are 0 and nothing is remembered.
+    `count` is the subject's number of logical partitions. While it is not known, it is 0, all results are 0, and nothing is cached.
     """
 
     def __init__(self, count: int = 0) -> None:
@@ -52,7 +52,7 @@ class Keys(dict[Key, int]):
         return found
 
     def of_many(self, keys: Sequence[Key]) -> list[int]:
-        """The same for many."""
+        """The logical partitions of many keys."""
         try:
             return list(map(self.__getitem__, keys))
         except TypeError as cause:
@@ -60,12 +60,12 @@ class Keys(dict[Key, int]):
 
 
 def bad_key(cause: TypeError) -> InvalidArgument:
-    """The error for a key that cannot even be looked up."""
+    """The error for a key of a wrong type."""
     return InvalidArgument(f"a key is str or bytes: {cause}")
 
 
 def key_column(keys: list[Key]) -> list[bytes]:
-    """Keys as a batch holds them; the list itself, if they are bytes already."""
+    """Keys as a batch holds them; the list itself, if all are bytes."""
     kinds = set(map(type, keys))
     if kinds == {bytes}:
         return keys  # type: ignore[return-value]
@@ -75,7 +75,7 @@ def key_column(keys: list[Key]) -> list[bytes]:
 
 
 class BatchBuilder(OpenBatch):
-    """The open batch of one stream; it stays when its messages go. `connection` is None while no route is known."""
+    """The open batch of one stream; the object is reused for the next batch. `connection` is None while no route is known."""
 
     __slots__ = ("connection", "lps", "raw_keys")
 
@@ -86,7 +86,7 @@ class BatchBuilder(OpenBatch):
         self.lps: list[int] = []
 
     def extend(self, columns: Columns, keys: Sequence[Key], size: int) -> None:
-        """Many messages at once; `columns` has their logical partitions, and no keys."""
+        """Add many messages; `columns` has their logical partitions, and no keys."""
         before, count = len(self.bodies), len(columns.bodies)
         self.bodies += columns.bodies
         self.raw_keys += keys
@@ -98,12 +98,12 @@ class BatchBuilder(OpenBatch):
             self.headers = [*(self.headers or [{}] * before), *(columns.headers or [{}] * count)]
 
     def hold(self, columns: Columns, size: int, create_time_ms: int | None) -> None:
-        """Make these its messages, with the ids and create times that they have; it must be empty. See `OpenBatch.fill`."""
+        """Fill an empty batch with messages that have ids and create times. See `OpenBatch.fill`."""
         self.fill(columns, size, create_time_ms)
         self.raw_keys, self.lps = list(columns.keys or ()), list(columns.logical_partitions or ())
 
     def take(self, until: float) -> OrderedBatch:
-        """Its messages as a batch; it is empty then."""
+        """Close the batch and return it; the builder is empty afterwards."""
         columns, first_ms = self.collect()
         columns.keys = key_column(self.raw_keys)
         columns.logical_partitions = self.lps

@@ -1,9 +1,12 @@
-"""What a consumer that reads in bulk may hand out next, over all its lanes. Pure: time is handed in. `key_dispatcher.py` is for one by one.
+"""Chooses what a consumer that reads in bulk hands out next, over all its lanes. Pure: time is a parameter. `key_dispatcher.py` chooses
+single messages.
 
 Rules:
-* Of a lane one slice is in hand at a time, and nothing else of its logical partitions, whatever lane that comes from: a lane may be lost
-  while a slice is in hand, and its keys come back in another one. Slices that cannot share a key are in hand together.
-* Lanes take turns. A lane begins with what failed, and gives nothing out until that may be tried again, nor while its lease may have ended.
+* A lane has at most one slice in hand, and no other slice with its logical partitions is in hand, whatever lane it comes from: a lane may
+  be
+  lost while a slice is in hand, and its keys come back in another lane. Slices that cannot share a key are in hand together.
+* Lanes take turns. A failed slice comes first in its lane, and the lane hands out nothing until the slice may be retried, nor while its
+  lease may have ended.
 """
 
 from __future__ import annotations
@@ -21,16 +24,16 @@ from qmq.client.ordered.ordered_messages import MessageRun, OrderedMessages
 class BulkDispatcher:
     def __init__(self) -> None:
         self._lanes: dict[LaneSource, deque[MessageRun]] = {}
-        """Of each lane what waits, in its order. The lane whose turn it is comes first."""
+        """The waiting runs of each lane, in order. The lane whose turn it is comes first."""
         self._in_hand: dict[MessageRun, LpRange] = {}
-        """The first run of each slice in hand, and where its keys belong."""
+        """The first run of each slice in hand, and the logical partitions of the slice."""
 
     def put(self, lane: LaneSource, runs: Sequence[MessageRun]) -> None:
-        """Runs came, in the order of their lane."""
+        """Add runs, in the order of their lane."""
         self._lanes.setdefault(lane, deque()).extend(runs)
 
     def take(self, messages_max: int) -> list[MessageRun]:
-        """The next slice, which is in work now: up to so many messages of one lane; empty if there is none."""
+        """The next slice, up to `messages_max` messages of one lane, which is in hand now; empty if there is none."""
         lane = next(filter(self._may_give, self._lanes), None)
         if lane is None:
             return []
@@ -61,21 +64,21 @@ class BulkDispatcher:
             run.lane.core.done(run.cell)
 
     def failed(self, messages: OrderedMessages, now_ms: int, pause_ms: int | None) -> None:
-        """It waits for another try, before everything else of its lane; all of it equally long."""
+        """The slice waits as a whole for another try, before everything else of its lane."""
         core = messages.runs[0].lane.core
         pause = core.policy.pause_ms(messages.attempt) if pause_ms is None else pause_ms
         self._back(messages, [run for run in messages.runs if core.failed(run.cell, now_ms, pause)])
 
     def put_back(self, messages: OrderedMessages) -> None:
-        """Nobody finished it: hand it out again."""
+        """The slice was not finished: hand it out again."""
         self._back(messages, [run for run in messages.runs if run.lane.core.put_back(run.cell)])
 
     def _back(self, messages: OrderedMessages, runs: list[MessageRun]) -> None:
-        """Those are the lane's still."""
+        """Put back the runs that still belong to the lane."""
         del self._in_hand[messages.runs[0]]
         if runs:
             self._lanes.setdefault(runs[0].lane, deque()).extendleft([run.again() for run in reversed(runs)])
 
     def dropped(self, lane: LaneSource) -> None:
-        """Nothing of the lane is to be handed out. What is in hand stays there until something is said of it."""
+        """Forget the waiting runs of a lane. Slices in hand stay in hand until they are settled."""
         self._lanes.pop(lane, None)

@@ -1,12 +1,13 @@
-"""What a consumer may hand out next, over all its lanes: the order of keys (`key_queue.py`) and the state of each lane (`lane_core.py`)
-together. Pure: time is handed in.
+"""Chooses the message that a consumer hands out next, over all its lanes, from the order of keys (`key_queue.py`) and the state of each
+lane
+(`lane_core.py`). Pure: time is a parameter.
 
 Rules:
-* A key is in work from the moment one of its messages is handed out until that message is over. A message that failed keeps its key in work
-  through all its pauses: nothing newer of the key overtakes it.
-* Messages to be tried again go before all others.
-* A lane gives nothing out while it is blocked by a failed message (but that one), and while its lease may have ended: a consumer that was
-  paused, or cut off, does not go on with messages that another one has by now. What it has in hand it cannot know of; its token does.
+* A key is in work from the moment one of its messages is handed out until that message is finished. A failed message keeps its key in work
+  through all its pauses: no later message of the key overtakes it.
+* Messages to be retried go before all others.
+* A lane hands out nothing while a failed message blocks it (except that message), and while its lease may have ended: a consumer that was
+  paused, or cut off, must not hand out messages that another consumer may have by now. For messages in hand, the fencing token protects.
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ class KeyDispatcher:
     def __init__(self) -> None:
         self._keys: KeyQueue[LaneSource, OrderedMessage] = KeyQueue()
         self._tries: dict[Cell, OrderedMessage] = {}
-        """Messages to be handed out again, now or when they are due. Their keys are in work."""
+        """Messages to be retried, now or when they are due. Their keys are in work."""
         self._again: deque[Cell] = deque()
-        """Of these, the ones that may go now."""
+        """Those of `_tries` that are due."""
 
     def put(self, messages: Sequence[OrderedMessage]) -> None:
         """Messages of one lane came, in its order."""
@@ -58,13 +59,13 @@ class KeyDispatcher:
         return None
 
     def _hold_back(self, message: OrderedMessage) -> None:
-        """It may be another's by now. It keeps its place, before all others of its key."""
+        """Another consumer may have the message by now. It keeps its place, before all others of its key."""
         self._keys.hold(message.lane)
         self._tries[message.cell] = message
         self._again.append(message.cell)
 
     def done(self, message: OrderedMessage) -> bool:
-        """The message is over; False if it was not ours any more."""
+        """The message is finished; False if this consumer no longer holds it."""
         cell, keys = message.cell, self._keys
         is_ours = message.lane.core.done(cell)
         keys.finished(cell.key)  # `_over`, without a call: most messages end here
@@ -73,7 +74,7 @@ class KeyDispatcher:
         return is_ours
 
     def failed(self, message: OrderedMessage, now_ms: int, pause_ms: int | None) -> bool:
-        """It waits for another try, or is set aside; False if it was not ours any more."""
+        """The message waits for another try, or is parked; False if this consumer no longer holds it."""
         core = message.lane.core
         is_ours = core.failed(message.cell, now_ms, pause_ms)
         if message.cell.state is LaneState.FAILED:
@@ -90,7 +91,7 @@ class KeyDispatcher:
         return is_ours
 
     def put_back(self, message: OrderedMessage) -> None:
-        """Its handler was cut off: hand it out again."""
+        """The handler was cancelled: hand the message out again."""
         if message.lane.core.put_back(message.cell):
             self._tries[message.cell] = message.again()
             self._again.append(message.cell)
@@ -99,23 +100,25 @@ class KeyDispatcher:
 
     def _over(self, message: OrderedMessage) -> None:
         self._keys.finished(message.cell.key)
-        # The end of a message blocks no lane, and releases one only that is held; whether the lease is sure is asked in `take`.
+        # Finishing a message never blocks a lane, and releases only a lane that is held; `take` checks the lease.
         if self._keys.held:
             self.review(message.lane)
 
     def due(self, cells: Iterable[Cell]) -> None:
-        """Their pauses are over."""
+        """The pauses of these messages are over."""
         self._again.extend(cells)
 
     def review(self, lane: LaneSource) -> None:
-        """The lane may be blocked, or blocked no more, or its lease is sure again. One that is not attached has nothing to hold."""
+        """Hold or release the lane, after it was blocked or unblocked, or its lease changed. A lane that is not attached has nothing to
+        hold.
+        """
         if lane.core.position >= 0 and (lane.core.is_blocked or not lane.is_sure()):
             self._keys.hold(lane)
         else:
             self._keys.release(lane)
 
     def dropped(self, lane: LaneSource, cells: Iterable[Cell]) -> None:
-        """The lane is not ours any more, and these cells of it are void."""
+        """The consumer lost the lane, and these cells are void."""
         self._keys.drop(lane)
         for cell in cells:
             if self._tries.pop(cell, None) is not None:

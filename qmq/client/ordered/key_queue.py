@@ -1,14 +1,13 @@
-"""Order for each key, and as much at once as there are keys: which message may be worked on next. Pure.
+"""Chooses the next message so that each key's messages are worked on in order, and different keys at the same time. Pure.
 
-A key has a line of messages, first come first out, and at most one message *in work*: the next one of its line waits until that one is
-`finished`. Keys take turns, so a key with many messages does not keep others waiting: after each message it goes behind all that can go on.
+A key has a queue of messages, and at most one message *in work*: the next one waits until that one is `finished`. Keys take turns: after
+each message a key goes behind all other ready keys, so that a key with many messages does not delay others.
 
-One queue serves all lanes of a consumer, not one for each lane. A lane may be lost while a handler still has a message of it, and come
-back, or its keys may come back in another lane after a change of the route: a handler for the same key must not start beside the old one
-then, whatever became of the lane that its message came from.
+One `KeyQueue` serves all lanes of a consumer. A lane may be lost while a handler works on one of its messages, and come back, or its keys
+may come back in another lane after a route change: then no second handler may start for the same key.
 
-A lane can be *held*: its messages keep their places and are not given out until it is released. `drop` forgets its messages; what is in
-work stays in work until it is finished, as for any other lane.
+A lane can be *held*: its messages keep their places and are not handed out until it is released. `drop` forgets its waiting messages; a
+message in work stays in work until it is finished.
 
 Worked example: lines a: 1, 3 and b: 2. next gives 1 (of a), then 2 (of b), then nothing. finished(b), finished(a): next gives 3.
 """
@@ -24,7 +23,7 @@ M = TypeVar("M")
 
 
 class KeyQueue(Generic[L, M]):
-    """`L` is a lane, which can be hashed, `M` a message."""
+    """`L` is the type of a lane (hashable), `M` of a message."""
 
     def __init__(self) -> None:
         self._ready: OrderedDict[bytes, tuple[L, M]] = OrderedDict()
@@ -33,10 +32,10 @@ class KeyQueue(Generic[L, M]):
         self._lines: dict[bytes, deque[tuple[L, M]]] = {}
         """What waits behind a key's first message, or behind the one in work. Most keys have nothing there."""
         self.held: dict[L, OrderedDict[bytes, tuple[L, M]]] = {}
-        """Held lanes, with keys that could go on but for them."""
+        """Held lanes, with the keys that are ready except for the hold."""
 
     def put(self, lane: L, key: bytes, message: M) -> None:
-        """A message, behind all others of its key."""
+        """Add a message behind all others of its key."""
         self.extend(lane, ((key, message),))
 
     def extend(self, lane: L, messages: Iterable[tuple[bytes, M]]) -> None:
@@ -54,7 +53,7 @@ class KeyQueue(Generic[L, M]):
         return any(key in stopped for stopped in self.held.values())
 
     def next(self) -> tuple[bytes, M] | None:
-        """A message whose key has nothing in work, and its key, which is in work now; None if there is none."""
+        """The next message and its key, which is in work from now on; None if there is none."""
         ready, held = self._ready, self.held
         while ready:
             key, first = ready.popitem(last=False)
@@ -67,7 +66,7 @@ class KeyQueue(Generic[L, M]):
         return None
 
     def finished(self, key: bytes) -> None:
-        """The key's message in work is over: the next one of its line may come. The key must be in work."""
+        """The key's message in work is finished: its next one may be handed out. The key must be in work."""
         self._in_work.remove(key)
         line = self._lines.get(key)
         if line is not None:
@@ -76,15 +75,15 @@ class KeyQueue(Generic[L, M]):
                 del self._lines[key]
 
     def hold(self, lane: L) -> None:
-        """Give none of its messages out for now."""
+        """Hand out none of the lane's messages for now."""
         self.held.setdefault(lane, OrderedDict())
 
     def release(self, lane: L) -> None:
-        """They may come again."""
+        """End the hold."""
         self._ready.update(self.held.pop(lane, {}))
 
     def drop(self, lane: L) -> None:
-        """Forget its messages, and that it was held."""
+        """Forget the lane's messages and its hold."""
         self.release(lane)
         firsts = [self._ready, *self.held.values()]
         keys = dict.fromkeys(key for each in firsts for key, first in each.items() if first[0] == lane)
@@ -99,7 +98,7 @@ class KeyQueue(Generic[L, M]):
 
     @property
     def waiting(self) -> int:
-        """Messages that are not in work."""
+        """The number of messages that are not in work."""
         return sum(map(len, (self._ready, *self.held.values(), *self._lines.values())))
 
     def check(self) -> None:

@@ -1,4 +1,6 @@
-"""A lane's verdicts on their way to the master: gathered, sent one request at a time, and waited for. `lane_core.py` says what they are."""
+"""Sends a lane's verdicts to the master: gathers them, sends one request at a time, and lets callers wait. `lane_core.py` provides the
+verdicts.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +18,11 @@ from qmq.wire.frame import Frame, FrameKind
 log = logging.getLogger("qmq.client")
 
 SETTLE_DELAY_S: Final = 0.005
-"""Verdicts wait so long for company."""
+"""Verdicts wait this long, to be sent together with others."""
 
 
 class LaneAcks:
-    """`sent_away` is called when the session is over; `at_rest` when there is nothing to tell just now."""
+    """`sent_away` is called when the session has ended; `at_rest` when no verdict is left to send."""
 
     def __init__(
         self, core: LaneCore, name: str, retry_s: float, *, sent_away: Callable[[QmqError], None], at_rest: Callable[[], None]
@@ -38,19 +40,19 @@ class LaneAcks:
         self._is_closed = False
 
     def attached(self, session: ConsumerSession, token: int) -> None:
-        """Send what there is to tell over this session from now on."""
+        """Send verdicts over this session from now on."""
         self._session, self._token = session, token
         self.now()
 
     def detached(self) -> None:
-        """No answer comes any more."""
+        """The session has ended; no more answers come."""
         self._session = None
         self._core.detached()
 
     # --- sending -------------------------------------------------------------------------------------------------------
 
     def soon(self) -> None:
-        """There may be something to tell; it goes with what comes until then."""
+        """There may be verdicts to send; they wait for others."""
         if self._timer is None:
             self._later(SETTLE_DELAY_S)
 
@@ -59,7 +61,7 @@ class LaneAcks:
             self._timer = self._loop.call_later(wait_s, self.now)
 
     def now(self) -> None:
-        """Tell the broker what there is to tell."""
+        """Send the verdicts now."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -98,7 +100,7 @@ class LaneAcks:
     # --- waiting -------------------------------------------------------------------------------------------------------
 
     async def confirmed(self, cell: Cell, lost: LaneLost) -> None:
-        """Returns when the broker has the verdict. Raises `lost`, NotConnected (it is sent again and again), ClientClosed."""
+        """Returns when the broker has the verdict. Raises `lost`, NotConnected (the verdict is sent again and again), ClientClosed."""
         if cell.state is LaneState.VOID:
             raise lost
         if cell.state not in (LaneState.DONE, LaneState.PARKED):
@@ -117,12 +119,12 @@ class LaneAcks:
             ) from None
 
     def voided(self, cells: Iterable[Cell], lost: LaneLost) -> None:
-        """Whoever waits for these hears that they are not ours."""
+        """Waiters for these cells get the error `lost`: the consumer no longer holds them."""
         for cell in cells:
             _tell(self._waiters.pop(cell, None), lost)
 
     def close(self) -> None:
-        """Nothing is sent any more; whoever waits hears that nobody knows."""
+        """Nothing is sent any more; waiters learn that the outcome is unknown."""
         self._is_closed = True
         if self._timer is not None:
             self._timer.cancel()
@@ -141,4 +143,4 @@ def _tell(waiter: asyncio.Future[None] | None, failure: QmqError | None) -> None
         waiter.set_result(None)
     else:
         waiter.set_exception(failure)
-        waiter.exception()  # who waited may have gone: then nobody is to be told that nobody looked
+        waiter.exception()  # the waiter may be gone; then asyncio must not warn that nobody looked at the exception

@@ -1,29 +1,28 @@
-"""What a consumer knows of one lane: what it holds, what it has finished, what it may tell the broker. Pure; `lane_reader.py` carries it
-out.
+"""The state of one lane at its consumer: held, finished and settled messages. Pure; `lane_reader.py` does the I/O.
 
-The sequences that were pulled are cut into *cells*, one for each message: the message, and the stretch before it, back to the message
-before. A stretch holds nothing that is the lane's and still to be done, because a pull's answer names everything that is. So cells tile
-what was pulled, and a finished message settles its cell, in whatever order messages finish: no settlement ever covers a message that is not
-finished. What lies behind the last message is a stretch without one; it is settled when no message is open.
+The pulled sequences are divided into *cells*, one for each message: the message, and the gap before it, back to the previous message. A gap
+has no message of the lane that is still to be done, because the answer to a pull names all of those. Cells cover the pulled sequences
+without overlap, and a finished message settles its own cell, in any order: a settlement never covers an unfinished message. The gap after
+the last message is settled when no message is open.
 
-Who reads in bulk has one cell for a *run*, many messages with everything between them; it is begun, finished and failed as a whole, and can
-be split while nobody has it. Of a run that failed the broker is told about its first message.
+A consumer that reads in bulk has one cell for a *run* of messages and the gaps between them. A run begins, finishes and fails as a whole,
+and can be split while no handler has it. When a run fails, the broker is told about its first message.
 
     WAITING ──begin──▶ WORKING ──done──▶ DONE ──settled──▶ SETTLED         (PARKED as DONE: set aside with its key)
        ▲                  └──failed──▶ FAILED
        └───────────due───────────────────┘                                 attached anew, lost: VOID from anywhere
 
 Rules:
-* One request is on its way at a time; what finishes meanwhile goes with the next, joined to ranges. A request whose answer is lost is sent
-  again: what is done twice is done.
-* A lane is finished when its end was pulled and the answer to every settlement has come. Then everything up to and including the command
-  message is committed as done.
-* A void cell counts no more, whatever its handler says. Cells are compared by identity: the same sequence may come again under a new token.
-* `on_failure="block"`: while a message of the lane waits for another try nothing else of the lane is begun. "park": only its key waits, and
-  after `attempts_max` failures the key is set aside, with everything that follows for it.
+* One request is on its way at a time; messages that finish meanwhile go with the next one, joined to ranges. A request whose answer is lost
+  is sent again: settling twice is harmless.
+* A lane is finished when its end was pulled and every settlement is answered. Then everything up to and including the command message is
+  committed as done.
+* A void cell is ignored, whatever its handler does. Cells are compared by identity: the same sequence may come again under a new token.
+* `on_failure="block"`: while a message of the lane waits for another try, no other message of the lane is begun. "park": only its key
+  waits, and after `attempts_max` failures the key is parked, with all its later messages.
 
-Worked example: pulled from 10, next 20, messages 12 and 15: cells [10, 12] and [13, 15], then the stretch [16, 19]. 15 finishes first: DONE
-13 to 15. 12 finishes, nothing is open: DONE 10 to 12 and 16 to 19.
+Worked example: pulled from 10, next 20, messages 12 and 15: cells [10, 12] and [13, 15], then the gap [16, 19]. 15 finishes first: DONE 13
+to 15. 12 finishes, nothing is open: DONE 10 to 12 and 16 to 19.
 """
 
 from __future__ import annotations
@@ -41,23 +40,23 @@ from qmq.wire.frame_payloads import LaneSettlement, LaneVerdict
 ATTEMPTS_MAX: Final = 5
 RETRY_MS: Final = (1_000, 5_000, 10_000, 30_000, 60_000)
 SETTLEMENTS_MAX: Final = 4_000
-"""Ranges in one request: some 100 KB."""
+"""Ranges in one request, some 100 KB."""
 
 
 class LaneState(Enum):
-    """What became of a message. The module draws the transitions."""
+    """The state of a message. The module shows the transitions."""
 
     WAITING = "waiting"
     WORKING = "working"
     FAILED = "failed"
-    """To be tried again when it is due."""
+    """The handler failed; the message is retried when it is due."""
     DONE = "done"
-    """The broker is to be told, or its answer has not come."""
+    """The broker has not answered the settlement yet."""
     PARKED = "parked"
-    """The same, for a message that is set aside."""
+    """As DONE, for a message that is parked."""
     SETTLED = "settled"
     VOID = "void"
-    """Not this consumer's any more."""
+    """This consumer no longer holds the message."""
 
 
 # By these names, since looking up a member of an enum takes ten times as long, and the states of each message are asked several times.
@@ -74,9 +73,9 @@ class FailurePolicy:
 
     on_failure: str = "block"
     attempts_max: int = ATTEMPTS_MAX
-    """With "park": how often a message may fail before its key is set aside."""
+    """With "park": failures after which a message's key is parked."""
     retry_ms: Sequence[int] = RETRY_MS
-    """The pause after the first failure, the second, and so on; the last one holds for all that follow."""
+    """The pause after the first failure, the second, and so on; the last one repeats."""
 
     def __post_init__(self) -> None:
         if self.on_failure not in ("block", "park"):
@@ -86,19 +85,19 @@ class FailurePolicy:
 
     @property
     def blocks(self) -> bool:
-        """Whether a failed message has all of its lane wait."""
+        """Whether a failed message blocks all of its lane."""
         return self.on_failure == "block"
 
     def pause_ms(self, failures: int) -> int:
-        """How long a message rests after so many failures."""
+        """How long a message waits after so many failures."""
         return self.retry_ms[min(failures, len(self.retry_ms)) - 1]
 
 
 class LaneArrival(NamedTuple):
-    """A message of the lane as a pull brought it. `attempt` is 1 and the failures that the broker knows of.
+    """A message of the lane from a pull. `attempt` is 1 plus the failures that the broker knows of.
 
-    Or a run: `count` messages, of which `sequence` is the last, and the first lies `span` before it; then the key is empty. `size`: what
-    it takes, its part of its batch in bytes.
+    For a run of `count` messages, `sequence` is the last one, the first one is `span` before it, and the key is empty. `size` is its part
+    of its batch in bytes.
     """
 
     sequence: int
@@ -115,7 +114,7 @@ Arrived = tuple[int, bytes, int, int, int, int]
 
 @dataclass(slots=True, eq=False)
 class Cell:
-    """A message, or a run of them, and the stretch from `first` to it. See `LaneArrival`."""
+    """A message, or a run, and the gap from `first` to it. See `LaneArrival`."""
 
     first: int
     sequence: int
@@ -126,9 +125,9 @@ class Cell:
     size: int = 0
     state: LaneState = LaneState.WAITING
     due_ms: int = 0
-    """When it was failed: not before then again."""
+    """When a failed message may be retried."""
     is_seen: bool = False
-    """Whether a handler was given it."""
+    """Whether a handler got the message."""
 
     @property
     def head(self) -> int:
@@ -145,27 +144,27 @@ class LanePiece(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class LaneRequest:
-    """Settlements to be sent in one LANE_SETTLE."""
+    """The settlements of one LANE_SETTLE."""
 
     settlements: list[LaneSettlement] = field(default_factory=list)
     pieces: list[LanePiece] = field(default_factory=list)
 
 
 class LaneCore:
-    """Times are milliseconds of a clock that never goes back."""
+    """The state of one lane. Times are milliseconds of a monotonic clock."""
 
     def __init__(self, policy: FailurePolicy) -> None:
         self.policy = policy
         self.position = -1
-        """Pull from here; -1 before the lane was ever attached."""
+        """The sequence to pull from; -1 before the lane was attached."""
         self.is_end = False
-        """Nothing will ever follow what was pulled."""
+        """Whether the end of the lane was pulled."""
         self.open = 0
-        """Messages that are neither finished nor void."""
+        """The number of messages that are neither finished nor void."""
         self.open_bytes = 0
-        """What they take."""
+        """The bytes of open messages."""
         self.working = 0
-        """Of these, the ones that handlers have."""
+        """The number of open messages that handlers have."""
         self.parked: set[bytes] = set()
         self.failing: set[Cell] = set()
         """Messages that failed and are not over."""
@@ -180,7 +179,7 @@ class LaneCore:
     # --- the session with the broker -----------------------------------------------------------------------------------
 
     def attached(self, position: int, *, is_resumed: bool, parked: Iterable[bytes]) -> list[Cell]:
-        """The broker gave the lane, or gave it back. The cells that ceased to be ours: none if it is resumed, else all."""
+        """The broker granted the lane. Returns the cells that became void: none if the session is resumed, else all."""
         lost: list[Cell] = []
         self.detached()
         if not is_resumed or self.position < 0:
@@ -191,13 +190,13 @@ class LaneCore:
         return lost
 
     def detached(self) -> None:
-        """No answer comes any more: what was under way is said again. Harmless to repeat."""
+        """The session has ended: unanswered settlements will be sent again. Harmless to repeat."""
         if self._flying is not None:
             self._fresh += self._flying.pieces
             self._flying = None
 
     def lost(self) -> list[Cell]:
-        """The token is void: so is everything that we hold. The cells that were not settled."""
+        """The token is not valid any more, and everything held is void. Returns the cells that were not settled."""
         cells = list(self._cells.values())
         for cell in cells:
             cell.state = LaneState.VOID
@@ -215,8 +214,8 @@ class LaneCore:
     # --- messages in ---------------------------------------------------------------------------------------------------
 
     def delivered(self, arrivals: Iterable[Arrived], next_sequence: int, *, is_end: bool) -> list[Cell]:
-        """What a pull from `position` brought: everything to be done before `next_sequence`. A cell for each; those of parked keys are
-        PARKED already (a run has none in it). What comes after `release` is not taken. Raises ProtocolViolation.
+        """Take the answer to a pull from `position`: all messages to be done before `next_sequence`. Returns a cell for each; those of
+        parked keys are PARKED already (a run contains none). After `release` nothing is taken. Raises ProtocolViolation.
         """
         if self._is_released:
             return []
@@ -245,8 +244,8 @@ class LaneCore:
         return made
 
     def split(self, cell: Cell, last: int, head: int, count: int) -> Cell:
-        """Cut a run that waits behind its first `count` messages, of which `last` is the last; `head` is the first of the rest, which has
-        a cell of its own now. What the broker is to be told of an earlier failure stays with the first message.
+        """Split a waiting run after its first `count` messages, of which `last` is the last; `head` is the first of the rest. Returns the
+        cell of the rest. An unsent earlier failure stays with the first message.
         """
         assert cell.state is LaneState.WAITING
         assert 0 < count < cell.count
@@ -262,7 +261,7 @@ class LaneCore:
     # --- from the handlers ---------------------------------------------------------------------------------------------
 
     def begin(self, cell: Cell) -> bool:
-        """A handler is given the message; False if it must not be, because it is void or was parked."""
+        """A handler gets the message. False if it must not, because the message is void or was parked."""
         if cell.state is not _WAITING:
             return False
         cell.state = _WORKING
@@ -271,7 +270,7 @@ class LaneCore:
         return True
 
     def done(self, cell: Cell) -> bool:
-        """The handler succeeded; False if the message is not ours any more."""
+        """The handler succeeded. False if the message is void."""
         if cell.state is not _WORKING:
             return False
         # `_close`, without a call: most messages end here.
@@ -286,7 +285,7 @@ class LaneCore:
         return True
 
     def failed(self, cell: Cell, now_ms: int, pause_ms: int | None = None) -> bool:
-        """The handler failed: the message is FAILED now, or, by the policy, its key is PARKED. False if it is not ours any more."""
+        """The handler failed: the message becomes FAILED or, by the policy, PARKED with its key. False if it is void."""
         if cell.state is not LaneState.WORKING:
             return False
         if not self.policy.blocks and cell.attempt >= self.policy.attempts_max:
@@ -308,7 +307,7 @@ class LaneCore:
         return True
 
     def put_back(self, cell: Cell) -> bool:
-        """The handler never came to an end: the message waits as if it had not been begun. False if it is not ours any more."""
+        """The handler was cancelled: the message waits as if it had not been begun. False if it is void."""
         if cell.state is not LaneState.WORKING:
             return False
         cell.state = LaneState.WAITING
@@ -337,15 +336,15 @@ class LaneCore:
 
     @property
     def is_blocked(self) -> bool:
-        """Whether nothing of the lane may be begun but what failed."""
+        """Whether only failed messages of the lane may be begun."""
         return self.policy.blocks and bool(self.failing)
 
     def next_due_ms(self) -> int | None:
-        """When the next failed message may be tried again."""
+        """When the next failed message may be retried."""
         return min((cell.due_ms for cell in self.failing if cell.state is LaneState.FAILED), default=None)
 
     def due(self, now_ms: int) -> list[Cell]:
-        """Failed messages whose pause is over; they are WAITING now. The lane stays blocked until they succeed."""
+        """The failed messages whose pause is over; they are WAITING now. The lane stays blocked until they succeed."""
         found = [cell for cell in self.failing if cell.state is LaneState.FAILED and cell.due_ms <= now_ms]
         for cell in found:
             cell.state = LaneState.WAITING
@@ -354,7 +353,7 @@ class LaneCore:
     # --- settling ------------------------------------------------------------------------------------------------------
 
     def take(self) -> LaneRequest | None:
-        """What the broker is to be told now; None while an answer is awaited, or if there is nothing to tell."""
+        """The next request for the broker; None while an answer is outstanding, or if there is nothing to settle."""
         if self._flying is not None:
             return None
         if self.open == 0 and self._covered < self.position:
@@ -380,7 +379,7 @@ class LaneCore:
         return request
 
     def settled(self, request: LaneRequest) -> list[Cell]:
-        """The answer came: it is committed. The cells that are over; none for a request of a token that is void."""
+        """The request was answered, so its settlements are committed. Returns the finished cells; none for a request of an old token."""
         if request is not self._flying:
             return []
         self._flying = None
@@ -393,19 +392,19 @@ class LaneCore:
 
     @property
     def is_told(self) -> bool:
-        """Whether the broker has answered everything that there is to tell."""
+        """Whether the broker has answered all settlements."""
         return self._flying is None and not self._fresh and not self._done and (self.open > 0 or self._covered >= self.position)
 
     @property
     def is_finished(self) -> bool:
-        """Whether all of the lane, to its end, is done and committed."""
+        """Whether the whole lane is done and committed, to its end."""
         return self.is_end and not self._is_released and self.open == 0 and self.is_told
 
     # --- giving it up --------------------------------------------------------------------------------------------------
 
     def release(self, *, is_final: bool = False) -> list[Cell]:
-        """The lane goes to another: what no handler has is void now, and nothing more is pulled. The cells that are void now; the rest may
-        finish, unless this is final: then what handlers have is void too, and only what is finished is still told.
+        """The lane goes to another consumer: nothing more is pulled, and messages that no handler has become void. With `is_final` those
+        that handlers have become void, too; finished ones are still settled. Returns the cells that became void.
         """
         self._is_released = True
         dropped = [cell for cell in self._cells.values() if cell.state in _OPEN and (is_final or cell.state is not LaneState.WORKING)]
@@ -452,7 +451,7 @@ def _runs(done: list[Cell]) -> list[LanePiece]:
 
 
 def _is_outdated(piece: LanePiece) -> bool:
-    """A failure that was followed by another one, or by the end of the message, need not be told."""
+    """A failure need not be sent if the message failed again or was finished since."""
     settlement, cells = piece
     if settlement.verdict != LaneVerdict.FAILED:
         return False
@@ -460,7 +459,7 @@ def _is_outdated(piece: LanePiece) -> bool:
 
 
 def _joined(settlements: list[LaneSettlement], each: LaneSettlement) -> bool:
-    """Join it to the last one, if both are DONE and touch."""
+    """Join a settlement to the last one, if both are DONE and adjacent."""
     last = settlements[-1] if settlements else None
     if last is None or last.verdict != LaneVerdict.DONE or each.verdict != LaneVerdict.DONE or last.last + 1 != each.first:
         return False

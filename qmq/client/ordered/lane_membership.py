@@ -1,15 +1,16 @@
-"""A consumer makes itself known, and hears which lanes it shall read: a long poll at any metaserver, for ever.
+"""Registers a consumer with the metaservers and follows its assignment of lanes, by long polls at any metaserver.
 
     SyncMember(generation that we know) ──▶ another assignment, or the same one after a while ──▶ ask again at once
     SyncMember(finished lanes), beside it  ──▶ the group may advance; its answer is an assignment like any other
 
 Rules:
-* It asks again well within its lease. A metaserver that is away or hangs is left for the next one; lanes in hand go on meanwhile, since
-  brokers, not metaservers, say whose they are.
-* Answers to the two calls may pass each other: one of an older generation is not believed, unless metaservers insist for a whole lease
-  (their store may have been made anew).
-* A lane that is finished is told at once, and with every further poll while it is still assigned: a metaserver may die on the way.
-* The consumer never looks for the next partition by itself. Which version opens when is the metaservers' to say, one step at a time.
+* The consumer polls well within its lease. If a metaserver cannot be reached or hangs, the next one is asked; reading goes on meanwhile,
+  since brokers, not metaservers, grant lanes.
+* Answers to the two calls may overtake each other: an older generation is ignored, unless metaservers repeat it for a whole lease (their
+  store may have been created anew).
+* A finished lane is reported at once, and with every further poll while it is assigned, because a metaserver may die before it has done its
+  part.
+* The consumer never looks for the next partition itself: metaservers decide when a version opens, one step at a time.
 """
 
 from __future__ import annotations
@@ -28,17 +29,17 @@ from qmq.errors import CallerError, ClientClosed, OrderMismatch, QmqError, Stale
 log = logging.getLogger("qmq.client")
 
 POLLS: Final = 4
-"""So often it asks within a lease, so that two metaservers may hang, one after the other, and the third is asked in time."""
+"""Polls within a lease: if two metaservers hang, one after the other, the third is still asked in time."""
 LEAVE_S: Final = 2.0
-"""How long leaving may take; who does not manage is gone when its lease ends."""
+"""How long leaving may take. Otherwise the consumer counts as gone when its lease ends."""
 QUICK_S: Final = 0.1
-"""An answer that comes so early, and says nothing new, is followed by a pause as long."""
+"""If an answer comes sooner than this and is not new, the consumer pauses as long."""
 REFUSALS_MAX: Final = 3
-"""A metaserver may hear of a new subject later than we do."""
+"""A metaserver may learn of a new subject later than the client does."""
 
 
 class Member(NamedTuple):
-    """Who takes part in which group, and how."""
+    """A consumer as a member of a group."""
 
     subject: str
     group: str
@@ -57,15 +58,17 @@ class Assigned(NamedTuple):
 
 
 class Sync(Protocol):
-    """SyncMember in the consumer's name, tried once; the next try goes to another metaserver after a failure."""
+    """Calls SyncMember once. After a failure the next call goes to another metaserver."""
 
     async def __call__(self, member: Member, generation: int, wait_ms: int, finished: Sequence[Lane], *, leaves: bool = False) -> Assigned:
-        """Raises Unavailable, UnknownSubject, OrderMismatch, InvalidArgument; StaleDelivery if a newer life has the consumer's name."""
+        """Raises Unavailable, UnknownSubject, OrderMismatch, InvalidArgument; StaleDelivery if a newer incarnation uses the consumer's
+        name.
+        """
         ...
 
 
 class LaneMembership:
-    """`on_assigned` is called with what this consumer shall read, `on_failure` when asking again is no use."""
+    """`on_assigned` gets each new assignment; `on_failure` is called when polling again is useless."""
 
     def __init__(
         self,
@@ -90,7 +93,7 @@ class LaneMembership:
         self._is_left = False
 
     def start(self) -> None:
-        """Make the consumer known, and keep it so. Harmless to repeat."""
+        """Register the consumer and keep it registered. Harmless to repeat."""
         if not self._is_left and (self._poller is None or self._poller.done()):
             self._poller = self._loop.create_task(self._poll())
 
@@ -116,7 +119,7 @@ class LaneMembership:
             await asyncio.sleep(_jittered(pause_s(self._retry_s, tries - 1) if tries else QUICK_S))
 
     def _believe(self, assigned: Assigned) -> bool:
-        """Whether it says something new."""
+        """Whether the assignment is new."""
         now_s = self._loop.time()
         if assigned.generation < self._generation and now_s - self._believed_s < self._lease_s:
             return False
@@ -132,7 +135,7 @@ class LaneMembership:
     # --- finished lanes ------------------------------------------------------------------------------------------------
 
     def finished(self, lane: Lane) -> None:
-        """All of it is settled, to its end: have the group advance."""
+        """The lane is settled to its end: report it, so that the group advances."""
         self._finished.add(lane)
         self._untold.add(lane)
         if self._teller is None or self._teller.done():
@@ -156,7 +159,7 @@ class LaneMembership:
     # --- the end -------------------------------------------------------------------------------------------------------
 
     async def leave(self) -> None:
-        """The consumer goes for good: others get its lanes at once, if a metaserver hears of it."""
+        """The consumer leaves for good: others get its lanes at once, if a metaserver can be reached."""
         self._is_left = True
         tasks = [task for task in (self._poller, self._teller) if task is not None]
         for task in tasks:
@@ -173,7 +176,7 @@ class LaneMembership:
             log.debug("no metaserver heard that the consumer left: its lease tells")
 
     async def _has_left(self) -> bool:
-        """Try once; rest after a failure."""
+        """Try once; pause after a failure."""
         try:
             await self._sync(self._member, self._generation, 0, tuple(sorted(self._finished)), leaves=True)
         except CallerError:

@@ -1,7 +1,7 @@
-"""Reading what a pull of a lane brought: ranges, and the whole batches in which they lie. Pure.
+"""Parses the answer to a pull of a lane: ranges, and the whole batches that contain them. Pure.
 
-One who takes messages one by one gets a place for each; one who reads in bulk gets *runs*: all that came of a batch, however many ranges
-that is. A run ends where the attempt changes, and messages of parked keys stand alone.
+For single messages there is a place for each; for bulk reading there are *runs*: all delivered messages of a batch, over any number of
+ranges. A run ends where the attempt changes, and messages of parked keys are separate.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Brought(NamedTuple):
 
 
 class BroughtRuns(NamedTuple):
-    """A delivery in runs. `parts` has the messages of each arrival."""
+    """The content of a delivery in runs. `parts` has the messages of each arrival."""
 
     next_sequence: int
     is_end: bool
@@ -45,7 +45,7 @@ class BroughtRuns(NamedTuple):
 
 
 def unpack(payload: memoryview | bytes, session: int) -> Brought:
-    """What LANE_MESSAGES brought to a session. Raises ProtocolViolation, CorruptBatch."""
+    """Parse LANE_MESSAGES of a session. Raises ProtocolViolation, CorruptBatch."""
     delivery, batches = _open(payload, session)
     arrivals: list[Iterator[Arrived]] = []
     places: list[Iterator[tuple[Decoded, int]]] = []
@@ -61,7 +61,7 @@ def unpack(payload: memoryview | bytes, session: int) -> Brought:
 
 
 def unpack_runs(payload: memoryview | bytes, session: int, parked: Collection[bytes]) -> BroughtRuns:
-    """The same in bulk; `parked` are the keys whose messages are to be set aside. Raises ProtocolViolation, CorruptBatch."""
+    """Parse LANE_MESSAGES in bulk; `parked` are the parked keys. Raises ProtocolViolation, CorruptBatch."""
     delivery, batches = _open(payload, session)
     arrivals: list[LaneArrival] = []
     parts: list[LanePart] = []
@@ -87,7 +87,7 @@ def _open(payload: memoryview | bytes, session: int) -> tuple[wire.LaneDelivery,
 
 
 def _find(each: wire.Range, batches: list[Decoded]) -> tuple[Decoded, int]:
-    """The batch of a range, and where it begins there."""
+    """The batch of a range, and the range's first place in it."""
     if each.batch >= len(batches):
         raise ProtocolViolation(f"{each} lies in no batch that came")
     batch = batches[each.batch]
@@ -98,7 +98,7 @@ def _find(each: wire.Range, batches: list[Decoded]) -> tuple[Decoded, int]:
 
 
 def _gather(ranges: list[wire.Range], batches: list[Decoded]) -> Iterator[tuple[Decoded, Sequence[int], int]]:
-    """Batch, places in it, attempt: neighbours that agree in batch and attempt together."""
+    """(batch, places, attempt): adjacent ranges with the same batch and attempt together."""
     begun: Decoded | None = None
     indices: list[int] | range = range(0)
     attempt = 0
@@ -120,7 +120,7 @@ def _gather(ranges: list[wire.Range], batches: list[Decoded]) -> Iterator[tuple[
 
 
 def _without_parked(batch: Decoded, indices: Sequence[int], parked: Collection[bytes]) -> Iterator[tuple[bytes, Sequence[int]]]:
-    """Stretches of messages that may be handed out, with no key, and those of parked keys, one by one, with theirs."""
+    """Runs of messages that may be handed out (without key), and the messages of parked keys, each with its key."""
     keys: list[bytes] = (batch.column("keys") if parked else None) or []
     begin = 0
     for at in [at for at, index in enumerate(indices) if keys[index] in parked] if keys else ():
@@ -133,7 +133,7 @@ def _without_parked(batch: Decoded, indices: Sequence[int], parked: Collection[b
 
 
 def unpack_keys(parked: list[str]) -> list[bytes]:
-    """The parked keys of LANE_ATTACHED. Raises ProtocolViolation."""
+    """Parse the parked keys of LANE_ATTACHED. Raises ProtocolViolation."""
     try:
         return [bytes.fromhex(each) for each in parked]
     except (ValueError, TypeError):

@@ -1,17 +1,17 @@
-"""A lane as this consumer reads it, over all the masters that its broker group has in time. Thin: `lane_core.py` decides.
+"""Reads one lane from the current master of its broker group. Thin: `lane_core.py` decides.
 
 It keeps a session with the master (`qmq/client/session_loop.py`), a pull under way, and at most one LANE_SETTLE (`lane_acks.py`). After a
-broken connection, or at a new master, it attaches with the token that it was granted: what it holds is still its own then. Without the
-token (the lease was over, an operator moved the group, another consumer has the range) the broker gives another token, or none, and
-everything in hand is void.
+broken connection, or at a new master, the reader attaches with the token that it was granted, and keeps its messages. If the token is no
+longer valid (the lease ended, an operator moved the group, another consumer has the range), the broker grants another token or none, and
+all held messages are void.
 
-What a broker may answer, and what is done about it:
+Answers of the broker:
 
-    LaneHeld, LaneNotOpen, UnknownPartition     somebody has not let go yet; this broker has not heard yet: again, soon
+    LaneHeld, LaneNotOpen, UnknownPartition     another consumer still has it, or this broker does not know yet: retry soon
     LaneLost                                    drop everything; attach anew, with no token
     UnknownConsumer, NotConnected, Stopping     attach again, with the token
     NotMaster                                   the same, at the new master
-    MessagesExpired, LogDamaged, CorruptBatch   the application is to know
+    MessagesExpired, LogDamaged, CorruptBatch   report to the application
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class LaneTerms:
 
 
 class LaneOwner(LaneSettler, Protocol):
-    """Whose lane it is: the consumer."""
+    """What a lane reader needs of its consumer."""
 
     @property
     def room(self) -> int:
@@ -78,48 +78,48 @@ class LaneOwner(LaneSettler, Protocol):
 
     @property
     def room_bytes(self) -> int:
-        """How many bytes of them."""
+        """How many unfinished bytes each lane may have."""
         ...
 
     @property
     def is_bulk(self) -> bool:
-        """Whether messages are wanted in runs."""
+        """Whether the consumer reads in bulk."""
         ...
 
     @property
     def is_paused(self) -> bool:
-        """Whether no messages are wanted now."""
+        """Whether the consumer is paused."""
         ...
 
     def arrived(self, messages: list[OrderedMessage]) -> None: ...
 
     def arrived_in_bulk(self, lane: LaneReader, runs: list[MessageRun]) -> None:
-        """The same in runs."""
+        """Runs of messages came."""
         ...
 
     def voided(self, lane: LaneReader, cells: list[Cell], stale: int) -> None:
-        """Nothing of the lane is to be handed out; these cells are not ours any more, which is news for so many messages."""
+        """Hand out nothing of the lane; these cells are void. `stale` of their messages had been handed out."""
         ...
 
     def due(self, cells: list[Cell]) -> None:
-        """Failed messages may be tried again."""
+        """Failed messages may be retried."""
         ...
 
     def changed(self, lane: LaneReader) -> None:
-        """It may hand out again."""
+        """The lane may hand out again."""
         ...
 
     def finished(self, lane: LaneReader) -> None:
-        """All of it, to its end, is done and committed."""
+        """The whole lane is done and committed, to its end."""
         ...
 
     def failed(self, failure: QmqError) -> None:
-        """The application is to know."""
+        """The lane cannot go on: tell the application."""
         ...
 
 
 class LaneReader:
-    """`core` is what it holds; `failure` keeps it from pulling until the application knows."""
+    """`core` has the state of the lane; while `failure` is set, the reader pulls nothing."""
 
     def __init__(self, links: Links, owner: LaneOwner, terms: LaneTerms, lane: Lane) -> None:
         self.lane = lane
@@ -150,17 +150,17 @@ class LaneReader:
 
     @property
     def lps(self) -> LpRange:
-        """Which logical partitions it has."""
+        """The logical partitions of the lane."""
         return self.lane.range
 
     def is_sure(self) -> bool:
-        """Whether the lease cannot have ended yet at the broker."""
+        """Whether the lease cannot have ended at the broker yet."""
         return self._loop.time() <= self._sessions.sure_until_s  # asked for each message: `SessionLoop.is_sure` without another call
 
     # --- messages in ---------------------------------------------------------------------------------------------------
 
     def pull_more(self) -> None:
-        """Ask for messages if there is room for a good many."""
+        """Pull if there is room for enough messages."""
         session, core = self.session, self.core
         if self._is_pulling or session is None or self._is_leaving or core.is_end or self.failure is not None:
             return
@@ -228,7 +228,7 @@ class LaneReader:
     # --- messages over -------------------------------------------------------------------------------------------------
 
     def worked(self, *, is_urgent: bool) -> None:
-        """A handler came to an end, one way or another; what that means is to be told soon, or at once."""
+        """A handler finished, successfully or not; settle soon, or at once."""
         core = self.core
         if core.failing or self._retry_timer is not None:
             self.arm()
@@ -256,7 +256,7 @@ class LaneReader:
             self._retry_timer = self._loop.call_at(due_ms / 1000, self._due)
 
     def _due(self) -> None:
-        # Rounded up: a timer that rings a little early would find nothing, and ring again at once.
+        # Rounded up: a timer that fires too early would find nothing due and be set again.
         self._owner.due(self.core.due(int(self._loop.time() * 1000) + 1))
         self.arm()
 
@@ -265,7 +265,7 @@ class LaneReader:
         await self.settling.confirmed(cell, self._lost_error())
 
     def _at_rest(self) -> None:
-        """The broker has every verdict there is."""
+        """The broker has answered all verdicts."""
         self._bell.set()
         if self.core.is_finished and not self._is_told_finished:
             self._is_told_finished = True
@@ -277,16 +277,16 @@ class LaneReader:
 
     @property
     def wants_session(self) -> bool:
-        """Until the lane is given up; one that is leaving wants a session for as long as the broker takes the lane for its own."""
+        """True until the lane is given up. A leaving reader wants a session for as long as the broker counts the lane as its own."""
         return not self._is_closed and not (self._is_leaving and not self._token)
 
     def start(self) -> None:
-        """Attach, and stay so. Harmless to repeat."""
+        """Attach, and stay attached. Harmless to repeat."""
         if self.failure is None:
             self._sessions.start()
 
     async def ask(self, connection: Connection) -> wire.LaneAttached:
-        """LANE_ATTACH, with the token that there is."""
+        """Send LANE_ATTACH with the current token."""
         terms, lane = self._terms, self.lane
         request = wire.LaneAttach(
             terms.subject,
@@ -304,7 +304,7 @@ class LaneReader:
         return wire.LaneAttached.unpack(answer.payload)
 
     def granted(self, answer: wire.LaneAttached) -> None:
-        """The lane is this consumer's: as before, or anew."""
+        """The lane was granted: resumed, or anew."""
         is_resumed, parked = bool(answer.is_resumed), lane_pull.unpack_keys(answer.parked)
         if not is_resumed:
             self._drop(self.core.lost())
@@ -313,27 +313,27 @@ class LaneReader:
         self._is_told_finished = self._is_told_finished and is_resumed
 
     def attached(self, session: ConsumerSession) -> None:
-        """Tell what waited for a session."""
+        """Send everything that waited for a session."""
         self.settling.attached(session, self._token)
         self.pull_more()
         self._bell.set()
 
     def heard(self) -> None:
-        """The consumer may hand out again."""
+        """The lease was renewed: the consumer may hand out again."""
         self._owner.changed(self)
 
     def detached(self) -> None:
-        """No pull is under way, and no verdict."""
+        """No pull and no verdict is under way any more."""
         self._is_pulling = False
         self.settling.detached()
         self._bell.set()
 
     def refused(self, failure: CallerError) -> None:
-        """The application is to know."""
+        """Report the failure to the application."""
         self._fail(failure)
 
     def moved(self) -> None:
-        """Routes changed: if the group has another master now, go there."""
+        """Routes changed: if the group has another master now, attach there."""
         self._sessions.moved()
 
     def _sent_away(self, failure: QmqError) -> None:
@@ -342,7 +342,7 @@ class LaneReader:
         self._sessions.failed(failure)
 
     def lost(self, failure: LaneLost) -> None:
-        """Nothing in hand is ours any more."""
+        """The lane is lost: all held messages are void."""
         log.info("%s lost lane %s: %s", self._terms.name, self.lane, failure)
         self._token = 0
         self._is_told_finished = False
@@ -350,7 +350,7 @@ class LaneReader:
         self._drop(self.core.lost())
 
     def _drop(self, cells: list[Cell], *, is_willing: bool = False) -> None:
-        """These are not ours any more, and nothing else of the lane is to be handed out."""
+        """These cells are void, and nothing else of the lane may be handed out."""
         self.settling.voided(cells, self._lost_error())
         self.arm()
         self._owner.voided(self, cells, 0 if is_willing else sum(cell.count for cell in cells if cell.is_seen))
@@ -365,13 +365,13 @@ class LaneReader:
     # --- the end -------------------------------------------------------------------------------------------------------
 
     def release(self) -> None:
-        """The lane goes to another: hand out nothing more of it. `leave` follows."""
+        """The lane goes to another consumer: hand out nothing more. `leave` follows."""
         self._is_leaving = True
         self._drop(self.core.release(), is_willing=True)
 
     async def leave(self, grace_s: float, *, is_last: bool = False) -> None:
-        """Let handlers finish for so long, tell the broker what they did, and give the lane up. `release` came before. If it `is_last`, the
-        consumer is closed: whoever waits for an answer hears that, and not that the lane went to another.
+        """After `release`: let handlers finish for `grace_s`, settle, and give the lane up. With `is_last` the consumer closes: waiters for
+        a verdict get ClientClosed, not LaneLost.
         """
         await self._until(lambda: not self.core.working, grace_s)
         self._drop(self.core.release(is_final=True))
@@ -384,12 +384,12 @@ class LaneReader:
         self._sessions.detach()
         if is_last:
             self.settling.close()
-        # What is finished and could not be told will be seen again.
+        # Finished messages that could not be settled will be delivered again.
         self._drop(self.core.lost())
         self.settling.close()
 
     async def _until(self, condition: Callable[[], bool], within_s: float) -> None:
-        """Wait until it holds, or the time is up."""
+        """Wait until the condition holds, or the time is up."""
         try:
             async with asyncio.timeout(within_s):
                 while not condition():

@@ -1,4 +1,4 @@
-"""A batch of an ordered subject on its way, and how a batch is cut when a route changes. Pure.
+"""A closed batch of an ordered producer, and how it is cut when the route changes. Pure.
 
     claim (what one ticket stands for)  1 ── n  batch  n ── 1  stream (one partition)
 
@@ -24,19 +24,21 @@ _O = TypeVar("_O")
 
 @dataclass(slots=True, eq=False)
 class OrderedBatch(InFlightBatch):
-    """Messages for one partition. Its columns have keys and logical partitions; ids if copies of its messages may be stored elsewhere."""
+    """A batch for one partition. Its columns have keys and logical partitions, and ids if copies of its messages may
+    be stored elsewhere.
+    """
 
     columns: Columns
     create_time_ms: int
     claim: SplitTicket
     places: Sequence[int]
-    """Which of the claim's messages these are."""
+    """The places of these messages among the claim's."""
     is_bent: bool = False
-    """Best-effort order: it goes to a partition that is not its own."""
+    """Best-effort order: the batch goes to a partition that is not the one of its keys."""
 
     producer_id: int = 0
     number: int = -1
-    """Its number in its stream; -1: it never left."""
+    """Its number in its stream; -1 if it was never sent."""
 
     @property
     def count(self) -> int:
@@ -44,11 +46,11 @@ class OrderedBatch(InFlightBatch):
 
     @property
     def may_be_elsewhere(self) -> bool:
-        """Whether a copy may be stored in a partition that was fenced: then it is never said that its messages are stored nowhere."""
+        """Whether a copy may be stored in a partition that was fenced: then the outcome of its messages is never "not stored"."""
         return self.columns.message_ids is not None
 
     def anew(self, *, keep_ids: bool = False) -> OrderedBatch:
-        """The same messages as if they had never left. `keep_ids`: they may be stored all the same; a copy bears the ids of the first."""
+        """The same messages as an unsent batch. With `keep_ids` they keep their ids, because they may be stored already."""
         self.is_gone = True
         columns = self.columns
         if keep_ids and columns.message_ids is None:
@@ -66,13 +68,13 @@ class OrderedBatch(InFlightBatch):
 
 
 def message_ids(producer_id: int, number: int, count: int) -> list[bytes]:
-    """The ids of a batch's messages, as the column holds them (`MessageId.to_bytes`)."""
+    """The ids of a batch's messages for the message-id column (`MessageId.to_bytes`)."""
     head = producer_id.to_bytes(8, "big") + number.to_bytes(6, "big")
     return [head + index.to_bytes(2, "big") for index in range(count)]
 
 
 def cut(batch: OrderedBatch, owner_of: Callable[[int], _O]) -> list[tuple[_O, OrderedBatch]]:
-    """The batch in one piece for each owner of a logical partition in it, each in the order of its messages."""
+    """Cut the batch by the owners of its logical partitions; each piece keeps the order of its messages."""
     lps = batch.columns.logical_partitions
     assert lps is not None
     indices: dict[_O, list[int]] = {}
@@ -99,7 +101,7 @@ def _piece(batch: OrderedBatch, chosen: list[int]) -> OrderedBatch:
 
 
 def pick(columns: Columns, chosen: list[int]) -> Columns:
-    """Some of the messages."""
+    """The columns of some of the messages."""
     return Columns(
         choose(columns.bodies, chosen),
         columns.keys and choose(columns.keys, chosen),
