@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from qmq.client.metadata import MetadataClient
     from qmq.client.partial import Partial
     from qmq.client.receipts import Receipt, Receipts
+    from qmq.errors import QmqError
     from qmq.metrics.exposition import Collector
     from qmq.model import DelayedId, SubjectConfig, SubjectFlush
     from qmq.proto.v1 import access_pb2, control_pb2, delay_pb2, meta_pb2
@@ -421,6 +422,10 @@ class BlockingMetadata(BlockingPart):
     def cluster(self) -> meta_pb2.DescribeClusterResponse:
         """The broker groups with their replicas, and for how long the metaserver has not reached the coordination store."""
         return self._thread.run(self._part.cluster())
+
+    def metaservers(self) -> dict[str, meta_pb2.DescribeClusterResponse | QmqError]:
+        """What each metaserver says of itself, by its address, or why it does not: each is asked once, at the same time."""
+        return self._thread.run(self._part.metaservers())
 
     def set_subject_flush(self, subject: str, flush: SubjectFlush) -> meta_pb2.SubjectSettings:
         """Set when the subject's producers get their acknowledgement. Raises UnknownSubject."""

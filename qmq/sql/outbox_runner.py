@@ -68,12 +68,12 @@ class LentRunner:
 
     def __init__(self, connection: Any) -> None:
         self._connection = connection
-        self._connection = DriverConnection(connection)
-        self.dialect = self._connection.dialect
+        self._database = DriverConnection(connection)
+        self.dialect = self._database.dialect
 
     async def run(self, work: Work[_R]) -> _R:
         try:
-            found = await work(self._connection)
+            found = await work(self._database)
         except BaseException:
             await settle(self._connection.rollback())
             raise
