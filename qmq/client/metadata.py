@@ -513,9 +513,9 @@ class MetadataClient(DeliveryClient):
 
 
 def is_answer_to(request: pb.ChangeRouteRequest, change: pb.RouteChangeInfo) -> bool:
-    """Whether a change is what a request asks for, by all that the request says. Pure.
+    """Whether a change is the requested one, as far as the request says. Pure.
 
-    Two who ask for the same at the same time may both take it for theirs: it is what both wanted.
+    Two callers with the same request at the same time may both get the same change, which is what both asked for.
     """
     kind = str(request.WhichOneof("operation"))
     if change.kind != kind or change.reason != request.reason:

@@ -61,20 +61,21 @@ class OutboxClient:
         return self._own_outboxes
 
     def outbox(self, connection: Any, *, table: str = "qmq_outbox", grace: timedelta = GRACE) -> Outbox:
-        """Messages that are sent if, and only if, a database transaction commits: `async with mq.outbox(connection) as box: box.send(...)`.
+        """Send messages if, and only if, a database transaction commits: `async with mq.outbox(connection) as box: box.send(...)`.
 
         `connection` is the application's own, in its own transaction: of SQLAlchemy 2 (Connection, AsyncConnection, Session, AsyncSession),
-        or of a driver (see `Outbox.committed`). With an Engine or AsyncEngine the outbox makes the transaction: see `box.connection`. What
-        is not sent `grace` after the block's end, a watchdog sends. Raises InvalidArgument, also where SQLAlchemy is not installed
-        (`qmq[sql]`), InvalidName, ClientClosed.
+        or of a driver (see `Outbox.committed`). With an Engine or AsyncEngine the outbox makes the transaction: see `box.connection`.
+        Messages that are not sent `grace` after the block's end are sent by a watchdog. Raises InvalidArgument, also where SQLAlchemy is
+        not installed (`qmq[sql]`), InvalidName, ClientClosed.
         """
         return self._outboxes.outbox(connection, table=table, grace=grace)
 
     def outbox_watchdog(self, engine: Any, *, tables: Iterable[str] = ("qmq_outbox",), lease: timedelta = LEASE) -> Watchdogs:
-        """Sends what committed transactions left in outbox tables: `async with mq.outbox_watchdog(engine): ...`, or `await its.run()`.
+        """Send the messages that committed transactions left in outbox tables: `async with mq.outbox_watchdog(engine): ...`, or `await
+        watchdog.run()`.
 
-        `engine` is SQLAlchemy's, sync or async, or several in a list. Run as many watchdogs as you like: of those of a table one works, and
-        another takes over `lease` after it died. Raises InvalidArgument, InvalidName, ClientClosed.
+        `engine` is SQLAlchemy's, sync or async, or several in a list. Run any number of watchdogs: one works on each table, and another
+        takes over `lease` after it died. Raises InvalidArgument, InvalidName, ClientClosed.
         """
         outboxes = self._outboxes
         from qmq.sql.outbox_watchdog import Watchdogs

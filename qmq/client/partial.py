@@ -1,4 +1,4 @@
-"""An answer of several broker groups, some of which may have been silent."""
+"""An answer that was collected from several broker groups, of which some may not have answered."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _T = TypeVar("_T")
 
 
 class Partial(list[_T]):
-    """What those said that answered. `silent`: the groups that did not, and why; empty if this is everything."""
+    """The answers of the groups that answered. `silent` has the others, with the reasons; empty if the answer is complete."""
 
     def __init__(self, found: Iterable[_T] = (), silent: Mapping[str, str] | None = None) -> None:
         super().__init__(found)

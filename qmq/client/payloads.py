@@ -1,4 +1,4 @@
-"""What an application works with, and the bytes that a message carries: encoding, decoding, and which codec a type has. Pure.
+"""Encodes values to the bodies of messages, decodes bodies, and chooses the codec of a type. Pure.
 
     type of the handler's first parameter              body
     bytes                                              untouched
@@ -12,10 +12,10 @@
     qmq.payload.decode(body, Order)                    Order(id=7, currency='EUR')
 
 Rules:
-* What a type's codec is, is decided once (`codec_of`), not for each message: a type that has none is an error then.
-* Bytes stay bytes on both sides: who encodes for himself pays nothing here.
+* The codec of a type is chosen once (`codec_of`), not for each message; a type without a codec is an error at that time.
+* Bytes stay bytes on both sides, at no cost.
 * JSON needs msgspec (the extra `typed`), a pydantic model only pydantic; neither is imported before it is needed.
-* Whatever a decoder raises becomes Undecodable, with its words: a body that does not decode today does not decode tomorrow.
+* Any exception of a decoder becomes Undecodable, with its text: a body that cannot be decoded today cannot be decoded tomorrow.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ _T = TypeVar("_T")
 
 
 class Undecodable(Exception):
-    """A body is not what its handler takes. Says what the decoder found."""
+    """A body cannot be decoded to its handler's type. The message has the decoder's text."""
 
 
 class UndecodableBody(Undecodable):
-    """That of the message itself: its handler never began."""
+    """The body of the message itself cannot be decoded, so its handler was not called."""
 
 
 def encode(value: object) -> bytes:
-    """A message's body for a value: bytes as they are, a str as UTF-8, everything else as JSON. Raises InvalidArgument."""
+    """A message's body: bytes unchanged, a str as UTF-8, every other value as JSON. Raises InvalidArgument."""
     if isinstance(value, bytes):
         return value
     if isinstance(value, str):
@@ -59,13 +59,13 @@ def encode(value: object) -> bytes:
 
 
 def decode(body: bytes, kind: type[_T]) -> _T:
-    """A body as a value of the type. Raises Undecodable; InvalidArgument if the type is none of a payload."""
+    """Decode a body to a type. Raises Undecodable; InvalidArgument if the type has no codec."""
     found: _T = checked(codec_of(kind), body)
     return found
 
 
 def checked(decoder: Decode, body: bytes) -> Any:
-    """What the decoder makes of the body. Raises Undecodable."""
+    """The decoder's result. Raises Undecodable."""
     try:
         return decoder(body)
     except Exception as failure:
@@ -73,7 +73,7 @@ def checked(decoder: Decode, body: bytes) -> Any:
 
 
 def codec_of(kind: Any) -> Decode:
-    """What decodes bodies to this type. Raises InvalidArgument if it is no type of a payload, or if its library is not there."""
+    """The decoder for a type. Raises InvalidArgument if the type has no codec, or its library is missing."""
     if kind is bytes:
         return _same
     if kind is str:
@@ -123,7 +123,7 @@ def _encode_pydantic(value: Any) -> bytes:
 
 
 def _model_within(value: Any) -> Any:
-    """A model inside a list, say."""
+    """A pydantic model inside another type, such as a list; None if there is none."""
     if hasattr(value, "model_dump"):
         return value.model_dump(mode="json", by_alias=True)
     raise TypeError(f"no JSON for objects of type {type(value).__name__}")
@@ -145,7 +145,7 @@ def _msgspec() -> Any:
 
 
 def _strangers(msgspec: Any, kind: Any, seen: set[int]) -> Iterator[Any]:
-    """The classes within a type that JSON knows nothing of. Types may contain each other, so each is looked at once."""
+    """The classes within a type that msgspec does not know. Types may be recursive, so each is checked once."""
     if id(kind) in seen:
         return
     seen.add(id(kind))
@@ -156,7 +156,7 @@ def _strangers(msgspec: Any, kind: Any, seen: set[int]) -> Iterator[Any]:
 
 
 def _parts(kind: Any) -> Iterator[Any]:
-    """The types that a type is made of, as msgspec describes them."""
+    """The component types of a type, as msgspec describes it."""
     for field in getattr(kind, "fields", ()):
         yield field.type
     for name in ("item_type", "key_type", "value_type"):

@@ -1,6 +1,6 @@
-"""A pipe: the way of one producer to one broker group, over all the masters that group has in time.
+"""A pipe sends one producer's batches to one broker group, through changes of the group's master.
 
-`PipeWindow` decides about batches; the pipe is its connection, and tells its owner what was decided.
+`PipeWindow` decides about batches. The pipe has the connection, and reports decisions to its owner.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from qmq.errors import QmqError
 from qmq.wire.frame_payloads import Produced
 
 INFLIGHT_BATCHES_MAX: Final = 32
-"""Half of the broker's window of remembered batches (qmq/log/producers.py), so that a retry always falls into it."""
+"""Half of the batches that a broker remembers for each producer (qmq/log/producers.py), so that it always recognises a retry."""
 
 
 class Pipe(MasterConnection[Batch]):
@@ -31,13 +31,13 @@ class Pipe(MasterConnection[Batch]):
 
     @property
     def is_stalled(self) -> bool:
-        """Whether the group has answered nothing for a while: it gets no new batches if there is another group."""
+        """Whether the group has not answered for a while: then it gets no new batches if there is another group."""
         return self.window.is_stalled
 
     # --- the way out ---------------------------------------------------------------------------------------------------
 
     def has_room(self, size: int) -> bool:
-        """Whether a new batch of `size` bytes can leave now."""
+        """Whether a new batch of `size` bytes can be sent now."""
         connection, window = self.connection, self.window
         return (
             connection is not None
@@ -54,7 +54,7 @@ class Pipe(MasterConnection[Batch]):
         self._transmit(self.connection, batch)
 
     def pump(self) -> None:
-        """Something changed: send what is to be sent again, then what its owner has."""
+        """Send batches to be sent again, then new ones of the owner."""
         super().pump()
         self._owner.pump()
 
@@ -97,12 +97,12 @@ class Pipe(MasterConnection[Batch]):
     # --- the end -------------------------------------------------------------------------------------------------------
 
     def expire(self, now: float) -> None:
-        """Fail what was to be sent again and whose time is over."""
+        """Fail batches that were to be sent again and have timed out."""
         self.window.expire(now)
         self._report()
 
     def abort(self, fail: Callable[[Batch, bool], None]) -> None:
-        """End now: `fail` gets each batch, and whether an answer is still to come."""
+        """End now: `fail` is called for each batch, with whether its answer is still outstanding."""
         self.close()
         for batch in self.window.drop():
             fail(batch, batch.unanswered > 0)

@@ -1,7 +1,7 @@
-"""What a producer's pipes need of the producer, and a pipe of the pipes: batches go down, decisions come up.
+"""The interfaces between a producer, its pipes and a pipe: batches go down, decisions come up.
 
 Producer (a PipesOwner)  --put-->  Pipes (a PipeOwner)  --transmit-->  Pipe
-         <--stored, failed, answered--        <--stored, failed, give_back, answered--
+                         <--stored, failed, answered--  <--stored, failed, give_back, answered--
 """
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ from qmq.wire.frame_payloads import Produced
 
 
 class PipesOwner(Protocol):
-    """Whose batches these are: the producer."""
+    """What pipes need of the producer."""
 
     target: str
-    """Under what the locator knows where they go (route_book.py)."""
+    """The target under which the locator knows the subject (route_book.py)."""
     kind: int
     """See `PipeOwner`."""
 
     def usable(self, groups: Mapping[str, bool]) -> Mapping[str, bool]:
-        """Broker groups and whether each is writable, as a metaserver says it; and which of them this producer uses."""
+        """Of the broker groups (and whether each is writable), those that this producer uses."""
         ...
 
     @property
     def inflight_max(self) -> int:
-        """How many batches may be on their way to one broker group."""
+        """How many batches may be in flight to one broker group."""
         ...
 
     def encode(self, batch: Batch) -> tuple[bytes, bytes]:
-        """The batch as it travels. Raises QmqError."""
+        """The encoded batch. Raises QmqError."""
         ...
 
     def stored(self, group: str, batch: Batch, produced: Produced) -> None: ...
@@ -40,7 +40,7 @@ class PipesOwner(Protocol):
     def failed(self, batch: Batch, failure: QmqError) -> None: ...
 
     def answered(self) -> None:
-        """An answer came: it is time to close the open batch."""
+        """An answer came: time to close the open batch."""
         ...
 
     def look_again(self) -> None:
@@ -49,7 +49,7 @@ class PipesOwner(Protocol):
 
 
 class PipeOwner(Protocol):
-    """Who feeds pipes: `qmq.client.pipes.Pipes`."""
+    """What a pipe needs of `qmq.client.pipes.Pipes`."""
 
     target: str
     """See `PipesOwner`."""
@@ -58,11 +58,11 @@ class PipeOwner(Protocol):
 
     @property
     def has_waiting(self) -> bool:
-        """Whether batches wait for any pipe."""
+        """Whether batches wait for a pipe."""
         ...
 
     def encode(self, batch: Batch) -> tuple[bytes, bytes]:
-        """The batch as it travels. Raises QmqError."""
+        """The encoded batch. Raises QmqError."""
         ...
 
     def stored(self, group: str, batch: Batch, produced: Produced) -> None: ...
@@ -70,11 +70,11 @@ class PipeOwner(Protocol):
     def failed(self, batch: Batch, failure: QmqError) -> None: ...
 
     def give_back(self, batch: Batch) -> None:
-        """Certainly not stored here: any pipe may have it."""
+        """The batch is certainly not stored at this group: any pipe may send it."""
         ...
 
     def give_up(self, failure: QmqError) -> None:
-        """Nothing can be sent anywhere: the subject is gone, or the client is closed."""
+        """Nothing can be sent: the subject is gone, or the client is closed."""
         ...
 
     def answered(self) -> None:
@@ -82,5 +82,5 @@ class PipeOwner(Protocol):
         ...
 
     def pump(self) -> None:
-        """Something changed: look what can be sent."""
+        """Something changed: send what can be sent."""
         ...

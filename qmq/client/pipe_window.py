@@ -1,15 +1,15 @@
-"""A producer's batches on their way to one broker group of an unordered subject: an in-flight window (qmq/delivery/window.py). Pure.
+"""The in-flight window (qmq/delivery/window.py) of a producer at one broker group of an unordered subject. Pure.
 
     sent ─▶ on its way ──stored──▶ decided
                │ refused, certainly not stored ──▶ given back: any group may take it
-               └ nobody knows ──▶ sent again, only here
+               └ outcome unknown ──▶ sent again, only to this group
 
 Rules:
-* A batch whose outcome is unknown stays. The group's replicas remember its number with the log, so sending it again *here* is harmless, and
-  sending it anywhere else could make two of it.
-* The group takes batches in any order, so a refusal holds back only the refused one.
-* While a batch is to be sent again nothing new is taken, and those that are sent again leave in the order of their numbers.
-* A batch that is refused when its time is over fails.
+* A batch whose outcome is unknown stays with its group. The group's replicas remember its number with the log, so sending it again to
+  *this* group is harmless; another group could store it twice.
+* The group takes batches in any order, so a refusal affects only the refused batch.
+* While a batch is to be sent again, no new batch is sent; retries are sent in the order of their numbers.
+* A batch that is refused after its timeout fails.
 """
 
 from __future__ import annotations
@@ -32,36 +32,36 @@ class PipeWindow(InFlightWindow[Batch]):
 
     @property
     def has_retries(self) -> bool:
-        """Whether something is to be sent again; nothing new is sent before that."""
+        """Whether batches are to be sent again; no new one is sent before them."""
         return self._sent < len(self.flight)
 
     def send(self, batch: Batch) -> None:
-        """A new batch leaves now; the window must take it."""
+        """Send a new batch; the window must have room."""
         self.flight.append(batch)
         self._depart(batch)
 
     @property
     def is_sending(self) -> bool:
-        """Whether anything is on its way over the connection in use."""
+        """Whether any batch is in flight over the current connection."""
         return self._sent > 0
 
     @property
     def on_way(self) -> list[Batch]:
-        """What was sent over the connection in use and is not answered."""
+        """The unanswered batches sent over the current connection."""
         return self.flight[: self._sent]
 
     @property
     def retries(self) -> list[Batch]:
-        """What is to be sent again."""
+        """The batches to be sent again."""
         return self.flight[self._sent :]
 
     def take_failed(self) -> list[tuple[Batch, QmqError]]:
-        """What failed for good since, each batch once."""
+        """The batches that failed for good since the last call."""
         failed, self._failed = self._failed, []
         return failed
 
     def take_given_back(self) -> list[Batch]:
-        """What is certainly not stored here: any group may have it."""
+        """The batches that are certainly not stored here: any group may take them."""
         given_back, self._given_back = self._given_back, []
         return given_back
 
@@ -88,7 +88,7 @@ class PipeWindow(InFlightWindow[Batch]):
         self.flight.sort(key=_number)
 
     def _rest(self, batch: Batch, failure: QmqError, now: float) -> None:
-        """Batches that are refused together count once."""
+        """Put the batch aside for a retry. Batches that are refused together count as one failure."""
         self.trouble = failure
         if now >= self._rests_until:
             super()._rest(batch, failure, now)
@@ -102,17 +102,17 @@ class PipeWindow(InFlightWindow[Batch]):
         self._failed.append((batch, final(failure, batch)))
 
     def expire(self, now: float) -> None:
-        """Fail what was to be sent again and whose time is over."""
+        """Fail batches that were to be sent again and have timed out."""
         for batch in [each for each in self.retries if each.until <= now]:
             self._fail(batch, self.trouble or batch.failure)
 
     def fail_retries(self, failure: QmqError) -> None:
-        """Fail what was to be sent again: there is no way."""
+        """Fail all batches that were to be sent again, because they cannot be sent."""
         for batch in self.retries:
             self._fail(batch, failure)
 
     def drop(self) -> list[Batch]:
-        """Take out all: answers that come late mean nothing."""
+        """Remove all batches: late answers are ignored."""
         dropped, self.flight, self._sent = self.flight, [], 0
         for batch in dropped:
             batch.is_gone = True

@@ -1,13 +1,13 @@
-"""A producer's pipes, one for each broker group it uses, and the pool of batches that no group has been given yet.
+"""A producer's pipes, one for each broker group it uses, and the pool of batches that are not sent yet.
 
-A batch belongs to no group until the moment it leaves, so a group that stalls holds up nothing but what is in flight there:
+A batch is assigned to a group at the moment it is sent, so a stalled group delays only the batches that are in flight there:
 
-    closed batch -> pool -> whichever pipe has room        certainly refused -> pool again, in its place
+    closed batch -> pool -> a pipe with room certainly not stored -> pool again, in its place
 
 Rules:
-* `Balancer` (qmq/delivery/balancer.py) says which pipe gets the next batch. A pipe that is passed over because nobody tried it yet is
-  connected on the way, one at a time.
-* If no group takes messages, batches wait until their time is over, and their error says why.
+* `Balancer` (qmq/delivery/balancer.py) says which pipe gets the next batch. A pipe that is skipped because it is not connected yet is
+  connected meanwhile, one at a time.
+* If no group takes messages, batches wait until they time out, and their error says why.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from qmq.delivery.retries import final
 from qmq.errors import CallerError, QmqError, ReadOnly
 
 STAY_BYTES: Final = 2 * limits.MIB
-"""What leaves to a broker group before the next one has its turn."""
+"""Bytes sent to a broker group before it is the next one's turn."""
 
 
 class Pipes:
@@ -49,7 +49,7 @@ class Pipes:
             self._make,
             Pipe.has_room,
             stay_bytes=STAY_BYTES,
-            first=random.randrange,  # so that many producers begin at different groups
+            first=random.randrange,  # so that many producers begin with different groups
             turned=self._turned,
         )
         self._trouble: QmqError | None = None
@@ -62,13 +62,13 @@ class Pipes:
 
     @property
     def has_waiting(self) -> bool:
-        """Whether batches wait for any pipe."""
+        """Whether batches wait for a pipe."""
         return bool(self.pool)
 
     # --- the way out ---------------------------------------------------------------------------------------------------
 
     def put(self, batch: Batch) -> None:
-        """One more batch; it leaves as soon as a pipe has room."""
+        """Add a batch; it is sent as soon as a pipe has room."""
         self.pool.append(batch)
         self.send()
 
@@ -85,7 +85,7 @@ class Pipes:
             pipe.transmit(batch)
 
     def pump(self) -> None:
-        """A pipe changed: send what can be sent, perhaps the open batch too."""
+        """A pipe changed: send what can be sent, perhaps the open batch, too."""
         if not self._is_closed:
             self.send()
             if self._balancer and not self.pool:
@@ -94,7 +94,7 @@ class Pipes:
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing is on its way where the next batch would go: then there is no reason to gather more."""
+        """Whether no batch is in flight at the pipe that gets the next one: then the open batch need not gather more."""
         if self.pool:
             return False
         pipe = self._balancer.pick(0)
@@ -103,7 +103,7 @@ class Pipes:
         return not any(each.window.is_sending and each.connection is not None and not each.is_stalled for each in self._balancer)
 
     def flush(self) -> None:
-        """Write now what the current pipe was given, not at the end of the next round of the event loop."""
+        """Write the current pipe's batches now, not at the end of the round of the event loop."""
         pipe = self._balancer.current
         if pipe is not None and pipe.connection is not None:
             pipe.connection.stream.flush()
@@ -120,14 +120,14 @@ class Pipes:
     # --- the way back --------------------------------------------------------------------------------------------------
 
     def give_back(self, batch: Batch) -> None:
-        """Certainly not stored: the batch takes its place again, in the order of the numbers."""
+        """Certainly not stored: the batch returns to the pool, in the order of the numbers."""
         place = bisect_left(self.pool, batch.sequence, key=lambda each: each.sequence)
         self.pool.insert(place, batch)
 
     # --- which groups there are ----------------------------------------------------------------------------------------
 
     def _wait(self) -> None:
-        """Batches wait and no pipe takes them: are there others?"""
+        """Batches wait and no pipe takes them: look for other groups."""
         if self._finding is None and not self._is_closed and not self._balancer.is_writable:
             self._finding = self._loop.create_task(self._find())
         self._watch_time()
@@ -162,7 +162,7 @@ class Pipes:
     def _rerouted(self) -> None:
         groups = self._links.locator.book.groups(self.target)
         if not self._is_closed:
-            self._update(groups or {})  # none: the subject was deleted, and who sends asks anew
+            self._update(groups or {})  # none: the subject was deleted, and the next `send` asks again
             for pipe in self._balancer:
                 pipe.moved()
             self.pump()
@@ -170,7 +170,7 @@ class Pipes:
     # --- time ----------------------------------------------------------------------------------------------------------
 
     def _watch_time(self) -> None:
-        """Wake up when the first of the batches that wait is out of time."""
+        """Wake up when the first waiting batch times out."""
         if self._expiry is None and not self._is_closed:
             ends = [pipe.window.retries[0].until for pipe in self._balancer if pipe.window.has_retries]
             if self.pool:
@@ -190,7 +190,7 @@ class Pipes:
         self.pump()
 
     def give_up(self, failure: QmqError) -> None:
-        """Nothing can be sent anywhere: what waits fails."""
+        """Nothing can be sent: fail the waiting batches."""
         while self.pool:
             batch = self.pool.popleft()
             self._owner.failed(batch, final(failure, batch))
@@ -198,7 +198,7 @@ class Pipes:
     # --- the end -------------------------------------------------------------------------------------------------------
 
     def abort(self, fail: Callable[[Batch, bool], None]) -> None:
-        """End now: `fail` gets each batch, and whether an answer is still to come."""
+        """End now: `fail` is called for each batch, with whether its answer is still outstanding."""
         self._is_closed = True
         self._links.locator.unlisten(self.target, self._rerouted)
         if self._finding is not None:

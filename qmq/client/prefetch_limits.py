@@ -1,18 +1,18 @@
-"""How the attachments of one consumer share what it may hold: `prefetch` messages and `prefetch_bytes` bytes in all. Pure.
+"""How the attachments of one consumer share its limits of `prefetch` messages and `prefetch_bytes` bytes. Pure.
 
-A pull that waits at a broker reserves what it asked for, so the total is never exceeded; and an idle queue must not reserve what a busy one
-could use. So each attachment asks for little at first (`START`), for four times as much when it got all it asked for, and for
-little again when it got nothing; and none may take the last `START` messages that each other one needs to begin. An only one asks for all,
-but for what a second one would need to begin.
+A pull that waits at a broker reserves the messages it asked for, so that the total is never exceeded. An idle queue must not reserve what a
+busy one could use. So each attachment asks for few messages at first (`START`), for four times as many after a full answer, and for few
+again after an empty one; and `START` messages stay free for each other attachment. A single attachment asks for all, except what a second
+one would need to begin.
 
-When the total is smaller than two messages an attachment, the attachments take turns: a pull then waits only briefly, so that a message
-in another queue waits no longer than a round.
+If the total is less than two messages for each attachment, the attachments take turns: a pull then waits only briefly, so that a message in
+another queue waits no longer than a round.
 
 Worked example: prefetch 2,000, three attachments. Two idle ones wait with 64 each; the busy one grows 64, 256, 1,024, to 1,872.
 
-Bytes are those of the batches, as they came, a message counting for its part of its batch. How many a pull brings is known when it has: a
-batch is never cut, so the last one may exceed the total, and then nobody pulls until there is room again. Each attachment may always
-take its part of one half, so that idle ones reserve no more than that. Who holds nothing may pull, however little the total is.
+A message counts for its part of its batch's bytes. The bytes of a pull are known afterwards: a batch is never cut, so the last one may
+exceed the total, and then no attachment pulls until there is room again. One half of the bytes is divided among all attachments, and idle
+ones reserve no more than their part of it. An attachment that holds nothing may pull, however small the total is.
 """
 
 from __future__ import annotations
@@ -30,29 +30,29 @@ TURN_WAIT_MS: Final = 50
 
 
 class PrefetchShare(Protocol):
-    """One attachment's part."""
+    """The state of one attachment."""
 
     @property
     def held(self) -> int:
-        """Messages it holds unsettled."""
+        """Unsettled messages."""
         ...
 
     asked: int
-    """What the pull that is under way asked for; 0 if there is none."""
+    """Messages that the current pull asked for; 0 without a pull."""
     want: int
-    """What it would ask for."""
+    """Messages that the next pull would ask for."""
 
     @property
     def held_bytes(self) -> int:
-        """Bytes of what it holds unsettled."""
+        """Unsettled bytes."""
         ...
 
     asked_bytes: int
-    """What the pull that is under way may bring; 0 if there is none."""
+    """Bytes that the current pull may bring; 0 without a pull."""
 
 
 def check_limits(prefetch: int, prefetch_bytes: int) -> None:
-    """Raises InvalidArgument for limits that no consumer can have."""
+    """Raises InvalidArgument for invalid limits."""
     if not 0 < prefetch <= limits.CONSUMER_UNACKED_MAX:
         raise InvalidArgument(f"prefetch is 1 to {limits.CONSUMER_UNACKED_MAX}, not {prefetch}")
     if not 0 < prefetch_bytes <= limits.CONSUMER_UNACKED_BYTES_MAX:
@@ -60,17 +60,17 @@ def check_limits(prefetch: int, prefetch_bytes: int) -> None:
 
 
 def start(prefetch: int, parts: int) -> int:
-    """What each attachment may always ask for; 0 if there is not enough for all."""
+    """How many messages each attachment may always ask for; 0 if there are not enough for all."""
     return min(START, prefetch // (2 * parts))
 
 
 def allowance(prefetch: int, parts: Sequence[PrefetchShare], part: PrefetchShare, *, has_unseen: bool) -> int:
-    """How many messages `part` may ask for now. With unseen messages at hand it waits for a quarter of the total to be free."""
+    """How many messages `part` may ask for now. While it has unseen messages, it waits until a quarter of the total is free."""
     free = prefetch - sum([each.held + each.asked for each in parts])
     if free <= 0 or (has_unseen and free * 4 < prefetch):
         return 0
     if len(parts) == 1:
-        # A group that becomes known while this pull waits shall not wait for its end.
+        # A broker group that is added while this pull waits must not wait for its end.
         return min(free - START if free > 4 * START else free, limits.PULL_MESSAGES_MAX)
     least = start(prefetch, len(parts))
     reserved = sum([max(least - each.held - each.asked, 0) for each in parts if each is not part])
@@ -93,7 +93,7 @@ def bytes_allowance(prefetch_bytes: int, pull_bytes: int, parts: Sequence[Prefet
 
 
 def grown(want: int, asked: int, got: int, prefetch: int) -> int:
-    """What an attachment wants next, after a pull for `asked` messages brought `got`."""
+    """How many messages an attachment asks for next, after a pull for `asked` messages brought `got`."""
     if got >= asked:
         return min(max(asked, want) * GROWTH, prefetch)
     return min(2 * got, want)

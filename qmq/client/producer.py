@@ -1,12 +1,12 @@
-"""The batching producer: messages in, batches out, receipts back; nothing twice, nothing forgotten.
+"""The batching producer of an unordered subject. It stores every message once, or reports why not.
 
-Batches form by themselves, without lingering: the first message leaves at the end of this round of the event loop; what is sent while a
-batch is on its way leaves together, when that batch is answered or when 1,000 messages or 256 KiB have gathered.
+There is no linger time: the first message is sent at the end of this round of the event loop. Messages that are sent while a batch is in
+flight form the next batch, which is sent when the first one is answered, or has 1,000 messages or 256 KiB.
 
-A batch keeps its number through every retry, and a broker group stores a number once. So a lost answer, a broken connection, a busy broker
-or another master is mended by sending again, until `delivery_timeout`; only then does the ticket fail, and its error says whether the batch
-is known not to be stored or whether nobody knows. This file is the public face and the open batch; `pipes.py` chooses the broker group,
-`pipe.py` is the way there.
+A batch keeps its number through every retry, and a broker group stores a number once. After a lost answer, a broken connection, an
+overloaded broker or a change of master the batch is sent again, until `delivery_timeout`. Only then does the ticket fail, and its error
+says whether the batch is not stored or its outcome is unknown. This file has the public class and the open batch; `pipes.py` chooses the
+broker group, `pipe.py` sends to it.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ _KINDS: Final = {"quorum": FrameKind.PRODUCE, "flushed": FrameKind.PRODUCE_FLUSH
 
 
 def new_producer_id() -> int:
-    """64 bits: milliseconds since 1970 in the upper 44, random in the lower 20. No message of it is older than it."""
+    """64 bits: milliseconds since 1970 in the upper 44, random in the lower 20. A producer's messages are not older than its id."""
     return (time.time_ns() // 1_000_000) << 20 | int.from_bytes(os.urandom(3), "little") & 0xFFFFF
 
 
 def frame_kind(acks: str, batch_messages: int) -> int:
-    """Check a producer's options; what its batches travel in. Raises InvalidArgument."""
+    """Check a producer's options, and return the kind of its frames. Raises InvalidArgument."""
     if acks not in _KINDS:
         raise InvalidArgument(f"acks is 'quorum', 'flushed' or 'master', not {acks!r}")
     if not 0 < batch_messages <= limits.BATCH_MESSAGES_MAX:
@@ -64,13 +64,13 @@ class ProducerIdentity:
 
 
 class ProducerIds:
-    """Producer ids for many, none twice."""
+    """Producer ids for many producers, all different."""
 
     def __init__(self) -> None:
         self._last = 0
 
     def __call__(self) -> int:
-        """One that is new."""
+        """A new producer id."""
         self._last = max(new_producer_id(), self._last + 1)
         return self._last
 
@@ -109,7 +109,7 @@ class Producer(Backlog):
         self._pipes = Pipes(links, self)
         self._tally = links.tallies.sending(subject)
         self.stored_by_group: dict[str, int] = {}
-        """How many of its messages each broker group stored."""
+        """Stored messages by broker group."""
 
     # --- sending -------------------------------------------------------------------------------------------------------
 
@@ -120,14 +120,12 @@ class Producer(Backlog):
         tags: Iterable[str] | None = None,
         headers: Mapping[str, str | bytes] | None = None,
     ) -> Ticket:
-        """Put a message into the open batch; `await` the ticket to know that it is stored.
+        """Add a message to the open batch; `await` the ticket to know that it is stored.
 
-        Look at `full` now and then, and `await drain()`.
+        Check `full` from time to time, and `await drain()`.
 
-        Raises:
-            InvalidArgument, MessageTooLarge: the message cannot be sent, to anybody.
-            BufferFull: more than 64 MiB are waiting to be stored.
-            ClientClosed: the producer or its client was closed.
+        Raises: InvalidArgument, MessageTooLarge: the message is invalid. BufferFull: more than 64 MiB are waiting to be stored.
+        ClientClosed: the producer or its client was closed.
         """
         if type(body) is not bytes or len(body) > self._body_bytes_max:
             body = message_checks.body_bytes(body, self._body_bytes_max)
@@ -145,7 +143,7 @@ class Producer(Backlog):
         return ticket
 
     def _wake(self) -> None:
-        """First message of this round of the event loop: stamp the time, and flush at its end."""
+        """First message in this round of the event loop: stamp the time, and flush at the end of the round."""
         self._check_open()
         self._is_awake = True
         self._open.stamp()
@@ -166,21 +164,21 @@ class Producer(Backlog):
         tags: Sequence[Iterable[str]] | None = None,
         headers: Sequence[Mapping[str, str | bytes]] | None = None,
     ) -> Tickets:
-        """Send many messages with less work for each; the columns, where given, have one item a message. Raises as `send`."""
+        """Send many messages with less work for each; each given column has one item for each message. Raises as `send`."""
         columns = message_checks.columns_of(bodies, tags, headers, self._body_bytes_max)
         message_checks.check_length("keys", keys, len(columns.bodies))
         columns.keys = [message_checks.key_bytes(key) for key in keys] if keys else None
         return self._put(columns)
 
     def put(self, columns: Columns, flags: int = 0, *, create_time_ms: int | None = None) -> Tickets:
-        """Send columns as they are, in batches of their own: for messages of the system's, whose headers and flags nobody checks.
+        """Send columns unchecked, in batches of their own: for messages that QMQ itself makes.
 
-        They are made now, or at `create_time_ms` plus the columns' `create_deltas`. Raises BufferFull, ClientClosed.
+        The create time is now, or `create_time_ms` plus the columns' `create_deltas`. Raises BufferFull, ClientClosed.
         """
         return self._put(columns, flags, create_time_ms)
 
     def _put(self, columns: Columns, flags: int = 0, create_time_ms: int | None = None) -> Tickets:
-        """In batches of their own."""
+        """Send columns in batches of their own."""
         bodies = columns.bodies
         self._close_open()
         if not self._is_awake or self._closed_bytes > BUFFER_BYTES_MAX:
@@ -201,7 +199,7 @@ class Producer(Backlog):
         self._close_open()
 
     def _close_open(self) -> None:
-        """The open batch is full, or its time has come."""
+        """Close the open batch, which is full, or whose round is over."""
         if not self._open.bodies:
             return
         batch = self._open.close(self._identity.next_sequence())
@@ -214,13 +212,13 @@ class Producer(Backlog):
         self._pipes.put(batch)
 
     def place_of_last(self, ticket: Ticket) -> int:
-        """Place in its batch of the message that `send` just took; valid only right after it."""
+        """The place, in its batch, of the message that `send` just took; valid only right after `send`."""
         return (len(self._open.bodies) if ticket is self._open.ticket else self._last_count) - 1
 
     # --- what became of them -------------------------------------------------------------------------------------------
 
     def usable(self, groups: Mapping[str, bool]) -> Mapping[str, bool]:
-        """For the pipes: all."""
+        """For the pipes: all groups."""
         return groups
 
     @property
@@ -229,7 +227,7 @@ class Producer(Backlog):
         return INFLIGHT_BATCHES_MAX
 
     def encode(self, batch: Batch) -> tuple[bytes, bytes]:
-        """For the pipes: the batch as it travels. Raises MessageTooLarge, InvalidArgument."""
+        """For the pipes: the encoded batch. Raises MessageTooLarge, InvalidArgument."""
         return encode(
             self._subject,
             batch.columns,
@@ -260,14 +258,14 @@ class Producer(Backlog):
         )
 
     def failed(self, batch: Batch, failure: QmqError) -> None:
-        """For the pipes: the batch is given up; the failure says whether it may be stored."""
+        """For the pipes: the batch failed; the failure says whether it may be stored."""
         self._decided(batch.ticket, batch.size, failure)
         self._tally.failed += batch.count
         batch.ticket.fail(failure)
         self._wake_drained()
 
     def answered(self) -> None:
-        """For the pipes: what gathered while a batch was on its way leaves now."""
+        """For the pipes: an answer came, so the open batch is sent now."""
         if self._open.bodies:
             self._close_open()
         else:
@@ -276,7 +274,7 @@ class Producer(Backlog):
             self._wake_drained()
 
     def look_again(self) -> None:
-        """For the pipes: if the open batch waited for a group that stalled, another may take it."""
+        """For the pipes: another group may take an open batch that waited for a stalled one."""
         if self._open.bodies and not self._is_awake and self._pipes.is_idle:
             self._close_open()
 

@@ -1,4 +1,6 @@
-"""What a sender gets back: where its messages went. One ticket a batch, since a future a message would cost more than sending it."""
+"""What a sender gets back: where its messages are stored. There is one ticket for each batch, because a future for each message would cost
+more than sending it.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ from qmq.model import DelayedId, MessageId
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """One stored message: `sequence` is its number in its queue (the subject on this broker group), for ever; `id` names it everywhere."""
+    """One stored message: `sequence` is its number in its queue (the subject on this broker group), which never changes; `id` names it
+    everywhere.
+    """
 
     subject: str
     partition: int
@@ -25,19 +29,21 @@ class Receipt:
 
     @property
     def delayed_id(self) -> str | None:
-        """Of a delayed message: by which it is cancelled, moved and shown (`Client.delayed`). None of any other."""
+        """For a delayed message, the id for `Client.delayed` (cancel, move, show). None for others."""
         return None
 
 
 @dataclass(frozen=True, slots=True)
 class DelayedReceipt(Receipt):
-    """Of a delayed message. `sequence`, `append_time_ms` and `broker_group` are about its delay group; its `id` it keeps."""
+    """The receipt of a delayed message. `sequence`, `append_time_ms` and `broker_group` are those at its delay group;
+    `id` stays the same.
+    """
 
     due_ms: int
 
     @property
     def delayed_id(self) -> str:
-        """By which it is cancelled, moved and shown."""
+        """The id for `Client.delayed`."""
         return str(DelayedId(self.id, self.due_ms, self.append_time_ms, self.broker_group))
 
 
@@ -54,20 +60,20 @@ class BatchReceipt:
     append_time_ms: int
     broker_group: str
     ids: Sequence[bytes] | None = None
-    """The messages' ids, where they do not follow from the producer's: they were sent again after their partition was fenced."""
+    """The messages' ids, if they do not follow from the producer's id: after a resend because their partition was fenced."""
 
     def id(self, index: int) -> MessageId:
-        """The id of the batch's message number `index`."""
+        """The id of message number `index` of the batch."""
         if self.ids is not None:
             return MessageId.parse(self.ids[index].hex())
         return MessageId(self.producer_id, self.batch_sequence, index)
 
     def delayed_id(self, index: int) -> str | None:
-        """As its receipt has it."""
+        """The id of message number `index` for `Client.delayed`; None unless delayed."""
         return None
 
     def receipt(self, index: int) -> Receipt:
-        """The receipt of the batch's message number `index`."""
+        """The receipt of message number `index` of the batch."""
         sequence = self.base_sequence + index
         return Receipt(self.subject, self.partition, sequence, self.id(index), self.append_time_ms, self.broker_group)
 
@@ -80,16 +86,16 @@ class BatchReceipt:
 
 @dataclass(frozen=True, slots=True)
 class DelayedBatchReceipt(BatchReceipt):
-    """Of delayed messages: stored at the delay group `broker_group`, message number `index` to be delivered at `dues[index]`."""
+    """The receipt of delayed messages, stored at the delay group `broker_group`; message number `index` is due at `dues[index]`."""
 
     dues: Sequence[int] = ()
 
     def delayed_id(self, index: int) -> str:
-        """By which message number `index` is cancelled, moved and shown."""
+        """The id of message number `index` for `Client.delayed`."""
         return str(DelayedId(self.id(index), self.dues[index], self.append_time_ms, self.broker_group))
 
     def receipt(self, index: int) -> DelayedReceipt:
-        """The receipt of the batch's message number `index`."""
+        """The receipt of message number `index` of the batch."""
         return DelayedReceipt(
             self.subject,
             self.partition,
@@ -103,17 +109,17 @@ class DelayedBatchReceipt(BatchReceipt):
 
 @dataclass(frozen=True, slots=True)
 class CutReceipt(BatchReceipt):
-    """Messages that were sent together and stored apart, since a route changed meanwhile.
+    """Messages that were sent together and stored in different partitions, because a route changed meanwhile.
 
-    What `receipt(index)` says is exact; the fields are those of the first message's part.
+    `receipt(index)` is exact; the fields describe the part of the first message.
     """
 
     parts: tuple[tuple[Sequence[int], BatchReceipt], ...] = ()
-    """Places of messages, and where those are."""
+    """Places of messages, and the receipt of their batch."""
 
     @classmethod
     def join(cls, parts: Sequence[tuple[Sequence[int], BatchReceipt]], count: int) -> CutReceipt:
-        """Of parts that together have every place once."""
+        """The receipt for parts that together have every place once."""
         ordered = sorted(parts, key=itemgetter(0))
         first = ordered[0][1]
         return cls(
@@ -151,7 +157,7 @@ class CutReceipt(BatchReceipt):
 
 
 class Ticket:
-    """Stands for a batch on its way. `await` it, as often as you like, for its BatchReceipt; a batch that failed raises its error."""
+    """An undecided or decided batch. `await` it any number of times for its BatchReceipt; a failed batch raises its error."""
 
     __slots__ = ("_error", "_receipt", "_waiters", "_watchers", "seen")
 
@@ -164,13 +170,13 @@ class Ticket:
 
     @property
     def is_done(self) -> bool:
-        """Whether it is decided."""
+        """Whether the batch is stored or has failed."""
         return self._receipt is not None or self._error is not None
 
     def __await__(self) -> Generator[object, None, BatchReceipt]:
         self.seen = True
         if self._receipt is None and self._error is None:
-            # One for each who waits: a shared one would need a shield for each, which is two futures and two callbacks.
+            # One future for each waiter: a shared one would need a shield for each, which is two futures and two callbacks.
             waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._waiters.append(waiter)
             yield from waiter
@@ -181,11 +187,11 @@ class Ticket:
 
     @property
     def decided(self) -> BatchReceipt | QmqError | None:
-        """What was decided; None if nothing is yet. To look is not to see: an error that nobody awaits is raised by `flush`."""
+        """The decision; None if there is none yet. Reading it does not mark an error as seen: `flush` raises errors that nobody awaited."""
         return self._receipt if self._receipt is not None else self._error
 
     def when_decided(self, watcher: Callable[[], None]) -> None:
-        """Call this when it is decided, at once if it is."""
+        """Call `watcher` when the batch is decided, at once if it is."""
         if self.is_done:
             watcher()
         elif self._watchers is None:
@@ -213,13 +219,13 @@ class Ticket:
 
 
 class Tickets:
-    """Several batches sent together. `await` for their BatchReceipts, in order; the first failure is raised."""
+    """Several batches sent together. `await` it for their BatchReceipts, in order; raises the first failure."""
 
     __slots__ = ("tickets",)
 
     def __init__(self, tickets: list[Ticket]) -> None:
         self.tickets = tickets
-        """One for each batch."""
+        """One ticket for each batch."""
 
     def __await__(self) -> Generator[object, None, Receipts]:
         return self._wait().__await__()
@@ -228,12 +234,12 @@ class Tickets:
         return self.collect([await ticket for ticket in self.tickets])
 
     def collect(self, batches: list[BatchReceipt]) -> Receipts:
-        """What they stand for together, given the receipt of each."""
+        """The result for the messages, given the receipt of each batch."""
         return Receipts(batches)
 
 
 class Receipts:
-    """Where many messages went: a sequence of Receipt, made when asked for."""
+    """The receipts of many messages: a sequence whose items are made on access."""
 
     __slots__ = ("batches",)
 

@@ -1,4 +1,4 @@
-"""What a client knows of the cluster: which broker groups a subject lives on, and who is each group's master. Pure.
+"""What a client knows about the cluster: the broker groups of each subject, and the master of each group. Pure.
 
 Three tables, because they change for different reasons:
 
@@ -7,17 +7,17 @@ Three tables, because they change for different reasons:
     masters   broker group -> address and epoch of its master            changes at every failover, for all subjects at once
 
 Rules:
-* A master is *doubted* when it sends a client away or cannot be reached. A doubted master is not given out until an answer that was asked
-  for later names it again, or any answer names another one.
-* An answer with an older epoch than one already known for the group is not believed for that group: a metaserver may lag behind.
-  The group's doubt stays, so whoever needs it asks again.
-* An answer with an older route of an ordered subject than one already known is not believed for the subject, only for masters.
+* A master is *doubted* when it answers NotMaster or cannot be reached. A doubted master is not used until the answer to a later request
+  names it again, or any answer names another one.
+* An answer with an older epoch than the known one is ignored for that group, because a metaserver may lag. The group stays doubted, so the
+  next caller asks again.
+* An answer with an older route of an ordered subject than the known one is ignored for the subject, and used for masters.
 
-Delayed messages of a subject go to other groups than the rest. Where they go is kept under a *target* of its own, "~" and the subject's
-name (no name begins so); of an unordered subject or an ordered one alike. Everywhere else a target is the subject's name.
+Delayed messages of a subject go to delay groups. Their placement has a *target* of its own, "~" and the subject's name (no name begins with
+"~"). Any other target is the subject's name.
 
-Worked example: group g1 is known as (a:1, epoch 4). A broker says NotMaster: doubted. Locate answers (a:1, 3): not believed.
-Locate answers (b:1, 5): believed, for every subject on g1, though only one of them was asked about.
+Worked example: group g1 is known as (a:1, epoch 4). A broker says NotMaster: doubted. Locate answers (a:1, 3): ignored. Locate answers
+(b:1, 5): used for every subject on g1, although only one was asked about.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ _DELAYED: Final = "~"
 
 
 def delayed_target(subject: str) -> str:
-    """Under what the places of a subject's delayed messages are kept."""
+    """The target of a subject's delayed messages."""
     return _DELAYED + subject
 
 
 def is_delayed(target: str) -> bool:
-    """Whether a target is one of delayed messages."""
+    """Whether a target is for delayed messages."""
     return target.startswith(_DELAYED)
 
 
 def subject_of(target: str) -> str:
-    """Whose target it is."""
+    """The subject of a target."""
     return target.removeprefix(_DELAYED)
 
 
@@ -53,14 +53,14 @@ def spoken(target: str) -> str:
 
 
 class Master(NamedTuple):
-    """Where a broker group is served, and since which term."""
+    """Where a broker group's master is, and its epoch."""
 
     address: str
     epoch: int
 
 
 class SubjectRoute(NamedTuple):
-    """One line of a metaserver's answer. `address` is empty while the group has no master."""
+    """One group in a metaserver's answer. `address` is empty while the group has no master."""
 
     group: str
     address: str
@@ -69,7 +69,7 @@ class SubjectRoute(NamedTuple):
 
 
 class Ordering(NamedTuple):
-    """Of an ordered subject: what it promises, its latest route, and the partitions of older versions that a fence closed."""
+    """The order of an ordered subject, its latest route, and the partitions of older versions that were fenced."""
 
     order: Order
     route: OrderedRoute
@@ -77,7 +77,7 @@ class Ordering(NamedTuple):
 
 
 class Placement(NamedTuple):
-    """A metaserver's whole answer about a subject; `ordering` is None if it is unordered."""
+    """A metaserver's answer about a subject; `ordering` is None if it is unordered."""
 
     routes: list[SubjectRoute]
     ordering: Ordering | None = None
@@ -85,20 +85,20 @@ class Placement(NamedTuple):
 
 @dataclass(slots=True)
 class Learned:
-    """What an answer changed: what to tell those who listen."""
+    """What an answer changed, for listeners."""
 
     is_placed_anew: bool = False
-    """The subject's groups, whether they may be written to, or its order."""
+    """Whether the subject's groups, their writability, or its order changed."""
     moved: set[str] = field(default_factory=set)
-    """Groups with another master than before."""
+    """Groups whose master changed."""
     outdated: set[str] = field(default_factory=set)
     """Groups for which the answer was older than what is known."""
     is_route_outdated: bool = False
-    """Whether the subject's route is."""
+    """Whether the answer's route is older than the known one."""
 
 
 class RouteBook:
-    """The two tables, and the rules for believing an answer."""
+    """The three tables, and the rules for accepting an answer."""
 
     def __init__(self) -> None:
         self._places: dict[str, dict[str, bool]] = {}
@@ -109,12 +109,12 @@ class RouteBook:
         self._asks = 0
 
     def ask(self) -> int:
-        """A question begins: its number, for `learn`."""
+        """A request begins. Returns its number, for `learn`."""
         self._asks += 1
         return self._asks
 
     def learn(self, ask: int, subject: str, routes: Iterable[SubjectRoute], ordering: Ordering | None = None) -> Learned:
-        """Take the answer to the question number `ask`."""
+        """Take the answer to request number `ask`."""
         learned = Learned()
         before = self._places.get(subject)
         places: dict[str, bool] = {}
@@ -136,12 +136,12 @@ class RouteBook:
         return learned
 
     def forget(self, subject: str) -> None:
-        """The subject is gone: one of its name that comes later is another one, with a route of its own."""
+        """The subject is deleted: a later one of the same name has a route of its own."""
         self._places.pop(subject, None)
         self._orders.pop(subject, None)
 
     def _learn_master(self, ask: int, route: SubjectRoute, learned: Learned) -> bool:
-        """Whether the line is believed."""
+        """Whether the answer about a group is accepted."""
         group = route.group
         if route.epoch < self._epochs.get(group, 0):
             learned.outdated.add(group)
@@ -160,7 +160,7 @@ class RouteBook:
         return True
 
     def doubt(self, group: str, master: Master | None = None) -> bool:
-        """This master is none, or cannot be reached; None: whoever it is. False if another one is known already."""
+        """This master is not the master, or cannot be reached; None: the current one. False if another master is known already."""
         if master is not None and self._masters.get(group) != master:
             return False
         self._doubted[group] = self._asks
@@ -171,15 +171,15 @@ class RouteBook:
         return None if group in self._doubted else self._masters.get(group)
 
     def groups(self, subject: str) -> Mapping[str, bool] | None:
-        """The subject's broker groups, and whether each may be written to; None if nobody asked yet."""
+        """The subject's broker groups, and whether each is writable; None before the first answer."""
         return self._places.get(subject)
 
     def ordering(self, subject: str) -> Ordering | None:
-        """Of an ordered subject that was asked about."""
+        """The order of a subject; None if it is not known."""
         return self._orders.get(subject)
 
     def cover(self) -> list[str]:
-        """A few subjects that together live on every known group: locating them refreshes all masters."""
+        """A few subjects that together use every known group: locating them refreshes all masters."""
         chosen: list[str] = []
         left = set(self._masters)
         for subject, places in self._places.items():
@@ -189,5 +189,5 @@ class RouteBook:
         return chosen
 
     def subject_on(self, group: str) -> str | None:
-        """Some subject that lives on the group."""
+        """A subject that uses the group."""
         return next((subject for subject, places in self._places.items() if group in places), None)

@@ -1,6 +1,6 @@
-"""A consumer's session with the master of one broker group, over all the masters that the group has in time.
+"""Keeps a consumer's session with the current master of one broker group.
 
-The loop finds the master, asks for a session (ATTACH or LANE_ATTACH), sends signs of life until the session ends, and begins again. Its
+The loop finds the master, asks for a session (ATTACH or LANE_ATTACH), sends heartbeats until the session ends, and begins again. Its
 user, an attachment (`attachment.py`) or a lane (`ordered/lane_reader.py`), knows what to ask for and what follows from the answer.
 
     outcome                                        next
@@ -12,7 +12,7 @@ user, an attachment (`attachment.py`) or a lane (`ordered/lane_reader.py`), know
     another error of the caller                    pause, try again; after REFUSALS_MAX of them tell the user, and end
     ClientClosed, OrderMismatch                    tell the user, and end
 
-The lease counts from the time at which the last answered sign of life was *sent*, so the lease never ends later here than at the broker.
+The lease counts from the time at which the last answered heartbeat was *sent*, so it never ends later here than at the broker.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from qmq.wire.frame import FrameKind
 log = logging.getLogger("qmq.client")
 
 REFUSALS_MAX: Final = 3
-"""A broker may hear of a new subject, or of a new group, later than the client does."""
+"""A broker may learn of a new subject or group later than the client does."""
 
 
 class Granted(Protocol):
@@ -52,24 +52,24 @@ GrantedT = TypeVar("GrantedT", bound=Granted)
 
 
 class SessionUser(Protocol[GrantedT]):
-    """What a session is for."""
+    """What the loop needs of an attachment or a lane."""
 
     @property
     def ask_again(self) -> tuple[type[QmqError], ...]:
-        """Errors that mean: not yet."""
+        """Errors after which the loop tries again."""
         ...
 
     @property
     def wants_session(self) -> bool:
-        """Whether a session that ended is to be followed by another one."""
+        """Whether to begin another session when one ends."""
         ...
 
     async def ask(self, connection: Connection) -> GrantedT:
-        """Ask the broker for a session. Raises what it answers."""
+        """Ask the broker for a session. Raises the broker's error."""
         ...
 
     def granted(self, answer: GrantedT) -> None:
-        """A session is about to begin: what is held may no longer be this consumer's."""
+        """The broker granted a session; some held messages may be void."""
         ...
 
     def attached(self, session: ConsumerSession) -> None:
@@ -81,15 +81,15 @@ class SessionUser(Protocol[GrantedT]):
         ...
 
     def detached(self) -> None:
-        """The session has ended, or an attempt to have one."""
+        """The session has ended, or could not begin."""
         ...
 
     def lost(self, failure: LaneLost) -> None:
-        """What the session was for belongs to another consumer."""
+        """Another consumer has what the session was for."""
         ...
 
     def refused(self, failure: CallerError) -> None:
-        """There will be no session: the application has to know."""
+        """No session is possible: tell the application."""
         ...
 
 
@@ -100,7 +100,7 @@ class SessionLoop(Generic[GrantedT]):
         """`group` is the broker group, `name` the consumer's, `lease_ms` what the consumer asks for: a broker may grant less."""
         self.session: ConsumerSession | None = None
         self.sure_until_s = -math.inf
-        """Until when the lease cannot have ended at the broker, by the event loop's clock."""
+        """Until then the lease cannot have ended at the broker, by the event loop's clock."""
         self.is_attaching = False
         self._links, self._user = links, user
         self._subject, self._group, self._name = subject, group, name
@@ -115,7 +115,7 @@ class SessionLoop(Generic[GrantedT]):
             self._runner = self._loop.create_task(self._run())
 
     async def end(self) -> None:
-        """End the loop. The session stays, for what the user has to say yet; then `detach`."""
+        """End the loop. The session stays, for the last verdicts; then call `detach`."""
         if self._runner is not None:
             self._runner.cancel()
             await asyncio.wait([self._runner])
@@ -146,7 +146,9 @@ class SessionLoop(Generic[GrantedT]):
             tries += 1
 
     async def _serve_under(self, master: Master, connection: Connection) -> bool:
-        """One session, from asking for it to its end; whether there was one. Raises what the broker answered, unless a pause is enough."""
+        """One session, from asking for it to its end. Returns whether there was one. Raises the broker's error,
+        unless a pause is enough.
+        """
         is_attached = False
         try:
             await self._attach(master, connection)
@@ -181,7 +183,7 @@ class SessionLoop(Generic[GrantedT]):
         self._user.attached(self.session)
 
     async def _stay_attached(self) -> None:
-        """Send signs of life until the session ends."""
+        """Send heartbeats until the session ends."""
         while (session := self.session) is not None:
             try:
                 async with asyncio.timeout(self._lease_ms / 3000):
@@ -198,15 +200,15 @@ class SessionLoop(Generic[GrantedT]):
 
     @property
     def is_sure(self) -> bool:
-        """Whether the lease cannot have ended yet at the broker."""
+        """Whether the lease cannot have ended at the broker yet."""
         return self._loop.time() <= self.sure_until_s
 
     def doubt(self) -> None:
-        """The lease is to be taken for ended."""
+        """Treat the lease as ended."""
         self.sure_until_s = -math.inf
 
     def moved(self) -> None:
-        """Routes changed: if the group has another master now, go there."""
+        """Routes changed: if the group has another master now, attach there."""
         known = self._links.locator.book.master(self._group)
         if self.session is not None and known is not None and known != self.session.master:
             self.detach()
@@ -219,7 +221,7 @@ class SessionLoop(Generic[GrantedT]):
         self.detach()
 
     def detach(self) -> None:
-        """End the session here."""
+        """End the session on this side."""
         session, self.session = self.session, None
         if session is not None:
             session.connection.on_closed.pop(self.detach, None)

@@ -1,4 +1,4 @@
-"""What a consumer holds, and its verdicts on their way to the broker: joined to ranges, kept until it has them. No I/O."""
+"""The pull sequences that a consumer holds, and its unsent verdicts, joined to ranges. No I/O."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ if TYPE_CHECKING:
 
 
 _ERRORS_CHARS: Final = 256 * 1024
-"""What one SETTLE holds at most."""
+"""Most characters of errors in one SETTLE."""
 
 
 class Outstanding:
-    """The pull sequences that were handed to the application or wait for it, and have no verdict yet; and what they take."""
+    """The pull sequences without a verdict, and their bytes."""
 
     def __init__(self) -> None:
         self._ranges: list[tuple[int, int, int]] = []
-        """(first, last, bytes a message)"""
+        """(first, last, bytes of each message)"""
         self.messages = 0
         self.bytes = 0
 
     def add(self, first: int, count: int, message_bytes: int = 0) -> None:
-        """Handed over: `count` from `first` on, behind all that came before, of so many bytes each."""
+        """Add `count` messages from pull sequence `first` on, which is behind all earlier ones, each of so many bytes."""
         if count:
             self._ranges.append((first, first + count - 1, message_bytes))
             self.messages += count
             self.bytes += count * message_bytes
 
     def remove(self, first: int, last: int) -> list[tuple[int, int]]:
-        """Take out what of `first` to `last` is still outstanding; give those ranges."""
+        """Remove the pull sequences from `first` to `last` that are outstanding; returns them as ranges."""
         at = max(bisect_right(self._ranges, first, key=lambda each: each[0]) - 1, 0)
         stop, kept, removed = at, list[tuple[int, int, int]](), list[tuple[int, int]]()
         while stop < len(self._ranges) and self._ranges[stop][0] <= last:
@@ -54,20 +54,20 @@ class Outstanding:
         return removed
 
     def cut(self, before: int) -> None:
-        """Nothing from `before` on is outstanding any more."""
+        """Forget pull sequences from `before` on."""
         if self._ranges and self._ranges[-1][1] >= before:
             self.remove(before, self._ranges[-1][1])
 
 
 class Settlements:
-    """Collects verdicts that wait to be sent; `take` gives them."""
+    """Collects verdicts to be sent; `take` returns them."""
 
     def __init__(self) -> None:
         self._collected: list[Settlement] = []
         self.messages = 0
 
     def add(self, first: int, last: int, verdict: int, delay_ms: int, error: str = "") -> None:
-        """One more range; joined to the last one if it follows it and says the same."""
+        """Add a range; it is joined to the last one if it is adjacent and has the same verdict."""
         self.messages += last - first + 1
         if self._collected:
             before = self._collected[-1]
@@ -78,29 +78,29 @@ class Settlements:
 
     @property
     def waiting(self) -> list[Settlement]:
-        """What `take` would give."""
+        """The collected verdicts."""
         return list(self._collected)
 
     def take(self) -> list[Settlement]:
-        """All that was collected."""
+        """Return and remove the collected verdicts."""
         taken, self._collected, self.messages = self._collected, [], 0
         return taken
 
     def cut(self, before: int) -> int:
-        """Forget verdicts on pull sequences from `before` on: those messages are no longer ours. How many they were."""
+        """Drop verdicts on pull sequences from `before` on, which are void. Returns their number."""
         self._collected, lost = cut(self._collected, before)
         self.messages -= lost
         return lost
 
 
 def cut(settlements: list[Settlement], before: int) -> tuple[list[Settlement], int]:
-    """The verdicts on pull sequences before `before`, and on how many messages there were others."""
+    """The verdicts on pull sequences before `before`, and the number of the other messages."""
     kept = [each._replace(last=min(each.last, before - 1)) for each in settlements if each.first < before]
     return kept, count(settlements) - count(kept)
 
 
 def in_frames(settlements: list[Settlement]) -> Iterator[list[Settlement]]:
-    """The same in parts that are no burden for a connection: errors may be long, and many failed messages have each its own."""
+    """The verdicts in parts of limited size: errors may be long, and each failed message may have its own."""
     part: list[Settlement] = []
     errors = 0
     for each in settlements:
@@ -114,15 +114,15 @@ def in_frames(settlements: list[Settlement]) -> Iterator[list[Settlement]]:
 
 
 def count(settlements: list[Settlement]) -> int:
-    """How many messages they settle."""
+    """How many messages the verdicts are about."""
     return sum([each.last - each.first + 1 for each in settlements])
 
 
 @dataclass(slots=True, eq=False)
 class SettleRequest:
-    """Verdicts that were sent, kept until the broker has them.
+    """Verdicts that were sent, kept until the broker answers.
 
-    `is_repeated`: an earlier answer may have been lost, so that a verdict which settles nothing now has settled it then.
+    `is_repeated`: an earlier answer may have been lost, so a verdict that settles nothing now was effective then.
     """
 
     settlements: list[Settlement]
@@ -130,10 +130,10 @@ class SettleRequest:
     is_repeated: bool = False
     is_flying: bool = False
     lost: int = 0
-    """Messages of it that ceased to be ours on the way."""
+    """Messages of the request that became void on the way."""
 
     def holds(self, first: int, last: int) -> bool:
-        """Whether it has a verdict on any of these."""
+        """Whether the request has a verdict on any of these."""
         return any(each.first <= last and first <= each.last for each in self.settlements)
 
     def cut(self, before: int) -> int:

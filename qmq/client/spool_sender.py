@@ -1,12 +1,12 @@
-"""Handing in the verdicts that an earlier client left in the store (`ack_spool.py`), in the background of a consumer.
+"""Hands in the verdicts that an earlier client left in the spool (`ack_spool.py`), in the background of a consumer.
 
     a file, locked ──reach its broker group's master──▶ ATTACH as that consumer, only to resume
         known still      SETTLE what is not void, DETACH: the rest goes back to the group; the file is deleted
         not known        the lease was lost, the broker has put everything back itself; the file is deleted
         not reached      again after a pause; other files, and the consumer's own work, go on meanwhile
 
-A consumer that comes back under its name, with another life, takes from its earlier life what that holds. So what this one left is
-handed in first, before the consumer attaches to the same broker group (`inherit`); what other names left can wait (`SpoolSender`).
+A consumer that restarts under its name takes over the messages of its earlier incarnation. So the verdicts of that incarnation are handed
+in before the consumer attaches to the same broker group (`inherit`); verdicts of other names can wait (`SpoolSender`).
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ log = logging.getLogger("qmq.client")
 
 LOOK_S: Final = 60.0
 INHERIT_S: Final = 3.0
-"""How long a consumer waits while another one hands in what its earlier life left."""
+"""How long a consumer waits while another process hands in the verdicts of its earlier incarnation."""
 
 
 async def hand_in(connection: Connection, left: Left, now_ms: int) -> int:
-    """Give the verdicts of one file to the master of its broker group; how many messages they are about, 0 if the lease was lost.
+    """Send the verdicts of one file to the master of its broker group. Returns the number of messages, 0 if the lease was lost.
 
-    Doing it again does no harm. Raises what the broker answers.
+    Harmless to repeat. Raises the broker's error.
     """
     attach = left.origin.attach
     answer = await connection.call(FrameKind.ATTACH, attach.pack(), timeout_s=ANSWER_S)
@@ -52,7 +52,7 @@ async def hand_in(connection: Connection, left: Left, now_ms: int) -> int:
 
 
 async def inherit(connection: Connection, store: AckSpool, terms: Terms, broker_group: str, now_ms: int, retry_s: float) -> None:
-    """Hand in what earlier lives of a consumer left for a broker group. Raises Unavailable: then attaching would fail too."""
+    """Hand in what earlier incarnations of a consumer left for a broker group. Raises Unavailable: then attaching would fail, too."""
 
     def is_mine(origin: Origin) -> bool:
         return (origin.broker_group, origin.attach.consumer) == (broker_group, terms.name)
@@ -73,7 +73,7 @@ async def inherit(connection: Connection, store: AckSpool, terms: Terms, broker_
 
 
 async def _try(connection: Connection, left: Left, now_ms: int) -> None:
-    """Hand it in and delete it; a file that this broker will never take is deleted too. Raises Unavailable."""
+    """Hand in a file and delete it. A file that this broker will never accept is deleted, too. Raises Unavailable."""
     try:
         handed = await hand_in(connection, left, now_ms)
     except (CallerError, UnknownConsumer) as failure:
@@ -91,7 +91,7 @@ def _put_back(left: Left, _: object) -> None:
 
 
 class SpoolSender:
-    """For one consumer: looks for files of its subject and group now and then."""
+    """Looks for files of one consumer's subject and group from time to time."""
 
     def __init__(self, links: Links, store: AckSpool, terms: Terms) -> None:
         self._links, self._store, self._terms = links, store, terms
@@ -116,7 +116,7 @@ class SpoolSender:
             await asyncio.sleep(LOOK_S * random.uniform(0.7, 1.3))  # noqa: S311 - jitter, not a secret
 
     async def _carry(self, left: Left) -> None:
-        """Until it is handed in."""
+        """Retry until the file is handed in."""
         tries = 0
         while True:
             try:
@@ -142,7 +142,7 @@ class SpoolSender:
         return self._links.now_ns() // 1_000_000
 
     async def close(self) -> None:
-        """What is not handed in is left for the next one."""
+        """Stop. Files that are not handed in stay for the next consumer."""
         tasks = [*self._tasks, *([self._looking] if self._looking is not None else [])]
         for task in tasks:
             task.cancel()

@@ -1,4 +1,4 @@
-"""The client's own folder on this machine: where it is, and whether there is one."""
+"""The client's folder on this machine, if it has one."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from qmq.client.ack_spool import AckSpool
 
 StateDir = str | os.PathLike[str] | Literal[False] | None
-"""A folder; None for the usual one; False for none."""
+"""A folder; None for the default; False for none."""
 
 
 def folder_of(state_dir: StateDir, environment: Mapping[str, str], home: Path | None) -> Path | None:
@@ -33,10 +33,7 @@ def folder_of(state_dir: StateDir, environment: Mapping[str, str], home: Path | 
 
 
 def store_of(state_dir: StateDir, addresses: Sequence[str]) -> AckSpool | None:
-    """The store of verdicts of the clients of a cluster on this machine; None without a folder, and on systems that cannot lock files so.
-
-    Raises InvalidArgument.
-    """
+    """The spool for the clients of a cluster on this machine; None without a folder, and on systems without file locks."""
     try:
         home: Path | None = Path.home()
     except RuntimeError:

@@ -1,6 +1,7 @@
 """Trace context: the headers `traceparent` and `tracestate` by which a flow of messages is followed from program to program. Pure.
 
-They are those of the W3C recommendation "Trace Context", so whoever traces by it (OpenTelemetry among them: `qmq/otel.py`) sees the flow:
+The headers are those of the W3C recommendation "Trace Context", so every tracing system that implements it (such as OpenTelemetry:
+`qmq/otel.py`) sees the flow:
 
     traceparent: 00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01     version, trace, span in it, flags
     tracestate:  rojo=00f067aa0ba902b7,congo=t61rcWkgMzE                     what tracing systems keep for themselves
@@ -8,10 +9,10 @@ They are those of the W3C recommendation "Trace Context", so whoever traces by i
 Rules, as the recommendation has them:
 * A `traceparent` that breaks the grammar counts as none, and so does its `tracestate`. A `tracestate` that breaks it is left out alone.
 * A later version than 00 is read by its first four fields, and passed on as version 00. Of the flags only those that are known are kept.
-* Who takes no part in the trace passes both on as they are.
+* A program that does not take part in the trace passes both headers on unchanged.
 
-The interceptor `TraceContext` does the last: what a handler sends belongs to the trace of the message that it handles. It needs no
-library. With `begins=True` a message that is sent outside of any trace begins one.
+The interceptor `TraceContext` passes the headers on: messages that a handler sends belong to the trace of the message that it handles. It
+needs no library. With `begins=True` a message that is sent outside any trace begins one.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 TRACEPARENT: Final = "traceparent"
 TRACESTATE: Final = "tracestate"
 SAMPLED: Final = 0x01
-"""The flag of a trace that is recorded by who passed it on."""
+"""The flag of a trace that the previous program records."""
 RANDOM: Final = 0x02
 """The flag of a trace id whose last 7 bytes are random."""
 STATES_MAX: Final = 32
@@ -45,21 +46,21 @@ _STATE_VALUE: Final = re.compile(r"[\x20-\x2b\x2d-\x3c\x3e-\x7e]{0,255}[\x21-\x2
 
 @dataclass(frozen=True, slots=True)
 class SpanContext:
-    """Where in which trace something happens. Ids are lower hexadecimal digits, 32 of the trace and 16 of the span."""
+    """A place in a trace. Ids are lower-case hexadecimal digits: 32 for the trace, 16 for the span."""
 
     trace_id: str
     span_id: str
     flags: int = 0
     state: tuple[tuple[str, str], ...] = ()
-    """What tracing systems keep for themselves, the newest first."""
+    """The entries of tracing systems, the newest first."""
 
     @property
     def is_sampled(self) -> bool:
-        """Whether who passed it on records the trace."""
+        """Whether the previous program records the trace."""
         return self.flags & SAMPLED != 0
 
     def headers(self) -> dict[str, str]:
-        """As a message carries it."""
+        """The context as headers of a message."""
         found = {TRACEPARENT: format_parent(self)}
         if self.state:
             found[TRACESTATE] = format_state(self.state)
@@ -67,7 +68,7 @@ class SpanContext:
 
 
 def parse(headers: Mapping[str, str | bytes]) -> SpanContext | None:
-    """What a message's headers say; None if they say nothing, or nothing sound."""
+    """The context in a message's headers; None if there is none, or it is malformed."""
     parent = parse_parent(_text(headers.get(TRACEPARENT, b"")))
     if parent is None:
         return None
@@ -101,7 +102,7 @@ def parse_state(text: str) -> tuple[tuple[str, str], ...]:
 
 
 def format_parent(context: SpanContext) -> str:
-    """The `traceparent` of it, in version 00."""
+    """The `traceparent` of a context, in version 00."""
     return f"00-{context.trace_id}-{context.span_id}-{context.flags:02x}"
 
 
@@ -111,12 +112,12 @@ def format_state(state: tuple[tuple[str, str], ...]) -> str:
 
 
 def begin(random_bytes: Callable[[int], bytes]) -> SpanContext:
-    """A new trace, which nobody records so far."""
+    """A new trace, which is not recorded."""
     return SpanContext(_nonzero(random_bytes, 16), _nonzero(random_bytes, 8), RANDOM)
 
 
 def _nonzero(random_bytes: Callable[[int], bytes], size: int) -> str:
-    """All zeros means none, and no random number may say that."""
+    """A random id; all zeros would mean "none" and is avoided."""
     found = random_bytes(size).hex()
     return found if found.strip("0") else found[:-1] + "1"
 
@@ -131,32 +132,32 @@ _current: ContextVar[SpanContext | None] = ContextVar("qmq_trace", default=None)
 
 
 def current() -> SpanContext | None:
-    """The trace that this task works for, such as for a log line; None if there is none."""
+    """The trace of the current task; None if there is none."""
     return _current.get()
 
 
 @contextmanager
 def use(context: SpanContext | None) -> Iterator[None]:
-    """What is sent inside belongs to this trace."""
+    """Messages that are sent inside the block belong to this trace."""
     before = _current.get()
     _current.set(context)
     try:
         yield
     finally:
-        # Not by a token: a loop may be left in another task than the one that entered, and then this is not ours to set back.
+        # Not by a token: a generator may be left in another task than the one that entered it, where the token is invalid.
         if _current.get() is context:
             _current.set(before)
 
 
 class TraceContext(BaseInterceptor):
-    """Passes the trace of a handled message on to what is sent while it is handled; see the module. Needs no tracing library."""
+    """Passes the trace of a handled message on to messages that its handler sends; see the module. Needs no tracing library."""
 
     def __init__(self, *, begins: bool = False, random_bytes: Callable[[int], bytes] = os.urandom) -> None:
         self._begins = begins
         self._random_bytes = random_bytes
 
     def sending(self, outgoing: Outgoing) -> Headers | list[dict[str, str]]:
-        """Adds the headers, but to no message that has its own."""
+        """Adds the headers to messages that have none of their own."""
         context = _current.get() or (begin(self._random_bytes) if self._begins else None)
         if context is None:
             return {}
@@ -167,6 +168,6 @@ class TraceContext(BaseInterceptor):
 
     @contextmanager
     def handling(self, message: AnyMessage, group: str) -> Iterator[None]:
-        """The message's trace is the current one."""
+        """Makes the message's trace the current one."""
         with use(parse(message.headers)):
             yield

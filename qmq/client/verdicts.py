@@ -1,18 +1,19 @@
-"""Verdicts on their way: from the application to the master of the queue, over all the masters it has in time.
+"""Sends verdicts from the application to the current master of the queue.
 
-    settle      -> collected -> Request -> SETTLED          leaves soon, with others
-    settle_now  ->              Request -> SETTLED          leaves at once; somebody waits
+    settle      -> collected -> Request -> SETTLED          sent soon, with others
+    settle_now  ->              Request -> SETTLED          sent at once; the caller waits
 
 Rules:
-* A request is kept until it is answered. What the end of a session leaves unanswered is sent again in the next one, if it is still ours. If
-  it then settles nothing, the first try had settled it: what is ours cannot have gone to another consumer in between.
-* What is ours no longer is *void* (`qmq/client/attachment.py` says when): no verdict on it is ever sent, since its pull sequence may name
-  another message by then. A pull sequence alone does not tell them apart, so each message holds on to the `Hold` under which it came, and
-  a hold knows from which pull sequence on it is void.
-* What cannot be told because there is no session, or because one ended without an answer, is written to the client's store
-  (`qmq/client/ack_spool.py`) until it is answered: this process may end first.
-* A retry after more than `limits.REQUEUE_MS_MAX` is *postponed*: it counts as held, and its verdict is given when a delay group has the
-  message, or will not have it (`qmq/client/long_retries.py`). Whatever else is said of it meanwhile comes too late, as after any verdict.
+* A request is kept until it is answered. If the session ends first, its verdicts are sent again in the next one, if this consumer still
+  holds the messages. If they settle nothing then, the first request was effective, because another consumer cannot have had the messages in
+  between.
+* A message that this consumer no longer holds is *void* (`qmq/client/attachment.py` says when): no verdict on it is sent, since its pull
+  sequence may name another message by then. A pull sequence alone does not distinguish them, so each message refers to the `Hold` under
+  which it was delivered, and a hold knows from which pull sequence on it is void.
+* Verdicts that cannot be sent, or that have no answer when the session ends, are written to the client's spool (`qmq/client/ack_spool.py`)
+  until they are answered, because this process may end first.
+* A retry after more than `limits.REQUEUE_MS_MAX` is *postponed*: the message counts as held, and its verdict is given when a delay group
+  has stored the copy or has refused it (`qmq/client/long_retries.py`). A verdict in the meantime is ignored, as after any verdict.
 
 Worked example: pull sequences 0 to 9 came under hold A. A new master knows 0 to 5 only: A is void from 6 on, and 6 comes again, under
 hold B, as another message. `A.settle(4, 7)` settles 4 and 5; `B.settle(6, 6)` settles the new 6.
@@ -44,12 +45,12 @@ log = logging.getLogger("qmq.client")
 
 SETTLE_DELAY_S: Final = 0.005
 ACKS_MAX: Final = 64
-"""Acknowledgements that are gathered before they are settled: pulls for more go out in time."""
+"""Acknowledgements that are gathered before they are settled, so that pulls are sent in time."""
 _FOR_EVER: Final = 1 << 62
 
 
 class Hold:
-    """Takes the verdicts on messages that came while nothing was lost. See the module."""
+    """Takes the verdicts on messages that were delivered between two losses. The module describes it."""
 
     __slots__ = ("_ack_first", "_ack_last", "_verdicts", "broker_group", "first", "subject", "void_from")
 
@@ -62,7 +63,7 @@ class Hold:
         self._ack_first, self._ack_last = 0, -1
 
     def ack(self, pull: int) -> None:
-        """A message was worked on. Messages that follow each other become one range: most programs work on them in order."""
+        """Acknowledge a message. Consecutive messages become one range: most programs handle messages in order."""
         if pull == self._ack_last + 1 and 0 <= pull - self._ack_first < ACKS_MAX and self._ack_first <= self._ack_last:
             self._ack_last = pull
             return
@@ -71,7 +72,7 @@ class Hold:
         self._verdicts.loop.call_soon(self.settle_acks)
 
     def settle_acks(self) -> None:
-        """Settle what `ack` has gathered."""
+        """Settle the gathered acknowledgements."""
         first, last = self._ack_first, self._ack_last
         if first <= last:
             self._ack_first, self._ack_last = 0, -1
@@ -83,20 +84,20 @@ class Hold:
         return self._ack_last - self._ack_first + 1
 
     def settle(self, first: int, last: int, verdict: int, delay: int = 0, error: str = "") -> None:
-        """Give a verdict on pull sequences; it leaves soon, with others. What has a verdict already keeps it."""
+        """Give a verdict on pull sequences; it is sent soon, with others. A message that has a verdict keeps it."""
         self.settle_acks()
         last = self._last_of_ours(first, last)
         if first <= last:
             self._verdicts.settle(first, last, verdict, delay, error)
 
     def _last_of_ours(self, first: int, last: int) -> int:
-        """The last one that is not void; those that are, are counted."""
+        """The last one that is not void; void ones are counted."""
         if last >= self.void_from:
             self._verdicts.count_lost(last - max(first, self.void_from) + 1)
         return min(last, self.void_from - 1)
 
     def nack(self, part: Slice, delay: timedelta | None, error: str = "") -> None:
-        """Have messages handed out again. Raises InvalidArgument, DelayTooLong."""
+        """Hand messages out again. Raises InvalidArgument, DelayTooLong."""
         self.settle_acks()
         first, last = part.pull, part.pull + part.count - 1
         waits_ms = BY_GROUP_MS if delay is None else retry_ms(delay)
@@ -104,7 +105,7 @@ class Hold:
             self.settle(first, last, Verdict.NACK, waits_ms, error)
             return
         if 0 < self._verdicts.attempts_max <= part.attempt:
-            # The last attempt: it dies, and the broker that has it sees to that.
+            # After the last attempt the message dies; the broker does that.
             self.settle(first, last, Verdict.NACK, limits.REQUEUE_MS_MAX, error)
             return
         last = self._last_of_ours(first, last)
@@ -113,14 +114,14 @@ class Hold:
             self._verdicts.postpone(first, last, lambda pull: LongRetry(self, part.message(pull - part.pull), due_ms, error))
 
     def settle_postponed(self, first: int, last: int, verdict: int, delay: int = 0, error: str = "") -> None:
-        """Give the verdict on messages that were postponed under this hold."""
+        """Give the verdict on messages that were postponed."""
         self._verdicts.no_longer_postponed(last - first + 1)
         last = self._last_of_ours(first, last)
         if first <= last:
             self._verdicts.collect(((first, last),), verdict, delay, error)
 
     async def settle_now(self, first: int, last: int, verdict: int) -> None:
-        """Give a verdict and wait until the broker has it. Raises StaleDelivery, NotConnected (it may have it), ClientClosed."""
+        """Give a verdict and wait until the broker has it. Raises StaleDelivery, NotConnected (the broker may have it), ClientClosed."""
         self.settle_acks()
         if first < self.void_from:
             await self._verdicts.settle_now(first, min(last, self.void_from - 1), verdict)
@@ -129,8 +130,8 @@ class Hold:
 
 
 class Verdicts:
-    """`outstanding` is what came and has no verdict; `postponed` counts what will have one. `attempts_max` is what the
-    master said when we attached: after so many attempts a message dies; 0: never.
+    """`outstanding` has the messages without a verdict; `postponed` counts the postponed ones. `attempts_max` is the group's setting from
+    the answer to ATTACH: after so many attempts a message dies; 0: never.
     """
 
     def __init__(
@@ -164,7 +165,7 @@ class Verdicts:
         self._unsent = Settlements()
         self._requests: list[SettleRequest] = []
         self._is_leaving = False
-        """Whether a flush is to come at the end of this round of the event loop."""
+        """Whether a flush is scheduled for the end of this round of the event loop."""
         self._timer: asyncio.TimerHandle | None = None
         self._is_closed = False
         self._spool = QueueSpool(file, self._unanswered)
@@ -182,11 +183,11 @@ class Verdicts:
     # --- from the application ------------------------------------------------------------------------------------------
 
     def settle(self, first: int, last: int, verdict: int, delay: int, error: str) -> None:
-        """For `Hold`: pull sequences that are still ours."""
+        """For `Hold`: settle pull sequences that are not void."""
         self.collect(self.outstanding.remove(first, last), verdict, delay, error)
 
     def postpone(self, first: int, last: int, retry: Callable[[int], LongRetry]) -> None:
-        """For `Hold`: what of these has no verdict yet waits for it; `retry` makes one of a pull sequence."""
+        """For `Hold`: those of these messages that have no verdict are postponed; `retry` makes a `LongRetry` of a pull sequence."""
         if self._is_closed:
             return
         before = self.outstanding.bytes
@@ -196,12 +197,12 @@ class Verdicts:
         self._owner.postpone(map(retry, waiting))
 
     def no_longer_postponed(self, messages: int) -> None:
-        """For `Hold`: that many have their verdict."""
-        self.postponed_bytes -= self.postponed_bytes * messages // self.postponed  # of each alike; nothing is left of the last one
+        """For `Hold`: that many postponed messages got their verdict."""
+        self.postponed_bytes -= self.postponed_bytes * messages // self.postponed  # the average of each; exact when the last one goes
         self.postponed -= messages
 
     def collect(self, parts: Iterable[tuple[int, int]], verdict: int, delay: int, error: str) -> None:
-        """Have verdicts leave with others."""
+        """Collect verdicts to be sent with others."""
         for begin, end in parts:
             self._unsent.add(begin, end, verdict, delay, error)
             if self._session is None:
@@ -215,7 +216,7 @@ class Verdicts:
         self._owner.pull_more()
 
     async def settle_now(self, first: int, last: int, verdict: int) -> None:
-        """For `Hold`: pull sequences that are still ours."""
+        """For `Hold`: settle pull sequences that are not void, and wait."""
         if self._is_closed:
             raise ClientClosed("the consumer is closed: make a new one")
         parts = self.outstanding.remove(first, last)
@@ -247,7 +248,7 @@ class Verdicts:
     # --- to the broker -------------------------------------------------------------------------------------------------
 
     def flush(self) -> None:
-        """Send what was collected."""
+        """Send the collected verdicts."""
         self._is_leaving = False
         for hold in self._holds:
             hold.settle_acks()
@@ -327,14 +328,14 @@ class Verdicts:
     # --- sessions come and go ------------------------------------------------------------------------------------------
 
     def attached(self, session: ConsumerSession) -> None:
-        """Send what was not answered, and what was collected."""
+        """Send unanswered and collected verdicts."""
         self._session = session
         self._transmit_all()
         self.flush()
         self._spool.attached(self._requests)
 
     def detached(self) -> None:
-        """No more answers come: what is under way may have arrived."""
+        """No more answers come; requests under way may have been effective."""
         self._session = None
         for request in self._requests:
             request.is_repeated |= request.is_flying
@@ -343,7 +344,7 @@ class Verdicts:
             self._spool.detached()
 
     def void(self, before: int, following: int) -> None:
-        """What came from pull sequence `before` on is not ours any more; what comes next begins at `following`."""
+        """Messages from pull sequence `before` on are void; the next message has the pull sequence `following`."""
         for hold in self._holds:
             hold.settle_acks()
             hold.void_from = min(hold.void_from, before)
@@ -362,20 +363,22 @@ class Verdicts:
     # --- the end -------------------------------------------------------------------------------------------------------
 
     def stale(self, messages: int) -> StaleDelivery:
-        """The error for whoever waits for a verdict on messages that are not ours."""
+        """The error for waiters whose messages became void."""
         return StaleDelivery(
             f"{messages} of the messages were handed to another consumer since: the lease of {self.terms.lease_ms} ms was lost, "
             "the group was reset, or the broker's new master did not know of the delivery"
         )
 
     def count_lost(self, messages: int) -> None:
-        """Messages ceased to be ours before they were settled."""
+        """Messages became void before they were settled."""
         if messages:
             self._owner.lost(messages)
             log.warning("%s: %d messages were handed to another consumer before they were settled", self.terms.name, messages)
 
     def close(self, *, is_told: bool) -> None:
-        """Nothing is sent any more; whoever waits hears that nobody knows. `is_told`: the master heard all verdicts, and that we leave."""
+        """Send nothing any more; waiters learn that the outcome is unknown. `is_told`: the master has all verdicts, and knows that the
+        consumer leaves.
+        """
         self._spool.close(is_told=is_told)
         self._is_closed = True
         self.detached()
@@ -387,4 +390,4 @@ class Verdicts:
 
 def _fail(waiter: asyncio.Future[None], failure: QmqError) -> None:
     waiter.set_exception(failure)
-    waiter.exception()  # who waited may have gone: then nobody is to be told that nobody looked
+    waiter.exception()  # the waiter may be gone; then asyncio must not warn that nobody looked at the exception

@@ -1,4 +1,4 @@
-"""Futures of those who wait for a change."""
+"""Futures of waiters for a change."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 
 
 def set_result(waiting: asyncio.Future[bool], is_changed: bool) -> bool:
-    """Wake who waits; False if nobody waits there any more."""
+    """Wake the waiter; False if it has stopped waiting."""
     if waiting.done():
         return False
     waiting.set_result(is_changed)

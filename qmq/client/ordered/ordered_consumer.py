@@ -11,16 +11,16 @@
     await consumer.pull()                      the same once; acknowledged when you say so
 
 Rules:
-* A consumer reads one by one, or in bulk, all its life: which, its first message decides. In bulk a lane is what a key is otherwise: of
-  a lane one slice is in hand, and what it says holds for all of it. So it blocks, and parks nothing.
-* Of one key one message is in hand at a time, whatever the way of consuming: the next is handed out when the one before it was acknowledged
-  (or failed for good and was set aside). Otherwise a failure could not be tried again before what follows it. A message that is neither
-  acknowledged nor failed keeps its key waiting for ever, also when it turns out to be stale: say something about each.
-* The next message of a key need not wait until the acknowledgement is committed. If that is lost with its lane, the lane's next holder
-  begins at the first message whose acknowledgement was committed not: a replay, in order.
-* A lane that is taken away hands out nothing more at once; what handlers have may finish for half a lease, is settled, and the lane is
-  let go. Other lanes are not touched. The same range under another version is the same lane.
-* A range that comes back, or a part of it, waits until this consumer itself has let go.
+* A consumer reads single messages or in bulk; its first call decides which, for good. In bulk, a lane has at most one slice in hand, and a
+  verdict holds for the whole slice. So a failure blocks the lane, and nothing is parked.
+* A key has at most one message in hand, whichever way it is consumed: the next one is handed out when the previous one was acknowledged (or
+  parked after its last failure). Otherwise a failed message could not be retried before later ones. A message without a verdict blocks its
+  key for ever, even if the message is stale: settle every message.
+* The next message of a key does not wait until the acknowledgement is committed. If the acknowledgement is lost with its lane, the lane's
+  next consumer begins at the first message without a committed acknowledgement: a replay, in order.
+* When a lane is taken away, it hands out nothing more. Handlers may finish its messages for half a lease; then these are settled and the
+  lane is given up. Other lanes are unaffected. The same range under another version is the same lane.
+* A range that comes back, or a part of it, waits until this consumer has given up its old lane.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ Handler = Callable[[OrderedMessage], Awaitable[Any]]
 class OrderedConsumer:
     """One consumer of a group of an ordered subject. Make it with `Client.ordered_consumer`.
 
-    `stale` counts messages that ceased to be this consumer's after it was handed them, and before they were settled: they are seen again.
+    `stale` counts messages that this consumer lost after they were handed out and before they were settled: they are handed out again.
     """
 
     def __init__(
@@ -105,23 +105,23 @@ class OrderedConsumer:
         self._by_key = KeyDispatcher()
         self._in_bulk = BulkDispatcher()
         self._is_bulk: bool | None = None
-        """Whether it reads in bulk; None before its first message."""
+        """Whether the consumer reads in bulk; None before its first message."""
         self._readers: list[LaneReader] = []
-        """Of the lanes that are assigned. Some may wait to be started until one that overlaps is let go."""
+        """The readers of the assigned lanes. A reader starts when no overlapping lane is held any more."""
         self._leaving: dict[LaneReader, asyncio.Task[None]] = {}
         member = Member(self.subject, self.group, self.name, self.incarnation, lease_ms, start, gate)
         self._membership = LaneMembership(sync, member, self._assigned, self.failed, links.timing.session_retry_s)
         self._waiting: dict[asyncio.Future[bool], None] = {}
         self._failure: QmqError | None = None
         self._current: tuple[OrderedMessage | OrderedMessages, asyncio.Task[Any] | None] | None = None
-        """What a loop has in hand, and whose loop that is."""
+        """What a loop has in hand, and the task of the loop."""
         self._is_started = self._is_closing = self._is_paused = False
         self._closed = asyncio.Event()
         self.on_closed: Callable[[], object] | None = None
 
     @property
     def lanes(self) -> tuple[Lane, ...]:
-        """What it reads now: the lanes that brokers have granted to it, sorted."""
+        """The lanes that brokers have granted to this consumer, sorted."""
         return tuple(sorted(each.lane for each in self._readers if each.session is not None))
 
     # --- for the application -------------------------------------------------------------------------------------------
@@ -142,7 +142,7 @@ class OrderedConsumer:
         return message
 
     def _next_ready(self) -> OrderedMessage | None:
-        """The next message, if it is here and nothing has to be asked first: most of them, without a coroutine."""
+        """The next message, if it can be handed out without waiting; most messages come this way."""
         if self._is_bulk is not False or self._failure is not None or self._is_paused or self._links.is_paused or self._is_closing:
             return None
         message = self._by_key.take()
@@ -152,12 +152,12 @@ class OrderedConsumer:
             message.fail(error=message.unreadable)
             return None
         if self._waiting:
-            self._notify()  # there may be another one, for another who waits
+            self._notify()  # there may be another message for another waiter
         return message
 
     async def pull(self, messages_max: int = 1000, wait: timedelta = timedelta(seconds=20)) -> OrderedMessages:
-        """Up to `messages_max` consecutive messages of one lane; none if there were none for `wait`. Say `ack`, `ack_later` or `fail` of
-        them; until then their lane hands out nothing else. Lanes take turns.
+        """Up to `messages_max` consecutive messages of one lane; empty if none came within `wait`. Settle them with `ack`, `ack_later` or
+        `fail`; until then their lane hands out nothing else. Lanes take turns.
 
         Raises MessagesExpired, LogDamaged, UnknownSubject, OrderMismatch, ClientClosed; InvalidArgument if the consumer reads one by one,
         or parks keys.
@@ -172,14 +172,14 @@ class OrderedConsumer:
             self._check_open()
             runs = [] if self.is_paused else self._in_bulk.take(messages_max)
             if runs:
-                self._notify()  # there may be another lane, for another who waits
+                self._notify()  # there may be another lane for another waiter
                 return OrderedMessages(self, runs)
             self._start_running()
             if not await self._wait(until_s):
                 return OrderedMessages(self, [])
 
     async def batches(self, messages_max: int = 1000) -> AsyncIterator[OrderedMessages]:
-        """The same again and again; each is acknowledged when the loop comes back, unless something was said of it (`ack="auto"`)."""
+        """Repeated `pull`. Each batch is acknowledged when the loop asks for the next one, unless it was settled (`ack="auto"`)."""
         while True:
             found = await self.pull(messages_max)
             if not found.runs:
@@ -212,11 +212,11 @@ class OrderedConsumer:
         return found
 
     async def run(self, handler: Handler, *, concurrency: int = CONCURRENCY) -> None:
-        """Call `handler` with every message, up to `concurrency` at once, no two of them of one key. What it returns from is acknowledged;
-        if it raises, the message has failed. Returns when the consumer is closed.
+        """Call `handler` with every message, up to `concurrency` at once, never two of the same key. When the handler returns, the message
+        is acknowledged; when it raises, the message has failed. Returns when the consumer is closed.
 
-        Raises MessagesExpired, LogDamaged, UnknownSubject, OrderMismatch; before that, what is in hand comes to its end. When it is
-        cancelled so are the handlers, and their messages wait for another `run`.
+        Raises MessagesExpired, LogDamaged, UnknownSubject, OrderMismatch; before that, handlers finish. Cancelling `run` cancels the
+        handlers, and their messages wait for another `run`.
         """
         if concurrency < 1:
             raise InvalidArgument(f"concurrency is 1 or more, not {concurrency}")
@@ -229,7 +229,7 @@ class OrderedConsumer:
             stop.set()
             failure = next((each.exception() for each in done if each is not over), None)
             if failure is None or (self._is_closing and isinstance(failure, ClientClosed)):
-                await self._closed.wait()  # whoever closes waits for what is in hand, for as long as that is ours
+                await self._closed.wait()  # `close` waits for messages in hand, as long as this consumer holds them
                 return
             await _cancel([each for each in workers if each not in busy])
             if busy:
@@ -239,7 +239,7 @@ class OrderedConsumer:
             await _cancel([over, *workers])
 
     async def _work(self, handler: Handler, busy: set[asyncio.Task[Any]], stop: asyncio.Event) -> None:
-        """One message after another, until `stop`. `busy` are those whose handler is at work."""
+        """Handle one message after another, until `stop`. `busy` has the tasks whose handler runs."""
         task = asyncio.current_task()
         assert task is not None
         while not stop.is_set():
@@ -271,12 +271,14 @@ class OrderedConsumer:
 
     @property
     def is_paused(self) -> bool:
-        """Whether it, or its client, was paused here. What operators pause, brokers know, not the consumer."""
+        """Whether this consumer or its client was paused by the application. Brokers keep the pauses of operators; the consumer does not
+        see them.
+        """
         return self._is_paused or self._links.is_paused
 
     def pause(self) -> None:
-        """Hand out nothing and pull nothing until `resume`. It keeps its lanes and what it holds: what was handed out may be settled as
-        ever, and a lane waits where it is.
+        """Hand out nothing and pull nothing until `resume`. The consumer keeps its lanes and its messages: messages that were handed out
+        may be settled as usual.
         """
         self._is_paused = True
 
@@ -286,11 +288,11 @@ class OrderedConsumer:
         self.look_again()
 
     def look_again(self) -> None:
-        """It may have been resumed."""
+        """The consumer may have been resumed."""
         if not self.is_paused:
             for reader in self._readers:
                 reader.pull_more()
-            self._notify()  # who finds a message wakes the next one
+            self._notify()  # a waiter that finds a message wakes the next one
 
     # --- handing out ---------------------------------------------------------------------------------------------------
 
@@ -310,7 +312,7 @@ class OrderedConsumer:
                 message.fail(error=message.unreadable)
                 continue
             if message is not None:
-                self._notify()  # there may be another one, for another who waits
+                self._notify()  # there may be another message for another waiter
                 return message
             self._start_running()
             await self._wait()
@@ -324,7 +326,7 @@ class OrderedConsumer:
             return await waiting
         except asyncio.CancelledError:
             if waiting.done() and not waiting.cancelled():
-                self._notify()  # the news was for somebody, and we do not look any more
+                self._notify()  # the wake-up was for a waiter, and this one has stopped looking
             raise
         finally:
             self._waiting.pop(waiting, None)
@@ -350,7 +352,7 @@ class OrderedConsumer:
             reader.pull_more()
 
     def _notify(self) -> None:
-        """Something changed: one of those who wait looks, and wakes the next one if it finds a message."""
+        """Something changed: wake one waiter, which wakes the next one if it finds a message."""
         while self._waiting:
             waiting = next(iter(self._waiting))
             del self._waiting[waiting]
@@ -364,14 +366,14 @@ class OrderedConsumer:
     # --- for messages --------------------------------------------------------------------------------------------------
 
     def finish(self, message: OrderedMessage) -> None:
-        """The message was worked on."""
+        """The message was handled."""
         self._by_key.done(message)
         message.lane.worked(is_urgent=False)
         if self._waiting:
             self._notify()
 
     def fail(self, message: OrderedMessage, pause_ms: int | None) -> None:
-        """It could not be."""
+        """The message failed."""
         self._by_key.failed(message, int(self._loop.time() * 1000), pause_ms)
         message.lane.worked(is_urgent=True)
         self._notify()
@@ -383,13 +385,13 @@ class OrderedConsumer:
         self._notify()
 
     def finish_all(self, messages: OrderedMessages) -> None:
-        """They were worked on."""
+        """The messages were handled."""
         self._in_bulk.done(messages)
         messages.runs[0].lane.worked(is_urgent=False)
         self._notify()
 
     def fail_all(self, messages: OrderedMessages, pause_ms: int | None) -> None:
-        """They could not be."""
+        """The messages failed."""
         self._in_bulk.failed(messages, int(self._loop.time() * 1000), pause_ms)
         messages.runs[0].lane.worked(is_urgent=True)
         self._notify()
@@ -398,31 +400,31 @@ class OrderedConsumer:
 
     @property
     def room(self) -> int:
-        """How many unfinished messages each lane may have: its share of `prefetch`, so that no lane can starve another."""
+        """How many unfinished messages each lane may have: an equal part of `prefetch`, so that no lane starves another."""
         return max(self.prefetch // max(len(self._readers), 1), 1)
 
     @property
     def room_bytes(self) -> int:
-        """The same in bytes."""
+        """How many unfinished bytes each lane may have."""
         return max(self.prefetch_bytes // max(len(self._readers), 1), 1)
 
     def arrived(self, messages: list[OrderedMessage]) -> None:
-        """Called by a lane when messages came: wake whoever waits for them."""
+        """A lane got messages: wake the waiters."""
         self._by_key.put(messages)
         self._notify()
 
     @property
     def is_bulk(self) -> bool:
-        """Whether messages are wanted in runs."""
+        """Whether the consumer reads in bulk."""
         return self._is_bulk is True
 
     def arrived_in_bulk(self, lane: LaneReader, runs: list[MessageRun]) -> None:
-        """The same in runs."""
+        """A lane got runs of messages."""
         self._in_bulk.put(lane, runs)
         self._notify()
 
     def voided(self, lane: LaneReader, cells: list[Cell], stale: int) -> None:
-        """Nothing of the lane is to be handed out; these cells are not ours any more, which is news for so many messages."""
+        """Hand out nothing of the lane; these cells are void. `stale` of their messages had been handed out."""
         self._by_key.dropped(lane, cells)
         self._in_bulk.dropped(lane)
         if stale:
@@ -431,31 +433,31 @@ class OrderedConsumer:
         self._notify()
 
     def due(self, cells: list[Cell]) -> None:
-        """Failed messages may be tried again."""
+        """Failed messages may be retried."""
         if not self._is_bulk:
             self._by_key.due(cells)
         self._notify()
 
     def changed(self, lane: LaneReader) -> None:
-        """It may hand out again."""
+        """The lane may hand out again."""
         if not self._is_bulk:
             self._by_key.review(lane)
         self._notify()
 
     def finished(self, lane: LaneReader) -> None:
-        """All of it, to its end, is done and committed."""
+        """The whole lane is done and committed, to its end."""
         if not self._is_closing:
             self._membership.finished(lane.lane)
 
     def failed(self, failure: QmqError) -> None:
-        """The application is to know."""
+        """A lane cannot go on: tell the application."""
         self._failure = self._failure or failure
         self._notify()
 
     # --- which lanes there are -----------------------------------------------------------------------------------------
 
     def _assigned(self, lanes: tuple[Lane, ...]) -> None:
-        """What this consumer shall read. Lanes that stay are not touched."""
+        """A new assignment. Lanes that stay assigned are unaffected."""
         if self._is_closing:
             return
         wanted = {_identity(lane): lane for lane in lanes}
@@ -467,7 +469,7 @@ class OrderedConsumer:
         self._start_readers()
 
     def _start_readers(self) -> None:
-        """Start those whose range this consumer does not hold otherwise: attaching would take it from itself."""
+        """Start readers whose range this consumer does not hold otherwise: attaching would take the range from itself."""
         for reader in self._readers:
             if not any(_overlap(reader.lane, other.lane) for other in self._leaving):
                 reader.start()
@@ -492,8 +494,9 @@ class OrderedConsumer:
     # --- the end -------------------------------------------------------------------------------------------------------
 
     async def close(self, error: BaseException | None = None) -> None:
-        """Let what is in hand finish, for half a lease; settle it, let go of all lanes, and leave the group. A message that the calling
-        task itself has in hand, from its loop, is not finished: it will be seen again. After an error nothing in hand is waited for.
+        """Let handlers finish, for half a lease; settle their messages, give up all lanes, and leave the group. A message that the calling
+        task itself has in hand, from its loop, counts as unfinished and will be delivered again. After an error, handlers are not waited
+        for.
         """
         if self._is_closing:
             await self._closed.wait()
@@ -514,7 +517,7 @@ class OrderedConsumer:
                 self.on_closed()
 
     def _abandon_current(self, error: BaseException | None) -> None:
-        """Nobody will finish what the loop that was left had in hand."""
+        """The loop was left, so nobody will finish the message that it had in hand."""
         if self._current is not None and (error is not None or self._current[1] is asyncio.current_task()):
             (message, _), self._current = self._current, None
             if message.is_settled:
@@ -533,7 +536,7 @@ class OrderedConsumer:
 
 
 def _identity(lane: Lane) -> tuple[object, ...]:
-    """Lanes of the same identity are the same, also under another version: the partition is the same in both."""
+    """Two lanes with the same identity are the same lane under different versions: the partition is the same in both."""
     return lane.partition, lane.range, lane.group
 
 

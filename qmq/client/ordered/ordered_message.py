@@ -1,4 +1,4 @@
-"""What an ordered consumer hands out: a message, the lane that it came from, and the way to say what became of it."""
+"""The messages that an ordered consumer hands out, with their lane and their verdicts."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ class LaneSource(Protocol):
 
     @property
     def lps(self) -> LpRange:
-        """Which logical partitions it has."""
+        """The logical partitions of the lane."""
         ...
 
     def is_sure(self) -> bool:
-        """Whether the lane's lease cannot have ended yet, as far as this side knows."""
+        """Whether the lane's lease cannot have ended, as far as this consumer knows."""
         ...
 
     def worked(self, *, is_urgent: bool) -> None:
-        """A handler came to an end, one way or another; what that means is to be told soon, or at once."""
+        """A handler finished, successfully or not; settle soon, or at once."""
         ...
 
     async def confirmed(self, cell: Cell) -> None:
@@ -46,11 +46,11 @@ class LaneSettler(Protocol):
     """Takes verdicts: the consumer."""
 
     def finish(self, message: OrderedMessage) -> None:
-        """The message was worked on."""
+        """The message was handled."""
         ...
 
     def fail(self, message: OrderedMessage, pause_ms: int | None) -> None:
-        """It could not be."""
+        """The message failed."""
         ...
 
     def reject(self, message: OrderedMessage) -> None:
@@ -59,17 +59,17 @@ class LaneSettler(Protocol):
 
 
 class LaneMessage(StoredMessage):
-    """One message of an ordered subject, and where it was read.
+    """One message of an ordered subject, and its place.
 
-    `attempt` counts from 1 over all consumers. `token` is the fencing token of the lane, and grows whenever the lane, or part of it, is
-    given to a consumer: a handler that writes it beside what it changes, and refuses a smaller one, cannot be overtaken by its own past.
-    Compare tokens of one partition only. `route_version` is the version of the route under which the message was read.
+    `attempt` counts from 1 over all consumers. `token` is the fencing token of the lane. It grows whenever the lane, or part of it, is
+    granted to a consumer. A handler that stores the token with its writes, and refuses a smaller one, is protected from its own earlier
+    attempts. Compare tokens of one partition only. `route_version` is the version of the route under which the message was read.
     """
 
     __slots__ = ("lane", "route_version", "token")
 
     def __init__(self, lane: LaneSource, batch: Decoded, index: int, body: bytes, attempt: int, token: int, version: int) -> None:
-        # Not by super(): this is made for every message.
+        # Without super(), because this runs for every message.
         self.body = body
         self.attempt = attempt
         self.is_settled = False
@@ -81,22 +81,22 @@ class LaneMessage(StoredMessage):
 
     @property
     def subject(self) -> str:
-        """What it was sent to."""
+        """The subject that the message was sent to."""
         return self.lane.subject
 
     @property
     def broker_group(self) -> str:
-        """The broker group that has it."""
+        """The broker group that stores the message."""
         return self.lane.broker_group
 
     @property
     def partition(self) -> int:
-        """The physical partition that holds it; `sequence` counts there."""
+        """The physical partition; `sequence` counts in it."""
         return self.lane.partition
 
     @property
     def logical_partition(self) -> int:
-        """Where its key belongs, for ever."""
+        """The logical partition of its key, which never changes."""
         return int(self._batch.column("logical_partitions")[self._index])
 
     def __repr__(self) -> str:
@@ -104,8 +104,8 @@ class LaneMessage(StoredMessage):
 
 
 class OrderedMessage(LaneMessage):
-    """One message of an ordered subject. No other message of its key is handed out until this one is acknowledged, or has failed and
-    succeeded at another try.
+    """One message of an ordered subject. No other message of its key is handed out until this one is acknowledged, or parked, or has
+    succeeded at another attempt.
     """
 
     __slots__ = ("_settler", "cell")
@@ -126,28 +126,28 @@ class OrderedMessage(LaneMessage):
 
     @property
     def unreadable(self) -> CorruptBatch | None:
-        """Why its body cannot be decompressed; then nobody is handed the message."""
+        """Why the body cannot be decompressed; such a message is never handed out."""
         return self._batch.unreadable
 
     def again(self) -> OrderedMessage:
-        """The same message for another try: what is said of the earlier one counts no more."""
+        """The same message for another attempt; verdicts on the old object are ignored."""
         return OrderedMessage(self._settler, self.lane, self.cell, self._batch, self._index, self.token, self.route_version)
 
     def settle_through(self, wrap: Callable[[LaneSettler], LaneSettler]) -> None:
-        """Have its verdicts go another way."""
+        """Send its verdicts through a wrapper around the settler."""
         self._settler = wrap(self._settler)
 
     # --- settling ------------------------------------------------------------------------------------------------------
 
     async def ack(self) -> None:
-        """It was worked on. Does not wait: the acknowledgement leaves within milliseconds, with others. `ack_sync` waits."""
+        """Acknowledge. Does not wait: acknowledgements are sent within milliseconds, together. `ack_sync` waits."""
         self.ack_later()
 
     async def ack_sync(self) -> None:
-        """The same; returns when it is committed.
+        """Acknowledge, and return when the acknowledgement is committed.
 
-        Raises LaneLost if the lane went to another consumer first: the message may be seen again. Raises NotConnected if no answer came in
-        time (the verdict is sent again and again), ClientClosed.
+        Raises LaneLost if the lane went to another consumer first: the message may be delivered again. Raises NotConnected if no answer
+        came in time (the verdict is sent again and again), ClientClosed.
         """
         self.ack_later()
         await self.lane.confirmed(self.cell)
@@ -159,8 +159,8 @@ class OrderedMessage(LaneMessage):
             self._settler.finish(self)
 
     def fail(self, delay: timedelta | None = None, error: str | BaseException = "") -> None:
-        """It could not be worked on: have it tried again after `delay`, by default the consumer's retry delays, or set aside, as the
-        consumer was told. `error`, a text or an exception, is logged. Raises InvalidArgument.
+        """The message failed: retry it after `delay` (default: the consumer's retry delays), or park its key, by the consumer's policy.
+        `error`, a text or an exception, is logged. Raises InvalidArgument.
         """
         pause_ms = None if delay is None else delay_ms(delay)
         text = error_text(error)

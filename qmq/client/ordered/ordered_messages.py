@@ -1,7 +1,7 @@
-"""What an ordered consumer hands out in bulk: consecutive messages of one lane, in its order, with one word for all of them.
+"""The messages that an ordered consumer hands out in bulk: consecutive messages of one lane, in its order, with one verdict.
 
-A *run* is what came of one batch: its messages, and the cell by which they are settled (`lane_core.py`). `OrderedMessages` holds some runs
-of one lane. No object is made for a message, unless the application iterates.
+A *run* has the delivered messages of one batch, and the cell by which they are settled (`lane_core.py`). `OrderedMessages` holds runs of
+one lane. Message objects are made only if the application iterates.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ class BulkSettler(Protocol):
     """Takes verdicts: the consumer."""
 
     def finish_all(self, messages: OrderedMessages) -> None:
-        """They were worked on."""
+        """The messages were handled."""
         ...
 
     def fail_all(self, messages: OrderedMessages, pause_ms: int | None) -> None:
-        """They could not be."""
+        """The messages failed."""
         ...
 
 
 @dataclass(slots=True, eq=False)
 class MessageRun:
-    """Messages of one batch: those at `indices`, ascending."""
+    """The messages at `indices` (ascending) of one batch."""
 
     lane: LaneSource
     cell: Cell
@@ -45,7 +45,7 @@ class MessageRun:
     version: int
 
     def split(self, count: int) -> MessageRun:
-        """Keep the first `count` messages; the rest."""
+        """Keep the first `count` messages; returns the rest."""
         base, head, tail = self.batch.view.base_sequence, self.indices[:count], self.indices[count:]
         rest = self.lane.core.split(self.cell, base + head[-1], base + tail[0], count)
         self.indices = head
@@ -56,11 +56,11 @@ class MessageRun:
         return LaneMessage(self.lane, self.batch, index, self.batch.bodies[index], self.attempt, self.token, self.version)
 
     def again(self) -> MessageRun:
-        """The same messages for another try."""
+        """The same messages for another attempt."""
         return replace(self, attempt=self.cell.attempt)
 
     def choose(self, column: list[bytes]) -> list[bytes]:
-        """Their items of a column of the batch."""
+        """The values of these messages in a column of the batch."""
         indices = self.indices
         if isinstance(indices, range):
             return column if len(indices) == len(column) else column[indices.start : indices.stop]
@@ -68,9 +68,8 @@ class MessageRun:
 
 
 class OrderedMessages:
-    """A sequence of `LaneMessage`, made when asked for, with bodies and keys as lists beside it. All are of one lane, in its order: work
-    through them in order, and each key's messages are worked on in order. Until they are acknowledged, or failed, nothing else of the
-    lane's keys is handed out.
+    """A sequence of `LaneMessage`, made on access, with bodies and keys as lists. All are of one lane, in its order: working through them
+    in order keeps the order of each key. Until they are settled, the lane hands out nothing else.
     """
 
     __slots__ = ("_settler", "is_settled", "runs")
@@ -82,22 +81,22 @@ class OrderedMessages:
 
     @property
     def partition(self) -> int:
-        """The physical partition that holds them; 0 if there are none."""
+        """The physical partition; 0 if there are no messages."""
         return self.runs[0].lane.partition if self.runs else 0
 
     @property
     def broker_group(self) -> str:
-        """The broker group that has them; "" if there are none."""
+        """The broker group that stores them; "" if there are no messages."""
         return self.runs[0].lane.broker_group if self.runs else ""
 
     @property
     def token(self) -> int:
-        """The fencing token of their lane, as in `OrderedMessage`; 0 if there are none."""
+        """The fencing token of their lane, as in `OrderedMessage`; 0 if there are no messages."""
         return self.runs[0].token if self.runs else 0
 
     @property
     def attempt(self) -> int:
-        """How often the first of them is tried, this time included; 0 if there are none."""
+        """The number of the first message's attempt, from 1; 0 if there are no messages."""
         return self.runs[0].attempt if self.runs else 0
 
     def __len__(self) -> int:
@@ -117,14 +116,14 @@ class OrderedMessages:
 
     @property
     def bodies(self) -> list[bytes]:
-        """All bodies, without making an object of each message: the fast way."""
+        """All bodies, without making an object for each message: the fast way."""
         if len(self.runs) == 1:
             return self.runs[0].choose(self.runs[0].batch.bodies)
         return [body for each in self.runs for body in each.choose(each.batch.bodies)]
 
     @property
     def keys(self) -> list[str]:
-        """All keys as text. Raises UnicodeDecodeError where one is no UTF-8: see `keys_bytes`."""
+        """All keys as text. Raises UnicodeDecodeError for a key that is not UTF-8: see `keys_bytes`."""
         return list(map(bytes.decode, self.keys_bytes))
 
     @property
@@ -134,11 +133,11 @@ class OrderedMessages:
     # --- settling ------------------------------------------------------------------------------------------------------
 
     async def ack(self) -> None:
-        """All were worked on. Does not wait; see `OrderedMessage.ack`."""
+        """Acknowledge all. Does not wait; see `OrderedMessage.ack`."""
         self.ack_later()
 
     async def ack_sync(self) -> None:
-        """The same; returns when it is committed. Raises as `OrderedMessage.ack_sync`."""
+        """Acknowledge all, and return when the acknowledgement is committed. Raises as `OrderedMessage.ack_sync`."""
         self.ack_later()
         for each in self.runs:
             await each.lane.confirmed(each.cell)
@@ -150,8 +149,8 @@ class OrderedMessages:
             self._settler.finish_all(self)
 
     def fail(self, delay: timedelta | None = None, error: str | BaseException = "") -> None:
-        """They could not be worked on: have all of them tried again after `delay`, by default the consumer's retry delays. Their lane
-        waits. `error`, a text or an exception, is logged. Raises InvalidArgument.
+        """All failed: retry them after `delay` (default: the consumer's retry delays). Their lane waits. `error`, a text or an exception,
+        is logged. Raises InvalidArgument.
         """
         pause_ms = None if delay is None else delay_ms(delay)
         text = error_text(error)

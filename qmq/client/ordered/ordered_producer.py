@@ -1,16 +1,16 @@
-"""The producer of an ordered subject: per key, what is stored is stored in the order in which it was sent, whatever happens to the route.
+"""The producer of an ordered subject: messages of a key are stored in the order in which they were sent, also while the route changes.
 
     send ─▶ open batch of the key's stream ─▶ stream ─▶ connection ─▶ the partition's broker group
                   ▲                              │ settled after a change
                   └────── partitioner ◀── route ─┘ cut anew
 
 It works as the unordered one does (`qmq/client/producer.py`), with one open batch for each partition: it leaves when it is full, or when
-nothing is on its way there (with several partitions, leaving at each answer would halve the batches). What is promised is in
-docs/ORDERING.md; `stream.py` and `stream_partitioner.py` keep it, `streams.py` carries it out. This file is the public face and the open
-batches.
+nothing is on its way there (with several partitions, leaving at each answer would halve the batches). docs/ORDERING.md has the guarantees;
+`stream.py` and `stream_partitioner.py` are the pure cores that keep them, `streams.py` does the I/O. This file has the public class and the
+open batches.
 
-A message whose time (`delivery_timeout`) is over fails, and with it everything of its partition that waits behind it at that moment:
-none is skipped and the next one stored. What is sent later goes on. Only a message that is itself at fault fails alone.
+A message that is not stored within `delivery_timeout` fails, and with it all messages that wait behind it in its partition: no message is
+stored after one that was skipped. Messages sent later are unaffected. Only an invalid message fails alone.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class OrderedProducer(Backlog):
         self.subject = subject
         self.kind = frame_kind(acks, batch_messages)
         self.stored_by_group: dict[str, int] = {}
-        """How many of its messages each broker group stored."""
+        """Stored messages by broker group."""
         self._subject = subject.encode()
         self._batch_messages, self._batch_bytes = batch_messages, batch_bytes
         self._timeout_s = delivery_timeout_s
@@ -72,29 +72,26 @@ class OrderedProducer(Backlog):
         self._keys = Keys()
         self._opens = [BatchBuilder(None, links.now_ns)]
         self._by_lp = self._opens
-        """Of each logical partition its open batch."""
+        """The open batch of each logical partition."""
         self._slots = [0]
-        """The same, by its place in `_opens`."""
+        """For each logical partition, the index of its open batch in `_opens`."""
         self._gathered: dict[BatchBuilder, None] = {}
         """Open batches that are not empty."""
         self._last_count = 0
         self._is_awake = False
-        """Whether this round of the event loop has begun; also False while the buffer is full, so that `send` looks."""
+        """Whether this round of the event loop has begun. False while the buffer is full, so that `send` checks."""
 
     # --- sending -------------------------------------------------------------------------------------------------------
 
     def send(
         self, body: bytes, key: str | bytes, tags: Iterable[str] | None = None, headers: Mapping[str, str | bytes] | None = None
     ) -> Ticket:
-        """Put a message behind those of its key; `await` the ticket to know that it is stored.
+        """Add a message behind earlier ones of its key; `await` the ticket to know that it is stored.
 
-        Look at `full` now and then, and `await drain()`.
+        Check `full` from time to time, and `await drain()`.
 
-        Raises:
-            InvalidArgument, MessageTooLarge: the message cannot be sent, to anybody; or it has no key.
-            OrderMismatch: the subject is unordered.
-            BufferFull: more than 64 MiB are waiting to be stored.
-            ClientClosed: the producer or its client was closed.
+        Raises: InvalidArgument, MessageTooLarge: the message is invalid, or has no key. OrderMismatch: the subject is unordered.
+        BufferFull: more than 64 MiB are waiting to be stored. ClientClosed: the producer or its client was closed.
         """
         if type(body) is not bytes or len(body) > self._body_bytes_max:
             body = message_checks.body_bytes(body, self._body_bytes_max)
@@ -127,9 +124,9 @@ class OrderedProducer(Backlog):
         tags: Sequence[Iterable[str]] | None = None,
         headers: Sequence[Mapping[str, str | bytes]] | None = None,
     ) -> Tickets:
-        """Send many messages with less work for each; the columns have one item a message. Raises as `send`.
+        """Send many messages with less work for each; each column has one item for each message. Raises as `send`.
 
-        The receipts are in the order of the messages, though those go to several partitions.
+        The receipts are in the order of the messages, although the messages go to several partitions.
         """
         columns = message_checks.columns_of(bodies, tags, headers, self._body_bytes_max)
         count = len(columns.bodies)
@@ -153,10 +150,10 @@ class OrderedProducer(Backlog):
         return SpreadTickets(chunks)
 
     def put(self, columns: Columns, *, create_time_ms: int | None = None) -> list[TicketChunk]:
-        """Send columns as they are, in batches of their own, one for each partition: for messages of the system's, whose headers nobody
-        checks and which may have ids. They are made now, or at `create_time_ms` plus the columns' `create_deltas`.
+        """Send columns unchecked, in batches of their own, one for each partition: for messages that QMQ itself makes, which may have ids.
+        The create time is now, or `create_time_ms` plus the columns' `create_deltas`.
 
-        A batch is not cut: give no more than fits one. Raises InvalidArgument without keys; OrderMismatch, BufferFull, ClientClosed.
+        Pass no more messages than fit one batch. Raises InvalidArgument without keys; OrderMismatch, BufferFull, ClientClosed.
         """
         if columns.keys is None:
             raise InvalidArgument("messages to an ordered subject need keys: give one for each")
@@ -205,13 +202,13 @@ class OrderedProducer(Backlog):
         return columns, size_of(columns) + sum(map(len, keys))
 
     def _begin(self, gathering: BatchBuilder) -> None:
-        """It is empty, and gets messages now."""
+        """An empty open batch gets messages."""
         if gathering not in self._gathered:
             self._gathered[gathering] = None
             gathering.stamp()
 
     def _wake(self) -> None:
-        """First message of this round of the event loop: stamp the time, and let batches go at its end."""
+        """First message in this round of the event loop: stamp the time, and close batches at the end of the round."""
         self._check_open()
         self._streams.check_usable()
         self._is_awake = True
@@ -227,7 +224,7 @@ class OrderedProducer(Backlog):
         self._streams.flush()
 
     def _close(self, gathering: BatchBuilder) -> None:
-        """An open batch is full, or its time has come."""
+        """Close an open batch that is full, or whose round is over."""
         batch = self._take(gathering)
         if batch is not None:
             self._streams.put(gathering.connection, batch)
@@ -244,19 +241,21 @@ class OrderedProducer(Backlog):
         return batch
 
     def place_of_last(self, ticket: Ticket) -> int:
-        """Place in its batch of the message that `send` just took; valid only right after it."""
+        """The place, in its batch, of the message that `send` just took; valid only right after `send`."""
         gathering = next((each for each in self._gathered if each.ticket is ticket), None)
         return (len(gathering.bodies) if gathering is not None else self._last_count) - 1
 
     @property
     def bent(self) -> int:
-        """Best-effort order: how many messages went to another partition than theirs, since its broker group was in trouble."""
+        """Best-effort order: the number of messages that went to another partition than their own, because its broker group could not take
+        them.
+        """
         return self._streams.bent
 
     # --- for the streams -----------------------------------------------------------------------------------------------
 
     def encode(self, stream: Stream, batch: OrderedBatch) -> tuple[bytes, bytes]:
-        """The batch as it travels. Raises MessageTooLarge, InvalidArgument."""
+        """The encoded batch. Raises MessageTooLarge, InvalidArgument."""
         columns = batch.columns
         if batch.is_bent:
             lps = stream.partition.range
@@ -294,7 +293,7 @@ class OrderedProducer(Backlog):
         self._settle(batch)
 
     def failed(self, batch: OrderedBatch, failure: QmqError) -> None:
-        """The batch is given up; the failure says whether it may be stored."""
+        """The batch failed; the failure says whether it may be stored."""
         self._tally.failed += batch.count
         batch.claim.failed(failure)
         self._settle(batch)
@@ -306,16 +305,16 @@ class OrderedProducer(Backlog):
             self._decided(claim.ticket, claim.size, claim.failure)
 
     def take_gathered(self, connection: StreamConnection | None) -> OrderedBatch | None:
-        """What has gathered for a stream goes behind what it has."""
+        """Put the open batch of a stream behind the batches that the stream has."""
         gathering = next((each for each in self._gathered if each.connection is connection), None)
         return self._take(gathering) if gathering is not None else None
 
     def key_partitions(self, keys: Sequence[bytes]) -> list[int]:
-        """The logical partitions of keys, now that their number is known."""
+        """The logical partitions of keys, once their number is known."""
         return self._keys.of_many(keys)
 
     def rerouted(self, logical_partitions: int, by_lp: Sequence[StreamConnection]) -> None:
-        """The table has changed: nothing gathers for streams that are gone."""
+        """The route has changed: no open batch belongs to a removed stream."""
         if self._keys.count != logical_partitions:
             self._keys = Keys(logical_partitions)
         known = {each.connection: each for each in self._opens}
@@ -325,7 +324,7 @@ class OrderedProducer(Backlog):
         self._by_lp = [self._opens[slot] for slot in self._slots]
 
     def answered(self) -> None:
-        """Somebody may wait for room."""
+        """An answer came: there may be room for waiters."""
         if self._drained:
             self._wake_drained()
 

@@ -1,7 +1,7 @@
-"""What one ticket stands for, through all the batches that its messages were cut into. Pure.
+"""Follows the messages of one ticket through all the batches that they were cut into. Pure.
 
-The ticket is decided once, when every piece is: with a receipt if all are stored; otherwise with the first failure, whose outcome is
-what is true of *all* its messages: if some are stored and some are not, it is unknown for the ticket.
+The ticket is decided once, when every piece is: with a receipt if all are stored, otherwise with the first failure. The failure's outcome
+is about *all* messages: if some are stored and some are not, it is unknown.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from qmq.errors import Outcome, QmqError
 
 
 class SplitTicket:
-    """`pieces` are the batches that are not decided."""
+    """`pieces` are the undecided batches."""
 
     __slots__ = ("_failures", "_stored", "count", "pieces", "size", "ticket")
 
@@ -36,7 +36,7 @@ class SplitTicket:
 
     @property
     def failure(self) -> QmqError | None:
-        """Why the ticket failed; None if it did not, or is not decided."""
+        """Why the ticket failed; None if it did not fail, or is not decided."""
         return self._failures[0] if self._failures and not self.pieces else None
 
     def _decided(self) -> None:

@@ -1,4 +1,6 @@
-"""What `send_many` of an ordered producer gives back: messages in the caller's order, though they went to several partitions. No I/O."""
+"""The result of `send_many` of an ordered producer: receipts in the caller's order, although the messages go to
+several partitions. No I/O.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ from qmq.client.receipts import BatchReceipt, Receipt, Receipts, Ticket, Tickets
 
 
 class TicketChunk(NamedTuple):
-    """Messages of one call in one batch: `ticket`'s message `place` is the call's message `indices[0]`, and so on."""
+    """Messages of one call in one batch: the ticket's message `place` is the call's message `indices[0]`, and so on."""
 
     ticket: Ticket
     place: int
@@ -17,7 +19,7 @@ class TicketChunk(NamedTuple):
 
 
 class SpreadTickets(Tickets):
-    """`await` for the receipts, in the order of the messages; the first failure is raised."""
+    """`await` it for the receipts in the order of the messages; raises the first failure."""
 
     __slots__ = ("_chunks",)
 
@@ -30,7 +32,7 @@ class SpreadTickets(Tickets):
 
 
 class SpreadReceipts(Receipts):
-    """Where many messages went. `batches` may hold other messages too."""
+    """Where many messages are stored. `batches` may hold other messages, too."""
 
     __slots__ = ("_chunks", "_where")
 

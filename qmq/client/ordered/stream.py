@@ -1,4 +1,5 @@
-"""A stream: one producer's in-order way to one physical partition, an in-flight window (qmq/delivery/window.py) that numbers. Pure.
+"""A stream sends one producer's batches to one physical partition in order: an in-flight window (qmq/delivery/window.py) with numbered
+batches. Pure.
 
     waiting ──numbered──▶ flight ──stored──▶ decided
        ▲                    │ refused, unknown: sent again from there on, in order, here
@@ -6,15 +7,16 @@
                             └ the partition is left: asked about, then handed over, in order
 
 Rules (docs/ORDERING.md, "Why order holds while writing"):
-* A stream has its own producer id, and numbers its batches from 0 without gaps. A broker takes number n only behind n - 1, so whatever
-  arrives in whatever order, the partition holds the stream's batches in their order.
-* A batch that was given up may be on its way still. What follows begins a new session of the same producer id, in the upper bits of the
-  number: when a partition has its first batch, it refuses all of older sessions. So what nobody knew of is stored before that, or never.
-* A batch that is certainly not stored and will not be sent again under its number takes all behind it along: they are not stored either,
-  whatever is still on its way. Only then may they get new numbers, in a new session.
-* When a fenced partition is given up, what may be stored there is handed over as well and keeps its message ids (`unknown="resend"`), or
-  fails (`unknown="fail"`).
-* A batch whose time is over fails, and everything behind it: none is skipped and the next one stored.
+* A stream has its own producer id, and numbers its batches from 0 without gaps. A broker takes number n only after n - 1, so the partition
+  holds the stream's batches in order, whatever order they arrive in.
+* A batch that was given up may still arrive. Later batches begin a new session of the same producer id, in the upper bits of the number:
+  once a partition has the first batch of a session, it refuses all older sessions. So a batch with unknown outcome is stored before that,
+  or never.
+* If a batch is certainly not stored and will not be sent again under its number, no batch behind it is stored either. Only then may these
+  batches get new numbers, in a new session.
+* When a fenced partition is given up, batches that may be stored there are handed over with their message ids (`unknown="resend"`), or fail
+  (`unknown="fail"`).
+* A batch that times out fails with all batches behind it: none is stored after one that was skipped.
 
 Worked example: 7, 8 and 9 are in flight when the partition is sealed behind 7. 7 is stored; 8 and 9 are refused: RouteChanged. The new
 route lacks the partition; 8 is certainly not stored, so the stream is settled, and 8 and 9 are cut by the new route. Had the answer to 8
@@ -39,11 +41,11 @@ from qmq.model import BATCH_NUMBERS, next_session
 from qmq.wire.frame_payloads import Produced
 
 WINDOW: Final = 32
-"""Half of the broker's window of remembered batches (qmq/log/producers.py)."""
+"""Half of the batches that a broker remembers for each producer (qmq/log/producers.py)."""
 
 
 class Stream(InFlightWindow[OrderedBatch]):
-    """`new_id` gives a producer id that nobody had before."""
+    """`new_id` returns a new producer id."""
 
     def __init__(
         self,
@@ -68,7 +70,7 @@ class Stream(InFlightWindow[OrderedBatch]):
     # --- out -----------------------------------------------------------------------------------------------------------
 
     def next(self, now: float, room: int = UNLIMITED) -> OrderedBatch | None:
-        """A batch gets its number at the moment when it leaves for the first time."""
+        """The next batch to send. A batch gets its number when it is sent for the first time."""
         if self.waiting and self._sent == len(self.flight) and self._may_number() and self.has_room(self.waiting[0].size, now, room):
             self._number(self.waiting.popleft())
         return super().next(now, room)
@@ -91,17 +93,17 @@ class Stream(InFlightWindow[OrderedBatch]):
         self._next_number = number
 
     def take_decided(self) -> list[tuple[OrderedBatch, Produced | QmqError]]:
-        """What was decided since, each batch once: where it is stored, or why it failed."""
+        """The batches decided since the last call: where each is stored, or why it failed."""
         decided, self._decided = self._decided, []
         return decided
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing is on its way or waits for it: there is no reason to gather more."""
+        """Whether no batch is in flight or waiting: the open batch need not gather more."""
         return not self.flight and not self.waiting
 
     def take_left(self) -> list[OrderedBatch]:
-        """Of a settled stream: what is to be cut anew, in order."""
+        """The batches of a settled stream, to be cut by a new route, in order."""
         left, is_out = list[OrderedBatch](), False
         for batch in self.flight:
             is_out = is_out or batch.is_certain
@@ -119,12 +121,12 @@ class Stream(InFlightWindow[OrderedBatch]):
     # --- in: batches and answers ---------------------------------------------------------------------------------------
 
     def put(self, batch: OrderedBatch) -> None:
-        """One more, behind all others."""
+        """Add a batch behind all others."""
         self.waiting.append(batch)
         self._earliest_until = min(self._earliest_until, batch.until)
 
     def stored(self, batch: OrderedBatch, produced: Produced, now: float) -> None:
-        """A try was answered: where the batch is."""
+        """The answer to a batch: where it is stored."""
         if self.acknowledged(batch, now):
             self._decided.append((batch, produced))
 
@@ -141,7 +143,9 @@ class Stream(InFlightWindow[OrderedBatch]):
             self._renumber(at)
 
     def _renumber(self, at: int) -> None:
-        """What is behind a batch that will never be there is not there either: it gets new numbers when everything before it is decided."""
+        """Batches behind one that will never be stored are not stored either: they get new numbers when all batches before them are
+        decided.
+        """
         self.waiting.extendleft([batch.anew() for batch in reversed(self.flight[at:])])
         del self.flight[at:]
         self._sent = min(self._sent, at)
@@ -154,13 +158,13 @@ class Stream(InFlightWindow[OrderedBatch]):
     # --- in: time ------------------------------------------------------------------------------------------------------
 
     def tick(self, now: float) -> None:
-        """Fail what is out of time, give up what was asked for long enough."""
+        """Fail batches that timed out; give up a fenced partition after long enough."""
         if self._earliest_until <= now:
             self._expire(now)
         super().tick(now)
 
     def is_late(self, now: float) -> bool:
-        """Whether the time of some batch is over: what is to fail with it must be `put` before `tick`."""
+        """Whether some batch timed out: messages that must fail with it must be `put` before `tick`."""
         return self._earliest_until <= now and any(batch.until <= now for batch in chain(self.flight, self.waiting))
 
     def _give_up(self) -> None:
@@ -189,7 +193,7 @@ class Stream(InFlightWindow[OrderedBatch]):
         return self.trouble or batch.failure or RouteChanged(f"partition {self.partition.number} has not settled what is before it")
 
     def drop(self, failure_of: Callable[[OrderedBatch], QmqError]) -> None:
-        """All fails: there is no way, or the producer ends. `is_uncertain` says of each batch whether it may be stored."""
+        """Fail all batches, because they cannot be sent or the producer ends. `is_uncertain` says for each whether it may be stored."""
         self._drop_from(0, failure_of)
 
     def _drop_from(self, at: int, failure_of: Callable[[OrderedBatch], QmqError]) -> None:
@@ -211,7 +215,7 @@ class Stream(InFlightWindow[OrderedBatch]):
     # --- best-effort order ---------------------------------------------------------------------------------------------
 
     def is_troubled(self, now: float) -> bool:
-        """Whether its broker group cannot take a batch just now."""
+        """Whether its broker group cannot take batches at the moment."""
         return self.is_stalled or (self.trouble is not None and (not self.is_connected or now < self._rests_until or bool(self.flight)))
 
     @property
@@ -221,11 +225,11 @@ class Stream(InFlightWindow[OrderedBatch]):
 
     @property
     def has_release(self) -> bool:
-        """Whether `release` would give anything."""
+        """Whether `release` would return anything."""
         return bool(self.waiting) or (bool(self.flight) and self.flight[0].is_certain and not self.is_left)
 
     def release(self) -> Iterable[OrderedBatch]:
-        """Of a troubled stream with best-effort order: what any other may have. What may be stored here stays."""
+        """The batches of a troubled stream that any partition may take (best-effort order). Batches that may be stored here stay."""
         if self.flight and self.flight[0].is_certain and not self.is_left:
             self._renumber(0)
         released, self.waiting = self.waiting, deque()

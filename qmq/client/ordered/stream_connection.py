@@ -13,26 +13,26 @@ from qmq.wire.frame_payloads import Produced
 
 
 class StreamConnectionOwner(Protocol):
-    """Whose streams these are: the producer."""
+    """What a stream's connection needs of the producer."""
 
     subject: str
     kind: int
     """PRODUCE, or one of the frames of other `acks`."""
 
     def encode(self, stream: Stream, batch: OrderedBatch) -> tuple[bytes, bytes]:
-        """The batch as it travels. Raises QmqError."""
+        """The encoded batch. Raises QmqError."""
         ...
 
     def changed(self, connection: StreamConnection) -> None:
-        """Something was decided, became possible or impossible: look what is to be done, and `pump`."""
+        """Batches were decided, or the stream's state changed: do what is needed, and `pump`."""
         ...
 
     def gather(self, connection: StreamConnection) -> None:
-        """Some batch is out of time: put what is to fail with it behind it."""
+        """A batch timed out: add the open batch, which must fail with it, behind it."""
         ...
 
     def give_up(self, failure: QmqError) -> None:
-        """Nothing can be sent anywhere: the subject is gone, or the client is closed."""
+        """Nothing can be sent: the subject is gone, or the client is closed."""
         ...
 
 

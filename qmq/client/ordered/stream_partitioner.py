@@ -1,7 +1,7 @@
-"""The partitioner of an ordered producer: it cuts what settled streams leave by the newest route (`qmq/delivery/partitioner.py`). Pure.
+"""The partitioner of an ordered producer: it cuts the batches of settled streams by the newest route (`qmq/delivery/partitioner.py`). Pure.
 
-With best-effort order (`bend`), what waits for a broker group in trouble goes at once to a healthy partition: stamped with a logical
-partition of that one's range, and *bent*. When it is cut anew it is sent where it belongs.
+With best-effort order (`bend`), batches that wait for a broker group in trouble go to a healthy partition: they get a logical partition of
+that one's range, and are marked *bent*. If they are cut again, they go where their keys belong.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ class StreamPartitioner(Partitioner[Stream]):
     def __init__(self, make: Callable[[PhysicalPartition], Stream]) -> None:
         super().__init__(make)
         self.bent = 0
-        """Messages that went to another partition than theirs."""
+        """Messages that went to another partition than their own."""
 
     def settle(self) -> list[Stream]:
-        """Settled streams hand over what they leave, and are gone. Those that are."""
+        """Take the batches of settled streams, and remove these streams. Returns them."""
         settled = super().settle()
         for stream in settled:
             self.put_cut(stream.take_left())
         return settled
 
     def put_cut(self, batches: Iterable[OrderedBatch]) -> None:
-        """Cut batches by the newest route that may be used, and put each piece behind what is in its stream."""
+        """Cut batches by the newest usable route, and add each piece to its stream."""
         for batch in batches:
             batch.is_bent = False
             for stream, piece in cut(batch, self.by_lp.__getitem__):
                 stream.put(piece)
 
     def bend(self, now: float) -> list[Stream]:
-        """Give what waits for troubled streams to healthy ones; the troubled streams that had something to give."""
+        """Move batches from troubled streams to healthy ones. Returns the troubled streams that had any."""
         streams = self.partitions.values()
         healthy = [stream for stream in streams if stream.is_healthy]
         giving = [stream for stream in streams if healthy and stream.has_release and stream.is_troubled(now)]

@@ -1,10 +1,11 @@
-"""The streams of one ordered producer at work: the newest route is learned, batches go to their streams, what is settled is cut anew.
+"""Runs the streams of one ordered producer: follows the newest route, passes batches to their streams, cuts the batches of settled streams
+again.
 
 Rules:
-* Until the first route is known batches wait in a stream to nowhere (`_unrouted`); they are cut when it comes.
-* The route is asked for when a partition refuses as if it were sealed (again and again, with the locator's pauses, until it is newer), when
-  a metaserver pushes, and when a broker group is silent.
-* Decisions are taken from a stream before it is gone.
+* Until the first route is known, batches wait in a stream without a partition (`_unrouted`); they are cut when the route is known.
+* The producer asks for the route when a partition answers that it is sealed (repeatedly, with the locator's pauses, until the route is
+  newer), when a metaserver pushes, and when a broker group does not answer.
+* Decisions are taken from a stream before it is removed.
 """
 
 from __future__ import annotations
@@ -31,14 +32,14 @@ NOWHERE: Final = PhysicalPartition(0, LpRange(0, 0), "")
 
 
 class StreamsOwner(Protocol):
-    """Whose streams these are: the producer."""
+    """What streams need of the producer."""
 
     subject: str
     kind: int
     """See `StreamConnectionOwner`."""
 
     def encode(self, stream: Stream, batch: OrderedBatch) -> tuple[bytes, bytes]:
-        """The batch as it travels. Raises QmqError."""
+        """The encoded batch. Raises QmqError."""
         ...
 
     def stored(self, stream: Stream, batch: OrderedBatch, produced: Produced) -> None: ...
@@ -56,7 +57,7 @@ class StreamsOwner(Protocol):
         ...
 
     def rerouted(self, logical_partitions: int, by_lp: Sequence[StreamConnection]) -> None:
-        """The table has changed."""
+        """The route has changed."""
         ...
 
 
@@ -81,17 +82,17 @@ class Streams:
     # --- the way out ---------------------------------------------------------------------------------------------------
 
     def check_usable(self) -> None:
-        """Raises OrderMismatch, InvalidArgument if the subject turned out to be none for this producer."""
+        """Raises OrderMismatch, InvalidArgument if this producer cannot send to the subject."""
         if self._refusal is not None:
             raise self._refusal
 
     def is_idle(self, connection: StreamConnection | None) -> bool:
-        """Whether nothing is on its way there, or it is to go elsewhere: then there is no reason to gather more."""
+        """Whether the partition has no batch in flight or waiting, or is about to be replaced: the open batch need not gather more."""
         stream = self._unrouted if connection is None else connection.stream
         return stream.is_idle or (self._order is Order.BEST_EFFORT and stream.is_troubled(self._loop.time()))
 
     def put(self, connection: StreamConnection | None, batch: OrderedBatch) -> None:
-        """One more batch; it leaves as soon as it may."""
+        """Add a batch; it is sent as soon as possible."""
         if connection is None:
             self._unrouted.put(batch)
             self._loop.call_at(batch.until, self._tick_unrouted)
@@ -104,7 +105,7 @@ class Streams:
             connection.pump()
 
     def flush(self) -> None:
-        """Write now, not at the end of the next round of the event loop."""
+        """Write now, not at the end of the round of the event loop."""
         for connection in self._connections.values():
             connection.flush()
 
@@ -126,7 +127,7 @@ class Streams:
         self._owner.answered()
 
     def gather(self, connection: StreamConnection) -> None:
-        """For a connection: what has gathered goes behind what its stream has."""
+        """For a connection: put the open batch behind the stream's batches."""
         batch = self._owner.take_gathered(connection)
         if batch is not None:
             connection.stream.put(batch)
@@ -139,7 +140,9 @@ class Streams:
                 self._owner.stored(stream, batch, result)
 
     def _bend(self) -> bool:
-        """Best-effort order: let healthy groups have what waits for others. Whether anything was given; then all were pumped."""
+        """Best-effort order: let healthy groups take the batches of troubled ones. Returns whether any moved; then
+        all streams were pumped.
+        """
         if self._order is not Order.BEST_EFFORT:
             return False
         given = self._partitioner.bend(self._loop.time())
@@ -151,7 +154,7 @@ class Streams:
 
     @property
     def bent(self) -> int:
-        """Messages that went to another partition than theirs."""
+        """Messages that went to another partition than their own."""
         return self._partitioner.bent
 
     def _pump(self) -> None:
@@ -189,7 +192,7 @@ class Streams:
         self._cut_unrouted()
 
     def _rerouted(self) -> None:
-        """The locator knows something new about the subject or its groups."""
+        """The locator has news about the subject or its groups."""
         ordering = self._links.locator.book.ordering(self.subject)
         if ordering is None or self._is_closed:
             return
@@ -205,7 +208,7 @@ class Streams:
         return stream
 
     def _settle(self) -> None:
-        """Let settled streams hand over. Streams that are left and wait still take what comes for their ranges."""
+        """Take the batches of settled streams. Streams that are left still take new batches for their ranges."""
         for stream in list(self._partitioner.partitions.values()):
             if stream.is_settled:
                 self.gather(self._connections[stream.partition.number])
@@ -222,7 +225,7 @@ class Streams:
         self._owner.rerouted(len(by_lp), by_lp)
 
     def _cut_unrouted(self) -> None:
-        """The first route is known: what waited for it goes its way."""
+        """The first route is known: distribute the waiting batches."""
         self._gather_unrouted()
         self._tell_owner()
         for batch in self._unrouted.take_left():
@@ -270,7 +273,7 @@ class Streams:
         self._owner.answered()
 
     def abort(self) -> None:
-        """End now: everything that is not decided fails with ClientClosed."""
+        """End now: all undecided batches fail with ClientClosed."""
         self._is_closed = True
         self._links.locator.unlisten(self.subject, self._rerouted)
         for task in (self._finding, self._following):
