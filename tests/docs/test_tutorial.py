@@ -48,6 +48,18 @@ def test_the_chinese_tutorial_has_the_same_code(page: Path) -> None:
     assert FENCES.findall(translated.read_text()) == FENCES.findall(page.read_text())
 
 
+@pytest.mark.parametrize("name", ["LISTENERS.md", "DELIVERY.md", "OUTBOX.md", "DEPLOY.md"])
+def test_a_chinese_how_to_page_has_the_same_code_and_tables(name: str) -> None:
+    """DEPLOY is translated up to a section; the others are whole."""
+    english, chinese = ((ROOT / "docs" / folder / name).read_text() for folder in ("", "zh"))
+    code, translated = FENCES.findall(english), FENCES.findall(chinese)
+    assert translated == code[: len(translated)]
+    rows, translated_rows = ([line.count("|") for line in page.splitlines() if line.startswith("|")] for page in (english, chinese))
+    assert translated_rows == rows[: len(translated_rows)]
+    if name != "DEPLOY.md":
+        assert (len(translated), len(translated_rows)) == (len(code), len(rows))
+
+
 def test_the_chinese_readme_has_the_same_code_and_the_same_systems_and_features() -> None:
     texts = [(ROOT / name).read_text() for name in ("README.md", "docs/zh/README.md")]
     assert FENCES.findall(texts[0]) == FENCES.findall(texts[1])
