@@ -79,5 +79,5 @@ class _Ordered:
         self.settler.fail(message, pause_ms)
 
     def reject(self, message: OrderedMessage) -> None:
-        self._door.check()
+        self._guard.check()
         self.settler.reject(message)
