@@ -57,6 +57,8 @@ class BlockingBrowsing(BlockingClientBase):
         tags_all: Sequence[str] = (),
         follow: bool = False,
         partial: bool = False,
+        positions: Mapping[tuple[str, int], int] | None = None,
+        sequences: tuple[int, int | None] = (0, None),
     ) -> Iterator[BrowsedMessage]:
         """Stored messages of a subject, without a consumer group: those stored from `start` on (default: the oldest) and before `end`; with
         `last`, that many of the newest messages of each queue. With `follow` the iterator goes on with messages that are stored later,
@@ -68,9 +70,27 @@ class BlockingBrowsing(BlockingClientBase):
         """
         return self._thread.iterate(
             self._client.browse(
-                subject, start=start, end=end, last=last, key=key, tags_any=tags_any, tags_all=tags_all, follow=follow, partial=partial
+                subject,
+                start=start,
+                end=end,
+                last=last,
+                key=key,
+                tags_any=tags_any,
+                tags_all=tags_all,
+                follow=follow,
+                partial=partial,
+                positions=positions,
+                sequences=sequences,
             )
         )
+
+    def queue_ends(self, subject: str) -> dict[tuple[str, int], int]:
+        """Where each queue of a subject ends: by broker group and partition, the sequence of its next message. Everything that brokers
+        were sent before is decided: what is stored of it lies before the ends, and nothing of it comes later.
+
+        Needs `produce` and `browse` on the subject. Raises InvalidName, UnknownSubject, AccessDenied, NotConnected, ClientClosed.
+        """
+        return self._thread.run(self._client.queue_ends(subject))
 
 
 class BlockingClient(BlockingBrowsing):

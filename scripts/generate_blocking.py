@@ -51,7 +51,7 @@ SOURCES: Final = (
         "BlockingBrowsing",
         "BlockingClientBase",
         "The part of a blocking client that reads without a group.",
-        frozenset({"browse"}),
+        frozenset({"browse", "queue_ends"}),
     ),
     Source(
         "qmq/client/client.py",

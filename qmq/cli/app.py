@@ -22,6 +22,7 @@ from qmq.cli import (
     dev,
     dlq,
     doctor,
+    exporting,
     gateway,
     group,
     health,
@@ -55,6 +56,8 @@ app.command("produce")(produce.produce)
 app.command("consume")(consume.consume)
 app.command("browse")(browse.browse)
 app.command("tail")(browse.tail)
+app.command("export")(exporting.export)
+app.command("import")(exporting.load)
 app.add_typer(bench.app, name="bench")
 app.add_typer(subject.app, name="subject")
 app.add_typer(group.app, name="group")

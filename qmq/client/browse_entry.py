@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING
 
@@ -38,6 +39,8 @@ class BrowsingClient:
         tags_all: Sequence[str] = (),
         follow: bool = False,
         partial: bool = False,
+        positions: Mapping[tuple[str, int], int] | None = None,
+        sequences: tuple[int, int | None] = (0, None),
     ) -> AsyncIterator[BrowsedMessage]:
         """Stored messages of a subject, without a consumer group: those stored from `start` on (default: the oldest) and before `end`; with
         `last`, that many of the newest messages of each queue. With `follow` the iterator goes on with messages that are stored later,
@@ -47,7 +50,7 @@ class BrowsingClient:
         out broker groups that cannot be read. Raises InvalidName, InvalidArgument, UnknownSubject, AccessDenied, NotConnected, LogDamaged,
         ClientClosed.
         """
-        from qmq.client.browsing import BrowsedQueue, BrowseSelection, browse
+        from qmq.client.browsing import BrowseSelection, browse
 
         check_name("subject", subject)
         if last is not None and (last < 0 or start is not None):
@@ -59,16 +62,35 @@ class BrowsingClient:
             key=None if key is None else key_bytes(key),
             tags_any=tuple(tags_any),
             tags_all=tuple(tags_all),
+            first_sequence=sequences[0],
+            end_sequence=sequences[1],
+            positions=dict(positions or {}),
         )
-        metadata = self.metadata
 
-        async def queues() -> list[BrowsedQueue]:
-            found = await metadata.list_subjects(subject)
-            if found.silent and not partial:
-                raise NotConnected(f"messages of {', '.join(sorted(found.silent))} are missing: {'; '.join(found.silent.values())}")
-            described = next((each for each in found if each.settings.name == subject), None)
-            if described is None:
-                raise UnknownSubject(f"there is no subject {subject!r}: `qmq subject list` shows all")
-            return [BrowsedQueue(subject, each.broker_group, each.partition, each.next_sequence) for each in described.queues]
+        def queues() -> Awaitable[list[BrowsedQueue]]:
+            return self._queues(subject, partial=partial)
 
         return browse(self._links, queues, selection, follow=follow, partial=partial)
+
+    async def queue_ends(self, subject: str) -> dict[tuple[str, int], int]:
+        """Where each queue of a subject ends: by broker group and partition, the sequence of its next message. Everything that brokers
+        were sent before is decided: what is stored of it lies before the ends, and nothing of it comes later.
+
+        Needs `produce` and `browse` on the subject. Raises InvalidName, UnknownSubject, AccessDenied, NotConnected, ClientClosed.
+        """
+        from qmq.client.browsing import end_of
+
+        queues = await self._queues(check_name("subject", subject), partial=False)
+        ends = await asyncio.gather(*[end_of(self._links, each) for each in queues])
+        return {each.key: end for each, end in zip(queues, ends, strict=True)}
+
+    async def _queues(self, subject: str, *, partial: bool) -> list[BrowsedQueue]:
+        from qmq.client.browsing import BrowsedQueue
+
+        found = await self.metadata.list_subjects(subject)
+        if found.silent and not partial:
+            raise NotConnected(f"messages of {', '.join(sorted(found.silent))} are missing: {'; '.join(found.silent.values())}")
+        described = next((each for each in found if each.settings.name == subject), None)
+        if described is None:
+            raise UnknownSubject(f"there is no subject {subject!r}: `qmq subject list` shows all")
+        return [BrowsedQueue(subject, each.broker_group, each.partition, each.next_sequence) for each in described.queues]

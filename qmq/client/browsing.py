@@ -9,8 +9,8 @@ import asyncio
 import logging
 import math
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from qmq import limits
@@ -68,6 +68,20 @@ class BrowseSelection:
     key: bytes | None = None
     tags_any: tuple[str, ...] = ()
     tags_all: tuple[str, ...] = ()
+    first_sequence: int = 0
+    end_sequence: int | None = None
+    positions: Mapping[tuple[str, int], int] = field(default_factory=dict)
+
+    def first_of(self, queue: BrowsedQueue) -> int:
+        """The sequence with which to begin in a queue."""
+        if self.last is not None:
+            return max(queue.next_sequence - self.last, 0)
+        return max(self.first_sequence, self.positions.get(queue.key, 0))
+
+    def end_of(self, queue: BrowsedQueue, *, follow: bool) -> int:
+        """The sequence before which to end."""
+        end = _END if follow else queue.next_sequence
+        return end if self.end_sequence is None else min(end, self.end_sequence)
 
     def wants(self, message: StoredMessage) -> bool:
         """Whether a message is wanted, apart from `last`. Pure."""
@@ -91,8 +105,8 @@ class QueueReader:
         self.is_over = False
         """Whether no more messages will come."""
         self._links, self._selection, self._follow = links, selection, follow
-        self._until = _END if follow else queue.next_sequence
-        self._sequence = 0 if selection.last is None else max(queue.next_sequence - selection.last, 0)
+        self._until = selection.end_of(queue, follow=follow)
+        self._sequence = selection.first_of(queue)
         self._ask_again_s = -math.inf
 
     def wants_page(self, now_s: float) -> bool:
@@ -107,7 +121,7 @@ class QueueReader:
                 self._take(batch)
             self._sequence = max(self._sequence, fetched.next_sequence)
             if self._sequence >= min(self._until, fetched.end_sequence):
-                self.is_over |= not self._follow
+                self.is_over |= not self._follow or self._sequence >= self._until
                 self._ask_again_s = asyncio.get_running_loop().time() + FOLLOW_S
                 return
 
@@ -124,28 +138,41 @@ class QueueReader:
                 self.messages.append(message)
 
     async def _fetch(self) -> tuple[wire.Fetched, list[Decoded]]:
-        """One page, from the current master; waits for a master that cannot be reached."""
-        queue, selection, loop = self.queue, self._selection, asyncio.get_running_loop()
+        """One page."""
+        queue, selection = self.queue, self._selection
         tags = list(selection.tags_any), list(selection.tags_all)
-        request = wire.Fetch(
-            queue.subject, queue.partition, self._sequence, self._until, selection.start_ms, PAGE_BYTES, *tags, [], 0
-        ).pack()
-        until_s, tries = loop.time() + self._links.timing.delivery_timeout_s, 0
-        while True:
+        request = wire.Fetch(queue.subject, queue.partition, self._sequence, self._until, selection.start_ms, PAGE_BYTES, *tags, [], 0)
+        return _unpack(await ask_master(self._links, queue, FrameKind.FETCH, request.pack()))
+
+
+async def ask_master(links: Links, queue: BrowsedQueue, kind: FrameKind, request: bytes) -> memoryview:
+    """What the master of a queue answers, whoever that is; one that cannot be reached is waited for. Raises NotConnected."""
+    loop = asyncio.get_running_loop()
+    until_s, tries = loop.time() + links.timing.delivery_timeout_s, 0
+    while True:
+        try:
+            master, connection = await links.reach(queue.subject, queue.broker_group)
             try:
-                master, connection = await self._links.reach(queue.subject, queue.broker_group)
-                try:
-                    answer = await connection.call(FrameKind.FETCH, request, timeout_s=ANSWER_S)
-                except NotMaster:
-                    self._links.locator.doubt(queue.broker_group, master)
-                    raise
-                return _unpack(answer.payload)
-            except Unavailable as failure:
-                if loop.time() > until_s:
-                    raise NotConnected(f"broker group {queue.broker_group!r} cannot be read: {failure.message}") from failure
-                log.debug("%s: %s", queue, failure)
-            await asyncio.sleep(pause_s(self._links.timing.session_retry_s, tries))
-            tries += 1
+                return (await connection.call(kind, request, timeout_s=ANSWER_S)).payload
+            except NotMaster:
+                links.locator.doubt(queue.broker_group, master)
+                raise
+        except Unavailable as failure:
+            if loop.time() > until_s:
+                raise NotConnected(f"broker group {queue.broker_group!r} cannot be read: {failure.message}") from failure
+            log.debug("%s: %s", queue, failure)
+        await asyncio.sleep(pause_s(links.timing.session_retry_s, tries))
+        tries += 1
+
+
+async def end_of(links: Links, queue: BrowsedQueue) -> int:
+    """Where a queue ends, when everything that its broker group was sent before is committed. Raises NotConnected, AccessDenied.
+
+    FIND waits for that; which producer it asks about does not matter.
+    """
+    await ask_master(links, queue, FrameKind.FIND, wire.Find(queue.subject, queue.partition, "0" * 16, 1, 1).pack())
+    request = wire.Fetch(queue.subject, queue.partition, 0, 0, 0, 0, [], [], [], 0)
+    return _unpack(await ask_master(links, queue, FrameKind.FETCH, request.pack()))[0].end_sequence
 
 
 def _unpack(payload: memoryview) -> tuple[wire.Fetched, list[Decoded]]:
@@ -165,7 +192,7 @@ async def browse(
     loop = asyncio.get_running_loop()
     readers = _readers(links, await list_queues(), selection, follow=follow)
     # all messages of a queue that appears later are wanted: they were stored since
-    later = replace(selection, start_ms=0, last=None)
+    later = replace(selection, start_ms=0, last=None, positions={})
     look_s = loop.time() + QUEUES_S
     while True:
         if follow and loop.time() >= look_s:

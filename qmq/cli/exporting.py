@@ -1,0 +1,192 @@
+"""`qmq export` and `qmq import`: stored messages into a file, and records of a file into a subject (docs/TRANSFER.md)."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import typer
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+import qmq
+from qmq.cli.browse import moment
+from qmq.cli.output import SERVER, Json, Server, errors, fail, run, show
+from qmq.cli.transfer.load_journal import LoadJournal
+from qmq.cli.transfer.message_source import MessageRange, MessageSource
+from qmq.cli.transfer.record_files import FileSource, RecordForm, count_of, describe, finish, writer_of
+from qmq.cli.transfer.record_loader import RecordLoader
+from qmq.cli.transfer.transfer_record import place_of, record_of
+from qmq.errors import InvalidArgument, QmqError
+from qmq.operations.key_texts import parse_key
+
+STATE_SUFFIX: Final = ".qmq-import"
+BAR_STEP: Final = 500
+_MOMENT: Final = "2026-11-24T09:00:00Z, or so long ago: 90s, 10m, 2h, 3d."
+
+Subject = Annotated[str, typer.Argument(help="The subject.")]
+At = Annotated[str | None, typer.Option("--at", help=f"Begin with messages stored then: {_MOMENT}")]
+Until = Annotated[str | None, typer.Option("--until", help=f"End before messages stored then: {_MOMENT}")]
+First = Annotated[int | None, typer.Option("--from-sequence", min=0, help="Begin in each queue with this sequence.")]
+End = Annotated[int | None, typer.Option("--until-sequence", min=0, help="End in each queue before this sequence.")]
+Partition = Annotated[int | None, typer.Option("--partition", min=0, help="Only this partition.")]
+BrokerGroup = Annotated[str, typer.Option("--broker-group", help="Only what this broker group has.")]
+Key = Annotated[str | None, typer.Option("--key", help="Only messages of this key.")]
+KeyFrom = Annotated[str | None, typer.Option("--from-key", help="Only keys that sort at or behind this one, byte by byte.")]
+KeyBefore = Annotated[str | None, typer.Option("--until-key", help="Only keys that sort before this one.")]
+Tag = Annotated[list[str] | None, typer.Option("--tag", help="Only messages with any of these tags; may be repeated.")]
+Rate = Annotated[float, typer.Option("--rate", min=0, help="At most so many messages a second; 0: as fast as they are stored.")]
+Compression = Annotated[str | None, typer.Option(help="'zstd' or 'lz4'.")]
+Format = Annotated[str, typer.Option("--format", help="'jsonl' or 'parquet'; without it, what the file's name says.")]
+
+
+def range_of(
+    at: str | None,
+    until: str | None,
+    first: int | None,
+    end: int | None,
+    partition: int | None,
+    broker_group: str,
+    key: str | None,
+    key_from: str | None,
+    key_before: str | None,
+    tags: list[str] | None,
+) -> MessageRange:
+    """What the options say. Raises InvalidArgument."""
+    one, low, high = [None if each is None else parse_key(each) for each in (key, key_from, key_before)]
+    return MessageRange(moment(at), moment(until), first, end, partition, broker_group, one, low, high, tuple(tags or ()))
+
+
+def export(
+    subject: Subject,
+    file: Annotated[Path | None, typer.Option("--file", "-f", help="Write this file; standard output without it.")] = None,
+    form: Format = "",
+    body: Annotated[str, typer.Option("--body", help="'auto': bodies as text where they are UTF-8; 'base64': all as base64.")] = "auto",
+    at: At = None,
+    until: Until = None,
+    first: First = None,
+    end: End = None,
+    partition: Partition = None,
+    broker_group: BrokerGroup = "",
+    key: Key = None,
+    key_from: KeyFrom = None,
+    key_before: KeyBefore = None,
+    tag: Tag = None,
+    as_json: Json = False,
+    server: Server = SERVER,
+) -> None:
+    """Write stored messages as JSON lines or Parquet, with ids, keys, tags, headers and times. No consumer group takes part.
+
+    To standard output the messages are JSON lines, and nothing else is. With --file, --json prints the summary as JSON.
+    """
+    try:
+        if body not in ("auto", "base64"):
+            raise InvalidArgument(f"--body is auto or base64, not {body!r}")
+        chosen = range_of(at, until, first, end, partition, broker_group, key, key_from, key_before, tag)
+        count = run(_export(server, subject, chosen, RecordForm.of(form, file), file, body == "base64", as_json))
+    except (InvalidArgument, OSError) as failure:
+        fail(failure)
+    if file is not None:
+        show("exported", ("subject", "messages", "file"), [(subject, count, str(file))], as_json=as_json)
+
+
+async def _export(
+    server: str, subject: str, chosen: MessageRange, form: RecordForm, file: Path | None, as_base64: bool, quiet: bool
+) -> int:
+    count = 0
+    async with qmq.connect(server, create_subjects=False) as mq:
+        total = await _stored(mq, subject)
+        writer = writer_of(form, file, as_base64=as_base64)
+        with bar(quiet or file is None) as shown:
+            task = shown.add_task(f"exporting {subject}", total=total)
+            async for message in MessageSource(mq, subject, chosen).messages():
+                writer.write(record_of(message), place_of(message))
+                count += 1
+                if count % BAR_STEP == 0:
+                    shown.update(task, completed=count)
+            shown.update(task, completed=count, total=count)
+        writer.close()
+    if file is not None:
+        finish(file)
+    return count
+
+
+async def _stored(mq: qmq.Client, subject: str) -> int:
+    """How many messages there are, for the bar."""
+    known = await mq.metadata.list_subjects(subject)
+    queues = [queue for each in known if each.settings.name == subject for queue in each.queues]
+    return sum(queue.next_sequence - queue.start_sequence for queue in queues)
+
+
+def load(
+    subject: Subject,
+    file: Annotated[Path | None, typer.Option("--file", "-f", help="Read this file; standard input without it.")] = None,
+    form: Format = "",
+    state: Annotated[
+        Path | None, typer.Option("--state", help=f"Keep here how far it came; FILE.SUBJECT{STATE_SUFFIX} without it, none of a pipe.")
+    ] = None,
+    rate: Rate = 0.0,
+    compression: Compression = None,
+    as_json: Json = False,
+    server: Server = SERVER,
+) -> None:
+    """Send the records of a file, as `qmq export` writes it, to a subject that exists. Those of a key stay in order.
+
+    Run it again after a crash: it goes on where it was, and stores nothing twice. A JSON line needs no more than a "body"; ids, keys, tags,
+    headers and create times are kept where they are given.
+    """
+    try:
+        chosen = RecordForm.of(form, file)
+        if state is None and file is not None:
+            state = file.with_name(f"{file.name}.{subject}{STATE_SUFFIX}")
+        journal = LoadJournal(state, {"subject": subject, **describe(chosen, file)})
+    except InvalidArgument as failure:
+        fail(failure)
+    try:
+        row = run(_load(server, subject, journal, chosen, file, rate, compression, as_json))
+    except (OSError, KeyboardInterrupt) as failure:
+        fail(failure)
+    finally:
+        journal.close()
+    show("imported", LOAD_COLUMNS, [row], as_json=as_json)
+
+
+LOAD_COLUMNS: Final = ("subject", "messages", "stored now", "stored before")
+
+
+async def _load(
+    server: str, subject: str, journal: LoadJournal, form: RecordForm, file: Path | None, rate: float, compression: str | None, quiet: bool
+) -> tuple[str, int, int, int]:
+    done = journal.state
+    if done is not None and done.is_done:
+        return (subject, done.records, 0, done.records)
+    source = FileSource(form, file, 0 if done is None else done.mark or 0)
+    async with qmq.connect(server, create_subjects=False) as mq:
+        with bar(quiet) as shown:
+            task = shown.add_task(f"importing to {subject}", total=None if quiet else count_of(form, file))
+            loader = RecordLoader(
+                mq, subject, journal, rate=rate, compression=compression, progress=lambda count: shown.update(task, completed=count)
+            )
+            await keep_saying(loader.load(source), journal)
+            total = source.mark()
+            shown.update(task, completed=total, total=total)
+    return (subject, total, loader.sent, total - loader.sent)
+
+
+async def keep_saying(work: Any, journal: LoadJournal) -> None:
+    """Do it; where it fails, say that running it again goes on."""
+    try:
+        await work
+    except QmqError as failure:
+        if journal.path is None:
+            raise
+        records = journal.state.records if journal.state is not None else 0
+        said = f"{failure.message}; {records:,} records are stored for sure: run it again to go on ({journal.path})"
+        raise type(failure)(said, outcome=failure.outcome) from failure
+
+
+def bar(quiet: bool) -> Progress:
+    """On standard error, where that is a terminal."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    is_shown = errors.is_terminal and not quiet and sys.stderr.isatty()
+    return Progress(*columns, console=errors, disable=not is_shown)

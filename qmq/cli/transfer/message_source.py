@@ -1,0 +1,93 @@
+"""A subject as a source of records: which messages are meant, and how far it was read."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+import qmq
+from qmq.cli.transfer.transfer_record import TransferRecord, record_of
+from qmq.client.browsing import BrowsedMessage
+
+
+@dataclass(frozen=True, slots=True)
+class MessageRange:
+    """Which messages of a subject. Times are those of storing; `end` and the upper bounds are not included. None or empty: all."""
+
+    start: datetime | None = None
+    end: datetime | None = None
+    first_sequence: int | None = None
+    end_sequence: int | None = None
+    partition: int | None = None
+    broker_group: str = ""
+    key: bytes | None = None
+    key_from: bytes | None = None
+    key_before: bytes | None = None
+    tags_any: tuple[str, ...] = ()
+
+    @property
+    def has_key_range(self) -> bool:
+        """Whether only messages with a key can be meant."""
+        return self.key_from is not None or self.key_before is not None
+
+    def has(self, message: BrowsedMessage) -> bool:
+        """Whether a message that was read is meant; what `browse` selects by is not looked at again. Pure."""
+        key = message.key_bytes
+        return (
+            (self.partition is None or message.partition == self.partition)
+            and (not self.broker_group or message.broker_group == self.broker_group)
+            and not (self.has_key_range and key is None)
+            and (self.key_from is None or (key or b"") >= self.key_from)
+            and (self.key_before is None or (key or b"") < self.key_before)
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """For the state file: a load of other messages is another load."""
+        texts = {
+            "start": None if self.start is None else self.start.isoformat(),
+            "end": None if self.end is None else self.end.isoformat(),
+            "sequences": [self.first_sequence, self.end_sequence],
+            "queue": [self.broker_group, self.partition],
+            "keys": [None if each is None else each.hex() for each in (self.key, self.key_from, self.key_before)],
+            "tags": list(self.tags_any),
+        }
+        return {name: value for name, value in texts.items() if value not in (None, [], [None, None], ["", None], [None] * 3)}
+
+
+class MessageSource:
+    """The messages of a range, those of a queue in its order; from a mark on, if one is given. Its marks are `[group, partition, sequence]`
+    of each queue that it has read from."""
+
+    def __init__(self, mq: qmq.Client, subject: str, chosen: MessageRange, mark: Any = None) -> None:
+        self._mq, self._subject, self._chosen = mq, subject, chosen
+        self._next = {(group, partition): sequence for group, partition, sequence in mark or ()}
+
+    async def messages(self) -> AsyncIterator[BrowsedMessage]:
+        """As they are stored. Raises as `Client.browse`."""
+        chosen = self._chosen
+        async for message in self._mq.browse(
+            self._subject,
+            start=chosen.start,
+            end=chosen.end,
+            key=chosen.key,
+            tags_any=chosen.tags_any,
+            positions=self._positions(),
+            sequences=(chosen.first_sequence or 0, chosen.end_sequence),
+        ):
+            self._next[message.broker_group, message.partition] = message.sequence + 1
+            if chosen.has(message):
+                yield message
+
+    def _positions(self) -> Mapping[tuple[str, int], int]:
+        return dict(self._next)
+
+    async def records(self) -> AsyncIterator[TransferRecord]:
+        """The same as records."""
+        async for message in self.messages():
+            yield record_of(message)
+
+    def mark(self) -> list[list[Any]]:
+        """How far each queue was read."""
+        return [[group, partition, sequence] for (group, partition), sequence in sorted(self._next.items())]

@@ -1,0 +1,122 @@
+"""Records as rows of a Parquet file, by pyarrow (`pip install 'qmq[parquet]'`). Bytes stay bytes; times are timestamps in UTC."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from qmq.cli.transfer.transfer_record import TransferRecord
+from qmq.errors import InvalidArgument
+from qmq.model import MessageId
+
+ROWS_AT_ONCE: Final = 5_000
+ROW_GROUP_BYTES: Final = 64 << 20
+_TIME: Final = pa.timestamp("ms", "UTC")
+SCHEMA: Final = pa.schema(
+    [
+        ("subject", pa.string()),
+        ("broker_group", pa.string()),
+        ("partition", pa.int32()),
+        ("sequence", pa.int64()),
+        ("append_time", _TIME),
+        ("id", pa.string()),
+        ("key", pa.binary()),
+        ("tags", pa.list_(pa.string())),
+        ("headers", pa.map_(pa.string(), pa.binary())),
+        ("create_time", _TIME),
+        ("body", pa.binary()),
+    ]
+)
+
+
+class ParquetWriter:
+    """Writes records into a file, a row group at a time."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = pq.ParquetWriter(path, SCHEMA, compression="zstd")
+        self._rows: list[dict[str, Any]] = []
+        self._bytes = 0
+
+    def write(self, record: TransferRecord, place: Mapping[str, Any]) -> None:
+        """Add a row."""
+        self._rows.append(
+            {
+                **{name: value for name, value in place.items() if name != "append_time_ms"},
+                "append_time": place.get("append_time_ms"),
+                "id": None if record.id is None else str(record.id),
+                "key": record.key,
+                "tags": list(record.tags),
+                "headers": list(record.headers.items()),
+                "create_time": record.create_time_ms,
+                "body": record.body,
+            }
+        )
+        self._bytes += record.size
+        if self._bytes >= ROW_GROUP_BYTES:
+            self._put()
+
+    def _put(self) -> None:
+        if self._rows:
+            self._file.write_table(pa.Table.from_pylist(self._rows, SCHEMA))
+        self._rows, self._bytes = [], 0
+
+    def close(self) -> None:
+        """Write what is left, and the file's end."""
+        self._put()
+        self._file.close()
+
+
+def parquet_records(path: Path, skip: int) -> Iterator[TransferRecord]:
+    """The records of a file, without the first `skip`. Only the column `body` is needed. Raises InvalidArgument."""
+    try:
+        file = pq.ParquetFile(path)
+    except (pa.ArrowInvalid, OSError) as cause:
+        raise InvalidArgument(f"{path} cannot be read as Parquet: {cause}") from None
+    known = [name for name in ("id", "key", "tags", "headers", "create_time", "body") if name in file.schema_arrow.names]
+    if "body" not in known:
+        raise InvalidArgument(f"{path} has no column 'body': its columns are {', '.join(file.schema_arrow.names)}")
+    number = 0
+    for batch in file.iter_batches(ROWS_AT_ONCE, columns=known):
+        if number + batch.num_rows <= skip:
+            number += batch.num_rows
+            continue
+        for row in _rows(batch):
+            number += 1
+            if number > skip:
+                yield _record(row, number)
+
+
+def row_count(path: Path) -> int:
+    """How many rows a file has."""
+    return int(pq.read_metadata(path).num_rows)
+
+
+def _rows(batch: Any) -> Iterator[dict[str, Any]]:
+    columns = {name: batch.column(name) for name in batch.schema.names}
+    if "create_time" in columns:
+        columns["create_time"] = columns["create_time"].cast(_TIME).cast(pa.int64())
+    lists = {name: column.to_pylist() for name, column in columns.items()}
+    for values in zip(*lists.values(), strict=True):
+        yield dict(zip(lists, values, strict=True))
+
+
+def _record(row: dict[str, Any], number: int) -> TransferRecord:
+    try:
+        return TransferRecord(
+            _bytes(row["body"]) or b"",
+            _bytes(row.get("key")),
+            tuple(row.get("tags") or ()),
+            {name: _bytes(value) or b"" for name, value in row.get("headers") or ()},
+            row.get("create_time"),
+            None if row.get("id") is None else MessageId.parse(row["id"]),
+        )
+    except (TypeError, ValueError, AttributeError, InvalidArgument) as cause:
+        raise InvalidArgument(f"row {number:,} is no message: {cause}") from None
+
+
+def _bytes(value: bytes | str | None) -> bytes | None:
+    return value.encode() if isinstance(value, str) else value

@@ -1,0 +1,171 @@
+"""Files of records: JSON lines or Parquet, standard input and output too.
+
+A file that is written has the suffix `.partial` until it is whole, so that nobody takes half an export for one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+from collections.abc import AsyncIterator, Iterator, Mapping
+from enum import Enum
+from pathlib import Path
+from typing import Any, BinaryIO, Final, Protocol
+
+from qmq.cli.transfer.json_lines import json_line, record_of_line
+from qmq.cli.transfer.transfer_record import TransferRecord
+from qmq.errors import InvalidArgument
+
+PARTIAL: Final = ".partial"
+HEAD_BYTES: Final = 4096
+
+
+class RecordForm(Enum):
+    """How records lie in a file."""
+
+    JSON_LINES = "jsonl"
+    PARQUET = "parquet"
+
+    @classmethod
+    def of(cls, name: str, path: Path | None) -> RecordForm:
+        """What was asked for, or else what the file's name says. Raises InvalidArgument."""
+        if not name:
+            return cls.PARQUET if path is not None and path.suffix == ".parquet" else cls.JSON_LINES
+        try:
+            form = cls(name)
+        except ValueError:
+            raise InvalidArgument(f"--format is jsonl or parquet, not {name!r}") from None
+        if form is cls.PARQUET and path is None:
+            raise InvalidArgument("Parquet needs a file: a pipe cannot be read or written in any order; give --file")
+        return form
+
+
+class RecordWriter(Protocol):
+    """Takes records, in order."""
+
+    def write(self, record: TransferRecord, place: Mapping[str, Any]) -> None:
+        """One more, with where it was stored."""
+        ...
+
+    def close(self) -> None:
+        """All of them are in the file."""
+        ...
+
+
+class LineWriter:
+    """Writes lines of JSON."""
+
+    def __init__(self, file: BinaryIO, *, as_base64: bool) -> None:
+        self._file, self._as_base64 = file, as_base64
+
+    def write(self, record: TransferRecord, place: Mapping[str, Any]) -> None:
+        self._file.write(json_line(record, place, as_base64=self._as_base64))
+
+    def close(self) -> None:
+        self._file.flush()
+        if self._file is not sys.stdout.buffer:
+            self._file.close()
+
+
+def writer_of(form: RecordForm, path: Path | None, *, as_base64: bool) -> RecordWriter:
+    """A writer beside the file that is to be made, or of standard output. Raises InvalidArgument."""
+    if path is None:
+        return LineWriter(sys.stdout.buffer, as_base64=as_base64)
+    try:
+        if form is RecordForm.JSON_LINES:
+            return LineWriter(partial_of(path).open("wb"), as_base64=as_base64)
+        require_parquet()
+        from qmq.cli.transfer.parquet_rows import ParquetWriter
+
+        return ParquetWriter(partial_of(path))
+    except OSError as cause:
+        raise InvalidArgument(f"{path} cannot be written: {cause}") from None
+
+
+def partial_of(path: Path) -> Path:
+    """Where a file is while it is not whole."""
+    return path.with_name(path.name + PARTIAL)
+
+
+def finish(path: Path) -> None:
+    """The file is whole: put it in its place, for good."""
+    beside = partial_of(path)
+    fd = os.open(beside, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+    beside.replace(path)
+
+
+def require_parquet() -> None:
+    """Raises InvalidArgument where pyarrow is not installed."""
+    try:
+        import pyarrow  # noqa: F401
+    except ImportError:
+        raise InvalidArgument("Parquet needs pyarrow: pip install 'qmq[parquet]'") from None
+
+
+class FileSource:
+    """Records of a file or of standard input, without the first `skip`. Its marks are numbers of records."""
+
+    def __init__(self, form: RecordForm, path: Path | None, skip: int = 0) -> None:
+        self._form, self._path, self._count = form, path, skip
+
+    async def records(self) -> AsyncIterator[TransferRecord]:
+        """Raises InvalidArgument, MessageTooLarge, with the number of the record."""
+        for record in self._read(self._count):
+            self._count += 1
+            yield record.check(self._count)
+
+    def mark(self) -> int:
+        """How many records were given, by this attempt and those before."""
+        return self._count
+
+    def _read(self, skip: int) -> Iterator[TransferRecord]:
+        if self._form is RecordForm.PARQUET and self._path is not None:
+            require_parquet()
+            from qmq.cli.transfer.parquet_rows import parquet_records
+
+            yield from parquet_records(self._path, skip)
+        elif self._path is None:
+            yield from _lines(sys.stdin.buffer, skip)
+        else:
+            with self._path.open("rb") as file:
+                yield from _lines(file, skip)
+
+
+def _lines(file: BinaryIO, skip: int) -> Iterator[TransferRecord]:
+    """Empty lines are no records."""
+    count = 0
+    for number, line in enumerate(file, 1):
+        if line.strip():
+            count += 1
+            if count > skip:
+                yield record_of_line(line, number)
+
+
+def describe(form: RecordForm, path: Path | None) -> dict[str, Any]:
+    """What tells a file from another one, for the state file. Raises InvalidArgument if there is none."""
+    if path is None:
+        return {"from": "standard input"}
+    try:
+        with path.open("rb") as file:
+            head = hashlib.sha256(file.read(HEAD_BYTES)).hexdigest()
+        return {"from": path.name, "format": form.value, "bytes": path.stat().st_size, "head": head[:16]}
+    except OSError as cause:
+        raise InvalidArgument(f"{path} cannot be read: {cause}") from None
+
+
+def count_of(form: RecordForm, path: Path | None) -> int | None:
+    """How many records there are, if that is known without reading them all twice over a pipe."""
+    if path is None:
+        return None
+    if form is RecordForm.PARQUET:
+        require_parquet()
+        from qmq.cli.transfer.parquet_rows import row_count
+
+        return row_count(path)
+    with path.open("rb") as file:
+        return sum(1 for line in file if line.strip())

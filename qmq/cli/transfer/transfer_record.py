@@ -1,0 +1,62 @@
+"""One message on its way from one place to another: a value, and what must hold of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from qmq import limits
+from qmq.client import message_checks
+from qmq.copies import size_of_copy
+from qmq.errors import InvalidArgument, MessageTooLarge
+from qmq.model import MessageId
+
+if TYPE_CHECKING:
+    from qmq.client.browsing import BrowsedMessage
+
+
+@dataclass(frozen=True, slots=True)
+class TransferRecord:
+    """A message with all that travels with it. Times are milliseconds since 1970."""
+
+    body: bytes
+    key: bytes | None = None
+    tags: tuple[str, ...] = ()
+    headers: Mapping[str, bytes] = field(default_factory=dict)
+    create_time_ms: int | None = None
+    """None: it is made when it is sent."""
+    id: MessageId | None = None
+    """None: it gets one when it is sent."""
+
+    @property
+    def size(self) -> int:
+        """Bytes in a batch, about."""
+        return size_of_copy(self.body, self.key or b"", self.tags, self.headers)
+
+    def check(self, number: int) -> TransferRecord:
+        """The same. Raises InvalidArgument or MessageTooLarge, with the record's number, if no broker would take it."""
+        try:
+            message_checks.body_bytes(self.body, limits.BODY_BYTES_MAX)
+            message_checks.key_bytes(self.key)
+            message_checks.tag_tuple(self.tags)
+            message_checks.header_map(self.headers)
+        except (InvalidArgument, MessageTooLarge) as failure:
+            raise type(failure)(f"record {number:,}: {failure.message}") from None
+        return self
+
+
+def record_of(message: BrowsedMessage) -> TransferRecord:
+    """A stored message as a record."""
+    return TransferRecord(message.body, message.key_bytes, message.tags, message.headers, message.create_time_ms, message.id)
+
+
+def place_of(message: BrowsedMessage) -> dict[str, Any]:
+    """Where and when a message was stored, for those who read an export; an import does not need it."""
+    return {
+        "subject": message.subject,
+        "broker_group": message.broker_group,
+        "partition": message.partition,
+        "sequence": message.sequence,
+        "append_time_ms": message.append_time_ms,
+    }
