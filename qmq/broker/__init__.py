@@ -1,5 +1,5 @@
-"""The broker: one node that takes, keeps and hands out messages.
+"""The broker of one node: takes, stores and hands out messages.
 
-`intake` checks what producers send, `delivery` decides what a consumer gets next, `sessions` knows the consumers, `broker` runs the turns
-that tie them to the store, `connection` and `server` are the sockets.
+`produce_checks` checks what producers send, `pull_results` decides what a consumer gets next, `sessions` has the consumers, `broker` runs
+the turns that tie them to the store, `connection` and `data_server` are the sockets.
 """

@@ -1,4 +1,4 @@
-"""What operators ask a broker: what is stored, what is consumed, where a message is; and moving a group."""
+"""Administration of one broker: what is stored and consumed, where a message is, moving and deleting groups."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ log = logging.getLogger("qmq.broker")
 _T = TypeVar("_T")
 
 LOOKS_AT_ONCE: Final = 20
-"""Queues, or groups of queues, that are looked at in one go."""
+"""Queues, or groups of queues, handled before other tasks get a turn."""
 READ_BYTES_MAX: Final = 4 * MIB
-"""What one look into a log gives."""
+"""Bytes that one read of a log returns."""
 
 
 Target = pb.ResetGroupRequest | pb.LanePlace
-"""Its `target` says where a group shall go."""
+"""A request whose `target` says where a group is to begin."""
 
 
 class BrokerAdmin:
@@ -48,12 +48,12 @@ class BrokerAdmin:
 
     @property
     def retries(self) -> GroupSettings:
-        """How messages of groups are tried again for which nothing is set."""
+        """The retry settings of groups that have none of their own."""
         return self._broker.config.retries
 
     @property
     def _store(self) -> Store:
-        """The broker's store; another one after it was opened anew. Raises NotMaster where this replica may not speak for its group."""
+        """The broker's current store. Raises NotMaster if this replica is not the group's master."""
         self._broker.require_serving()
         return self._broker.store
 
@@ -84,7 +84,7 @@ class BrokerAdmin:
         )
 
     async def _unhurried(self, each: Iterable[_T]) -> AsyncIterator[_T]:
-        """Give way now and then: each may read a file. Raises NotMaster where the mastership was lost meanwhile."""
+        """Let other tasks run from time to time, since each item may read a file. Raises NotMaster if the mastership was lost meanwhile."""
         store = self._store
         for count, one in enumerate(each, 1):
             yield one
@@ -98,7 +98,7 @@ class BrokerAdmin:
         return sorted(found, key=lambda queue: queue.id)
 
     async def groups(self, subject: str, group: str) -> list[pb.Group]:
-        """What groups consumed of a subject's queues. Raises UnknownGroup if a named group never consumed a named subject."""
+        """The progress of groups on a subject's queues. Raises UnknownGroup if a named group never consumed a named subject."""
         clients = self._broker.dispatch.groups.clients()
         found = [self._describe_group(state, clients) async for state in self._unhurried(self._states(subject, group))]
         if not found and subject and group:
@@ -156,7 +156,9 @@ class BrokerAdmin:
         return pb.Moved(partition=queue.id.partition, broker_group=self._group, from_sequence=begin, to_sequence=end)
 
     async def delete_group(self, subject: str, group: str) -> int:
-        """Forget a group on all the subject's queues, or on none; on how many it was. Raises UnknownGroup, InvalidArgument, Overloaded."""
+        """Delete a group on all the subject's queues, or on none. Returns the number of queues it was on. Raises UnknownGroup,
+        InvalidArgument, Overloaded.
+        """
         self._broker.require_serving()
         states = self._states(check_name("subject", subject), check_group(group))
         if not states:
@@ -173,9 +175,10 @@ class BrokerAdmin:
         return len(states)
 
     async def drop_subject(self, subject: str) -> int:
-        """Forget all that is stored of a subject that was deleted, or of a dead-letter queue; on how many queues something was.
+        """Delete everything stored for a deleted subject, or for a dead-letter queue. Returns the number of queues that had anything.
 
-        Raises Overloaded: this broker has not heard yet that it was deleted, so that more may come; or a message is dying. DiskFull.
+        Raises Overloaded if this broker does not know yet that the subject was deleted, so that more messages may come, or if a message is
+        dying; DiskFull.
         """
         broker = self._broker
         broker.require_serving()
@@ -187,7 +190,7 @@ class BrokerAdmin:
         if any(state.share.dying for queue in queues for state in broker.dispatch.groups.of_queue(queue)):
             raise Overloaded(f"messages of {subject!r} are on their way to a dead-letter queue: try again soon")
         if queues:
-            broker.turn()  # what was staged before is written before
+            broker.turn()  # write what is staged first
         for queue in queues:
             drop(broker.store, queue)
             broker.dispatch.drop_queue(queue, gone)
@@ -204,7 +207,7 @@ class BrokerAdmin:
         return [self._moved(queue, sequence, sequence) for queue, sequence in found]
 
     async def find_message(self, subject: str, message_id: MessageId) -> FoundMessage:
-        """A message by its id, sought by its producer's batch. Raises UnknownSubject, MessageNotFound, NotMaster, LogDamaged."""
+        """Find a message by its id, through its producer's batch. Raises UnknownSubject, MessageNotFound, NotMaster, LogDamaged."""
         self._broker.subject(check_name("subject", subject))
         store = self._store
         for queue in self._queues(subject):
@@ -214,7 +217,7 @@ class BrokerAdmin:
         raise MessageNotFound(f"no kept message of {subject!r} has the id {message_id}: it was never stored, or retention deleted it")
 
     def read_committed(self, log: int, position: int, bytes_max: int) -> tuple[int, bytes]:
-        """Committed entries of a log from a position on, or from its beginning: where they begin, and as they lie in the file.
+        """Committed entries of a log from a position on, or from its beginning: (position, bytes as in the file).
 
         At least one if there is one, at most some MiB. Raises NotMaster, InvalidArgument, LogDamaged.
         """
@@ -238,7 +241,7 @@ class BrokerAdmin:
 
 
 def lag_ms(queue: Queue, done_before: int, now_ms: int) -> int:
-    """Age of the oldest message that is not done; 0 if all is."""
+    """Age of the oldest message that is not done; 0 if all are done."""
     if done_before >= queue.visible_sequence or queue.index.count == queue.index.first:
         return 0
     entry = queue.index.entry(queue.index.find_sequence(max(done_before, queue.start_sequence)))
@@ -246,7 +249,7 @@ def lag_ms(queue: Queue, done_before: int, now_ms: int) -> int:
 
 
 def stored_bytes(queue: Queue) -> int:
-    """What the kept messages of a queue take in the message log."""
+    """Bytes in the message log of a queue's messages."""
     if queue.index.count == queue.index.first or queue.start_sequence >= queue.next_sequence:
         return 0
     first = queue.index.entry(queue.index.find_sequence(queue.start_sequence))

@@ -1,16 +1,16 @@
-"""The broker's turns: what came in during one round of the event loop is done together.
+"""The broker's turns: all requests that arrive in one round of the event loop are handled together.
 
     frames in -> produce: checked, staged            \\
                  pull, settle, attach: done at once   } -> end of turn: one write to the message log, consumers woken,
                                                       /    one write to the action log, answers out, a flush begun if it is due
 
-An answer leaves only when what it promises is true: when its index is committed. What commits is the *committer*'s matter: a node alone
-commits what is written or flushed, a replica what a majority of its group has. A producer that asked for `acks=master` is answered when
-this broker has written its batch; one that asked for `acks=flushed`, or sends to a subject that asks for it, when a majority has flushed
-it. A full disk refuses messages at once; consumption goes on, and the answers to SETTLE wait until their actions are written.
+An answer is sent only when its index is committed. The *committer* decides when that is: a single node commits what is written or flushed,
+a replica what a majority of its group has. A producer that asked for `acks=master` is answered when this broker has written its batch; one
+that asked for `acks=flushed`, or sends to a subject that asks for it, when a majority has flushed it. A full disk refuses messages at once;
+consumption goes on, and the answers to SETTLE wait until their actions are written.
 
-A broker serves while it is its group's master (a node alone always is). When it is not, every request is refused with NotMaster; when it
-stops being, those who wait for an answer are told that nobody knows.
+A broker serves while it is its group's master (a node alone always is). Otherwise every request is refused with NotMaster; when it stops
+being master, waiting requests get an error with unknown outcome.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ from qmq.wire.frame_payloads import Produced
 log = logging.getLogger("qmq.broker")
 
 WRITE_BYTES_MAX: Final = 8 * limits.MIB
-"""A turn's batches beyond this are written by more than one write."""
+"""Larger batches of a turn are written by several writes."""
 
 LookUpSubject = Callable[[str], SubjectConfig | None]
 MakeParts = Callable[["Broker"], BrokerParts]
@@ -77,12 +77,12 @@ class _Staged:
     request_id: int
     batches: list[Intake]
     is_fast: bool
-    """Whether it is answered when this broker has it (`acks=master`)."""
+    """Whether the request is answered when this broker has written it (`acks=master`)."""
     awaits_flush: bool
 
 
 class Broker:
-    """One broker on one store, in one event loop. What a running one consists of: `qmq/node/broker_assembly.py`."""
+    """One broker on one store, in one event loop. `qmq/node/broker_assembly.py` lists the parts of a running one."""
 
     def __init__(
         self,
@@ -95,8 +95,8 @@ class Broker:
         make_parts: MakeParts | None = None,
         is_serving: bool = True,
     ) -> None:
-        """`make_parts` is handed the broker, since most parts work on it. It may keep it and read its store, configuration, clock and loop,
-        and must call nothing of it. Without `make_parts` the broker belongs to no group, and nobody flushes for it.
+        """`make_parts` gets the broker, since most parts need it. It may keep a reference and read store, configuration, clock and loop,
+        but must not call methods. Without `make_parts` the broker belongs to no group, and nothing is flushed.
         """
         self.store = store
         self.config = config
@@ -115,11 +115,11 @@ class Broker:
         self.is_stopping = False
         self.is_serving = is_serving
         self.is_paused = False
-        """The mastership is being handed over: nothing new is begun."""
+        """The mastership is being handed over: no new request is begun."""
         self.is_read_only = False
         """Drained by an operator: no new messages."""
         self.master_address = ""
-        """Where the master is, if it is known and not here."""
+        """The master's address, if it is known and is not this broker's."""
         self.responses = PendingResponses()
         self.tallies = BrokerCounters()
         if is_serving:
@@ -129,10 +129,10 @@ class Broker:
         self._routes: dict[tuple[bytes, int], Destination] = {}
         self._staged: list[_Staged] = []
         self._flushed_index = 0
-        """Committed, and flushed on a majority."""
+        """Committed, and flushed on a majority, up to this index."""
         self._full: dict[Flushable, None] = {}
         self.leisurely: dict[Flushable, None] = {}
-        """Outboxes that may wait for the next tick."""
+        """Connections whose answers may wait for the next tick."""
         self._is_scheduled = False
         self._is_action_log_full = False
         self._begin_on(store)
@@ -140,7 +140,7 @@ class Broker:
     # --- serving -------------------------------------------------------------------------------------------------------
 
     def _begin_on(self, store: Store) -> None:
-        """This is the store now: who answers consumers begins anew on it."""
+        """Use this store: the parts that serve consumers are made anew."""
         self.store = store
         parts = ServingParts(
             store, self.clock, self.config, self.loop, self.tallies, self.responses, self.rules, self.mends, turns=self, queues=self
@@ -150,7 +150,7 @@ class Broker:
         self.fetching = Fetching(parts, self)
 
     def serve(self, store: Store) -> None:
-        """Begin to serve from this store: everything in it is committed."""
+        """Begin to serve from this store, in which everything is committed."""
         self.tallies.begin(store)
         self._routes.clear()
         self._begin_on(store)
@@ -159,11 +159,11 @@ class Broker:
         self.is_serving, self.is_paused = True, False
 
     def reopened(self, store: Store) -> None:
-        """This is the store now, of a broker that does not serve; the caller closes the one before."""
+        """Replace the store of a broker that does not serve; the caller closes the previous one."""
         self._begin_on(store)
 
     def cluster_changed(self, *, is_read_only: bool, master_address: str | None = None) -> None:
-        """The coordination store has news. `master_address` None: it says nothing of a master."""
+        """The coordination store changed. `master_address` None: the change says nothing about a master."""
         self.forget_routes()
         self.is_read_only = is_read_only
         if master_address is not None:
@@ -174,7 +174,7 @@ class Broker:
         self.is_stopping = True
 
     def pause(self) -> None:
-        """Begin nothing new, let what was begun come to its end."""
+        """Begin no new request; requests that were begun are finished."""
         self.is_paused = True
 
     def resume(self) -> None:
@@ -182,14 +182,14 @@ class Broker:
         self.look_again()
 
     def look_again(self) -> None:
-        """Serve those who wait, if they may be served now."""
+        """Serve waiting requests that can be served now."""
         if self.is_serving:
             self.dispatch.to_wake.update({id(state): state for state in self.dispatch.groups})
             self.lanes.wake_all()
             self.schedule()
 
     def retire(self) -> None:
-        """Serve no more. Who waits is told: not stored what was not written, unknown what was."""
+        """Stop serving. Waiting requests fail: not stored if they were not written, else with unknown outcome."""
         if not self.is_serving:
             return
         self.is_serving = False
@@ -208,7 +208,7 @@ class Broker:
         return f"{self.config.name} is not its group's master{where}"
 
     def _unknown_here(self) -> NotMaster:
-        """To who waits for what may have been stored: it will not be known here."""
+        """The error for requests that may have been stored: this replica will not know."""
         return NotMaster(self._not_master(), outcome=Outcome.UNKNOWN)
 
     def require_serving(self) -> None:
@@ -217,7 +217,7 @@ class Broker:
             raise NotMaster(self._not_master())
 
     def require_consumption(self) -> None:
-        """Raises NotMaster; on a broker that nobody consumes from, InvalidArgument."""
+        """Raises NotMaster; InvalidArgument on a broker that has no consumers."""
         self.require_serving()
 
     # --- producing -----------------------------------------------------------------------------------------------------
@@ -232,9 +232,9 @@ class Broker:
         awaits_flush: bool = False,
         find_queue: FindQueue | None = None,
     ) -> list[Intake]:
-        """Check the batches of a PRODUCE and stage them; the batches. Raises as `read_batches`, and Stopping, NotMaster, ReadOnly.
+        """Check the batches of a PRODUCE, stage them and return them. Raises as `read_batches`, and Stopping, NotMaster, ReadOnly.
 
-        `find_queue` is the broker's own, or one that lets fewer subjects pass.
+        `find_queue` is the broker's own, or one that accepts fewer subjects.
         """
         self.require_serving()
         if self.is_stopping:
@@ -248,7 +248,7 @@ class Broker:
         return batches
 
     def _may_pass_drain(self, batch: Intake) -> bool:
-        """Who asks again for its answer gets it, drained or not; and a partition takes messages until it was moved away."""
+        """A retry of a stored batch is answered also while drained; and a partition takes messages until it was moved away."""
         if batch.queue.is_ordered:
             return True
         return self.store.find_duplicate(batch.queue, batch.header) is not None
@@ -290,7 +290,7 @@ class Broker:
         return config
 
     def subject_or_none(self, name: str) -> SubjectConfig | None:
-        """The subject's settings, if it is known. Those of dead-letter queues follow from their names."""
+        """The subject's settings, if it exists. Those of a dead-letter queue follow from its name."""
         return SubjectConfig(name) if is_dead_letters(name) else self._look_up(name)
 
     def forget_routes(self) -> None:
@@ -300,13 +300,13 @@ class Broker:
     # --- the turn ------------------------------------------------------------------------------------------------------
 
     def schedule(self) -> None:
-        """Have a turn at the end of this round of the event loop."""
+        """Schedule a turn for the end of this round of the event loop."""
         if not self._is_scheduled:
             self._is_scheduled = True
             self.loop.call_soon(self.turn)
 
     def turn(self) -> None:
-        """Write what was staged and done, wake consumers, let answers go. Any failure that is not a client's is fatal."""
+        """Write what was staged and done, wake consumers, send answers. Any failure that a client did not cause is fatal."""
         self._is_scheduled = False
         try:
             self._turn()
@@ -325,7 +325,7 @@ class Broker:
         self._on_turn_end()
 
     def _append(self) -> None:
-        """Write what is staged, in writes of a size that a slave takes in one frame."""
+        """Write the staged batches, in writes of a size that a slave takes in one frame."""
         staged, self._staged = self._staged, []
         begin, size = 0, 0
         for end, each in enumerate(staged):
@@ -366,11 +366,11 @@ class Broker:
         self._written(index)
 
     def _admission(self, batches: list[Intake]) -> Callable[[list[Intake]], None] | None:
-        """What judges each request of one write, in their order, by raising a QmqError; None: all may be appended."""
+        """The check for each request of one write, in their order, which raises a QmqError; None: all may be appended."""
         return Admission(self.store, self._has_right).admit if must_be_judged(self.store, batches) else None
 
     def _admitted(self, staged: list[_Staged], admit: Callable[[list[Intake]], None]) -> list[_Staged]:
-        """What may be appended now; the others are answered."""
+        """The requests that may be appended; the others are answered with their error."""
         admitted: list[_Staged] = []
         for each in staged:
             try:
@@ -387,7 +387,7 @@ class Broker:
         return self.may_write() or not self.find_queue(queue.id.subject.encode(), queue.id.partition).needs_right
 
     def append_own(self, batches: list[Intake]) -> list[Produced]:
-        """Store what the broker itself sends; what is there already is not stored again. Raises DiskFull."""
+        """Store batches that the broker itself makes; stored ones are recognised by their numbers. Raises DiskFull."""
         produced = self.store.append(batches)
         if self.store.commits_at_once:
             self._wake_queues([batch.queue for batch in batches])
@@ -398,7 +398,7 @@ class Broker:
     # --- ordered subjects ----------------------------------------------------------------------------------------------
 
     def seal(self, queue: Queue, change_id: str, to_version: int) -> int:
-        """Close a partition, once; the sequence of its command message. Await `committed` before telling anybody. Raises
+        """Close a partition, once, and return the sequence of its command message. Await `committed` before telling anybody. Raises
         RouteConflict if another change closed it, DiskFull.
         """
         sealed = queue.sealed
@@ -416,7 +416,7 @@ class Broker:
         return sealed.sequence
 
     async def committed(self) -> None:
-        """Returns when everything that was done up to now is committed. Raises NotMaster if that will not be known here."""
+        """Returns when everything done so far is committed. Raises NotMaster if this replica will not learn that."""
         waiter: asyncio.Future[None] = self.loop.create_future()
         if self.store.unwritten:
             self.responses.wait(waiter, None)
@@ -434,7 +434,7 @@ class Broker:
         try:
             self.store.write_actions()
         except DiskFull as failure:
-            if not self._is_action_log_full:  # it is tried at each turn
+            if not self._is_action_log_full:  # each turn tries again
                 log.warning("writing the action log failed, acknowledgements stay in memory until there is room: %s", failure)
             self._is_action_log_full = True
             return
@@ -444,14 +444,14 @@ class Broker:
         self._written(self.store.index)
 
     def _written(self, index: int) -> None:
-        """Tell the committer; what is committed already (a batch sent twice) is answered all the same."""
+        """Tell the committer. If the index is committed already (a batch was sent twice), answers are released all the same."""
         if index > self.store.committed_index and not self.store.commits_at_once:
             self.tallies.wrote(index)
         self.committer.written(index)
         self._release()
 
     def commit(self, index: int) -> None:
-        """Everything up to `index` is safe: consumers may see it, answers may go."""
+        """Everything up to `index` is committed: consumers may see it, answers are sent."""
         grown = self.store.commit(index)
         self.tallies.committed(index)
         if self.is_serving:
@@ -459,7 +459,7 @@ class Broker:
             self._release()
 
     def flushed(self, index: int) -> None:
-        """Everything up to `index` is committed, and on a majority's disks: a power cut of all of them does not take it."""
+        """Everything up to `index` is committed and flushed on a majority: it survives a power cut of all replicas."""
         self._flushed_index = max(self._flushed_index, index)
         if self.is_serving:
             self._release()
@@ -469,23 +469,23 @@ class Broker:
 
     @property
     def awaits_flush(self) -> bool:
-        """Whether somebody waits until something written is flushed."""
+        """Whether a request waits for a flush of written entries."""
         wanted = self.store.index if self.store.config.flush is Flush.SYNC else self.store.flush_wanted
         return min(wanted, self.store.index) > self.store.flushed_index
 
     def answer_error(self, peer: Peer, request_id: int, failure: QmqError) -> None:
-        """Tell the asker what went wrong."""
+        """Answer a request with an error."""
         self.tallies.refuse(failure)
         peer.send(frames.frame(FrameKind.ERROR, request_id, wire.pack_error(failure)))
         self.schedule()
 
     def register_outbox(self, outbox: Flushable) -> None:
-        """`outbox` has something to write at the end of the turn."""
+        """`outbox` has answers to write at the end of the turn."""
         self._full[outbox] = None
         self.schedule()
 
     def flush_outboxes(self) -> None:
-        """Write what the connections have to say."""
+        """Write the answers of all connections."""
         full, self._full = self._full, {}
         for outbox in full:
             outbox.flush()
@@ -493,7 +493,7 @@ class Broker:
     # --- time ----------------------------------------------------------------------------------------------------------
 
     def tick(self) -> None:
-        """Time has passed: leases, long polls, answers that were in no hurry."""
+        """Check leases, long polls, and answers that could wait."""
         if self.is_serving:
             self.dispatch.tick()
             self.lanes.tick()
@@ -503,12 +503,12 @@ class Broker:
             self.schedule()
 
     def disconnected(self, peer: Peer) -> None:
-        """The connection is gone."""
+        """The connection is closed."""
         self.dispatch.disconnected(peer)
         self.lanes.disconnected(peer)
 
     def writable(self, peer: Peer) -> None:
-        """The connection takes answers again."""
+        """The connection can take answers again."""
         if self.is_serving:
             self.dispatch.writable(peer)
             self.lanes.writable(peer)

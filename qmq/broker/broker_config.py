@@ -1,4 +1,4 @@
-"""What an operator may choose about the broker itself."""
+"""The configuration of a broker process."""
 
 from __future__ import annotations
 
@@ -10,31 +10,31 @@ from qmq.model import GroupSettings
 
 LEASE_MS_MIN: Final = 1_000
 LEASE_MS_MAX: Final = 3_600_000
-"""What a consumer may ask for."""
+"""Longest lease that a consumer may ask for."""
 
 LOOK_MS: Final = 250
-"""How often all groups are looked at for leases that have ended."""
+"""How often all groups are checked for ended leases."""
 
 
 @dataclass(frozen=True, slots=True)
 class BrokerConfig:
-    """Of one broker process. Times in milliseconds."""
+    """The configuration of one broker process. Times are milliseconds."""
 
     name: str = "broker-0"
     inflight_bytes_max: int = INFLIGHT_BYTES_MAX
     connections_max: int = 10_000
     broadcast_idle_ms: int = 3 * 86_400_000
-    """A consumer of a broadcast group that stays away for so long is forgotten."""
+    """After this absence the progress of a broadcast group's consumer is deleted."""
     handshakes_per_s: int = 1_000
-    """TLS handshakes; when more come, connections wait in the system's queue."""
+    """TLS handshakes; further connections wait in the kernel's queue."""
     hello_timeout_ms: int = 10_000
-    """A connection that has not said hello by then is closed."""
+    """A connection without HELLO is closed after this time."""
     stall_ms: int = 60_000
-    """A connection that sends nothing of a frame that it began, or reads nothing of its answers, for so long is ended."""
+    """A connection that has begun a frame and sends nothing, or does not read its answers, is ended after this time."""
     partial_frames_bytes_max: int = PARTIAL_FRAMES_BYTES_MAX
-    """Memory that large frames may take before they are whole, over all connections of clients."""
+    """Memory for incomplete large frames, over all client connections."""
     lease_ms_max: int = 300_000
-    """What a consumer is granted at most: for so long, what one holds that vanished is kept from the others."""
+    """Longest lease granted to a consumer: for so long the messages of a vanished one are kept from the others."""
     retention_interval_ms: int = 30_000
     retries: GroupSettings = GroupSettings()  # noqa: RUF009 - it is frozen
-    """How messages of groups are tried again for which nothing is set in the coordination store."""
+    """The retry settings of groups that have none in the coordination store."""

@@ -1,9 +1,9 @@
-"""What a broker counts since its process began: plain integers, added to once a request, read by whoever wants to know (docs/METRICS.md).
+"""The counters of a broker since its process began: plain integers, incremented once for each request (docs/METRICS.md).
 
-What was *stored* is not counted at all: a queue's numbers only grow while its broker serves, so how much was stored is how far they are
-from where they were when it began to serve. Entries that came from another master are none of ours, and command messages are nobody's.
+*Stored* messages need no counter: a queue's numbers only grow while its broker serves, so the difference to their values at the beginning
+is what was stored. Entries that came from another master do not count, nor do command messages.
 
-Counts outlive the mastership: who gets it back counts on. They do not outlive the process, as Prometheus expects of counters.
+Counters continue when a broker loses and regains the mastership. They start again with the process, as Prometheus expects.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from qmq.wire.settle_payloads import Verdict
 
 
 class Stored(NamedTuple):
-    """Of a subject."""
+    """What was stored in a subject."""
 
     messages: int
     bytes: int
@@ -39,21 +39,21 @@ _NOTHING = Stored(0, 0, 0)
 
 @dataclass(slots=True)
 class GroupCounters:
-    """Of a consumer group on one subject."""
+    """The counters of a consumer group on one subject."""
 
     pulled: int = 0
     """Messages handed out."""
     pulled_bytes: int = 0
     retried: int = 0
-    """Of those, messages that were handed out before, and worked on."""
+    """Of the pulled messages, those that were handed out and worked on before."""
     acked: int = 0
     nacked: int = 0
-    """Verdicts that said: failed."""
+    """Verdicts NACK."""
     released: int = 0
     dead: int = 0
     """Messages that failed for good."""
     uncopied: int = 0
-    """Of those, messages that could not be copied into the dead-letter queue."""
+    """Of the dead messages, those that could not be copied into the dead-letter queue."""
     leases_lost: int = 0
     lanes_granted: int = 0
 
@@ -64,7 +64,7 @@ class GroupCounters:
         self.retried += retried
 
     def settled(self, settlements: Sequence[Settlement], stale: int) -> None:
-        """Verdicts came; so many of their messages were not the consumer's any more, mostly of a request that was sent again."""
+        """Verdicts came; `stale` of their messages were no longer the consumer's, mostly because the request was sent again."""
         for each in settlements:
             verdict, count = each.verdict, each.last - each.first + 1
             if stale:
@@ -83,31 +83,31 @@ class BrokerCounters:
 
     def __init__(self) -> None:
         self.groups: dict[tuple[str, str], GroupCounters] = {}
-        """By subject and group; of a broadcast group, all its consumers together."""
+        """By subject and group; all consumers of a broadcast group together."""
         self.refused: dict[str, int] = {}
-        """Requests that were answered with an error, by its name."""
+        """Requests that were answered with an error, by the error's name."""
         self.accepted = 0
-        """Connections."""
+        """Accepted connections."""
         self.flushes = Durations()
         self.commits = Durations()
-        """From written here to committed."""
+        """From written on this replica to committed."""
         self.checkpoints = 0
         self.checkpoint_ms = 0
-        """When the last one was written, milliseconds since 1970."""
+        """When the last checkpoint was written, milliseconds since 1970."""
         self.files_deleted = 0
         self.retention_failures = 0
-        """Queues that retention could not look at, and files that it could not delete; each time counts."""
+        """Queues that retention could not examine and files that it could not delete, counted each time."""
         self.damaged = 0
         """Entries that the scrubber found damaged."""
         self.stored: dict[str, Stored] = {}
-        """By subject, in the times when it served before; see `more`."""
+        """What was stored in earlier times of serving, by subject; see `more`."""
         self._marks: dict[tuple[bytes, int], Stored] | None = None
         self._written: deque[tuple[int, float]] = deque()
 
     # --- stored --------------------------------------------------------------------------------------------------------
 
     def begin(self, store: Store) -> None:
-        """It begins to serve from this store."""
+        """The broker begins to serve from this store."""
         self._marks = {key: _reached(queue) for key, queue in store.queues.items() if queue.next_sequence}
         self._written.clear()
 
@@ -120,7 +120,7 @@ class BrokerCounters:
         self._written.clear()
 
     def more(self, queue: Queue) -> Stored | None:
-        """What was stored in a queue since `begin`; None: nothing, or it does not serve."""
+        """What was stored in a queue since `begin`; None if nothing was, or the broker does not serve."""
         if self._marks is None:
             return None
         mark, now = self._marks.get((queue.id.subject.encode(), queue.id.partition), _NOTHING), _reached(queue)
@@ -131,11 +131,11 @@ class BrokerCounters:
     # --- counting ------------------------------------------------------------------------------------------------------
 
     def group(self, subject: str, group: str) -> GroupCounters:
-        """The group's; made if absent."""
+        """The counters of a group; made if absent."""
         return self.groups.setdefault((subject, base_group(group)), GroupCounters())
 
     def refuse(self, failure: QmqError) -> None:
-        """A request is answered with an error."""
+        """A request was answered with an error."""
         name = type(failure).__name__
         self.refused[name] = self.refused.get(name, 0) + 1
 
@@ -145,7 +145,7 @@ class BrokerCounters:
         self.checkpoint_ms = now_ms
 
     def wrote(self, index: int) -> None:
-        """Entries up to `index` were written, and wait to be committed."""
+        """Entries up to `index` were written, and wait for their commit."""
         self._written.append((index, time.perf_counter()))
 
     def committed(self, index: int) -> None:

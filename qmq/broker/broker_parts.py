@@ -1,4 +1,4 @@
-"""What a broker works with besides its store. All of it comes in when the broker is made; nothing is put in later."""
+"""The parts of a broker besides its store. All are passed when the broker is made; none is set later."""
 
 from __future__ import annotations
 
@@ -28,14 +28,16 @@ class BrokerParts:
     on_turn_end: Callable[[], None] = lambda: None
     """Called at the end of each turn."""
     mends: Callable[[LogDamaged], bool] = lambda _: False
-    """Told of damage; True if it is being repaired, and the broker will be woken."""
+    """Reports damage. Returns True if it is being repaired, and the broker will be woken."""
     accept_replica: Callable[[Frame, ReplicaConnection], ReplicaPeer] | None = None
-    """Takes the first frame of another replica's connection, gives what takes the rest. Raises ProtocolViolation, Unavailable."""
+    """Takes the first frame of another replica's connection, and returns the object that takes the rest. Raises ProtocolViolation,
+    Unavailable.
+    """
     may_write: Callable[[], bool] = lambda: True
     """Whether this master's lease in the coordination store holds, by its own clock."""
     routing: Routing = field(default_factory=NoRouting)
-    """Which partitions of ordered subjects are here."""
+    """The partitions of ordered subjects on this broker."""
     access: OpenAccess = field(default_factory=OpenAccess)
     """Decides who may do what."""
     rules: GroupRules = field(default_factory=NoGroupRules)
-    """What operators said about consumer groups; `look_again` when there are news."""
+    """What operators set about consumer groups; `look_again` is called after changes."""

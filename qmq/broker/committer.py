@@ -1,4 +1,4 @@
-"""Who says when an entry is safe: a node alone for itself; of a replica, the driver (qmq_replication/driver.py)."""
+"""Who decides when an entry is committed: a single node itself; for a replica, the driver (qmq_replication/driver.py)."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from qmq.log.store import Store
 
 
 class Commits(Protocol):
-    """Who is told what is safe: the broker."""
+    """What the committer calls: the broker."""
 
     @property
     def store(self) -> Store:
-        """The store that it serves from now."""
+        """The store that is served from now on."""
         ...
 
     def commit(self, index: int) -> None:
@@ -26,36 +26,36 @@ class Commits(Protocol):
 
 
 class Committer(Protocol):
-    """Decides when an entry is safe, and says so by `Broker.commit`."""
+    """Decides when an entry is committed, and calls `Broker.commit`."""
 
     def written(self, index: int) -> None:
-        """Everything up to `index` is written here."""
+        """Everything up to `index` is written on this replica."""
         ...
 
     def stored(self, index: int) -> None:
-        """Everything up to `index` survives a power cut here."""
+        """Everything up to `index` survives a power cut of this replica."""
         ...
 
     def flush_wanted(self, index: int) -> None:
-        """Somebody will wait for `Broker.flushed(index)`; said before `written`."""
+        """A request will wait for `Broker.flushed(index)`; called before `written`."""
         ...
 
 
 class Alone:
-    """The committer of a node without replicas."""
+    """The committer of a single node."""
 
     def __init__(self, broker: Commits) -> None:
         self._broker = broker
 
     def written(self, index: int) -> None:
-        """With `Flush.ASYNC` that is enough."""
+        """With `Flush.ASYNC` a written entry is committed."""
         if self._broker.store.config.flush is Flush.ASYNC:
             self._broker.commit(index)
 
     def stored(self, index: int) -> None:
-        """Safe in any case."""
+        """A flushed entry is committed in any case."""
         self._broker.commit(index)
         self._broker.flushed(index)
 
     def flush_wanted(self, index: int) -> None:
-        """Nobody else has to know."""
+        """Nothing to do on a single node."""

@@ -1,4 +1,4 @@
-"""One client's connection to the broker: frames in, answers out, credit kept. Thin: every decision is the broker's."""
+"""One client's connection to the broker: reads frames, writes answers, keeps the credit. Thin: the broker decides."""
 
 from __future__ import annotations
 
@@ -35,23 +35,23 @@ log = logging.getLogger("qmq.broker")
 _T = TypeVar("_T")
 
 ANSWERS_BYTES_MAX: Final = 2 * limits.PULL_BYTES_MAX
-"""Answers to one connection in one turn, beyond which it gets no more messages."""
+"""Bytes of answers to one connection in one turn, after which it gets no more messages."""
 
 REPLICA_BUFFER_BYTES: Final = 4 * limits.MIB
-"""A master's frames are as large as its writes: receiving them into one reused buffer saves a fresh one for each."""
+"""A master's frames are as large as its writes: receiving them into one reused buffer saves an allocation for each."""
 
 FETCHES_MAX: Final = 4
-"""FETCHes of one connection that wait until it has read the answers before them: so many may be under way."""
+"""FETCHes of one connection that may wait until the client has read earlier answers."""
 
 _ANSWERS_PRODUCE: Final = (FrameKind.PRODUCED, FrameKind.ERROR)
 _ANSWERS_READ: Final = (FrameKind.MESSAGES, FrameKind.LANE_MESSAGES, FrameKind.FETCHED)
 
 
 class Connection(Flushable):
-    """Serves one connection. Until it has said HELLO only a small frame is taken from it.
+    """Serves one connection. Before its HELLO only a small frame is accepted.
 
-    The answer to a SETTLE without a deadline is in no hurry: it rides along with the next answer, or leaves with the next tick. That
-    saves a write for every lone message.
+    The answer to a SETTLE without a deadline is not urgent: it is sent with the next answer, or with the next tick. That saves a write for
+    every single message.
     """
 
     def __init__(
@@ -79,9 +79,9 @@ class Connection(Flushable):
         self._fetches: deque[tuple[int, wire.Fetch]] = deque()
         self.has_said_hello = False
         self.client = ""
-        """The client's name, as it says."""
+        """The client's name, from its HELLO."""
         self._peer: ReplicaPeer | None = None
-        """Set if the other end says that it is a replica of our group."""
+        """Set if the other end is a replica of our group."""
         self.stream = FrameStream(
             on_frames=self._on_frames,
             on_closed=self._closed,
@@ -98,12 +98,12 @@ class Connection(Flushable):
 
     @property
     def is_writable(self) -> bool:
-        """False while the client does not read its answers, or has enough of them coming, or is gone."""
+        """False while the client does not read its answers, has enough of them under way, or is gone."""
         return self.stream.is_writable and self._outbox_bytes < ANSWERS_BYTES_MAX
 
     @property
     def unanswered_bytes(self) -> int:
-        """Bytes of PRODUCE that are not answered yet."""
+        """Unanswered bytes of PRODUCE."""
         return self._unanswered_bytes
 
     def send(self, *buffers: bytes) -> None:
@@ -122,7 +122,7 @@ class Connection(Flushable):
         self._broker.register_outbox(self)
 
     def flush(self) -> None:
-        """End of the turn. Who does not read its answers is not read from."""
+        """Write the answers at the end of the turn. A client that does not read its answers is not read from."""
         was_full = self._outbox_bytes >= ANSWERS_BYTES_MAX
         self._outbox_bytes = 0
         self.stream.flush()
@@ -141,7 +141,7 @@ class Connection(Flushable):
                 return
 
     def _guarded(self, kind: int, request_id: int, serve: Callable[[_T], None], asked: _T) -> bool:
-        """Serve a request, answer if it fails; False if that ends the connection."""
+        """Serve a request and answer if it fails. False if the failure ends the connection."""
         try:
             serve(asked)
         except PeerError as failure:
@@ -252,19 +252,19 @@ class Connection(Flushable):
         self._read_on(self._broker.config.inflight_bytes_max)
 
     def _read_on(self, unanswered_max: int) -> None:
-        """Read from the connection again, if nothing speaks against it."""
+        """Read from the connection again, if nothing prevents it."""
         is_held = self._is_waiting_for_turn or self._is_over_quota or self._throttled is not None or not self.stream.is_writable
         if not is_held and self._unanswered_bytes <= unanswered_max:
             self.stream.resume_reading()
 
     def _rest(self, pause_s: float) -> None:
-        """The principal has used more than its quota: do not read from this connection for a while."""
+        """The principal has exceeded its quota: do not read from this connection for a while."""
         if pause_s and self._throttled is None:
             self.stream.pause_reading()
             self._throttled = self._broker.loop.call_later(pause_s, self._rested)
 
     def read_on(self) -> None:
-        """What the principal has in flight at all of its connections is below its quota again."""
+        """The principal's bytes in flight, over all its connections, are below its quota again."""
         self._is_over_quota = False
         self._read_on(self._broker.config.inflight_bytes_max)
 
@@ -273,7 +273,7 @@ class Connection(Flushable):
         self._read_on(self._broker.config.inflight_bytes_max)
 
     def _consuming(self) -> Dispatch:
-        """Consumption, if this broker serves. Raises NotMaster."""
+        """The part that serves consumers. Raises NotMaster."""
         self._broker.require_consumption()
         return self._broker.dispatch
 
@@ -329,7 +329,7 @@ class Connection(Flushable):
         self.send(frames.frame(FrameKind.ATTACHED, each.request_id, attached.pack()))
 
     def _lanes(self) -> Lanes:
-        """Consumption of ordered subjects, if this broker serves. Raises NotMaster."""
+        """The part that serves consumers of ordered subjects. Raises NotMaster."""
         self._broker.require_consumption()
         return self._broker.lanes
 
@@ -362,7 +362,7 @@ class Connection(Flushable):
         self._serve_fetches()
 
     def _serve_fetches(self) -> None:
-        """Those that wait, as long as the client reads what it gets."""
+        """Serve waiting FETCHes while the client reads its answers."""
         while self._fetches and self.is_writable:
             asked = self._fetches.popleft()
             if not self._guarded(FrameKind.FETCH, asked[0], self._answer_fetch, asked):
@@ -381,7 +381,7 @@ class Connection(Flushable):
         self.send(frames.frame(FrameKind.OK, each.request_id))
 
     def look_at_access(self) -> None:
-        """End the connection if what it holds is not allowed any more, or its token has ended."""
+        """End the connection if its sessions are no longer allowed, or its token has expired."""
         try:
             self.access.look_again()
         except QmqError as failure:
@@ -415,7 +415,7 @@ class Connection(Flushable):
         self._on_closed(self)
 
     def end_if_stalled(self) -> None:
-        """Called every `stall_ms` / `LOOKS`."""
+        """Called every `stall_ms` / `LOOKS`: end the connection if it makes no progress."""
         ending = self._patience.look(self.stream)
         if ending is Ending.ABORT:
             log.info("connection of %r aborted: it does not read its answers", self.client)
@@ -425,14 +425,14 @@ class Connection(Flushable):
             self.stream.close()
 
     def end_for_memory(self) -> None:
-        """Too many frames have come in part, and this connection's has been without progress for longest."""
+        """Too much memory is in incomplete frames, and this connection's frame has been without progress for longest."""
         failure = Overloaded("the broker has too many frames that came in part: send this one again on a new connection")
         log.info("connection of %r closed: %s", self.client, failure)
         self.stream.put(frames.frame(FrameKind.ERROR, 0, wire.pack_error(failure)))
         self.stream.close()
 
     def refuse(self, failure: Overloaded) -> None:
-        """Too many connections: say so as soon as this one is made, and close."""
+        """Too many connections: send the error as soon as this one is open, and close it."""
         self.stream.refusal = frames.frame(FrameKind.ERROR, 0, wire.pack_error(failure))
 
 

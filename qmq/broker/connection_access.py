@@ -1,17 +1,17 @@
-"""Who is at the other end of a connection, and what it was allowed.
+"""The principal of a connection, and what it is allowed to do.
 
 What a frame needs:
 
-    HELLO, REAUTH, WELCOME ...                    nothing: who it is, is found out here
+    HELLO, REAUTH, WELCOME ...                    nothing: these frames authenticate
     PRODUCE, PRODUCE_FAST, PRODUCE_FLUSHED        produce on the subject of each batch
     FIND                                          produce on the subject: it tells a producer which of its batches are stored
     ATTACH, LANE_ATTACH                           consume on the subject and on the group
     FETCH                                         browse on the subject
-    PULL, SETTLE, BEGUN, HEARTBEAT, DETACH, LANE_PULL, LANE_SETTLE     nothing more: they belong to what was attached
+    PULL, SETTLE, BEGUN, HEARTBEAT, DETACH, LANE_PULL, LANE_SETTLE     nothing more: they belong to an attached session
     REPLICA_HELLO, REPLICA                        to be a replica (`accepts_replica`)
 
-What was allowed is remembered until the rules change. Then a connection whose sessions are not allowed any more ends, with the error that
-says why; the client hears the same when it attaches again.
+Decisions are cached until the rules change. A connection whose sessions are no longer allowed then ends with the reason; the client gets
+the same error when it attaches again.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from qmq.security.principal import CertificateNames
 from qmq.wire.frame import FrameKind
 
 SUBJECTS_MAX: Final = 10_000
-"""Remembered for a connection; then all are forgotten."""
+"""Cached decisions of a connection; when there are more, the cache is emptied."""
 
 _OPEN: Final = (FrameKind.HELLO, FrameKind.REAUTH)
 _OF_SESSION: Final = (
@@ -50,7 +50,7 @@ FRAME_OPERATIONS: Final[dict[int, tuple[Operation, ...]]] = {
     FrameKind.LANE_ATTACH: (Operation.CONSUME,),
     FrameKind.FETCH: (Operation.BROWSE,),
 }
-"""What each kind of frame that a client or a replica may send needs. A kind that is not here is refused."""
+"""The operations that each kind of frame needs. A kind that is not listed is refused."""
 
 
 class ConnectionAccess:
@@ -65,7 +65,7 @@ class ConnectionAccess:
         self._consumes: set[tuple[str, str]] = set()
 
     def greet(self, transport: asyncio.BaseTransport | None, token: str = "") -> None:
-        """Find out who it is. Raises NotAuthenticated."""
+        """Authenticate the peer. Raises NotAuthenticated."""
         if transport is None:
             return
         self._is_encrypted = transport.get_extra_info("sslcontext") is not None
@@ -75,13 +75,13 @@ class ConnectionAccess:
         self.caller = self._access.identify(CertificateNames.of_peer(peer) if peer else None, token, address, uid)
 
     def renew(self, token: str) -> None:
-        """A newer token, which must be the same principal's. Raises NotAuthenticated, AccessDenied."""
+        """Take a newer token, which must be the same principal's. Raises NotAuthenticated, AccessDenied."""
         self.caller = self._access.renew(self.caller._replace(request=str(self.request_id)), token)
 
     def accepts_replica(self) -> None:
-        """Whether the peer may speak as a replica: with TLS only who has a server's certificate. Raises AccessDenied.
+        """Raises AccessDenied unless the peer may act as a replica: with TLS it needs a server's certificate.
 
-        Whether it belongs to the group is proved by the group's secret (ADR 0017), with TLS and without.
+        The group's secret proves that it belongs to the group (ADR 0017), with TLS and without.
         """
         if self._is_encrypted:
             self._access.require_replica(self.caller._replace(request=str(self.request_id)))
@@ -113,7 +113,7 @@ class ConnectionAccess:
             self._access.require(self.caller._replace(request=str(self.request_id)), action, *needs)
 
     def look_again(self) -> None:
-        """The rules have changed, or time has passed. Raises AccessDenied, NotAuthenticated: the connection must end."""
+        """The rules changed, or time has passed. Raises AccessDenied, NotAuthenticated: then the connection must end."""
         self._subjects.clear()
         if not self._access.is_on:
             return
@@ -128,7 +128,7 @@ class ConnectionAccess:
 
     @property
     def is_on(self) -> bool:
-        """Whether anything has to be asked."""
+        """Whether access is checked at all."""
         return self._access.is_on
 
 

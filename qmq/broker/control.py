@@ -26,11 +26,13 @@ from qmq.security.access_control import AccessControl, OpenAccess
 from qmq.security.rpc_guard import RpcGuard
 
 CALLS_MAX: Final = 5_000
-"""Under way at once at one broker's control port."""
+"""Calls under way on one broker's control port."""
 
 
 class ControlService(control_pb2_grpc.BrokerControlServicer):
-    """See control.proto. `wall` is the machine's clock, which bears witness for others: never a kept time, which would only echo theirs."""
+    """Implements control.proto. `wall` is the machine's clock, which delay servers ask as a witness: never a kept time, which would only
+    repeat theirs.
+    """
 
     def __init__(
         self,
@@ -173,7 +175,7 @@ async def serve_control(
     bounds: RpcBounds | None = None,
     process: DescribeProcess = pb.ProcessStatus,
 ) -> tuple[grpc.aio.Server, int]:
-    """Serve the control port; the server and the port it got. `also` may add services to it. Raises OSError if the port is taken."""
+    """Serve the control port and return (server, port). `also` may add services. Raises OSError if the port is taken."""
     guard = RpcGuard(access, local_uid=lambda: only_uid(host, bound)) if isinstance(access, AccessControl) else None
     interceptors = () if guard is None else (guard,)
     server = rpc_server(bounds or RpcBounds(control_connections_max(limit()), CALLS_MAX), interceptors)

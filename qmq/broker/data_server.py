@@ -27,7 +27,7 @@ ACCESS_LOOK_S: Final = 1.0
 
 
 class DataServer:
-    """Takes connections for a broker."""
+    """Accepts connections for a broker."""
 
     def __init__(self, broker: Broker, network: Network = NETWORK, descriptors: int | None = None) -> None:
         self._broker = broker
@@ -37,7 +37,7 @@ class DataServer:
         self._budget = RoundBudget(broker.loop.call_soon)
         self.throttle = Throttle(broker.access, broker.loop.time)
         self._partial = PartialFrames(broker.config.partial_frames_bytes_max, self._exceeded)
-        """What comes in, of all connections: it is handled before the next bytes come."""
+        """The buffer for all incoming bytes: they are handled before the next bytes come."""
         self._connections: set[Connection] = set()
         self._listener: ServerListener | None = None
         self._handshakes = RateMeter(broker.config.handshakes_per_s, broker.loop.time())
@@ -50,7 +50,7 @@ class DataServer:
         self._forget_access: Callable[[], object] = lambda: None
 
     async def start(self, host: str, port: int) -> None:
-        """Listen; `port` 0 takes a free one, see `self.port`. Raises OSError if the port is taken, InvalidArgument."""
+        """Listen; port 0 takes a free port (`self.port`). Raises OSError if the port is taken, InvalidArgument."""
         self._listener = await self._network.listen(host, port, self._accept)
         self.port = self._listener.port
         self._forget_access = self._broker.access.on_change(self._look_at_access)
@@ -95,7 +95,7 @@ class DataServer:
     def _end(self, connection: Connection, end: Callable[[FrameStream], None]) -> None:
         was_made = connection.stream.transport is not None
         end(connection.stream)
-        if not was_made:  # asyncio says nothing of a connection whose TLS handshake failed
+        if not was_made:  # asyncio does not report a connection whose TLS handshake failed
             self._closed(connection)
 
     def _look_later(self) -> None:
@@ -108,7 +108,7 @@ class DataServer:
         self._look_later()
 
     def _look_at_access(self) -> None:
-        """The rules have changed, or tokens may have ended."""
+        """The rules changed, or tokens may have expired."""
         for connection in list(self._connections):
             connection.look_at_access()
 
@@ -125,7 +125,7 @@ class DataServer:
                 connection.look_at_access()
 
     def end_stalled(self) -> None:
-        """One look at every connection; who is found without progress in `LOOKS` of them is ended."""
+        """Check every connection once; one without progress in `LOOKS` checks is ended."""
         for connection in list(self._connections):
             connection.end_if_stalled()
 
@@ -135,16 +135,18 @@ class DataServer:
 
     @property
     def unread(self) -> int:
-        """Connections whose other end does not read its answers."""
+        """Connections whose clients do not read their answers."""
         return sum([each.stream.is_open and not each.is_writable for each in self._connections])
 
     @property
     def unanswered_bytes(self) -> int:
-        """Bytes of batches that came and are not answered yet."""
+        """Bytes of unanswered batches."""
         return sum([each.unanswered_bytes for each in self._connections])
 
     async def stop(self) -> None:
-        """Take no more connections and close those there are, after their answers; who does not read these is cut off in `CLOSE_S`."""
+        """Accept no more connections, and close the open ones after their answers; those that do not read them are
+        cut off after `CLOSE_S`.
+        """
         self._is_stopping = True
         if self._listener is not None:
             self._listener.close()

@@ -3,11 +3,12 @@
     DEAD is committed ──▶ copies appended, numbered as they died ──▶ BURIED
 
 Rules:
-* Nothing is copied before the entry by which it died is committed: a copy of a message that a new master still holds to be alive would be
-  one too many.
-* The producer of a share's copies follows from subject, partition, group and the group's birth; the number of a batch is the number of its
-  first dead message. Whoever buries again after a crash, however cut, finds what is there already, and goes on behind it.
-* What cannot be read stays dying, and is tried again now and then. Of what retention took there is nothing left to copy.
+* A message is copied only after the entry with its death is committed: otherwise a new master might not know of the death, and the copy
+  would be wrong.
+* The producer id of a share's copies follows from subject, partition, group and the group's creation; the number of a batch is the number
+  of its first dead message. After a crash, the next master recognises the copies that are stored, however they were batched, and continues
+  behind them.
+* Messages that cannot be read stay dying, and are retried from time to time. Messages that retention deleted cannot be copied.
 """
 
 from __future__ import annotations
@@ -41,11 +42,11 @@ log = logging.getLogger("qmq.broker")
 BATCH_MESSAGES: Final = 500
 BATCH_BYTES: Final = 4 * limits.MIB
 ROUNDS: Final = 4
-"""Batches that one share buries at a time."""
+"""Batches copied for one share before others get a turn."""
 _OTHERS_BYTES: Final = 600
-"""What is added to a copy at most, besides its error."""
+"""The most that a copy adds to a message, besides its error."""
 AGAIN_MS: Final = 10_000
-"""How long a share rests whose dead messages could not be copied."""
+"""Pause for a share whose dead messages could not be copied."""
 _PRODUCER_BIT: Final = 1 << 62
 
 Append = Callable[[list[Intake]], list[Produced]]
@@ -53,12 +54,12 @@ Append = Callable[[list[Intake]], list[Produced]]
 
 @dataclass(slots=True)
 class Grave:
-    """A share with dying messages: those before number `deaths` may be copied, more when what is in `steps` is committed."""
+    """A share with dying messages: those before number `deaths` may be copied, and more when the indexes in `steps` are committed."""
 
     state: QueueGroup
     deaths: int = 0
     steps: deque[tuple[int, int]] = field(default_factory=deque)
-    """(index of an entry, how many had died by then), in order."""
+    """(index of an entry, number of deaths up to it), in order."""
     not_before_ms: int = 0
 
     def committed(self, index: int) -> None:
@@ -88,7 +89,7 @@ class Opened:
 
 
 class Letter(NamedTuple):
-    """One dead message, with what it had."""
+    """One dead message and its properties."""
 
     number: int
     dying: Dying
@@ -98,10 +99,10 @@ class Letter(NamedTuple):
 
 
 class DeadLetterWriter:
-    """Of one broker, while it serves."""
+    """Copies the dead letters of one broker while it serves."""
 
     def __init__(self, parts: ServingParts, append: Append) -> None:
-        """`append` stores what the broker itself sends; what is there already is not stored again. It raises DiskFull."""
+        """`append` stores batches that the broker itself makes and recognises stored ones. It raises DiskFull."""
         self._store = parts.store
         self._clock = parts.clock
         self._mends = parts.mends
@@ -117,19 +118,19 @@ class DeadLetterWriter:
         self._fresh[id(state)] = state
 
     def found(self, state: QueueGroup) -> None:
-        """A share was loaded: what is dying in it is committed."""
+        """A share was loaded; all its dying messages are committed."""
         if state.share.dying:
             self._graves[id(state)] = Grave(state, state.share.deaths)
 
     def written(self, index: int) -> None:
-        """What happened in this turn is in the log, up to `index`."""
+        """The actions of this turn are in the log, up to `index`."""
         if self._fresh:
             for key, state in self._fresh.items():
                 self._graves.setdefault(key, Grave(state)).steps.append((index, state.share.deaths))
             self._fresh = {}
 
     def work(self) -> None:
-        """Copy what may be copied, some of each share: others have work too."""
+        """Copy what may be copied, a few batches for each share in turn."""
         if not self._graves:
             return
         now_ms = self._clock.monotonic_ms()
@@ -162,7 +163,7 @@ class DeadLetterWriter:
                 log.exception("copying dead messages of group %s on %s failed", grave.state.name, grave.state.queue.id)
 
     def _bury(self, grave: Grave) -> bool:
-        """One batch; whether there was anything to do. Raises QmqError: they stay dying, and are tried again."""
+        """Copy one batch. Returns whether there was any. Raises QmqError: then the messages stay dying, and are retried."""
         state = grave.state
         if not state.share.dying or state.share.dying[0].number >= grave.deaths:
             return False
@@ -178,7 +179,7 @@ class DeadLetterWriter:
         return True
 
     def _letters(self, state: QueueGroup, deaths: int) -> tuple[list[Letter], list[tuple[int, int]]]:
-        """The next messages to be copied together, numbered without a gap; (number, count) of those that are gone. Raises LogDamaged."""
+        """The next messages to be copied together, with consecutive numbers; and (number, count) of deleted ones. Raises LogDamaged."""
         letters, gone, size, low, high = list[Letter](), list[tuple[int, int]](), 0, 0, 0
         opened_at, batch = -1, None
         for item in state.share.dying:
@@ -220,13 +221,13 @@ class DeadLetterWriter:
         return letters, gone
 
     def _entry(self, state: QueueGroup, sequence: int) -> IndexEntry | None:
-        """Where a message lies, or the next one that is kept; None behind the last."""
+        """The index entry of a message, or of the next kept one; None behind the last."""
         queue = state.queue
         number = state.reader.number_of(max(sequence, queue.start_sequence))
         return state.reader.entry(number) if number < queue.index.count else None
 
     def _opened(self, state: QueueGroup, entry: IndexEntry) -> Opened | None:
-        """None if what was stored there is no batch of messages. Raises LogDamaged; InvalidArgument: a library is not installed here."""
+        """None if the entry is not a batch of messages. Raises LogDamaged; InvalidArgument if a library is not installed."""
         stored = self._store.read(state.queue, entry)
         try:
             return Opened(BatchView.parse(b"".join(stored)))
@@ -237,7 +238,7 @@ class DeadLetterWriter:
             return None
 
     def _copies(self, state: QueueGroup, letters: list[Letter]) -> Intake | None:
-        """A batch of copies of all, or, if there is none that holds them all, of the first one; None if that cannot be copied either."""
+        """One batch with copies of all letters, or, if they do not fit, of the first; None if that cannot be copied either."""
         subject = dead_letter_subject(state.name)
         queue = self._store.open_queue(subject, 0)
         for part in (letters, letters[:1]):
@@ -250,13 +251,13 @@ class DeadLetterWriter:
         return None
 
     def _set_aside(self, state: QueueGroup, sequence: int, count: int) -> int:
-        """So many messages, from `sequence` on, are dead, and cannot be copied: they count as buried, so that others are. Gives `count`."""
+        """Count dead messages that cannot be copied as buried, so that later ones can be. Returns `count`."""
         log.error("%d dead messages of group %s from sequence %d of %s on cannot be copied", count, state.name, sequence, state.queue.id)
         state.tally.uncopied += count
         return count
 
     def _append(self, copies: Intake) -> int:
-        """How many of them, from the first one on, are in the dead-letter queue now. Raises DiskFull."""
+        """How many of them, from the first, are in the dead-letter queue now. Raises DiskFull."""
         produced = self._append_own([copies])[0]
         entry = copies.queue.index.entry(copies.queue.index.find_sequence(produced.base_sequence))
         self.buried += entry.count
@@ -264,7 +265,7 @@ class DeadLetterWriter:
 
 
 def _size_of(batch: Opened, place: int, error: str) -> int:
-    """Bytes of a copy, at most: not compressed, and with the headers that are added."""
+    """Most bytes of a copy: uncompressed, with the added headers."""
     copy = size_of_copy(batch.bodies[place], batch.keys[place], batch.tags[place], batch.headers[place])
     return copy + 4 * len(error) + _OTHERS_BYTES
 
@@ -288,7 +289,7 @@ def intake_of(subject: str, queue: Queue, state: QueueGroup, letters: list[Lette
 
 
 def producer_id(state: QueueGroup) -> int:
-    """Who sends a share's dead letters: the same on every replica, and no application."""
+    """The producer id of a share's dead letters: the same on every replica, and different from any application's."""
     queue_id = state.queue.id
     text = f"{queue_id.subject}/{queue_id.partition}/{state.name}/{state.share.born_ms}"
     return _PRODUCER_BIT | int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "big") >> 2

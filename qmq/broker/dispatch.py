@@ -1,7 +1,7 @@
-"""Handing out: consumers attach, pull, settle and leave; groups are woken when there is something for them.
+"""Serves consumers of unordered subjects: they attach, pull, settle and leave; groups are woken when they have messages.
 
-Deliveries hold what is committed, and nothing else. A delivery promises nothing and leaves at once: if the process dies, or the mastership
-is lost, before its PULL is committed, the messages are handed out again, and late verdicts on the first delivery are stale.
+Only committed messages are delivered. A delivery is sent at once, before its PULL is committed: if the process dies, or the mastership is
+lost before that, the messages are handed out again, and late verdicts on the first delivery are stale.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ _FAILED: Final = (Verdict.NACK, Verdict.DEAD)
 
 
 class Served(Enum):
-    """What became of a waiting pull."""
+    """The result of serving a waiting pull."""
 
     YES = 1
     NOT = 2
-    """There is nothing for anybody."""
+    """There is nothing for any consumer of the group."""
     BLOCKED = 3
-    """This consumer must acknowledge, or read its answers, first; or it is paused."""
+    """This consumer must first acknowledge, or read its answers; or it is paused."""
 
 
 class Dispatch:
-    """Consumption on one broker while it serves. Made anew whenever the broker begins to serve."""
+    """Serves consumers while the broker serves. Made anew each time the broker begins to serve."""
 
     def __init__(self, parts: ServingParts, dead_letters: DeadLetterWriter) -> None:
         self._store = parts.store
@@ -60,9 +60,9 @@ class Dispatch:
         self._queues = parts.queues
         self.groups = QueueGroups(parts.counters)
         self.to_wake: dict[int, QueueGroup] = {}
-        """Groups that something happened to during this turn."""
+        """Groups with changes in this turn."""
         self._waiting: dict[int, QueueGroup] = {}
-        """Groups in which a pull waited when it was looked last."""
+        """Groups in which a pull waited at the last check."""
         self._looked_ms = 0
         self.burials = dead_letters
         for queue in parts.store.queues.values():
@@ -72,7 +72,7 @@ class Dispatch:
     # --- consuming -----------------------------------------------------------------------------------------------------
 
     def attach(self, peer: Peer, request: wire.Attach) -> wire.Attached:
-        """Let a consumer take part in its group. Raises UnknownSubject, InvalidName, InvalidArgument."""
+        """Attach a consumer to its group. Raises UnknownSubject, InvalidName, InvalidArgument."""
         _check_attach(request)
         queue = self._queues.find_queue(request.subject.encode(), request.partition).queue
         if queue.is_ordered:
@@ -103,11 +103,11 @@ class Dispatch:
         return wire.Attached(session.number, self._lease_ms(holder.lease_ms), holder.next_pull, int(is_resumed), attempts_max)
 
     def _lease_ms(self, asked_ms: int) -> int:
-        """What is granted; one that an older version granted may be longer."""
+        """The granted lease; a lease from an older version may be longer."""
         return min(asked_ms, self._config.lease_ms_max)
 
     def _settings(self, state: QueueGroup) -> GroupSettings:
-        """How the group's messages are tried again. Those of a dead-letter queue never die."""
+        """The group's retry settings. Messages of a dead-letter queue never die."""
         subject = state.queue.id.subject
         found = self._rules.settings(subject, base_group(state.name))
         return replace(found, attempts_max=0) if is_dead_letters(subject) else found
@@ -116,7 +116,7 @@ class Dispatch:
         return failures_in(self._store, state.queue, state.reader)
 
     def pull(self, peer: Peer, request_id: int, request: wire.Pull, deadline_ms: int) -> None:
-        """Answer a PULL now or when there is something. Raises UnknownConsumer, MessagesExpired, LogDamaged."""
+        """Answer a PULL now, or when there are messages. Raises UnknownConsumer, MessagesExpired, LogDamaged."""
         session = self._session(request.session, peer)
         if not 0 < request.messages_max <= limits.PULL_MESSAGES_MAX:
             raise InvalidArgument(f"messages_max of a pull is 1 to {limits.PULL_MESSAGES_MAX}, not {request.messages_max}")
@@ -135,7 +135,7 @@ class Dispatch:
         self._turns.schedule()
 
     def _wake_when_due(self, state: QueueGroup) -> None:
-        """Somebody waits: look again when the next message that came back may go out."""
+        """A pull waits: check again when the next requeued message is due."""
         due_ms = state.share.next_due_ms()
         if due_ms is None or due_ms == state.wakes_ms:
             return
@@ -177,7 +177,7 @@ class Dispatch:
         state.waiters.extendleft(reversed(blocked))
 
     def _serve(self, waiter: Waiter) -> Served:
-        """Hand out what there is. Raises UnknownConsumer, MessagesExpired, LogDamaged."""
+        """Hand out messages to one waiting pull. Raises UnknownConsumer, MessagesExpired, LogDamaged."""
         session = waiter.session
         state = session.group
         share, queue = state.share, state.queue
@@ -229,7 +229,7 @@ class Dispatch:
         waiter.session.peer.send(frames.frame(FrameKind.MESSAGES, waiter.request_id, head))
 
     def settle(self, peer: Peer, request_id: int, number: int, settlements: list[wire.Settlement]) -> None:
-        """Note a consumer's verdicts; the answer leaves when they are as safe as a message. Raises UnknownConsumer."""
+        """Record a consumer's verdicts; the answer is sent when they are as safe as a message. Raises UnknownConsumer."""
         session = self._session(number, peer)
         state = session.group
         if any(each.first < 0 or each.last < each.first for each in settlements):
@@ -255,7 +255,7 @@ class Dispatch:
         self._turns.schedule()
 
     def _act_settled(self, state: QueueGroup, consumer: str, decided: Decided, cause: Cause) -> int:
-        """Do what was decided; how many messages it settled."""
+        """Apply the decisions. Returns the number of settled messages."""
         queue_id = state.queue.id
         deaths = state.share.deaths
         done = self._store.act(
@@ -276,7 +276,7 @@ class Dispatch:
         return done.settled
 
     def _put_back(self, state: QueueGroup, consumer: str, cause: Cause) -> None:
-        """What a lost consumer held goes back, or dies."""
+        """Requeue, or let die, the messages of a lost consumer."""
         holder = state.share.holders.get(consumer)
         begun = state.begun.pop(consumer, Begun())
         if holder is not None and holder.held:
@@ -292,16 +292,16 @@ class Dispatch:
         begun.add(first, last)
 
     def heartbeat(self, peer: Peer, number: int) -> None:
-        """A sign of life. Raises UnknownConsumer if the lease is over."""
+        """Renew the lease. Raises UnknownConsumer if it has ended."""
         session = self._session(number, peer)
         if session.consumer not in session.group.share.holders:
             raise UnknownConsumer(f"consumer {session.consumer!r} lost its lease: attach again")
 
     def detach(self, peer: Peer, number: int, received: int) -> None:
-        """The consumer leaves for good: what it holds goes to the others. Raises UnknownConsumer.
+        """The consumer leaves for good: its messages go to the others. Raises UnknownConsumer.
 
-        What was handed out behind `received` goes back untried. There is such a delivery when a pull waited while the consumer gave back
-        what it had not begun: the broker handed the same messages out again before it read the DETACH.
+        Messages behind `received` go back without counting an attempt. Such a delivery exists when a pull waited while the consumer
+        released its unseen messages: the broker handed them out again before it read the DETACH.
         """
         session = self._session(number, peer)
         self.groups.detach(session)
@@ -328,7 +328,7 @@ class Dispatch:
         return session
 
     def reset(self, state: QueueGroup, sequence: int) -> None:
-        """Move the group to `sequence`; everything handed out is void."""
+        """Move the group to `sequence`; all deliveries become void."""
         queue_id = state.queue.id
         self._store.act(Reset(queue_id.subject, queue_id.partition, state.name, "", sequence))
         self.wake(state)
@@ -350,7 +350,7 @@ class Dispatch:
             self._look(now_ms)
 
     def _look(self, now_ms: int) -> None:
-        """At all groups: who is gone for good?"""
+        """Check all groups for consumers whose lease has ended."""
         for state in self.groups:
             if BROADCAST in state.name:
                 self._forget_idle(state, now_ms)
@@ -360,7 +360,7 @@ class Dispatch:
                 self._leave(state, consumer, expired=True)
 
     def _forget_idle(self, state: QueueGroup, now_ms: int) -> None:
-        """A consumer of a broadcast group that stays away for long is nobody's progress."""
+        """Delete the progress of a broadcast group's consumer that has been away for long."""
         if state.share.holders or state.share.dying:
             state.idle_since_ms = -1
         elif state.idle_since_ms < 0:
@@ -370,32 +370,32 @@ class Dispatch:
             self.forget(state)
 
     def forget(self, state: QueueGroup) -> None:
-        """The group is gone, with its progress. It has no consumers, and nothing of it is dying."""
+        """The group is deleted, with its progress. It has no consumers and no dying messages."""
         self._store.act(Forget(state.queue.id.subject, state.queue.id.partition, state.name, ""))
         self.groups.drop(state)
 
     def drop_queue(self, queue: Queue, failure: QmqError) -> None:
-        """The queue's subject was deleted, and no group has a share of it: who consumes it hears so."""
+        """The queue's subject was deleted, and no group has a share of it: its consumers get the error."""
         for state in list(self.groups.of_queue(queue)):
             self._end(state, failure)
             self.to_wake.pop(id(state), None)
             self.groups.drop(state)
 
     def wake_queues(self, queues: list[Queue]) -> None:
-        """Consumers may see more of these queues."""
+        """Consumers may see more messages of these queues."""
         for queue in dict.fromkeys(queues):
             for state in self.groups.of_queue(queue):
                 if state.waiters:
                     self.wake(state)
 
     def wake_due(self) -> None:
-        """Serve the groups that something happened to during this turn."""
+        """Serve the groups with changes in this turn."""
         to_wake, self.to_wake = self.to_wake, {}
         for state in to_wake.values():
             self.wake(state)
 
     def disconnected(self, peer: Peer) -> None:
-        """The connection is gone; its consumers have until their lease ends to come back."""
+        """The connection is closed; its consumers may come back until their lease ends."""
         for session in self.groups.of_peer(peer):
             self.groups.detach(session)
 
@@ -405,7 +405,7 @@ class Dispatch:
             self.wake(session.group)
 
     def stop(self, failure: QmqError) -> None:
-        """Nobody is served here any more: tell those who wait."""
+        """Nobody is served any more: fail waiting pulls."""
         for state in self.groups:
             self._end(state, failure)
 
@@ -418,7 +418,7 @@ class Dispatch:
 
 
 def _can_resume(queue: Queue, request: wire.Attach) -> bool:
-    """Whether the consumer holds still what it had received."""
+    """Whether the consumer still holds what it had received."""
     share = queue.shares.get(request.group)
     holder = share.holders.get(request.consumer) if share is not None else None
     return holder is not None and holder.incarnation == request.incarnation and request.received < holder.next_pull

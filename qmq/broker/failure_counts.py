@@ -1,4 +1,4 @@
-"""How often messages of a queue failed before they were sent again: copies of long retries say it (`qmq/targeted.py`), others never did."""
+"""How often messages failed before they were sent again: copies of long retries carry the number (`qmq/targeted.py`)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from qmq.targeted import LOOK_INSIDE, failures, is_directed
 
 
 def failures_in(store: Store, queue: Queue, reader: BatchReader) -> Failures:
-    """Tells it of a range of the queue. What cannot be read counts as never failed: a damaged copy must not stop what is asked about it."""
+    """Returns a function that tells the failures for a range of the queue. Unreadable messages count as never failed: a damaged copy must
+    not stop the caller.
+    """
 
     def failures_of(sequence: int, count: int) -> list[tuple[int, int]]:
         found: list[tuple[int, int]] = []
@@ -35,7 +37,7 @@ def failures_in(store: Store, queue: Queue, reader: BatchReader) -> Failures:
 
 
 def _failures_inside(store: Store, queue: Queue, entry: IndexEntry) -> list[int]:
-    """Of each message of a batch that is perhaps directed; none if it is not."""
+    """The failures of each message of a batch that may be directed; empty if it is not."""
     try:
         view = BatchView.parse(b"".join(store.read(queue, entry)))
         return [failures(each) for each in view.headers() or [{}] * view.count] if is_directed(view.header) else []

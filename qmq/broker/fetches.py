@@ -1,14 +1,13 @@
-"""Reading without a group: committed batches of a queue, for whoever keeps its own place; and what of a producer is stored.
+"""Serves FETCH (committed batches of a queue, for readers that keep their own position) and FIND (which batches of a producer are stored).
 
 Rules:
-* What is committed is given, and nothing else; never a command message, and directed batches only to whoever wants them.
-* Whole batches travel, since their checksum is the producer's. A batch is passed over by its entry in the consume log if that is enough
-  to know that nothing in it is wanted; otherwise by its columns of hashes and of logical partitions. What is passed over costs the
-  asker nothing, and what is given may hold messages that are not wanted.
-* One request is bounded, in entries, in batches and in bytes that are read, so that nobody waits long for the event loop. The answer says
-  how far it looked.
-* FIND speaks about everything that was appended when it came, and answers when that is committed: of an attempt to write that died,
-  no batch is found that a new master could take back, and none is missed that will be there.
+* Only committed batches are returned; never a command message, and directed batches only if they are asked for.
+* Whole batches are sent, since their checksum is the producer's. A batch is skipped by its entry in the consume log if that shows that
+  nothing in it is wanted, otherwise by its columns of hashes and of logical partitions. A returned batch may contain messages that are not
+  wanted.
+* A request is limited in entries, batches and bytes, so that it does not block the event loop for long. The answer says how far it looked.
+* FIND considers everything that was appended when it arrived, and answers when that is committed. So it finds no batch that a new master
+  could take back, and misses none that will stay.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ from qmq.wire.frame import FrameKind
 log = logging.getLogger("qmq.broker")
 
 ENTRIES_MAX: Final = 16_384
-"""Entries that one request looks at."""
+"""Entries that one request examines."""
 BATCHES_MAX: Final = 1_024
 """Batches that one request reads, some 10 µs each."""
 FOUND_MAX: Final = 1_000
@@ -54,7 +53,7 @@ _K = TypeVar("_K")
 
 
 class Selection(NamedTuple):
-    """What of a queue is wanted."""
+    """Which batches of a queue are wanted."""
 
     tags: TagFilter | None
     lps: tuple[tuple[int, int], ...]
@@ -74,21 +73,21 @@ class Selection(NamedTuple):
 
     @property
     def entries_max(self) -> int:
-        """Entries that one request looks at: many, if they alone may tell that a batch is not wanted."""
+        """Entries that one request examines: more, if the entries alone show whether a batch is wanted."""
         return ENTRIES_MAX if self.tags is not None else BATCHES_MAX
 
     def candidates(self, blooms: npt.NDArray[np.uint64]) -> list[int]:
-        """Places of the batches that may hold something that is wanted, by their blooms. As `TagFilter.may_match`, for many."""
+        """Indexes of the batches that may be wanted, by their bloom filters: a vectorised `TagFilter.may_match`."""
         if self.tags is None:
             return list(range(len(blooms)))
         return np.flatnonzero(may_have_tags(blooms, self.tags.any_of, self.tags.all_of)).tolist()
 
     def needs_region(self, entry: IndexEntry) -> bool:
-        """Whether the entry alone does not tell."""
+        """Whether the entry alone does not decide."""
         return self.tags is not None or bool(self.lps) or (entry.tag_bloom == LOOK_INSIDE and not self.with_directed)
 
     def wants(self, region: bytes) -> bool:
-        """Whether a batch holds anything that is wanted. Raises CorruptBatch."""
+        """Whether a batch holds a wanted message. Raises CorruptBatch."""
         header = parse_header(region)
         if is_directed(header) and not self.with_directed:
             return False
@@ -99,7 +98,7 @@ class Selection(NamedTuple):
 
 
 class Serving(Protocol):
-    """Whether the broker serves, and what is committed in it."""
+    """Whether the broker serves, and what is committed."""
 
     @property
     def store(self) -> Store: ...
@@ -112,7 +111,7 @@ class Serving(Protocol):
         ...
 
     async def committed(self) -> None:
-        """Returns when everything that was done up to now is committed. Raises NotMaster if that will not be known here."""
+        """Returns when everything done so far is committed. Raises NotMaster if this replica will not learn that."""
         ...
 
     @property
@@ -120,7 +119,7 @@ class Serving(Protocol):
 
 
 class Fetching:
-    """Answers FETCH and FIND while the broker serves. Made anew whenever it begins to."""
+    """Answers FETCH and FIND while the broker serves. Made anew each time it begins to serve."""
 
     def __init__(self, parts: ServingParts, serving: Serving) -> None:
         self._store = parts.store
@@ -131,18 +130,16 @@ class Fetching:
         self._serving = serving
         self._tasks: set[asyncio.Task[None]] = set()
         self._places: dict[tuple[QueueId, int], int] = {}
-        """Where an answer ended: the number of the entry to begin with when that sequence is asked for. A guess, which is checked."""
+        """Where an answer ended: the entry number to begin with when that sequence is asked for next. A hint, which is checked."""
         self._absent: dict[tuple[QueueId, int], int] = {}
-        """Of producers that were looked for in vain: up to which entry. So who asks before each of its batches is not looked for in all
-        of a queue each time."""
+        """For producers that were not found: up to which entry. So a producer that asks before each batch does not cause a search of the
+        whole queue each time.
+        """
 
     # --- FETCH ---------------------------------------------------------------------------------------------------------
 
     def fetch(self, request: wire.Fetch) -> tuple[wire.Fetched, list[bytes]]:
-        """(what stands before the batches, their buffers).
-
-        Raises UnknownSubject, InvalidArgument, NotMaster, LogDamaged; Overloaded while damage is being mended.
-        """
+        """(the header before the batches, the buffers of the batches)."""
         self._serving.require_serving()
         selection = Selection.of(request)
         queue = self._store.queue(request.subject, request.partition)
@@ -196,7 +193,7 @@ class Fetching:
             return False
 
     def _number_of(self, queue: Queue, sequence: int) -> int:
-        """Number of the entry that holds a sequence. Whoever reads on is known by where it asks."""
+        """The number of the entry that holds a sequence. A reader that continues is found by its sequence."""
         index, number = queue.index, self._places.pop((queue.id, sequence), -1)
         if index.first <= number < index.count:
             entry = index.entry(number)
@@ -215,7 +212,7 @@ class Fetching:
     # --- FIND ----------------------------------------------------------------------------------------------------------
 
     def find(self, peer: Peer, request_id: int, request: wire.Find) -> None:
-        """Answer when all that is appended now is committed. Raises UnknownSubject, InvalidArgument, NotMaster."""
+        """Answer when everything appended until now is committed. Raises UnknownSubject, InvalidArgument, NotMaster."""
         self._serving.require_serving()
         if not _PRODUCER.fullmatch(request.producer_id) or not 0 < request.most <= FOUND_MAX:
             raise InvalidArgument(f"a producer id is 16 hexadecimal digits, and `most` is 1 to {FOUND_MAX}: {request}")
@@ -273,7 +270,7 @@ _NOTHING: Final = [0, 0, 0]
 
 
 def _remember(known: dict[_K, int], key: _K, number: int) -> None:
-    """Keep a number for a key, not too many of them."""
+    """Remember a number for a key; the oldest are forgotten."""
     if len(known) >= REMEMBERED_MAX:
         known.clear()
     known[key] = number
@@ -291,7 +288,7 @@ def _of_window(queue: Queue, producer_id: int, request: wire.Find) -> tuple[dict
 
 
 def bounds(queue: Queue) -> tuple[int, int, bool]:
-    """(oldest sequence that is kept, end, whether it is closed for good), as applications may see them."""
+    """(oldest kept sequence, end, whether it is closed for good), as applications may see them."""
     end, sealed = queue.visible_sequence, queue.sealed
     is_sealed = sealed is not None and sealed.sequence < end
     if sealed is not None and is_sealed:

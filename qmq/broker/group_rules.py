@@ -1,7 +1,7 @@
-"""What operators said about consumer groups, as the broker asks for it: how messages are tried again, and who is paused.
+"""What operators set for consumer groups: retry settings and pauses.
 
-The coordination store has it (docs/DELIVERY.md); a broker sees it by its view, which may be a moment behind. Replicas
-never need to agree on it: the master decides by it, and writes what it decided.
+They are in the coordination store (docs/DELIVERY.md); a broker reads them from its view, which may lag a moment. Replicas need not agree on
+them: the master decides by them, and writes its decision to the log.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ DEFAULT: Final = GroupSettings()
 
 class GroupRules(Protocol):
     def settings(self, subject: str, group: str) -> GroupSettings:
-        """The nearest settings: of the group on this subject, of the group on all, the default."""
+        """The most specific settings: of the group on this subject, of the group on all subjects, or the default."""
         ...
 
     def is_paused(self, subject: str, group: str, consumer: str, client: str) -> bool:
-        """Whether the group, the consumer or the client is paused: it is handed nothing."""
+        """Whether the group, the consumer or the client is paused."""
         ...
 
 
 class NoGroupRules:
-    """Nobody said anything."""
+    """Default settings, and no pauses."""
 
     def settings(self, _subject: str, _group: str) -> GroupSettings:
         return DEFAULT

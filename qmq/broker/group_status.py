@@ -1,4 +1,4 @@
-"""How a broker stands in its group: what operators ask it, and have it do. A node without replicas is a group of its own."""
+"""A broker's status in its group, as operators ask for it and change it. A node without replicas is a group by itself."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class GroupStatus(Protocol):
     """What the control port needs of a replica."""
 
     def describe(self) -> pb.ReplicaStatus:
-        """How it stands now, as far as the replica knows: the control port adds the rest."""
+        """The replica's status; the control port adds the rest."""
         ...
 
     async def transfer(self, to: str) -> pb.TransferResponse:
@@ -21,7 +21,7 @@ class GroupStatus(Protocol):
         ...
 
     async def change(self, *, add: str = "", remove: str = "") -> pb.ChangeReplicasResponse:
-        """Let a replica join or leave. Raises NotMaster, InvalidArgument, Unavailable."""
+        """Add a replica to the group, or remove one. Raises NotMaster, InvalidArgument, Unavailable."""
         ...
 
     def read_log(self, log: int, position: int, bytes_max: int) -> bytes:
@@ -30,7 +30,7 @@ class GroupStatus(Protocol):
 
 
 class SingleGroupStatus:
-    """A node that has no replicas, and can have none."""
+    """The status of a node that has no replicas."""
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker

@@ -1,6 +1,6 @@
-"""What metaservers and operators ask a broker about partitions of ordered subjects: closing them, how far groups are, parked keys.
+"""Administration of partitions of ordered subjects on a broker: closing them, progress of groups, parked keys.
 
-Whatever is answered is committed: a metaserver opens the next version to a group on the strength of it, and no new master may take it back.
+Every answer is committed first: a metaserver opens the next version to a group because of it, and no new master may take it back.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ from qmq.model import check_name
 from qmq.proto.v1 import control_pb2 as pb
 
 FRESH_MS: Final = 5_000
-"""A look into the store that took longer does not count: whoever asked may have been given up, and the group let go on."""
+"""If reading the store took longer than this, the answer is too old: the metaserver may have given this request up, and let the group go
+on.
+"""
 
 
 class LaneAdmin:
@@ -36,7 +38,7 @@ class LaneAdmin:
         return self._broker.find_queue(check_name("subject", subject).encode(), number).queue
 
     async def require_change(self, subject: str, number: int, change_id: str, to_version: int) -> None:
-        """Whoever asks to close a partition must name the change in the store that does so. Raises InvalidArgument, CoordinationError."""
+        """A request to close a partition must name the change in the store that does so. Raises InvalidArgument, CoordinationError."""
         self._broker.require_serving()
         if not await self._broker.routing.closes(check_name("subject", subject), number, change_id, to_version):
             raise InvalidArgument(
@@ -45,7 +47,7 @@ class LaneAdmin:
             )
 
     async def seal(self, subject: str, number: int, change_id: str, to_version: int) -> int:
-        """Close a partition; the sequence of its command message. Raises RouteConflict, NotMaster, DiskFull, as `_queue`."""
+        """Close a partition and return the sequence of its command message. Raises RouteConflict, NotMaster, DiskFull, as `_queue`."""
         if number < 1:
             raise InvalidArgument(f"partitions of ordered subjects are numbered from 1: there is no partition {number}")
         sequence = self._broker.seal(self._queue(subject, number), change_id, to_version)
@@ -53,7 +55,7 @@ class LaneAdmin:
         return sequence
 
     async def describe(self, request: pb.DescribeLanesRequest) -> list[pb.PartitionStatus]:
-        """Partitions that are here (those named, or all), and how far a group is on them. Raises NotMaster."""
+        """The partitions on this broker (those named, or all), and a group's progress on them. Raises NotMaster."""
         self._broker.require_serving()
         subject = request.subject.encode()
         queues = [queue for (name, number), queue in sorted(self._broker.store.queues.items()) if name == subject and number > 0]
@@ -109,7 +111,7 @@ class LaneAdmin:
         )
 
     async def place(self, subject: str, group: str, places: Iterable[pb.LanePlace], *, moves: bool, record_revision: int = 0) -> None:
-        """Let a group begin on partitions; or, if it `moves`, put it there whatever it had done.
+        """Let a group begin on partitions; with `moves`, move it there whatever it had done.
 
         Raises as `_queue`, NotMaster; and if it moves, or names a revision, RouteConflict, CoordinationError.
         """
@@ -134,7 +136,7 @@ class LaneAdmin:
         await self._broker.committed()
 
     async def delete_group(self, subject: str, group: str, *, record_revision: int) -> int:
-        """Forget a group on all partitions that are here, with its parked keys; on how many it was.
+        """Delete a group's progress and parked keys on all partitions of this broker. Returns the number of partitions.
 
         Raises RouteConflict, NotMaster, CoordinationError.
         """
@@ -152,7 +154,7 @@ class LaneAdmin:
         return len(queues)
 
     async def _require_held(self, subject: str, group: str, record_revision: int) -> None:
-        """The group is held still by that very record: nobody attaches by an older view, and a request that comes too late does nothing.
+        """Require that the group's record has this revision: then no consumer attaches by an older view, and late requests have no effect.
 
         Raises RouteConflict, CoordinationError.
         """
@@ -172,7 +174,7 @@ class LaneAdmin:
     # --- parked keys ---------------------------------------------------------------------------------------------------
 
     def parked(self, subject: str, group: str, keys_max: int, only: bytes | None = None) -> list[pb.ParkedKey]:
-        """Keys that were set aside for a group, partition by partition; or `only` one. Raises NotMaster."""
+        """The parked keys of a group, partition by partition, or of `only` one. Raises NotMaster."""
         self._broker.require_serving()
         found = [
             (queue, key, parked)
@@ -187,7 +189,7 @@ class LaneAdmin:
     async def inherit(
         self, subject: str, group: str, number: int, lps: LpRange, keys: list[tuple[int, bytes]], *, record_revision: int
     ) -> None:
-        """Before the group reads the partition: these keys of the range are parked there, as they are in the partition before.
+        """Park the keys of a range that are parked in the previous partition, before the group reads this one.
 
         Raises InvalidArgument, and as `place`.
         """
@@ -202,7 +204,7 @@ class LaneAdmin:
         await self._broker.committed()
 
     def _act_on_holders(self, queue: Queue, share: LaneShare, action: LaneInherit | LaneUnpark) -> int:
-        """Do what may take lanes from their holders, who then hear of it; what `LaneShare.apply` gave."""
+        """Apply an action that may take lanes from their holders, and tell these. Returns what `LaneShare.apply` returns."""
         tokens = {each.token for each in share.holders}
         count = self._broker.store.act_on_lane(action)
         for token in tokens - {each.token for each in share.holders}:
@@ -210,7 +212,9 @@ class LaneAdmin:
         return count
 
     async def unpark(self, subject: str, group: str, number: int, key: bytes, *, replays: bool, record_revision: int = 0) -> int:
-        """Give a key's messages back, in order, or drop them; how many. Raises UnknownGroup if the key is not parked there, as `place`."""
+        """Replay a key's messages in order, or drop them. Returns their number. Raises UnknownGroup if the key is not parked there, as
+        `place`.
+        """
         await self._require_held(subject, group, record_revision)
         queue = self._queue(subject, number)
         share = queue.lanes.get(group)

@@ -1,8 +1,8 @@
-"""Deciding what a lane gets next: the messages of its logical partitions that are not done. Pure but for reading batches.
+"""Decides what a lane gets next: the messages of its logical partitions that are not done. Pure, except for reading batches.
 
-The lane that covers its whole partition, where nothing behind the position is done, goes by the index alone: whole batches. Any other reads
-the batches' columns of logical partitions, as one vector each, and takes the runs that are its own. Whole batches travel in any case,
-because their checksum is the producer's; ranges say what is meant.
+A lane that covers its whole partition, with nothing done behind its position, needs only the index: it gets whole batches. For any other
+lane the batches' columns of logical partitions are read as vectors, and the lane gets its own runs. Whole batches are sent in any case,
+because their checksum is the producer's; ranges say which messages are meant.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from qmq.log.queue import Queue
 from qmq.log.store import Store
 
 _READ_BYTES_MAX: Final = 8 * MIB
-"""What one pull may read to find little; then the turn goes to somebody else, and the next pull goes on from there."""
+"""Bytes that one pull may read to find few messages; then others get a turn, and the next pull continues there."""
 
 
 @dataclass(slots=True)
 class LaneRange:
-    """What a pull gets: everything of the lane before `next_sequence`. Nothing ever follows if `is_end`."""
+    """The result of a pull: everything of the lane before `next_sequence`. If `is_end`, nothing will follow."""
 
     next_sequence: int
     is_end: bool = False
@@ -40,7 +40,7 @@ class LaneRange:
 
 
 class LaneResultReader:
-    """Reads one lane forward; remembers where in the index it is."""
+    """Reads one lane forward, and remembers its place in the index."""
 
     def __init__(self, store: Store, queue: Queue, share: LaneShare, lps: LpRange, whole: LpRange) -> None:
         self._store, self._queue, self._share = store, queue, share
@@ -82,7 +82,7 @@ class LaneResultReader:
             number += 1
 
     def _is_all(self, entry: IndexEntry, sequence: int) -> bool:
-        """Whether everything in a batch from a sequence on is the lane's, and not done."""
+        """Whether all messages of a batch from a sequence on belong to the lane and are not done."""
         if not self._is_whole or self._share.failures:
             return False
         first = max(sequence, entry.base_sequence)
@@ -127,7 +127,7 @@ class LaneResultReader:
         return mask
 
     def _by_attempt(self, begin: int, end: int) -> Iterator[tuple[int, int, int]]:
-        """A run, cut so that messages that failed before stand alone."""
+        """A run, cut so that each message that failed before is separate."""
         failures = self._share.failures
         marks = sorted({begin, end, *[mark for at in failures if begin <= at < end for mark in (at, at + 1)]})
         for a, b in pairwise(marks):

@@ -1,11 +1,11 @@
-"""Lanes of ordered subjects on one broker while it serves: who attaches, what they pull, what they settle. The counterpart of `dispatch`.
+"""Serves consumers of ordered subjects: they attach to lanes, pull and settle. The counterpart of `dispatch`.
 
 Rules:
 * One consumer at a time reads a range: attaching is refused while another live one holds any of it (LaneHeld), and while the group has not
   finished what comes before (LaneNotOpen). The answer leaves when the grant is committed, so that a new master knows of it.
-* Every pull and verdict carries the grant's token. Who lost the lane hears LaneLost, whatever connection it comes over.
-* A pull says from where. Nothing is remembered of what was handed out: what was not settled is simply read again.
-* The lease is counted from the last sign of life, by a monotonic clock, and begins anew when the broker starts to serve.
+* Every pull and verdict carries the grant's token. A consumer that lost the lane gets LaneLost, over whatever connection.
+* A pull names its start. The broker does not remember what it handed out: unsettled messages are read again.
+* The lease counts from the last heartbeat, by a monotonic clock, and begins anew when the broker begins to serve.
 """
 
 from __future__ import annotations
@@ -52,14 +52,14 @@ from qmq.wire.frame_payloads import LaneVerdict
 log = logging.getLogger("qmq.broker")
 
 FIRST_SESSION: Final = 1 << 31
-"""Sessions of lanes are numbered from here, so that HEARTBEAT and DETACH know whose they are."""
+"""Session numbers of lanes begin here, so that HEARTBEAT and DETACH can tell the kinds of session apart."""
 IDLE_MS: Final = 1_000
-"""A lane in whose range nothing comes is told how far it is at least so often, so that its progress keeps up."""
+"""A lane without new messages gets an answer at least so often, so that its progress keeps up."""
 
 
 @dataclass(slots=True)
 class LanePuller:
-    """A pull that found nothing yet, from `sequence` on."""
+    """A waiting pull, from `sequence` on."""
 
     request_id: int
     sequence: int
@@ -70,7 +70,7 @@ class LanePuller:
 
 @dataclass(slots=True)
 class LaneSession:
-    """A lane attached over a connection."""
+    """A lane that is attached over a connection."""
 
     number: int
     peer: Peer
@@ -84,7 +84,7 @@ class LaneSession:
 
 
 class Lanes:
-    """Made anew whenever the broker begins to serve."""
+    """Serves lanes. Made anew each time the broker begins to serve."""
 
     def __init__(self, parts: ServingParts, routing: Routing) -> None:
         self._store = parts.store
@@ -103,12 +103,12 @@ class Lanes:
         self._next_session = FIRST_SESSION
         self._looked_ms = 0
         self._seen_ms: dict[tuple[int, str, int], int] = {}
-        """Last sign of life of each grant, monotonic, by queue, group and token."""
+        """The last heartbeat of each grant (monotonic), by queue, group and token."""
 
     # --- attaching -----------------------------------------------------------------------------------------------------
 
     def attach(self, peer: Peer, request_id: int, request: wire.LaneAttach) -> None:
-        """Give a consumer a lane; answered when that is committed.
+        """Grant a lane to a consumer; answered when the grant is committed.
 
         Raises OrderMismatch, LaneNotOpen, LaneHeld, InvalidArgument, InvalidName, UnknownSubject.
         """
@@ -152,7 +152,7 @@ class Lanes:
             raise LaneNotOpen(failure.message) from failure
 
     def share(self, queue: Queue, group: str, whole: LpRange) -> LaneShare:
-        """The group's; one that is new here begins at the oldest message that is kept."""
+        """The group's lane share; a new one begins at the oldest kept message."""
         share = queue.lanes.get(group)
         if share is None or not share.progress:
             start = queue.start_sequence
@@ -200,7 +200,7 @@ class Lanes:
         return list(self._by_queue.get(id(queue), {}).values())
 
     def _close(self, session: LaneSession, failure: QmqError | None = None) -> None:
-        """The session is over; the lane's lease goes on."""
+        """The session has ended; the lane's lease goes on."""
         waiting, session.waiting = session.waiting, None
         if waiting is not None and failure is not None:
             self._turns.answer_error(session.peer, waiting.request_id, failure)
@@ -231,7 +231,7 @@ class Lanes:
         self._turns.schedule()
 
     def _wake(self, session: LaneSession) -> None:
-        """Serve a pull that waits, if there is something for it, nobody paused it, and its peer reads its answers."""
+        """Serve a waiting pull if there are messages, the consumer is not paused, and its client reads its answers."""
         waiting, peer = session.waiting, session.peer
         if waiting is None or self._turns.is_paused or not peer.is_writable:
             return
@@ -257,7 +257,7 @@ class Lanes:
         self._turns.schedule()
 
     def _answer_empty(self, session: LaneSession) -> None:
-        """Nothing came; but the consumer hears how far it may count everything as done."""
+        """Answer without messages: the consumer learns how far everything counts as done."""
         waiting, session.waiting = session.waiting, None
         if waiting is not None:
             head = wire.pack_lane_delivery(wire.LaneDelivery(session.number, waiting.sequence, False, [], 0))
@@ -266,7 +266,7 @@ class Lanes:
     # --- settling ------------------------------------------------------------------------------------------------------
 
     def settle(self, peer: Peer, request_id: int, number: int, token: int, settlements: list[wire.LaneSettlement]) -> None:
-        """Note verdicts; the answer leaves when they are committed. Raises LaneLost, UnknownConsumer, InvalidArgument, LogDamaged."""
+        """Record verdicts; the answer is sent when they are committed. Raises LaneLost, UnknownConsumer, InvalidArgument, LogDamaged."""
         session, holder = self._held(number, token, peer)
         queue = session.queue
         if any(not 0 <= each.first <= each.last < queue.visible_sequence for each in settlements):
@@ -302,7 +302,7 @@ class Lanes:
     # --- staying, leaving ----------------------------------------------------------------------------------------------
 
     def heartbeat(self, peer: Peer, number: int) -> None:
-        """A sign of life. Raises LaneLost, UnknownConsumer."""
+        """Renew the lease. Raises LaneLost, UnknownConsumer."""
         session = self._session(number, peer)
         self._held(number, session.token, peer)
 
@@ -320,14 +320,14 @@ class Lanes:
         self.forget(queue, group, holder.token)
 
     def forget(self, queue: Queue, group: str, token: int) -> None:
-        """A token is void: whoever pulls under it hears so."""
+        """A token is void: pulls with it get the error."""
         self._seen_ms.pop((id(queue), group, token), None)
         for session in self._of_queue(queue):
             if session.group == group and session.token == token:
                 self._close(session, _lost(queue, group))
 
     def forget_group(self, queue: Queue, group: str, tokens: Iterable[int]) -> None:
-        """The group was deleted: no session of it is left, whatever its token."""
+        """The group was deleted: end all its sessions, whatever their tokens."""
         for token in tokens:
             self._seen_ms.pop((id(queue), group, token), None)
         for session in self._of_queue(queue):
@@ -341,7 +341,7 @@ class Lanes:
         return session
 
     def _held(self, number: int, token: int, peer: Peer) -> tuple[LaneSession, LaneHolder]:
-        """The session and its grant, if the token counts still; a sign of life. Raises LaneLost, UnknownConsumer."""
+        """The session and its grant, if the token is still valid; renews the lease. Raises LaneLost, UnknownConsumer."""
         session = self._session(number, peer)
         holder = session.queue.lanes[session.group].holder(token)
         if holder is None or token != session.token:
@@ -376,11 +376,11 @@ class Lanes:
                     self._turns.schedule()
 
     def waiting(self) -> list[tuple[str, str]]:
-        """Of each pull that waits, its subject and group."""
+        """The subject and group of each waiting pull."""
         return [(each.queue.id.subject, each.group) for each in self._sessions.values() if each.waiting is not None]
 
     def seen_ms_ago(self, queue: Queue, group: str, token: int) -> int:
-        """How long ago the holder gave a sign of life."""
+        """How long ago the holder sent a heartbeat."""
         now_ms = self._clock.monotonic_ms()
         return now_ms - self._seen_ms.get((id(queue), group, token), now_ms)
 
@@ -396,12 +396,12 @@ class Lanes:
                     self._wake(session)
 
     def wake_all(self) -> None:
-        """Look again at every pull that waits."""
+        """Serve all waiting pulls that can be served."""
         for session in list(self._sessions.values()):
             self._wake(session)
 
     def disconnected(self, peer: Peer) -> None:
-        """The connection is gone; its consumers have until their leases end to come back."""
+        """The connection is closed; its consumers may come back until their leases end."""
         for session in list(self._by_peer.get(peer, {}).values()):
             self._close(session)
 
@@ -411,7 +411,7 @@ class Lanes:
             self._wake(session)
 
     def drop_queue(self, queue: Queue, failure: QmqError) -> None:
-        """The queue's subject was deleted: who reads a lane of it hears so."""
+        """The queue's subject was deleted: readers of its lanes get the error."""
         self._seen_ms = {key: seen_ms for key, seen_ms in self._seen_ms.items() if key[0] != id(queue)}
         for session in self._of_queue(queue):
             self._close(session, failure)
@@ -430,7 +430,7 @@ def _lost(queue: Queue, group: str) -> LaneLost:
 
 
 def _divide(holders: list[LaneHolder], request: wire.LaneAttach) -> tuple[list[LaneHolder], list[LaneHolder]]:
-    """Those of the asking consumer (of this or an earlier life: that one is over), and those of others."""
+    """(holders of the asking consumer, of this or an earlier incarnation, which has ended; other holders)."""
     mine = [each for each in holders if each.consumer == request.consumer]
     return mine, [each for each in holders if each.consumer != request.consumer]
 

@@ -1,8 +1,7 @@
-"""How much each partition of an ordered subject takes, by logical partition: what splitting by load goes by. Not replicated: a new master
-counts anew.
+"""The load of each partition of an ordered subject, by logical partition, for splitting by load. Not replicated: a new master counts anew.
 
-Counts decay: every `STEP_MS` they are multiplied so that after `HALF_LIFE_MS` half is left. A rate is the decayed count over the time it
-stands for (an exponentially weighted average: sum * ln 2 / half-life, less what the past before our beginning would have added).
+Counts decay: every `STEP_MS` they are multiplied so that half is left after `HALF_LIFE_MS`. A rate is the decayed count over the time it
+stands for (an exponentially weighted average: sum * ln 2 / half-life, corrected for the time before counting began).
 """
 
 from __future__ import annotations
@@ -26,14 +25,14 @@ STEP_MS: Final = 1_000
 
 @dataclass(slots=True)
 class LoadMeter:
-    """One partition's; `lps` by logical partition, from 0."""
+    """The load of one partition; `lps` is by logical partition, from 0."""
 
     since_ms: int
     at_ms: int
     messages: float = 0.0
     bytes: float = 0.0
     bent: int = 0
-    """Messages ever, that belong elsewhere."""
+    """Bent messages stored so far."""
     lps: npt.NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
 
     def decay(self, now_ms: int) -> None:
@@ -52,14 +51,14 @@ class LoadMeter:
 
 
 class LoadMeters:
-    """All partitions'."""
+    """The meters of all partitions."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._loads: dict[int, LoadMeter] = {}
 
     def note(self, batches: list[Intake]) -> None:
-        """These are about to be stored."""
+        """Count batches that are about to be stored."""
         now_ms = self._clock.monotonic_ms()
         for batch in batches:
             if batch.queue.is_ordered:
@@ -83,7 +82,7 @@ class LoadMeters:
         load.lps += found
 
     def of(self, queue: Queue) -> LoadMeter:
-        """A partition's load as of now."""
+        """The current load of a partition."""
         now_ms = self._clock.monotonic_ms()
         load = self._loads.get(id(queue)) or LoadMeter(now_ms, now_ms)
         load.decay(now_ms)

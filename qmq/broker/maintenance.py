@@ -1,6 +1,6 @@
-"""What a broker does besides answering: flushing, checkpoints, the commit mark, retention, leases. The slow parts run in threads.
+"""The background work of a broker: flushes, checkpoints, the commit mark, retention, leases. The slow parts run in threads.
 
-A failed flush is final: the process must stop at once, before it acknowledges anything else; `fatal` sees to that.
+A failed flush is final: `fatal` stops the process before it acknowledges anything else.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ log = logging.getLogger("qmq.broker")
 TICK_S: Final = 0.05
 SLOW_TICKS: Final = 20
 _INDEX_BYTES_MAX: Final = 16 * MIB
-"""Consume-log entries in memory only, beyond which a checkpoint writes them out."""
+"""Bytes of consume-log entries in memory, after which a checkpoint writes them to files."""
 
 _SCRUB_BYTES: Final = 4 * MIB
-"""Read and checked every second: a GiB in four minutes."""
+"""Bytes that the scrubber checks every second: a GiB in four minutes."""
 
 EXIT_FATAL: Final = 70
 
@@ -40,7 +40,7 @@ _R = TypeVar("_R")
 
 
 def stop_process(cause: BaseException) -> None:
-    """Stop now, without a further word to any client: what was not acknowledged was never promised."""
+    """End the process at once, without another answer: what was not acknowledged was never promised."""
     print(f"qmq: fatal: {cause}", file=sys.stderr, flush=True)
     os._exit(EXIT_FATAL)
 
@@ -56,13 +56,13 @@ class Maintenance:
         holds_back: Callable[[], bool] = lambda: False,
         tick_s: float = TICK_S,
     ) -> None:
-        """`holds_back`: whether checkpoints and retention must wait now, such as during a catch-up from nothing."""
+        """`holds_back` says whether checkpoints and retention must wait now, for example while a replica catches up from nothing."""
         self._broker = broker
         self._holds_back = holds_back
         self._fatal = fatal
         self._tick_s = tick_s
         self._loop = asyncio.get_running_loop()
-        self._threads = ThreadPoolExecutor(3, "qmq-disk")  # a flush never waits behind a checkpoint and a slice of the scrubber
+        self._threads = ThreadPoolExecutor(3, "qmq-disk")  # so that a flush never waits behind a checkpoint and the scrubber
         self._flush: asyncio.Future[float] | None = None
         self._running: set[Future[Any]] = set()
         self._scrubber = Scrubber(broker.store)
@@ -74,7 +74,7 @@ class Maintenance:
         self._checkpoint: asyncio.Task[Any] | None = None
         self._ticker: asyncio.Task[None] | None = None
         self._flush_at = self._loop.time()
-        """When the next flush may begin; who waits for one does not wait for that."""
+        """When the next flush may begin; flushes that a request waits for are not delayed."""
         self._flush_timer: asyncio.TimerHandle | None = None
         self._checkpoint_ms = self._retention_ms = broker.clock.monotonic_ms()
         self._checkpoint_positions = (self._store.messages.end, self._store.actions.end)
@@ -83,9 +83,9 @@ class Maintenance:
         self._ticker = self._loop.create_task(self._tick_forever())
 
     async def stop(self) -> None:
-        """Finish what is under way. The caller closes the store, which flushes.
+        """Finish the work under way. The caller closes the store, which flushes.
 
-        A checkpoint that waits for a majority is given up: the majority may be away for good.
+        A checkpoint that waits for a majority is abandoned, because the majority may never come back.
         """
         self._is_stopping = True
         for timer in (self._ticker, self._flush_timer):
@@ -107,12 +107,12 @@ class Maintenance:
         return asyncio.wrap_future(running, loop=self._loop)
 
     def quiesce(self) -> None:
-        """Wait, without giving way, until no thread works on the store: it is about to be opened anew."""
+        """Block until no thread works on the store, which is about to be reopened."""
         wait(list(self._running))
         self._flush = None
 
     async def pause(self) -> None:
-        """Begin nothing more, and wait until nothing works on the store: it is about to be opened anew."""
+        """Begin no more work, and wait until none runs on the store, which is about to be reopened."""
         self._is_paused = True
         while self._running or self._checkpoint is not None:
             under_way = [asyncio.wrap_future(each, loop=self._loop) for each in self._running]
@@ -120,7 +120,7 @@ class Maintenance:
             await asyncio.sleep(0)
 
     def go_on(self) -> None:
-        """With the store that is the broker's now."""
+        """Continue with the broker's current store."""
         self._flush = None
         self._is_paused = False
         self.after_turn()
@@ -132,8 +132,9 @@ class Maintenance:
     # --- flushing ------------------------------------------------------------------------------------------------------
 
     def after_turn(self) -> None:
-        """End of a turn: flush what is not flushed, unless a flush is under way: its end is a turn too. So the next flush has all that came
-        meanwhile, and a slow disk makes fewer and larger ones."""
+        """At the end of a turn: flush what is not flushed, unless a flush is under way, whose end is a turn, too. So the next flush covers
+        everything that came meanwhile, and a slow disk makes fewer and larger flushes.
+        """
         if self._is_paused:
             return
         is_awaited = self._broker.awaits_flush
@@ -187,7 +188,7 @@ class Maintenance:
                 self._fatal(cause)
 
     def _mark(self) -> None:
-        """Say in a file what is committed, for those who read the log's files."""
+        """Write the commit mark, for readers of the log's files."""
         if self._marker.store is not self._store:
             self._marker = Marker(self._store)
         self._marker.tick(self._broker.clock.monotonic_ms())
@@ -205,7 +206,7 @@ class Maintenance:
                 self._begin(self._retain())
 
     def _begin(self, work: Coroutine[Any, Any, object]) -> None:
-        """Checkpoints and retention run one at a time; whoever stops waits for the one that runs."""
+        """Start a checkpoint or retention; one runs at a time, and `stop` waits for it."""
         self._checkpoint = self._loop.create_task(work)
         self._checkpoint.add_done_callback(self._ended)
 
@@ -216,7 +217,7 @@ class Maintenance:
             self._fatal(failure)
 
     def _scrub(self) -> None:
-        """Look at a little more of what lies on the disk, so that damage is found while another replica has it whole."""
+        """Check some more of the files, so that damage is found while another replica can repair it."""
         if self._scrubbing is not None and not self._scrubbing.done():
             return
         if self._scrubber.store is not self._store:
@@ -279,7 +280,7 @@ class Maintenance:
         self._broker.turn()
 
     async def _retain(self) -> None:
-        """Forget what retention takes, write that down, and only then delete. What fails is tried again by the next one."""
+        """Drop what retention takes, record that in a checkpoint, and only then delete the files. Failed parts are retried next time."""
         if self._retention.store is not self._store:
             self._retention = Retention(self._store)
         retention, tallies = self._retention, self._broker.tallies
@@ -300,7 +301,7 @@ class Maintenance:
             retention.failures = 0
 
     async def _forget_old(self, retention: Retention) -> bool:
-        """In slices, giving way between them; False if it must not go on."""
+        """In slices, between which other tasks run; False if it must not go on."""
         for _ in retention.steps(self._broker.subject_or_none):
             await asyncio.sleep(0)
             if retention.store is not self._store or self._must_end:
@@ -308,7 +309,7 @@ class Maintenance:
         return True
 
     async def _close_dropped(self, store: Store, may_hold_files: list[Future[Any]]) -> None:
-        """A flush that runs may be syncing a file that was dropped under it."""
+        """Close dropped files, unless a running flush may be syncing one of them."""
         if may_hold_files:
             await asyncio.wait([asyncio.wrap_future(each, loop=self._loop) for each in may_hold_files])
         for segments in store.logs:
@@ -316,7 +317,7 @@ class Maintenance:
 
 
 def _may_be_written(store: Store, plan: CheckpointPlan) -> bool:
-    """What a checkpoint knows is never taken back."""
+    """Whether the checkpoint may be written: its content must be committed, since it is never taken back."""
     return not store.is_replicated or store.committed_index >= plan.checkpoint.index
 
 

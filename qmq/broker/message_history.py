@@ -1,12 +1,12 @@
-"""Trails of messages: what groups did with one message, read from the action log, and where it is now.
+"""The trail of a message: what groups did with it, from the action log, and where it is now.
 
     message ▶ its index ▶ the last segment of the action log that was begun before ▶ its snapshot ▶ every later action of the queue ▶ now
 
 Rules:
-* One call reads `SCAN_BYTES_MAX` of the log at most, and gives way to the event loop after each `TURN_BYTES`. What is known then travels
-  in the cursor, so the next call may be answered by the next master: replicas have the same bytes at the same positions.
-* Only what is committed is told. Where the message is now, the shares themselves say, once the end of the log is reached.
-* If retention took the part of the action log in which the story begins, the answer says since when it is known.
+* One call reads at most `SCAN_BYTES_MAX` of the log, and yields to the event loop after each `TURN_BYTES`. The state is in the cursor, so
+  another master may answer the next call: replicas have the same bytes at the same positions.
+* Only committed actions are reported. When the end of the log is reached, the shares say where the message is now.
+* If retention deleted the part of the action log in which the trail begins, the answer says since when it is known.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from qmq.broker.broker import Broker
 
 SCAN_BYTES_MAX: Final = 16 * MIB
-"""About half a second of work, where every entry is about the subject."""
+"""About half a second of work, if every entry is about the subject."""
 TURN_BYTES: Final = 128 * KIB
 """About 5 ms."""
 EVENTS_MAX: Final = 1_000
@@ -48,23 +48,23 @@ EVENTS_MAX: Final = 1_000
 
 @dataclass(slots=True)
 class _Scan:
-    """How far one message was followed."""
+    """The state of following one message."""
 
     queue: Queue
     sequence: int
     group: str
     lp: int
-    """Of an ordered subject; -1 of any other."""
+    """The logical partition on an ordered subject; else -1."""
     position: int
     message_id: bytes = b""
     index: int = 0
-    """Of the message: what happened before is not about it."""
+    """The message's index: earlier actions are not about it."""
     known_since_ms: int = 0
     trails: dict[str, Trail] = field(default_factory=dict)
     lanes: dict[str, LaneTrail] = field(default_factory=dict)
 
     def load(self, payload: bytes) -> None:
-        """What a snapshot says."""
+        """Load a snapshot."""
         for subject, partition, group, state, *kind in msgspec.msgpack.decode(payload, strict=False):
             if QueueId(subject, partition) != self.queue.id or self.group not in ("", group):
                 continue
@@ -74,7 +74,7 @@ class _Scan:
                 self.trails[group] = Trail(group, self.sequence, Share.from_state(state))
 
     def read(self, entry: Entry) -> list[TrailEvent]:
-        """What the log's next entry did to the message. One in which the subject's name does not stand is not about it."""
+        """Apply the log's next entry. An entry that does not contain the subject's name is not about the message."""
         events: list[TrailEvent] = []
         if entry.envelope.kind == Kind.ACTIONS and self.queue.id.subject.encode() in entry.region:
             for action in decode_actions(unwrap(entry.region)):
@@ -83,7 +83,7 @@ class _Scan:
         return events if entry.envelope.index > self.index else []
 
     def apply(self, action: AnyAction, time_ms: int) -> list[TrailEvent]:
-        """What an action did to the message."""
+        """Apply one action."""
         if isinstance(action, ScheduleAction) or QueueId(action.subject, Partition(action.partition)) != self.queue.id:
             return []
         if isinstance(action, DropQueue):
@@ -149,7 +149,7 @@ class MessageHistory:
         )
 
     def _begin(self, scan: _Scan) -> None:
-        """Where in the action log the story of the message begins, and what was so there."""
+        """Where the trail begins in the action log, and the state there."""
         store, queue = self._broker.store, scan.queue
         if not queue.start_sequence <= scan.sequence < queue.visible_sequence:
             raise MessageNotFound(f"{queue.id} holds {queue.start_sequence} to {queue.visible_sequence - 1}, not {scan.sequence}")
@@ -162,7 +162,7 @@ class MessageHistory:
             if lps is not None:
                 scan.lp = int(lps[place])
             ids = view.message_ids()
-            number = view.header.batch_sequence % BATCH_NUMBERS  # an older version let in larger ones
+            number = view.header.batch_sequence % BATCH_NUMBERS  # an older version accepted larger ones
             scan.message_id = bytes(ids[place]) if ids is not None else MessageId(view.header.producer_id, number, place).to_bytes()
         except UNREADABLE as cause:
             raise CorruptBatch(f"the entry at sequence {scan.sequence} of {queue.id} is not a message: {cause}") from cause
@@ -177,7 +177,7 @@ class MessageHistory:
             scan.position = snapshot.end
 
     async def _scan(self, scan: _Scan) -> tuple[list[TrailEvent], bool]:
-        """(events, whether the end of the log was reached, as it was when this began)."""
+        """(events, whether the end of the log at the start of this call was reached)."""
         store = self._broker.store
         actions, end, begin, paused = store.actions, store.actions.end, scan.position, scan.position
         events: list[TrailEvent] = []
@@ -218,7 +218,7 @@ def _require_kept(scan: _Scan, actions: Segments) -> None:
 
 
 def _segment_before(segments: Segments, index: int) -> tuple[int, int]:
-    """(where the last segment begins that was begun before that index, its first index); the oldest one if all were begun later."""
+    """(base of the last segment that begins before that index, its first index); the oldest segment if all begin later."""
 
     def first_index(base: int) -> int:
         head = head_at(segments, base)
@@ -230,7 +230,7 @@ def _segment_before(segments: Segments, index: int) -> tuple[int, int]:
 
 
 def _snapshots(segments: Segments, position: int) -> Iterator[Entry]:
-    """Those with which a segment begins."""
+    """The snapshots at the beginning of a segment."""
     try:
         for entry in walk(segments, position):
             if entry.envelope.kind != Kind.SNAPSHOT:

@@ -1,12 +1,12 @@
-"""Finding a message by its id, in all queues if need be, without reading all of them.
+"""Finds a message by its id, in all queues if necessary, without reading all of them.
 
 A message id is its producer's id, the number of a batch and a place in it (docs/FORMAT.md), and the consume logs know batches by the first
-two. So the queues that have seen the producer lately come first, and of each the entries since the producer's birth are compared, a file
+two. So the queues that had the producer lately are searched first; in each, the entries since the producer's creation are compared, a file
 at a time.
 
-Batches whose messages have ids of their own travel under another producer's number: what delay groups deliver, dead letters, what was sent
-again after a partition was fenced. Only their heads tell; those of the time in question are read, `HEADS_MAX` at a call. If the message
-was found nowhere and there are more of them, the answer says so.
+Some batches have messages with their own ids under another producer's number: deliveries of delay groups, dead letters, and resends after a
+fence. Their headers must be read, for the time in question, at most `HEADS_MAX` in a call. If the message was not found and there are more
+such batches, the answer says so.
 """
 
 from __future__ import annotations
@@ -34,21 +34,21 @@ if TYPE_CHECKING:
 log = logging.getLogger("qmq.broker")
 
 HEADS_MAX: Final = 20_000
-"""Batches whose heads one call reads, some 5 µs each."""
+"""Batches whose headers one call reads, some 5 µs each."""
 HEADS_AT_ONCE: Final = 500
 PLACES_MAX: Final = 32
 
 
 @dataclass(frozen=True, slots=True)
 class FoundMessage:
-    """A stored message: batch, place in it."""
+    """A stored message: its batch, and its place there."""
 
     queue: Queue
     view: BatchView
     index: int
 
     def described(self, broker_group: str, message_id: str) -> pb.StoredMessage:
-        """All that is stored of it. Raises CorruptBatch."""
+        """The message as protobuf. Raises CorruptBatch."""
         try:
             return self._described(broker_group, message_id)
         except UNREADABLE as cause:
@@ -76,13 +76,13 @@ class FoundMessage:
 
 
 class MessageSearch:
-    """Looks for messages while the broker serves."""
+    """Searches for messages while the broker serves."""
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
 
     async def find(self, subject: str, message_id: MessageId, since_ms: int = 0) -> tuple[list[FoundMessage], bool]:
-        """Every place where the message is kept, 32 at most; none, and True, if it may be where nobody looked.
+        """(every place where the message is stored, at most 32; whether it may be in batches that were not read).
 
         Raises UnknownSubject, MessageNotFound, NotMaster, LogDamaged.
         """
@@ -103,7 +103,7 @@ class MessageSearch:
         return found[:PLACES_MAX], is_incomplete and not found
 
     async def of_producer(self, store: Store, queue: Queue, message_id: MessageId) -> AsyncGenerator[FoundMessage]:
-        """Where a queue keeps the message, sought by its producer's batch, a file at a time. Raises NotMaster, LogDamaged."""
+        """Where a queue has the message, by its producer's batch, a file at a time. Raises NotMaster, LogDamaged."""
         index = queue.index
         first = max(index.find_time(birth_ms(message_id.producer_id)), index.first)
         before = index.count
@@ -119,7 +119,7 @@ class MessageSearch:
     async def _with_own_ids(
         self, store: Store, queues: Sequence[Queue], message_id: MessageId, since_ms: int
     ) -> tuple[list[FoundMessage], bool]:
-        """Dead-letter queues first: they are small."""
+        """Dead-letter queues first, because they are small."""
         found: list[FoundMessage] = []
         left = HEADS_MAX
         since_ms = max(since_ms, birth_ms(message_id.producer_id))
@@ -147,11 +147,11 @@ def _has_own_ids(store: Store, entry: IndexEntry) -> bool:
     try:
         return parse_header(head).columns & Column.MESSAGE_ID != 0
     except CorruptBatch:
-        return False  # whoever reads the batch itself hears of it
+        return False  # reading the batch itself reports the damage
 
 
 def _look_into(store: Store, queue: Queue, entry: IndexEntry, message_id: MessageId) -> FoundMessage | None:
-    """The message, if it is in this batch and committed. A batch that cannot be looked into holds no message that could be found."""
+    """The message, if it is in this batch and committed. A batch that cannot be read holds no message that could be found."""
     if not queue.start_sequence <= entry.base_sequence < queue.visible_sequence:
         return None
     buffers = store.read(queue, entry)

@@ -1,4 +1,4 @@
-"""Where a message is for a group now: what its share, or its lanes, say of it at this moment."""
+"""The current state of a message for a group, from its share or its lanes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from qmq.broker.broker import Broker
 
 BURIED_LOOK: Final = 200
-"""Batches of a dead-letter queue, from the moment of a death on, in which its copy is looked for."""
+"""Batches of a dead-letter queue, from the time of death on, that are searched for the copy."""
 
 
 def event_of(event: TrailEvent) -> pb.MessageEvent:
@@ -29,7 +29,7 @@ def event_of(event: TrailEvent) -> pb.MessageEvent:
 def state_of_share(
     broker: Broker, broker_group: str, queue: Queue, group: str, share: Share, trail: Trail, message_id: bytes
 ) -> pb.MessageState:
-    """Of an unordered subject. `trail` says how it came there."""
+    """The state on an unordered subject. `trail` says how the message came there."""
     now = standing(share, trail.sequence)
     state = pb.MessageState(
         group=group, state=now.where.value, last=_last(trail), consumer=now.consumer, attempt=now.attempt, consumers=len(share.holders)
@@ -65,7 +65,7 @@ def _add_lease(broker: Broker, queue: Queue, share: Share, state: pb.MessageStat
 
 
 def _letter_of(broker: Broker, subject: str, message_id: bytes, died_ms: int) -> FoundMessage | None:
-    """The copy that was made of it then, if it is kept. Raises LogDamaged."""
+    """The message's copy in the dead-letter queue, if it is kept. Raises LogDamaged."""
     queue = broker.store.queue(subject, 0)
     if queue is None or queue.index.count == queue.index.first:
         return None
@@ -76,14 +76,14 @@ def _letter_of(broker: Broker, subject: str, message_id: bytes, died_ms: int) ->
             view = BatchView.parse(b"".join(buffers))
             ids = view.message_ids() or []
         except UNREADABLE:
-            continue  # it is no copy
+            continue  # not a copy
         if message_id in ids:
             return FoundMessage(queue, view, ids.index(message_id))
     return None
 
 
 def state_of_lane(broker: Broker, queue: Queue, group: str, share: LaneShare, trail: LaneTrail) -> pb.MessageState:
-    """Of a partition of an ordered subject."""
+    """The state on a partition of an ordered subject."""
     now = where(share, trail.sequence, trail.lp)
     where_now = "parked" if now is MessagePlace.WAITING else now.value
     state = pb.MessageState(group=group, state=where_now, last=_last(trail), consumers=len(share.holders))
@@ -104,7 +104,7 @@ def state_of_lane(broker: Broker, queue: Queue, group: str, share: LaneShare, tr
 
 
 def _left_before(queue: Queue, share: LaneShare, trail: LaneTrail) -> int:
-    """Messages of the partition before it that are not known to be done, of its lane's range."""
+    """Earlier messages of the partition, in its lane's range, that are not known to be done."""
     for part in share.progress:
         if part.lps.first <= trail.lp < part.lps.end:
             begin = max(part.done_before, queue.start_sequence)

@@ -28,37 +28,37 @@ from qmq.model import begins_session, session_of
 
 
 class Routing(Protocol):
-    """What the broker knows of ordered subjects, from the coordination store."""
+    """What the coordination store says about ordered subjects."""
 
     def partition(self, subject: str, number: int) -> PhysicalPartition | None:
-        """The partition, if any version of the route has it on this broker group."""
+        """The partition, if any version of the route has it on this broker group; else None."""
         ...
 
     def is_open(self, subject: str, group: str, number: int, lps: LpRange, version: int) -> bool:
-        """Whether the group reads `version` in the range, and that version has the partition there."""
+        """Whether the group reads `version` in the range, and the partition belongs to that version there."""
         ...
 
     async def closes(self, subject: str, number: int, change_id: str, to_version: int) -> bool:
-        """Whether the store has that change of the route, and it closes the partition. Raises CoordinationError."""
+        """Whether the store has this route change, and it closes the partition. Raises CoordinationError."""
         ...
 
     async def group_revision(self, subject: str, group: str) -> int:
-        """The revision of the group's record in the store now, 0 if there is none; from here on `is_open` goes by nothing older."""
+        """The current revision of the group's record in the store, 0 without a record; `is_open` uses nothing older from then on."""
         ...
 
 
 class NoRouting:
-    """A broker that hosts no ordered subject."""
+    """For a broker without ordered subjects."""
 
     def partition(self, _subject: str, _number: int) -> PhysicalPartition | None:
-        """None is here."""
+        """Always None."""
         return None
 
     def is_open(self, _subject: str, _group: str, _number: int, _lps: LpRange, _version: int) -> bool:
         return False
 
     async def closes(self, _subject: str, _number: int, _change_id: str, _to_version: int) -> bool:
-        """None does."""
+        """Always False."""
         return False
 
     async def group_revision(self, _subject: str, _group: str) -> int:
@@ -66,7 +66,7 @@ class NoRouting:
 
 
 Key = tuple[int, int, int]
-"""Queue, producer id, batch number."""
+"""(queue, producer id, batch number)."""
 
 
 def must_be_judged(store: Store, batches: list[Intake]) -> bool:
@@ -81,18 +81,18 @@ def must_be_judged(store: Store, batches: list[Intake]) -> bool:
 
 
 class Admission:
-    """Says of the batches of one write, in their order, whether they may be appended."""
+    """Decides for the batches of one write, in their order, whether they may be appended."""
 
     def __init__(self, store: Store, has_right: Callable[[Queue], bool]) -> None:
         self._store = store
         self._has_right = has_right
         self._admitted: dict[Key, int] = {}
-        """What was admitted in this write: the checksum of each batch."""
+        """The checksum of each batch admitted in this write."""
         self._newest: dict[tuple[int, int], int] = {}
-        """The last number of each producer in it, by queue."""
+        """The last number of each producer in this write, by queue."""
 
     def admit(self, batches: list[Intake]) -> None:
-        """All of a request, or nothing of it. Raises RouteChanged, OutOfSequence, ProducerFenced, NumberTaken, RightLapsed."""
+        """Admit all batches of a request, or none. Raises RouteChanged, OutOfSequence, ProducerFenced, NumberTaken, RightLapsed."""
         admitted, newest = dict[Key, int](), dict[tuple[int, int], int]()
         for batch in batches:
             if not self._is_stored(batch, admitted):
@@ -145,12 +145,14 @@ class Admission:
 
     @staticmethod
     def _last_before_silence(queue: Queue, header: RegionHeader) -> int:
-        """Whoever says AGAIN may have been silent for so long that its window is gone; the log knows how far it had come."""
+        """For a batch with AGAIN the producer's window may have expired; the log knows the producer's last number."""
         return queue.index.newest_of(header.producer_id) if header.flags & BatchFlag.AGAIN else -1
 
 
 def _is_stored_at(store: Store, sequence: int, batch: Intake) -> bool:
-    """Whether it is this batch that lies there; what retention took is taken for it. Reads the disk, so only duplicates are asked about."""
+    """Whether this very batch is stored there; a batch that retention deleted counts as it. Reads the disk, so it is called for duplicates
+    only.
+    """
     index = batch.queue.index
     if sequence < batch.queue.start_sequence or index.count == index.first:
         return True

@@ -1,4 +1,4 @@
-"""A connection whose other end says that it is a replica, from both sides: what the replication has of it, and what it has of that."""
+"""The two interfaces of a connection from another replica: what replication needs of the connection, and the reverse."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ class ReplicaConnection(Protocol):
     def answer_peer(self, payload: bytes) -> None: ...
 
     def trust_peer(self) -> None:
-        """The other end has proved what it is: take frames as large as replicas send them."""
+        """The other end has proved its identity: accept frames as large as replicas send."""
         ...
 
     def close_peer(self) -> None: ...
 
 
 class ReplicaPeer(Protocol):
-    """Who takes what the other end says."""
+    """Takes the frames of another replica."""
 
     def take(self, frame: Frame) -> None:
         """A frame has come. Raises ProtocolViolation."""

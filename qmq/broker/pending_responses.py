@@ -1,9 +1,8 @@
-"""Answers that wait until what they promise is true: that it is committed, or besides that it is flushed on a majority. So do coroutines
-of this process that go on when something is committed.
+"""Answers that wait until their index is committed, or flushed on a majority; and coroutines of this process that wait for a commit.
 
-    unwritten          the index is not known yet: what they promise is written at the end of the turn
-    held for a commit  answered when their index is committed
-    held for a flush   answered when their index is flushed on a majority
+unwritten          the index is not known yet: the entry is written at the end of the turn
+held for a commit  answered when their index is committed
+held for a flush   answered when their index is flushed on a majority
 """
 
 from __future__ import annotations
@@ -17,22 +16,22 @@ from qmq.errors import QmqError
 
 
 class PendingResponses:
-    """Held in the order of their indexes; who waits for a flush holds up nobody who does not."""
+    """Answers in the order of their indexes; one that waits for a flush does not delay the others."""
 
     def __init__(self) -> None:
         self.unwritten: list[HeldAnswer] = []
-        """Answers to what is done and not written: their index is set when it is."""
+        """Answers to entries that are not written yet; they get their index then."""
         self._unwritten_waiters: list[asyncio.Future[None]] = []
         self._for_commit: deque[HeldAnswer] = deque()
         self._for_flush: deque[HeldAnswer] = deque()
         self._waiters: deque[tuple[int, asyncio.Future[None]]] = deque()
 
     def hold(self, held: HeldAnswer, *, for_flush: bool = False) -> None:
-        """Let it go when its index is committed, or flushed."""
+        """Send the answer when its index is committed, or flushed."""
         (self._for_flush if for_flush else self._for_commit).append(held)
 
     def wait(self, waiter: asyncio.Future[None], index: int | None) -> None:
-        """Set the future when `index` is committed; None: what is unwritten now."""
+        """Set the future when `index` is committed; None: the index of the unwritten entries."""
         if index is None:
             self._unwritten_waiters.append(waiter)
         else:
@@ -40,11 +39,11 @@ class PendingResponses:
 
     @property
     def has_unwritten(self) -> bool:
-        """Whether somebody waits for what is not written."""
+        """Whether an answer waits for an unwritten entry."""
         return bool(self.unwritten or self._unwritten_waiters)
 
     def written(self, index: int) -> None:
-        """Everything that was done is in the log, up to `index`."""
+        """All entries are in the log, up to `index`."""
         unwritten, self.unwritten = self.unwritten, []
         for held in unwritten:
             held.index = index
@@ -54,7 +53,7 @@ class PendingResponses:
             self._unwritten_waiters.clear()
 
     def release(self, committed_index: int, flushed_index: int) -> None:
-        """Send what may go."""
+        """Send the answers that are due."""
         for waiting, index in ((self._for_commit, committed_index), (self._for_flush, flushed_index)):
             while waiting and waiting[0].index <= index:
                 held = waiting.popleft()
@@ -65,7 +64,7 @@ class PendingResponses:
                 waiter.set_result(None)
 
     def abandon(self, failure: Callable[[], QmqError]) -> list[HeldAnswer]:
-        """Hold nothing any more: each coroutine that waits hears of a failure, and the answers that are left are returned."""
+        """Drop everything: waiting coroutines get the failure, and the waiting answers are returned."""
         for waiter in (*self._unwritten_waiters, *[waiter for _, waiter in self._waiters]):
             if not waiter.done():
                 waiter.set_exception(failure())

@@ -1,7 +1,7 @@
-"""Checking what a producer sent, before a byte of it is stored. Pure.
+"""Checks the batches of a producer before they are stored. Pure.
 
-A batch is taken whole or refused whole. The broker never decodes a message one by one: it checks the producer's checksum, finds the
-columns, and checks each column's offsets as one vector, so that nobody who reads the log later can be led outside a batch.
+A batch is accepted or refused as a whole. The broker never decodes single messages: it checks the producer's checksum, finds the columns,
+and checks each column's offsets as a vector, so that no later reader of the log is led outside the batch.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from qmq.log.store import Intake
 from qmq.model import BATCH_NUMBERS, DEAD_LETTERS
 
 _VECTOR_MIN: Final = 32
-"""Below so many offsets a loop is faster than numpy."""
+"""For fewer offsets a loop is faster than numpy."""
 _COMPRESSIONS: Final = frozenset(map(int, Compression))
 _DIRECTED: Final = int(BatchFlag.DIRECTED)
 _DEAD_LETTERS: Final = DEAD_LETTERS.encode()
@@ -35,18 +35,18 @@ CheckDues = Callable[[bytes, RegionHeader, Layout], None]
 
 
 class Destination(NamedTuple):
-    """Where a batch is to go."""
+    """The queue of a batch, and its conditions."""
 
     queue: Queue
     body_bytes_max: int
     lps: LpRange | None = None
-    """Of a partition of an ordered subject: its range."""
+    """On an ordered subject: the partition's range."""
     needs_right: bool = False
-    """Whether it may be appended to only while the master's lease in the coordination store holds."""
+    """Whether a batch needs the master's write lease."""
     check_dues: CheckDues | None = None
-    """On a delay server: what is wrong with a delayed batch. None: the broker takes no delayed ones."""
+    """On a delay server: checks a delayed batch. None: delayed batches are refused."""
     awaits_flush: bool = False
-    """Whether its producers are answered only when a majority has flushed what they sent."""
+    """Whether producers are answered only when a majority has flushed the batch."""
 
 
 FindQueue = Callable[[bytes, int], Destination]
@@ -54,13 +54,10 @@ FindQueue = Callable[[bytes, int], Destination]
 
 
 def read_batches(payload: memoryview, find_queue: FindQueue) -> list[Intake]:
-    """The batches of a PRODUCE, checked.
+    """The checked batches of a PRODUCE.
 
-    Raises:
-        CorruptBatch: a checksum or an offset does not hold.
-        MessageTooLarge: a body is over the subject's limit.
-        InvalidArgument, OrderMismatch: a directed batch that says wrongly, or may not say, for whom it is.
-        UnknownSubject, InvalidName: from `find_queue`.
+    Raises: CorruptBatch: a checksum or an offset does not hold. MessageTooLarge: a body is over the subject's limit. InvalidArgument,
+    OrderMismatch: an invalid directed batch. UnknownSubject, InvalidName: from `find_queue`.
     """
     found: list[Intake] = []
     at = 0
@@ -83,7 +80,7 @@ def read_batch(region: bytes, region_crc: int, find_queue: FindQueue) -> Intake:
     _check_header(header)
     layout = Layout.walk(region, header)
     subject = region[REGION_BYTES : REGION_BYTES + header.subject_bytes]
-    if subject.startswith(_DEAD_LETTERS):  # before a queue is made for it
+    if subject.startswith(_DEAD_LETTERS):  # before a queue is created for it
         raise InvalidArgument("only brokers write to dead-letter queues: let a message fail, or reject it")
     queue, body_bytes_max, lps, _, check_dues, awaits_flush = find_queue(subject, header.partition)
     stored = limits.BATCH_BYTES_MAX if header.compression else header.body_bytes
@@ -107,7 +104,7 @@ def read_batch(region: bytes, region_crc: int, find_queue: FindQueue) -> Intake:
 
 
 def _check_header(header: RegionHeader) -> None:
-    """Refuse what no reader of the log could make a message of: dead letters and delayed messages are built from what is stored."""
+    """Refuse values that readers of the log could not use: dead letters and delayed messages are built from stored ones."""
     if header.compression not in _COMPRESSIONS:
         raise InvalidArgument(f"compression {header.compression} is unknown: 0 is none, 1 zstd, 2 lz4")
     if header.batch_sequence >= BATCH_NUMBERS:
@@ -153,7 +150,7 @@ def _check_columns(region: bytes, header: RegionHeader, layout: Layout) -> int:
 
 
 def _check_header_bytes(region: bytes, layout: Layout, count: int, total: int) -> None:
-    """Names and values of each message together. Offsets were checked; a batch whose headers are short as a whole needs no closer look."""
+    """The headers of each message together. Offsets were checked before; a batch with few header bytes in all needs no closer check."""
     names, values = _last(region, layout.header_name, total), _last(region, layout.header_value, total)
     most = limits.STORED_HEADER_BYTES_MAX
     if names + values + total <= most:
@@ -173,7 +170,7 @@ def _last(region: bytes, at: int, count: int) -> int:
 
 
 def _check_offsets(region: bytes, at: int, count: int, end: int, *, exact: bool = False) -> int:
-    """Offsets begin at 0, never fall, and end at (or before) `end`; give the longest item. Raises CorruptBatch."""
+    """Offsets begin at 0, never decrease, and end at (or before) `end`. Returns the longest item. Raises CorruptBatch."""
     if count < _VECTOR_MIN:
         marks = unpack_from(f"<{count + 1}i", region, at)
         lengths = [b - a for a, b in pairwise(marks)]

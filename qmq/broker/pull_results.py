@@ -1,9 +1,9 @@
-"""Deciding what a consumer gets next, and laying out the answer. Pure but for reading batches from the store.
+"""Decides what a consumer gets next, and builds the answer. Pure, except for reading batches.
 
-What came back goes first (the longest due first), then the group's next new messages. Whole batches travel, because their checksum is the
-producer's own; a range says which of a batch's messages are meant. Batches that cannot match the consumer's tags are passed over by
-their index entry and their column of hashes, without decoding a message; and so are batches that are directed to another group
-(`qmq/targeted.py`), which count as waiting messages of this one until it comes along.
+Requeued messages go first (the longest due first), then the group's next new messages. Whole batches are sent, because their checksum is
+the producer's; a range says which messages of a batch are meant. Batches that cannot match the consumer's tags are skipped by their index
+entry and their column of hashes, without decoding a message. Batches that are directed to another group (`qmq/targeted.py`) are skipped as
+well; until then they count as waiting messages of this group.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ log = logging.getLogger("qmq.broker")
 _ENTRIES_AHEAD: Final = 256
 _FOUND_MAX: Final = 20_000
 _ENTRIES_MAX: Final = 2_000
-"""Batches one pull may pass over before the turn goes to somebody else."""
+"""Batches that one pull may skip before others get a turn."""
 
 
 @dataclass(frozen=True, slots=True)
 class TagFilter:
-    """Messages with any of some tags, and all of some others. Compared by hash here, by string in the client."""
+    """Selects messages that have any of some tags and all of others. By hash in the broker, by string in the client."""
 
     any_of: tuple[int, ...] = ()
     all_of: tuple[int, ...] = ()
@@ -54,19 +54,19 @@ class TagFilter:
         return not self.any_of or any(not tag_bloom((each,)) & ~bloom for each in self.any_of)
 
     def matches(self, region: bytes) -> bool:
-        """Whether the batch's column of hashes holds what is asked for (in one message or spread over several)."""
+        """Whether the batch's column of hashes has the wanted tags (in one message, or spread over several)."""
         header = parse_header(region)
         return has_tags(region, header, Layout.walk(region, header), self.any_of, self.all_of)
 
 
 def check_tags(tags: list[str]) -> None:
-    """Those of a filter, both ways together. Raises InvalidArgument."""
+    """Check the tags of a filter. Raises InvalidArgument."""
     if len(tags) > limits.FETCH_TAGS_MAX or not all(0 < len(tag) <= limits.TAG_BYTES_MAX for tag in tags):
         raise InvalidArgument(f"a filter has up to {limits.TAGS_MAX} tags of 1 to {limits.TAG_BYTES_MAX} bytes each way")
 
 
 class PulledRange(NamedTuple):
-    """Messages `first` to `first + count - 1`, which lie in the batch of `entry`."""
+    """The messages `first` to `first + count - 1`, which are in the batch of `entry`."""
 
     entry: IndexEntry
     first: int
@@ -76,14 +76,14 @@ class PulledRange(NamedTuple):
 
 @dataclass(slots=True)
 class PullResult:
-    """What to hand out: `pulled` is for the action log, `pieces` for the answer; both name the same messages in the same order."""
+    """What to hand out: `pulled` for the action log, `pieces` for the answer; both have the same messages in the same order."""
 
     pulled: list[Pulled] = field(default_factory=list)
     pieces: list[PulledRange] = field(default_factory=list)
     messages: int = 0
     bytes: int = 0
     retried: int = 0
-    """Messages that were handed out before, and worked on."""
+    """Messages that were handed out and worked on before."""
 
     def add(self, piece: PulledRange) -> None:
         if not self.pieces or self.pieces[-1].entry.position != piece.entry.position:
@@ -93,7 +93,7 @@ class PullResult:
 
 
 class BatchReader:
-    """Reads one queue's index forward for one group; remembers where it is."""
+    """Reads one queue's index forward for one group, and remembers its place."""
 
     __slots__ = ("_ahead", "_found", "_number", "_queue")
 
@@ -101,11 +101,11 @@ class BatchReader:
         self._queue = queue
         self._ahead: dict[int, IndexEntry] = {}
         self._found: dict[int, int] = {}
-        """Sequences that were searched for: what failed is looked for at every verdict and every attempt."""
+        """Searched sequences: a failed message is looked up at every verdict and every attempt."""
         self._number = -1
 
     def number_of(self, sequence: int) -> int:
-        """Number of the entry that holds `sequence`, or of the next one; the index's count if there is none."""
+        """The number of the entry that holds `sequence`, or of the next one; the number of entries if there is none."""
         number = self._number
         if self._holds(number + 1, sequence):
             number += 1
@@ -137,7 +137,7 @@ class BatchReader:
         return number == index.count or self.entry(number).next_sequence > sequence
 
     def entry(self, number: int) -> IndexEntry:
-        """An index entry, read ahead."""
+        """An index entry; the following ones are read ahead."""
         found = self._ahead.get(number)
         if found is None:
             if len(self._ahead) > 4 * _ENTRIES_AHEAD:
@@ -148,7 +148,7 @@ class BatchReader:
         return found
 
     def forget(self) -> None:
-        """The index was changed under us."""
+        """The index has changed: forget what was read."""
         self._ahead.clear()
         self._found.clear()
         self._number = -1
@@ -165,7 +165,9 @@ def collect(
     bytes_max: int,
     now_ms: int,
 ) -> PullResult:
-    """What the group's next pull gets; `share` is the group's. Empty `pulled`: nothing to do. Raises MessagesExpired, LogDamaged."""
+    """What the group's next pull gets; `share` is the group's. `pulled` is empty if there is nothing. Raises
+    MessagesExpired, LogDamaged.
+    """
     delivery = PullResult()
     for item in share.due(now_ms, messages_max):
         if delivery.bytes >= bytes_max:
@@ -242,7 +244,7 @@ def _entries(queue: Queue, reader: BatchReader, sequence: int) -> Iterator[Index
 
 
 def _is_for(store: Store, queue: Queue, entry: IndexEntry, group: bytes) -> bool:
-    """Whether a batch that is perhaps directed is for this group, or for all."""
+    """Whether a batch that may be directed is for this group, or for all."""
     region = store.read(queue, entry)[1]
     try:
         return group_of(region) in (None, group)
@@ -267,7 +269,7 @@ def _pass_over(queue: Queue, entry: IndexEntry, cause: Exception) -> None:
 
 
 def _extend(pulled: list[Pulled], first: int, count: int, begin: int) -> None:
-    """Add a range of new messages, joined to the one before it if that is new too and ends where this begins."""
+    """Add a range of new messages; it is joined to the previous one if that is new too and adjacent."""
     if pulled and first > begin:
         last = pulled[-1]
         if last.first_sequence >= begin and last.first_sequence + last.count == first:

@@ -1,13 +1,13 @@
-"""What becomes of messages that failed, or whose consumer was lost: the master's decision, by the group's settings. Pure.
+"""The master's decision about failed messages and messages of lost consumers, by the group's settings. Pure.
 
     NACK, attempt < attempts_max       requeued after its own delay, or the group's for this attempt
     NACK, attempt = attempts_max       dead
-    lost, on its first attempt         requeued at once: nobody knows which messages had been begun
+    lost, on its first attempt         requeued at once: it is not known which messages had been begun
     lost, later, begun                 as NACK, with the group's delay
-    lost, later, never begun           released: it does not get older
+    lost, later, never begun           released: the attempt stays the same
 
-The attempt of a directed message counts what failed before it was sent again (`qmq/targeted.py`). Everything else passes as it came, also
-what names messages that are not the consumer's: the share passes over those.
+The attempt of a directed message includes earlier failures (`qmq/targeted.py`). All other verdicts pass unchanged, even on messages that
+the consumer does not hold: the share ignores those.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ _LOST_TEXT: Final = "its consumer was lost while it worked on it"
 
 
 class Decided(NamedTuple):
-    """As the action log keeps it."""
+    """Settlements as the action log has them."""
 
     settlements: tuple[tuple[int, int, int, int], ...]
     errors: tuple[tuple[int, str], ...] = ()
-    """Of what is dead: (number of the settlement, text)."""
+    """(number of the settlement, error text), for dead messages."""
 
 
 def decide(
     held: Sequence[HeldMessages], asked: Iterable[Settlement], settings: GroupSettings, failures: Failures, *, can_die: bool = True
 ) -> Decided:
-    """What a consumer's verdicts mean for what it holds. Where nothing can die, what is rejected has failed once more, and no worse."""
+    """The decisions for a consumer's verdicts. Where messages cannot die, a rejection counts as one more failure."""
     found: list[Settlement] = []
     for given in asked:
         each = given if can_die or given.verdict != Verdict.DEAD else given._replace(verdict=Verdict.NACK, delay_ms=BY_GROUP_MS)
@@ -53,7 +53,7 @@ def decide(
 
 
 def put_back(held: Sequence[HeldMessages], was_begun: Callable[[int], bool], settings: GroupSettings, failures: Failures) -> Decided:
-    """What becomes of what a lost consumer held; `was_begun` tells of a pull sequence."""
+    """The decisions for the messages of a lost consumer; `was_begun` tells for a pull sequence."""
     found: list[Settlement] = []
     for item in held:
         if item.attempt == 1:
@@ -69,7 +69,7 @@ def put_back(held: Sequence[HeldMessages], was_begun: Callable[[int], bool], set
 
 
 def _runs(item: HeldMessages, was_begun: Callable[[int], bool]) -> Iterator[tuple[int, int, bool]]:
-    """Pull sequences of a range that are alike."""
+    """Ranges of pull sequences that are alike."""
     first, end = item.pull, item.pull + item.count
     is_begun = was_begun(first)
     for pull in range(first + 1, end):
@@ -83,7 +83,7 @@ def _failed(held: Sequence[HeldMessages], nack: Settlement, settings: GroupSetti
     """A NACK, cut where attempts differ."""
     found: list[Settlement] = []
     begin = max(bisect_right(held, nack.first, key=_pull_of) - 1, 0)
-    for at in range(begin, len(held)):  # not a slice: one for each of many NACKs is quadratic
+    for at in range(begin, len(held)):  # not a slice: slicing for each of many NACKs is quadratic
         item = held[at]
         if item.pull > nack.last:
             break
@@ -101,7 +101,7 @@ def _failed(held: Sequence[HeldMessages], nack: Settlement, settings: GroupSetti
 
 
 def _joined(found: Iterable[Settlement]) -> Decided:
-    """The fewest ranges that say the same. An error's text is kept only of what is dead."""
+    """The fewest equivalent ranges. Error texts are kept for dead messages only."""
     parts: list[Settlement] = []
     for each in found:
         kept = each if each.verdict == Verdict.DEAD else each._replace(error="")
@@ -115,7 +115,7 @@ def _joined(found: Iterable[Settlement]) -> Decided:
 
 
 class Begun:
-    """Pull sequences of one consumer on which work has begun, of those that had failed before. The master's memory; lost with it."""
+    """The pull sequences that one consumer has begun to work on, among those that failed before. In the master's memory only."""
 
     __slots__ = ("_look_at", "_ranges")
 
@@ -134,7 +134,7 @@ class Begun:
         return any(first <= pull <= last for first, last in self._ranges)
 
     def forget(self, held: Sequence[HeldMessages]) -> None:
-        """Keep what touches something that is held; looked at only when the list has doubled."""
+        """Keep ranges that touch a held message; done only when the list has doubled."""
         if len(self._ranges) >= self._look_at:
             self._ranges = [each for each in self._ranges if _touches(held, *each)]
             self._look_at = max(2 * len(self._ranges), RANGES_MIN)

@@ -1,9 +1,8 @@
-"""How many bytes producers bring into one round of the event loop, so that a small request does not wait behind all large ones.
+"""Limits the bytes that producers bring into one round of the event loop, so that small requests do not wait behind many large ones.
 
-What came in one round is written together, and everybody's answers wait for that write. Ten producers of 1 MiB batches bring 10 MiB a
-round; on a disk that takes 100 MB/s a heartbeat then waits for 100 ms. So a round takes about `bytes_max`: a connection that brings more is
-not read from until its turn comes again, in the order in which connections went over. Frames of at most `SMALL_BYTES` never wait: they
-are not what fills a round.
+Everything that arrives in one round is written together, and all answers wait for that write. Ten producers of 1 MiB batches bring 10 MiB a
+round; on a disk that takes 100 MB/s a heartbeat then waits for 100 ms. So a round takes about `bytes_max`: a connection that exceeds it is
+not read from until its turn comes again, in the order in which connections exceeded it. Frames of at most `SMALL_BYTES` never wait.
 """
 
 from __future__ import annotations
@@ -15,17 +14,17 @@ from typing import Final, Protocol
 from qmq import limits
 
 ROUND_BYTES_MAX: Final = 4 * limits.MIB
-"""Few enough bytes for a disk that is slow to write them in 40 ms, and enough for a write to be worth its cost."""
+"""Few enough bytes for a slow disk to write in 40 ms, and enough for an efficient write."""
 
 
 SMALL_BYTES: Final = 64 * limits.KIB
 
 
 class TurnTaker(Protocol):
-    """A connection that can be left unread for a while."""
+    """A connection that can stop reading for a while."""
 
     def wait_for_turn(self) -> None:
-        """Read no more."""
+        """Stop reading."""
         ...
 
     def take_turn(self) -> None:
@@ -34,7 +33,7 @@ class TurnTaker(Protocol):
 
 
 class RoundBudget:
-    """`call_soon` calls in the next round of the event loop."""
+    """Shares each round among the connections. `call_soon` calls in the next round of the event loop."""
 
     def __init__(
         self, call_soon: Callable[[Callable[[], None]], object], bytes_max: int = ROUND_BYTES_MAX, small_bytes: int = SMALL_BYTES
@@ -43,7 +42,7 @@ class RoundBudget:
         self._bytes = 0
         self._is_planned = False
         self._waiting: deque[tuple[TurnTaker, int]] = deque()
-        """Those that wait for their turn, with what they brought last."""
+        """The waiting connections, with the bytes they brought last."""
 
     def took(self, connection: TurnTaker, count: int) -> None:
         """A connection has brought so many bytes in this round."""

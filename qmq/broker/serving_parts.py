@@ -1,4 +1,4 @@
-"""What those who answer consumers have of the broker. They are made when it begins to serve from a store, and hold for as long."""
+"""The parts of the broker that serve consumers use. They are made when the broker begins to serve from a store."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ from qmq.model import SubjectConfig
 
 
 class Turns(Protocol):
-    """The broker's turns: what comes in during one round of the event loop is written, and answered, together."""
+    """The broker's turns: requests of one round of the event loop are written and answered together."""
 
     @property
     def is_paused(self) -> bool:
-        """The mastership is being handed over: nobody is handed messages."""
+        """The mastership is being handed over: no message is handed out."""
         ...
 
     def schedule(self) -> None:
-        """Have a turn at the end of this round of the event loop."""
+        """Schedule a turn for the end of this round of the event loop."""
         ...
 
     def answer_error(self, peer: Peer, request_id: int, failure: QmqError) -> None:
-        """Tell the asker what went wrong."""
+        """Answer a request with an error."""
         ...
 
 
 class Queues(Protocol):
-    """The queues that are here, and the settings of their subjects."""
+    """The queues of this broker, and the settings of their subjects."""
 
     def find_queue(self, subject: bytes, partition: int) -> Destination:
         """The queue. Raises InvalidArgument, InvalidName, UnknownSubject, OrderMismatch, RouteChanged."""
@@ -50,7 +50,7 @@ class Queues(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ServingParts:
-    """Of one broker, on one store."""
+    """The parts of one broker, on one store."""
 
     store: Store
     clock: Clock
@@ -60,6 +60,6 @@ class ServingParts:
     responses: PendingResponses
     rules: GroupRules
     mends: Callable[[LogDamaged], bool]
-    """Told of damage; True if it is being repaired, and who waits will be woken."""
+    """Reports damage. Returns True if it is being repaired, and waiting pulls will be woken."""
     turns: Turns
     queues: Queues

@@ -1,10 +1,11 @@
-"""Who consumes: groups on their queues, consumers attached over a connection, and pulls that wait for messages. No I/O.
+"""Groups on their queues, consumers that are attached over a connection, and waiting pulls. No I/O.
 
 Rules:
-* A *session* is a consumer on one connection. The consumer outlives it: it may come back, under the same incarnation, with all it holds.
-* Its *lease* is counted from its last sign of life, by a monotonic clock, and begins anew when the broker starts. When it ends, what the
-  consumer holds goes to the others.
-* Waiting pulls are served in the order in which they came, so that consumers who are equally fast get equally much.
+* A *session* is a consumer on one connection. The consumer may come back with another session, under the same incarnation, and keeps its
+  messages.
+* Its *lease* counts from the last heartbeat, by a monotonic clock, and begins anew when the broker starts. When the lease ends, the
+  consumer's messages go to the others.
+* Waiting pulls are served in the order in which they came, so that equally fast consumers get equally many messages.
 """
 
 from __future__ import annotations
@@ -28,21 +29,21 @@ class Cancellable(Protocol):
     """A timer."""
 
     def cancel(self) -> None:
-        """It shall not fire."""
+        """Stop the timer."""
         ...
 
 
 class Peer(Protocol):
-    """The connection behind a session."""
+    """The connection of a session."""
 
     @property
     def is_writable(self) -> bool:
-        """False while its answers pile up unread."""
+        """False while its answers are not read."""
         ...
 
     @property
     def client(self) -> str:
-        """The name of the client at the other end."""
+        """The client's name."""
         ...
 
     def send(self, *buffers: bytes) -> None:
@@ -62,7 +63,7 @@ class HeldAnswer:
 
 @dataclass(slots=True)
 class Waiter:
-    """A pull that found nothing yet."""
+    """A pull that waits for messages."""
 
     session: Session
     request_id: int
@@ -81,12 +82,12 @@ class Session:
     consumer: str
     tags: TagFilter | None
     outstanding: UnackedBytes = field(default_factory=UnackedBytes)
-    """The bytes of what it holds."""
+    """The unacknowledged bytes of the consumer."""
 
 
 @dataclass(slots=True)
 class QueueGroup:
-    """One group on one queue, as the running broker sees it."""
+    """One group on one queue in the running broker."""
 
     queue: Queue
     name: str
@@ -95,13 +96,13 @@ class QueueGroup:
     tally: GroupCounters
     waiters: deque[Waiter] = field(default_factory=deque)
     seen_ms: dict[str, int] = field(default_factory=dict)
-    """Last sign of life of each holder, monotonic."""
+    """The last heartbeat of each consumer, monotonic."""
     begun: dict[str, Begun] = field(default_factory=dict)
-    """Of each holder, which of the messages that failed before it works on."""
+    """For each consumer, which failed messages it has begun to work on again."""
     idle_since_ms: int = -1
-    """Of a broadcast group's consumer: since when it is away, monotonic."""
+    """For a consumer of a broadcast group: since when it is away, monotonic."""
     timer: Cancellable | None = None
-    """Fires at `wakes_ms`, when the next message that came back may go out again."""
+    """Fires at `wakes_ms`, when the next requeued message is due."""
     wakes_ms: int = -1
 
     def expired(self, now_ms: int, lease_ms_max: int) -> list[str]:
@@ -113,14 +114,14 @@ class QueueGroup:
         ]
 
     def take_late(self, now_ms: int) -> list[Waiter]:
-        """Pulls whose wait is over."""
+        """Pulls whose wait time has passed."""
         late = [waiter for waiter in self.waiters if waiter.deadline_ms <= now_ms]
         if late:
             self.waiters = deque([waiter for waiter in self.waiters if waiter.deadline_ms > now_ms])
         return late
 
     def drop_waiters(self, session: Session) -> None:
-        """The session is gone: nobody waits for its answers."""
+        """The session has ended: drop its waiting pulls."""
         self.waiters = deque([waiter for waiter in self.waiters if waiter.session is not session])
 
 
@@ -134,11 +135,11 @@ class QueueGroups:
         self._sessions: dict[int, Session] = {}
         self._by_peer: dict[Peer, dict[int, Session]] = {}
         self._by_consumer: dict[tuple[int, str], Session] = {}
-        """By `id` of the group's state and consumer: it has one session at most."""
+        """The session of each consumer, by `id` of the group's state and consumer."""
         self._next_session = 1
 
     def state(self, queue: Queue, group: str) -> QueueGroup:
-        """The group on the queue; the share must exist or is made."""
+        """The group on the queue; its share is made if absent."""
         key = (id(queue), group)
         state = self._states.get(key)
         if state is None:
@@ -149,7 +150,7 @@ class QueueGroups:
         return state
 
     def drop(self, state: QueueGroup) -> None:
-        """The group is forgotten; who was attached to it attaches again."""
+        """The group is deleted; its consumers attach again."""
         for session in [each for each in self._sessions.values() if each.group is state]:
             self.detach(session)
         self._states.pop((id(state.queue), state.name), None)
@@ -163,7 +164,7 @@ class QueueGroups:
         return iter(list(self._states.values()))
 
     def require_room(self, peer: Peer, share: Share | None, consumer: str) -> None:
-        """Raises Overloaded if the group has as many consumers on the queue as there may be, or the connection as many sessions."""
+        """Raises Overloaded if the group has too many consumers on the queue, or the connection too many sessions."""
         holders = share.holders if share is not None else {}
         if consumer not in holders and len(holders) >= limits.GROUP_CONSUMERS_MAX:
             raise Overloaded(f"the group has {len(holders)} consumers, the limit: a lost consumer counts until its lease ends")
@@ -171,7 +172,7 @@ class QueueGroups:
             raise Overloaded(f"this connection reads {limits.CONNECTION_SESSIONS_MAX} queues, the limit: use several clients")
 
     def attach(self, peer: Peer, state: QueueGroup, consumer: str, tags: TagFilter | None) -> Session:
-        """A new session; one that the consumer had before ends."""
+        """A new session; an earlier one of the consumer ends."""
         old = self._by_consumer.get((id(state), consumer))
         if old is not None:
             self.detach(old)
@@ -183,12 +184,12 @@ class QueueGroups:
         return session
 
     def session(self, number: int, peer: Peer) -> Session | None:
-        """The session, if it is this connection's."""
+        """The session, if it belongs to this connection."""
         session = self._sessions.get(number)
         return session if session is not None and session.peer is peer else None
 
     def detach(self, session: Session) -> None:
-        """The session is over; the consumer's lease goes on."""
+        """The session has ended; the consumer's lease goes on."""
         if self._sessions.pop(session.number, None) is not None:
             del self._by_consumer[id(session.group), session.consumer]
             mine = self._by_peer[session.peer]
@@ -198,7 +199,7 @@ class QueueGroups:
         session.group.drop_waiters(session)
 
     def clients(self) -> dict[tuple[int, str], str]:
-        """The names of the clients, by `id` of the group's state and consumer, of all that are attached."""
+        """The clients' names of all attached consumers, by `id` of the group's state and consumer."""
         return {(id(each.group), each.consumer): each.peer.client for each in self._sessions.values()}
 
     def of_peer(self, peer: Peer) -> list[Session]:

@@ -1,7 +1,7 @@
-"""When a connection has made no progress for too long: it sends nothing of a frame that it began, or reads nothing of its answers.
+"""Finds connections without progress: the peer has begun a frame and sends nothing more, or does not read its answers.
 
-Looks are counted, not milliseconds: if this process stood still for a minute, all its connections seem to have done nothing, and one
-look later their bytes are there. A single byte is progress, so that a slow upload goes on.
+Checks are counted, not milliseconds: after a minute in which this process was suspended, all connections seem to have done nothing, but at
+the next check their bytes are there. A single byte is progress, so that slow uploads continue.
 """
 
 from __future__ import annotations
@@ -10,16 +10,16 @@ from enum import Enum
 from typing import Final, Protocol
 
 LOOKS: Final = 6
-"""So many looks in a row without progress end a connection."""
+"""Consecutive checks without progress that end a connection."""
 
 
 class Ending(Enum):
     """How a connection is ended."""
 
     CLOSE = 1
-    """The peer hears why."""
+    """The peer is told why."""
     ABORT = 2
-    """The peer does not read, so nothing can be said to it."""
+    """The peer does not read, so it cannot be told."""
 
 
 class ConnectionProgress(Protocol):
@@ -38,14 +38,14 @@ class ConnectionProgress(Protocol):
 
 
 class Reader(Protocol):
-    """The part of a frame reader that is looked at."""
+    """The part of a frame reader that is checked."""
 
     @property
     def awaits_rest(self) -> bool: ...
 
 
 class StallWatch:
-    """Remembers what the last look at one connection found."""
+    """Remembers the previous check of one connection."""
 
     __slots__ = ("_received_bytes", "_taken_bytes", "_unread_looks", "_unsent_looks")
 
@@ -54,7 +54,7 @@ class StallWatch:
         self._unsent_looks = self._unread_looks = 0
 
     def look(self, found: ConnectionProgress) -> Ending | None:
-        """Whether the connection must end now. While we do not read from the peer, it is not to blame for sending nothing."""
+        """Whether the connection must end now. While we do not read from the peer, its silence does not count."""
         may_send = found.reader.awaits_rest and found.is_reading
         has_unread = found.unsent_bytes > 0
         self._unsent_looks = self._unsent_looks + 1 if may_send and found.received_bytes == self._received_bytes else 0

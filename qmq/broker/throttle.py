@@ -1,6 +1,6 @@
-"""Quotas at a broker: how much each principal has used, over all of its connections here, and for how long it is not read from.
+"""Quotas at a broker: the usage of each principal over all its connections to this broker, and for how long these are not read from.
 
-The limits are the coordination store's (`qmq/security/quotas.py`). A principal without a quota costs one look-up in a dict for each frame.
+The limits are in the coordination store (`qmq/security/quotas.py`). A principal without a quota costs one dict lookup for each frame.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from qmq.security.principal import Principal
 from qmq.security.quotas import Quota, RateMeter
 
 PAUSE_S_MAX: Final = 5.0
-"""The longest pause at once: a heartbeat must pass, and a quota may have been raised meanwhile."""
+"""The longest single pause: a heartbeat must pass, and a quota may have been raised meanwhile."""
 
 
 class UnreadConnection(Protocol):
-    """A connection that can be left unread for a while."""
+    """A connection that can stop reading for a while."""
 
     def read_on(self) -> None:
-        """The principal has room again."""
+        """The principal is below its quota again."""
         ...
 
 
 class Throttle:
-    """Of one broker. `now_s` is a monotonic clock."""
+    """The usage at one broker. `now_s` is a monotonic clock."""
 
     def __init__(self, access: OpenAccess, now_s: Callable[[], float]) -> None:
         self._access, self._now_s = access, now_s
@@ -41,7 +41,7 @@ class Throttle:
         """How long connections were not read from, added up."""
 
     def admit(self, principal: Principal) -> None:
-        """A connection of this principal is greeted. Raises Overloaded; then it does not count."""
+        """A connection of this principal said HELLO. Raises Overloaded; then it does not count."""
         quota = self._access.quota(principal)
         if quota is not None and 0 < quota.connections <= self.connections[principal]:
             raise Overloaded(f"{principal} has {quota.connections} connections here, the limit of its quota {quota.id!r}")
@@ -56,7 +56,7 @@ class Throttle:
                 self._meters.pop((principal, name), None)
 
     def admit_group(self, subject: str, group: str, known: Iterable[str]) -> None:
-        """A group comes to a subject that has those groups already. Raises QuotaExceeded."""
+        """A group begins to consume a subject that has the groups `known`. Raises QuotaExceeded."""
         quota = self._access.subject_quota(subject)
         if quota is not None and quota.groups:
             names = {base_group(each) for each in known}
@@ -66,7 +66,7 @@ class Throttle:
     # --- bytes in flight -----------------------------------------------------------------------------------------------
 
     def took(self, principal: Principal, size: int, reader: UnreadConnection) -> bool:
-        """Count a batch that is not answered yet; whether its connection is to be left unread until others are answered."""
+        """Count an unanswered batch. Returns whether its connection must stop reading until others are answered."""
         self._inflight[principal] += size
         quota = self._access.quota(principal)
         if quota is None or not 0 < quota.inflight_bytes < self._inflight[principal]:
@@ -87,7 +87,7 @@ class Throttle:
     # --- rates ---------------------------------------------------------------------------------------------------------
 
     def produced(self, principal: Principal, batches: Sequence[Intake]) -> float:
-        """Count a PRODUCE; for how many seconds its connection is not to be read from."""
+        """Count a PRODUCE. Returns for how many seconds its connection must not be read from."""
         size, messages = sum([len(each.region) for each in batches]), sum([each.header.count for each in batches])
         owed_s = self._taken(principal, self._access.quota(principal), size, messages)
         for each in batches:

@@ -1,10 +1,9 @@
-"""How many bytes a consumer was handed and has not settled, as they lie in the log: the limit beside that of messages. Pure but for reading
-the index.
+"""The unacknowledged bytes of a consumer, as stored in the log: a limit besides that on messages. Pure, except for reading the index.
 
-A message counts for its part of its batch. Counting goes over all ranges that the consumer holds, and is not done for every pull: what
-was counted last, and everything that was handed out since, is a bound from above. Only when the bound reaches the limit is there another
-count, and when that finds the consumer at its limit, not before it has settled a part of what it holds. So a consumer far from the limit
-costs one addition a pull, and one at its limit a count for every 64th part that it settles.
+A message counts for its part of its batch. Counting goes over all ranges that the consumer holds, so it is not done for every pull: the
+last count plus everything handed out since is an upper bound. Only when the bound reaches the limit is there another count; if that finds
+the consumer at its limit, the next one waits until a part is settled. So a consumer far from the limit costs one addition for each pull,
+and one at its limit a count for every 64th part that it settles.
 """
 
 from __future__ import annotations
@@ -24,19 +23,19 @@ _ENTRIES: Final = 4096
 
 
 class UnackedBytes:
-    """Of one session of a consumer."""
+    """The bytes of one session of a consumer."""
 
     __slots__ = ("_bytes", "_limit", "_look_at")
 
     def __init__(self, bytes_max: int = limits.CONSUMER_UNACKED_BYTES_MAX) -> None:
         self._limit = bytes_max
         self._bytes = bytes_max
-        """No less than it holds. Of what was handed out before this session nothing is known yet."""
+        """An upper bound. What was handed out before this session is not known yet."""
         self._look_at = limits.CONSUMER_UNACKED_MAX
         """Count again when it holds no more messages than this."""
 
     def room(self, holder: ShareHolder, index: ConsumeLog) -> int:
-        """How many bytes it may be handed now; 0 or less: none. Raises LogDamaged."""
+        """How many bytes may be handed out now; 0 or less: none. Raises LogDamaged."""
         if not holder.unacked:
             self._bytes, self._look_at = 0, limits.CONSUMER_UNACKED_MAX
         elif self._bytes >= self._limit and holder.unacked <= self._look_at:
@@ -46,12 +45,12 @@ class UnackedBytes:
         return self._limit - self._bytes
 
     def handed(self, size: int) -> None:
-        """Batches of so many bytes left for the consumer."""
+        """Batches of so many bytes were handed out."""
         self._bytes += size
 
 
 def bytes_of(index: ConsumeLog, held: Sequence[HeldMessages]) -> int:
-    """What the messages of these ranges take, each its part of its batch. What retention took counts nothing. Raises LogDamaged."""
+    """The bytes of the messages in these ranges, each its part of its batch. Deleted messages count nothing. Raises LogDamaged."""
     marks = np.array([[each.first, each.first + each.count] for each in held], np.int64).reshape(-1, 2)
     order = np.unique(marks)
     before = np.zeros(len(order))
