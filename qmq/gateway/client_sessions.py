@@ -21,11 +21,12 @@ Write = Callable[[calls.TelemetryCommand], Awaitable[None]]
 
 @dataclass(slots=True, eq=False)
 class ClientSession:
-    """One client. `streams` are its open Telemetry streams."""
+    """One client. `streams` are its open Telemetry streams, `published` the subjects to which it sends."""
 
     client_id: str
     heard_ms: int
     streams: list[TelemetryStream] = field(default_factory=list)
+    published: set[str] = field(default_factory=set)
 
 
 class TelemetryStream:
@@ -66,6 +67,15 @@ class ClientSessions:
         """Whether its stream stands, or it was heard lately."""
         session = self._sessions.get(client_id)
         return session is not None and (bool(session.streams) or self._monotonic_ms() - session.heard_ms < IDLE_MS)
+
+    @property
+    def has_producers(self) -> bool:
+        """Whether any client with a stream publishes."""
+        return any(each.published and each.streams for each in self._sessions.values())
+
+    def producers_of(self, subject: str) -> list[ClientSession]:
+        """Those who can be asked about a transaction."""
+        return [each for each in self._sessions.values() if each.streams and subject in each.published]
 
     def end(self, client_id: str) -> None:
         """It said that it ends."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from qmq import limits
+from qmq.gateway.half_messages import TIMING, TransactionTiming
 
 DEFAULT_PORT: Final = 8081
 
@@ -33,5 +34,6 @@ class GatewayConfig:
     """Messages of one answer."""
     long_poll_ms: int = 20_000
     """For a request that gives no time."""
+    transactions: TransactionTiming = TIMING
     sweep_ms: int = 100
     """So late may a message be visible again."""

@@ -26,9 +26,11 @@ from typing import Final
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.timestamp_pb2 import Timestamp
 
+from qmq.client.delayed_message import DelayedMessage
+from qmq.client.due_times import time_ms
 from qmq.client.message import StoredMessage
 from qmq.gateway.body_encoding import check_digest, digest_of, plain_body
-from qmq.gateway.rocketmq_names import subject_of_topic
+from qmq.gateway.rocketmq_names import subject_of_topic, topic_of_subject
 from qmq.gateway.status_codes import Refused
 from qmq.headers import PREFIX
 from qmq.proto.rocketmq import definition_pb2 as api
@@ -42,9 +44,9 @@ BORN_HOST: Final = "rocketmq-born-host"
 TRACE: Final = "traceparent"
 KEY_SEPARATOR: Final = " "
 
-PLAIN_TYPES: Final = (api.NORMAL, api.DELAY)
+PLAIN_TYPES: Final = (api.NORMAL, api.DELAY, api.TRANSACTION)
 """What an unordered subject takes."""
-ORDERED_TYPES: Final = (api.NORMAL, api.FIFO, api.DELAY)
+ORDERED_TYPES: Final = (api.NORMAL, api.FIFO, api.DELAY, api.TRANSACTION)
 """What an ordered subject takes."""
 _TYPES: Final = dict(api.MessageType.items())
 
@@ -105,7 +107,8 @@ def _kind_of(system: api.SystemProperties, *, is_delayed: bool) -> api.MessageTy
         raise Refused(
             api.UNSUPPORTED, f"messages of type {api.MessageType.Name(found)} are not taken here: docs/ROCKETMQ.md lists the types"
         )
-    if (found == api.FIFO) != bool(system.message_group) or (found == api.DELAY and not is_delayed) or (found == api.NORMAL and is_delayed):
+    is_timed = found == api.DELAY or (found == api.FIFO and is_delayed)
+    if (found == api.FIFO) != bool(system.message_group) or is_timed != is_delayed:
         what = (
             f"type {api.MessageType.Name(found)}, message group {system.message_group!r}, {'a' if is_delayed else 'no'} delivery timestamp"
         )
@@ -173,9 +176,30 @@ def message_for_client(
     return api.Message(topic=topic, user_properties=properties, system_properties=system, body=stored.body)
 
 
-def timestamp_of(time_ms: int) -> Timestamp:
+def half_message_for_client(half: DelayedMessage) -> api.Message:
+    """A half message as a producer is asked about it. Its body must have been read."""
+    headers = {name: value.decode(errors="replace") for name, value in half.headers.items()}
+    body = half.body or b""
+    system = api.SystemProperties(
+        message_id=headers.get(ID, str(half.message_id)),
+        message_type=api.TRANSACTION,
+        body_digest=digest_of(body),
+        body_encoding=api.IDENTITY,
+        born_timestamp=timestamp_of(time_ms(half.create_time)),
+        born_host=headers.get(BORN_HOST, ""),
+        keys=headers[KEYS].split(KEY_SEPARATOR) if KEYS in headers else [],
+    )
+    if half.tags:
+        system.tag = half.tags[0]
+    if TRACE in headers:
+        system.trace_context = headers[TRACE]
+    properties = {name: value for name, value in headers.items() if not name.startswith(OURS)}
+    return api.Message(topic=topic_of_subject(half.subject), user_properties=properties, system_properties=system, body=body)
+
+
+def timestamp_of(moment_ms: int) -> Timestamp:
     """Milliseconds since 1970."""
-    return Timestamp(seconds=time_ms // 1000, nanos=time_ms % 1000 * 1_000_000)
+    return Timestamp(seconds=moment_ms // 1000, nanos=moment_ms % 1000 * 1_000_000)
 
 
 def duration_of(length_ms: int) -> Duration:

@@ -24,6 +24,7 @@ from qmq.gateway.rocketmq_names import group_of_resource, subject_of_topic
 from qmq.gateway.status_codes import OK, Refused, status_of_failure
 from qmq.gateway.topic_catalog import Topic, TopicCatalog
 from qmq.gateway.topic_sending import TopicSending
+from qmq.gateway.topic_transactions import TopicTransactions
 from qmq.model import GroupSettings
 from qmq.network import parse
 from qmq.proto.rocketmq import definition_pb2 as api
@@ -48,10 +49,12 @@ class MessagingService(service_pb2_grpc.MessagingServiceServicer):
         catalog: TopicCatalog,
         sending: TopicSending,
         receiving: GroupReceiving,
+        transactions: TopicTransactions,
         sessions: ClientSessions,
         config: GatewayConfig,
     ) -> None:
         self._client, self._catalog, self._sending, self._receiving = client, catalog, sending, receiving
+        self._transactions = transactions
         self._sessions, self._config = sessions, config
         self._advertised = endpoints_of(config.advertise) if config.advertise else None
 
@@ -123,7 +126,10 @@ class MessagingService(service_pb2_grpc.MessagingServiceServicer):
             async for command in requests:
                 self._sessions.hear(client_id)
                 if command.HasField("settings"):
-                    await stream.send(await self._settled(command.settings))
+                    answer = await self._settled(command.settings)
+                    if answer.settings.HasField("publishing"):
+                        session.published |= {subject_of_topic(each) for each in answer.settings.publishing.topics}
+                    await stream.send(answer)
         finally:
             session.streams.remove(stream)
 
@@ -158,10 +164,19 @@ class MessagingService(service_pb2_grpc.MessagingServiceServicer):
 
     async def SendMessage(self, request: calls.SendMessageRequest, context: Context) -> calls.SendMessageResponse:
         try:
-            _client_of(context)
+            client_id = _client_of(context)
+            if any(each.system_properties.message_type == api.TRANSACTION for each in request.messages):
+                self._sessions.hear(client_id).published |= {subject_of_topic(each.topic) for each in request.messages}
         except Refused as failure:
             return calls.SendMessageResponse(status=_told(failure))
         return await self._sending.send(request)
+
+    async def EndTransaction(self, request: calls.EndTransactionRequest, context: Context) -> calls.EndTransactionResponse:
+        try:
+            _client_of(context)
+        except Refused as failure:
+            return calls.EndTransactionResponse(status=_told(failure))
+        return await self._transactions.end(request)
 
     async def RecallMessage(self, request: calls.RecallMessageRequest, context: Context) -> calls.RecallMessageResponse:
         try:
@@ -212,9 +227,6 @@ class MessagingService(service_pb2_grpc.MessagingServiceServicer):
         self, request: calls.SyncLiteSubscriptionRequest, context: Context
     ) -> calls.SyncLiteSubscriptionResponse:
         return calls.SyncLiteSubscriptionResponse(status=_told(_missing("lite topics")))
-
-    async def EndTransaction(self, request: calls.EndTransactionRequest, context: Context) -> calls.EndTransactionResponse:
-        return calls.EndTransactionResponse(status=_told(_missing("transactions")))
 
     async def PullMessage(self, request: calls.PullMessageRequest, context: Context) -> AsyncIterator[calls.PullMessageResponse]:
         yield calls.PullMessageResponse(status=_told(_missing("pull consumers")))

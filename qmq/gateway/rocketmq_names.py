@@ -37,3 +37,9 @@ def group_of_resource(group: api.Resource) -> str:
 def _joined(kind: str, resource: api.Resource) -> str:
     parts = [each for each in (resource.resource_namespace, resource.name) if each]
     return check_name(kind, SEPARATOR.join(parts) if resource.name else "")
+
+
+def topic_of_subject(subject: str) -> api.Resource:
+    """The inverse of `subject_of_topic`."""
+    namespace, _, name = subject.rpartition(SEPARATOR)
+    return api.Resource(resource_namespace=namespace, name=name)

@@ -3,6 +3,8 @@
 Messages of one request are sent side by side, and those of many requests leave in one batch, as those of any producer do. A FIFO message's
 place behind the others of its group is that of its arrival here: a client sends the next one when it has the answer to the one before.
 
+The message of a transaction is sent as a half message (`half_messages.py`).
+
 A recall handle is the message's id at its client and its delayed id in QMQ, base64: enough for any gateway.
 """
 
@@ -11,12 +13,13 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
-from datetime import UTC, datetime, timedelta
-from typing import Final
 
 from qmq.client.client import Client
+from qmq.client.due_times import time_of
 from qmq.client.receipts import Receipt
+from qmq.clock import Clock
 from qmq.errors import CallerError, MessageNotFound, OrderMismatch, UnknownSubject
+from qmq.gateway.half_messages import HALF_LIFE_MS
 from qmq.gateway.message_mapping import TopicMessage, message_from_client
 from qmq.gateway.rocketmq_names import subject_of_topic
 from qmq.gateway.status_codes import OK, Refused, joined_status, status_of_failure
@@ -24,14 +27,12 @@ from qmq.gateway.topic_catalog import TopicCatalog
 from qmq.proto.rocketmq import definition_pb2 as api
 from qmq.proto.rocketmq import service_pb2 as calls
 
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-
 
 class TopicSending:
     """Sends with one client for all."""
 
-    def __init__(self, client: Client, catalog: TopicCatalog, body_bytes_max: int) -> None:
-        self._client, self._catalog, self._body_bytes_max = client, catalog, body_bytes_max
+    def __init__(self, client: Client, catalog: TopicCatalog, body_bytes_max: int, clock: Clock) -> None:
+        self._client, self._catalog, self._body_bytes_max, self._clock = client, catalog, body_bytes_max, clock
 
     async def send(self, request: calls.SendMessageRequest) -> calls.SendMessageResponse:
         """Every entry has its own status, in the order of the request."""
@@ -44,8 +45,12 @@ class TopicSending:
             receipt = await self._send(found)
         except Exception as failure:
             return calls.SendResultEntry(status=status_of_failure(failure), message_id=message.system_properties.message_id)
-        handle = recall_handle(found.message_id, receipt.delayed_id) if receipt.delayed_id else ""
-        return calls.SendResultEntry(status=OK, message_id=found.message_id, offset=receipt.sequence, recall_handle=handle)
+        answer = calls.SendResultEntry(status=OK, message_id=found.message_id, offset=receipt.sequence)
+        if found.kind == api.TRANSACTION:
+            answer.transaction_id = receipt.delayed_id or ""
+        elif receipt.delayed_id:
+            answer.recall_handle = recall_handle(found.message_id, receipt.delayed_id)
+        return answer
 
     async def _send(self, message: TopicMessage) -> Receipt:
         is_fifo = message.kind == api.FIFO
@@ -56,6 +61,7 @@ class TopicSending:
                 f"subject {message.subject!r} is unordered, and takes no FIFO messages: `qmq subject create NAME --order strict` makes "
                 "an ordered one, which takes all types",
             )
+        due_ms = self._clock.time_ms() + HALF_LIFE_MS if message.kind == api.TRANSACTION else message.due_ms
         try:
             return await self._client.send(
                 message.subject,
@@ -63,7 +69,7 @@ class TopicSending:
                 key=message.key(is_ordered=topic.is_ordered),
                 tags=[message.tag] if message.tag else None,
                 headers=message.headers,
-                at=None if message.due_ms is None else _EPOCH + timedelta(milliseconds=message.due_ms),
+                at=None if due_ms is None else time_of(due_ms),
             )
         except (UnknownSubject, OrderMismatch):
             self._catalog.forget(message.subject)  # it was deleted, or is another one now

@@ -72,6 +72,32 @@ def delay_producer(address: str, topic: str, _: str) -> object:
     return {"soon": soon.message_id, "late": late.message_id, "recalled": recalled}
 
 
+def transaction_producer(address: str, topic: str, _: str) -> object:
+    """Commits one, rolls one back, and forgets one, about which it is asked."""
+    from rocketmq import TransactionChecker, TransactionResolution
+
+    checked: list[str] = []
+    asked = threading.Event()
+
+    class Checker(TransactionChecker):
+        def check(self, message: Any) -> Any:
+            checked.append(message.message_id)
+            asked.set()
+            return TransactionResolution.COMMIT
+
+    producer = producer_of(address, topic, checker=Checker())
+    ids = {}
+    for what in ("commit", "rollback", "forget"):
+        transaction = producer.begin_transaction()
+        ids[what] = producer.send(message_of(topic, what), transaction).message_id
+        if what != "forget":
+            getattr(transaction, what)()
+    asked.wait(60)
+    time.sleep(1)  # for the answer, which the client sends after its checker has returned
+    producer.shutdown()
+    return {**ids, "checked": checked}
+
+
 def simple_consumer(address: str, topic: str, group: str) -> object:
     """Receives until nothing comes for a while. The first message it leaves invisible for a second, and does not acknowledge."""
     from rocketmq import FilterExpression, SimpleConsumer
@@ -129,7 +155,7 @@ def _told(message: Any) -> dict[str, Any]:
 
 
 PROGRAMS: Final[dict[str, Callable[[str, str, str], object]]] = {
-    each.__name__: each for each in (normal_producer, fifo_producer, delay_producer, simple_consumer, push_consumer)
+    each.__name__: each for each in (normal_producer, fifo_producer, delay_producer, transaction_producer, simple_consumer, push_consumer)
 }
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from gateway_stub import CONFIG, GatewayStub, gateway_on, message, receive_reque
 
 import qmq
 from qmq.gateway.gateway_config import GatewayConfig
+from qmq.gateway.message_mapping import ORDERED_TYPES, PLAIN_TYPES
 from qmq.proto.rocketmq import definition_pb2 as api
 from qmq.proto.rocketmq import service_pb2 as calls
 from qmq.proto.v1 import meta_pb2 as pb
@@ -37,11 +38,11 @@ async def ordered(gateway: GatewayStub, subject: str) -> None:
 async def test_a_route_names_the_address_by_which_the_client_came(gateway: GatewayStub) -> None:
     await gateway.send(message("plain"))
     await ordered(gateway, "inorder")
-    for topic, types in (("plain", [api.NORMAL, api.DELAY]), ("inorder", [api.NORMAL, api.FIFO, api.DELAY])):
+    for topic, types in (("plain", PLAIN_TYPES), ("inorder", ORDERED_TYPES)):
         found = await gateway.route(topic)
         assert found.status.code == api.OK
         [queue] = found.message_queues
-        assert (queue.topic.name, queue.permission, list(queue.accept_message_types)) == (topic, api.READ_WRITE, types)
+        assert (queue.topic.name, queue.permission, tuple(queue.accept_message_types)) == (topic, api.READ_WRITE, types)
         assert queue.broker.endpoints == gateway.endpoints
 
 
@@ -329,11 +330,21 @@ async def test_one_ordered_topic_takes_messages_of_all_types(gateway: GatewayStu
         message("mixed", b"normal"),
         message("mixed", b"fifo", kind=api.FIFO, group="g"),
         message("mixed", b"delay", kind=api.DELAY, due_ms=due_ms),
+        message("mixed", b"transaction", kind=api.TRANSACTION),
     )
-    assert [each.status.code for each in answer.entries] == [api.OK] * 3
-    found = {each.body: each.system_properties for each in await gateway.receive_all(3, "mixed")}
+    assert [each.status.code for each in answer.entries] == [api.OK] * 4
+    commit = calls.EndTransactionRequest(
+        topic=api.Resource(name="mixed"), transaction_id=answer.entries[3].transaction_id, resolution=api.COMMIT
+    )
+    assert (await gateway.stub.EndTransaction(commit, metadata=gateway.headers)).status.code == api.OK
+    found = {each.body: each.system_properties for each in await gateway.receive_all(4, "mixed")}
     types = {body: (each.message_type, each.message_group) for body, each in found.items()}
-    assert types == {b"normal": (api.NORMAL, ""), b"fifo": (api.FIFO, "g"), b"delay": (api.DELAY, "")}
+    assert types == {
+        b"normal": (api.NORMAL, ""),
+        b"fifo": (api.FIFO, "g"),
+        b"delay": (api.DELAY, ""),
+        b"transaction": (api.TRANSACTION, ""),
+    }
 
 
 async def test_an_unordered_topic_refuses_fifo_messages(gateway: GatewayStub) -> None:

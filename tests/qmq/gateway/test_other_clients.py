@@ -14,6 +14,7 @@ import pytest
 from gateway_stub import GatewayStub, gateway_on
 
 from qmq.gateway.gateway_config import GatewayConfig
+from qmq.gateway.half_messages import TransactionTiming
 from qmq.testing import TestCluster
 
 # Starting a JVM and its client takes longer than what is tested.
@@ -42,7 +43,10 @@ class Seen(NamedTuple):
 
 @pytest.fixture
 async def gateway() -> AsyncIterator[GatewayStub]:
-    async with TestCluster() as cluster, gateway_on(cluster, GatewayConfig(port=0, sweep_ms=10)) as found:
+    async with (
+        TestCluster() as cluster,
+        gateway_on(cluster, GatewayConfig(port=0, sweep_ms=10, transactions=TransactionTiming(first_check_ms=500, look_ms=100))) as found,
+    ):
         yield found
 
 
@@ -94,12 +98,18 @@ async def test_the_java_clients_programs_see_all_their_messages(gateway: Gateway
     await gateway.mq.send_many("pushed", [b"body %d" % number for number in range(COUNT)])
     names = ("normal_producer", "normal", "simple_consumer", "normal", "fifo_producer", "fifo", "simple_consumer", "fifo")
     more = ("delay_producer", "delayed", "simple_consumer", "delayed", "push_consumer", "pushed")
-    command = ["java", "-cp", str(JAR), str(PROGRAMS / "RocketmqPrograms.java"), f"127.0.0.1:{gateway.gateway.port}", *names, *more]
+    last = ("transaction_producer", "transactions", "simple_consumer", "transactions")
+    command = ["java", "-cp", str(JAR), str(PROGRAMS / "RocketmqPrograms.java"), f"127.0.0.1:{gateway.gateway.port}", *names, *more, *last]
     told = [seen for _, seen in await run(command, tmp_path)]
     check_normal(told[0], told[1])
     check_order(told[3])
     assert [(each.body, each.attempt) for each in told[5]] == [("soon", "1"), ("soon", "2")]
     check_pushed(told[6])
+    ids = {what: named for what, named, *_ in told[7]}
+    assert ids["checked"] == ids["forget"]
+    assert ids["in time"] == "true"
+    received = {each.id for each in told[8]}
+    assert received == {ids["commit"], ids["forget"]}
 
 
 @needs_node

@@ -16,16 +16,18 @@ import rocketmq_programs
 from gateway_stub import GatewayStub, gateway_on
 
 from qmq.gateway.gateway_config import GatewayConfig
+from qmq.gateway.half_messages import TransactionTiming
 from qmq.testing import TestCluster
 
 pytestmark = pytest.mark.skipif(find_spec("rocketmq") is None, reason="needs RocketMQ's client: pip install rocketmq-python-client")
 
 PROGRAM_S = 100
+CHECKS = TransactionTiming(first_check_ms=500, look_ms=100)
 
 
 @pytest.fixture
 async def gateway() -> AsyncIterator[GatewayStub]:
-    async with TestCluster() as cluster, gateway_on(cluster, GatewayConfig(port=0, sweep_ms=10)) as found:
+    async with TestCluster() as cluster, gateway_on(cluster, GatewayConfig(port=0, sweep_ms=10, transactions=CHECKS)) as found:
         yield found
 
 
@@ -88,3 +90,11 @@ async def test_its_delayed_message_can_be_recalled(gateway: GatewayStub, tmp_pat
     assert told["recalled"] == told["late"]
     [got] = await gateway.receive("delayed", invisible_s=30, wait_s=20)
     assert (got.body, got.system_properties.message_id) == (b"soon", told["soon"])
+
+
+async def test_its_producer_is_asked_about_a_transaction_that_it_forgot(gateway: GatewayStub, tmp_path: Path) -> None:
+    told = await run("transaction_producer", gateway, "transactions", tmp_path)
+    assert set(told["checked"]) == {told["forget"]}
+    got = {each.system_properties.message_id: each.body for each in await gateway.receive_all(2, "transactions", invisible_s=30)}
+    assert got == {told["commit"]: b"commit", told["forget"]: b"forget"}
+    assert not await gateway.receive("transactions", invisible_s=30, wait_s=0.2)

@@ -20,6 +20,8 @@ import org.apache.rocketmq.client.apis.message.MessageBuilder;
 import org.apache.rocketmq.client.apis.message.MessageView;
 import org.apache.rocketmq.client.apis.producer.Producer;
 import org.apache.rocketmq.client.apis.producer.SendReceipt;
+import org.apache.rocketmq.client.apis.producer.Transaction;
+import org.apache.rocketmq.client.apis.producer.TransactionResolution;
 
 public class RocketmqPrograms {
     static final int COUNT = 20;
@@ -75,6 +77,29 @@ public class RocketmqPrograms {
         }
     }
 
+    static void transactionProducer(String address, String topic) throws Exception {
+        CountDownLatch checked = new CountDownLatch(1);
+        try (Producer producer = PROVIDER.newProducerBuilder().setClientConfiguration(configuration(address)).setTopics(topic)
+            .setTransactionChecker(view -> {
+                tell("checked", view.getMessageId());
+                checked.countDown();
+                return TransactionResolution.COMMIT;
+            }).build()) {
+            for (String what : List.of("commit", "rollback", "forget")) {
+                Transaction transaction = producer.beginTransaction();
+                SendReceipt receipt = producer.send(message(topic, what).build(), transaction);
+                tell(what, receipt.getMessageId());
+                if (what.equals("commit")) {
+                    transaction.commit();
+                } else if (what.equals("rollback")) {
+                    transaction.rollback();
+                }
+            }
+            tell("in time", checked.await(60, TimeUnit.SECONDS));
+            Thread.sleep(1000);
+        }
+    }
+
     static void simpleConsumer(String address, String topic, String group) throws Exception {
         FilterExpression all = new FilterExpression("*", FilterExpressionType.TAG);
         try (SimpleConsumer consumer = PROVIDER.newSimpleConsumerBuilder().setClientConfiguration(configuration(address))
@@ -118,6 +143,7 @@ public class RocketmqPrograms {
             case "normal_producer" -> normalProducer(address, topic);
             case "fifo_producer" -> fifoProducer(address, topic);
             case "delay_producer" -> delayProducer(address, topic);
+            case "transaction_producer" -> transactionProducer(address, topic);
             case "simple_consumer" -> simpleConsumer(address, topic, group);
             case "push_consumer" -> pushConsumer(address, topic, group);
             default -> throw new IllegalArgumentException(program);

@@ -1,0 +1,122 @@
+"""What decides transactions: EndTransaction, and asking producers about those that nobody decided.
+
+Every gateway that producers are connected to looks now and then for half messages that are old enough, and asks one of the producers of
+each one's topic by its Telemetry stream; the producer answers by EndTransaction. Two gateways may ask about the same transaction: its
+producers then decide it twice, and the second time changes nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+
+import grpc
+
+from qmq.client.client import Client
+from qmq.client.delayed_message import DelayedMessage
+from qmq.client.due_times import time_of
+from qmq.clock import Clock
+from qmq.errors import InvalidArgument, MessageNotFound, QmqError, TooLate
+from qmq.gateway.client_sessions import ClientSessions
+from qmq.gateway.half_messages import CheckPlan, check_decision, is_half, outcome_before
+from qmq.gateway.message_mapping import half_message_for_client
+from qmq.gateway.rocketmq_names import subject_of_topic
+from qmq.gateway.status_codes import OK, Refused, status_of_failure
+from qmq.proto.rocketmq import definition_pb2 as api
+from qmq.proto.rocketmq import service_pb2 as calls
+
+log = logging.getLogger("qmq.gateway")
+
+CHECKS_AT_ONCE = 1_000
+"""Half messages that one look asks about at most; the oldest come first."""
+
+
+class TopicTransactions:
+    """Of one gateway."""
+
+    def __init__(self, client: Client, sessions: ClientSessions, clock: Clock, plan: CheckPlan) -> None:
+        self._client, self._sessions, self._clock, self._plan = client, sessions, clock, plan
+
+    # --- deciding ------------------------------------------------------------------------------------------------------
+
+    async def end(self, request: calls.EndTransactionRequest) -> calls.EndTransactionResponse:
+        """Commit or roll back; again is harmless."""
+        try:
+            await self._decide(subject_of_topic(request.topic), request.transaction_id, request.resolution)
+        except Exception as failure:
+            return calls.EndTransactionResponse(status=status_of_failure(failure))
+        return calls.EndTransactionResponse(status=OK)
+
+    async def _decide(self, subject: str, transaction_id: str, wanted: api.TransactionResolution.ValueType) -> None:
+        found = await self._find(subject, transaction_id)
+        if not check_decision(wanted, outcome_before(found, time_of(self._clock.time_ms())), transaction_id):
+            return
+        try:
+            await (self._commit(transaction_id) if wanted == api.COMMIT else self._client.delayed.cancel(transaction_id))
+        except TooLate:
+            # Somebody else decided in between: what it was says the log.
+            found = await self._find(subject, transaction_id)
+            check_decision(wanted, outcome_before(found, time_of(self._clock.time_ms())), transaction_id)
+
+    async def _commit(self, transaction_id: str) -> None:
+        await self._client.delayed.move(transaction_id, time_of(self._clock.time_ms()))
+
+    async def _find(self, subject: str, transaction_id: str) -> DelayedMessage:
+        try:
+            found = await self._client.delayed.show(transaction_id)
+        except (InvalidArgument, MessageNotFound) as failure:
+            raise Refused(api.INVALID_TRANSACTION_ID, failure.message) from failure
+        if found.subject != subject or not is_half(found):
+            raise Refused(api.INVALID_TRANSACTION_ID, f"topic {subject!r} has no transaction {transaction_id!r}")
+        return found
+
+    # --- asking --------------------------------------------------------------------------------------------------------
+
+    async def look(self) -> None:
+        """Ask about what is old enough, and roll back what is too old. Failures are logged: the next look comes."""
+        if not self._sessions.has_producers:
+            return
+        try:
+            await self._look()
+        except QmqError as failure:
+            log.warning("transactions without a decision could not be looked for: %s", failure)
+
+    async def _look(self) -> None:
+        now_ms = self._clock.time_ms()
+        first_ms, last_ms = self._plan.window(now_ms)
+        halves: set[str] = set()
+        async for each in self._client.delayed.list("", time_of(first_ms), time_of(last_ms), CHECKS_AT_ONCE, silent={}):
+            if not is_half(each):
+                continue
+            halves.add(each.id)
+            if self._plan.is_over(each, now_ms):
+                await self._give_up(each)
+            elif self._plan.is_time(each, now_ms) and await self._ask(each):
+                self._plan.asked(each, now_ms)
+        self._plan.keep_only(halves)
+
+    async def _ask(self, half: DelayedMessage) -> bool:
+        """Whether a producer was asked."""
+        producers = self._sessions.producers_of(half.subject)
+        if not producers:
+            return False
+        try:
+            whole = await self._client.delayed.show(half.id)
+        except QmqError as failure:
+            log.info("half message %s could not be read, it is asked about later: %s", half.id, failure)
+            return False
+        command = calls.RecoverOrphanedTransactionCommand(message=half_message_for_client(whole), transaction_id=half.id)
+        stream = random.choice(producers).streams[-1]  # noqa: S311 - any will do
+        try:
+            await stream.send(calls.TelemetryCommand(recover_orphaned_transaction_command=command))
+        except (grpc.RpcError, grpc.aio.UsageError, OSError) as failure:
+            log.info("a producer of %s went before it could be asked: %s", half.subject, failure)
+            return False
+        return True
+
+    async def _give_up(self, half: DelayedMessage) -> None:
+        log.warning("transaction %s of topic %s is rolled back: no producer decided it in time", half.id, half.subject)
+        try:
+            await self._client.delayed.cancel(half.id)
+        except QmqError as failure:
+            log.warning("transaction %s could not be rolled back: %s", half.id, failure)

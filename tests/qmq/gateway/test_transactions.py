@@ -1,0 +1,118 @@
+"""Transactions by RocketMQ's calls: what is committed comes once, what is rolled back never, and who forgot is asked."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator
+
+import pytest
+from gateway_stub import GatewayStub, gateway_on, message
+
+from qmq.gateway.gateway_config import GatewayConfig
+from qmq.gateway.half_messages import TransactionTiming
+from qmq.proto.rocketmq import definition_pb2 as api
+from qmq.proto.rocketmq import service_pb2 as calls
+from qmq.testing import TestCluster, virtual
+
+QUICK = TransactionTiming(first_check_ms=0, pauses_ms=(50,), look_ms=10)
+CONFIG = GatewayConfig(port=0, invisible_ms_min=0, sweep_ms=10, transactions=QUICK)
+
+
+@pytest.fixture
+async def gateway() -> AsyncIterator[GatewayStub]:
+    async with TestCluster() as cluster, gateway_on(cluster, CONFIG) as found:
+        yield found
+
+
+async def half(gateway: GatewayStub, topic: str, body: bytes = b"half") -> str:
+    """A half message is sent; its transaction."""
+    answer = await gateway.send(message(topic, body, kind=api.TRANSACTION, tag="t", keys=["k"], colour="blue"))
+    assert answer.status.code == api.OK
+    return str(answer.entries[0].transaction_id)
+
+
+async def end(gateway: GatewayStub, topic: str, transaction: str, resolution: api.TransactionResolution.ValueType) -> int:
+    request = calls.EndTransactionRequest(topic=api.Resource(name=topic), transaction_id=transaction, resolution=resolution)
+    answer = await gateway.stub.EndTransaction(request, metadata=gateway.headers)
+    return int(answer.status.code)
+
+
+async def test_a_committed_message_comes_once_and_one_that_is_rolled_back_never(gateway: GatewayStub) -> None:
+    committed, rolled_back = await half(gateway, "orders", b"commit"), await half(gateway, "orders", b"rollback")
+    assert not await gateway.receive("orders", wait_s=0.1)
+    assert await end(gateway, "orders", rolled_back, api.ROLLBACK) == api.OK
+    assert await end(gateway, "orders", committed, api.COMMIT) == api.OK
+    [got] = await gateway.receive("orders")
+    system = got.system_properties
+    assert (got.body, system.message_type, system.tag, list(system.keys)) == (b"commit", api.TRANSACTION, "t", ["k"])
+    await gateway.ack(got)
+    assert await end(gateway, "orders", committed, api.COMMIT) == api.OK
+    assert not await gateway.receive("orders", wait_s=0.1)
+
+
+async def test_what_was_decided_cannot_be_decided_otherwise(gateway: GatewayStub) -> None:
+    for first, then in ((api.COMMIT, api.ROLLBACK), (api.ROLLBACK, api.COMMIT)):
+        transaction = await half(gateway, "orders")
+        assert await end(gateway, "orders", transaction, first) == api.OK
+        assert await end(gateway, "orders", transaction, then) == api.INVALID_TRANSACTION_ID
+        assert await end(gateway, "orders", transaction, first) == api.OK
+
+
+async def test_a_transaction_of_another_topic_or_none_is_refused(gateway: GatewayStub) -> None:
+    transaction = await half(gateway, "orders")
+    assert await end(gateway, "other", transaction, api.COMMIT) == api.INVALID_TRANSACTION_ID
+    assert await end(gateway, "orders", "nonsense", api.COMMIT) == api.INVALID_TRANSACTION_ID
+    assert await end(gateway, "orders", transaction, api.TRANSACTION_RESOLUTION_UNSPECIFIED) == api.BAD_REQUEST
+    receipt = await gateway.send(message("orders", kind=api.DELAY, due_ms=int(time.time() * 1000) + 3_600_000))
+    assert receipt.entries[0].transaction_id == ""
+
+
+async def test_a_producer_is_asked_about_a_transaction_that_it_forgot(gateway: GatewayStub) -> None:
+    transaction = await half(gateway, "orders", b"forgotten")
+    stream = gateway.stub.Telemetry(metadata=gateway.headers)
+    publishing = api.Publishing(topics=[api.Resource(name="orders")])
+    await stream.write(calls.TelemetryCommand(settings=api.Settings(client_type=api.PRODUCER, publishing=publishing)))
+    asked = []
+    while len(asked) < 2:
+        command = await stream.read()
+        if command.HasField("recover_orphaned_transaction_command"):
+            asked.append(command.recover_orphaned_transaction_command)
+    assert {each.transaction_id for each in asked} == {transaction}
+    found = asked[0].message
+    assert (found.topic.name, found.body, dict(found.user_properties)) == ("orders", b"forgotten", {"colour": "blue"})
+    assert await end(gateway, "orders", asked[0].transaction_id, api.COMMIT) == api.OK
+    [got] = await gateway.receive("orders")
+    assert got.body == b"forgotten"
+    stream.cancel()
+
+
+async def test_a_transaction_that_nobody_decides_is_rolled_back_in_the_end() -> None:
+    async with TestCluster(clock=virtual()) as cluster, gateway_on(cluster, GatewayConfig(port=0)) as gateway:
+        transaction = await half(gateway, "orders")
+        stream = gateway.stub.Telemetry(metadata=gateway.headers)
+        publishing = api.Publishing(topics=[api.Resource(name="elsewhere")])
+        await stream.write(calls.TelemetryCommand(settings=api.Settings(client_type=api.PRODUCER, publishing=publishing)))
+        await stream.read()
+        await cluster.clock.advance(hours=11)
+        assert (await gateway.mq.delayed.show(transaction)).state == "pending"
+        await cluster.clock.advance(hours=2)
+        while (await gateway.mq.delayed.show(transaction)).state != "cancelled":
+            await cluster.clock.advance(seconds=3)
+        assert await end(gateway, "orders", transaction, api.COMMIT) == api.INVALID_TRANSACTION_ID
+        stream.cancel()
+
+
+async def test_another_gateway_decides_and_asks_when_the_first_one_is_gone() -> None:
+    async with TestCluster() as cluster:
+        async with gateway_on(cluster, CONFIG) as one:
+            first, second = await half(one, "orders", b"1"), await half(one, "orders", b"2")
+        async with gateway_on(cluster, CONFIG) as two:
+            assert await end(two, "orders", first, api.COMMIT) == api.OK
+            stream = two.stub.Telemetry(metadata=two.headers)
+            publishing = api.Publishing(topics=[api.Resource(name="orders")])
+            await stream.write(calls.TelemetryCommand(settings=api.Settings(client_type=api.PRODUCER, publishing=publishing)))
+            while not (command := await stream.read()).HasField("recover_orphaned_transaction_command"):
+                pass
+            assert command.recover_orphaned_transaction_command.transaction_id == second
+            assert [each.body for each in await two.receive("orders")] == [b"1"]
+            stream.cancel()
