@@ -39,6 +39,7 @@ from qmq.cli import (
     settings,
     spark,
     subject,
+    top,
     why,
 )
 from qmq.cli.added_options import add_options
@@ -82,6 +83,7 @@ app.command("config")(settings.config)
 app.command("whoami")(acl.whoami)
 app.add_typer(cluster.app, name="cluster")
 app.command("doctor")(doctor.doctor)
+app.command("top")(top.top)
 app.add_typer(replica.app, name="replica")
 app.command("transfer")(replica.transfer)
 app.add_typer(health.app, name="health")

@@ -1,0 +1,211 @@
+"""`qmq top`: what flows through a cluster now, on one screen that is drawn anew every other second (docs/OPERATIONS.md).
+
+a terminal          the alternate screen, single keys; what was on the screen before is there again afterwards, however it ends
+a dumb terminal     screens below each other, without control sequences
+no terminal         the same, as wide as the figures are
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+from rich.text import Text
+
+import qmq
+from qmq.cli.output import EXIT_UNAVAILABLE, SERVER, Json, Server, console, errors, run
+from qmq.cli.table import View
+from qmq.cli.top_view import HELP, TopBy, TopChoice, TopSort, screen
+from qmq.operations.rates import rates
+
+if TYPE_CHECKING:
+    from qmq.operations.cluster_snapshot import ClusterSnapshot
+
+CONTROL: Final = "\x1b["
+ENTER: Final = f"{CONTROL}?1049h{CONTROL}?25l"
+"""The alternate screen, without a cursor."""
+LEAVE: Final = f"{CONTROL}?25h{CONTROL}?1049l"
+HOME: Final = f"{CONTROL}H"
+CLEAR_LINE: Final = f"{CONTROL}K"
+CLEAR_BELOW: Final = f"{CONTROL}J"
+
+
+def top(
+    by: Annotated[TopBy, typer.Option("--by", help="What a line stands for.")] = TopBy.SUBJECT,
+    sort: Annotated[TopSort, typer.Option("--sort", help="What comes first.")] = TopSort.IN,
+    interval_s: Annotated[float, typer.Option("--interval", min=0.1, help="Seconds between two looks.")] = 2.0,
+    once: Annotated[bool, typer.Option("--once", help="Look twice, show the rates between, and end.")] = False,
+    as_json: Json = False,
+    server: Server = SERVER,
+) -> None:
+    """Show rates in and out, lag in messages and in time, and broker groups, drawn anew until q or Ctrl-C.
+
+    With --json a line of JSON for each look.
+    """
+    shown = Screen(TopChoice(by, sort))
+    is_live = not once and not as_json and console.is_terminal and not console.is_dumb_terminal and sys.stdin.isatty()
+    is_found = run(_top(server, interval_s, once, as_json, shown, is_live))
+    if not is_found:
+        raise typer.Exit(EXIT_UNAVAILABLE)
+
+
+class Screen:
+    """What is shown, and what it was last made of."""
+
+    def __init__(self, choice: TopChoice) -> None:
+        self.choice = choice
+        self.previous: ClusterSnapshot | None = None
+        self.now: ClusterSnapshot | None = None
+        self.trouble = ""
+
+    def take(self, found: ClusterSnapshot) -> bool:
+        """Show a new snapshot; where no metaserver answers, the last one stays, and False is returned."""
+        if not found.is_reachable:
+            self.trouble = "; ".join(f"metaserver {each.address}: {each.failure}" for each in found.metaservers)
+            return False
+        self.previous, self.now, self.trouble = self.now, found, ""
+        return True
+
+    def as_json(self) -> dict[str, Any]:
+        """What --json prints for a look."""
+        if self.now is None:
+            return {"error": self.trouble}
+        silent = {"silent": dict(self.now.silent), "missing": dict(self.now.missing), "error": self.trouble}
+        return rates(self.previous, self.now).as_json() | silent
+
+    def lines(self, *, width: int | None, height: int | None = None) -> list[Text]:
+        """The screen now."""
+        if self.now is None:
+            return [Text(self.trouble or "looking ...")]
+        found = rates(self.previous, self.now)
+        return screen(self.now, found, self.choice, width=width, height=height, trouble=self.trouble)
+
+
+async def _top(server: str, interval_s: float, once: bool, as_json: bool, shown: Screen, is_live: bool) -> bool:
+    """Whether a metaserver answered, of `once`; without that, it ends when it is told to."""
+    async with qmq.connect(server) as mq:
+        if once:
+            return await _once(mq, interval_s, as_json, shown)
+        if is_live:
+            await _live(mq, interval_s, shown)
+        else:
+            async for _ in _looks(mq, interval_s, shown):
+                _print(shown, as_json)
+        return True
+
+
+async def _once(mq: qmq.Client, interval_s: float, as_json: bool, shown: Screen) -> bool:
+    looks = 0
+    async for is_found in _looks(mq, interval_s, shown):
+        looks += 1
+        if not is_found:
+            errors.print(Text(shown.trouble), soft_wrap=True)
+            return False
+        if looks == 2:
+            break
+    _print(shown, as_json)
+    return True
+
+
+async def _looks(mq: qmq.Client, interval_s: float, shown: Screen) -> AsyncIterator[bool]:
+    """After each look: whether a metaserver answered."""
+    from qmq.operations.snapshot_reading import CLUSTER, GROUPS, SUBJECTS, read_snapshot
+
+    while True:
+        yield shown.take(await read_snapshot(mq.metadata, parts={CLUSTER, SUBJECTS, GROUPS}))
+        await asyncio.sleep(interval_s)
+
+
+def _print(shown: Screen, as_json: bool) -> None:
+    if as_json:
+        sys.stdout.write(json.dumps(shown.as_json()) + "\n")
+        sys.stdout.flush()
+        return
+    width = console.width if console.is_terminal and not View.is_wide else None
+    for line in shown.lines(width=width):
+        console.print(line, soft_wrap=True)
+    console.print()
+
+
+# --- a terminal --------------------------------------------------------------------------------------------------------
+
+
+async def _live(mq: qmq.Client, interval_s: float, shown: Screen) -> None:
+    """Draw until q, Ctrl-C or SIGTERM; at each look and at each key."""
+    stopped = asyncio.Event()
+
+    def typed() -> None:
+        for key in _keys():
+            if key == "q":
+                stopped.set()
+            shown.choice = shown.choice.after(key)
+        draw(shown)
+
+    async def look() -> None:
+        async for _ in _looks(mq, interval_s, shown):
+            draw(shown)
+
+    loop = asyncio.get_running_loop()
+    with full_screen():
+        loop.add_signal_handler(signal.SIGTERM, stopped.set)
+        loop.add_reader(sys.stdin.fileno(), typed)
+        looking = asyncio.create_task(look())
+        waiting = asyncio.create_task(stopped.wait())
+        try:
+            draw(shown)
+            await asyncio.wait([looking, waiting], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            loop.remove_reader(sys.stdin.fileno())
+            loop.remove_signal_handler(signal.SIGTERM)
+            for task in (looking, waiting):
+                task.cancel()
+            ended, _ = await asyncio.gather(looking, waiting, return_exceptions=True)
+    if isinstance(ended, Exception):
+        raise ended
+
+
+def _keys() -> str:
+    with suppress(BlockingIOError):
+        return os.read(sys.stdin.fileno(), 64).decode(errors="replace")
+    return ""
+
+
+@contextmanager
+def full_screen() -> Iterator[None]:
+    """Keys come one by one and are not shown, on the alternate screen; afterwards all is as it was."""
+    import termios
+    import tty
+
+    fd = sys.stdin.fileno()
+    before = termios.tcgetattr(fd)
+    try:
+        tty.setcbreak(fd)
+        _write(ENTER)
+        yield
+    finally:
+        _write(LEAVE)
+        termios.tcsetattr(fd, termios.TCSADRAIN, before)
+
+
+def _write(text: str) -> None:
+    sys.stdout.write(text)
+    sys.stdout.flush()
+
+
+def draw(shown: Screen) -> None:
+    """The whole screen anew, over the old one, so that nothing flickers."""
+    width, height = console.size
+    lines = [*shown.lines(width=width, height=height - 1)]
+    lines += [Text()] * (height - 1 - len(lines))
+    with console.capture() as captured:
+        for line in lines:
+            console.print(line, soft_wrap=True)
+        console.print(Text(HELP[:width], "reverse"), soft_wrap=True, end="")
+    _write(HOME + captured.get().replace("\n", f"{CLEAR_LINE}\r\n") + CLEAR_LINE + CLEAR_BELOW)
