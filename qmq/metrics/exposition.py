@@ -22,8 +22,13 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 from prometheus_client.registry import Collector as PrometheusCollector
 from prometheus_client.utils import floatToGoString
 
-from qmq.metrics.figures import COUNTER, GAUGE, SLICE, Figure, FigureSource, Histogram, Reading, Row
+from qmq.metrics.figures import COUNTER, GAUGE, SLICE, Figure, FigureSource, Histogram, Reading, Row, one
 
+ROWS_MAX: Final = 50_000
+"""Of one figure on a page. Names are what clients can make without end, and a monitoring must not grow with them."""
+LEFT_OUT: Final = Figure(
+    "qmq_metrics_left_out_rows", GAUGE, (), "Rows beyond the 50,000 that a page shows of one metric: fewer subjects or groups, or quotas."
+)
 _END: Final = b"# EOF\n"
 
 
@@ -50,8 +55,8 @@ class Collector(PrometheusCollector):
 class Page:
     """The sources' figures, and those of the process, as text."""
 
-    def __init__(self, sources: Sequence[FigureSource]) -> None:
-        self._sources = sources
+    def __init__(self, sources: Sequence[FigureSource], rows_max: int = ROWS_MAX) -> None:
+        self._sources, self._rows_max = sources, rows_max
         names = Counter([figure.name for source in sources for figure in source.figures])
         self._shared = {name for name, count in names.items() if count > 1}
         self._process = CollectorRegistry()
@@ -63,6 +68,7 @@ class Page:
         encode, content_type = choose_encoder(accept)
         found: dict[str, tuple[Figure, list[Row]]] = {}
         parts: list[bytes] = []
+        left_out = 0
         for source in self._sources:
             for reading in source.read():
                 if reading is None:
@@ -70,9 +76,13 @@ class Page:
                 elif reading.figure.name in self._shared:
                     _merge(found, reading)
                 else:
-                    parts += [text async for text in _texts(encode, *reading)]
+                    shown = reading.rows[: self._rows_max]
+                    left_out += len(reading.rows) - len(shown)
+                    parts += [text async for text in _texts(encode, reading.figure, shown)]
         for figure, rows in found.values():
-            parts += [text async for text in _texts(encode, figure, rows)]
+            left_out += max(len(rows) - self._rows_max, 0)
+            parts += [text async for text in _texts(encode, figure, rows[: self._rows_max])]
+        parts += [text async for text in _texts(encode, *one(LEFT_OUT, left_out))]
         return [*parts, encode(self._process)], content_type
 
 

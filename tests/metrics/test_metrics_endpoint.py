@@ -54,6 +54,20 @@ async def test_the_page_has_every_row_and_the_process_own_figures(endpoint: Metr
     assert values("qmq_one") == 1
 
 
+async def test_a_page_has_so_many_rows_of_one_figure_and_says_how_many_more_there_are() -> None:
+    class More(Many):
+        figures = (Figure("qmq_shared", GAUGE, ("subject",), "Of two sources."),)
+
+        def read(self):
+            yield Reading(self.figures[0], [((f"s{number}",), number) for number in range(ROWS)])
+
+    parts, _ = await Page([Many(), More(), More()], rows_max=100).render()
+    values = Values(b"".join(parts).decode())
+    assert [len(values.rows(name)) for name in ("qmq_many_total", "qmq_shared")] == [100, 100]
+    assert values("qmq_metrics_left_out_rows") == (ROWS - 100) + (2 * ROWS - 100)
+    assert values("qmq_one") == 1
+
+
 async def test_it_says_whether_it_lives_and_whether_it_is_ready(endpoint: MetricsServer, stands: list[Readiness]) -> None:
     assert (await get(endpoint.port, "/readyz"))[::2] == (200, "master\n")
     stands[0] = Readiness(False, "slave: no master is heard")

@@ -51,15 +51,16 @@ async def serve(host: str, port: int | None, sources: Sequence[FigureSource], re
 def figures_by_role() -> dict[str, Sequence[Figure]]:
     """Every figure that a role may show: what docs/METRICS.md is held to."""
     from qmq.client.metrics import ClientSource
+    from qmq.metrics.exposition import LEFT_OUT
     from qmq.node.metering.access_metrics import AccessSource
     from qmq.node.metering.coordination_metrics import CoordinationSource
     from qmq.node.metering.exposure_metrics import ExposureSource
     from qmq.node.metering.meta_metrics import MetaSource
 
-    all_servers = (*CoordinationSource.figures, *ExposureSource.figures, *AccessSource.figures)
+    all_servers = (*CoordinationSource.figures, *ExposureSource.figures, *AccessSource.figures, LEFT_OUT)
     both = (*ReplicaSource.figures, *LogSource.figures, *BrokerSource.figures, *all_servers)
     return {
-        "client": ClientSource.figures,
+        "client": (*ClientSource.figures, LEFT_OUT),
         "broker": (*both, *GroupsSource.figures),
         "meta": (*MetaSource.figures, *all_servers),
         "delay": (*both, *DelaySource.figures),
