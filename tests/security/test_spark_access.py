@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,9 +11,11 @@ import pytest
 from pyspark_qmq.servers.blocking_connection import BlockingConnection
 from pyspark_qmq.servers.metaservers import Metadata
 from support import eventually
+from system.spark_workload import read_log
 from test_access import guarded
 
 from qmq.errors import AccessDenied, InvalidArgument, NotConnected
+from qmq.security.access_control import AccessConfig
 from qmq.wire import frame_payloads as wire
 from qmq.wire.frame import FrameKind
 
@@ -54,6 +57,24 @@ async def test_a_right_that_is_taken_between_two_fetches_ends_the_connection(tmp
         second = await asyncio.to_thread(BlockingConnection.connect, address)
         with second as channel, pytest.raises(AccessDenied, match="browse on subject orders"):
             await asyncio.to_thread(channel.call, FrameKind.FETCH, FETCH.pack())
+
+
+async def test_spark_reads_the_audit_log_as_any_subject(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with guarded(tmp_path, access=AccessConfig(audit_subject="audit.log")) as cluster:
+        await cluster.allow("app:auditor", "browse", "subject", "audit.log")
+        async with cluster.client("app:other") as other:
+            with pytest.raises(AccessDenied):
+                await other.send("payments", b"1")
+        monkeypatch.setenv("QMQ_TOKEN", await cluster.token("app:auditor"))
+
+        def records() -> list[dict[str, str]]:
+            table, _ = read_log(cluster.node.address, "audit.log")
+            return [json.loads(body) for body in table["body"].to_pylist()]
+
+        async with asyncio.timeout(20):
+            while not (denied := [each for each in await asyncio.to_thread(records) if each["result"] == "denied"]):
+                await asyncio.sleep(0.05)
+    assert (denied[0]["principal"], denied[0]["on"], bool(denied[0]["request"])) == ("app:other", "subject payments", True)
 
 
 def test_a_token_does_not_leave_the_machine_in_plain_text(monkeypatch: pytest.MonkeyPatch) -> None:
