@@ -1,24 +1,27 @@
 """What TLS and access rules cost: nodes of three forms run side by side, and are measured in turns.
 
-    .venv/bin/python scripts/bench_security.py [--rounds 5] [--messages 200000]
+    .venv/bin/python scripts/bench_security.py [--rounds 5] [--messages 200000] [--forms tls,enforce]
 
 plain: no TLS, mode off. tls: mutual TLS 1.3. enforce: mutual TLS, and the rules are enforced with 200 of them.
-One process is the client; producer, consumer and node share the machine's cores, so a ratio of rates is a ratio of CPU.
+One process is the client; producer, consumer and node share the machine's cores, so a ratio of rates is a ratio of CPU. Each round begins
+with another form: who comes later meets the pages that those before left to be written.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from itertools import pairwise
 from pathlib import Path
 from statistics import median, quantiles
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import qmq
 from qmq.security.authority import create_authority, issue
@@ -33,36 +36,55 @@ def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--rounds", type=int, default=5)
     options.add_argument("--messages", type=int, default=200_000)
+    options.add_argument("--forms", default=",".join(FORMS), help="some of them, in this order")
     given = options.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        asyncio.run(_measure(Path(folder), given.rounds, given.messages))
+        asyncio.run(_measure(Path(folder), given.rounds, given.messages, given.forms.split(",")))
 
 
-async def _measure(folder: Path, rounds: int, messages: int) -> None:
+async def _measure(folder: Path, rounds: int, messages: int, forms: Sequence[str]) -> None:
     create_authority(folder)
     papers = {name: qmq.Tls(folder / "ca.pem", *issue(folder, name, kind, hosts)[:2]) for name, kind, hosts in _NAMES}
     found: dict[tuple[str, str], list[float]] = {}
     async with AsyncExitStack() as stack:
-        clients = {form: await stack.enter_async_context(_node(folder / "data" / form, form, papers)) for form in FORMS}
+        clients = {form: await stack.enter_async_context(_node(folder / "data" / form, form, papers)) for form in forms}
         for number in range(rounds + 1):
-            for form, mq in clients.items():
-                for name, value in (await _round(mq, messages, f"r{number}")).items():
+            for form in (*forms[number % len(forms) :], *forms[: number % len(forms)]):
+                for name, value in (await _round(clients[form], messages, f"r{number}")).items():
                     if number:  # the first one warms up
                         found.setdefault((name, form), []).append(value)
-    print("| | " + " | ".join(FORMS) + " | tls / plain | enforce / plain |")
-    print("|---|---|---|---|---|---|")
+    _print(found, forms)
+
+
+def _print(found: dict[tuple[str, str], list[float]], forms: Sequence[str]) -> None:
+    pairs = [(one, other) for other, one in pairwise(forms)]
+    print("| | " + " | ".join(forms) + " | " + " | ".join(f"{one} / {other}" for one, other in pairs) + " |")
+    print("|---" * (len(forms) + len(pairs) + 1) + "|")
     for name in dict.fromkeys(name for name, _ in found):
-        values = [median(found[name, form]) for form in FORMS]
-        ratios = [median(one / other for one, other in zip(found[name, form], found[name, "plain"], strict=True)) for form in FORMS[1:]]
-        print(f"| {name} | " + " | ".join(f"{each:,.3g}" if each < 1000 else f"{each:,.0f}" for each in values), end="")
-        print(f" | {ratios[0]:.2f} | {ratios[1]:.2f} |")
+        values = [median(found[name, form]) for form in forms]
+        ratios = [median(a / b for a, b in zip(found[name, one], found[name, other], strict=True)) for one, other in pairs]
+        cells = [f"{each:,.3g}" if each < 1000 else f"{each:,.0f}" for each in values] + [f"{each:.2f}" for each in ratios]
+        print(f"| {name} | " + " | ".join(cells) + " |")
 
 
 _NAMES: Final = (("node", "node", ["127.0.0.1"]), ("bench", "op", []))
 
 
+class MeasuredNode(NamedTuple):
+    """A node that runs."""
+
+    mq: qmq.Client
+    pid: int
+
+    @property
+    def cpu_s(self) -> float:
+        """What its process has used so far. Others' load changes it less than it changes rates."""
+        fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 @asynccontextmanager
-async def _node(data: Path, form: str, papers: dict[str, qmq.Tls]) -> AsyncIterator[qmq.Client]:
+async def _node(data: Path, form: str, papers: dict[str, qmq.Tls]) -> AsyncIterator[MeasuredNode]:
     words = [sys.executable, "-m", "qmq.cli", "dev", "--data", str(data), "--no-delay"]
     words += [word for port in ("--port", "--data-port", "--control-port") for word in (port, "0")]
     if form != "plain":
@@ -79,32 +101,36 @@ async def _node(data: Path, form: str, papers: dict[str, qmq.Tls]) -> AsyncItera
                 for number in range(RULES):
                     await mq.access.put_rule(f"app:a{number}", ["produce"], "subject", f"s{number}.*")
                 await mq.access.set_mode("enforce")
-            yield mq
+            yield MeasuredNode(mq, process.pid)
     finally:
         process.terminate()
         process.wait()
 
 
-async def _round(mq: qmq.Client, messages: int, name: str) -> dict[str, float]:
-    found = {}
+async def _round(node: MeasuredNode, messages: int, name: str) -> dict[str, float]:
+    found, mq = dict[str, float](), node.mq
     for size in SIZES:
         subject, body = f"{name}-{size}", bytes(size)
         bodies, count = [body] * 1000, messages * 100 // (size + 100) // 1000
-        begin = time.perf_counter()
+        begin, used_s = time.perf_counter(), node.cpu_s
         for _ in range(count):
             await mq.send_many(subject, bodies)
         found[f"send {size} B, /s"] = count * 1000 / (time.perf_counter() - begin)
-        begin, left = time.perf_counter(), count * 1000
+        found[f"send {size} B, the node's CPU time, ns a message"] = (node.cpu_s - used_s) * 1e6 / count
+        begin, used_s, left = time.perf_counter(), node.cpu_s, count * 1000
         async for batch in mq.consumer(subject, group="g").batches():
             left -= len(batch)
             if left <= 0:
                 break
         found[f"consume {size} B, /s"] = count * 1000 / (time.perf_counter() - begin)
+        found[f"consume {size} B, the node's CPU time, ns a message"] = (node.cpu_s - used_s) * 1e6 / count
+    used_s = node.cpu_s
     took: list[float] = []
     for _ in range(ALONE):
         begin = time.perf_counter()
         await mq.send(f"{name}-alone", b"x" * 100)
         took.append((time.perf_counter() - begin) * 1e6)
+    found["one awaited send, the node's CPU time, µs"] = (node.cpu_s - used_s) * 1e6 / ALONE
     marks: list[Any] = quantiles(took, n=100)
     found["one awaited send, p50 µs"], found["one awaited send, p99 µs"] = marks[49], marks[98]
     return found

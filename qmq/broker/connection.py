@@ -226,8 +226,9 @@ class Connection(Flushable):
             raise ProtocolViolation(f"request {each.request_id} is not answered yet")
         self._unanswered[each.request_id] = size
         self._unanswered_bytes += size
-        find_queue = self._find_queue if self.access.is_on else None
-        took = self._broker.produce(self, each.request_id, each.payload, is_fast=is_fast, awaits_flush=awaits_flush, find_queue=find_queue)
+        took = self._broker.produce(
+            self, each.request_id, each.payload, is_fast=is_fast, awaits_flush=awaits_flush, find_queue=self._find_queue
+        )
         if self._unanswered_bytes > self._broker.config.inflight_bytes_max:
             self.stream.pause_reading()
         if self._budget is not None:

@@ -89,7 +89,7 @@ class ConnectionAccess:
     # --- what it may do ------------------------------------------------------------------------------------------------
 
     def require_produce(self, subject: bytes) -> None:
-        """Called for each batch. Raises AccessDenied, NotAuthenticated."""
+        """Called for each batch, whether rules are enforced or not: one look into a set. Raises AccessDenied, NotAuthenticated."""
         if self._version != self._access.version or len(self._subjects) > SUBJECTS_MAX:
             self._subjects.clear()
             self._version = self._access.version
@@ -125,11 +125,6 @@ class ConnectionAccess:
     def has_ended(self) -> bool:
         """Whether the token that was shown has come to its end."""
         return self._access.has_ended(self.caller)
-
-    @property
-    def is_on(self) -> bool:
-        """Whether access is checked at all."""
-        return self._access.is_on
 
 
 def _consuming(subject: str, group: str) -> tuple[Need, Need]:
