@@ -1,8 +1,8 @@
-"""What TLS and access rules cost: nodes of three forms run side by side, and are measured in turns.
+"""What TLS and access rules cost: two nodes run side by side, and three forms are measured in turns.
 
     .venv/bin/python scripts/bench_security.py [--rounds 5] [--messages 200000] [--forms tls,enforce]
 
-plain: no TLS, mode off. tls: mutual TLS 1.3. enforce: mutual TLS, and the rules are enforced with 200 of them.
+plain: no TLS, mode off. tls: mutual TLS 1.3, mode off. enforce: the same node with its 200 rules enforced, so that nothing else differs.
 One process is the client; producer, consumer and node share the machine's cores, so a ratio of rates is a ratio of CPU. Each round begins
 with another form: who comes later meets the pages that those before left to be written.
 """
@@ -47,10 +47,16 @@ async def _measure(folder: Path, rounds: int, messages: int, forms: Sequence[str
     papers = {name: qmq.Tls(folder / "ca.pem", *issue(folder, name, kind, hosts)[:2]) for name, kind, hosts in _NAMES}
     found: dict[tuple[str, str], list[float]] = {}
     async with AsyncExitStack() as stack:
-        clients = {form: await stack.enter_async_context(_node(folder / "data" / form, form, papers)) for form in forms}
+        nodes = {
+            is_plain: await stack.enter_async_context(_node(folder / f"data{is_plain}", papers, is_plain=is_plain))
+            for is_plain in {form == "plain" for form in forms}
+        }
         for number in range(rounds + 1):
             for form in (*forms[number % len(forms) :], *forms[: number % len(forms)]):
-                for name, value in (await _round(clients[form], messages, f"r{number}")).items():
+                node = nodes[form == "plain"]
+                if form != "plain":
+                    await node.mq.access.set_mode("enforce" if form == "enforce" else "off")
+                for name, value in (await _round(node, messages, f"{form}{number}")).items():
                     if number:  # the first one warms up
                         found.setdefault((name, form), []).append(value)
     _print(found, forms)
@@ -84,23 +90,22 @@ class MeasuredNode(NamedTuple):
 
 
 @asynccontextmanager
-async def _node(data: Path, form: str, papers: dict[str, qmq.Tls]) -> AsyncIterator[MeasuredNode]:
+async def _node(data: Path, papers: dict[str, qmq.Tls], *, is_plain: bool) -> AsyncIterator[MeasuredNode]:
     words = [sys.executable, "-m", "qmq.cli", "dev", "--data", str(data), "--no-delay"]
     words += [word for port in ("--port", "--data-port", "--control-port") for word in (port, "0")]
-    if form != "plain":
+    if not is_plain:
         own = papers["node"]
         words += ["--tls-ca", str(own.ca), "--tls-cert", str(own.cert), "--tls-key", str(own.key)]
     process = await asyncio.to_thread(subprocess.Popen, words, stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None
         address = (await asyncio.to_thread(process.stdout.readline)).split(" ready at ")[1].split()[0]
-        async with qmq.connect(address, tls=None if form == "plain" else papers["bench"]) as mq:
-            if form == "enforce":
+        async with qmq.connect(address, tls=None if is_plain else papers["bench"]) as mq:
+            if not is_plain:
                 for kind in ("cluster", "subject", "group"):
                     await mq.access.put_rule("op:bench", [], kind)
                 for number in range(RULES):
                     await mq.access.put_rule(f"app:a{number}", ["produce"], "subject", f"s{number}.*")
-                await mq.access.set_mode("enforce")
             yield MeasuredNode(mq, process.pid)
     finally:
         process.terminate()

@@ -93,6 +93,9 @@ class Throttle:
         for each in batches:
             subject = each.queue.id.subject
             owed_s = max(owed_s, self._taken(subject, self._access.subject_quota(subject), len(each.region), each.header.count))
+            together = self._access.namespace_quota(subject)
+            if together is not None:
+                owed_s = max(owed_s, self._taken(together.principal, together, len(each.region), each.header.count))
         return self._pause(owed_s)
 
     def _taken(self, who: Principal | str, quota: Quota | None, size: int, messages: int) -> float:

@@ -209,7 +209,10 @@ def set_quota(
     as_json: Json = False,
     server: Server = SERVER,
 ) -> None:
-    """Set the limits of a principal, of a role or of a pattern; limits that are not named are taken away."""
+    """Set the limits of a principal, of a role, of 'subject:PATTERN' (each subject) or of 'namespace:PREFIX' (its subjects together).
+
+    Limits that are not named are taken away.
+    """
     limits = {
         "produce_bytes_per_s": produce_bytes,
         "produce_messages_per_s": produce_messages,

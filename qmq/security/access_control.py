@@ -24,7 +24,7 @@ from qmq.security.access_rules import AccessMode, AccessRule, Decision, Need, Op
 from qmq.security.access_state import AccessState
 from qmq.security.audit import AuditLog
 from qmq.security.principal import ANONYMOUS, CertificateNames, Principal, PrincipalRule, local_user
-from qmq.security.quotas import Quota, nearest, nearest_of_subject
+from qmq.security.quotas import NAMESPACE, Quota, nearest, nearest_namespace, nearest_of_subject
 from qmq.security.tokens import check_token, id_of
 
 log = logging.getLogger("qmq.security")
@@ -137,6 +137,9 @@ class OpenAccess:
         return None
 
     def subject_quota(self, subject: str) -> Quota | None:
+        return None
+
+    def namespace_quota(self, subject: str) -> Quota | None:
         return None
 
     def on_change(self, callback: Callable[[], None]) -> Callable[[], None]:
@@ -287,6 +290,16 @@ class AccessControl(OpenAccess):
         if subject not in known:
             known[subject] = nearest_of_subject(quotas.values(), subject)
         return known[subject]
+
+    def namespace_quota(self, subject: str) -> Quota | None:
+        """The limits of the namespace that a subject is in; None: there are none."""
+        quotas = self._source.access.quotas
+        if not quotas:
+            return None
+        known, key = self._known_quotas(), NAMESPACE + subject
+        if key not in known:
+            known[key] = nearest_namespace(quotas.values(), subject)
+        return known[key]
 
     def _known_quotas(self) -> dict[Principal | str, Quota | None]:
         version = self._source.access.version

@@ -7,8 +7,9 @@
     connections             at one broker
     requests_per_s          changes and questions a second at one metaserver
 
-`subject:NAME` in a principal's place limits what a subject takes, from all producers together: bytes and messages. Both quotas hold. Some
-limits are of subjects only:
+`subject:NAME` in a principal's place limits what a subject takes, from all producers together: bytes and messages; `subject:PREFIX*` limits
+each of these subjects. `namespace:PREFIX` limits what all subjects whose names begin so take together, from all producers: bytes and
+messages, nothing else. All of these hold beside the principal's. Some limits are of subjects only:
 
     subjects                how many subjects there may be that fit the pattern
     groups                  how many groups may consume each subject
@@ -33,12 +34,15 @@ from dataclasses import dataclass, fields
 from typing import Final
 
 from qmq.errors import InvalidArgument, QuotaExceeded
+from qmq.model import check_name
 from qmq.security.access_rules import EVERY, ROLE, check_pattern, check_principal_pattern, matches
 from qmq.security.principal import Principal
 
 LIMIT_MAX: Final = 1 << 50
 OF_SUBJECTS: Final = ("subjects", "groups", "delayed_messages")
 SUBJECT: Final = "subject:"
+OF_NAMESPACES: Final = ("produce_bytes_per_s", "produce_messages_per_s")
+NAMESPACE: Final = "namespace:"
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +66,8 @@ class Quota:
         """Of limits by name; unknown names are a newer release's. Raises InvalidArgument, InvalidName."""
         if principal.startswith(SUBJECT):
             check_pattern("subject", principal[len(SUBJECT) :])
+        elif principal.startswith(NAMESPACE):
+            check_name("namespace", principal[len(NAMESPACE) :])
         else:
             check_principal_pattern(principal)
         known = {name: limits[name] for name in LIMITS if name in limits}
@@ -71,6 +77,11 @@ class Quota:
         ill = [name for name in OF_SUBJECTS if known.get(name) and not principal.startswith(SUBJECT)]
         if ill:
             raise InvalidArgument(f"{ill[0]} is a limit of subjects: set it for subject:NAME or 'subject:PREFIX*', not for {principal}")
+        alien = [name for name, value in known.items() if value and name not in OF_NAMESPACES]
+        if principal.startswith(NAMESPACE) and alien:
+            raise InvalidArgument(
+                f"{alien[0]} is no limit of a namespace: that has {' and '.join(OF_NAMESPACES)}; set others for {SUBJECT}PREFIX* or a role"
+            )
         return cls(quota_id, principal, **known)
 
     def limits(self) -> dict[str, int]:
@@ -100,6 +111,12 @@ def require_room_for(quotas: Iterable[Quota], subject: str, subjects: Iterable[s
 def nearest_of_subject(quotas: Iterable[Quota], subject: str) -> Quota | None:
     """The quota of a subject; None: there is none."""
     return _nearest((each for each in quotas if each.principal.startswith(SUBJECT)), SUBJECT + subject, set())
+
+
+def nearest_namespace(quotas: Iterable[Quota], subject: str) -> Quota | None:
+    """The quota of the smallest namespace that a subject is in; None: there is none."""
+    found = [each for each in quotas if each.principal.startswith(NAMESPACE) and subject.startswith(each.principal[len(NAMESPACE) :])]
+    return max(found, key=lambda each: (len(each.principal), each.id), default=None)
 
 
 def _nearest(quotas: Iterable[Quota], text: str, named: set[str]) -> Quota | None:

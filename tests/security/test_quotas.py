@@ -13,10 +13,10 @@ from test_access import guarded
 
 import qmq
 from qmq.broker.throttle import Throttle
-from qmq.errors import InvalidArgument, Overloaded, QuotaExceeded
+from qmq.errors import AccessDenied, InvalidArgument, Overloaded, QuotaExceeded
 from qmq.security.access_control import OpenAccess
 from qmq.security.principal import Principal
-from qmq.security.quotas import Quota, nearest_of_subject
+from qmq.security.quotas import Quota, nearest_namespace, nearest_of_subject
 
 ORDERS = Principal("app", "orders")
 
@@ -64,6 +64,49 @@ def test_a_subject_has_a_quota_over_all_of_its_producers() -> None:
     assert throttle.produced(Principal("app", "other"), sent(500, 1, "pay.in")) == pytest.approx(0.5)
     assert throttle.produced(ORDERS, sent(1000, 1, "pay.out")) == 0.0
     assert throttle.produced(ORDERS, sent(100_000, 1, "orders")) == 0.0
+
+
+def test_subjects_of_a_namespace_have_a_quota_together() -> None:
+    class Namespaces(OpenAccess):
+        def namespace_quota(self, subject: str) -> Quota | None:
+            quotas = [Quota("q", "namespace:pay.", produce_bytes_per_s=1000), Quota("r", "namespace:pay.in.", produce_messages_per_s=1)]
+            return nearest_namespace([*quotas, Quota("s", "subject:pay.*", 1), Quota("t", "*", 1)], subject)
+
+    throttle = Throttle(Namespaces(), lambda: 0.0)
+    assert throttle.produced(ORDERS, sent(600, 1, "pay.a")) == 0.0
+    assert throttle.produced(Principal("app", "other"), sent(900, 1, "pay.b")) == pytest.approx(0.5)
+    assert throttle.produced(ORDERS, sent(100_000, 1, "payments")) == 0.0
+    assert throttle.produced(ORDERS, sent(100_000, 2, "pay.in.a")) == pytest.approx(1.0), "the smallest namespace counts"
+
+
+async def test_teams_share_a_cluster_and_neither_sees_or_slows_the_other(tmp_path: Path) -> None:
+    async with guarded(tmp_path) as cluster:
+        for team in ("a", "b"):
+            for kind in ("subject", "group"):
+                await cluster.allow(f"role:team-{team}", "*", kind, f"{team}.*")
+            await cluster.admin.access.change_role(f"team-{team}", add=[f"app:{team}"])
+        await cluster.admin.access.put_quota("namespace:a.", {"produce_bytes_per_s": 200_000})
+        await eventually(lambda: bool(cluster.node.view.access.quotas) and len(cluster.node.view.access.roles) == 2)
+        throttle = cluster.node._part._running.data.throttle
+        async with cluster.client("app:a") as a, cluster.client("app:b") as b:
+            for number in range(2):
+                await b.send(f"b.{number}", bytes(150_000))
+            assert throttle.paused_s == 0
+            for number in range(2):
+                await a.send(f"a.{number}", bytes(150_000))
+            assert throttle.paused_s > 0
+            assert [each.settings.name for each in await a.metadata.list_subjects()] == ["a.0", "a.1"]
+            assert len((await anext(a.consumer("a.0", group="a.g"))).body) == 150_000
+            with pytest.raises(AccessDenied):
+                await anext(a.consumer("b.0", group="a.g"))
+            with pytest.raises(AccessDenied):
+                await anext(a.consumer("a.0", group="b.g"))
+
+
+@pytest.mark.parametrize("limits", [{"connections": 1}, {"subjects": 1}, {"fetch_bytes_per_s": 1}])
+def test_a_namespace_has_rates_only(limits: dict[str, int]) -> None:
+    with pytest.raises(InvalidArgument):
+        Quota.of("q", "namespace:a.", limits)
 
 
 def test_connections_are_counted_and_given_back() -> None:
