@@ -1,7 +1,7 @@
 """Decides what a lane gets next: the messages of its logical partitions that are not done. Pure, except for reading batches.
 
-A lane that covers its whole partition, with nothing done behind its position, needs only the index: it gets whole batches. For any other
-lane the batches' columns of logical partitions are read as vectors, and the lane gets its own runs. Whole batches are sent in any case,
+A lane that covers its whole partition needs only the index for batches of which nothing is done: it gets them whole. For any other
+lane or batch the columns of logical partitions are read as vectors, and the lane gets its own runs. Whole batches are sent in any case,
 because their checksum is the producer's; ranges say which messages are meant.
 """
 
@@ -86,7 +86,7 @@ class LaneResultReader:
         if not self._is_whole or self._share.failures:
             return False
         first = max(sequence, entry.base_sequence)
-        return all(each.done_before <= first and (not each.done or each.done[0][0] >= entry.next_sequence) for each in self._share.progress)
+        return all(each.has_none_done(first, entry.next_sequence) for each in self._share.progress)
 
     def _take(self, entry: IndexEntry, found: LaneRange, messages_max: int) -> None:
         first = max(found.next_sequence, entry.base_sequence)

@@ -24,7 +24,8 @@ from qmq.client.ack_spool import Origin
 from qmq.client.connection import Connection
 from qmq.client.consumer_session import ANSWER_S, ConsumerSession, SessionOwner, Terms
 from qmq.client.links import Links
-from qmq.client.message import Decoded, Message, Slice
+from qmq.client.message import Message, Slice
+from qmq.client.received_batches import ReceivedBatches
 from qmq.client.session_loop import SessionLoop
 from qmq.client.verdicts import Verdicts
 from qmq.errors import (
@@ -61,6 +62,7 @@ class Attachment:
             links, self, subject=terms.subject, group=group, name=terms.name, lease_ms=terms.lease_ms
         )
         self._received = -1
+        self._batches = ReceivedBatches()
         tally = links.tallies.taking(terms.subject, terms.group)
         file = links.store.file(self._origin, lambda: links.now_ns() // 1_000_000) if links.store is not None else None
         self.verdicts = Verdicts(
@@ -171,11 +173,7 @@ class Attachment:
             return 0
         if pull <= self._received:
             raise ProtocolViolation(f"pull sequence {pull} was handed out again, {self._received} has arrived already")
-        batches: list[Decoded] = []
-        for _ in range(batch_count):
-            view = BatchView.parse(payload, at)
-            at += view.envelope.total_bytes
-            batches.append(Decoded(view))
+        batches = self._batches.read(payload, at, batch_count, ranges)
         begin = pull
         for each in ranges:
             if each.batch >= batch_count or not _lies_in(each, batches[each.batch].view):

@@ -203,6 +203,7 @@ class Verdicts:
 
     def collect(self, parts: Iterable[tuple[int, int]], verdict: int, delay: int, error: str) -> None:
         """Collect verdicts to be sent with others."""
+        was_leaving = self._is_leaving
         for begin, end in parts:
             self._unsent.add(begin, end, verdict, delay, error)
             if self._session is None:
@@ -214,6 +215,10 @@ class Verdicts:
         elif self._timer is None:
             self._timer = self.loop.call_later(SETTLE_DELAY_S, self.flush)
         self._owner.pull_more()
+        if was_leaving and self._session is not None:
+            # The event loop has not gone round since: the application finds messages ready, and never waits. So that the broker works
+            # meanwhile, a pull leaves now.
+            self._session.connection.stream.flush()
 
     async def settle_now(self, first: int, last: int, verdict: int) -> None:
         """For `Hold`: settle pull sequences that are not void, and wait."""

@@ -97,6 +97,11 @@ class LaneProgress:
         self.done_before = min(self.done_before, first)
         self.done = spans
 
+    def has_none_done(self, first: int, end: int) -> bool:
+        """Whether nothing of sequences `first` to `end` - 1 is done."""
+        at = bisect_left(self.done, first + 1, key=lambda each: each[1])
+        return self.done_before <= first and (at == len(self.done) or self.done[at][0] >= end)
+
     def is_done(self, sequence: int) -> bool:
         if sequence < self.done_before:
             return True

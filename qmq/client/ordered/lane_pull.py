@@ -10,9 +10,9 @@ from collections.abc import Collection, Iterator, Sequence
 from itertools import chain, repeat
 from typing import NamedTuple
 
-from qmq.batch import BatchView
 from qmq.client.message import Decoded
 from qmq.client.ordered.lane_core import Arrived, LaneArrival
+from qmq.client.received_batches import ReceivedBatches
 from qmq.errors import ProtocolViolation
 from qmq.wire import frame_payloads as wire
 
@@ -44,9 +44,9 @@ class BroughtRuns(NamedTuple):
     parts: list[LanePart]
 
 
-def unpack(payload: memoryview | bytes, session: int) -> Brought:
+def unpack(payload: memoryview | bytes, session: int, received: ReceivedBatches) -> Brought:
     """Parse LANE_MESSAGES of a session. Raises ProtocolViolation, CorruptBatch."""
-    delivery, batches = _open(payload, session)
+    delivery, batches = _open(payload, session, received)
     arrivals: list[Iterator[Arrived]] = []
     places: list[Iterator[tuple[Decoded, int]]] = []
     for each in delivery.ranges:
@@ -60,9 +60,9 @@ def unpack(payload: memoryview | bytes, session: int) -> Brought:
     return Brought(delivery.next_sequence, delivery.is_end, chain.from_iterable(arrivals), chain.from_iterable(places))
 
 
-def unpack_runs(payload: memoryview | bytes, session: int, parked: Collection[bytes]) -> BroughtRuns:
+def unpack_runs(payload: memoryview | bytes, session: int, parked: Collection[bytes], received: ReceivedBatches) -> BroughtRuns:
     """Parse LANE_MESSAGES in bulk; `parked` are the parked keys. Raises ProtocolViolation, CorruptBatch."""
-    delivery, batches = _open(payload, session)
+    delivery, batches = _open(payload, session, received)
     arrivals: list[LaneArrival] = []
     parts: list[LanePart] = []
     for batch, indices, attempt in _gather(delivery.ranges, batches):
@@ -74,16 +74,11 @@ def unpack_runs(payload: memoryview | bytes, session: int, parked: Collection[by
     return BroughtRuns(delivery.next_sequence, delivery.is_end, arrivals, parts)
 
 
-def _open(payload: memoryview | bytes, session: int) -> tuple[wire.LaneDelivery, list[Decoded]]:
+def _open(payload: memoryview | bytes, session: int, received: ReceivedBatches) -> tuple[wire.LaneDelivery, list[Decoded]]:
     delivery, at = wire.unpack_lane_delivery(payload)
     if delivery.session != session:
         raise ProtocolViolation(f"messages came for lane session {delivery.session}, where {session} had asked")
-    batches: list[Decoded] = []
-    for _ in range(delivery.batches):
-        view = BatchView.parse(payload, at)
-        at += view.envelope.total_bytes
-        batches.append(Decoded(view))
-    return delivery, batches
+    return delivery, received.read(payload, at, delivery.batches, delivery.ranges)
 
 
 def _find(each: wire.Range, batches: list[Decoded]) -> tuple[Decoded, int]:

@@ -34,6 +34,7 @@ from qmq.client.ordered.lane_acks import LaneAcks
 from qmq.client.ordered.lane_core import Cell, FailurePolicy, LaneCore, LaneState
 from qmq.client.ordered.ordered_message import LaneSettler, OrderedMessage
 from qmq.client.ordered.ordered_messages import MessageRun
+from qmq.client.received_batches import ReceivedBatches
 from qmq.client.session_loop import SessionLoop
 from qmq.errors import (
     CallerError,
@@ -136,6 +137,7 @@ class LaneReader:
         self._tally = links.tallies.taking(terms.subject, terms.group)
         self._loop = asyncio.get_running_loop()
         self._token = 0
+        self._batches = ReceivedBatches()
         self._is_pulling = self._is_told_finished = False
         self._pulls_at = 0
         """With more open messages than this there is no room for another pull, as far as was known at the last look."""
@@ -187,9 +189,9 @@ class LaneReader:
             if isinstance(answer, QmqError):
                 raise answer
             if self._owner.is_bulk:
-                self._accept_runs(lane_pull.unpack_runs(answer.payload, session.number, self.core.parked))
+                self._accept_runs(lane_pull.unpack_runs(answer.payload, session.number, self.core.parked, self._batches))
             else:
-                self._accept(lane_pull.unpack(answer.payload, session.number))
+                self._accept(lane_pull.unpack(answer.payload, session.number, self._batches))
         except (MessagesExpired, StorageError, PeerError) as failure:
             self._fail(failure)
         except QmqError as failure:

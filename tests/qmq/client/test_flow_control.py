@@ -50,6 +50,24 @@ async def test_a_consumer_pulls_no_more_bytes_than_it_may_hold(it: Cluster) -> N
     assert 69 * KIB < (await queue.pull()).bytes_max < 70 * KIB
 
 
+async def test_a_pull_leaves_while_a_loop_that_never_waits_is_still_busy(it: Cluster) -> None:
+    queue = FakeQueue(it.groups[0])
+    consumer = it.mq.consumer("s", "g", prefetch=400)
+    first = asyncio.create_task(anext(consumer))
+    await queue.deliver([b"x"] * 400)
+    await first
+    (attachment,) = consumer._attachments
+    assert attachment.session is not None
+    stream = attachment.session.connection.stream
+    before, rounds = stream.taken_bytes, list[int]()
+    asyncio.get_running_loop().call_soon(rounds.append, 1)
+    for _ in range(300):
+        await anext(consumer)
+    assert not rounds, "the event loop went round: the test shows nothing"
+    assert attachment.asked
+    assert stream.taken_bytes > before
+
+
 async def test_one_message_larger_than_all_it_may_hold_comes_all_the_same(it: Cluster) -> None:
     queue = FakeQueue(it.groups[0])
     consumer = it.mq.consumer("s", "g", prefetch_bytes=1)

@@ -145,6 +145,24 @@ async def test_a_message_is_acknowledged_when_the_loop_comes_back() -> None:
         assert consumer.stale == 0
 
 
+async def test_a_pull_leaves_while_a_loop_that_never_waits_is_still_busy() -> None:
+    async with lane_cluster() as c:
+        c.broker.append(1, numbered(KEYS, 20))
+        c.assignments.assign(a=[lane()])
+        consumer = ordered(c, prefetch=100)
+        await anext(consumer)
+        (reader,) = consumer._readers
+        assert reader.session is not None
+        stream = reader.session.connection.stream
+        before, rounds = stream.taken_bytes, list[int]()
+        asyncio.get_running_loop().call_soon(rounds.append, 1)
+        for _ in range(80):
+            await anext(consumer)
+        assert not rounds, "the event loop went round: the test shows nothing"
+        assert stream.taken_bytes > before
+        await consumer.close()
+
+
 async def test_a_message_says_where_it_belongs() -> None:
     async with lane_cluster() as c:
         c.broker.partition(1).version = 7

@@ -157,3 +157,12 @@ def test_parking_what_is_parked_already_counts_once() -> None:
     for at in (5, 9, 5, 9):
         share.apply(LanePark(*NAMES, token, at, 3, b"k"))
     assert share.parked[b"k"].sequences == [5, 9]
+
+
+def test_a_range_of_sequences_has_none_done_if_it_lies_between_what_is_done() -> None:
+    part = LaneProgress(LpRange(0, 8), 4, [(6, 8), (12, 14)])
+    spans = [(4, 6), (8, 12), (14, 99)]
+    assert all(part.has_none_done(*each) for each in spans)
+    assert not any(part.has_none_done(first - 1, end) or part.has_none_done(first, end + 1) for first, end in spans[:2])
+    assert not part.has_none_done(0, 4)
+    assert not part.has_none_done(13, 20)

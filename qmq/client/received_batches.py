@@ -1,0 +1,43 @@
+"""The batches of a delivery, each checked and decoded once, also if it comes twice.
+
+Batches travel whole, because the checksum is the producer's. A pull that ends inside a batch brings all of it, and so does the next pull,
+which begins there: with batches of 1,000 messages and room for 250 more, each batch comes four times. So the batch in which a delivery
+ended is kept until the next delivery, and stands for its copy.
+
+A copy is the same batch if the envelopes are equal: the index names one entry of the group's log, and the checksum is that of the bytes.
+The bytes of the copy are not looked at. A batch that was handed out to its end is not kept: a consumer that waits holds nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from qmq.batch import BatchView, parse_envelope
+from qmq.client.message import Decoded
+from qmq.wire.frame_payloads import Range
+
+
+class ReceivedBatches:
+    """Of one session's deliveries, in their order."""
+
+    __slots__ = ("_cut",)
+
+    def __init__(self) -> None:
+        self._cut: Decoded | None = None
+
+    def read(self, payload: bytes | memoryview, at: int, count: int, ranges: Sequence[Range]) -> list[Decoded]:
+        """The `count` batches that lie in a payload from `at` on, of which a delivery hands out `ranges`. Raises CorruptBatch."""
+        batches: list[Decoded] = []
+        cut, self._cut = self._cut, None
+        for _ in range(count):
+            batch = cut
+            if batch is None or parse_envelope(payload, at) != batch.view.envelope:
+                batch = Decoded(BatchView.parse(payload, at))
+            at += batch.view.envelope.total_bytes
+            batches.append(batch)
+        last = ranges[-1] if ranges else None
+        if last is not None and last.batch < count:
+            view = batches[last.batch].view
+            if last.first_sequence + last.count < view.base_sequence + view.count:
+                self._cut = batches[last.batch]
+        return batches
