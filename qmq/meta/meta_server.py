@@ -9,6 +9,7 @@ import grpc
 from qmq_coordination.coordination_store import CoordinationStore
 from qmq_coordination.view import ClusterView
 
+from qmq import limits
 from qmq.clock import Clock, SystemClock
 from qmq.file_descriptors import connections_max, limit
 from qmq.meta.access_service import AccessService
@@ -54,6 +55,8 @@ class MetaConfig:
     """Whether it moves partitions of ordered subjects away from broker groups that have lost their master for good (evacuation.py)."""
     change_wait_s: float = CHANGE_WAIT_S
     """How long the answer to a change of a route waits for the next route."""
+    consumers_max: int = limits.GROUP_CONSUMERS_MAX
+    """Consumers of a group of an ordered subject."""
     timing: MetaTiming = TIMING
     access: AccessConfig = field(default_factory=AccessConfig)
     bounds: RpcBounds = BOUNDS
@@ -87,7 +90,14 @@ class MetaServer:
         self._resharding = Resharding(store, view, masters, self._controller, clock, timing=config.timing)
         self._evacuation = Evacuation(view, self._controller, clock)
         ordered = OrderedService(
-            cluster, view, self._brokers, self._controller, masters, self._resharding, change_wait_s=config.change_wait_s
+            cluster,
+            view,
+            self._brokers,
+            self._controller,
+            masters,
+            self._resharding,
+            change_wait_s=config.change_wait_s,
+            consumers_max=config.consumers_max,
         )
         delivery = DeliveryService(store, view, cluster, self._brokers, clock)
         self._deletion = Deletion(store, view, cluster, self._brokers, timing=config.timing)

@@ -21,10 +21,11 @@ from typing import Final, NamedTuple
 from qmq_coordination.coordination_store import CoordinationStore, Delete, KeyValue, LeaseId, Put, absent, unchanged
 from qmq_coordination.ordered_records import MemberRecord, member_key
 
-from qmq.errors import CoordinationError, CoordinationUnknown, LeaseNotFound, StaleDelivery
+from qmq.errors import CoordinationError, CoordinationUnknown, LeaseNotFound, Overloaded, StaleDelivery
 
 LEASE_MS_MIN: Final = 2_000
-LEASE_MS_MAX: Final = 600_000
+LEASE_MS_MAX: Final = 300_000
+"""As brokers grant it: so long a consumer that vanished keeps its share of the lanes."""
 
 
 class GroupMember(NamedTuple):
@@ -153,6 +154,12 @@ class Members:
         """What hangs on a lease that is not used any more goes; if this fails, it goes by itself."""
         with suppress(CoordinationError):
             await self._store.revoke(lease)
+
+
+def require_room(name: GroupMember, there: Collection[str], most: int) -> None:
+    """A new consumer may join the group beside those that are there. Raises Overloaded."""
+    if name.consumer not in there and len(there) >= most:
+        raise Overloaded(f"group {name.group!r} has {len(there)} consumers, the limit: a lost consumer counts until its lease ends")
 
 
 def superseded(name: GroupMember) -> StaleDelivery:

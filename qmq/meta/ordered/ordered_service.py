@@ -15,6 +15,7 @@ from qmq_ordering.hashing import logical_partition
 from qmq_ordering.lane import Assignment
 from qmq_ordering.route import Change, PhysicalPartition
 
+from qmq import limits
 from qmq.errors import (
     CallerError,
     DeadlineExceeded,
@@ -34,7 +35,7 @@ from qmq.meta.messages_of import change_of, lane_of, route_of
 from qmq.meta.ordered.auto_reshard import Resharding
 from qmq.meta.ordered.change_plans import Plans
 from qmq.meta.ordered.controller import Controller
-from qmq.meta.ordered.group_members import LEASE_MS_MIN, GroupMember, superseded
+from qmq.meta.ordered.group_members import LEASE_MS_MIN, GroupMember, require_room, superseded
 from qmq.meta.ordered.group_placement import being_deleted
 from qmq.meta.ordered.group_starts import DELETE, Start
 from qmq.meta.ordered.lane_progress import mark_passed
@@ -61,6 +62,7 @@ class OrderedService:
         resharding: Resharding,
         *,
         change_wait_s: float = CHANGE_WAIT_S,
+        consumers_max: int = limits.GROUP_CONSUMERS_MAX,
     ) -> None:
         self._cluster = cluster
         self._view = view
@@ -71,6 +73,7 @@ class OrderedService:
         self._plans = Plans(view, masters)
         self._descriptions = Descriptions(view, masters)
         self._change_wait_s = change_wait_s
+        self._consumers_max = consumers_max
 
     async def _subject(self, name: str) -> tuple[SubjectConfig, OrderedState]:
         """Raises UnknownSubject, OrderMismatch, CoordinationError."""
@@ -127,7 +130,10 @@ class OrderedService:
     # --- consumers -----------------------------------------------------------------------------------------------------
 
     async def sync_member(self, request: pb.SyncMemberRequest) -> pb.SyncMemberResponse:
-        """Keep a consumer known, and say what it reads as soon as that is news. Raises StaleDelivery if a newer life has its name."""
+        """Keep a consumer known, and say what it reads as soon as that is news.
+
+        Raises StaleDelivery if a newer life has its name; Overloaded if the group has as many consumers as may be.
+        """
         config, _ = await self._subject(request.subject)
         name = GroupMember(config.name, check_name("group", request.group), check_name("consumer", request.consumer))
         incarnation = check_name("incarnation", request.incarnation)
@@ -136,6 +142,7 @@ class OrderedService:
             await self._controller.members.leave(name, incarnation)
             self._controller.poke(pair)
             return pb.SyncMemberResponse()
+        require_room(name, self._view.members(*pair), self._consumers_max)
         await self._require_group(pair, request)
         is_new = await self._controller.members.keep(name, incarnation, request.lease_ms, generation=request.generation)
         if is_new or request.finished or request.generation == 0:

@@ -87,6 +87,16 @@ async def test_no_lease_is_shorter_than_two_seconds(embedded: EmbeddedStore, clo
     await embedded.close()
 
 
+async def test_who_asks_for_an_hour_and_vanishes_is_gone_in_five_minutes(embedded: EmbeddedStore, clock: Clock) -> None:
+    here = members(embedded, clock)
+    await here.keep(X, "1", 3_600_000, generation=0)
+    clock.ms += 299_999
+    assert await there(embedded) is not None
+    clock.ms += 1
+    assert await there(embedded) is None
+    await embedded.close()
+
+
 async def test_who_leaves_is_gone_at_once_and_takes_nobody_elses_place_along(embedded: EmbeddedStore, clock: Clock) -> None:
     here = members(embedded, clock)
     await here.keep(X, "1", 3_000, generation=0)

@@ -16,6 +16,7 @@ from qmq_coordination.ordered_records import LEADER, group_record_key
 from qmq_coordination.view import ClusterView
 from qmq_ordering.algebra import move
 from qmq_ordering.frontier import GroupRecord
+from support import eventually
 
 from qmq.errors import (
     DeadlineExceeded,
@@ -24,6 +25,7 @@ from qmq.errors import (
     NotConnected,
     OrderMismatch,
     Outcome,
+    Overloaded,
     QmqError,
     RouteConflict,
     StaleDelivery,
@@ -340,6 +342,21 @@ async def test_consumers_are_dealt_lanes_and_hear_at_once_when_they_change(store
         waiting = asyncio.create_task(here.sync("x", generation=second.generation))
         await here.sync("y", leaves=True)
         assert lanes_of(await waiting) == [(1, 0, 100, 1)]
+
+
+async def test_a_group_has_so_many_consumers_and_those_that_it_has_go_on(store: CoordinationStore) -> None:
+    async with ordered(store, consumers_max=2) as here:
+        await here.create("a")
+        here.lanes.part(1)
+        for consumer in ("x", "y"):
+            await here.sync(consumer, wait_ms=0)
+        await eventually(lambda: set(here.view.members("s", "g")) == {"x", "y"})
+        with pytest.raises(Overloaded, match="2 consumers, the limit"):
+            await here.sync("ghost", wait_ms=0)
+        await here.sync("y", wait_ms=0)
+        await here.sync("x", leaves=True)
+        await eventually(lambda: set(here.view.members("s", "g")) == {"y"})
+        await here.sync("ghost", wait_ms=0)
 
 
 async def test_a_question_without_news_is_answered_with_what_is_known_already(store: CoordinationStore) -> None:
