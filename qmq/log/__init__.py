@@ -1,6 +1,6 @@
-"""Storage: the log is the truth, the rest is replay.
+"""Storage: two logs hold everything; all other state is rebuilt from them by replay.
 
-Two primary logs hold everything: the *message log* (`segments`, `envelopes`) and the *action log* (`actions`). From them follow, by
-replay, the consume logs (`consume_log`), what every group consumed (`consumption`), the producers' windows (`producers`); a checkpoint
-(`checkpoint`) only makes the replay short. `store` puts them together. Nothing here imports asyncio: the broker drives it.
+The *message log* (`segments`, `envelopes`) and the *action log* (`actions`) are primary. From them follow, by replay, the consume logs
+(`consume_log`), what every group consumed (`share`, `lane_share`), the producers' windows (`producers`); a checkpoint (`checkpoint`) only
+shortens the replay. `store` puts them together. Nothing here imports asyncio: the broker drives it.
 """

@@ -1,4 +1,4 @@
-"""Actions: what consumers did, as the action log keeps it. The single source of all consumption state. Pure.
+"""Actions: what consumers did, as recorded in the action log. All consumption state follows from them. Pure.
 
 An entry of the action log holds actions as MessagePack arrays, one after another:
 
@@ -82,20 +82,20 @@ class ActionKind(IntEnum):
 
 
 class Cause(IntEnum):
-    """Why something was settled."""
+    """Why messages were settled."""
 
     VERDICT = 0
-    """The consumer said so."""
+    """The consumer sent a verdict."""
     LOST = 1
-    """Its lease ended: the master puts back what it held, as for the following."""
+    """The consumer's lease ended, and the master put its messages back; likewise for the following."""
     LEFT = 2
-    """It went without settling it."""
+    """The consumer left without settling them."""
     AGAIN = 3
-    """It came back with another life."""
+    """The consumer came back as another incarnation."""
 
 
 class Action(msgspec.Struct, array_like=True, frozen=True, tag_field="kind"):
-    """What all actions name: the group's share of one queue, and the consumer ("" where none is meant)."""
+    """The fields of all actions: the group's share of one queue, and the consumer ("" where there is none)."""
 
     subject: str
     partition: int
@@ -215,7 +215,7 @@ class ScheduleStruct(msgspec.Struct, array_like=True, frozen=True, tag_field="ki
 
 
 class PlanAction(ScheduleStruct, frozen=True, tag=int(ActionKind.PLAN)):
-    """A batch that will be sent: to a partition of a broker group, under a producer's number, with these messages in this order."""
+    """A batch that will be sent to a partition of a broker group, under a producer's number, with these messages in this order."""
 
     number: int
     """Plans of a delay group are numbered from 1, over all its masters."""
@@ -225,7 +225,7 @@ class PlanAction(ScheduleStruct, frozen=True, tag=int(ActionKind.PLAN)):
     producer_id: int
     batch_sequence: int
     items: tuple[tuple[int, bytes], ...]
-    """(bucket, ordinals as little-endian u32) runs; the messages' order is theirs."""
+    """(bucket, ordinals as little-endian u32), in the order of the messages."""
 
 
 class PlanDone(ScheduleStruct, frozen=True, tag=int(ActionKind.PLAN_DONE)):
@@ -255,14 +255,14 @@ class Recur(ScheduleStruct, frozen=True, tag=int(ActionKind.RECUR)):
 
 class Close(ScheduleStruct, frozen=True, tag=int(ActionKind.CLOSE)):
     before: int
-    """The first bucket that stays."""
+    """The first bucket that is kept."""
 
 
 ScheduleAction = PlanAction | PlanDone | PlanVoid | Cancel | Postpone | Recur | Close
 LaneAction = LaneBegin | LaneGrant | LaneRelease | LaneDone | LaneFail | LanePark | LaneUnpark | LaneReset | LaneInherit
 ShareAction = Begin | Join | Return | PullAction | SettleAction | Leave | Reset | Buried | Forget | DropQueue
 AnyAction = ShareAction | LaneAction | ScheduleAction
-"""What the action log holds."""
+"""Everything that the action log contains."""
 
 _ENCODER: Final = msgspec.msgpack.Encoder()
 _DECODER: Final = msgspec.msgpack.Decoder(list[AnyAction])
@@ -274,7 +274,7 @@ def encode_actions(actions: Iterable[AnyAction]) -> bytes:
 
 
 def decode_actions(payload: bytes) -> list[AnyAction]:
-    """The inverse. Raises CorruptBatch."""
+    """Decode what `encode_actions` made. Raises CorruptBatch."""
     try:
         return _DECODER.decode(payload)
     except msgspec.MsgspecError as cause:

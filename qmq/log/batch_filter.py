@@ -1,7 +1,7 @@
-"""Whether a stored batch may hold, or holds, what somebody wants, without decoding a message. Pure.
+"""Whether a stored batch may contain, or contains, wanted messages, without decoding them. Pure.
 
-Brokers look for consumers and for readers of the log; who reads the log's files looks with the same functions. A bloom says what *may* be
-in a batch; its columns of hashes and of logical partitions say what *is*, in one message or spread over several.
+Brokers use these functions for consumers and for readers of the log; so do programs that read the log's files. A bloom filter says what a
+batch *may* contain; its columns of hashes and of logical partitions say what it *does* contain, in one message or spread over several.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ from qmq.batch_columns import Layout, RegionHeader, last_offset, tag_bloom
 
 
 def may_have_tags(blooms: npt.NDArray[np.uint64], any_of: Sequence[int], all_of: Sequence[int]) -> npt.NDArray[np.bool_]:
-    """For each bloom whether its batch may have any of some tags, and all of some others, by their hashes. None named: all may."""
+    """For each bloom filter, whether its batch may have a message with any of some tags and all of others, by their hashes. Without tags:
+    all may.
+    """
     needed = np.uint64(tag_bloom(all_of))
     found: npt.NDArray[np.bool_] = (blooms & needed) == needed
     if any_of:
@@ -25,7 +27,7 @@ def may_have_tags(blooms: npt.NDArray[np.uint64], any_of: Sequence[int], all_of:
 
 
 def has_tags(region: bytes | memoryview, header: RegionHeader, layout: Layout, any_of: Sequence[int], all_of: Sequence[int]) -> bool:
-    """Whether the batch's column of hashes has any of some tags, and all of some others. None named: it has."""
+    """Whether the batch's column of hashes has any of some tags, and all of others. Without tags: yes."""
     if not any_of and not all_of:
         return True
     if layout.tag_list < 0:
@@ -37,7 +39,7 @@ def has_tags(region: bytes | memoryview, header: RegionHeader, layout: Layout, a
 
 
 def has_lps(region: bytes | memoryview, header: RegionHeader, layout: Layout, ranges: Sequence[tuple[int, int]]) -> bool:
-    """Whether a message lies within any of these ranges of logical partitions (first, end). None named, or no such column: it does."""
+    """Whether a message is in one of these ranges of logical partitions (first, end). Without ranges, or without the column: yes."""
     if not ranges or layout.logical_partition < 0:
         return True
     lps = logical_partitions(region, layout, header.count)
@@ -45,5 +47,5 @@ def has_lps(region: bytes | memoryview, header: RegionHeader, layout: Layout, ra
 
 
 def logical_partitions(region: bytes | memoryview, layout: Layout, count: int) -> npt.NDArray[np.uint16]:
-    """The column of a batch to an ordered subject."""
+    """The column of logical partitions, of a batch on an ordered subject."""
     return np.frombuffer(region, "<u2", count, layout.logical_partition)

@@ -1,9 +1,9 @@
-"""Checkpoints: all derived state at one point of both logs, so that a restart replays only what came after.
+"""Checkpoints: all derived state at one point of both logs, so that a restart replays only later entries.
 
 File: magic "QMC1" | CRC-32C u32 of the rest | MessagePack of `Checkpoint`. Written to a temporary file, flushed, renamed, folder flushed;
-the newest two are kept, and one that does not hold its checksum is passed over for the older one, or for a replay of everything. A
-checkpoint is only written after both logs were flushed up to its positions; so a log that ends before a checkpoint has lost
-acknowledged data, and the store refuses to open it.
+the newest two are kept. If the checksum of one does not match, the older one is used, or everything is replayed. A checkpoint is only
+written after both logs were flushed up to its positions; so a log that ends before a checkpoint has lost acknowledged data, and the store
+refuses to open it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ VERSION: Final = 1
 
 
 class QueueState(msgspec.Struct, array_like=True):
-    """One queue. `tail` are consume-log entries too few to be worth a file yet; they follow the `persisted` ones."""
+    """One queue. `tail` has the consume-log entries after the `persisted` ones, which are too few for a file."""
 
     snapshot: list[Any]
     start_sequence: int
@@ -32,7 +32,7 @@ class QueueState(msgspec.Struct, array_like=True):
     tail: bytes
     shares: dict[str, list[Any]]
     lanes: dict[str, list[Any]] = {}
-    """The groups' lanes, of an ordered subject."""
+    """The groups' lanes, on an ordered subject."""
 
 
 class Checkpoint(msgspec.Struct, array_like=True):
@@ -59,7 +59,7 @@ def encode(checkpoint: Checkpoint) -> bytes:
 
 
 def decode(data: bytes) -> Checkpoint | None:
-    """The inverse; None if the file is damaged, empty or of another version."""
+    """Decode a checkpoint; None if the file is damaged, empty or of another version."""
     payload = data[8:]
     if data[:4] != _MAGIC or crc32c(payload).to_bytes(4, "little") != data[4:8]:
         return None
@@ -75,7 +75,7 @@ def _files(folder: Path) -> list[Path]:
 
 
 def load(folder: Path, disk: Disk | None = None) -> Checkpoint | None:
-    """The newest checkpoint that is whole."""
+    """The newest valid checkpoint."""
     disk = disk or Disk()
     for path in _files(folder):
         found = decode(disk.read_file(path))

@@ -1,7 +1,7 @@
-"""Taking a checkpoint while the broker works: capture in its thread, write in another, note in its thread again.
+"""Takes a checkpoint while the broker works: capture in the broker's thread, write in another, finish in the broker's.
 
-The capture holds everything at one moment between two turns. The write flushes both logs up to that moment *first*, then the consume-log
-entries, then the checkpoint itself: so a checkpoint never knows more than the disk.
+The capture has the state at one moment between two turns. The write flushes both logs up to that moment *first*, then the consume-log
+entries, then the checkpoint itself: so a checkpoint never contains more than the disk.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from qmq.log.queue import Queue
 from qmq.log.store import FlushPlan, Store
 
 SPILL_BYTES_MIN: Final = 16 * ENTRY_BYTES
-"""A queue with fewer entries in memory keeps them in the checkpoint: ten thousand tiny writes cost more than they save."""
+"""A queue with fewer bytes of entries in memory keeps them in the checkpoint, since thousands of tiny writes cost more."""
 
 _SYNC_ALL_FILES: Final = 64
-"""With more files than this one sync of the file system is cheaper than one of each."""
+"""With more files, syncing the file system is cheaper than syncing each file."""
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointPlan:
-    """A captured checkpoint: `run` it in a thread, then give it to `end_checkpoint`."""
+    """A captured checkpoint: call `run` in a thread, then `end_checkpoint`."""
 
     disk: Disk
     folder: Path
@@ -41,7 +41,7 @@ class CheckpointPlan:
     projection: ProjectionPlan | None = None
 
     def run(self) -> None:
-        """Raises FlushFailed; DiskFull, and then there is no new checkpoint."""
+        """Write the checkpoint. Raises FlushFailed; DiskFull: then there is no new checkpoint."""
         self.flush.run()
         written = [path for spill in self.spills for path in spill.log.write_spill(spill)]
         self._sync(written)
@@ -67,7 +67,7 @@ class CheckpointPlan:
 def begin_checkpoint(store: Store) -> CheckpointPlan:
     """Capture all derived state, between two turns.
 
-    On a replica it is to be run once everything up to its index is committed: what a checkpoint knows is never taken back.
+    On a replica, run it when everything up to its index is committed, because the content of a checkpoint is never taken back.
     """
     states: list[QueueState] = []
     spills: list[Spill] = []
@@ -110,7 +110,7 @@ def _capture(queue: Queue, expire_before_ms: int) -> tuple[QueueState, Spill | N
 
 
 def end_checkpoint(store: Store, plan: CheckpointPlan) -> int:
-    """The plan was run; everything up to the index that this gives survives a power cut."""
+    """The plan was run. Returns the index up to which everything survives a power cut."""
     for spill in plan.spills:
         spill.log.spilled(spill)
     if plan.projection is not None and store.projection is not None:
@@ -119,7 +119,7 @@ def end_checkpoint(store: Store, plan: CheckpointPlan) -> int:
 
 
 def close_store(store: Store) -> None:
-    """Flush, write a checkpoint, close: the next opening replays nothing. Raises FlushFailed, DiskFull: it is open still."""
+    """Flush, write a checkpoint, close: the next opening replays nothing. Raises FlushFailed, DiskFull: then the store is still open."""
     plan = begin_checkpoint(store)
     plan.run()
     end_checkpoint(store, plan)

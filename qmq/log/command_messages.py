@@ -3,7 +3,7 @@
 A seal is the last entry of a partition of an ordered subject: the change that closed it, and the route version that it leads to. It has a
 sequence like any message, so that "done up to and including the command message" is a comparison of numbers.
 
-A drop (docs/DELETION.md) ends all that its queue holds: nothing up to it, itself included, belongs to the queue any more.
+A drop (docs/DELETION.md) deletes the content of its queue: nothing up to and including the drop belongs to the queue any more.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def _region(queue: QueueId, says: dict[str, object]) -> bytes:
 
 
 def read(region: bytes, sequence: int) -> Sealed | None:
-    """What a command message at `sequence` says; None: it is a drop. Raises CorruptBatch."""
+    """The content of a seal at `sequence`; None for a drop. Raises CorruptBatch."""
     header = parse_header(region)
     layout = Layout.walk(region, header)
     try:

@@ -1,15 +1,14 @@
-"""The commit mark: a small file in a store's folder that says up to where both logs are committed, for those who read the log's files.
+"""The commit mark: a small file in a store's folder that says up to where both logs are committed, for programs that read the log's files.
 
     committed.qmm     magic "QMM1" | CRC-32C of the rest | version | index | epoch | message_position | action_position | time_ms
 
-It *may lag, never lead*: what it names was committed when it was written, and what is committed stays at its place, on every replica, for
-ever. Rules that keep this true:
+It *may lag, never lead*: what it names is committed, and committed entries never move, on any replica. Rules that ensure this:
 
-* Entries are written before they are committed. So a place is noted first, together with its index, and is named by the mark only when the
-  commit index has reached it in the same store, with nothing cut meanwhile (`Marker`).
-* It is written in place by one write, and not synced: losing it only makes it lag. Whoever meets it torn reads it again (`read`).
-* A power cut may keep the mark and lose the end of a log that nobody flushed; then other bytes will lie where the mark points. So whoever
-  opens a store takes such a mark back, durably, before anything is appended (`take_back`); a store that is begun anew has none.
+* Entries are written before they are committed. So a place is remembered with its index first, and goes into the mark only when the commit
+  index has reached it in the same store, without a cut in between (`Marker`).
+* It is overwritten by one write and not synced: a lost write only makes it lag. A reader that finds it torn reads it again (`read`).
+* A power cut may keep the mark and lose the end of a log that nobody flushed; then other bytes will lie where the mark points. So opening a
+  store removes such a mark, durably, before anything is appended (`take_back`); a store that begins anew has none.
 """
 
 from __future__ import annotations
@@ -56,7 +55,7 @@ def encode(mark: CommitMark) -> bytes:
 
 
 def decode(data: bytes) -> CommitMark | None:
-    """The inverse; None if it is torn, damaged or of another version."""
+    """Decode a mark; None if it is torn, damaged or of another version."""
     if len(data) != MARK_BYTES:
         return None
     magic, crc = _HEAD.unpack_from(data)
@@ -68,7 +67,7 @@ def decode(data: bytes) -> CommitMark | None:
 
 
 def read(folder: Path, pause: Callable[[], None] = lambda: None) -> CommitMark | None:
-    """The folder's mark; None if it has none, or it stays torn. `pause` is called before each new try. Raises OSError."""
+    """The folder's mark; None if there is none, or it stays torn. `pause` is called before each new try. Raises OSError."""
     for _ in range(READ_TRIES):
         try:
             found = decode((folder / FILE).read_bytes())
@@ -81,7 +80,7 @@ def read(folder: Path, pause: Callable[[], None] = lambda: None) -> CommitMark |
 
 
 def write(disk: Disk, folder: Path, mark: CommitMark) -> None:
-    """In place. Raises DiskFull."""
+    """Overwrite the mark. Raises DiskFull."""
     fd = disk.open_append(folder / FILE)
     try:
         disk.write(fd, [encode(mark)], 0)
@@ -90,7 +89,7 @@ def write(disk: Disk, folder: Path, mark: CommitMark) -> None:
 
 
 def take_back(store: Store) -> None:
-    """The store was opened, and nothing is appended yet: a mark that names what is not there goes, and does not come back."""
+    """After opening, before anything is appended: remove a mark that names entries that are not there."""
     path = store.folder / FILE
     if not path.exists():
         return
@@ -104,19 +103,19 @@ def take_back(store: Store) -> None:
 
 
 def forget(folder: Path) -> None:
-    """The folder's logs are about to begin anew."""
+    """Remove the mark, because the folder's logs begin anew."""
     (folder / FILE).unlink(missing_ok=True)
 
 
 def note(store: Store) -> CommitMark:
-    """What the mark may say once `store.committed_index` has reached its index."""
+    """The mark to write once `store.committed_index` has reached its index."""
     messages, actions = store.applied_place()
     index = store.applied_index
     return CommitMark(index, store.epoch_at(index), messages, actions, max(store.clock.time_ms(), 0))
 
 
 class Marker:
-    """Writes one store's mark while the broker works; make another one when the store was opened anew. Called between two turns."""
+    """Writes one store's mark while the broker works; make another one for a reopened store. Called between two turns."""
 
     def __init__(self, store: Store) -> None:
         self.store = store
@@ -127,7 +126,7 @@ class Marker:
         self._written_ms = 0
 
     def tick(self, now_ms: int) -> None:
-        """Time has passed: `now_ms` is monotonic. A full disk makes the mark lag."""
+        """`now_ms` is monotonic. On a full disk the mark lags."""
         self._look()
         if self._reached is None or not self._is_due(self._reached, now_ms):
             return

@@ -1,4 +1,4 @@
-"""The consume log: one queue's list of where its messages lie. Derived from the message log; lose it and it comes back.
+"""The consume log: one queue's list of where its messages are. It is derived from the message log, and rebuilt if it is lost.
 
 One entry of 64 bytes for each *batch*, not for each message: a batch holds consecutive sequences, so a sequence is found by binary
 search, and an entry a message would cost a quarter of the log at 100 bytes (docs/adr/0003). An entry has what reading, tag filtering,
@@ -9,11 +9,11 @@ time lookup and lookup by id need:
 
 `cumulative_bytes` counts the queue's stored bytes before this batch, so that a backlog in bytes is one subtraction.
 
-The newest entries are in memory; `spill` hands out what is to be written to the queue's files, `spilled` forgets it. Files are named by a
-digest of the queue's name (a name never becomes a path) and the number of their first entry, 65,536 entries each.
+The newest entries are in memory; `spill` returns those to be written to the queue's files, `spilled` drops them from memory. Files are
+named by a digest of the queue's name (a name never becomes a path) and the number of their first entry, 65,536 entries each.
 
-A search narrows on one open file by single reads to a block of entries, and reads that at once. A file that the disk cannot read (EIO) is
-marked (`.bad`), so that the next start rebuilds the queue's consume log; until then what needs it gets LogDamaged.
+A search first narrows the range by single reads of one open file, then reads a block of entries. A file that the disk cannot read (EIO) is
+marked (`.bad`), so that the next start rebuilds the queue's consume log; until then its readers get LogDamaged.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ ENTRY_TYPE: Final = np.dtype(
         ("count", "<u4"),
     ]
 )
-"""The same as `ENTRY`, for many at once."""
+"""`ENTRY` as a numpy type."""
 FILE_ENTRIES: Final = 65_536
 SUFFIX: Final = ".idx"
 BAD_SUFFIX: Final = ".bad"
@@ -59,11 +59,11 @@ _BLOCK_ENTRIES: Final = 64
 
 
 _BASE_SEQUENCE, _POSITION, _APPEND_TIME, _CUMULATIVE_BYTES = 0, 1, 2, 6
-"""Where a search looks in an entry."""
+"""The fields of an entry that a search uses."""
 
 
 class IndexEntry(NamedTuple):
-    """Where one batch of the queue lies, and what is in it."""
+    """Where one batch of the queue is, and what it contains."""
 
     base_sequence: int
     position: int
@@ -77,12 +77,12 @@ class IndexEntry(NamedTuple):
 
     @property
     def next_sequence(self) -> int:
-        """Sequence behind its last message."""
+        """The sequence after its last message."""
         return self.base_sequence + self.count
 
     @property
     def end(self) -> int:
-        """Position behind it in the message log."""
+        """The position after it in the message log."""
         return self.position + self.total_bytes
 
 
@@ -93,7 +93,7 @@ def digest(queue: QueueId) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Spill:
-    """Entries to write: `data` begins with entry number `first`."""
+    """Entries to write; `data` begins with entry number `first`."""
 
     log: ConsumeLog
     first: int
@@ -101,7 +101,7 @@ class Spill:
 
 
 class ConsumeLog:
-    """The entries of one queue, numbered from 0; `first` is the oldest that still counts."""
+    """The entries of one queue, numbered from 0; `first` is the oldest valid one."""
 
     __slots__ = ("_disk", "_folder", "_name", "_tail", "first", "persisted")
 
@@ -139,7 +139,7 @@ class ConsumeLog:
         return [IndexEntry._make(each) for each in ENTRY.iter_unpack(self._stored(number, most))]
 
     def table(self, number: int, most: int) -> npt.NDArray[Any]:
-        """The same as one array of `ENTRY_TYPE`."""
+        """`entries` as one array of `ENTRY_TYPE`."""
         return np.frombuffer(self._stored(number, most), ENTRY_TYPE)
 
     def _stored(self, number: int, most: int) -> bytes:
@@ -192,7 +192,7 @@ class ConsumeLog:
             self._bad_mark.touch()
 
     def discard(self) -> None:
-        """Delete the queue's files: it is indexed anew."""
+        """Delete the queue's files: the queue is indexed anew."""
         for path in (*self._folder.glob(f"{self._name}-*{SUFFIX}"), self._bad_mark):
             path.unlink(missing_ok=True)
 
@@ -213,7 +213,7 @@ class ConsumeLog:
         return self._first_where(_CUMULATIVE_BYTES, cumulative_bytes)
 
     def _first_where(self, column: int, value: int) -> int:
-        """Number of the first entry with at least `value` in a column that never falls; `count` if there is none."""
+        """Number of the first entry with at least `value` in a column that never decreases; `count` if there is none."""
         in_memory = max(self.first, self.persisted)
         if self.first < self.persisted and (not self._tail or self.entry(in_memory)[column] >= value):
             return self._first_in_files(column, value)
@@ -244,9 +244,10 @@ class ConsumeLog:
                 number += 1
 
     def of_producer(self, producer_id: int, before: int) -> tuple[int, list[IndexEntry]]:
-        """What a producer sent, in one file's worth of entries before number `before`: where these begin, and the entries, newest first.
+        """The entries of a producer among one file's worth of entries before number `before`: (first number of these, entries, newest
+        first).
 
-        Called again with what it gives first, until that is `first`, it goes through all. Raises LogDamaged if a file is gone.
+        Call it again with the returned number, until that is `first`, to get all. Raises LogDamaged if a file is gone.
         """
         begin = (before - 1) - (before - 1) % FILE_ENTRIES
         if begin < self.persisted < before:
@@ -259,7 +260,7 @@ class ConsumeLog:
         return begin, [IndexEntry._make(each) for each in table[found].tolist()]
 
     def find_batch(self, producer_id: int, batch_sequence: int, first: int) -> IndexEntry | None:
-        """A producer's batch of that number, from entry `first` on; the newest first, a file at a time. Raises LogDamaged."""
+        """A producer's batch of that number, from entry `first` on; searched from the newest, a file at a time. Raises LogDamaged."""
         before = self.count
         while before > max(first, self.first):
             before, sent = self.of_producer(producer_id, before)
@@ -269,7 +270,7 @@ class ConsumeLog:
         return None
 
     def newest_of(self, producer_id: int) -> int:
-        """The highest number that a producer's batches here have; -1 if there are none. Raises LogDamaged."""
+        """The highest number of a producer's batches here; -1 if there are none. Raises LogDamaged."""
         before, newest = self.count, -1
         while before > self.first:
             before, sent = self.of_producer(producer_id, before)
@@ -277,15 +278,15 @@ class ConsumeLog:
         return newest
 
     def entries_in_memory(self) -> list[IndexEntry]:
-        """The newest entries, which no file has yet."""
+        """The newest entries, which are not in a file yet."""
         return [IndexEntry._make(each) for each in ENTRY.iter_unpack(bytes(self._tail))]
 
     def spill(self) -> Spill | None:
-        """What is only in memory, to be written with `write_spill`; None if there is nothing."""
+        """The entries that are only in memory, for `write_spill`; None if there are none."""
         return Spill(self, self.persisted, bytes(self._tail)) if self._tail else None
 
     def write_spill(self, spill: Spill) -> list[Path]:
-        """Write entries to their files; give the files. Safe in a thread. Raises DiskFull."""
+        """Write entries to their files, and return the files. Safe in a thread. Raises DiskFull."""
         written: list[Path] = []
         number, data = spill.first, spill.data
         while data:
@@ -301,18 +302,18 @@ class ConsumeLog:
         return written
 
     def spilled(self, spill: Spill) -> None:
-        """The entries were written: memory may forget them."""
+        """The entries were written, so memory may drop them."""
         del self._tail[: len(spill.data)]
         self.persisted = spill.first + len(spill.data) // ENTRY_BYTES
 
     def drop_before(self, number: int) -> list[Path]:
-        """Entries before `number` no longer count; give the files that hold only such, for the caller to delete."""
+        """Entries before `number` are no longer valid. Returns the files that contain only such entries, for the caller to delete."""
         old = range(self.first // FILE_ENTRIES, min(number, self.persisted) // FILE_ENTRIES)
         self.first = max(self.first, number)
         return [self._file(each * FILE_ENTRIES) for each in old]
 
     def is_whole(self) -> bool:
-        """Whether the files hold every entry that was persisted, and no file was found unreadable."""
+        """Whether the files have every persisted entry, and none was unreadable."""
         if self._bad_mark.exists():
             return False
         for base in range(self.first - self.first % FILE_ENTRIES, self.persisted, FILE_ENTRIES):

@@ -25,20 +25,20 @@ _IOV_MAX: Final = 1024
 _NO_SPACE: Final = (errno.ENOSPC, errno.EDQUOT)
 
 BLOCK_BYTES: Final = 4096
-"""What a disk fails to read comes in pieces of this size; a write that covers one whole needs nothing of what is there."""
+"""The unit of a failed read; a write that covers a whole block does not need its old content."""
 
 _UNREADABLE: Final = b"\xa5"
-"""Stands for each byte that could not be read: not zero, since zeros at a log's end are what a power cut leaves."""
+"""Replaces each byte that could not be read. Not zero, since zeros at a log's end are what a power cut leaves."""
 
 
 class Disk:
     """The real file system."""
 
     unreadable = 0
-    """How often a block could not be read."""
+    """Blocks that could not be read."""
 
     def open_append(self, path: Path) -> int:
-        """A file for reading and for writing at given places; made if absent. Raises DiskFull, OSError."""
+        """Open a file for reading and writing at offsets; made if absent. Raises DiskFull, OSError."""
         try:
             return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
         except OSError as cause:
@@ -51,7 +51,7 @@ class Disk:
         os.close(fd)
 
     def write(self, fd: int, buffers: Sequence[bytes], at: int) -> None:
-        """Write all buffers from byte `at` on. Raises DiskFull with an unknown part of them written."""
+        """Write all buffers from byte `at` on. Raises DiskFull; then an unknown part of them is written."""
         try:
             for begin in range(0, len(buffers), _IOV_MAX):
                 chunk = buffers[begin : begin + _IOV_MAX]
@@ -79,7 +79,7 @@ class Disk:
         return data
 
     def read_around(self, fd: int, size: int, at: int) -> bytes:
-        """Like `read`, for what is protected by checksums: blocks that cannot be read (EIO) come as bytes that no checksum holds for."""
+        """Like `read`, for data with checksums: unreadable blocks (EIO) are replaced by bytes that fail every checksum."""
         try:
             return self.read(fd, size, at)
         except OSError as cause:
@@ -102,7 +102,7 @@ class Disk:
             return _UNREADABLE * size
 
     def read_file(self, path: Path) -> bytes:
-        """A small file, whole; as `read_around` gives it."""
+        """A small file, whole; unreadable blocks as in `read_around`."""
         fd = self.open_read(path)
         try:
             return self.read_around(fd, self.size(fd), 0)
@@ -141,7 +141,7 @@ class Disk:
             self.write(fd, [data], 0)
             self.sync(fd)
         except DiskFull:
-            self.truncate(fd, 0)  # it must not keep what it took of a full disk
+            self.truncate(fd, 0)  # free the space that it took on a full disk
             raise
         finally:
             self.close(fd)
@@ -160,6 +160,6 @@ class Disk:
 def _translated(cause: OSError, path: Path | None) -> Exception:
     if cause.errno in _NO_SPACE:
         return DiskFull(f"no space left{f' for {path.name}' if path else ''}: free some space, or shorten retention")
-    if cause.errno in SHORT_OF:  # it passes, as a full disk does: what needs the file is refused, and tried again
+    if cause.errno in SHORT_OF:  # temporary, like a full disk: the caller's request fails, and is retried
         return DiskFull(f"the system allows no more open files{f' ({path.name})' if path else ''}: raise the limit (ulimit -n)")
     return cause

@@ -1,13 +1,13 @@
-"""Reading a log of enveloped entries: the walk at a restart, and the verdict on what does not hold.
+"""Reads a log of enveloped entries: the walk at a restart, and the decision about entries that fail their checksum.
 
-Both logs are made of envelopes (qmq/batch.py), each followed by its region. A restart walks them from the last checkpoint on and checks
-every checksum. Where one does not hold, there are two cases, and they must not be confused:
+Both logs consist of envelopes (qmq/batch.py), each followed by its region. A restart walks them from the last checkpoint on and checks
+every checksum. If one fails, there are two cases:
 
-* *A torn tail.* What was written after the last flush may be gone or in pieces after a power cut, in any order. Nobody was promised it,
-  so it is cut off.
-* *Damage.* What was flushed must be there. Every envelope carries `flushed_position`, how far the log was flushed when it was written;
-  so if any whole entry after the bad one, or the checkpoint, says that the bad place was flushed, then it was acknowledged once.
-  That is never cut off: LogDamaged, and an operator (or, in a cluster, another replica) has to mend it.
+* *A torn tail.* Entries written after the last flush may be missing or incomplete after a power cut, in any order. They were not
+  acknowledged as flushed, so they are cut off.
+* *Damage.* Flushed entries must be there. Every envelope has `flushed_position`, how far the log was flushed when it was written; so if a
+  valid entry after the bad one, or the checkpoint, says that the bad place was flushed, it may have been acknowledged. It is never cut off:
+  opening raises LogDamaged, and an operator (or, in a cluster, another replica) has to repair it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _PAYLOAD: Final = Struct("<I")
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One enveloped entry and where it lies."""
+    """One enveloped entry and its place."""
 
     position: int
     envelope: Envelope
@@ -41,12 +41,12 @@ class Entry:
 
     @property
     def end(self) -> int:
-        """Position behind it."""
+        """The position after it."""
         return self.position + self.envelope.total_bytes
 
 
 def wrap(kind: Kind, payload: bytes, *, count: int, epoch: int, index: int, time_ms: int, flushed: int) -> list[bytes]:
-    """An entry that is no batch of messages (actions, snapshots): its payload behind its length. `count` stands in base_sequence."""
+    """An entry that is not a batch of messages (actions, snapshots): its payload with its length. `count` is stored in base_sequence."""
     size = _PAYLOAD.size + len(payload)
     region = b"".join((_PAYLOAD.pack(len(payload)), payload, bytes(-size & (ALIGN - 1))))
     if len(region) < 56:
@@ -56,7 +56,7 @@ def wrap(kind: Kind, payload: bytes, *, count: int, epoch: int, index: int, time
 
 
 def unwrap(region: bytes) -> bytes:
-    """The payload that `wrap` put in. Raises CorruptBatch."""
+    """The payload of an entry made by `wrap`. Raises CorruptBatch."""
     size: int = _PAYLOAD.unpack_from(region)[0]
     if size > len(region) - _PAYLOAD.size:
         raise CorruptBatch("the payload does not fit into its entry")
@@ -64,7 +64,7 @@ def unwrap(region: bytes) -> bytes:
 
 
 class ReadWindow:
-    """A part of the log held in memory while walking. `read(position, size)` reads it, in pieces of `ahead` bytes at least."""
+    """A part of the log in memory while walking. `read(position, size)` reads it, at least `ahead` bytes at a time."""
 
     def __init__(self, read: Callable[[int, int], bytes], ahead: int) -> None:
         self._read = read
@@ -81,18 +81,18 @@ class ReadWindow:
         return self._data[at : at + size]
 
     def clear(self) -> None:
-        """Look at the log itself next time."""
+        """Read from the log itself next time."""
         self._data = b""
 
 
 def head_at(segments: Segments, position: int) -> Envelope | None:
-    """The envelope at `position` alone; None if the log ends before it does. Raises CorruptBatch."""
+    """The envelope at `position`; None if the log ends before its end. Raises CorruptBatch."""
     head = segments.read(position, ENVELOPE_BYTES)
     return parse_envelope(head) if len(head) == ENVELOPE_BYTES else None
 
 
 def walk(segments: Segments, position: int) -> Iterator[Entry]:
-    """Every entry from `position` on, checked. Raises CorruptBatch at the first that does not hold (see `entry_at`)."""
+    """Every entry from `position` on, checked. Raises CorruptBatch at the first bad one (see `entry_at`)."""
     window = ReadWindow(segments.read, _READ_BYTES)
     while position < segments.end:
         entry = _entry(window, position)
@@ -116,10 +116,10 @@ def _entry(window: ReadWindow, position: int) -> Entry:
 
 
 def judge(segments: Segments, bad: int, flushed: int, cause: CorruptBatch, *, log: int = -1, trusts_envelopes: bool = True) -> None:
-    """Return if what begins at `bad` is a torn tail; raise LogDamaged if it was flushed once.
+    """Returns if the entry at `bad` begins a torn tail; raises LogDamaged if it was flushed.
 
-    `flushed` is what the checkpoint knows to be flushed; every segment but the last was flushed before the next began. A slave's envelopes
-    tell how far its *master* had flushed, so there they do not count.
+    `flushed` is the flushed position of the checkpoint; every segment but the last was flushed before the next began. A slave's envelopes
+    say how far its *master* had flushed, so they do not count.
     """
     if bad < max(flushed, segments.bases[-1]):
         raise damaged(segments, bad, cause, log)
@@ -133,10 +133,10 @@ def judge(segments: Segments, bad: int, flushed: int, cause: CorruptBatch, *, lo
 
 
 def is_torn(segments: Segments, position: int) -> bool:
-    """Whether what begins at `position` was cut short while it was written, as a killed process leaves it: the entry is not all there.
+    """Whether the entry at `position` is incomplete, as a process that is killed while writing leaves it.
 
-    Anything else is not: an envelope that is all there and does not hold was written whole once, and perhaps acknowledged. Zeros up to
-    the end are what a power cut leaves of bytes that were never flushed.
+    A complete envelope with a wrong checksum is not torn: it was written completely, and perhaps acknowledged. Zeros up to the end are what
+    a power cut leaves of unflushed bytes.
     """
     try:
         head = head_at(segments, position)
@@ -154,7 +154,7 @@ def _is_blank(segments: Segments, position: int) -> bool:
 
 
 def damaged(segments: Segments, bad: int, cause: CorruptBatch, log: int) -> LogDamaged:
-    """The error that says which place of a flushed part does not hold."""
+    """The error for a damaged place in a flushed part."""
     base = segments.base_of(bad)
     return LogDamaged(
         f"{segments.folder.name}: {segment_name(base)} is damaged at byte {bad - base} ({cause.message}), in a part that "
@@ -166,7 +166,7 @@ def damaged(segments: Segments, bad: int, cause: CorruptBatch, log: int) -> LogD
 
 
 def _unreadable(segments: Segments, bad: int, log: int) -> LogDamaged:
-    """The error for a tail that the disk cannot read: no torn write leaves that."""
+    """The error for a tail that the disk cannot read: a torn write does not cause that."""
     base = segments.base_of(bad)
     return LogDamaged(
         f"{segments.folder.name}: {segment_name(base)} cannot be read from byte {bad - base} on (EIO: the disk fails), so it is unknown "
@@ -178,7 +178,7 @@ def _unreadable(segments: Segments, bad: int, log: int) -> LogDamaged:
 
 
 def _whole_entries_after(segments: Segments, bad: int) -> Iterator[Entry]:
-    """Entries found by their magic, at any aligned place after the bad one."""
+    """Entries after the bad one, found by their magic at any aligned place."""
     position = bad + ALIGN
     while position < segments.end:
         segment_end = segments.segment_end(segments.base_of(position))
@@ -196,12 +196,12 @@ def _found_in(segments: Segments, position: int, data: bytes) -> Iterator[Entry]
 
 
 def epoch_of(epochs: Sequence[tuple[int, int]], index: int) -> int:
-    """Which of the (epoch, first index) an index lies in; -1 if they do not go back so far."""
+    """The epoch of an index, by (epoch, first index); -1 if the history does not go back so far."""
     return next((epoch for epoch, first in reversed(epochs) if first <= index), -1)
 
 
 def first_index(log: int, segments: Segments, last_index: int) -> int:
-    """Index of the oldest entry of a log; behind the last one if the log is empty and was begun anew, 1 if it never lost anything."""
+    """Index of the oldest entry of a log; the next index if the log is empty and began anew, 1 if nothing was ever deleted."""
     if segments.start == 0:
         return 1
     try:

@@ -1,4 +1,4 @@
-"""One process to a data folder, held by a file lock that ends with the process, however it ends."""
+"""A lock that gives a data folder to one process. It ends with the process."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class FolderLock:
             raise FolderInUse(f"{folder} is used by another running broker: stop it first, or choose another folder") from None
 
     def release(self) -> None:
-        """Let another process have the folder, or another store of this one."""
+        """Release the folder, for another process or another store of this one."""
         if self._fd >= 0:
             os.close(self._fd)
         self._fd = -1

@@ -1,12 +1,11 @@
-"""The slave's side of the store: taking what the master wrote, cutting what diverged, beginning anew.
+"""The slave's part of the store: writes the master's entries, cuts a diverged tail, begins anew.
 
-A slave's files are the master's, byte for byte and position for position; so nothing is decided here, only checked:
+A slave's files are identical to the master's, so this module decides nothing and only checks:
 
-* An entry is taken if its checksums hold, its index is the next one, and it lies where our log ends. Nothing is taken of a stretch that
-  has a flaw.
-* What is taken is written at once, and changes the derived state only when it is committed (`Store.commit`).
-* Cutting behind what is applied needs the state as it was: the store is opened anew from its last checkpoint, which never knows more than
-  what was committed when it was written.
+* An entry is accepted if its checksums match, its index is the next one, and its position is the end of our log. A stretch with an invalid
+  entry is refused as a whole.
+* Accepted entries are written at once, and change the derived state when they are committed (`Store.commit`).
+* Cutting applied entries needs an older state: the store is reopened from its last checkpoint, which contains only committed entries.
 """
 
 from __future__ import annotations
@@ -33,18 +32,18 @@ _RUN: Final = Struct("<IIQQ")
 _CRC: Final = Struct("<I")
 _RUN_HEAD_BYTES: Final = _RUN.size + _CRC.size
 _KINDS: Final = ((Kind.DATA, Kind.SNAPSHOT, Kind.BARRIER, Kind.COMMAND), (Kind.ACTIONS, Kind.SNAPSHOT))
-"""What may lie in each log."""
+"""The kinds of entries of each log."""
 
 
 class Diverged(Exception):
-    """What the master sent does not lie where our log ends, although the core took it: an invariant is broken."""
+    """The master's entries do not begin where our log ends, although the core accepted them: an invariant is broken."""
 
 
 # --- runs as bytes -----------------------------------------------------------------------------------------------------
 
 
 def pack_runs(runs: Iterable[WriteRun]) -> list[bytes]:
-    """Runs as they travel: a head with a checksum of its own, and the bytes, one after another."""
+    """Encode runs: a header with its own checksum, and the bytes, one run after another."""
     found: list[bytes] = []
     for run in runs:
         head = _RUN.pack(run.log, run.size, run.base, run.position)
@@ -53,7 +52,7 @@ def pack_runs(runs: Iterable[WriteRun]) -> list[bytes]:
 
 
 def unpack_runs(data: memoryview | bytes) -> list[WriteRun]:
-    """The inverse; the bytes are copied. Raises CorruptBatch."""
+    """Decode what `pack_runs` made; the bytes are copied. Raises CorruptBatch."""
     runs: list[WriteRun] = []
     at = 0
     while at < len(data):
@@ -92,9 +91,9 @@ def entries_of(run: WriteRun) -> list[PendingEntry]:
 
 
 def check_stretch(runs: list[WriteRun], after: int, last: int) -> list[list[PendingEntry]]:
-    """Each run's entries, if together they are those behind `after` up to `last`. Raises CorruptBatch.
+    """The entries of each run; together they must be those after `after` up to `last`. Raises CorruptBatch.
 
-    At the beginning of a log that was begun anew indexes may be missing: the other log's part of them was taken by retention.
+    At the beginning of a log that began anew, indexes may be missing: retention deleted the other log's part of them.
     """
     found = [entries_of(run) for run in runs]
     index, epoch = after, 0
@@ -108,7 +107,7 @@ def check_stretch(runs: list[WriteRun], after: int, last: int) -> list[list[Pend
 
 
 def take(store: Store, runs: list[WriteRun], found: list[list[PendingEntry]]) -> None:
-    """Write what was checked. Raises Diverged, nothing written; DiskFull, with a part of it written."""
+    """Write the checked runs. Raises Diverged: nothing was written; DiskFull: a part was written."""
     for segments in store.logs:
         segments.drop_empty()
     _require_places(store.logs, runs)
@@ -121,7 +120,7 @@ def take(store: Store, runs: list[WriteRun], found: list[list[PendingEntry]]) ->
 
 
 def _require_places(logs: tuple[Segments, Segments], runs: list[WriteRun]) -> None:
-    """Raises Diverged unless each run lies where its log ends then, in the segment that is open there or in a new one."""
+    """Raises Diverged unless each run begins where its log ends, in the open segment or in a new one."""
     ends = [segments.end for segments in logs]
     bases = [segments.bases[-1] for segments in logs]
     for run in runs:
@@ -149,7 +148,7 @@ def _note(store: Store, run: WriteRun, entries: list[PendingEntry]) -> None:
 
 
 def truncate(store: Store, index: int) -> bool:
-    """Cut what lies behind `index`; False if that reaches behind what is applied, and nothing was done."""
+    """Cut everything after `index`; False, with nothing done, if applied entries would be cut."""
     if index < store.applied_index:
         return False
     place = [store.messages.end, store.actions.end]
@@ -173,7 +172,7 @@ def _forget_behind(store: Store, index: int) -> None:
 
 
 def begin_anew(folder: Path, place: Place) -> None:
-    """Replace a closed store's folder by empty logs that begin at `place`; first of all its commit mark goes."""
+    """Replace a closed store's folder by empty logs that begin at `place`; the commit mark is removed first."""
     commit_mark.forget(folder)
     for name in ("checkpoint", "consume", "message", "action"):
         shutil.rmtree(folder / name, ignore_errors=True)

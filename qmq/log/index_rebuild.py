@@ -1,4 +1,4 @@
-"""Making a lost consume log again from the message log."""
+"""Rebuilds a lost consume log from the message log."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from qmq.log.store import Store
 
 
 def rebuild(store: Store, lost: list[tuple[Queue, int]], until: int, progress: Callable[[str, int, int], None]) -> None:
-    """Index the lost queues anew from the oldest message on; what lies behind `until` was indexed by the replay. Raises LogDamaged."""
+    """Index the lost queues again from the oldest message on; the replay has indexed everything after `until`. Raises LogDamaged."""
     stored = _stored_bytes(store, until)
     tails: dict[int, list[IndexEntry]] = {}
     cumulative: dict[int, int] = {}
@@ -43,7 +43,7 @@ def _data_before(store: Store, until: int) -> Iterator[Entry]:
             position = entry.end
             if entry.envelope.kind in (Kind.DATA, Kind.COMMAND):
                 yield entry
-    except CorruptBatch as cause:  # what lies before a checkpoint was flushed
+    except CorruptBatch as cause:  # everything before a checkpoint was flushed
         raise damaged(store.messages, position, cause, MESSAGES) from cause
 
 

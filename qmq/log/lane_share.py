@@ -1,22 +1,22 @@
-"""What one group has done of one partition of an ordered subject, and who holds which lane of it. Pure: actions in, state out; the same on
+"""The progress of one group on one partition of an ordered subject, and the holders of its lanes. Pure: actions in, state out; the same on
 every replica and after every restart. The counterpart of `qmq.log.share`, which hands messages out to whoever asks.
 
-Two lists, both by ranges of logical partitions, and independent of each other:
+Two independent lists, both by ranges of logical partitions:
 
     progress   tiles the partition's range. Of each range: everything before `done_before` is done, and so are the ranges `done` behind it
-    holders    who reads which range now, under which token; no two overlap
+    holders    who reads which range now, under which token; ranges do not overlap
 
 A lane may have any range: progress is cut where a lane's range begins or ends, and joined again where neighbours have come to the same
 point. So lanes are made wider or narrower at any time, and no lane needs to know how far another one is.
 
-A verdict names sequences, and means the messages of the holder's range in them. A token is given once, and grows; after its holder's lease
-is over, or an operator moved the group, nothing that carries it counts.
+A verdict names sequences, and is about the messages of the holder's range among them. Tokens are unique and grow; after its holder's lease
+has ended, or an operator moved the group, a token is invalid.
 
-A *parked* key's messages are done as far as its lane is concerned; which they are is kept until they are replayed or dropped. A replay puts
-only that key's logical partition back, and takes its lane from its holder, so that whoever reads it next begins with the oldest of them.
+A *parked* key's messages count as done for the lane; they are remembered until they are replayed or dropped. A replay puts only that key's
+logical partition back, and takes the lane from its holder, so that its next reader begins with the oldest of them.
 
-A key that is parked in a partition which a route change closed is parked in the partition that follows, too: an *inherited* key, whose
-list of messages is empty until some arrive. It is written before the group may read the partition (docs/ORDERING.md, "Failure").
+A key that is parked in a partition which a route change closed is parked in the next partition, too: an *inherited* key, whose list of
+messages is empty at first. It is written before the group may read the partition (docs/ORDERING.md, "Failure").
 
 Worked example: range [0, 8), lane [0, 4) settles 0 to 9, lane [4, 8) settles 0 to 3 and 6 to 7: progress is [0, 4) before 10, and [4, 8)
 before 4 with 6 to 7 done behind it. When [4, 8) settles 4 to 5 and 8 to 9 both have come to 10, and are one range again.
@@ -51,7 +51,7 @@ FAILURES_MAX: Final = 10_000
 
 
 class LaneHolder(NamedTuple):
-    """Who reads a range now."""
+    """The reader of a range."""
 
     lps: LpRange
     consumer: str
@@ -62,7 +62,7 @@ class LaneHolder(NamedTuple):
 
 @dataclass(slots=True)
 class LaneProgress:
-    """How far a range is. `done` are [first, end) ranges of sequences behind `done_before`, ascending, not touching."""
+    """The progress of a range. `done` are [first, end) ranges of sequences after `done_before`, ascending, not adjacent."""
 
     lps: LpRange
     done_before: int
@@ -87,7 +87,7 @@ class LaneProgress:
             self.done_before = done.pop(0)[1]
 
     def remove(self, sequences: list[int]) -> None:
-        """These are to be done again; ascending."""
+        """These sequences (ascending) are to be done again."""
         if not sequences:
             return
         first = sequences[0]
@@ -111,7 +111,7 @@ class LaneProgress:
 
 @dataclass(slots=True)
 class ParkedKey:
-    """Messages of a key that were set aside, in order. None yet, if the key was parked in the partition before."""
+    """The messages of a parked key, in order; empty at first, if the key was parked in the previous partition."""
 
     lp: int
     sequences: list[int]
@@ -129,28 +129,28 @@ class LaneShare:
         self.failures: dict[int, int] = {}
         self.parked: dict[bytes, ParkedKey] = {}
         self.expired = 0
-        """Messages that retention had taken when the group began here."""
+        """Messages that retention had deleted when the group began here."""
 
     # --- looking -------------------------------------------------------------------------------------------------------
 
     def holder(self, token: int) -> LaneHolder | None:
-        """Whose token it is, if it still counts."""
+        """The holder of a valid token; else None."""
         return next((each for each in self.holders if each.token == token), None)
 
     def holders_of(self, lps: LpRange) -> list[LaneHolder]:
-        """Who holds any of a range."""
+        """The holders that overlap a range."""
         return [each for each in self.holders if each.lps.overlaps(lps)]
 
     def progress_of(self, lps: LpRange) -> list[LaneProgress]:
-        """Progress that concerns a range."""
+        """The progress entries that overlap a range."""
         return [each for each in self.progress if each.lps.overlaps(lps)]
 
     def position(self, lps: LpRange) -> int:
-        """The first sequence that may hold something of the range that is not done."""
+        """The first sequence that may have an undone message of the range."""
         return min(each.done_before for each in self.progress_of(lps))
 
     def done_before(self) -> int:
-        """Everything before it is done, for all of the partition."""
+        """Everything before it is done, in the whole partition."""
         return min(each.done_before for each in self.progress)
 
     def parked_in(self, lps: LpRange) -> list[bytes]:
@@ -171,7 +171,7 @@ class LaneShare:
     # --- changing ------------------------------------------------------------------------------------------------------
 
     def apply(self, action: LaneAction) -> int:
-        """Change state by one action. What it gave: a token, or how many messages it was about; 0 if nothing, or if a token is void."""
+        """Apply one action. Returns a token, or the number of messages it was about; 0 if there were none, or the token is void."""
         return _APPLY[type(action)](self, action) or 0
 
     def _begin(self, action: LaneBegin) -> None:
@@ -235,7 +235,7 @@ class LaneShare:
         if parked is None:
             return 0
         lps = LpRange(parked.lp, parked.lp + 1)
-        # Whoever reads the key takes it for parked until it attaches again.
+        # The current reader takes the key for parked until it attaches again.
         self.holders = [each for each in self.holders if not each.lps.overlaps(lps)]
         if action.replays and parked.sequences:
             (mine,) = self._cut(lps)
@@ -244,7 +244,7 @@ class LaneShare:
         return len(parked.sequences)
 
     def _inherit(self, action: LaneInherit) -> int:
-        """In a range exactly these keys are parked, besides those that have messages set aside here. How many are new."""
+        """Park exactly these keys in a range, besides those that have parked messages here. Returns how many are new."""
         lps = LpRange(action.first, action.end)
         named = {key for _, key in action.keys}
         for key in [key for key in self.parked_in(lps) if key not in named and not self.parked[key].sequences]:
@@ -252,12 +252,12 @@ class LaneShare:
         fresh = {key: lp for lp, key in action.keys if key not in self.parked}
         for key, lp in fresh.items():
             self.parked[key] = ParkedKey(lp, [])
-            # Whoever reads the key takes it for not parked until it attaches again.
+            # The current reader takes the key for not parked until it attaches again.
             self.holders = [each for each in self.holders if not each.lps.first <= lp < each.lps.end]
         return len(fresh)
 
     def _cut(self, lps: LpRange) -> list[LaneProgress]:
-        """The progress of exactly a range, cut where it begins and ends."""
+        """The progress of exactly this range; entries are cut at its ends."""
         found: list[LaneProgress] = []
         pieces: list[LaneProgress] = []
         for each in self.progress:
@@ -271,7 +271,7 @@ class LaneShare:
         return found
 
     def _join(self) -> None:
-        """Neighbours that have come to the same point are one."""
+        """Join adjacent entries with the same progress."""
         if len(self.progress) < 2:
             return
         joined = [self.progress[0]]

@@ -1,8 +1,7 @@
-"""The trail of one message of an ordered subject: as `trail.py`, of lanes. Pure: actions in, events out.
+"""The trail of one message of an ordered subject: like `trail.py`, for lanes. Pure: actions in, events out.
 
-Lanes remember what is done, not what was handed out, so the events are: `grant` (its lane was given to a consumer, which reads on from
-where the lane stands), `done`, `nack` (it failed for the `attempt`-th time), `park` (set aside with its key), `replay`, `drop`, `reset`,
-`skip`.
+Lanes record what is done, not what was handed out. So the events are: `grant` (a consumer got the lane, and reads on from its position),
+`done`, `nack` (the message failed for the `attempt`-th time), `park` (parked with its key), `replay`, `drop`, `reset`, `skip`.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ _KINDS = {LaneBegin: "skip", LaneDone: "done", LanePark: "park", LaneReset: "res
 
 
 class LaneTrail:
-    """One message, of one logical partition, and one group."""
+    """One message in one logical partition, for one group."""
 
     __slots__ = ("group", "last", "lp", "sequence", "share")
 
@@ -68,7 +67,7 @@ class LaneTrail:
 
 
 def where(share: LaneShare, sequence: int, lp: int) -> MessagePlace:
-    """Where the message is: `WAITING` means that it is set aside with its key."""
+    """Where the message is; `WAITING` means parked with its key."""
     if any(sequence in parked.sequences for parked in share.parked.values()):
         return MessagePlace.WAITING
     for part in share.progress:
@@ -79,5 +78,5 @@ def where(share: LaneShare, sequence: int, lp: int) -> MessagePlace:
 
 
 def holder_of(share: LaneShare, lp: int) -> LaneHolder | None:
-    """Who reads its lane."""
+    """The reader of its lane."""
     return next((each for each in share.holders if each.lps.first <= lp < each.lps.end), None)

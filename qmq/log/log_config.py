@@ -1,4 +1,4 @@
-"""What an operator may choose about storage, with defaults and reasons."""
+"""The configuration of storage, with defaults and reasons."""
 
 from __future__ import annotations
 
@@ -10,39 +10,41 @@ from qmq.limits import BATCH_BYTES_MAX, FLUSH_INTERVAL_MS, KIB, MIB
 
 
 class Flush(Enum):
-    """When the disk is made to keep what was written."""
+    """When written entries are flushed to disk."""
 
     ASYNC = "async"
-    """All the time: the next flush begins when the last one has ended and something came meanwhile. Survives a killed process; a power cut
-    takes at most what came in about two flushes, unless its producer waited for the flush (`acks="flushed"`)."""
+    """Continuously: the next flush begins when the previous one has ended and there are new entries. Survives a killed process; a power cut
+    takes at most the entries of about two flushes, unless the producer waited for the flush (`acks="flushed"`).
+    """
     SYNC = "sync"
-    """Before it is acknowledged or seen; one fdatasync covers all that is waiting."""
+    """Before they are acknowledged or visible; one fdatasync covers all waiting entries."""
 
 
 @dataclass(frozen=True, slots=True)
 class LogConfig:
-    """Storage of one broker. All sizes in bytes, all times in milliseconds."""
+    """The storage of one broker. Sizes are bytes, times milliseconds."""
 
     segment_bytes: int = 1024 * MIB
     action_segment_bytes: int = 64 * MIB
     flush: Flush = Flush.ASYNC
     flush_interval_ms: int = FLUSH_INTERVAL_MS
-    """With `async`: from the beginning of a flush to that of the next, at least; what a power cut can take grows by so much. Who waits for
-    a flush does not wait for that."""
+    """With `async`: least time from the beginning of one flush to the next, which is also what a power cut can take in addition. A flush
+    that a request waits for is not delayed.
+    """
     retention_ms: int = 7 * 24 * 3600 * 1000
     retention_bytes: int | None = None
-    """Of the whole message log; the oldest segments beyond it go."""
+    """Of the whole message log; older segments are deleted."""
     checkpoint_bytes: int = 256 * MIB
-    """A checkpoint after so many bytes of log: what a restart replays at most (about half a second)."""
+    """Bytes of log after which a checkpoint is taken: the most that a restart replays (about half a second)."""
     checkpoint_interval_ms: int = 60_000
     disk_free_bytes_min: int = 64 * MIB
-    """Messages are refused below this much free space, so that acknowledgements and checkpoints still fit."""
+    """With less free space messages are refused, so that acknowledgements and checkpoints still fit."""
     cache_bytes: int = 32 * MIB
-    """Newest batches kept in memory, so that consumers who keep up cost no read."""
+    """Newest batches in memory, so that consumers that keep up cause no reads."""
     tail_bytes: int = 64 * MIB
-    """Newest writes kept in memory for slaves."""
+    """Newest writes in memory, for slaves."""
     producer_expiry_ms: int = 3600 * 1000
-    """A producer silent for so long on a queue is forgotten; a retry older than that could be stored twice."""
+    """A producer that was silent on a queue for so long is forgotten; an older retry could be stored twice."""
 
     def __post_init__(self) -> None:
         for name in ("segment_bytes", "action_segment_bytes", "checkpoint_bytes"):

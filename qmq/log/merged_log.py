@@ -1,7 +1,7 @@
-"""Reading both logs as one, in the order of their common index: how a slave that fell behind is served from the files.
+"""Reads both logs in the order of their common index, to serve slaves that fell behind.
 
-Every checksum is looked at: a slave would refuse what does not hold, and would not come closer by being sent it again. Here it becomes
-LogDamaged, which can be mended; what is whole before it is served first.
+Every checksum is checked, since a slave would refuse a damaged entry again and again. Damage raises LogDamaged, so that it can be repaired;
+valid entries before it are served first.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _WINDOW_BYTES: Final = 512 * limits.KIB
 
 
 class _Cursor:
-    """Walks one log."""
+    """Reads one log forward."""
 
     def __init__(self, number: int, segments: Segments, position: int) -> None:
         self.number = number
@@ -42,7 +42,7 @@ class _Cursor:
         return self._head
 
     def take(self, envelope: Envelope) -> _Piece:
-        """The entry that `peek` gave. Raises LogDamaged."""
+        """The entry whose envelope `peek` returned. Raises LogDamaged."""
         data = self._window.read(self.position, envelope.total_bytes)
         try:
             check_region(data[ENVELOPE_BYTES:], envelope.region_crc)
@@ -62,7 +62,7 @@ class _Cursor:
 
 
 class _Piece(NamedTuple):
-    """One entry and where it lies."""
+    """One entry and its place."""
 
     log: int
     base: int
@@ -71,7 +71,7 @@ class _Piece(NamedTuple):
 
 
 def read_merged(logs: tuple[Segments, Segments], place: Place, after: int, bytes_max: int) -> WriteStretch | None:
-    """Entries behind index `after`, which lies at `place`, at least one if there is one; None if some are gone. Raises LogDamaged."""
+    """Entries after index `after`, whose place is `place`; at least one if there is one; None if some are deleted. Raises LogDamaged."""
     if any(position < segments.start for position, segments in zip(place, logs, strict=True)):
         return None
     cursors = [_Cursor(number, segments, place[number]) for number, segments in enumerate(logs)]
@@ -98,7 +98,7 @@ def read_merged(logs: tuple[Segments, Segments], place: Place, after: int, bytes
 
 
 def _runs(pieces: list[_Piece]) -> Iterator[WriteRun]:
-    """Neighbours in one segment, together."""
+    """Adjacent entries of one segment, joined."""
     for (log, base), each in groupby(pieces, key=itemgetter(0, 1)):
         found = list(each)
         buffers = tuple([piece.data for piece in found])

@@ -1,10 +1,9 @@
 """Idempotent producing: which batches of each producer a queue already has. Pure; derived from the message log.
 
-A producer numbers its batches, over all its subjects, and sends a batch again under the same number when it did not hear what became of
-it. A queue remembers the newest `WINDOW` numbers of each producer and where they went; a number in the window was stored, and the answer
-to it is given again. Numbers may have gaps (other subjects) and may arrive out of order (a refused batch, tried again after later ones),
-so the window is a set, not a high-water mark. A number older than the window is looked up in the consume log by the caller: exact, only
-slower.
+A producer numbers its batches over all its subjects, and sends a batch again under the same number if its outcome is unknown. A queue
+remembers the newest `WINDOW` numbers of each producer and where the batches are; a batch whose number is in the window is answered again.
+Numbers may have gaps (other subjects) and may arrive out of order (a refused batch, tried again after later ones), so the window is a set,
+not a high-water mark. For a number older than the window the caller searches the consume log, which is exact but slower.
 """
 
 from __future__ import annotations
@@ -14,23 +13,25 @@ from typing import Final
 from qmq.wire.frame_payloads import Produced
 
 WINDOW: Final = 64
-"""Not less than the batches a client keeps in flight."""
+"""At least the batches that a client keeps in flight."""
 
 PRODUCERS_MAX: Final = 10_000
-"""Producers remembered for one queue; the longest silent one goes first, after the expiry goes by time."""
+"""Producers remembered for one queue; beyond that the longest silent one is forgotten."""
 
 
 CLOCKS_MS: Final = 24 * 3600 * 1000
-"""How far the clocks of a producer and a broker may differ; beyond it, what was sent again after more than an hour is not recognised."""
+"""How far the clocks of a producer and a broker may differ; beyond it, a batch that is sent again after more than an hour is not
+recognised.
+"""
 
 
 def birth_ms(producer_id: int) -> int:
-    """Nothing of the producer was appended before: its id holds the time of its birth, by its own clock."""
+    """When the producer was created, by its own clock: its id contains the time. Nothing of it was appended before."""
     return max((producer_id >> 20) - CLOCKS_MS, 0)
 
 
 class ProducerWindow:
-    """One producer's newest batches in one queue."""
+    """The newest batches of one producer in one queue."""
 
     __slots__ = ("_stored", "last_ms", "oldest_ever")
 
@@ -38,29 +39,29 @@ class ProducerWindow:
         self._stored: dict[int, Produced] = {}
         self.last_ms = 0
         self.oldest_ever = 0
-        """Below this number the window cannot tell any more."""
+        """Below this number the window does not know whether a batch was stored."""
 
     def find(self, batch_sequence: int) -> Produced | None:
-        """Where the batch went, if the window knows it."""
+        """Where the batch is, if the window knows it."""
         return self._stored.get(batch_sequence)
 
     def may_have_forgotten(self, batch_sequence: int) -> bool:
-        """Whether a number that is not in the window may have been stored all the same."""
+        """Whether a number that is not in the window may have been stored."""
         return batch_sequence < self.oldest_ever
 
     @property
     def tells_from(self) -> int:
-        """From this number on it knows of each number whether it was stored, even if the producer was forgotten for a while before."""
+        """From this number on the window knows whether a batch was stored, even if the producer was forgotten before."""
         return self.oldest_ever or min(self._stored)
 
     def stored_below(self, before: int) -> list[tuple[int, Produced]]:
-        """Numbers below `before`, the highest first, with where they went; all that there are from `tells_from` on."""
+        """Numbers below `before` with their places, the highest first; complete from `tells_from` on."""
         begin = self.tells_from
         return sorted([(number, where) for number, where in self._stored.items() if begin <= number < before], reverse=True)
 
     @property
     def newest(self) -> int:
-        """The highest number that was stored. In a partition of an ordered subject the next one must be its successor."""
+        """The highest stored number. On a partition of an ordered subject the next one must be its successor."""
         return max(self._stored)
 
     def add(self, batch_sequence: int, produced: Produced) -> None:
@@ -113,7 +114,7 @@ class Producers:
         window.add(batch_sequence, produced)
 
     def expire(self, before_ms: int) -> None:
-        """Forget producers that have been silent since `before_ms` (append time, so that every replica forgets alike)."""
+        """Forget producers that were silent since `before_ms` (append time, so that all replicas forget alike)."""
         for producer_id in [each for each, window in self._windows.items() if window.last_ms < before_ms]:
             del self._windows[producer_id]
 

@@ -1,8 +1,8 @@
-"""A projection: state of another kind that follows from a store's logs, beside queues and shares. The delay server's schedule is one.
+"""A projection: state that follows from a store's logs, besides queues and shares. The delay server's schedule is one.
 
-The store gives it every entry of a kind it knows, in the order of the index, once: on a master when it is written, on a slave when it is
-committed, at a start when it is replayed. It may keep files, whose lengths are part of its state; a checkpoint holds the state, and
-opening cuts the files back to it before it replays. So a projection is a function of the log, the same on every replica.
+The store passes it every entry of the kinds it knows, in the order of the index, once: on a master when the entry is written, on a slave
+when it is committed, at a start when it is replayed. It may keep files, whose lengths are part of its state; a checkpoint holds the state,
+and opening cuts the files back to it before it replays. So a projection is a function of the log, the same on every replica.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ class ProjectionPlan(Protocol):
 
     @property
     def state(self) -> Any:
-        """For the checkpoint; MessagePack can encode it. None: there is nothing yet that one could begin with."""
+        """The state for the checkpoint; MessagePack can encode it. None if there is no usable state yet."""
         ...
 
     def run(self) -> None:
-        """Write and sync what the state says of files. Raises FlushFailed, DiskFull."""
+        """Write and sync the files that the state refers to. Raises FlushFailed, DiskFull."""
         ...
 
 
 class Projection(Protocol):
-    """All methods but `ProjectionPlan.run` are called in the store's thread."""
+    """All methods except `ProjectionPlan.run` are called in the store's thread."""
 
     def load(self, state: Any | None, replayed_from: int) -> None:
-        """The store is being opened: `state` of the checkpoint that it loads, None if there is none. Cuts files back.
+        """The store is being opened; `state` is from its checkpoint, None without one. Cuts files back.
 
-        Every entry from `replayed_from` on follows, and perhaps some before it. If that is not 1 and there is no state, a beginning is
-        missing. Raises LogDamaged.
+        Every entry from `replayed_from` on follows, and perhaps some before it. If `replayed_from` is not 1 and there is no state, the
+        beginning is missing. Raises LogDamaged.
         """
         ...
 
@@ -41,17 +41,17 @@ class Projection(Protocol):
         ...
 
     def act(self, index: int, append_time_ms: int, action: ScheduleAction) -> None:
-        """An action is in the action log at `index`; those of one entry come one after another, with the same index."""
+        """An action is in the action log at `index`; the actions of one entry come one after another with the same index."""
         ...
 
     def begin_checkpoint(self, index: int) -> ProjectionPlan:
-        """Capture. Every entry up to `index` was given."""
+        """Capture the state. Every entry up to `index` was passed."""
         ...
 
     def end_checkpoint(self, plan: Any) -> None:
-        """The checkpoint with the state of this plan (what `begin_checkpoint` gave) is on disk."""
+        """The checkpoint with the state of this plan is on disk."""
         ...
 
     def close(self) -> None:
-        """Close files. What is only in memory follows from the log."""
+        """Close files. State that is only in memory follows from the log."""
         ...

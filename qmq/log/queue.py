@@ -1,4 +1,4 @@
-"""A queue as the store holds it: its numbers, its consume log, its producers, and the groups' shares of it."""
+"""A queue in the store: its numbers, its consume log, its producers, and the groups' shares of it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from qmq.wire.frame_payloads import Produced
 
 @dataclass(frozen=True, slots=True)
 class Sealed:
-    """What closed a partition: its command message is at `sequence`."""
+    """The command message at `sequence` that closed a partition."""
 
     sequence: int
     change_id: str
@@ -33,8 +33,8 @@ class Sealed:
 class Queue:
     """Everything derived about one queue: a subject's messages on this broker group, or one partition of an ordered subject.
 
-    `start_sequence <= visible_sequence <= next_sequence`: retention took what is before the first; consumers see what is before the
-    second (it is committed); the third is given to the next message.
+    `start_sequence <= visible_sequence <= next_sequence`: retention deleted messages before the first; consumers see messages before the
+    second (they are committed); the next message gets the third.
     """
 
     __slots__ = (
@@ -65,7 +65,7 @@ class Queue:
         self.last_append_ms = 0
 
     def entry_of(self, view: BatchView, position: int) -> IndexEntry:
-        """The consume log's entry of its next batch, found in the message log at `position`."""
+        """The consume-log entry of its next batch, at `position` in the message log."""
         envelope, header = view.envelope, view.header
         bloom = LOOK_INSIDE if is_directed(header) else tag_bloom(view.tag_hashes())
         return IndexEntry(
@@ -81,12 +81,12 @@ class Queue:
         )
 
     def add(self, entry: IndexEntry) -> None:
-        """A batch was stored: index it and remember its producer. Used alike when appending and when replaying."""
+        """A batch was stored: index it and remember its producer. Called when appending and when replaying."""
         self.index.append(entry)
         self.note(entry)
 
     def note(self, entry: IndexEntry) -> None:
-        """A batch was stored that the consume log has already."""
+        """A batch was stored that is in the consume log already."""
         self.next_sequence = entry.base_sequence + entry.count
         self.cumulative_bytes = entry.cumulative_bytes + entry.total_bytes
         self.last_append_ms = entry.append_time_ms
@@ -94,7 +94,7 @@ class Queue:
         self.producers.add(entry.producer_id, entry.batch_sequence, produced)
 
     def drop(self) -> list[Path]:
-        """Its subject was deleted: nothing stored so far belongs to it. Numbers go on. Gives files that hold nothing that counts."""
+        """The subject was deleted: stored messages no longer belong to the queue. Sequences continue. Returns files to delete."""
         self.start_sequence = self.visible_sequence = self.next_sequence
         self.producers = Producers()
         self.sealed = None
@@ -107,7 +107,7 @@ class Queue:
         return not (has_past or self.shares or self.lanes) and self.start_sequence == self.next_sequence
 
     def to_snapshot(self) -> list[Any]:
-        """What a segment's opening snapshot keeps: enough to number on and to refuse duplicates."""
+        """The state in a segment's opening snapshot: enough to continue the numbers and to recognise duplicates."""
         return [
             self.id.subject,
             self.id.partition,
@@ -119,7 +119,7 @@ class Queue:
         ]
 
     def load_snapshot(self, state: list[Any]) -> None:
-        """The inverse: the queue has nothing stored, but a past."""
+        """Load `to_snapshot`'s state: the queue has no stored messages, but a history."""
         self.next_sequence, self.cumulative_bytes, self.last_append_ms = state[2:5]
         self.start_sequence = self.visible_sequence = self.next_sequence
         self.producers = Producers.from_state(state[5])
@@ -134,7 +134,7 @@ class Queue:
         return share
 
     def apply(self, action: ShareAction) -> Settled:
-        """Change the share that the action names; made if absent. FORGET ends it, and the group's lanes; DROP_QUEUE ends all."""
+        """Apply an action to its share, which is made if absent. FORGET removes the share and the group's lanes; DROP_QUEUE removes all."""
         if isinstance(action, DropQueue):
             self.shares.clear()
             self.lanes.clear()
@@ -154,13 +154,13 @@ class Queue:
 
     @property
     def is_ordered(self) -> bool:
-        """Whether it is a partition of an ordered subject: those are numbered from 1."""
+        """Whether it is a partition of an ordered subject, which are numbered from 1."""
         return self.id.partition > 0
 
     def is_finished(self, share: LaneShare | None, lps: LpRange) -> bool:
-        """Whether the partition is closed, and the group has done all of the range, the command message too; or retention took it all.
+        """Whether the partition is closed, and the group has done all of the range including the command message, or retention deleted it.
 
-        Of a group that never began here nothing is done: progress that is missing is none.
+        False for a group that never began here.
         """
         if self.sealed is None:
             return False

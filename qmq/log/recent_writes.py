@@ -1,7 +1,7 @@
-"""The newest writes of both logs, kept in memory in the order of their index, so that slaves who keep up cost no read.
+"""The newest writes of both logs, in memory and in the order of their index, so that slaves that keep up cause no reads.
 
-A *run* is a stretch of one log: its bytes, where they lie, and where their segment begins. Replicas lay the same entries at the same
-positions in the same segments, so a run is copied as it is.
+A *run* is a stretch of one log: its bytes, their position, and where their segment begins. Replicas have the same entries at the same
+positions in the same segments, so a run is copied unchanged.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ MESSAGES: Final = 0
 ACTIONS: Final = 1
 
 Place = tuple[int, int]
-"""Where an index lies: the ends of the message log and of the action log behind it."""
+"""The place of an index: the ends of the message log and of the action log after it."""
 
 
 class WriteRun(NamedTuple):
@@ -35,7 +35,7 @@ class Write(NamedTuple):
 
 
 class WriteStretch(NamedTuple):
-    """Entries up to `last`, as runs, and where they end."""
+    """Entries up to `last`, as runs, and the place after them."""
 
     last: int
     runs: tuple[WriteRun, ...]
@@ -44,7 +44,7 @@ class WriteStretch(NamedTuple):
 
 
 def behind(place: Place, run: WriteRun) -> Place:
-    """The place behind a run that begins at `place`."""
+    """The place after a run that begins at `place`."""
     end = run.position + run.size
     return (end, place[ACTIONS]) if run.log == MESSAGES else (place[MESSAGES], end)
 
@@ -71,13 +71,13 @@ class Tail:
             self._bytes -= old.run.size
 
     def clear(self) -> None:
-        """The log was cut, or begun anew."""
+        """The log was cut, or begins anew."""
         self._writes.clear()
         self._numbers.clear()
         self._bytes = 0
 
     def read(self, place: Place, after: int, bytes_max: int) -> WriteStretch | None:
-        """The writes behind index `after`; None if they are not all here."""
+        """The writes after index `after`; None if they are not all in memory."""
         number = self._numbers.get(after + 1)
         if number is None:
             return None

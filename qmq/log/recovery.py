@@ -1,4 +1,4 @@
-"""Opening a store after whatever happened, and closing it so that the next opening is short.
+"""Opens a store after a stop, a crash or damage.
 
 Opening: take the newest whole checkpoint, walk both logs from it on in the order of their index, cut a torn tail, refuse damage
 (qmq/log/envelopes.py says which is which), rebuild what is missing of the derived files (qmq/log/index_rebuild.py). Without a checkpoint
@@ -14,8 +14,8 @@ everything is replayed; each segment opens with a snapshot, so retention never t
     empty log files                               an empty log
     a commit mark that names what is not here     taken back, before anything is appended
 
-A replica's logs are one sequence: where an index is missing, everything behind it is cut from both, since no majority can have it from
-here. Whether what was cut may have been acknowledged is said by `Store.lost_tail`.
+A replica's logs are one sequence: if an index is missing, everything after it is cut from both logs, since this replica cannot have
+confirmed it. `Store.lost_tail` says whether cut entries may have been acknowledged.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ from qmq.log.share import Share
 from qmq.log.store import Store
 
 NOTHING_YET: Final = 1 << 62
-"""An index behind all: a log that was begun anew in its middle, and has no entry yet."""
+"""An index greater than all: for a log that began anew in its middle, and has no entry yet."""
 
 Progress = Callable[[str, int, int], None]
-"""Told what is being replayed, the bytes done and the bytes in all."""
+"""Called with what is being replayed, the bytes done and the bytes in all."""
 
 
 def _no_progress(_what: str, _done: int, _total: int) -> None:
@@ -64,13 +64,11 @@ def open_store(
     until: int | None = None,
     projection: Projection | None = None,
 ) -> Store:
-    """Open the folder's store, or make an empty one. A replica may be told to cut what lies behind index `until`.
+    """Open the folder's store, or make an empty one. A replica may cut everything after index `until`.
 
-    `projection` gets every entry behind its checkpoint's.
+    `projection` gets every entry after its checkpoint.
 
-    Raises:
-        FolderInUse: another process has it.
-        LogDamaged: acknowledged data is hurt; nothing was changed.
+    Raises: FolderInUse: another process has it. LogDamaged: acknowledged data is damaged; nothing was changed.
     """
     store = Store(folder, config, clock, disk or Disk(), is_replicated=is_replicated)
     store.projection = projection
@@ -104,7 +102,7 @@ def _recover(store: Store, progress: Progress, until: int | None) -> None:
     _settle_ends(store)
     commit_mark.take_back(store)
     if store.is_replicated:
-        store.start()  # the others will be served from there: damage is better found while it can be mended
+        store.start()  # replicas will be served from there: damage is better found while it can be repaired
 
 
 def _require_consistent(store: Store, found: Checkpoint) -> None:
@@ -131,7 +129,7 @@ def _require_consistent(store: Store, found: Checkpoint) -> None:
 
 
 def _restore(store: Store, found: Checkpoint) -> list[tuple[Queue, int]]:
-    """Load all state; give the queues whose consume-log files are not whole, each with its stored bytes ever."""
+    """Load all state. Returns the queues whose consume-log files are incomplete, each with its stored bytes."""
     store.index, store.epoch, store.last_time_ms = found.index, found.epoch, found.time_ms
     store.epochs = [(epoch, first) for epoch, first in found.epochs]
     store.committed_index = found.index
@@ -159,7 +157,7 @@ def _restore_queue(store: Store, queue: Queue, state: QueueState) -> None:
 
 
 class _Replay:
-    """Applies every entry of both logs from a place on, in the order of the index; cuts what does not belong."""
+    """Applies every entry of both logs from a place on, in the order of the index, and cuts entries that do not belong."""
 
     def __init__(self, store: Store, place: list[int], is_from_checkpoint: bool, progress: Progress, until: int | None) -> None:
         self._store = store
@@ -216,13 +214,13 @@ class _Replay:
 
 
 def whole_from(store: Store) -> int | None:
-    """The lowest index from which on both logs have every entry; None while one that was begun anew has none. Raises LogDamaged."""
+    """The lowest index from which on both logs have every entry; None for a log that began anew and is empty. Raises LogDamaged."""
     firsts = [1 if segments.start == 0 else _first_index(segments) for segments in store.logs]
     return max(firsts) if all(firsts) else None
 
 
 def _first_index(segments: Segments) -> int:
-    """Index of the oldest entry that is here, if older ones are gone."""
+    """Index of the oldest entry here, if older ones are deleted."""
     try:
         head = head_at(segments, segments.start) if segments.start else None
     except CorruptBatch:
@@ -231,7 +229,7 @@ def _first_index(segments: Segments) -> int:
 
 
 def _settle_ends(store: Store) -> None:
-    """What is on disk now is flushed, then it is the truth; a sequence that a consumer ever saw is not given to another message."""
+    """Flush what is on disk now, which counts from here on; a sequence that a consumer saw is never given to another message."""
     plan = store.begin_flush()
     plan.run()
     store.end_flush(plan)

@@ -1,17 +1,18 @@
-"""Retention: forgetting the oldest messages by age and by size, whether they were consumed or not.
+"""Retention: deletes the oldest messages by age and by size, whether they were consumed or not.
 
-A queue's messages are forgotten batch by batch, by its subject's limits; disk space comes back when a whole segment holds nothing that
-counts any more. In this order, so that a crash between any two steps does no harm:
+A queue's messages are dropped batch by batch, by its subject's limits; disk space is freed when a whole segment has no valid entry any
+more. A crash between any two of these steps is harmless:
 
-    steps         move the queues' starts, drop the segments and index files from the books; their files are `dropped`
-    a checkpoint  writes the new starts down; `written` says so, and the files may go
+    steps         move the queues' starts, drop segments and index files from memory; their files are `dropped`
+    a checkpoint  records the new starts; `written` says so, and the files may be deleted
     delete        deletes the files; a file that stays after a crash is deleted at the next start
 
-What is dropped or may be deleted is kept here until it is deleted: a checkpoint that met a full disk, and a file that could not be deleted,
-are tried again with the next retention. A queue whose consume log cannot be read is counted and passed over; what its subject's age limit
-and the whole log's size limit surely take of it does not keep segments from being dropped.
+Dropped files are listed here until they are deleted: after a failed checkpoint or a failed deletion the next retention tries again. A queue
+whose consume log cannot be read is counted and skipped; segments that are certainly beyond its subject's age limit or the log's size limit
+are dropped all the same.
 
-The steps run between turns, a slice at a time. What a queue keeps first is remembered, so that a queue that lost nothing is not looked up.
+The steps run between turns, a slice at a time. The first kept batch of a queue is remembered, so that queues without a loss are not looked
+up again.
 """
 
 from __future__ import annotations
@@ -32,13 +33,13 @@ from qmq.model import SubjectConfig
 log = logging.getLogger("qmq.log")
 
 QUEUES_AT_ONCE: Final = 500
-"""Queues of one slice, if no file had to be read."""
+"""Queues in one slice, if no file had to be read."""
 
 LookUp = Callable[[str], SubjectConfig | None]
 
 
 class _First(NamedTuple):
-    """The first batch that a queue keeps, with its number, as it was at a start."""
+    """The first batch that a queue keeps, with its number, at a given start."""
 
     start_sequence: int
     number: int
@@ -46,20 +47,20 @@ class _First(NamedTuple):
 
 
 class Retention:
-    """Of one store; make another one when the store was opened anew."""
+    """The retention of one store; make another one for a reopened store."""
 
     def __init__(self, store: Store) -> None:
         self.store = store
         self.dropped: list[Path] = []
-        """Out of the books, but no checkpoint knows yet."""
+        """Files out of use that no checkpoint has recorded yet."""
         self.deletable: list[Path] = []
         self.failures = 0
-        """Queues that could not be looked at, and files that could not be deleted; each time counts."""
+        """Queues that could not be examined and files that could not be deleted, counted each time."""
         self._firsts: dict[Queue, _First] = {}
         self._index_start = -1
 
     def steps(self, look_up: LookUp) -> Iterator[None]:
-        """Forget what is too old or too much; the store may change between two steps, but must be the same."""
+        """Drop messages that are too old or too many. The store may change between two steps, but must stay the same object."""
         store = self.store
         now_ms = max(store.clock.time_ms(), store.last_time_ms)
         floor = _size_floor(store)
@@ -83,12 +84,12 @@ class Retention:
         yield from self._drop_entries()
 
     def written(self) -> None:
-        """A checkpoint that was begun since knows what was dropped."""
+        """A checkpoint that began later has recorded the drop."""
         self.deletable += self.dropped
         self.dropped = []
 
     def delete(self) -> int:
-        """Delete what may be; give how many files. Safe in a thread, while nothing else is done with it."""
+        """Delete files that may be deleted, and return their number. Safe in a thread, alone."""
         left: list[Path] = []
         for path in self.deletable:
             try:
@@ -105,7 +106,7 @@ class Retention:
         log.error(f"retention: {what}", *about)
 
     def _forget(self, queue: Queue, before_ms: int, bytes_max: int | None, floor: int) -> int:
-        """Move the queue's start; give the position of the first batch that it keeps, far behind everything if it keeps none."""
+        """Move the queue's start. Returns the position of its first kept batch; a huge one if it keeps none."""
         first = self._first(queue)
         if first is not None and _move_start(queue, first, before_ms, bytes_max, floor):
             first = self._first(queue)
@@ -122,7 +123,7 @@ class Retention:
         return found
 
     def _drop_entries(self) -> Iterator[None]:
-        """Drop consume-log entries of messages whose segments are gone."""
+        """Drop consume-log entries of messages whose segments are deleted."""
         store = self.store
         start = store.messages.start
         if start == self._index_start:
@@ -142,7 +143,7 @@ class Retention:
 
 
 def begin_retention(store: Store, look_up: LookUp) -> list[Path]:
-    """All steps at once; give the files to delete once a checkpoint knows."""
+    """All steps at once. Returns the files to delete after a checkpoint."""
     retention = Retention(store)
     for _ in retention.steps(look_up):
         pass
@@ -150,13 +151,13 @@ def begin_retention(store: Store, look_up: LookUp) -> list[Path]:
 
 
 def end_retention(files: list[Path]) -> None:
-    """Delete. Safe in a thread."""
+    """Delete the files. Safe in a thread."""
     for path in files:
         path.unlink(missing_ok=True)
 
 
 def _size_floor(store: Store) -> int:
-    """Position before which the whole log's size limit takes everything: always a segment's begin."""
+    """The position before which the log's size limit takes everything: always the beginning of a segment."""
     most = store.config.retention_bytes
     if most is None:
         return 0
@@ -166,7 +167,7 @@ def _size_floor(store: Store) -> int:
 
 
 def _move_start(queue: Queue, first: _First, before_ms: int, bytes_max: int | None, floor: int) -> bool:
-    """False if the first batch stays."""
+    """Move a queue's start; False if its first batch stays."""
     index, number, least = queue.index, first.number, queue.cumulative_bytes - (bytes_max or 0)
     if first.entry.append_time_ms < before_ms:
         number = max(number, index.find_time(before_ms))
@@ -182,7 +183,7 @@ def _move_start(queue: Queue, first: _First, before_ms: int, bytes_max: int | No
 
 
 def _surely_taken(store: Store, before_ms: int, floor: int) -> int:
-    """Position of a segment before which nothing of a queue counts, whose consume log cannot say what it keeps."""
+    """For a queue with an unreadable consume log: a segment's position before which it certainly keeps nothing."""
     taken = store.messages.start
     for base in store.messages.bases[1:]:
         if base > floor and _begin_ms(store.messages, base) >= before_ms:
@@ -192,12 +193,12 @@ def _surely_taken(store: Store, before_ms: int, floor: int) -> int:
 
 
 def _oldest_needed(segments: Segments, applied: int) -> int:
-    """Begin of the newest segment whose opening snapshot is here and was applied: it cannot be cut, so the log may begin there."""
+    """The beginning of the newest segment whose opening snapshot is here and applied: the log may begin there."""
     return next((base for base in reversed(segments.bases) if base < applied), segments.start)
 
 
 def _old_actions(store: Store, before_ms: int) -> list[Path]:
-    """Action segments that ended before `before_ms`: the one after it opens with a snapshot, so replay needs them no more."""
+    """Action segments that ended before `before_ms`: replay does not need them, because the next one opens with a snapshot."""
     kept = store.actions.start
     newest = _oldest_needed(store.actions, store.applied_place()[1])
     for base in store.actions.bases[1:]:
@@ -212,4 +213,4 @@ def _begin_ms(segments: Segments, base: int) -> int:
         head = head_at(segments, base)
     except CorruptBatch:
         head = None
-    return 1 << 62 if head is None else head.append_time_ms  # no snapshot there that a replay could begin with
+    return 1 << 62 if head is None else head.append_time_ms  # no snapshot there from which a replay could begin

@@ -1,15 +1,15 @@
-"""Scrubbing: reading everything that was flushed, again and again, so that damage is found while another replica can still mend it.
+"""Scrubbing: reads everything that was flushed, again and again, so that damage is found while another replica can still repair it.
 
-A bit that flips in an old segment hurts nobody until somebody reads it, perhaps when the other copies have gone the same way. So the
-scrubber walks both logs from their oldest entry to the last flushed one and checks every checksum, and begins again:
+A flipped bit in an old segment is not noticed until it is read, perhaps when the other copies are damaged, too. So the scrubber walks both
+logs from their oldest entry to the last flushed one, checks every checksum, and begins again:
 
-    slice(bytes_max)    goes on where the last one ended, reads about so many bytes, gives what it found
-    the caller          says how often (that is the rate), and has what was found mended
+    slice(bytes_max)    continues where the last one ended, reads about so many bytes, returns the damage
+    the caller          decides how often (the rate), and has the damage repaired
 
-It runs in a thread of its own beside the one that drives the store, and takes nothing from it: it opens its own files (retention closes
-the store's), never waits for it, and believes a flaw only if the log was not cut meanwhile and the flaw is still there at a second look.
-Segments that retention took are passed over. Except in the newest segment, what was read leaves the page cache again: scrubbing does not
-push out what consumers read, and the next round looks at the disk, not at memory.
+It runs in a thread of its own and does not disturb the store's: it opens its own files (retention closes the store's), never waits for the
+store, and reports damage only if the log was not cut meanwhile and a second read finds it again. Deleted segments are skipped. Except in
+the newest segment, pages that were read are dropped from the page cache: scrubbing does not displace what consumers read, and the next
+round reads the disk, not memory.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ _READ_BYTES: Final = MIB
 
 
 class _Gone(Exception):
-    """The segment was dropped, or cut, while it was being read: begin again at what is there now."""
+    """The segment was dropped or cut while it was read: continue with what is there now."""
 
 
 class Scrubber:
-    """Of one store; make another one when the store was opened anew. `slice` is for one thread at a time."""
+    """The scrubber of one store; make another one for a reopened store. Call `slice` in one thread at a time."""
 
     def __init__(self, store: Store) -> None:
         self.store = store
@@ -42,19 +42,19 @@ class Scrubber:
         self.position = store.messages.start
         """Where the next slice begins, in log number `log`."""
         self.rounds = 0
-        """How often everything was read."""
+        """Complete rounds."""
         self.bytes_read = 0
         self._cuts = [segments.cuts for segments in self._logs]
 
     @property
     def cuts_seen(self) -> int:
-        """Cuts of the present log that the position takes into account."""
+        """The number of cuts of the current log that the position reflects."""
         return self._cuts[self.log]
 
     def slice(self, bytes_max: int) -> LogDamaged | None:
-        """Check about `bytes_max` bytes, at least one entry; give the damage that was found first. The next slice goes on behind it.
+        """Check about `bytes_max` bytes, at least one entry. Returns the first damage; the next slice continues behind it.
 
-        Behind a damaged envelope nothing says where the next entry begins, so the rest of that segment waits for the next round.
+        After a damaged envelope the next entry cannot be found, so the rest of that segment waits for the next round.
         """
         until = self.bytes_read + bytes_max
         while self.bytes_read < until:
@@ -73,19 +73,19 @@ class Scrubber:
         return None
 
     def _next_log(self) -> bool:
-        """Go to the other log's begin; False at the end of a round."""
+        """Go to the beginning of the other log; False at the end of a round."""
         self.log = 1 - self.log
         self.position = self._logs[self.log].start
         self.rounds += self.log == 0
         return self.log != 0
 
     def _find_place(self, segments: Segments) -> None:
-        """After a cut no entry need begin where we were: one begins where the segment does."""
+        """After a cut our position may be inside an entry: go back to the beginning of its segment."""
         self._cuts[self.log] = segments.cuts
         self.position = segments.base_of(max(self.position, segments.start))
 
     def _scrub_segment(self, segments: Segments, bytes_max: int) -> LogDamaged | None:
-        """Go on in one segment. Raises _Gone."""
+        """Continue in one segment. Raises _Gone."""
         if segments.cuts != self._cuts[self.log]:
             raise _Gone
         bases = list(segments.bases)
@@ -106,7 +106,7 @@ class Scrubber:
 
 
 class _Walk:
-    """A walk over entries of one segment's file, from the scrubber's position on."""
+    """Checks entries of one segment's file, from the scrubber's position on."""
 
     def __init__(self, scrubber: Scrubber, segments: Segments, fd: int, base: int, end: int) -> None:
         self._scrubber = scrubber
@@ -119,7 +119,7 @@ class _Walk:
         self._window = ReadWindow(read, _READ_BYTES)
 
     def run(self, bytes_max: int) -> LogDamaged | None:
-        """Check `bytes_max` bytes or so. Raises _Gone."""
+        """Check about `bytes_max` bytes. Raises _Gone."""
         scrubber, done = self._scrubber, 0
         while scrubber.position < self._end and done < bytes_max:
             try:
@@ -135,7 +135,7 @@ class _Walk:
         return None
 
     def _check(self) -> int:
-        """Size of the entry at the scrubber's position. Raises CorruptBatch."""
+        """The size of the entry at the scrubber's position. Raises CorruptBatch."""
         envelope = parse_envelope(self._bytes(ENVELOPE_BYTES))
         data = self._bytes(envelope.total_bytes)
         if len(data) < envelope.total_bytes:
@@ -147,7 +147,7 @@ class _Walk:
         return self._window.read(self._scrubber.position, size)
 
     def _look_again(self) -> LogDamaged | None:
-        """Something does not hold: damage, unless the log was cut under us or it is mended already. Raises _Gone."""
+        """Read a failed entry again: it is damaged unless the log was cut, or it is repaired already. Raises _Gone."""
         scrubber, position = self._scrubber, self._scrubber.position
         self._window.clear()
         cause = self._flaw()
@@ -167,7 +167,7 @@ class _Walk:
         return None
 
     def _behind(self, position: int) -> int:
-        """Where to go on: behind the entry if its envelope holds, else at the segment's end."""
+        """Where to continue: after the entry if its envelope is valid, else at the segment's end."""
         try:
             return min(position + parse_envelope(self._bytes(ENVELOPE_BYTES)).total_bytes, self._end)
         except CorruptBatch:

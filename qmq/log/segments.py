@@ -1,15 +1,14 @@
 """An append-only log of bytes in segment files, each named by the 20-digit position of its first byte.
 
-The file that holds a position is found by binary search. Only the last segment is written; the earlier ones are whole and never change.
-Rules:
-* `append` writes at the known end; if that fails half way, the next append overwrites the debris, and `truncate` removes it now.
-* A gap between two segments is damage, not an accident of retention: retention only takes from the front.
+The file for a position is found by binary search. Only the last segment is written; earlier ones are complete and never change. Rules:
+* `append` writes at the known end; after a partial failure the next append overwrites the remains, and `truncate` removes them at once.
+* A gap between two segments is damage: retention deletes only at the front.
 * A segment is flushed before the next one begins, so that after a power cut only the last one can be short.
-* A segment that a cut would leave empty goes too, unless it is the only one: the log may grow on in the one before it.
-* A file that a thread may be syncing is not closed under it: `truncate` and `drop_before` set it aside; `close` closes it, or
-  `close_set_aside`, once what was syncing then has ended.
-* Flushing is split in three, so that the slow part can run in a thread: `begin_sync` says what to do, `SyncPlan.run` does it,
-  `end_sync` notes that it was done.
+* A segment that a cut would leave empty is deleted, unless it is the only one: the log may continue in the one before it.
+* A file that a thread may be syncing is not closed: `truncate` and `drop_before` set it aside; `close` or `close_set_aside` close it when
+  that sync has ended.
+* Flushing is split in three, so that the slow part can run in a thread: `begin_sync` makes a plan, `SyncPlan.run` executes it, `end_sync`
+  records the result.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ def segment_name(position: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class SyncPlan:
-    """What must reach the disk so that everything before `position` survives."""
+    """The files to sync so that everything before `position` survives."""
 
     disk: Disk
     position: int
@@ -49,12 +48,12 @@ class SyncPlan:
     folder: Path | None
     changes: int
     cuts: int
-    """`Segments.cuts` when it was made: what was cut since is not what it syncs."""
+    """`Segments.cuts` when the plan was made: the plan does not cover later writes after a cut."""
 
     def run(self) -> None:
         """Safe in a thread. Raises FlushFailed."""
         if self.is_dirty or self.folder is not None:
-            self.disk.sync(self.file)  # of a file that has nothing new it would flush the device's cache all the same
+            self.disk.sync(self.file)  # syncing a file without new data would still flush the device's cache
         if self.folder is not None:
             self.disk.sync_folder(self.folder)
 
@@ -73,8 +72,7 @@ class Segments:
         self._folder_changes = 1
         self._folder_changes_synced = 0
         self.cuts = 0
-        """Rises when a cut of the end begins and when it ends: what was known of bytes near the end before is not true of those that are
-        there now."""
+        """Increased when a cut of the end begins and when it ends: bytes near the end that were read before may have changed."""
         if not self._bases:
             self._bases = [0]
         self._active = disk.open_append(self._path(self._bases[-1]))
@@ -96,18 +94,19 @@ class Segments:
 
     @property
     def start(self) -> int:
-        """Position of the first byte that is still here."""
+        """Position of the first kept byte."""
         return self._bases[0]
 
     @property
     def bases(self) -> list[int]:
-        """First position of each segment, ascending. Not yours to change."""
+        """The first position of each segment, ascending. Do not modify the list."""
         return self._bases
 
     def mend(self, position: int, data: bytes) -> None:
-        """Write bytes again that lie there already, and sync them: they were damaged, and are here as another replica has them.
+        """Overwrite damaged bytes with another replica's copy, and sync them.
 
-        All of a segment's damage at once: the kernel reads a block before it changes a part of it, and a damaged one may be unreadable.
+        Pass all damage of a segment at once: the kernel reads a block before it changes a part of it, and a damaged block may be
+        unreadable.
         """
         base = self.base_of(position)
         fd = self.disk.open_append(self._path(base))
@@ -118,12 +117,12 @@ class Segments:
             self.disk.close(fd)
 
     def must_roll(self, size: int) -> bool:
-        """Whether `size` more bytes belong into a new segment. A segment always takes at least one append."""
+        """Whether `size` more bytes need a new segment. A segment takes at least one append."""
         used = self.end - self._bases[-1]
         return used > 0 and used + size > self.segment_bytes
 
     def roll(self) -> None:
-        """Flush, then begin a new segment at the end. Raises FlushFailed; DiskFull, leaving the old one active."""
+        """Flush, then begin a new segment at the end. Raises FlushFailed; DiskFull: then the old segment stays active."""
         fd = self.disk.open_append(self._path(self.end))
         self.disk.sync(self._active)
         self.flushed = self.end
@@ -133,7 +132,7 @@ class Segments:
         self._folder_changes += 1
 
     def append(self, buffers: Sequence[bytes], size: int) -> int:
-        """Write the buffers, `size` bytes together, at the end; give their position. Raises DiskFull, nothing appended."""
+        """Write the buffers, `size` bytes together, at the end, and return their position. Raises DiskFull: nothing was appended."""
         position = self.end
         try:
             self.disk.write(self._active, buffers, position - self._bases[-1])
@@ -144,11 +143,11 @@ class Segments:
         return position
 
     def base_of(self, position: int) -> int:
-        """First position of the segment that holds `position`."""
+        """The first position of the segment that contains `position`."""
         return self._bases[bisect_right(self._bases, position) - 1]
 
     def read(self, position: int, size: int) -> bytes:
-        """Bytes from `position` on, never across a segment's end, fewer at the end. Raises LogDamaged outside the log."""
+        """Bytes from `position` on, within one segment, fewer at its end. Raises LogDamaged outside the log."""
         if not self.start <= position <= self.end:
             raise LogDamaged(f"position {position} is outside the log ({self.start} to {self.end})")
         base = self.base_of(position)
@@ -186,14 +185,14 @@ class Segments:
         return self._bases[following] if following < len(self._bases) else self.end
 
     def truncate(self, position: int) -> None:
-        """Cut the log so that it ends at `position`; later segments go. Only recovery and a slave whose log diverged do this."""
-        self.flushed = min(self.flushed, position)  # in this order: who reads in another thread must know before it happens
+        """Cut the log so that it ends at `position`; later segments are deleted. Only recovery and a slave whose log diverged do this."""
+        self.flushed = min(self.flushed, position)  # in this order: a reader in another thread must know before it happens
         self.cuts += 1
         while self._bases[-1] >= position and len(self._bases) > 1:
             self._drop_last()
         self.disk.truncate(self._active, position - self._bases[-1])
         self.end = position
-        self.cuts += 1  # once more: what was looked up in the middle is not true of what is there now
+        self.cuts += 1  # again: lookups in the middle of the cut are not valid any more
         self._folder_changes += 1
 
     def _drop_last(self) -> None:
@@ -206,12 +205,12 @@ class Segments:
         self._active = self.disk.open_append(self._path(self._bases[-1]))
 
     def drop_empty(self) -> None:
-        """Take back a segment that was begun and got nothing: its opening snapshot did not fit on the disk, or was cut."""
+        """Remove an empty new segment: its opening snapshot did not fit on the disk, or was cut."""
         if self.end == self._bases[-1] and len(self._bases) > 1:
             self.truncate(self.end)
 
     def drop_before(self, position: int) -> list[Path]:
-        """Forget the segments that lie wholly before `position`; give their files, for the caller to delete."""
+        """Drop the segments that end before `position`. Returns their files, for the caller to delete."""
         dropped: list[Path] = []
         while len(self._bases) > 1 and self._bases[1] <= position:
             base = self._bases.pop(0)
@@ -220,7 +219,7 @@ class Segments:
         return dropped
 
     def drop_files_before(self, position: int) -> None:
-        """Delete the segments that lie wholly before `position`."""
+        """Delete the segments that end before `position`."""
         for path in self.drop_before(position):
             path.unlink(missing_ok=True)
 
@@ -230,13 +229,13 @@ class Segments:
             self._set_aside.append(fd)
 
     def close_set_aside(self) -> None:
-        """Close the files that were set aside. Whatever may be syncing one of them must have ended."""
+        """Close the files that were set aside. No sync of them may be running."""
         for fd in self._set_aside:
             self.disk.close(fd)
         self._set_aside.clear()
 
     def begin_sync(self) -> SyncPlan:
-        """What is to be flushed now."""
+        """The plan for syncing everything now."""
         changes = self._folder_changes
         folder = self.folder if changes > self._folder_changes_synced else None
         return SyncPlan(self.disk, self.end, self._active, self.flushed < self.end, folder, changes, self.cuts)
@@ -248,7 +247,7 @@ class Segments:
         self._folder_changes_synced = max(self._folder_changes_synced, plan.changes)
 
     def close(self) -> None:
-        """Close all files; flush first if you want what is in them."""
+        """Close all files without a flush."""
         for fd in (*self._readers.values(), *self._set_aside, self._active):
             self.disk.close(fd)
         self._readers.clear()

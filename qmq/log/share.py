@@ -1,6 +1,7 @@
-"""What one group has consumed of one queue: its *share*. Pure: actions in, state out; the same on every replica and after every restart.
+"""The *share* of a group: what it has consumed of one queue. Pure: actions in, state out; the same on every replica and after every
+restart.
 
-A share knows four things, and every message of the queue is in exactly one of them or done:
+A share has four parts; every message of the queue is in exactly one of them, or done:
 
     next_sequence    the first message that nobody was handed yet
     holders          consumers, each with its pull log: the ranges it was handed and has not settled
@@ -10,14 +11,13 @@ A share knows four things, and every message of the queue is in exactly one of t
     new --PULL--> held --ACK--> done          held --NACK, RELEASE, LEAVE, JOIN again--> requeued --PULL--> held
                                               held --DEAD--> dying --BURIED--> done
 
-A consumer names messages by *pull sequence*: its own count of what it was handed. Pull sequences never repeat within a share (a consumer
-that comes starts above all that were ever given), so a late verdict from before a lost lease can settle nothing that is not its own.
+A consumer names messages by *pull sequence*: its own count of the messages it was handed. Pull sequences never repeat within a share (a new
+consumer starts above all earlier ones), so a late verdict from before a lost lease cannot settle other messages.
 
 `attempt` counts from 1 how often a message was handed out and worked on: a NACK, a lost lease and a new incarnation add one, whoever put it
 back; a RELEASE (never worked on) adds none.
 
-`apply` is the only thing that changes state; whoever wants to know what became of which messages hands it a list for its events
-(`share_events.py`). `due` only looks.
+Only `apply` changes state; it can report what happened to which messages as events (`share_events.py`). `due` only reads.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ from qmq.log.share_events import ShareEvent, ShareEventKind, settlement_kind
 from qmq.wire.settle_payloads import Verdict
 
 Events = list[ShareEvent] | None
-"""Where `apply` puts its events; None: nobody reads them, and none is made."""
+"""Where `apply` adds its events; None: no events are made."""
 
 EXPIRED: Final = 0
-"""The `attempt` of a range that a PULL takes out of the queue of returns because retention took its messages."""
+"""The `attempt` of a range that a PULL removes from the requeued ones because retention deleted its messages."""
 
 
 class HeldMessages(NamedTuple):
-    """A range in a consumer's pull log: `count` messages from `pull` on are the sequences from `first` on."""
+    """A range in a consumer's pull log: the messages with `count` pull sequences from `pull` on are the sequences from `first` on."""
 
     pull: int
     first: int
@@ -60,7 +60,7 @@ class Requeued(NamedTuple):
 
 
 class Dying(NamedTuple):
-    """A range that failed for good: its messages are the share's dead number `number` and following."""
+    """A range that failed for good: its messages have the numbers from `number` on."""
 
     number: int
     first: int
@@ -69,12 +69,12 @@ class Dying(NamedTuple):
     died_ms: int
     error: str
     consumer: str
-    """Who had it last."""
+    """The last consumer that had it."""
 
 
 @dataclass(slots=True)
 class ShareHolder:
-    """One consumer. `held` is in order of pull sequence."""
+    """One consumer. `held` is ordered by pull sequence."""
 
     incarnation: str
     lease_ms: int
@@ -84,7 +84,7 @@ class ShareHolder:
 
 
 class Settled(NamedTuple):
-    """How many messages a SETTLE settled, and how many were not the consumer's any more."""
+    """How many messages a SETTLE settled, and how many were no longer the consumer's."""
 
     settled: int
     stale: int
@@ -98,9 +98,9 @@ class Share:
     def __init__(self, next_sequence: int = 0) -> None:
         self.next_sequence = next_sequence
         self.born_ms = 0
-        """When the group began here: tells a group from one of the same name that was forgotten."""
+        """When the group began here: distinguishes it from a deleted group of the same name."""
         self.deaths = 0
-        """How many messages ever died: the number of the next one."""
+        """How many messages died so far: the number of the next one."""
         self.dying: list[Dying] = []
         self.pulls = 0
         self.expired = 0
@@ -110,7 +110,7 @@ class Share:
     # --- looking -------------------------------------------------------------------------------------------------------
 
     def due(self, now_ms: int, messages_max: int) -> list[Requeued]:
-        """Ranges that may go out again now, the longest due first, `messages_max` messages at most."""
+        """Ranges that may be handed out again now, the longest due first, `messages_max` messages at most."""
         found: list[Requeued] = []
         for item in self.requeued:
             if item.due_ms > now_ms or messages_max <= 0:
@@ -120,7 +120,7 @@ class Share:
         return found
 
     def next_due_ms(self) -> int | None:
-        """When the next range may go out again."""
+        """When the next range may be handed out again."""
         return self.requeued[0].due_ms if self.requeued else None
 
     def settled_before(self) -> int:
@@ -130,11 +130,11 @@ class Share:
         return min(firsts, default=self.next_sequence)
 
     def unacked(self) -> int:
-        """Messages handed out and not settled."""
+        """Messages that are handed out and not settled."""
         return sum(holder.unacked for holder in self.holders.values())
 
     def waiting_again(self) -> int:
-        """Messages that came back and wait to go out again."""
+        """Requeued messages."""
         return sum(item.count for item in self.requeued)
 
     def dying_messages(self) -> int:
@@ -161,7 +161,7 @@ class Share:
     # --- changing ------------------------------------------------------------------------------------------------------
 
     def apply(self, action: AnyAction, events: Events = None) -> Settled:
-        """Change state by one action. What a SETTLE did is returned; the others settle nothing."""
+        """Apply one action. Returns what a SETTLE did; other actions settle nothing."""
         return _APPLY[type(action)](self, action, events) or _NOTHING
 
     def _begin(self, action: Begin, events: Events) -> None:
@@ -180,7 +180,7 @@ class Share:
             holder.unacked = 0
 
     def _reset_events(self, sequence: int) -> Iterator[ShareEvent]:
-        """What is in nobody's hands comes last, and may contain ranges that were told before."""
+        """The ranges that nobody holds come last, and may contain ranges that were reported before."""
         for name, holder in self.holders.items():
             for item in holder.held:
                 yield ShareEvent(ShareEventKind.RESET, name, item.first, item.count, item.attempt, item.pull)
@@ -218,7 +218,7 @@ class Share:
             events += [ShareEvent(kind, action.consumer, item.first, item.count, item.attempt, item.pull) for item in cut]
 
     def _holder(self, consumer: str) -> ShareHolder:
-        """Of a consumer that the master handed something: it must be here."""
+        """The consumer's holder; the master handed it something, so it must exist."""
         holder = self.holders.get(consumer)
         if holder is None:
             raise InvariantBroken(f"{consumer} was handed messages, and is no consumer")
@@ -347,7 +347,7 @@ _APPLY: Final[dict[type[Any], Callable[[Share, Any, Events], Settled | None]]] =
 
 
 def _without(item: Dying, begin: int, end: int) -> list[Dying]:
-    """What is left of a range without the dead numbers from `begin` to before `end`."""
+    """The rest of a range without the dead numbers from `begin` to before `end`."""
     low = min(max(begin - item.number, 0), item.count)
     high = min(max(end - item.number, low), item.count)
     parts = ((0, low), (high, item.count))
@@ -355,7 +355,7 @@ def _without(item: Dying, begin: int, end: int) -> list[Dying]:
 
 
 def _cut_out(holder: ShareHolder, begin: int, end: int) -> list[HeldMessages]:
-    """Remove the pull sequences from `begin` to before `end` from what is held; give the removed parts."""
+    """Remove the pull sequences from `begin` to before `end` from those held. Returns the removed parts."""
     held = holder.held
     at = max(bisect_right(held, begin, key=lambda item: item.pull) - 1, 0)
     removed: list[HeldMessages] = []

@@ -1,7 +1,6 @@
-"""What an action did to the messages of a share, as `Share.apply` tells it. Values.
+"""The events of `Share.apply`: what an action did to messages. Values.
 
-A message's story, a message's trail and Spark's deliveries are these events, folded. Their kinds are those of deliveries in
-docs/SPARK_JOBS.md:
+A message's trail and Spark's deliveries are made from these events. The kinds are those of deliveries in docs/SPARK_JOBS.md:
 
     pull                          handed out                 return, left, lost, again      taken back from its consumer
     ack, nack, release, dead      its consumer's verdict     expired, passed, reset, skip   done without being worked on
@@ -23,34 +22,34 @@ class ShareEventKind(StrEnum):
     RELEASE = "release"
     DEAD = "dead"
     RETURN = "return"
-    """The consumer never got it: the connection was lost on the way."""
+    """The consumer never received it: the connection was lost."""
     LEFT = "left"
     LOST = "lost"
     """The consumer's lease ended."""
     AGAIN = "again"
     """The consumer came back as another incarnation."""
     EXPIRED = "expired"
-    """Retention took it before it went out again."""
+    """Retention deleted it before it was handed out again."""
     PASSED = "passed"
-    """It was never handed out: other tags, or directed to another group."""
+    """It was skipped: other tags, or directed to another group."""
     RESET = "reset"
-    """An operator moved the group, past it or back before it."""
+    """An operator moved the group past it, or back before it."""
     SKIP = "skip"
-    """The group began behind it."""
+    """The group began after it."""
 
 
 class ShareEvent(NamedTuple):
-    """What became of `count` messages from sequence `first` on."""
+    """What happened to `count` messages from sequence `first` on."""
 
     kind: ShareEventKind
     consumer: str
-    """Who has them, or had them last; empty where none is meant."""
+    """Who has them, or had them last; empty if nobody."""
     first: int
     count: int  # type: ignore[assignment]
     attempt: int = 0
-    """From 1: how often they were handed out, this time included; 0 where they were not."""
+    """The number of the attempt, from 1; 0 if they were not handed out."""
     pull: int = -1
-    """The consumer's pull sequence of the first of them."""
+    """The consumer's pull sequence of the first message."""
     delay_ms: int = 0
     error: str = ""
 
@@ -65,6 +64,6 @@ _CAUSES: Final = {Cause.LOST: ShareEventKind.LOST, Cause.LEFT: ShareEventKind.LE
 
 
 def settlement_kind(verdict: int, cause: int) -> ShareEventKind:
-    """What a settlement is called: by its verdict, or by why the master put the messages back."""
+    """The kind of a settlement: by its verdict, or by the reason why the master put the messages back."""
     kind = _VERDICTS[Verdict(verdict)]
     return _CAUSES.get(Cause(cause), kind) if verdict in (Verdict.NACK, Verdict.RELEASE) else kind

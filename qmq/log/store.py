@@ -1,16 +1,16 @@
-"""The store: both logs, and all that follows from them, on one folder of one broker.
+"""The store: both logs, and the state that follows from them, in one folder of one broker.
 
     message/        the message log                    action/         the action log
     consume/        the queues' consume logs           checkpoint/     the newest two checkpoints           lock
 
-It is driven by one thread and never waits, except where a method's name says `write` or `run`. A turn of the broker is: `append` what
-producers sent, `act` on what consumers did, `write_actions`, and flush by policy. What `append` returns and what `write_actions` wrote has
-been handed to the operating system: it survives a killed process. What a flush has passed survives a power cut.
+One thread drives it. It never blocks, except in methods with `write` or `run` in their names. A turn of the broker is: `append` what
+producers sent, `act` on what consumers did, `write_actions`, and flush by policy. What `append` and `write_actions` have written survives a
+killed process. What was flushed survives a power cut.
 
-All entries of both logs share one index. `commit(index)` says up to where they are safe, and only then consumers see them: a node alone
-commits what is written (`Flush.ASYNC`) or flushed (`Flush.SYNC`), a replica what a majority of its group has. On a slave
+All entries of both logs share one index. `commit(index)` says up to where they are committed, and makes them visible to consumers: a single
+node commits what is written (`Flush.ASYNC`) or flushed (`Flush.SYNC`), a replica what a majority of its group has. On a slave
 (`qmq.log.follower`) entries wait in `pending` until they are committed, and only then change the derived state; so a slave's state never
-holds what a new master may take back.
+contains what a new master may take back.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ _NOTHING: Final = Settled(0, 0)
 
 
 class Intake(NamedTuple):
-    """A batch that a producer sent, checked and parsed."""
+    """A producer's batch, checked and parsed."""
 
     queue: Queue
     region: bytes
@@ -70,12 +70,12 @@ class Intake(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class FlushPlan:
-    """One flush of both logs: `run` it in a thread, then give it to `Store.end_flush`."""
+    """One flush of both logs: call `run` in a thread, then `Store.end_flush`."""
 
     messages: SyncPlan
     actions: SyncPlan
     index: int
-    """Everything up to here is on disk once the plan was run."""
+    """Everything up to here is on disk after `run`."""
 
     def run(self) -> None:
         """Raises FlushFailed."""
@@ -84,7 +84,7 @@ class FlushPlan:
 
 
 class PendingEntry(NamedTuple):
-    """An entry that a slave has written, and that is not committed as far as it knows."""
+    """An entry that a slave has written and that is not known to be committed."""
 
     log: int
     position: int
@@ -121,16 +121,18 @@ class Store:
         self.committed_index = 0
         self.pending: deque[PendingEntry] = deque()
         self.base_positions = [self.messages.start, self.actions.start]
-        """Where, in each log, a snapshot is the base of all that follows; -1 once something else came, or a checkpoint was loaded."""
+        """For each log, the position of the snapshot on which everything is based; -1 after other entries, or if a
+        checkpoint was loaded.
+        """
         self.lost_tail = False
-        """Whether opening had to cut what may have been acknowledged."""
+        """Whether opening cut entries that may have been acknowledged."""
         self.unflushed = Unflushed()
         self.flush_wanted = 0
-        """Up to where somebody waits for a flush, whatever the policy."""
+        """The highest index for whose flush a request waits, whatever the policy."""
         self.unwritten: list[AnyAction] = []
-        self.droppable: list[Path] = []  # files of dropped queues, that no retention took over yet
+        self.droppable: list[Path] = []  # files of dropped queues, for retention to delete
         self.projection: Projection | None = None
-        """What follows from the logs besides; set before anything is replayed."""
+        """Other state that follows from the logs; set before anything is replayed."""
         self.commits_at_once = not is_replicated and config.flush is Flush.ASYNC
         self._invisible: deque[tuple[int, Queue, int]] = deque()
         self._free_checked_at = self._free_bytes = 0
@@ -139,11 +141,11 @@ class Store:
     # --- queues --------------------------------------------------------------------------------------------------------
 
     def queue(self, subject: str, partition: int) -> Queue | None:
-        """The queue, if anything was ever stored in it or it was opened."""
+        """The queue, if it has or had messages, or was opened."""
         return self.queues.get((subject.encode(), partition))
 
     def open_queue(self, subject: str, partition: int) -> Queue:
-        """The queue; made empty if it is new."""
+        """The queue; an empty one is made if it is new."""
         key = (subject.encode(), partition)
         queue = self.queues.get(key)
         if queue is None:
@@ -154,7 +156,8 @@ class Store:
     # --- appending -----------------------------------------------------------------------------------------------------
 
     def append(self, batches: list[Intake]) -> list[Produced]:
-        """Write the batches, in order, with one write; give where each went. A batch that is there already is not written again.
+        """Write the batches, in order, with one write, and return where each is stored. A batch that is stored already is not written
+        again.
 
         Raises DiskFull: none of them was stored.
         """
@@ -209,7 +212,7 @@ class Store:
         return results
 
     def _write(self, log: int, buffers: list[bytes], size: int, count: int) -> None:
-        """Write `count` entries; the index grows when they are written. Raises DiskFull."""
+        """Write `count` entries, then increase the index. Raises DiskFull."""
         segments = self.logs[log]
         position = segments.append(buffers, size)
         first = self.index + 1
@@ -237,7 +240,7 @@ class Store:
                 self._invisible.append((first + at, queue, queue.next_sequence))
 
     def commit(self, index: int) -> list[Queue]:
-        """Everything up to `index` is safe; give the queues of which consumers may see more now."""
+        """Everything up to `index` is committed. Returns the queues that have more visible messages."""
         self.committed_index = max(self.committed_index, index)
         while self.pending and self.pending[0].envelope.index <= index:
             self.apply_entry(*self.pending.popleft())
@@ -249,22 +252,22 @@ class Store:
         return list(grown.values())
 
     def apply_pending(self) -> None:
-        """Let everything that was written change the derived state: a new master numbers on from all of it."""
+        """Apply all written entries to the derived state: a new master continues from them."""
         while self.pending:
             self.apply_entry(*self.pending.popleft())
 
     def start(self) -> tuple[int, int]:
-        """(index, epoch) behind which this store can serve others; the epoch is -1 where it is not known any more. Raises LogDamaged."""
+        """(index, epoch) after which this store can serve others; the epoch is -1 if it is not known. Raises LogDamaged."""
         firsts = [first_index(log, segments, self.index) for log, segments in enumerate(self.logs)]
         index = min(firsts) - 1
         return index, self.epoch_at(index)
 
     def epoch_at(self, index: int) -> int:
-        """Epoch of an entry, as far as the history goes back; 0 before everything, -1 if that is not known."""
+        """The epoch of an entry; 0 before the first, -1 if the history does not go back so far."""
         return epoch_of(self.epochs, index) if index > 0 else 0
 
     def begin_at(self, index: int, epoch: int) -> None:
-        """An empty log that begins behind `index`, which was written in `epoch`."""
+        """Make this an empty log that begins after `index`, which was written in `epoch`."""
         check(not self.epochs, "the log is not empty")
         self.index = self.flushed_index = self.committed_index = index
         self.epoch = epoch
@@ -273,18 +276,20 @@ class Store:
 
     @property
     def applied_index(self) -> int:
-        """The last entry whose effects are in the derived state."""
+        """The last entry that is applied to the derived state."""
         return self.pending[0].envelope.index - 1 if self.pending else self.index
 
     def applied_place(self) -> Place:
-        """Where the entry at `applied_index` ends, in both logs."""
+        """The place after the entry at `applied_index`, in both logs."""
         place = [self.messages.end, self.actions.end]
         for entry in reversed(self.pending):
             place[entry.log] = entry.position
         return place[MESSAGES], place[ACTIONS]
 
     def find_duplicate(self, queue: Queue, header: RegionHeader) -> Produced | None:
-        """Where the batch went, if the queue has it already. A producer that was silent for long is only looked for if it says AGAIN."""
+        """Where the batch is, if the queue has it. For a producer that was silent for long, the log is searched only if the batch has
+        AGAIN.
+        """
         producer_id, number, is_again = header.producer_id, header.batch_sequence, header.flags & BatchFlag.AGAIN
         window, first = queue.producers.window(producer_id), queue.index.first
         if window is not None:
@@ -299,7 +304,7 @@ class Store:
         return Produced(entry.base_sequence, entry.append_time_ms) if entry is not None else None
 
     def require_space(self, size: int) -> None:
-        """Raises DiskFull if the disk has no room for that and for what must always fit."""
+        """Raises DiskFull unless the disk has room for `size` bytes and the reserve."""
         step = min(_FREE_CHECK_BYTES, self.config.disk_free_bytes_min // 2)
         if self._free_bytes < size or self.messages.end - self._free_checked_at > step:
             self._free_bytes = self.disk.free_bytes(self.folder) - self.config.disk_free_bytes_min
@@ -316,7 +321,7 @@ class Store:
         return is_empty or messages.must_roll(size)
 
     def _open_segment(self, log: int, states: list[list[object]]) -> None:
-        """Begin a segment with a snapshot, all of it or none. `states` are the queues or the shares."""
+        """Begin a segment with a snapshot, completely or not at all. `states` are the queues or the shares."""
         segments = self.logs[log]
         if segments.end > segments.bases[-1]:
             segments.roll()
@@ -332,13 +337,13 @@ class Store:
         self._write(log, buffers, sum(map(len, buffers)), len(payloads))
 
     def append_command(self, queue: Queue, change_id: str, to_version: int) -> None:
-        """Close a partition: its command message is written, and nothing follows it. It must not be closed yet. Raises DiskFull."""
+        """Close a partition, which must be open: write its last entry, the command message. Raises DiskFull."""
         check(queue.is_ordered and queue.sealed is None, f"{queue.id} cannot be closed")
         sequence = self.append_region(queue, command_messages.build(queue.id, change_id, to_version))
         queue.sealed = Sealed(sequence, change_id, to_version)
 
     def append_region(self, queue: Queue, region: bytes) -> int:
-        """Write a command message; its sequence. Raises DiskFull."""
+        """Write a command message and return its sequence. Raises DiskFull."""
         total = ENVELOPE_BYTES + len(region)
         self.require_space(total)
         if self._begins_segment(total):
@@ -352,7 +357,7 @@ class Store:
         return entry.base_sequence
 
     def append_barrier(self, epoch: int) -> None:
-        """Begin `epoch`: its first entry, which says nothing else. Raises DiskFull."""
+        """Begin `epoch` with an entry that holds nothing else. Raises DiskFull."""
         check(epoch > self.epoch or not self.epochs or epoch > self.epochs[-1][0], f"epoch {epoch} is behind {self.epochs}")
         self.epoch = epoch
         self.messages.drop_empty()
@@ -361,15 +366,15 @@ class Store:
     # --- actions -------------------------------------------------------------------------------------------------------
 
     def act(self, action: AnyAction) -> Settled:
-        """Apply the action at once, and have it written by the next `write_actions`; those of a schedule are applied only then."""
+        """Apply an action at once; the next `write_actions` writes it. Actions of a schedule are applied when they are written."""
         self.unwritten.append(action)
         return _NOTHING if isinstance(action, ScheduleAction) else self.apply(action)
 
     def write_actions(self) -> None:
-        """Write what was done since the last time, with one write.
+        """Write the actions since the last call, with one write.
 
-        Raises DiskFull: it is kept and written later; answer nothing that depends on it yet. What was handed out meanwhile may be
-        handed out again if the process dies.
+        Raises DiskFull: the actions are kept and written later; answer nothing that depends on them yet. Deliveries meanwhile may be
+        repeated if the process dies.
         """
         if not self.unwritten:
             return
@@ -381,12 +386,12 @@ class Store:
                 if isinstance(action, ScheduleAction):
                     self.projection.act(self.index, self.last_time_ms, action)
         if self.actions.must_roll(0):
-            # The shares have these actions already, so the snapshot comes behind them. What does not fit now is tried again next time.
+            # The shares have these actions already, so the snapshot comes after them. A snapshot that does not fit is retried next time.
             with suppress(DiskFull):
                 self._open_segment(ACTIONS, self._share_states())
 
     def apply(self, action: AnyAction) -> Settled:
-        """Change the share or the lanes that the action names. Used alike when acting and when replaying."""
+        """Apply an action to its share or lanes. Called when acting and when replaying."""
         if isinstance(action, LaneAction):
             return Settled(self.lane_share_of(action).apply(action), 0)
         if isinstance(action, ScheduleAction):
@@ -394,7 +399,7 @@ class Store:
         return self.open_queue(action.subject, action.partition).apply(action)
 
     def act_on_lane(self, action: LaneAction) -> int:
-        """Apply at once, and have it written by the next `write_actions`; what `LaneShare.apply` gave."""
+        """Apply at once; the next `write_actions` writes it. Returns what `LaneShare.apply` returns."""
         return self.act(action).settled
 
     def lane_share_of(self, action: LaneAction) -> LaneShare:
@@ -402,7 +407,7 @@ class Store:
         return self.open_queue(action.subject, action.partition).lane_share(action.group)
 
     def apply_entry(self, log: int, position: int, envelope: Envelope, region: bytes) -> None:
-        """Let an entry change the derived state: how a slave follows, and how a restart replays."""
+        """Apply an entry to the derived state: on a slave, and at a restart."""
         if envelope.kind == Kind.SNAPSHOT:
             self._apply_snapshot(log, position, envelope, region)
         elif envelope.kind == Kind.ACTIONS:
@@ -423,7 +428,7 @@ class Store:
                     self.droppable += queue.drop()
 
     def _apply_snapshot(self, log: int, position: int, envelope: Envelope, region: bytes) -> None:
-        """A segment's opening snapshot counts only where the log begins; elsewhere everything in it is known."""
+        """A segment's opening snapshot is used only at the beginning of the log; elsewhere its content is known."""
         if position != self.base_positions[log]:
             return
         self.base_positions[log] = position + envelope.total_bytes
@@ -458,7 +463,7 @@ class Store:
     # --- reading -------------------------------------------------------------------------------------------------------
 
     def read(self, queue: Queue, entry: IndexEntry) -> tuple[bytes, bytes]:
-        """(envelope, region) of one batch. Raises LogDamaged if what is stored there is not what was."""
+        """(envelope, region) of one batch. Raises LogDamaged if the stored bytes are damaged."""
         cached = self.cache.get(entry.position)
         if cached is not None:
             return cached
@@ -478,12 +483,12 @@ class Store:
     # --- flushing ------------------------------------------------------------------------------------------------------
 
     def begin_flush(self) -> FlushPlan:
-        """What is to be flushed now."""
+        """The plan for flushing everything now."""
         self.unflushed.begun()
         return FlushPlan(self.messages.begin_sync(), self.actions.begin_sync(), self.index)
 
     def end_flush(self, plan: FlushPlan) -> int:
-        """The plan was run; everything up to the index that this gives survives a power cut."""
+        """The plan was run. Returns the index up to which everything survives a power cut."""
         self.messages.end_sync(plan.messages)
         self.actions.end_sync(plan.actions)
         if plan.messages.cuts == self.messages.cuts and plan.actions.cuts == self.actions.cuts:
@@ -497,14 +502,14 @@ class Store:
         return self.messages.flushed == self.messages.end and self.actions.flushed == self.actions.end
 
     def give_way(self) -> None:
-        """Give the folder free for the store that is opened next; what is in memory, and files that are open, can still be read."""
+        """Release the folder for the store that is opened next; memory and open files can still be read."""
         if self._is_held and self.projection is not None:
             self.projection.close()
         self._is_held = False
         self.lock.release()
 
     def close(self) -> None:
-        """Close files and give the folder free. Does not flush: `recovery.close_store` does."""
+        """Close files and release the folder. Does not flush: `recovery.close_store` does."""
         self.give_way()
         self.messages.close()
         self.actions.close()

@@ -1,4 +1,4 @@
-"""The newest batches, kept in memory as they were written, so that a consumer who keeps up costs no read."""
+"""The newest batches in memory as they were written, so that consumers that keep up cause no reads."""
 
 from __future__ import annotations
 
@@ -26,5 +26,5 @@ class TailCache:
             self._bytes -= len(old) + 256
 
     def get(self, position: int) -> tuple[bytes, bytes] | None:
-        """The batch at `position`, if it is still here."""
+        """The batch at `position`, if it is cached."""
         return self._batches.get(position)

@@ -1,8 +1,8 @@
-"""The trail of one message: what the groups of its queue did with it, found in the action log. Pure: actions in, events out.
+"""The trail of one message: what the groups of its queue did with it, from the action log. Pure: actions in, events out.
 
-A trail drives a share (qmq/log/share.py) that remembers this one message only, and picks the message's events from the share's. So the
-work for an action does not grow with what the group holds, and what is known can travel in a cursor. A trail begins with the snapshot at
-the beginning of a segment, or with a group that is new.
+A trail uses a share (qmq/log/share.py) that keeps this one message only, and takes the message's events from it. So the work for an action
+does not grow with the group's state, and the trail's state fits into a cursor. A trail begins with the snapshot at the beginning of a
+segment, or with a new group.
 
 The events' kinds are those of `share_events.py`, and `forget`.
 """
@@ -21,10 +21,10 @@ class MessagePlace(StrEnum):
     """Where a message is, for one group."""
 
     NEW = "new"
-    """It was handed to nobody."""
+    """It was not handed out."""
     HELD = "held"
     WAITING = "waiting"
-    """It came back."""
+    """It is requeued."""
     DYING = "dying"
     """On its way to the dead-letter queue, or there: only the queue knows."""
     DONE = "done"
@@ -38,23 +38,23 @@ class TrailEvent(NamedTuple):
     kind: str
     consumer: str = ""
     attempt: int = 0
-    """From 1: how often it was handed out, this time included."""
+    """The number of the attempt, from 1."""
     delay_ms: int = 0
     error: str = ""
 
 
 class MessageStanding(NamedTuple):
-    """Where a message is, and what is known of it there."""
+    """Where a message is, and its details."""
 
     where: MessagePlace
     consumer: str = ""
     attempt: int = 1
-    """Which one it is, or the next one will be."""
+    """The number of its current or next attempt."""
     due_ms: int = 0
 
 
 def standing(share: Share, sequence: int) -> MessageStanding:
-    """What a share says of a message."""
+    """The place of a message in a share."""
     for name, holder in share.holders.items():
         for item in holder.held:
             if item.first <= sequence < item.first + item.count:
@@ -69,7 +69,7 @@ def standing(share: Share, sequence: int) -> MessageStanding:
 
 
 class _OneMessageShare(Share):
-    """A share that forgets every range in which the message is not."""
+    """A share that drops every range without the message."""
 
     __slots__ = ("_sequence",)
 
@@ -119,11 +119,11 @@ class Trail:
 
     @property
     def now(self) -> MessageStanding:
-        """Where the message is. One that died stays DYING here: of which messages copies are in the dead-letter queue, only numbers say."""
+        """Where the message is. A dead message stays DYING here, because BURIED names only numbers."""
         return standing(self._share, self.sequence)
 
     def apply(self, action: ShareAction, time_ms: int) -> list[TrailEvent]:
-        """What the group's next action did to the message."""
+        """The events of the group's next action for the message."""
         if isinstance(action, Buried):
             return []
         if isinstance(action, Forget):

@@ -1,4 +1,4 @@
-"""How old what is not flushed is: when the oldest append was written that a power cut may take."""
+"""The age of the oldest unflushed append: what a power cut may take."""
 
 from __future__ import annotations
 
@@ -6,24 +6,24 @@ from collections import deque
 
 
 class Unflushed:
-    """Remembers one time for each flush that has begun, and one for what came since: never more than the flushes under way and one."""
+    """Keeps one time for each running flush, and one for later appends."""
 
     __slots__ = ("_is_open", "_marks")
 
     def __init__(self) -> None:
         self._marks: deque[tuple[int, int]] = deque()
-        """(index, when it was written) of the first entry behind each flush's beginning."""
+        """(index, time) of the first append after the beginning of each flush."""
         self._is_open = False
-        """Whether the last mark stands for what is written now, too."""
+        """Whether the last mark covers current appends."""
 
     def wrote(self, index: int, now_ms: int) -> None:
-        """Entries were written, the first of them at `index`."""
+        """Entries were appended, from `index` on."""
         if not self._is_open:
             self._marks.append((index, now_ms))
             self._is_open = True
 
     def begun(self) -> None:
-        """A flush has begun: it does not speak for what is written from now on."""
+        """A flush has begun; it does not cover later appends."""
         self._is_open = False
 
     def flushed(self, index: int) -> None:
@@ -40,5 +40,5 @@ class Unflushed:
         self._is_open = False
 
     def age_ms(self, now_ms: int) -> int:
-        """How long ago the oldest entry was written that is not flushed; 0 if there is none."""
+        """How long ago the oldest unflushed entry was written; 0 if there is none."""
         return max(now_ms - self._marks[0][1], 0) if self._marks else 0
