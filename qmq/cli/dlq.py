@@ -7,11 +7,12 @@ set aside, with everything that follows for them: the verbs take SUBJECT GROUP K
 from __future__ import annotations
 
 import base64
-from datetime import UTC, datetime
+from datetime import datetime
+from functools import partial
 from typing import Annotated, Any, Final
 
 import typer
-from rich.progress import Progress
+from rich.progress import Progress, TaskID
 
 import qmq
 from qmq.cli import parked
@@ -21,6 +22,7 @@ from qmq.client.dead_letters import Choose, DeadLetter
 from qmq.client.partial import Partial
 from qmq.errors import InvalidArgument
 from qmq.operations.key_texts import key_text
+from qmq.operations.letter_choice import chosen_by
 
 app = typer.Typer(no_args_is_help=True, help="Dead letters of groups, and parked keys: list, show, replay, purge, delete.")
 
@@ -29,6 +31,7 @@ Subject = Annotated[str, typer.Option("--subject", help="Only messages that were
 Ids = Annotated[list[str] | None, typer.Option("--id", help="Only this message; repeatable.")]
 Error = Annotated[str, typer.Option("--error", help="Only those whose last error holds this text.")]
 Since = Annotated[datetime | None, typer.Option("--since", help="Only those that died then or later (UTC, if no zone is given).")]
+Rate = Annotated[float, typer.Option("--rate", min=0, help="At most so many a second; 0: as fast as they can be sent.")]
 Most = Annotated[int, typer.Option("--max", min=0, help="At most so many; 0: all.")]
 
 _QUEUES: Final = ("group", "broker group", "messages", "waiting", "newest", "oldest ago ms")
@@ -118,13 +121,14 @@ def replay(
     error: Error = "",
     since: Since = None,
     most: Most = 0,
+    rate: Rate = 0,
     dry_run: DryRun = False,
     as_json: Json = False,
     server: Server = SERVER,
 ) -> None:
     """Give dead letters back to the group, their attempts counted anew; or a parked key, in order, before anything newer of it."""
     _check_whole(words, any((subject, ids, error, since, most)))
-    _give_back(words, chosen_by(subject, ids or [], error, since), most, True, dry_run, as_json, server)
+    _give_back(words, chosen_by(subject, ids or [], error, since), most, True, dry_run, as_json, server, rate)
 
 
 @app.command("purge")
@@ -145,18 +149,20 @@ def purge(
     _give_back(words, chosen_by(subject, ids or [], error, since), most, False, dry_run, as_json, server)
 
 
-def _give_back(words: list[str], choose: Choose, most: int, is_replay: bool, dry_run: bool, as_json: bool, server: str) -> None:
+def _give_back(
+    words: list[str], choose: Choose, most: int, is_replay: bool, dry_run: bool, as_json: bool, server: str, rate: float = 0
+) -> None:
     done = "replayed" if is_replay else "purged"
     title = f"would be {done}" if dry_run else done
     if _is_key(words):
         rows = run(parked.unparked(server, *words, is_replay=is_replay, dry_run=dry_run))
         show(title, ("key", "partition", "messages"), rows, as_json=as_json)
         return
-    count = run(_done(server, words[0], choose, most, is_replay, dry_run, is_quiet=as_json))
+    count = run(_done(server, words[0], choose, most, is_replay, dry_run, rate, is_quiet=as_json))
     show(title, ("group", "messages"), [(words[0], count)], as_json=as_json)
 
 
-async def _done(server: str, group: str, choose: Choose, most: int, is_replay: bool, dry_run: bool, *, is_quiet: bool) -> int:
+async def _done(server: str, group: str, choose: Choose, most: int, is_replay: bool, dry_run: bool, rate: float, *, is_quiet: bool) -> int:
     async with qmq.connect(server) as mq:
         letters = mq.dead_letters(group)
         if dry_run:
@@ -166,8 +172,14 @@ async def _done(server: str, group: str, choose: Choose, most: int, is_replay: b
             await require_group(mq, group)
         with Progress(console=console, disable=is_quiet or not console.is_terminal) as progress:
             bar = progress.add_task("replaying" if is_replay else "purging", total=min(most, waiting) if most else waiting)
-            work = letters.replay if is_replay else letters.purge
-            return await work(choose, messages_max=most, progress=lambda count: progress.update(bar, completed=count))
+            tell = partial(_completed, progress, bar)
+            if is_replay:
+                return await letters.replay(choose, messages_max=most, progress=tell, per_second=rate)
+            return await letters.purge(choose, messages_max=most, progress=tell)
+
+
+def _completed(progress: Progress, bar: TaskID, count: int) -> None:
+    progress.update(bar, completed=count)
 
 
 def _check_whole(words: list[str], is_filtered: bool) -> None:
@@ -180,24 +192,6 @@ def _is_key(words: list[str]) -> bool:
     if len(words) not in (1, 3):
         raise typer.BadParameter("give a GROUP, for its dead letters; or SUBJECT GROUP KEY, for a parked key of an ordered subject")
     return len(words) == 3
-
-
-def chosen_by(subject: str, ids: list[str], error: str, since: datetime | None) -> Choose:
-    """Which letters are meant: all that is given must hold. Raises InvalidArgument for what is no message id."""
-    wanted = {each.strip().lower() for each in ids}
-    if any(len(each) != 32 for each in wanted):
-        raise InvalidArgument("a message id has 32 hexadecimal digits: `qmq dlq show GROUP --json` gives them")
-    since_ms = 0 if since is None else int((since if since.tzinfo else since.replace(tzinfo=UTC)).timestamp() * 1000)
-
-    def choose(letter: DeadLetter) -> bool:
-        return (
-            (not subject or letter.subject == subject)
-            and (not wanted or str(letter.id) in wanted)
-            and error in letter.error
-            and letter.dead_ms >= since_ms
-        )
-
-    return choose
 
 
 def _row(each: DeadLetter) -> tuple[Any, ...]:

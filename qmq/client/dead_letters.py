@@ -10,6 +10,7 @@ dead letter that was sent again but not settled is sent once more, with the same
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -97,27 +98,30 @@ class DeadLetters:
                     break
         return found[:messages_max]
 
-    async def replay(self, choose: Choose = _all, *, messages_max: int = 0, progress: Progress = _quiet) -> int:
+    async def replay(self, choose: Choose = _all, *, messages_max: int = 0, progress: Progress = _quiet, per_second: float = 0) -> int:
         """Send dead letters to their subjects again, for this group only, and return their number. They keep their ids and headers;
         attempts count from 1 again.
 
-        At most `messages_max`, if that is not 0; `progress` is called with the number that is done. Raises as `Client.send`; dead letters
-        before the failure have been replayed.
+        At most `messages_max`, and at most `per_second` each second, if these are not 0; `progress` is called with the number that is done.
+        Raises as `Client.send`; dead letters before the failure have been replayed.
         """
-        return await self._done(self._send, choose, messages_max, progress)
+        return await self._done(self._send, choose, messages_max, progress, per_second)
 
     async def purge(self, choose: Choose = _all, *, messages_max: int = 0, progress: Progress = _quiet) -> int:
         """Delete dead letters for good and return their number. Parameters as in `replay`."""
         return await self._done(_let_go, choose, messages_max, progress)
 
-    async def _done(self, do: Do, choose: Choose, messages_max: int, progress: Progress) -> int:
-        done = 0
+    async def _done(self, do: Do, choose: Choose, messages_max: int, progress: Progress, per_second: float = 0) -> int:
+        done, loop = 0, asyncio.get_running_loop()
+        begun_s = loop.time()
         async with aclosing(self._pages()) as pages:
             async for page in pages:
                 chosen = [(message, letter) for message, letter in page if choose(letter)]
                 if messages_max:
                     chosen = chosen[: messages_max - done]
-                for part in parts_of(chosen):
+                for part in parts_of(chosen, letters_max=max(1, int(per_second)) if per_second else 0):
+                    if per_second:
+                        await asyncio.sleep(max(0.0, begun_s + done / per_second - loop.time()))
                     await do([letter for _, letter in part])
                     for message, _ in part:
                         message.ack_later()
@@ -180,13 +184,15 @@ def letter_of(message: Message) -> DeadLetter:
         raise InvalidArgument(f"message {message.sequence} of {message.subject} is no dead letter: {cause!r}") from None
 
 
-def parts_of(chosen: Sequence[tuple[_M, DeadLetter]]) -> list[list[tuple[_M, DeadLetter]]]:
-    """Groups of letters that fit one batch: of one subject and group, with create times that are close enough. Pure."""
+def parts_of(chosen: Sequence[tuple[_M, DeadLetter]], letters_max: int = 0) -> list[list[tuple[_M, DeadLetter]]]:
+    """Letters that can be sent in one batch: to one subject and group, with create times that fit together, and at most `letters_max`
+    unless that is 0. Pure.
+    """
     found: dict[tuple[str, str, int], list[tuple[_M, DeadLetter]]] = {}
     for each in chosen:
         letter = each[1]
         found.setdefault((letter.subject, letter.group, letter.create_time_ms // CREATED_SPAN_MS), []).append(each)
-    return list(found.values())
+    return [part[at : at + (letters_max or len(part))] for part in found.values() for at in range(0, len(part), letters_max or len(part))]
 
 
 def columns_of(letters: Sequence[DeadLetter], group: str) -> tuple[Columns, int]:

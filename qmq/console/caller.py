@@ -7,12 +7,17 @@ from typing import TYPE_CHECKING, Final
 
 from qmq.console.cluster_look import ClusterLook, look_at_cluster, look_at_subject
 from qmq.console.cluster_watch import ClusterWatch
+from qmq.console.replay_jobs import ReplayJob
 
 if TYPE_CHECKING:
     from qmq.client.client import Client
 
 SUBJECTS_MAX: Final = 50
 """Subjects that are watched one by one; of more, the one that was asked for longest ago is forgotten."""
+
+
+JOBS_MAX: Final = 20
+"""Jobs that are over and still shown."""
 
 
 class ConsoleCaller:
@@ -24,6 +29,8 @@ class ConsoleCaller:
         self.watch = self._watch("")
         self._subjects: dict[str, ClusterWatch] = {}
         self._principal: str | None = None
+        self.jobs: list[ReplayJob] = []
+        """The newest first."""
 
     def _watch(self, subject: str) -> ClusterWatch:
         async def look(now_s: float, before: ClusterLook | None) -> ClusterLook:
@@ -39,6 +46,12 @@ class ConsoleCaller:
             del self._subjects[next(iter(self._subjects))]
         return found
 
+    def start_job(self, job: ReplayJob) -> ReplayJob:
+        """Keep a job, and forget the oldest that are over."""
+        over = [each for each in self.jobs if each.state != "running"][JOBS_MAX:]
+        self.jobs = [job, *[each for each in self.jobs if each not in over]]
+        return job
+
     async def principal(self) -> str:
         """Who the cluster takes this for. Raises NotAuthenticated, NotConnected."""
         if self._principal is None:
@@ -46,4 +59,6 @@ class ConsoleCaller:
         return self._principal
 
     async def close(self) -> None:
+        for each in self.jobs:
+            await each.stop()
         await self.client.close()

@@ -26,7 +26,7 @@ from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
-from qmq.console import overview_page, subject_pages
+from qmq.console import cluster_page, dead_letter_pages, message_page, overview_page, subject_pages
 from qmq.console.browser_sessions import BrowserSession, Sessions
 from qmq.console.caller import ConsoleCaller
 from qmq.console.console_config import ConsoleConfig, LoginMode
@@ -44,6 +44,15 @@ COOKIE: Final = "qmq_console"
 Show = Callable[[ConsolePage], Awaitable[Response]]
 MakeClient = Callable[[Callable[[], str] | None], "Client"]
 """A client with a token's source; with None one with the console's own credentials."""
+
+PAGES: Final = (
+    *overview_page.PAGES,
+    *subject_pages.PAGES,
+    *dead_letter_pages.PAGES,
+    *message_page.PAGES,
+    *cluster_page.PAGES,
+)
+ACTS: Final = (*dead_letter_pages.ACTS, *cluster_page.ACTS)
 
 
 class ConsoleSite:
@@ -82,7 +91,8 @@ class ConsoleSite:
             Route("/login", self._login, methods=["GET", "POST"]),
             Route("/logout", self._logout, methods=["POST"]),
             Mount("/static", StaticFiles(directory=Path(__file__).parent / "static")),
-            *[Route(path, self._page(show), methods=["GET"]) for path, show in (*overview_page.PAGES, *subject_pages.PAGES)],
+            *[Route(path, self._page(act, is_act=True), methods=["POST"]) for path, act in ACTS],
+            *[Route(path, self._page(show), methods=["GET"]) for path, show in PAGES],
         ]
 
     def login_path(self) -> str:

@@ -1,0 +1,53 @@
+"""Work that goes on while its page is closed: the replay or the purge of dead letters. It ends with the console or with the login.
+
+What was done stays done, and what is left waits in the queue: the same filter, started again, goes on there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Coroutine
+from dataclasses import dataclass, field
+from typing import Any
+
+from qmq.errors import QmqError
+
+
+@dataclass(slots=True, eq=False)
+class ReplayJob:
+    """`state` is running, done, stopped or failed; `count` is how many letters are done."""
+
+    group: str
+    verb: str
+    command: str
+    began_ms: int
+    id: str = field(default_factory=lambda: secrets.token_hex(8))
+    state: str = "running"
+    count: int = 0
+    failure: str = ""
+    _task: asyncio.Task[None] | None = None
+
+    def tell(self, count: int) -> None:
+        """How many are done so far."""
+        self.count = count
+
+    def start(self, work: Coroutine[Any, Any, int]) -> None:
+        """Do it beside everything else."""
+        self._task = asyncio.create_task(self._run(work))
+
+    async def _run(self, work: Coroutine[Any, Any, int]) -> None:
+        try:
+            self.count = await work
+            self.state = "done"
+        except QmqError as failure:
+            self.state, self.failure = "failed", str(failure)
+        except asyncio.CancelledError:
+            self.state = "stopped"
+            raise
+
+    async def stop(self) -> None:
+        """End it, if it still runs."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)

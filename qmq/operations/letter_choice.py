@@ -1,0 +1,26 @@
+"""Which dead letters of a group are meant, by what an operator says of them. Pure."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+from qmq.client.dead_letters import Choose, DeadLetter
+from qmq.errors import InvalidArgument
+
+
+def chosen_by(subject: str, ids: list[str], error: str, since: datetime | None) -> Choose:
+    """Which letters are meant: all that is given must hold. Raises InvalidArgument for what is no message id."""
+    wanted = {each.strip().lower() for each in ids}
+    if any(len(each) != 32 for each in wanted):
+        raise InvalidArgument("a message id has 32 hexadecimal digits: `qmq dlq show GROUP --json` gives them")
+    since_ms = 0 if since is None else int((since if since.tzinfo else since.replace(tzinfo=UTC)).timestamp() * 1000)
+
+    def choose(letter: DeadLetter) -> bool:
+        return (
+            (not subject or letter.subject == subject)
+            and (not wanted or str(letter.id) in wanted)
+            and error in letter.error
+            and letter.dead_ms >= since_ms
+        )
+
+    return choose
