@@ -77,7 +77,7 @@ class JwtVerifier:
     # --- checking ------------------------------------------------------------------------------------------------------
 
     def verify(self, token: str) -> tuple[Principal, int]:
-        """Whose token it is, and when it ends in milliseconds since 1970. Raises NotAuthenticated."""
+        """Whose token it is, and when it ends in milliseconds since 1970, with the leeway. Raises NotAuthenticated."""
         key = self._key_of(token)
         try:
             claims = jwt.decode(
@@ -93,7 +93,8 @@ class JwtVerifier:
         except (jwt.PyJWTError, ValueError, TypeError) as cause:
             raise NotAuthenticated(f"the token of {self._config.issuer} does not hold: {cause}") from None
         now_ms = self._now_ms()
-        if now_ms >= ends_ms + LEEWAY_S * 1000:
+        ends_ms += LEEWAY_S * 1000
+        if now_ms >= ends_ms:
             raise NotAuthenticated("the token has ended: get a new one from the identity provider")
         if now_ms < begins_ms - LEEWAY_S * 1000:
             raise NotAuthenticated("the token is not valid yet: do the clocks differ?")

@@ -22,7 +22,7 @@ from support import eventually, node_config, running
 import qmq
 from qmq.errors import InvalidArgument, NotAuthenticated
 from qmq.security.access_control import AccessConfig, JwtConfig
-from qmq.security.jwt_tokens import JwtVerifier
+from qmq.security.jwt_tokens import LEEWAY_S, JwtVerifier
 from qmq.security.principal import Principal
 
 NOW_MS = 1_800_000_000_000
@@ -57,7 +57,19 @@ def token(key: Any = EC, algorithm: str = "ES256", kid: str = "one", **claims: A
     ("key", "algorithm", "kid"), [(EC, "ES256", "one"), (RSA, "RS256", "two"), (ED, "EdDSA", "three")], ids=["EC", "RSA", "Ed25519"]
 )
 def test_a_token_says_who_it_is_for(key: Any, algorithm: str, kid: str) -> None:
-    assert verifier().verify(token(key, algorithm, kid)) == (Principal("app", "orders"), CLAIMS["exp"] * 1000)
+    assert verifier().verify(token(key, algorithm, kid)) == (Principal("app", "orders"), (CLAIMS["exp"] + LEEWAY_S) * 1000)
+
+
+async def test_whoever_is_taken_in_the_leeway_is_served_and_not_cut_at_once(tmp_path: Path) -> None:
+    file = tmp_path / "jwks.json"
+    file.write_bytes(jwks(one=EC))
+    access = AccessConfig(frozenset({"app:orders"}), jwt=JwtConfig(ISSUER, str(file)))
+    async with running(dataclasses.replace(node_config(tmp_path / "node"), access=access)) as node:
+        async with qmq.connect(node.address, token=token(exp=int(time.time()) + 600)) as admin:
+            await admin.access.set_mode("enforce")
+        await eventually(lambda: node.view.access.mode.value == "enforce")
+        async with qmq.connect(node.address, token=token(exp=int(time.time()) - 1)) as orders:
+            await orders.send("orders", b"1")
 
 
 def test_the_claim_that_names_the_principal_is_chosen() -> None:
