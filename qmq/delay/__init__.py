@@ -1,1 +1,1 @@
-"""The delay server: messages wait on disk by the hour in which they are due, and leave at their tick. docs/DELAY.md."""
+"""The delay server: delayed messages wait on disk, in files for each hour, and are sent when they are due. docs/DELAY.md."""

@@ -1,8 +1,8 @@
-"""Files that only grow, and whose newest bytes wait in memory: a schedule has thousands of them, and most get a few bytes at a time.
+"""Append-only files whose newest bytes are in memory: a schedule has thousands of them, and most get a few bytes at a time.
 
-A *growing file* is `written` bytes on disk and a `tail` behind them; whoever reads sees both. The tail is written when it has become large,
-when the schedule has too much of it in all, or by a checkpoint, from another thread. Writing the same bytes at the same place twice does no
-harm, so nobody has to know who is first.
+An append file has `written` bytes on disk and a `tail` in memory after them; readers see both. The tail is written when it is large, when
+all tails together are too large, or by a checkpoint in another thread. Writing the same bytes at the same place twice is harmless, so no
+lock is needed.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from qmq.limits import KIB
 from qmq.log.disk import Disk
 
 TAIL_BYTES_MAX: Final = 256 * KIB
-"""A file with more than this in memory is written at once."""
+"""A larger tail is written at once."""
 LARGE_BYTES: Final = 32 * KIB
 _OPEN_FILES_MAX: Final = 128
 _SYNC_ALL_FILES: Final = 64
-"""With more files than this one sync of the file system is cheaper than one of each."""
+"""With more files, syncing the file system is cheaper than syncing each file."""
 
 
 class AppendFile:
-    """One file: how much of it is on disk, and what is not yet."""
+    """One file: its written length, and its tail."""
 
     __slots__ = ("name", "tail", "written")
 
@@ -38,11 +38,11 @@ class AppendFile:
 
     @property
     def end(self) -> int:
-        """Its length, once everything is written."""
+        """The length including the tail."""
         return self.written + len(self.tail)
 
     def wrote(self, end: int) -> None:
-        """Everything before `end` is on disk: memory may forget it."""
+        """Everything before `end` is on disk: drop it from memory."""
         size = end - self.written
         if size > 0:
             del self.tail[:size]
@@ -50,7 +50,7 @@ class AppendFile:
 
 
 class Grown(NamedTuple):
-    """A file's tail as it was at one moment."""
+    """A file's tail at one moment."""
 
     file: AppendFile
     at: int
@@ -58,7 +58,7 @@ class Grown(NamedTuple):
 
 
 class AppendFiles:
-    """The folder they lie in. Keeps few of them open. Not safe in a thread, except for what says so."""
+    """The files of one folder, of which few are open. Thread-safe only where a method says so."""
 
     def __init__(self, disk: Disk, folder: Path) -> None:
         self.disk = disk
@@ -68,7 +68,7 @@ class AppendFiles:
         self._write_number = 0
 
     def read(self, file: AppendFile, at: int, size: int) -> bytes:
-        """Bytes from `at` on; fewer where the file ends. Raises LogDamaged if what was written is gone."""
+        """Bytes from `at` on; fewer at the file's end. Raises LogDamaged if written bytes are missing."""
         begin = at - file.written
         if begin >= 0:
             return bytes(file.tail[begin : begin + size])
@@ -78,9 +78,10 @@ class AppendFiles:
         return data + bytes(file.tail[: size - len(data)]) if size > len(data) else data
 
     def stretch(self, file: AppendFile, begin: int, size: int) -> Callable[[int, int], bytes]:
-        """Read many small pieces of so many bytes from `begin` on, by (place in them, size). Good until the next call of any method.
+        """A function that reads small pieces of `size` bytes from `begin` on, by (place there, size). Valid until the next call of any
+        method.
 
-        What it gives raises LogDamaged if what was written is gone.
+        The function raises LogDamaged if written bytes are missing.
         """
         if begin + size > file.written:
             return lambda at, wanted: self.read(file, begin + at, wanted)
@@ -95,9 +96,9 @@ class AppendFiles:
         return read_piece
 
     def append(self, file: AppendFile, envelope: bytes, region: bytes) -> None:
-        """Add a batch; a large one is written at once, for it costs more to keep."""
+        """Add a batch; a large one is written at once, since keeping it costs more."""
         if len(region) > LARGE_BYTES:
-            with suppress(DiskFull):  # then it is kept
+            with suppress(DiskFull):  # then it stays in memory
                 self._write(file, [bytes(file.tail), envelope, region])
                 return
         file.tail += envelope
@@ -139,17 +140,17 @@ class AppendFiles:
     # --- checkpoints ---------------------------------------------------------------------------------------------------
 
     def unsynced(self) -> dict[str, int]:
-        """What was written and not synced, for `sync` and `synced`."""
+        """The files that were written and not synced, for `sync` and `synced`."""
         return dict(self._unsynced)
 
     def synced(self, names: dict[str, int]) -> None:
-        """These were synced, if they were not written since."""
+        """These files were synced, unless they were written since."""
         for name, number in names.items():
             if self._unsynced.get(name) == number:
                 del self._unsynced[name]
 
     def write_and_sync(self, tails: list[Grown], others: dict[str, int]) -> None:
-        """Write tails, make them and other files survive a power cut. Safe in a thread. Raises DiskFull, FlushFailed."""
+        """Write tails, and sync them and other files. Safe in a thread. Raises DiskFull, FlushFailed."""
         for tail in tails:
             fd = self.disk.open_append(self.folder / tail.file.name)
             try:
@@ -178,7 +179,7 @@ class AppendFiles:
 
 
 def damaged(name: str, position: int, why: str) -> LogDamaged:
-    """The error that says which file does not hold, and where."""
+    """The error for a damaged file."""
     return LogDamaged(
         f"schedule/{name} is damaged at byte {position} ({why}): "
         "restore the file from a copy, or move this replica's data folder away and start it again",

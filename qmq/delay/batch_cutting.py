@@ -1,8 +1,8 @@
-"""Making delayed batches out of delayed batches: cutting one by buckets, and one of one message with another due time. Pure.
+"""Makes delayed batches from delayed batches: cuts one by buckets, or makes a batch of one message with another due time. Pure.
 
-A piece has the batch's header (producer, number, flags, create time) and its columns, for fewer messages, and always the column MESSAGE_ID:
-a place in the batch says nothing any more. Bodies are not compressed: a library's next version may compress to other bytes, and all
-replicas must have the same. Nothing is decoded as text, so nothing changes by being cut.
+A piece has the batch's header (producer, number, flags, create time) and its columns, for fewer messages, and always the column MESSAGE_ID,
+since ids no longer follow from the place in the batch. Bodies are not compressed: another version of a library may compress to other bytes,
+and all replicas must have the same. Nothing is decoded as text, so cutting changes no value.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from qmq.headers import SCHEDULE_ID
 
 REGION_BYTES_MAX: Final = 16 * 1024 * 1024 - 64
 FEW: Final = 8
-"""Below so many messages a loop is faster than numpy."""
+"""For fewer messages a loop is faster than numpy."""
 _UNPLACED: Final = Envelope(0, 0, 0, -1, 0, 0, 0, 0)
 _ID: Final = Struct(">QHIH")
 _TWO: Final = Struct("<2i")
@@ -37,12 +37,12 @@ _T = TypeVar("_T")
 
 
 def id_of(producer_id: int, batch_sequence: int, place: int) -> bytes:
-    """The message id that follows from producer and place; see `model.MessageId`."""
+    """The message id for a producer, batch and place; see `model.MessageId`."""
     return _ID.pack(producer_id, batch_sequence >> 32 & 0xFFFF, batch_sequence & _BATCH_SEQUENCE_MASK, place)
 
 
 def ids_of(producer_id: int, batch_sequence: int, count: int) -> list[bytes]:
-    """The same of a whole batch."""
+    """The message ids of a whole batch."""
     first = id_of(producer_id, batch_sequence, 0)[:-2]
     return [first + each for each in _places(count)]
 
@@ -69,17 +69,17 @@ def _lists(items: Sequence[Sequence[object]]) -> bytes:
 
 
 def first_id(pieces: Pieces, at: int) -> bytes:
-    """By which id a message is known: a recurring one by that of its first run's seed."""
+    """The id by which a message is known: a recurring one by its first run's."""
     if pieces.header.flags & _RECURRING and pieces.headers is not None:
         for name, value in pieces.headers[at]:
             if name == SCHEDULE_ID.encode():
-                with suppress(ValueError):  # no id of ours: it is known by its own, on every replica
+                with suppress(ValueError):  # the id is not ours, so every replica uses it as it is
                     return bytes.fromhex(value.decode())
     return pieces.ids[at]
 
 
 class Pieces:
-    """A delayed batch, taken apart once, of which pieces are made. Raises CorruptBatch if it cannot be taken apart."""
+    """A parsed delayed batch, from which pieces are made. Raises CorruptBatch."""
 
     def __init__(self, region: bytes) -> None:
         view = BatchView(_UNPLACED, region)
@@ -115,7 +115,7 @@ class Pieces:
         return list(zip(names, bytes_column(region, layout.header_value, layout.header_value_data, total), strict=True))
 
     def cut(self, places: Sequence[int]) -> list[tuple[Sequence[int], bytes]]:
-        """Regions of the messages at these places: (places, region), more than one only if one would be too large."""
+        """(places, region) of the messages at these places; several if one would be too large."""
         region = self.piece(places)
         if len(region) <= REGION_BYTES_MAX or len(places) == 1:
             return [(places, region)]
@@ -159,7 +159,7 @@ class Pieces:
         return self._id_rows[list(places)].tobytes()
 
     def _body_buffers(self, places: Sequence[int]) -> tuple[int, list[bytes]]:
-        """(their bytes, the column's buffers)."""
+        """(bytes of the bodies, buffers of the column)."""
         if self._body_rows is None or len(places) < FEW:
             bodies = [self._bodies[each] for each in places]
             return sum(map(len, bodies)), [_strings(bodies)]
@@ -169,7 +169,7 @@ class Pieces:
 
     @property
     def _bodies(self) -> list[bytes]:
-        """All bodies, one by one, when that is needed."""
+        """All bodies one by one, decoded at first use."""
         if self._taken is None:
             self._taken = self._view.bodies()
         return self._taken
@@ -183,13 +183,13 @@ class Pieces:
     # --- batches of one ------------------------------------------------------------------------------------------------
 
     def moved(self, place: int, due_ms: int) -> bytes:
-        """A batch of one: the same message, due at another time."""
+        """A batch of one: the same message with another due time."""
         self.dues = (*self.dues[:place], due_ms, *self.dues[place + 1 :])
         self._due_rows = np.array(self.dues, "<i8")
         return self.piece((place,))
 
     def next_run(self, place: int, first_id: bytes, due_ms: int) -> bytes:
-        """A batch of one: a recurring message's run at that time. `first_id` is the recurring message's."""
+        """A batch of one: a recurring message's run at that time. `first_id` is the id of its first run."""
         name = SCHEDULE_ID.encode()
         own = self.headers[place] if self.headers is not None else []
         changed = list(self.headers) if self.headers is not None else [[] for _ in self.ids]
@@ -202,7 +202,7 @@ class Pieces:
 
 
 def _rows(region: bytes, offsets_at: int, data_at: int, header: RegionHeader) -> npt.NDArray[np.uint8] | None:
-    """The bodies as rows of one table, if all are of one size: then they are picked as one vector."""
+    """The bodies as rows of a table, if all have the same size: then they are selected by vector operations."""
     count, size = header.count, header.body_bytes // header.count
     if header.compression or not size or size * count != header.body_bytes:
         return None

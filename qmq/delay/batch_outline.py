@@ -1,11 +1,10 @@
-"""An outline: so much of a batch, kept in memory, that one of its messages can be read without the others.
+"""An outline of a batch in memory, with which single messages can be read from disk.
 
-Due times of one batch are often spread over an hour, and each due message would need its whole batch, 130 KB for 100 bytes. What an outline
-says are the batch's columns, as places in the region, so a message is a handful of small reads: its due time, its offsets, its bytes.
+The due times of one batch are often spread over an hour, and each due message would need its whole batch, 130 KB for 100 bytes. An outline
+has the places of the batch's columns in the region, so that a message takes a few small reads: its due time, its offsets, its bytes.
 
-An outline is made of a batch whose checksum held, and only of such: to have one is to have checked the batch in this life of the process.
-What the disk does to it later is seen only if it becomes nonsense. About 250 bytes each. Batches that are compressed, or so small that
-reading them whole costs as much, have none.
+An outline is made only after the batch's checksum was verified in this process. Later damage is noticed only if values become impossible.
+An outline takes about 250 bytes. Batches that are compressed, or so small that reading them whole costs as much, have none.
 """
 
 from __future__ import annotations
@@ -26,13 +25,13 @@ OUTLINED_BYTES_MIN: Final = 16 * KIB
 """Smaller batches are read whole."""
 OUTLINES_MAX: Final = 100_000
 STRETCH_MAX: Final = 8 * KIB
-"""So many bytes that nobody asked for are read to save a read."""
+"""Unneeded bytes that are read to save a read."""
 _FIELDS: Final = Struct("<qqQQqII15i")
 _TWO: Final = Struct("<2i")
 _DUE: Final = Struct("<q")
 _DELTA: Final = Struct("<I")
 Read = Callable[[int, int], bytes]
-"""(place in the region, size): the bytes."""
+"""(place in the region, size) -> the bytes."""
 
 
 def is_outlined(view: BatchView) -> bool:
@@ -44,7 +43,7 @@ class BatchOutline:
     __slots__ = ("_packed", "_subject", "region_bytes")
 
     def __init__(self, view: BatchView) -> None:
-        """Of a batch that was checked. Raises CorruptBatch."""
+        """The batch must have been checked. Raises CorruptBatch."""
         header, at = view.header, view.layout
         self._subject = sys.intern(view.subject)
         self.region_bytes = len(view.region)
@@ -74,7 +73,7 @@ class BatchOutline:
         )
 
     def message(self, read: Read, place: int, due_ms: int, at: SchedulePlace) -> DueMessage | None:
-        """The message at that place of the batch; None if that is not `at`, or is not due then. Raises CorruptBatch, LogDamaged."""
+        """The message at that place of the batch; None if it is another message, or is not due then. Raises CorruptBatch, LogDamaged."""
         (
             first,
             append_ms,
@@ -121,7 +120,7 @@ class BatchOutline:
 
 
 def _due_and_body(read: Read, due_at: int, offsets_at: int) -> tuple[int, int, int]:
-    """(due time, where the body begins and ends): the due times lie before the bodies' offsets, and often near."""
+    """(due time, begin and end of the body). The due times are stored before the bodies' offsets, and often close."""
     stretch = offsets_at - due_at + 8
     if stretch > STRETCH_MAX:
         return (*_DUE.unpack(read(due_at, 8)), *_TWO.unpack(read(offsets_at, 8)))
@@ -130,7 +129,7 @@ def _due_and_body(read: Read, due_at: int, offsets_at: int) -> tuple[int, int, i
 
 
 class _Items:
-    """Columns of items with offsets, read one item at a time."""
+    """Reads the items of a column with offsets, one at a time."""
 
     __slots__ = ("_read", "_size")
 
@@ -147,7 +146,7 @@ class _Items:
         return self.between(data_at, *_TWO.unpack(self._read(offsets_at + 4 * place, 8)))
 
     def _some(self, offsets_at: int, data_at: int, first: int, end: int) -> list[bytes]:
-        """Neighbours: one read for all offsets, one for all bytes."""
+        """Adjacent items: one read for the offsets, one for the bytes."""
         marks = unpack(f"<{end - first + 1}i", self.between(offsets_at, 4 * first, 4 * end + 4))
         data = self.between(data_at, marks[0], marks[-1])
         return [data[begin - marks[0] : after - marks[0]] for begin, after in pairwise(marks)]

@@ -1,11 +1,11 @@
-"""A bucket: the messages that are due in one span of time, in three growing files, and what became of them.
+"""A bucket: the messages that are due in one span of time, in three append files, and their states.
 
     NAME.log     the batches; an envelope's base_sequence is the ordinal of its first message, its epoch and flushed_position are 0
     NAME.idx     INDEX_ROW for each ordinal
     NAME.done    the dispatch log (dispatch_log.py)
 
-NAME is when the bucket begins, in UTC. What became of each message (`DispatchMark`) is read from the dispatch log when it is first asked
-for: most buckets are not touched for months.
+NAME is when the bucket begins, in UTC. The state of each message (`DispatchMark`) is read from the dispatch log at first use: most buckets
+are not used for months.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ from qmq.log.disk import Disk
 LOG, IDX, DONE = SUFFIXES = (".log", ".idx", ".done")
 ROW_BYTES: Final = INDEX_ROW.itemsize
 LOG_BYTES_MAX: Final = 8 << 32
-"""A line of the index has 32 bits for a position, in units of 8 bytes."""
+"""A row of the index has 32 bits for a position, in units of 8 bytes."""
 _ROW: Final = Struct("<qIHH")
 _PLACES: Final = np.arange(65_536, dtype="<u2")
 _READ_AHEAD: Final = 4096
 _SUBJECT_BYTES: Final = RegionHeader._fields.index("subject_bytes")
 _ROWS_AHEAD: Final = 256
-"""Lines of the index between two that are wanted, at most, for both to be read at once."""
+"""Wanted index rows that are no farther apart are read together."""
 
 
 def name_of(bucket: int, bucket_ms: int) -> str:
-    """What its files are called, without suffix. Names sort as buckets do."""
+    """The name of its files, without suffix. Names sort as buckets do."""
     return time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(bucket * bucket_ms // 1000))
 
 
@@ -57,9 +57,9 @@ class Bucket:
         self.idx = AppendFile(name + IDX)
         self.done = AppendFile(name + DONE)
         self.count = 0
-        """Messages ever: the next ordinal."""
+        """Number of messages so far: the next ordinal."""
         self.settled = 0
-        """Of them delivered, cancelled or moved."""
+        """Messages that are delivered, cancelled or moved."""
         self._marks: bytearray | None = None
         self._moves: dict[int, SchedulePlace] = {}
 
@@ -69,13 +69,13 @@ class Bucket:
 
     @property
     def tail_bytes(self) -> int:
-        """What is only in memory."""
+        """Bytes that are only in memory."""
         return len(self.log.tail) + len(self.idx.tail) + len(self.done.tail)
 
     # --- storing -------------------------------------------------------------------------------------------------------
 
     def add(self, index: int, append_ms: int, region: bytes, crc: int, flags: int, dues: npt.NDArray[np.int64] | int) -> int:
-        """Store a batch that is all of this bucket; give the ordinal of its first message. `dues`: as in its column, or the only one."""
+        """Store a batch for this bucket, and return the ordinal of its first message. `dues` are its column's values, or the only one."""
         first, log = self.count, self.log
         total, position = ENVELOPE_BYTES + len(region), log.end
         assert position < LOG_BYTES_MAX, f"{log.name} is full: shorter buckets, or more delay groups, are needed"
@@ -107,7 +107,7 @@ class Bucket:
 
     @property
     def has_marks(self) -> bool:
-        """Whether they are in memory; if not, `load_marks`."""
+        """Whether the states are in memory; if not, call `load_marks`."""
         return self._marks is not None
 
     def load_marks(self, planned: Iterable[bytes]) -> None:
@@ -134,12 +134,12 @@ class Bucket:
         self._moves.update(zip(ordinals.tolist(), targets, strict=False))
 
     def marks(self) -> npt.NDArray[np.uint8]:
-        """By ordinal. A view: let it go before anything is stored."""
+        """The states by ordinal, as a view: release it before anything is stored."""
         assert self._marks is not None, "load_marks comes first"
         return np.frombuffer(self._marks, np.uint8)
 
     def mark(self, mark: DispatchMark, ordinals: bytes) -> None:
-        """Of little-endian u32 ordinals: planned, or pending again."""
+        """Mark ordinals (little-endian u32) as planned, or pending again."""
         self.marks()[np.frombuffer(ordinals, "<u4")] = mark
 
     def mark_of(self, ordinal: int) -> DispatchMark:
@@ -147,13 +147,13 @@ class Bucket:
         return DispatchMark(self._marks[ordinal])
 
     def moved_to(self, ordinal: int) -> SchedulePlace:
-        """Of a moved message: where it went."""
+        """Where a moved message went."""
         return self._moves[ordinal]
 
     # --- reading -------------------------------------------------------------------------------------------------------
 
     def rows(self, first: int, end: int) -> npt.NDArray[np.void]:
-        """Lines of the index. Raises LogDamaged."""
+        """Rows of the index. Raises LogDamaged."""
         data = self._files.read(self.idx, first * ROW_BYTES, (end - first) * ROW_BYTES)
         return np.frombuffer(data, INDEX_ROW)
 
@@ -175,7 +175,7 @@ class Bucket:
                 yield due_ms, position8 << 3, place
 
     def picked(self, ordinal: int, due_ms: int, position: int, at: int, cache: BatchCache) -> DueMessage | None:
-        """That message by a few small reads, if its batch was checked and is worth it; else None. Raises LogDamaged."""
+        """The message by a few small reads, if its batch has an outline and that is cheaper; else None. Raises LogDamaged."""
         outline = cache.outline(self.number, position)
         if outline is None:
             return None
@@ -186,7 +186,7 @@ class Bucket:
             raise damaged(self.log.name, position, cause.message) from cause
 
     def batch(self, position: int, cache: BatchCache) -> StoredBatch:
-        """The batch that lies there. Raises LogDamaged."""
+        """The batch at a position. Raises LogDamaged."""
         found = cache.get(self.number, position)
         if found is None:
             try:
@@ -209,7 +209,7 @@ class Bucket:
         return StoredBatch(envelope, region)
 
     def append_ms_of(self, ordinal: int) -> int:
-        """When its batch was stored. Raises LogDamaged."""
+        """When the message's batch was stored. Raises LogDamaged."""
         position = self.row(ordinal)[1]
         try:
             return parse_envelope(self._files.read(self.log, position, ENVELOPE_BYTES)).append_time_ms
@@ -217,7 +217,7 @@ class Bucket:
             raise damaged(self.log.name, position, cause.message) from cause
 
     def subject_of(self, ordinal: int) -> str:
-        """The subject of one message; empty if the disk has changed its batch."""
+        """The subject of one message; empty if its batch is damaged."""
         with suppress(LogDamaged, error):
             position = self.row(ordinal)[1] + ENVELOPE_BYTES
             size = REGION.unpack(self._files.read(self.log, position, REGION_BYTES))[_SUBJECT_BYTES]
@@ -225,7 +225,7 @@ class Bucket:
         return ""
 
     def batch_of(self, ordinal: int, cache: BatchCache, row: tuple[int, int, int] | None = None) -> tuple[StoredBatch, int]:
-        """(its batch, its place there); `row` is its line of the index, if that is known. Raises LogDamaged."""
+        """(the message's batch, its place there); `row` is its row of the index, if known. Raises LogDamaged."""
         due_ms, position, at = row or self.row(ordinal)
         if position >= self.log.end:
             raise damaged(self.idx.name, ordinal * ROW_BYTES, f"it points to byte {position} of a log of {self.log.end}")
@@ -236,7 +236,7 @@ class Bucket:
 
 
 class BucketReader:
-    """A bucket's index as it was when this was made. Safe in a thread; see `qmq.delay.interfaces.RowReader`."""
+    """A bucket's index at one moment. Safe in a thread; see `qmq.delay.interfaces.RowReader`."""
 
     def __init__(self, disk: Disk, files: AppendFiles, bucket: Bucket) -> None:
         self.count = bucket.count

@@ -1,4 +1,4 @@
-"""Looking into buckets: messages by their places, a place by a message's id, what is pending in the order of due times."""
+"""Looks up messages in buckets: by place, by message id, and pending ones in the order of due times."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ log = logging.getLogger("qmq.delay")
 
 _SLICE_ROWS: Final = 65_536
 SORTED_MAX: Final = 200_000
-"""How many messages of one bucket are put in order at once; a bucket with more is gone through several times."""
+"""Messages of one bucket that are sorted at once; a bucket with more is scanned several times."""
 _CHUNK: Final = 256
 PICKED_MAX: Final = 8
-"""If more messages of a batch than this are wanted at once, it is read whole."""
+"""If more messages of a batch are wanted at once, the batch is read whole."""
 _FIRST: Final = itemgetter(0)
 _POSITION: Final = itemgetter(1)
 
 
 def read(bucket_of: Callable[[int], Bucket], cache: BatchCache, places: Places) -> list[DueMessage]:
     found: list[DueMessage | None] = [None] * len(places)
-    order = np.lexsort((places.ordinals, places.buckets))  # so that a batch's messages come together
+    order = np.lexsort((places.ordinals, places.buckets))  # so that a batch's messages are adjacent
     numbers, ordinals = places.buckets[order].tolist(), places.ordinals[order].tolist()
     wheres = iter(order.tolist())
     for number, same in groupby(zip(numbers, ordinals, strict=True), _FIRST):
@@ -46,7 +46,7 @@ def read(bucket_of: Callable[[int], Bucket], cache: BatchCache, places: Places) 
 
 
 def readable(reading: Callable[[Places], list[DueMessage]], places: Places) -> list[DueMessage]:
-    """Of these the messages that can be read; the log says which cannot."""
+    """The messages that can be read; the log names the others."""
     try:
         return reading(places)
     except (LogDamaged, *UNREADABLE) as failure:
@@ -58,7 +58,7 @@ def readable(reading: Callable[[Places], list[DueMessage]], places: Places) -> l
 
 
 def _of_bucket(bucket: Bucket, cache: BatchCache, ordinals: list[int]) -> Iterator[DueMessage]:
-    """Messages of one bucket, ascending. One or few of a large batch that was checked are read alone, else the batch is read."""
+    """Messages of one bucket, in ascending order. One or a few of a large checked batch are read alone, else the batch is read."""
     rows = list(bucket.rows_of(ordinals))
     wanted = Counter(map(_POSITION, rows))
     for ordinal, row in zip(ordinals, rows, strict=True):
@@ -91,7 +91,7 @@ def find(bucket: Bucket, cache: BatchCache, append_ms: int, message_id: bytes) -
 
 
 def pending(bucket: Bucket, from_ms: int, end_ms: int) -> Iterator[Places]:
-    """Pending messages with from <= due < end, by (due, ordinal), a few hundred at a time. Raises LogDamaged."""
+    """Pending messages with from <= due < end, ordered by (due, ordinal), a few hundred at a time. Raises LogDamaged."""
     behind, is_more = (from_ms - 1, bucket.count), True
     while is_more:
         dues, ordinals, is_more = _first_pending(bucket, behind, end_ms)
@@ -118,7 +118,7 @@ def _first_pending(bucket: Bucket, behind: tuple[int, int], end_ms: int) -> tupl
 
 
 def check(bucket: Bucket, cache: BatchCache, planned: Iterable[bytes], bucket_ms: int, closed_before: int) -> None:
-    """What holds of a bucket: its index says what its log says, its marks what its dispatch log and the open plans say."""
+    """The invariant of a bucket: its index agrees with its log, its states with its dispatch log and the open plans."""
     position, append_ms = 0, 0
     rows = bucket.rows(0, bucket.count)
     ordinal = 0

@@ -1,8 +1,8 @@
-"""A slice: a bucket's pending messages of a stretch of time, the first so many of them, found in one reading of its index. Pure.
+"""A slice: the first pending messages of a bucket in a span of time, found in one scan of its index. Pure.
 
-A bucket's index is in the order in which messages came, and may be larger than memory, so it goes by in pieces through a *sieve*, which
-keeps what is pending and due in [first_ms, end_ms). When it has kept half as many again as it may, it draws `end_ms` nearer, so that at
-most `messages_max` are before it, and drops the others: the next slice begins there.
+A bucket's index is in the order of arrival, and may be larger than memory, so it is read in pieces through a *sieve*, which keeps messages
+that are pending and due in [first_ms, end_ms). When it has kept one and a half times `messages_max`, it lowers `end_ms` so that at most
+`messages_max` remain, and drops the others: the next slice begins there.
 
     messages_max 3, [0, 1000):   pieces 500 20 300 900 | 40 700 | 60
     kept:   500 20 300 900    with 40 700 too many: [0, 500) 20 300 40    at the end [0, 300): 20 40 60
@@ -22,11 +22,11 @@ from qmq.delay.interfaces import Places, RowReader
 from qmq.delay.wheel_runs import WheelRun, runs_of
 
 PIECE: Final = 1 << 18
-"""Lines of an index that are read at once: 4 MiB."""
+"""Index rows that are read at once: 4 MiB."""
 
 
 class Sieve:
-    """`end_ms` is what it has come to."""
+    """`end_ms` is the end of the slice so far."""
 
     def __init__(self, first_ms: int, end_ms: int, messages_max: int) -> None:
         self.first_ms = first_ms
@@ -63,14 +63,14 @@ class Sieve:
         return self._dues[0], self._ordinals[0]
 
     def result(self, bucket: int) -> list[WheelRun]:
-        """What is due in [first_ms, end_ms), for the wheel."""
+        """The messages that are due in [first_ms, end_ms), for the wheel."""
         self._draw_nearer()
         dues, ordinals = self._joined()
         return runs_of(Places(dues, np.full(len(dues), bucket, np.int32), ordinals))
 
 
 def sift(sieve: Sieve, bucket: int, reader: RowReader, settled: npt.NDArray[np.bool_], count: int, piece: int = PIECE) -> list[WheelRun]:
-    """Send a bucket's first `count` lines through the sieve; in a thread. Raises LogDamaged, OSError."""
+    """Pass a bucket's first `count` rows through the sieve; in a thread. Raises LogDamaged, OSError."""
     for first in range(0, count, piece):
         end = min(first + piece, count)
         sieve.take(first, reader.read(first, end), settled[first:end])

@@ -1,4 +1,4 @@
-"""All buckets of a schedule, and how much of them is only in memory."""
+"""All buckets of a schedule, and the bytes of them that are only in memory."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ log = logging.getLogger("qmq.delay")
 
 
 class Buckets:
-    """`bytes_max` may be in memory of all together."""
+    """All tails together take at most `bytes_max`."""
 
     def __init__(self, files: AppendFiles, bucket_ms: int, bytes_max: int) -> None:
         self.files = files
@@ -25,7 +25,7 @@ class Buckets:
         self._buckets: dict[int, Bucket] = {}
         self._is_sorted = True
         self._dirty: dict[int, int] = {}
-        """Those with tails, who has had one for longest first, and how many bytes."""
+        """Buckets with tails and their bytes; the one with the oldest tail comes first."""
         self._tail_bytes = 0
 
     # --- which there are -----------------------------------------------------------------------------------------------
@@ -57,14 +57,14 @@ class Buckets:
         return bucket
 
     def restore(self, rows: Iterable[tuple[int, int, int, int, int]]) -> None:
-        """Of a state: (bucket, log_bytes, count, done_bytes, settled), ascending."""
+        """Load a state: (bucket, log_bytes, count, done_bytes, settled), ascending."""
         for number, log_bytes, count, done_bytes, settled in rows:
             bucket = self._new(number)
             bucket.count, bucket.settled = count, settled
             bucket.log.written, bucket.idx.written, bucket.done.written = log_bytes, count * ROW_BYTES, done_bytes
 
     def drop_before(self, before: int) -> list[str]:
-        """Forget buckets; give the names that their files may have."""
+        """Remove buckets, and return the names of their files."""
         names: list[str] = []
         for number in [each for each in self._buckets if each < before]:
             bucket = self._buckets.pop(number)
@@ -84,7 +84,7 @@ class Buckets:
         return ordinal
 
     def grew(self, bucket: Bucket) -> None:
-        """Its tails have become longer: perhaps too long, or all together."""
+        """A bucket's tails have grown: write them if they, or all together, are too large."""
         size = bucket.tail_bytes
         self._tail_bytes += size - self._dirty.get(bucket.number, 0)
         self._dirty[bucket.number] = size
@@ -93,7 +93,7 @@ class Buckets:
                 self._write(bucket)
             while self._tail_bytes > self._bytes_max:
                 self._write(self._buckets[next(iter(self._dirty))])
-        except DiskFull as cause:  # the entry is in the log already; and the log itself will take nothing more
+        except DiskFull as cause:  # the entry is in the log already, and the log itself refuses more
             log.warning("writing the newest part of the schedule failed, it stays in memory: %s", cause)
 
     def _write(self, bucket: Bucket) -> None:
@@ -102,13 +102,13 @@ class Buckets:
         self._tail_bytes -= self._dirty.pop(bucket.number)
 
     def tails(self) -> list[Grown]:
-        """All that is only in memory."""
+        """All tails."""
         return [
             Grown(file, file.written, bytes(file.tail)) for number in self._dirty for file in self._buckets[number].growing if file.tail
         ]
 
     def wrote(self, tails: Iterable[Grown]) -> None:
-        """They are on disk."""
+        """The tails are on disk."""
         for tail in tails:
             tail.file.wrote(tail.at + len(tail.data))
         self._dirty = {number: size for number in self._dirty if (size := self._buckets[number].tail_bytes)}

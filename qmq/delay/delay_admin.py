@@ -1,7 +1,7 @@
-"""Cancelling, moving, showing: administration of single messages, on the master. `qmq.delay.interfaces.DelayAdmin`.
+"""Cancel, move and show single messages, on the master. Implements `qmq.delay.interfaces.DelayAdmin`.
 
-A message is *pending* until a plan takes it. Who comes first wins, and that is decided here, in one thread: one that is with a dispatcher
-is taken back from it (`withdraw`), one in a plan is too late. The answer leaves when the action is committed.
+A message is *pending* until a plan has it. The first of plan and cancellation wins, decided here in one thread: a message that the
+dispatcher has is taken back (`withdraw`), for a planned one it is too late. The answer is sent when the action is committed.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
     from qmq.delay.delay_engine import Engine
 
 TRIES: Final = 10
-"""How often the newest run of a recurring message is looked for while it changes."""
+"""How often the newest run of a recurring message is looked up while it changes."""
 LOOK_MAX: Final = 2_000
-"""Messages of all subjects that one page of a list looks at."""
+"""Messages of all subjects that one page of a list examines."""
 SAME_MAX: Final = 50_000
-"""Messages due in the same millisecond that a list can sort."""
+"""Messages with the same due time that a list can sort."""
 HIGHEST_ID: Final = "~"
-"""Behind every id."""
+"""Greater than every id."""
 _CANCELLED: Final = "cancelled"
 _DIGITS: Final = re.compile(rb"[0-9a-f]{32}")
 _RECURRING: Final = int(BatchFlag.RECURRING)
@@ -42,10 +42,10 @@ class EngineAdmin:
         self._group = group
         self._delay_ms_max = delay_ms_max
         self.cancelled = self.moved = 0
-        """Messages that were, since the process began."""
+        """Cancelled and moved messages since the process began."""
 
     async def cancel(self, delayed: DelayedId) -> DueMessage:
-        """See `DelayAdmin`. Asked again, it answers as the first time."""
+        """See `DelayAdmin`. A repeated call has the same result."""
         engine = self._engine()
         place = engine.schedule.find(delayed)
         if engine.schedule.state_of(place) == _CANCELLED:
@@ -60,7 +60,7 @@ class EngineAdmin:
         check_due(due_ms, engine.clock.time_ms(), self._delay_ms_max)
         moved = await self._take(delayed, lambda found: Postpone(*found, due_ms))
         self.moved += 1
-        # not read again: the mastership may be on its way to another replica by now, and the move is done all the same
+        # not read again: the mastership may be lost by now, and the move is done all the same
         return replace(moved, due_ms=due_ms)
 
     async def _take(self, delayed: DelayedId, act: Callable[[SchedulePlace], ScheduleAction]) -> DueMessage:
@@ -82,7 +82,7 @@ class EngineAdmin:
         raise TooLate(f"{delayed} is {engine.schedule.state_of(place)}: it can be cancelled or moved until it is due")
 
     def _is_free(self, place: SchedulePlace) -> bool:
-        """Whether it is pending, and here: not planned by the dispatcher."""
+        """Whether the message is pending, and was not planned by the dispatcher."""
         engine = self._engine()
         if engine.schedule.state_of(place) != "pending" or place in engine.ledger.leaving:
             return False
@@ -104,13 +104,13 @@ class EngineAdmin:
     def listed(
         self, subject: str, from_ms: int, to_ms: int, after: tuple[int, str], most: int
     ) -> tuple[list[DueMessage], tuple[int, str] | None]:
-        """See `DelayAdmin`. One call looks at a few thousand messages: deliveries wait meanwhile."""
+        """See `DelayAdmin`. One call examines a few thousand messages, while deliveries wait."""
         found: list[DueMessage] = []
         last: DueMessage | None = None
         begin_ms = max(from_ms, after[0] + (after[1] >= HIGHEST_ID))
         for looked, message in enumerate(self._engine().schedule.scan("", begin_ms, to_ms)):
             if last is not None and message.due_ms > last.due_ms and (len(found) >= most or looked >= LOOK_MAX):
-                break  # they come by due time, and what is due at one time is to be sorted by id: only between two times one may stop
+                break  # messages with the same due time are sorted by id, so a page ends only between two due times
             last = message
             if looked >= SAME_MAX:
                 raise InvalidArgument(f"over {SAME_MAX} messages are due at {message.due_ms} ms: list a time before or after")
@@ -127,7 +127,7 @@ class EngineAdmin:
         return message.due_ms, str(self.id_of(message))
 
     def id_of(self, message: DueMessage) -> DelayedId:
-        """See `DelayAdmin`. A run is known by the id of its recurring message."""
+        """See `DelayAdmin`. A run has the id of its recurring message."""
         digits = message.message_id.hex()
         first = message.headers.get(SCHEDULE_ID, b"") if message.flags & _RECURRING else b""
         if _DIGITS.fullmatch(first):

@@ -1,7 +1,6 @@
-"""The broker of a delay group: takes delayed batches, hands nothing to consumers, and has an engine while it is master.
+"""The broker of a delay group: takes delayed batches, has no consumers, and runs an engine while it is master.
 
-A batch is checked before it is stored: due times within what the group keeps, the flag of ordered subjects, keys where they are needed, and
-that a recurring message says when it recurs.
+Before a batch is stored, its due times, the flag of ordered subjects, required keys, and the recurrence of recurring messages are checked.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ _ORDERED, _RECURRING = int(BatchFlag.ORDERED), int(BatchFlag.RECURRING)
 
 
 class DelayBroker(Broker):
-    """`links` makes the ways to the real-time brokers, for one life as master."""
+    """`links` makes the connections to the real-time brokers, for one term as master."""
 
     def __init__(
         self,
@@ -79,7 +78,7 @@ class DelayBroker(Broker):
     # --- serving -------------------------------------------------------------------------------------------------------
 
     def serve(self, store: Store) -> None:
-        """Begin to serve: due messages leave from now on."""
+        """Begin to serve: due messages are sent from now on."""
         super().serve(store)
         self._begin()
 
@@ -93,13 +92,13 @@ class DelayBroker(Broker):
         return DueDispatcher(self._links, ledger, new_producer_id=self._new_producer_id)
 
     def retire(self) -> None:
-        """Serve no more: nothing is planned or sent from here on."""
+        """Stop serving: nothing is planned or sent any more."""
         if self.is_serving:
             self.end_engine()
         super().retire()
 
     def end_engine(self) -> asyncio.Task[None] | None:
-        """Stop what runs while it is master; to be awaited where the process ends."""
+        """Stop the tasks of a master; awaited when the process ends."""
         engine, links, self.engine, self._links = self.engine, self._links, None, None
         if engine is None or links is None:
             return None
@@ -117,11 +116,11 @@ class DelayBroker(Broker):
         return self.engine
 
     def require_consumption(self) -> None:
-        """Nobody consumes from a delay group. Raises InvalidArgument."""
+        """A delay group has no consumers. Raises InvalidArgument."""
         raise InvalidArgument("a delay group serves no consumers: attach to the subject's broker group")
 
     def subject_or_none(self, _name: str) -> SubjectConfig | None:
-        """How long a subject's messages are kept does not matter here: they stay in the schedule until they are delivered."""
+        """The retention of subjects does not apply: messages stay in the schedule until they are delivered."""
         return None
 
     # --- the log -------------------------------------------------------------------------------------------------------
@@ -191,7 +190,7 @@ class DelayBroker(Broker):
 
 
 def schedule_of(store: Store) -> Schedule:
-    """The schedule that follows from a delay group's store."""
+    """The schedule of a delay group's store."""
     schedule: Any = store.projection
     assert schedule is not None, "a delay group's store has a schedule"
     return schedule  # type: ignore[no-any-return]

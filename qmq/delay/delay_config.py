@@ -1,4 +1,4 @@
-"""What an operator may choose about a delay server, with defaults and reasons. What all replicas must agree on is `DelaySettings`."""
+"""The configuration of a delay server, with defaults and reasons. `DelaySettings` has what all replicas must agree on."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ BUCKET_MS: Final = 3_600_000
 
 @dataclass(frozen=True, slots=True)
 class DelayConfig:
-    """One replica's choices; they may differ between replicas. Times in milliseconds."""
+    """The configuration of one replica; replicas may differ. Times are milliseconds."""
 
     tick_ms: int = 500
-    """Due messages leave at multiples of it (the Java original's tick)."""
+    """Due messages are sent at multiples of it (the Java original's tick)."""
     pause_ms: int = 0
-    """At least so long between two looks at the clock: for one that may stand just before a tick (qmq/testing)."""
+    """Least time between two readings of the clock, for a clock that may stand still just before a tick (qmq/testing)."""
     load_ahead_ms: int = 600_000
-    """The wheel holds what is due within this time, if there is room."""
+    """The wheel has all messages that are due within this time, if there is room."""
     wheel_messages_max: int = 16_000_000
     """8 bytes each: 128 MB."""
     slice_messages_max: int = 2_000_000
-    """Loaded at once."""
+    """Messages loaded at once."""
     waiting_messages_max: int = 20_000
-    """Read and not planned yet; what is due beyond that stays in the wheel, 8 bytes a message."""
+    """Messages that are read and not planned yet; other due ones stay in the wheel, 8 bytes each."""
     stuck_messages_max: int = 2_000
-    """Of a subject that cannot be delivered: what more of it is due goes back to being 16 bytes a message, and holds up no other."""
+    """For a subject that cannot be delivered: further due messages take 16 bytes each, and do not delay other subjects."""
     read_messages: int = 250
-    """Read from the schedule log in one go: what the event loop waits for."""
+    """Messages read from the schedule log in one step of the event loop."""
     keep_ms: int = 24 * 3_600_000
-    """A bucket that is over and has nothing left is kept for so long, so that it can be said what became of its messages."""
+    """How long a finished bucket is kept, so that the states of its messages can be shown."""
 
     def __post_init__(self) -> None:
         limits = ("wheel_messages_max", "slice_messages_max", "waiting_messages_max", "stuck_messages_max", "read_messages")

@@ -1,14 +1,14 @@
-"""The engine: what a delay group's master does as time passes. It lives from the moment the master serves until it does no longer.
+"""The engine of a delay group's master: sends messages as they become due. It runs while the master serves.
 
     tick        every 500 ms: the wheel gives what is due, the loader moves the horizon on if it is near
     feed        due and late messages, half and half, a few hundred at a time: read, and handed to the dispatcher, as long as it has room
-    survey      schedule logs of what is near are looked through, in a thread
-    late        what was due before this master began, slice by slice
-    close       buckets that are over and have nothing left
+    read ahead  schedule logs of near buckets are read and checked, in a thread
+    late        messages that were due before this master began, slice by slice
+    close       buckets whose time has passed and that have no pending messages
 
-Nothing waits for a commit here: a plan is in the log behind the message that it is about, so a committed plan means a committed message.
-What is due and finds no room stays in the wheel. On ordered subjects nothing overtakes: while there are late messages, what becomes due of
-them is *held*, and goes when the late ones are through.
+The engine does not wait for commits: a plan is in the log after its messages, so a committed plan means committed messages. Due messages
+without room in the dispatcher stay in the wheel. On ordered subjects no message overtakes another: while there are late messages, newly due
+ones are *held* until the late ones are sent.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ log = logging.getLogger("qmq.delay")
 
 CLOSE_S: Final = 10.0
 BUCKET_BYTES_MAX: Final = 24 * 1024 * MIB
-"""A line of the index can name 32 GiB (ports.INDEX_ROW); what comes until the next look must fit behind this."""
+"""An index row can address 32 GiB (interfaces.INDEX_ROW); messages that arrive before the next check must fit above this."""
 SETTLE_S: Final = 0.05
 _ORDERED: Final = int(BatchFlag.ORDERED)
 _T = TypeVar("_T")
 Run = Callable[[Callable[[], Any]], Awaitable[Any]]
-"""Runs something that takes long elsewhere; the simulator has no threads."""
+"""Runs a blocking function elsewhere; the simulator has no threads."""
 
 
 class Dispatcher(Protocol):
-    """What brings due messages to the real-time brokers, as the engine needs it: see qmq/delay/dispatcher."""
+    """The engine's interface of the dispatcher (qmq/delay/dispatcher)."""
 
     @property
     def waiting(self) -> int:
@@ -57,15 +57,15 @@ class Dispatcher(Protocol):
 
     @property
     def planned(self) -> int:
-        """Messages that are planned and not decided."""
+        """Messages that are planned and undecided."""
         ...
 
     def put(self, messages: Sequence[DueMessage]) -> None:
-        """Due messages, in their order."""
+        """Add due messages, in order."""
         ...
 
     def resume(self, plan: PlanAction, messages: Sequence[DueMessage]) -> None:
-        """A plan of an earlier master: sent again under its number before anything else of its subject."""
+        """An earlier master's plan: it is sent again under its number, before other messages of its subject."""
         ...
 
     def withdraw(self, place: SchedulePlace) -> bool:
@@ -78,7 +78,7 @@ class Dispatcher(Protocol):
         ...
 
     def stuck(self, subject: str) -> int:
-        """Messages of the subject that wait and cannot be delivered now."""
+        """Waiting messages of the subject that cannot be delivered at the moment."""
         ...
 
     def troubles(self) -> list[tuple[str, int, str]]:
@@ -93,21 +93,21 @@ class Dispatcher(Protocol):
 
 
 class Keeper(Protocol):
-    """What a clock that does not believe everything says of itself (timekeeper.py)."""
+    """The engine's interface of the timekeeper (timekeeper.py)."""
 
     @property
     def is_settled(self) -> bool:
-        """Whether it knows by now what time it is."""
+        """Whether it knows the time yet."""
         ...
 
     @property
     def step_ms(self) -> int:
-        """How far the machine's clock is ahead of it."""
+        """How far the machine's clock is ahead of the kept time."""
         ...
 
 
 class Engine:
-    """`start` once, `stop` once."""
+    """Call `start` once and `stop` once."""
 
     def __init__(
         self,
@@ -140,15 +140,15 @@ class Engine:
         self.ledger = StorePlanLog(writer, schedule, clock.time_ms, self.wake)
         self.dispatcher = make_dispatcher(self.ledger)
         self._held: deque[Places] = deque()
-        """Due, of ordered subjects, while late ones are not through."""
+        """Due messages of ordered subjects that wait until late ones are sent."""
         self._parked: dict[str, deque[Places]] = {}
-        """Due, of subjects that cannot be delivered and have enough with the dispatcher already."""
+        """Due messages of subjects that cannot be delivered and have enough messages in the dispatcher."""
         self._reviving: deque[str] = deque()
-        """Parked subjects that may go on, as of the last tick."""
+        """Parked subjects that can be delivered again, as of the last tick."""
         self.damaged: list[tuple[SchedulePlace, str]] = []
-        """Due, and not readable: why. They stay pending."""
+        """Due messages that cannot be read, and why. They stay pending."""
         self.full_buckets: set[int] = set()
-        """Those that take no more: their files are as long as they may be."""
+        """Buckets whose files have reached their largest size."""
         self._tasks: list[asyncio.Task[None]] = []
         self._awake = asyncio.Event()
         self._is_late_turn = False
@@ -160,7 +160,7 @@ class Engine:
     # --- life ----------------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """The master serves: everything in the schedule is committed. Plans of earlier masters go out first."""
+        """The master serves: everything in the schedule is committed. Plans of earlier masters are sent first."""
         readable: list[DueMessage] = []
         for plan in list(self.schedule.plans.values()):
             places = places_of(plan)
@@ -174,7 +174,9 @@ class Engine:
         self._begin(self._begin_counting())
 
     def _give_up(self, plan: PlanAction, messages: list[DueMessage]) -> list[DueMessage]:
-        """A plan that cannot be sent as it was: what can be read of it goes again, with its ids, though it may be stored already."""
+        """A plan that cannot be sent unchanged: its readable messages are sent again, with their ids, although they
+        may be stored already.
+        """
         log.error(
             "plan %d to %r cannot be read completely and is given up: %d of its messages will be sent again",
             plan.number,
@@ -185,7 +187,9 @@ class Engine:
         return messages
 
     async def _begin_counting(self) -> None:
-        """A process that has just started may have a wrong clock: until it knows, nothing is due. What was stored meanwhile is loaded."""
+        """After the start of a process its clock may be wrong: until the time is known, nothing is due. Messages stored meanwhile are
+        loaded.
+        """
         while self._keeper is not None and not self._keeper.is_settled:  # noqa: ASYNC110 - it is asked by another task
             await asyncio.sleep(SETTLE_S)
         self.schedule.on_pending = self._pending
@@ -200,12 +204,12 @@ class Engine:
         try:
             await work
         except NotMaster:
-            pass  # who took the mastership away stops this engine
+            pass  # losing the mastership stops this engine
         except Exception as cause:
             self._fatal(cause)
 
     def halt(self) -> None:
-        """It is master no longer, or the process ends: nothing is planned from now on."""
+        """The mastership is lost, or the process ends: plan nothing more."""
         self.schedule.on_pending = nobody
         self.dispatcher.halt()
         for task in self._tasks:
@@ -218,11 +222,11 @@ class Engine:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def wake(self) -> None:
-        """There may be something to hand out, or room for it."""
+        """There may be messages to hand out, or room for them."""
         self._awake.set()
 
     def _pending(self, places: Places) -> None:
-        """Messages were stored, moved, or are the next runs of others."""
+        """Messages became pending: they were stored, moved, or are next runs."""
         self.loader.stored(places)
         if int(places.dues.min()) <= self._boundary_ms:
             self.wake()
@@ -240,14 +244,14 @@ class Engine:
             await asyncio.sleep(max(left_ms, self.config.pause_ms) / 1000)
 
     async def _ahead(self) -> None:
-        """The horizon is moved on beside the ticks: a slice takes a while to read."""
+        """Advance the horizon beside the ticks, since reading a slice takes a while."""
         while True:
             while await self.loader.ahead(self.clock.time_ms()):
                 self.wake()
             await asyncio.sleep(max(self.config.tick_ms, self.config.pause_ms) / 1000)
 
     async def _survey(self) -> None:
-        """What is due soon is looked through beside the ticks, little by little, so that then each message can be read alone."""
+        """Read near buckets ahead beside the ticks, so that single messages can be read quickly when they are due."""
         while True:
             now_ms = self.clock.time_ms()
             piece = self.schedule.survey(now_ms, now_ms + self.config.load_ahead_ms)
@@ -267,7 +271,7 @@ class Engine:
         self.wake()
 
     async def _close(self) -> None:
-        """The buckets before the first one that is not over, or has something left."""
+        """Close finished buckets, up to the first one that is not."""
         while True:
             self.full_buckets = {info.bucket for info in self.schedule.buckets() if info.stored_bytes > BUCKET_BYTES_MAX}
             await asyncio.sleep(CLOSE_S)
@@ -295,15 +299,15 @@ class Engine:
                     self._hand_out(*found)
                 else:
                     break
-                await asyncio.sleep(0)  # others have work too
+                await asyncio.sleep(0)  # let other tasks run
 
     def _has_room(self) -> bool:
-        """Subjects that cannot be delivered do not count: they hold up no other."""
+        """Whether the dispatcher has room; subjects that cannot be delivered do not count."""
         waiting, most = self.dispatcher.waiting, self.config.waiting_messages_max
         return waiting < most or waiting - sum(stuck for _, stuck, _ in self.dispatcher.troubles()) < most
 
     def _next_parked(self) -> Places | None:
-        """Some messages of a subject that can be delivered again."""
+        """Some messages of a parked subject that can be delivered again."""
         while self._reviving:
             subject = self._reviving[0]
             chunks = self._parked.get(subject)
@@ -316,7 +320,7 @@ class Engine:
         return None
 
     def _next(self) -> tuple[Places, bool] | None:
-        """Some messages that are due, and whether nothing is before them any more; due and late in turns, while there are both."""
+        """(some due messages, whether all earlier ones are sent); late ones and newly due ones in turn."""
         if self._held and self._is_late_through:
             return self._held.popleft(), True
         self._is_late_turn = not self._is_late_turn
@@ -346,7 +350,7 @@ class Engine:
         self._put(self._parking(messages))
 
     def _parking(self, messages: list[DueMessage]) -> list[DueMessage]:
-        """Without those that are better parked: behind what is parked of their subject, or of one that is stuck."""
+        """The messages without those to be parked: of subjects that are parked or stuck."""
         subjects = {message.subject for message in messages}
         stuck = {each for each in subjects if each in self._parked or self.dispatcher.stuck(each) >= self.config.stuck_messages_max}
         for subject in stuck:
@@ -361,7 +365,7 @@ class Engine:
             self.dispatcher.put(messages)
 
     def _pending_of(self, places: Places) -> Places:
-        """Without those that were cancelled or moved since, and those the dispatcher has: their plan was void when they were loaded."""
+        """The pending ones: without those cancelled or moved meanwhile, and those that the dispatcher has since their plan was void."""
         mask = self.schedule.are_pending(places)
         custody, leaving = self.ledger.custody, self.ledger.leaving
         if custody or leaving:
@@ -392,7 +396,7 @@ class Engine:
         return self.dispatcher.waiting + sum(map(len, self._held)) + parked + len(self.loader.late)
 
     def standing(self) -> BucketStatus:
-        """How the delivery stands."""
+        """The state of delivery."""
         dispatcher, lateness, now_ms = self.dispatcher, self.ledger.lateness, self.clock.time_ms()
         damaged = [(f"bucket {place.bucket}, message {place.ordinal}", 1, why) for place, why in self.damaged]
         return BucketStatus(

@@ -1,7 +1,7 @@
-"""What a request about delayed messages may say, checked the same way by the metaserver and by a delay group's master. Pure.
+"""Checks of requests about delayed messages, for the metaserver and for a delay group's master. Pure.
 
 A list of delayed messages comes in pages. Its order is by due time, then by the text of the id, over all delay groups alike; a *mark* is a
-place in that order, so a page goes on behind the last message that was shown, whichever group has it, and nothing is remembered in between.
+place in that order. A page begins after the last message of the previous one, whichever group has it, and no server keeps state.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _MARK: Final = re.compile(r"(-?[0-9]{1,19}):(.*)\Z", re.DOTALL)
 
 
 class ListMark(NamedTuple):
-    """A place in a list: behind the message with this due time and id. An empty id: before the first of that due time."""
+    """A place in a list: after the message with this due time and id. With an empty id: before the first of that due time."""
 
     due_ms: int
     id: str
@@ -30,7 +30,7 @@ class ListMark(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> ListMark:
-        """The inverse; the beginning, if it is empty. Raises InvalidArgument."""
+        """Parse a mark; an empty text is the beginning. Raises InvalidArgument."""
         if not text:
             return BEGINNING
         match = _MARK.match(text)
@@ -53,7 +53,7 @@ class Listing(NamedTuple):
 
 
 def listing(request: pb.ListDelayedRequest) -> Listing:
-    """What is to be listed. Raises InvalidName, InvalidArgument."""
+    """Check a request. Raises InvalidName, InvalidArgument."""
     if request.subject:
         check_name("subject", request.subject)
     if request.from_ms < 0 or request.to_ms < 0:
@@ -70,7 +70,7 @@ def mark_of(message: pb.DelayedMessage) -> ListMark:
 
 
 def new_due_ms(request: pb.MoveDelayedRequest) -> int:
-    """When a message shall be due. Raises InvalidArgument if the request does not say it."""
+    """The due time in a request. Raises InvalidArgument if there is none."""
     if request.due_ms <= 0:
         raise InvalidArgument(f"give the due time in milliseconds since 1970, not {request.due_ms}; a past time means at once")
     return request.due_ms

@@ -1,9 +1,10 @@
-"""The delay server's administration over gRPC: in front of the master's `DelayAdmin`, and of any replica's `ScheduleFiles`.
+"""The delay server's administration over gRPC: serves the master's `DelayAdmin`, and any replica's `ScheduleFiles`.
 
 Rules:
-* A replica that does not serve answers NotMaster to all but the two calls that copy the schedule.
-* What was cancelled can be cancelled again: who lost the answer asks once more, perhaps the next master, and hears the same.
-* An answer is bounded: a page of a list ends at 4 MiB, a part of a file at 4 MiB.
+* A replica that does not serve answers NotMaster, except to the two calls that copy the schedule.
+* A cancelled message can be cancelled again: a caller that lost the answer repeats the call, perhaps at the next master, with the same
+  result.
+* Answers are limited: pages of lists and parts of files to 4 MiB.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from qmq.proto.v1 import delay_pb2 as pb
 from qmq.rpc import answering
 
 _TIME_MS_MAX: Final = (1 << 63) - 1
-"""An older version let in later ones."""
+"""An older version accepted later ones."""
 PAGE_BYTES_MAX: Final = 4 * MIB
 READ_BYTES_MAX: Final = 4 * MIB
 
@@ -35,7 +36,7 @@ _FILE: Final = re.compile(r"[0-9]{8}T[0-9]{6}Z\.(log|idx|done)")
 
 
 class DelayIdentity(NamedTuple):
-    """Who answers: a replica of a delay group, and the length of the group's buckets."""
+    """The answering replica of a delay group, and the length of the group's buckets."""
 
     group: str
     replica: str
@@ -43,7 +44,7 @@ class DelayIdentity(NamedTuple):
 
 
 class DelayService(delay_pb2_grpc.DelayControlServicer):
-    """See delay.proto. `admin` gives the `DelayAdmin` while this replica is a serving master, None otherwise."""
+    """Implements delay.proto. `admin` returns the `DelayAdmin` while this replica is a serving master, else None."""
 
     def __init__(self, identity: DelayIdentity, admin: Callable[[], DelayAdmin | None], files: ScheduleFiles) -> None:
         self._identity = identity
@@ -51,7 +52,7 @@ class DelayService(delay_pb2_grpc.DelayControlServicer):
         self._files = files
 
     def add_to(self, server: grpc.aio.Server) -> None:
-        """Serve on this server: `serve_control(..., also=service.add_to)`."""
+        """Add the service to a server: `serve_control(..., also=service.add_to)`."""
         delay_pb2_grpc.add_DelayControlServicer_to_server(self, server)
 
     def _admin(self) -> DelayAdmin:
@@ -186,7 +187,7 @@ def _cancelled_before(admin: DelayAdmin, delayed: DelayedId, failure: Exception)
 
 
 def _within(messages: Iterable[pb.DelayedMessage], bytes_max: int) -> list[pb.DelayedMessage]:
-    """The first of them, as many as an answer may carry; one at least."""
+    """As many of the messages as fit an answer; at least one."""
     kept: list[pb.DelayedMessage] = []
     size = 0
     for message in messages:

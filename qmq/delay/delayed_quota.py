@@ -1,8 +1,7 @@
-"""Whether a subject may have more delayed messages than it has: the quota `delayed_messages` (qmq/security/quotas.py), at a delay group's
-master.
+"""The quota `delayed_messages` (qmq/security/quotas.py) of a subject, at a delay group's master.
 
-Judged when a request's batches are about to be stored, behind everything that came before them, so that no two of them get the same room.
-What is stored already is answered again, whatever the quota says.
+It is checked when a request's batches are about to be stored, after all earlier ones. Stored batches are answered again, whatever the quota
+says.
 """
 
 from __future__ import annotations
@@ -16,11 +15,11 @@ from qmq.log.store import Intake, Store
 from qmq.security.quotas import Quota
 
 BatchKey = tuple[str, int, int]
-"""Subject, producer id, batch number."""
+"""(subject, producer id, batch number)."""
 
 
 class DelayedQuota:
-    """For the batches of one write. `quota_of` gives a subject's limits; None: there are none."""
+    """Checks the batches of one write. `quota_of` returns a subject's limits; None: there are none."""
 
     def __init__(self, store: Store, pending: PendingCounts, quota_of: Callable[[str], Quota | None], group: str) -> None:
         self._store, self._pending, self._quota_of, self._group = store, pending, quota_of, group
@@ -28,7 +27,7 @@ class DelayedQuota:
         self._taken: Counter[str] = Counter()
 
     def admit(self, batches: list[Intake]) -> None:
-        """All of a request, or nothing of it. Raises QuotaExceeded."""
+        """Admit all batches of a request, or none. Raises QuotaExceeded."""
         admitted = set[BatchKey]()
         taken: Counter[str] = Counter()
         for batch in batches:

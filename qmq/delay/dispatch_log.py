@@ -1,8 +1,8 @@
-"""The dispatch log: what became of a bucket's messages, in its file `.done`. Pure.
+"""The dispatch log: the final states of a bucket's messages, in its file `.done`. Pure.
 
     record     crc u32 | kind u16 | 0 u16 | count u32 | 0 u32 | ordinals u32 * count | of MOVED: (bucket i32, ordinal u32) * count | pad8
 
-A message is in it once at most. What is planned is not in it: plans are in the action log, and in checkpoints.
+A message is in it at most once. Planned messages are not in it: plans are in the action log and in checkpoints.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _TARGET: Final = Struct("<iI")
 
 
 class DispatchMark(IntEnum):
-    """What became of a message: one byte of memory for each of a bucket that was touched."""
+    """The state of a message: one byte of memory for each message of a loaded bucket."""
 
     PENDING = 0
     DELIVERED = 1
@@ -34,12 +34,12 @@ class DispatchMark(IntEnum):
 
 
 class DispatchRecord(NamedTuple):
-    """Messages that came to the same end together."""
+    """Messages that got the same final state together."""
 
     mark: DispatchMark
     ordinals: npt.NDArray[np.uint32]
     targets: tuple[SchedulePlace, ...] = ()
-    """Of MOVED: where each is now."""
+    """For MOVED: the new place of each."""
 
 
 def encode_record(mark: DispatchMark, ordinals: bytes, targets: Sequence[SchedulePlace] = ()) -> bytes:
@@ -50,7 +50,7 @@ def encode_record(mark: DispatchMark, ordinals: bytes, targets: Sequence[Schedul
 
 
 def decode_records(data: bytes) -> Iterator[tuple[int, DispatchRecord]]:
-    """(position behind it, record). Raises CorruptBatch at the first that does not hold."""
+    """(position after it, record). Raises CorruptBatch at the first bad one."""
     at = 0
     while at < len(data):
         if at + _HEAD.size > len(data):

@@ -1,4 +1,4 @@
-"""The schedule's folder at an opening: it is made what the state says, whatever a crash left in it."""
+"""Makes the schedule's folder match the state when it is opened, whatever a crash left in it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from qmq.log.disk import Disk
 
 
 def cut_back(disk: Disk, folder: Path, lengths: dict[str, int], first_kept: str, *, keep: str) -> set[str]:
-    """Cut files to their lengths, delete those that are not named; give those that a checkpoint before this one may name.
+    """Cut files to their lengths, and delete those that are not named. Returns the files that an earlier checkpoint may name.
 
     They are of buckets before `first_kept`. The file `keep` stays. Raises LogDamaged if a file is shorter, and then nothing was changed.
     """
@@ -55,7 +55,7 @@ class Leftovers:
         self._folder = folder
         self._all = set(names)
         self._unnamed = frozenset(self._all)
-        """Of them, what the newest checkpoint does not name."""
+        """Those that the newest checkpoint does not name."""
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._all)
@@ -64,22 +64,22 @@ class Leftovers:
         self._all.update(names)
 
     def captured(self) -> frozenset[str]:
-        """What a checkpoint that is captured now does not name, for `saved`."""
+        """The files that a checkpoint captured now does not name, for `saved`."""
         return frozenset(self._all)
 
     def saved(self, unnamed: frozenset[str]) -> None:
-        """That checkpoint is on disk, with the one before it: delete what neither names."""
+        """That checkpoint and the previous one are on disk: delete files that neither names."""
         unlink(self._folder, self._unnamed)
         self._all -= self._unnamed
         self._unnamed = unnamed - self._unnamed
 
 
 def delete_all(folder: Path) -> None:
-    """Everything follows from the log again."""
+    """Everything will be rebuilt from the log."""
     unlink(folder, os.listdir(folder))
 
 
 def unlink(folder: Path, names: Iterable[str]) -> None:
-    """Delete files, those that are there."""
+    """Delete those of the files that exist."""
     for name in names:
         (folder / name).unlink(missing_ok=True)

@@ -1,9 +1,9 @@
-"""What the parts of the delay server know of each other: values and protocols, no code of any part.
+"""The values and interfaces between the parts of the delay server.
 
-    Schedule    (schedule.py)       what is where on disk, and what became of it: the projection
-    Wheel       (wheel.py)          what is due when, of what is near
-    Loader      (loader.py)         moves the horizon on
-    Engine      (delay_engine.py)   ticks, plans, cancels: the only one that writes actions
+    Schedule    (schedule.py)       where each message is on disk, and its state: the projection
+    Wheel       (wheel.py)          the near messages by due time
+    Loader      (loader.py)         advances the horizon
+    Engine      (delay_engine.py)   ticks, plans, cancels: the only writer of actions
     Dispatcher  (dispatcher/)       brings due messages to the real-time brokers
 
 Arrays of *places* (due, bucket, ordinal) travel together as `Places`; a message on its way out is a `DueMessage`.
@@ -27,7 +27,7 @@ the batch, and the `BatchFlag`s of the batch."""
 
 
 class SchedulePlace(NamedTuple):
-    """Where one delayed message is: the `ordinal`-th of the bucket number `due_ms // bucket_ms`."""
+    """The place of a delayed message: the `ordinal`-th of bucket number `due_ms // bucket_ms`."""
 
     bucket: int
     ordinal: int
@@ -35,7 +35,7 @@ class SchedulePlace(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Places:
-    """Many messages: three arrays of one length, in an order that means something to who gives them."""
+    """Many messages as three arrays of the same length; their order is up to the caller."""
 
     dues: npt.NDArray[np.int64]
     buckets: npt.NDArray[np.int32]
@@ -45,7 +45,7 @@ class Places:
         return len(self.dues)
 
     def __getitem__(self, which: slice | npt.NDArray[Any]) -> Places:
-        """Some of them: a slice, a mask, or numbers in any order."""
+        """A selection: by slice, mask, or indexes in any order."""
         return Places(self.dues[which], self.buckets[which], self.ordinals[which])
 
     def __iter__(self) -> Iterator[SchedulePlace]:
@@ -53,7 +53,7 @@ class Places:
 
     @classmethod
     def of(cls, places: Sequence[SchedulePlace], dues: Sequence[int] = ()) -> Places:
-        """The same as arrays; without `dues`, for reading only, they count as 0."""
+        """Make arrays of places; without `dues` (for reading only) due times are 0."""
         return cls(
             np.array(dues or [0] * len(places), np.int64),
             np.array([each.bucket for each in places], np.int32),
@@ -63,7 +63,7 @@ class Places:
 
 @dataclass(frozen=True, slots=True)
 class DueMessage:
-    """One message as the schedule log has it. `message_id` is 16 bytes; `flags` are its batch's."""
+    """One message from the schedule log. `message_id` is 16 bytes; `flags` are its batch's."""
 
     place: SchedulePlace
     due_ms: int
@@ -76,7 +76,7 @@ class DueMessage:
     message_id: bytes
     flags: int
     append_ms: int = 0
-    """When its batch was stored by the delay group."""
+    """When the delay group stored its batch."""
 
 
 class Draft(NamedTuple):
@@ -91,61 +91,61 @@ class Draft(NamedTuple):
 
 
 class PlanLog(Protocol):
-    """The dispatcher's way to the log: the engine."""
+    """The dispatcher's interface to the log."""
 
     async def plan(self, draft: Draft) -> PlanAction:
-        """Write the plan; returns when it is committed, and only then may the batch be sent. Calls are written in the order in which they
-        are made. Raises NotMaster: it is unknown whether it is planned; send nothing more, this master is one no longer.
+        """Write the plan. Returns when it is committed; only then may the batch be sent. Plans are written in the order of the calls.
+        Raises NotMaster: whether it is planned is unknown, and this replica must send nothing more.
         """
         ...
 
     def done(self, plan: PlanAction, append_time_ms: int) -> None:
-        """The batch is stored where it was to go; when, by the real-time broker's clock."""
+        """The batch is stored at its destination; the time is by the real-time broker's clock."""
         ...
 
     def void(self, plan: PlanAction) -> None:
-        """It is certainly not stored, and will not be sent again under this plan: the dispatcher drafts its messages anew."""
+        """The batch is certainly not stored, and will not be sent again under this plan: its messages will be planned again."""
         ...
 
 
 class BucketInfo(NamedTuple):
-    """One bucket, as the schedule knows it without reading anything."""
+    """A bucket, as far as the schedule knows it without reading."""
 
     bucket: int
     messages: int
     pending: int
-    """Neither delivered, cancelled nor moved; planned ones count."""
+    """Messages that are not delivered, cancelled or moved; planned ones count."""
     stored_bytes: int
 
 
 class DueSource(Protocol):
-    """The schedule, as the loader reads it."""
+    """The loader's interface to the schedule."""
 
     bucket_ms: int
 
     def buckets(self) -> list[BucketInfo]:
-        """All that are kept, ascending."""
+        """All kept buckets, ascending."""
         ...
 
     def count(self, bucket: int) -> int:
-        """How many messages it has, 0 if there is no such bucket."""
+        """The number of its messages; 0 if the bucket does not exist."""
         ...
 
     def reader(self, bucket: int) -> RowReader:
-        """Its index up to now, for reading in a thread, whatever is stored meanwhile."""
+        """The bucket's index at this moment, for reading in a thread."""
         ...
 
     def rows(self, bucket: int, first: int, end: int) -> npt.NDArray[np.void]:
-        """Lines of its index (INDEX_ROW), those not written yet too."""
+        """Rows of its index (INDEX_ROW), including those that are only in memory."""
         ...
 
     def settled(self, bucket: int) -> npt.NDArray[np.bool_]:
-        """By ordinal: planned, delivered, cancelled or moved. A copy, as of now."""
+        """For each ordinal whether it is planned, delivered, cancelled or moved. A copy."""
         ...
 
 
 class RowReader(Protocol):
-    """A bucket's index as it was when this was made. Safe in a thread."""
+    """A bucket's index at one moment. Safe in a thread."""
 
     count: int
 
@@ -155,7 +155,7 @@ class RowReader(Protocol):
 
 
 class BucketStatus(NamedTuple):
-    """How the delivery stands, for people. See DelayDescription in delay.proto."""
+    """The state of delivery, for people. See DelayDescription in delay.proto."""
 
     buckets: list[BucketInfo]
     wheel_messages: int
@@ -167,20 +167,20 @@ class BucketStatus(NamedTuple):
     lateness_p99_ms: int
     delivered: int
     troubles: list[tuple[str, int, str]]
-    """(subject, messages that wait, why)."""
+    """(subject, waiting messages, reason)."""
     time_ms: int
     clock_step_ms: int
 
 
 class DelayAdmin(Protocol):
-    """What administration asks of the master: the engine."""
+    """Administration of delayed messages on the master."""
 
     async def cancel(self, delayed: DelayedId) -> DueMessage:
-        """It will not be delivered; returns when that is committed. Raises TooLate, MessageNotFound, NotMaster (outcome unknown)."""
+        """Cancel a message. Returns when that is committed. Raises TooLate, MessageNotFound, NotMaster (outcome unknown)."""
         ...
 
     async def move(self, delayed: DelayedId, due_ms: int) -> DueMessage:
-        """It will be delivered then; what it is from now on. Raises as `cancel`, and DelayTooLong."""
+        """Change its due time. Returns its new id and place. Raises as `cancel`, and DelayTooLong."""
         ...
 
     def show(self, delayed: DelayedId) -> tuple[DueMessage, str]:
@@ -198,26 +198,23 @@ class DelayAdmin(Protocol):
         ...
 
     def id_of(self, message: DueMessage) -> DelayedId:
-        """The id by which it is known."""
+        """The id by which the message is known."""
         ...
 
     def standing(self) -> BucketStatus:
-        """How the delivery stands."""
+        """The state of delivery."""
         ...
 
 
 class ScheduleFiles(Protocol):
-    """The schedule as another replica copies it: files as the newest checkpoint says they are. Of any replica, serving or not. Called in a
-    thread.
-    """
+    """The files of the newest checkpoint's schedule, for another replica. Any replica serves them. Called in a thread."""
 
     def describe(self) -> tuple[bytes, int]:
-        """The projection's state in the newest checkpoint, as MessagePack, and the checkpoint's index. NotConnected: there is none."""
+        """The projection's state in the newest checkpoint, as MessagePack, and the checkpoint's index. Raises NotConnected if there is
+        none.
+        """
         ...
 
     def read(self, file: str, offset: int, bytes_max: int) -> bytes:
-        """Up to so many bytes of a file in the folder `schedule`; empty at its end.
-
-        Raises FileNotFoundError (its bucket was deleted since: begin again with `describe`), OSError.
-        """
+        """Up to `bytes_max` bytes of a file in the folder `schedule`; empty at its end."""
         ...

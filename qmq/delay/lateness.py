@@ -1,7 +1,7 @@
 """How late messages are: a histogram of the last minute, in milliseconds. Pure.
 
-Up to 1,023 ms every millisecond has its bin; above, each doubling has 512 bins, so that a figure is at most 0.2 % too high. Lateness is
-counted in six slots of ten seconds, which are used in turns: a figure is about the last 50 to 60 seconds.
+Up to 1,023 ms every millisecond has a bin; above, each doubling has 512 bins, so that a percentile is at most 0.2 % too high. There are six
+slots of ten seconds, which are reused in turn: a percentile is about the last 50 to 60 seconds.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _LATENESS_MAX: Final = (_EXACT << _DOUBLINGS) - 1
 
 
 class Lateness:
-    """`delivered` counts all there ever were."""
+    """`delivered` counts all messages."""
 
     def __init__(self) -> None:
         self.delivered = 0
@@ -34,10 +34,10 @@ class Lateness:
         self._sum_ms = 0
         self._counts = np.zeros((SLOTS, _EXACT + _BINS * _DOUBLINGS), np.uint32)
         self._slots = [-1] * SLOTS
-        """Which ten seconds each slot is about."""
+        """Which ten seconds each slot is for."""
 
     def note(self, now_ms: int, lateness_ms: npt.NDArray[np.int64]) -> None:
-        """Messages were delivered, so late. Below zero counts as zero."""
+        """Messages were delivered this late. Negative values count as zero."""
         slot = now_ms // SLOT_MS
         place = slot % SLOTS
         if self._slots[place] != slot:
@@ -49,19 +49,19 @@ class Lateness:
         self._sum_ms += int(np.maximum(lateness_ms, 0).sum())
 
     def histogram(self) -> Histogram:
-        """All there ever were, in seconds."""
+        """All messages, in seconds."""
         return Histogram(BOUNDS_S, self._bins.tolist(), self._sum_ms / 1000)
 
     def p50(self, now_ms: int) -> int:
-        """Half of the last minute's messages were at most so late; 0 if there were none."""
+        """The median of the last minute, in milliseconds; 0 without messages."""
         return self.percentile(now_ms, 50)
 
     def p99(self, now_ms: int) -> int:
-        """99 of a hundred of the last minute's messages were at most so late; 0 if there were none."""
+        """The 99th percentile of the last minute, in milliseconds; 0 without messages."""
         return self.percentile(now_ms, 99)
 
     def percentile(self, now_ms: int, percent: int) -> int:
-        """So many of a hundred of the last minute's messages were at most so late, in ms; 0 if there were none."""
+        """A percentile of the last minute, in milliseconds; 0 without messages."""
         now = now_ms // SLOT_MS
         recent = [place for place, slot in enumerate(self._slots) if now - SLOTS < slot <= now]
         totals = self._counts[recent].sum(axis=0, dtype=np.int64).cumsum()
@@ -79,7 +79,7 @@ def _bins(lateness_ms: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
 
 
 def _highest(place: int) -> int:
-    """The highest lateness that falls into a bin."""
+    """The largest value of a bin."""
     if place < _EXACT:
         return place
     doublings = place // _BINS - 1

@@ -1,4 +1,4 @@
-"""The loader: moves the horizon on, and brings what is due before it into the wheel, each message once.
+"""The loader advances the horizon, and brings every message that is due before it into the wheel, once.
 
 `begin` draws a line through the schedule at the *origin*, the time at which this master begins:
 
@@ -7,8 +7,8 @@
     due >= origin, and < horizon             in the wheel: by `ahead` if it was stored before the horizon passed it, else by `stored`
     due >= horizon                           on disk only
 
-Every message is in one of these lines, whatever happens at whatever moment, for its due time and its ordinal never change (a moved
-message is another one). What was stored before `begin` is known by the bucket's count at that moment.
+Every message belongs to exactly one of these lines at any time, because its due time and its ordinal never change (a moved message is
+another one). The bucket's count at `begin` tells which messages were stored before.
 
 A slice is read in a thread. Up to the bucket's count when that begins, its messages come from the index; what is stored meanwhile and
 would fall into it is kept aside by `stored`, and joins it when it is there; only then does the horizon move:
@@ -16,8 +16,8 @@ would fall into it is kept aside by `stored`, and joins it when it is there; onl
     horizon 13:00, bucket 13 has 900 messages:   ahead: a thread reads ordinals 0 to 899; meanwhile ordinal 900 is stored, due 13:20
     the slice ended at 14:00:  it goes into the wheel, and 900 with it           it ended at 13:15:  900 is on disk, and of the next slice
 
-What is settled is not loaded. What is settled while it is read, or later in the wheel, leaves like any other, and the engine passes over
-it.
+Settled messages are not loaded. A message that is settled while it is read, or later in the wheel, leaves the wheel like any other, and the
+engine skips it.
 
 Which buckets: a bucket has what is due in its hour; only the first that is kept, `closed_before`, may also have what was due earlier. So
 at any horizon one bucket has what comes next, and buckets whose hour is far are not looked into.
@@ -43,11 +43,11 @@ _EVER: Final = -(1 << 62)
 
 
 class KeptSource(DueSource, Protocol):
-    """The schedule, as the loader reads it."""
+    """The loader's interface to the schedule and its first kept bucket."""
 
     @property
     def closed_before(self) -> int:
-        """The first bucket that may be kept; what is due earlier goes there."""
+        """The first bucket that may be kept; it also has earlier due times."""
         ...
 
 
@@ -58,7 +58,7 @@ class InThread(Protocol):
 
 
 class Loader:
-    """`begin` once; `ahead` and `more_late` in a task each, everything on one event loop."""
+    """Call `begin` once, `ahead` and `more_late` in a task each, all on one event loop."""
 
     def __init__(
         self,
@@ -80,12 +80,12 @@ class Loader:
         self._slice_messages_max = min(slice_messages_max, wheel_messages_max)
         self._load_ahead_ms = load_ahead_ms
         self._aside: list[Places] | None = None
-        """Stored while a slice is read, due between the horizon and `_aside_end_ms`. None: no slice is read."""
+        """Messages stored while a slice is read, due between the horizon and `_aside_end_ms`. None: no slice is being read."""
         self._aside_end_ms = _EVER
         self._late_buckets: deque[tuple[int, int]] = deque()
-        """(bucket, its count at `begin`) where there may be late ones."""
+        """(bucket, its count at `begin`) for buckets that may have late messages."""
         self._late_ms = _EVER
-        """The late ones due before that are in `late`."""
+        """Late messages due before this are in `late`."""
         self._is_late_read = False
 
     def begin(self, now_ms: int) -> None:
@@ -95,7 +95,7 @@ class Loader:
         self._late_buckets.extend((info.bucket, info.messages) for info in self._source.buckets() if info.pending and info.bucket <= last)
 
     def stored(self, places: Places) -> None:
-        """These became pending: what is due before the horizon goes into the wheel."""
+        """These messages became pending: those due before the horizon go into the wheel."""
         is_near = places.dues < self.horizon_ms
         if is_near.all():
             self.wheel.add(places)
@@ -110,10 +110,7 @@ class Loader:
     # --- ahead ---------------------------------------------------------------------------------------------------------
 
     async def ahead(self, now_ms: int) -> bool:
-        """Move the horizon on by a slice, if it is near and the wheel has room. True: there may be more to do at once.
-
-        Raises LogDamaged, OSError; then nothing has changed.
-        """
+        """Advance the horizon by a slice, if it is near and the wheel has room. True if there may be more to do at once."""
         if self._aside is not None:
             return False
         self._give_back()
@@ -122,21 +119,21 @@ class Loader:
             return False
         bucket, first_ms = self._next_bucket()
         if bucket is None or first_ms >= target_ms:
-            # Nothing is there, so the horizon moves further than it must, and buckets need not be listed at every tick.
+            # Without pending messages the horizon advances farther than needed, so that buckets need not be listed at every tick.
             self.horizon_ms = min(first_ms, target_ms + self._load_ahead_ms)
             return False
         await self._load(bucket, first_ms)
         return True
 
     def _give_back(self) -> None:
-        """So much that the wheel lacks room for half a slice, lest it be loaded again at once."""
+        """Remove enough from the wheel that half a slice has room; otherwise it would be loaded again at once."""
         if len(self.wheel) > self._wheel_messages_max:
             cut_ms = self.wheel.shrink(self._wheel_messages_max - self._slice_messages_max // 2, self.origin_ms)
             if cut_ms is not None:
                 self.horizon_ms = cut_ms
 
     def _next_bucket(self) -> tuple[int | None, int]:
-        """The first that may have what is due from the horizon on, and when the first of that is due at the earliest."""
+        """The first bucket that may have messages due from the horizon on, and the earliest possible due time."""
         bucket_ms = self._source.bucket_ms
         here = self.horizon_ms // bucket_ms
         bucket = min((info.bucket for info in self._source.buckets() if info.pending and info.bucket >= here), default=None)
@@ -159,7 +156,7 @@ class Loader:
             self.wheel.add(places[places.dues < sieve.end_ms])
 
     async def _read(self, bucket: int, sieve: Sieve, count: int | None) -> list[WheelRun]:
-        """The bucket's first `count` messages through the sieve, or all it has now."""
+        """The bucket's first `count` messages (default: all) through the sieve."""
         if not self._source.count(bucket):
             return []
         reader, settled = self._source.reader(bucket), self._source.settled(bucket)
@@ -169,17 +166,17 @@ class Loader:
         except (OSError, LogDamaged):
             if self._source.count(bucket):
                 raise
-            return []  # it was closed meanwhile: nothing in it was pending
+            return []  # the bucket was closed meanwhile: it had no pending message
 
     # --- late ----------------------------------------------------------------------------------------------------------
 
     @property
     def is_late_done(self) -> bool:
-        """Everything late is in `late`, or has left it."""
+        """Whether all late messages are in `late`, or have left it."""
         return not self._late_buckets
 
     async def more_late(self) -> None:
-        """Bring the next slice of late messages, so many that `late` holds a slice at most. Raises LogDamaged, OSError."""
+        """Load the next slice of late messages; `late` has at most one slice. Raises LogDamaged, OSError."""
         room = self._slice_messages_max - len(self.late)
         if self._is_late_read or not self._late_buckets or room <= 0:
             return

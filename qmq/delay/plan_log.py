@@ -1,10 +1,8 @@
-"""The ledger: what the dispatcher wants to send becomes plans in the log, and what became of them is written there too. Nothing else writes
-plans.
+"""The plan log writes the dispatcher's plans and their results to the action log. Nothing else writes plans.
 
-A plan's messages are in *custody* from the moment they go to the dispatcher until the plan is committed: who wants to cancel one of them
-must ask the dispatcher for it (`DueDispatcher.withdraw`). With a run of a recurring message goes the next run, in the same entry of the
-log: the alias of the first run's id names the newest run, so a run that is planned a second time (its first plan was void) has its
-successor already.
+A message is in *custody* from the moment it goes to the dispatcher until its plan is committed: to cancel it, the dispatcher must give it
+back (`DueDispatcher.withdraw`). The entry that plans a run of a recurring message also has the next run: the alias of the first run's id
+names the newest run, so a run that is planned again (its first plan was void) has its successor already.
 """
 
 from __future__ import annotations
@@ -33,25 +31,25 @@ _RECURRING = int(BatchFlag.RECURRING)
 
 
 class PlanWriter(Protocol):
-    """The log, as a delay server's master writes it: the broker."""
+    """The delay server's log: the broker."""
 
     def act(self, action: ScheduleAction) -> None:
-        """Write it with the next turn, behind those before it. Those of one turn are one entry: all or none."""
+        """Write the action with the next turn, after earlier ones. The actions of one turn are one entry: all or none."""
         ...
 
     async def committed(self) -> None:
-        """Returns when all that was written up to now is committed. Raises NotMaster if that will not be known here."""
+        """Returns when everything written so far is committed. Raises NotMaster if this replica will not learn that."""
         ...
 
 
 class StorePlanLog:
-    """A `qmq.delay.interfaces.Ledger`. Lives as long as its master does."""
+    """Implements `qmq.delay.interfaces.PlanLog` for one term of a master."""
 
     def __init__(self, writer: PlanWriter, schedule: Schedule, now_ms: Callable[[], int], wake: Callable[[], None]) -> None:
         self.custody: set[SchedulePlace] = set()
-        """With the dispatcher, or in a plan that is not committed yet, or a seed whose first run is not."""
+        """Messages that the dispatcher has, or whose plan is not committed, and seeds whose first run is not committed."""
         self.leaving: set[SchedulePlace] = set()
-        """Being cancelled or moved: the schedule does not know yet."""
+        """Messages that are being cancelled or moved, which the schedule does not know yet."""
         self.lateness = Lateness()
         self._writer = writer
         self._schedule = schedule
@@ -63,7 +61,7 @@ class StorePlanLog:
         """Seeds in custody."""
 
     def take(self, messages: Iterable[DueMessage]) -> None:
-        """These go to the dispatcher."""
+        """These messages go to the dispatcher."""
         self._forget_seeds()
         self.custody.update(message.place for message in messages)
 
@@ -75,7 +73,7 @@ class StorePlanLog:
     def _waits(self, seed: SchedulePlace) -> bool:
         try:
             return self._schedule.state_of(seed) == "pending"
-        except MessageNotFound:  # done, and its bucket was deleted before anything else was due
+        except MessageNotFound:  # it is done, and its bucket was deleted
             return False
 
     async def plan(self, draft: Draft) -> PlanAction:
@@ -107,7 +105,7 @@ class StorePlanLog:
         self._writer.act(PlanVoid((plan.number,)))
 
     def seed(self, message: DueMessage) -> None:
-        """A recurring message's seed is due: its first run is written, and the seed is done with, both or neither."""
+        """A recurring message's seed is due: write its first run and finish the seed, both or neither."""
         try:
             due_ms = next_run(message.headers[CRON].decode(), message.headers[ZONE].decode(), message.due_ms - 1)
         except (InvalidArgument, KeyError, ValueError) as failure:
@@ -131,12 +129,12 @@ class StorePlanLog:
 
 
 def is_seed(message: DueMessage) -> bool:
-    """A recurring message before its first run: it says when, and is not delivered itself."""
+    """Whether the message is a recurring message before its first run: it has the schedule and is not delivered itself."""
     return bool(message.flags & _RECURRING) and SCHEDULE_ID not in message.headers
 
 
 def runs_of(places: Sequence[SchedulePlace]) -> tuple[tuple[int, bytes], ...]:
-    """Places as a plan has them: runs of one bucket, in their order."""
+    """Places as in a plan: (bucket, ordinals) in order."""
     return tuple(
         (bucket, np.array([place.ordinal for place in run], "<u4").tobytes())
         for bucket, run in groupby(places, key=lambda each: each.bucket)

@@ -1,12 +1,11 @@
-"""The survey: schedule logs of buckets that are near are read once, in order, before their messages are due one by one.
+"""Reading ahead: the schedule logs of near buckets are read once, in order, before their messages become due.
 
-Each large batch is checked on the way and leaves its outline (batch_outline.py), so that its messages can be read without it; and what
-was read
-lies in the page cache. It goes a *piece* of a log at a time, in a thread, and whoever runs the pieces pauses between them: nothing waits
-for them, since what has no outline yet is read whole, and checked then.
+Each large batch is checked and gets an outline (batch_outline.py), so that its messages can be read singly; and the bytes are in the page
+cache. A *piece* of a log is read at a time, in a thread, with pauses in between: nothing waits for it, since a batch without an outline is
+read whole, and checked then.
 
-Damage stops nothing either: it is logged, and whoever reads the message hears of it. Behind an envelope that does not hold, no batch can be
-found, so that log's survey ends there.
+Damage is logged, and reading the message later raises the error. After a damaged envelope no batch can be found, so reading ahead ends
+there for that log.
 """
 
 from __future__ import annotations
@@ -30,16 +29,16 @@ log = logging.getLogger("qmq.delay")
 
 PIECE_BYTES: Final = 2 * MIB
 PAUSE_S: Final = 0.01
-"""Between two pieces: 200 MiB a second at most."""
+"""Pause between two pieces: at most 200 MiB a second."""
 READ_BYTES: Final = 256 * KIB
-"""At once, or a whole batch."""
+"""Bytes of one read, or a whole batch."""
 _TOTAL: Final = Struct("<I")
 _TOTAL_AT: Final = 8
 _LOST: Final = 1 << 62
 
 
 class Surveyed(NamedTuple):
-    """What a piece has found."""
+    """The result of a piece."""
 
     bucket: int
     end: int
@@ -51,7 +50,7 @@ class Surveyed(NamedTuple):
 
 
 class ReadAhead:
-    """How far each near bucket's log was surveyed. `next_piece` and `note` on the event loop, what is between them in a thread."""
+    """How far each near bucket's log was read. Call `next_piece` and `note` on the event loop, the piece itself in a thread."""
 
     def __init__(self, disk: Disk, buckets: Buckets, cache: BatchCache) -> None:
         self._disk = disk
@@ -60,7 +59,7 @@ class ReadAhead:
         self._ends: dict[int, int] = {}
 
     def next_piece(self, near: Sequence[int]) -> ReadAheadPiece | None:
-        """Of the first of these buckets that has messages left, and enough on disk that was not surveyed; None if there is none."""
+        """A piece of the first of these buckets that has messages left and enough unread bytes on disk; None if there is none."""
         self._ends = {number: end for number, end in self._ends.items() if number in near}
         for number in near:
             bucket, begin = self._buckets.get(number), self._ends.get(number, 0)
@@ -90,7 +89,7 @@ class ReadAheadPiece:
         self._end = end
 
     def __call__(self) -> Surveyed:
-        """Raises nothing: what cannot be read is damage, or its bucket is deleted."""
+        """Raises nothing: unreadable bytes are damage, or the bucket is deleted."""
         found = Surveyed(self.bucket, self._end, [], [])
         try:
             fd = self._disk.open_read(self.path)

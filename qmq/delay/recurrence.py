@@ -8,7 +8,7 @@ The grammar and what daylight saving does to it are cronsim's, and so those of D
   time.
   With a `*` in front of minute or hour, runs follow the clock on the wall: none in what is skipped, all of them in what is repeated.
 
-A run is a function of expression, zone and the last run's time: nothing is remembered, so any master goes on where another one was.
+A run is a function of expression, zone and the last run's time, without other state, so any master can continue.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ CHARACTERS_MAX: Final = 1000
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MILLISECOND: Final = timedelta(milliseconds=1)
 _ANY_START: Final = datetime(2000, 1, 1, tzinfo=UTC)
-"""cronsim looks fifty years ahead; from here on that is every combination of dates and days of the week."""
+"""cronsim searches fifty years; from here on that covers every combination of dates and days of the week."""
 _FIELDS: Final = "five fields: minute, hour, day of month, month, day of week, for instance '0 9 * * MON-FRI'"
 _MACHINES_OWN: Final = ("localtime", "posixrules", "Factory")
 _OTHER_TREES: Final = ("right/", "posix/")
 
 
 def next_run(cron: str, zone: str, after_ms: int) -> int:
-    """The first run strictly after a time, in milliseconds since 1970; a whole second. Raises InvalidArgument: see `check`."""
+    """The first run strictly after a time, in milliseconds since 1970; a whole second. Raises InvalidArgument as `check`."""
     try:
         after = (_EPOCH + after_ms * _MILLISECOND).astimezone(_zone(zone))
         runs = _runs(cron, after)
-        # In the hour that comes twice, fixed times are looked for by the wall's clock: the first answers may be over.
+        # In the hour that is repeated, cronsim finds fixed times by the wall clock: its first results may be in the past.
         run = next(run for run in runs if run.astimezone(UTC) > after)
     except (OverflowError, StopIteration) as cause:
         raise InvalidArgument(f"cron {cron!r} never runs after {after_ms} ms since 1970 in {zone}") from cause

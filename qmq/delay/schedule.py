@@ -1,10 +1,11 @@
-"""The schedule: where each delayed message is, and what became of it. The projection of a delay group's logs (qmq/log/projection.py).
+"""The schedule: where each delayed message is, and its state. It is the projection of a delay group's logs (qmq/log/projection.py).
 
-Everything here is a pure function of the entries, in the order of the index: replicas have the same bytes in the same files, whatever was
-flushed when and however often they were restarted. So nothing here may depend on time, chance, or how much was written to disk.
+The schedule is a pure function of the entries, in the order of the index: replicas have the same bytes in the same files, whatever was
+flushed and however often they restarted. So nothing here may depend on time, randomness, or how much was written to disk.
 
     take    a batch: to the bucket of its messages' due times, or cut into several
-    act     PLAN, DONE, VOID, CANCEL, POSTPONE, RECUR, CLOSE: a message's life (docs/DELAY.md). What does not fit (any more) is passed over
+    act     PLAN, DONE, VOID, CANCEL, POSTPONE, RECUR, CLOSE: changes of a message's state (docs/DELAY.md).
+            An action that does not apply is ignored
 
 *Bucket* of a message: `max(due_ms // bucket_ms, closed_before)`. So only the first bucket that is kept has messages that were due before it
 begins, and buckets in their order are in the order of due times too.
@@ -57,7 +58,7 @@ CHECKPOINTS_KEPT: Final = 2
 
 
 def nobody(_: Places) -> None:
-    """Told of pending messages when nobody wants to know."""
+    """The default for `on_pending`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +70,7 @@ class SchedulePlan:
     tails: list[Grown]
     unsynced: dict[str, int]
     unnamed: frozenset[str] = frozenset()
-    """Files that are here and that the state does not name."""
+    """Files that exist and that the state does not name."""
 
     def run(self) -> None:
         """Raises FlushFailed, DiskFull."""
@@ -77,7 +78,7 @@ class SchedulePlan:
 
 
 class Schedule:
-    """`folder` is the store's folder `schedule`. One thread, but for what `reader` gives."""
+    """`folder` is the store's folder `schedule`. For one thread, except what `reader` returns."""
 
     def __init__(self, folder: Path, disk: Disk, bucket_ms: int, *, buffer_bytes_max: int = 64 * MIB) -> None:
         if bucket_ms < 1000 or bucket_ms % 1000:
@@ -85,7 +86,7 @@ class Schedule:
         self.folder = folder
         self.bucket_ms = bucket_ms
         self.on_pending: Callable[[Places], None] = nobody
-        """Told at once of messages that become pending by being stored, moved, or the next run."""
+        """Called at once with messages that become pending: stored, moved, or next runs."""
         self._disk = disk
         self._buffer_bytes_max = buffer_bytes_max
         self._files = AppendFiles(disk, folder)
@@ -93,7 +94,7 @@ class Schedule:
 
     def _reset(self) -> None:
         self.is_whole = True
-        """False: the log does not reach back far enough, and nobody gave the schedule of before. Then entries are passed over."""
+        """False if the log does not reach back far enough and there was no earlier schedule. Then entries are ignored."""
         self.index = 0
         self.closed_before = 0
         self.plans: dict[int, PlanAction] = {}
@@ -155,7 +156,7 @@ class Schedule:
         return SchedulePlan(state, self._files, self._buckets.tails(), self._files.unsynced(), self._leftovers.captured())
 
     def end_checkpoint(self, plan: ProjectionPlan) -> None:
-        """See `Projection.end_checkpoint`. Deletes what only checkpoints named that are gone now."""
+        """See `Projection.end_checkpoint`. Deletes files that only deleted checkpoints named."""
         if not isinstance(plan, SchedulePlan):
             raise InvariantBroken(f"{plan} is no plan of a schedule")
         if plan.state is None:
@@ -169,7 +170,7 @@ class Schedule:
 
     @staticmethod
     def files(state: Any) -> list[tuple[str, int]]:
-        """Of a checkpoint's state: the names of its files, and how much of each it is about. Raises LogDamaged."""
+        """The names of a state's files, and the length of each. Raises LogDamaged."""
         return restore(None, state).lengths()
 
     @staticmethod
@@ -218,7 +219,7 @@ class Schedule:
         numbers = np.maximum(dues // self.bucket_ms, self.closed_before).astype(np.int32)
         try:
             ordinals = self._add_pieces(Pieces(region), index, append_ms, flags, dues, numbers)
-        except UNREADABLE:  # nobody will ever read it; it is kept as it is, and whoever asks hears why
+        except UNREADABLE:  # it can never be read; it is stored unchanged, and reading it raises the error
             numbers[:] = numbers.min()
             first = self._buckets.add(int(numbers[0]), index, append_ms, region, crc, flags, dues)
             ordinals = np.arange(first, first + len(dues), dtype=np.uint32)
@@ -331,9 +332,9 @@ class Schedule:
         self._alias(known_as, self._store_one(index, append_ms, region, crc32c(region), pieces.header.flags, due_ms))
 
     def _pieces(self, place: SchedulePlace) -> tuple[Pieces, int] | None:
-        """The batch, taken apart, and where in it the message is; None if there is none, or it was stored so that nobody can take it apart.
+        """The parsed batch, and the message's place in it; None if there is no such message, or the batch can never be parsed.
 
-        Raises LogDamaged: the disk has changed it.
+        Raises LogDamaged if the disk has changed it.
         """
         bucket = self._buckets.get(place.bucket)
         if bucket is None or place.ordinal >= bucket.count:
@@ -341,7 +342,7 @@ class Schedule:
         batch, at = bucket.batch_of(place.ordinal, self._cache)
         try:
             return Pieces(batch.view.region), at
-        except UNREADABLE as cause:  # its checksum holds, so all replicas pass it over
+        except UNREADABLE as cause:  # its checksum is valid, so all replicas ignore it alike
             log.error("message %d of schedule/%s cannot be changed and stays as it is: %r", place.ordinal, bucket.log.name, cause)
             return None
 
@@ -353,7 +354,7 @@ class Schedule:
         self._alias_of[place] = message_id
 
     def _close_before(self, action: Close) -> None:
-        """As far as they have nothing left: something may have come since the master looked."""
+        """Close the buckets that have nothing left; messages may have come since the master checked."""
         left = next((each.number for each in self._buckets if each.settled < each.count), action.before)
         self.closed_before = max(self.closed_before, min(action.before, left))
         self._leftovers.add(self._buckets.drop_before(self.closed_before))
@@ -361,7 +362,7 @@ class Schedule:
     # --- what became of them -------------------------------------------------------------------------------------------
 
     def _marked(self, number: int) -> Bucket:
-        """The bucket, and what became of its messages is known. Raises MessageNotFound, LogDamaged."""
+        """The bucket with the states of its messages loaded. Raises MessageNotFound, LogDamaged."""
         bucket = self._buckets.require(number)
         if not bucket.has_marks:
             bucket.load_marks(ordinals for plan in self.plans.values() for each, ordinals in plan.items if each == number)
@@ -385,7 +386,7 @@ class Schedule:
         return mark.name.lower()
 
     def are_pending(self, places: Places) -> npt.NDArray[np.bool_]:
-        """Of each, whether it is pending (not planned). Raises LogDamaged."""
+        """For each message, whether it is pending (not planned). Raises LogDamaged."""
         found = np.zeros(len(places), np.bool_)
         for number in np.unique(places.buckets).tolist():
             if number in self._buckets:
@@ -418,7 +419,7 @@ class Schedule:
         return self._buckets.require(bucket).rows(first, end)
 
     def read(self, places: Places) -> list[DueMessage]:
-        """The messages, in the order of the places; each batch is read once. Raises MessageNotFound, LogDamaged."""
+        """The messages in the order of the places; each batch is read once. Raises MessageNotFound, LogDamaged."""
         return bucket_lookup.read(self._buckets.require, self._cache, places)
 
     def survey(self, from_ms: int, to_ms: int) -> ReadAheadPiece | None:
@@ -435,7 +436,7 @@ class Schedule:
         return self._aliases.get(message_id)
 
     def find(self, delayed: DelayedId) -> SchedulePlace:
-        """Where the message is now, or was last. Raises MessageNotFound, LogDamaged."""
+        """Where the message is, or was last. Raises MessageNotFound, LogDamaged."""
         place = self._aliases.get(delayed.message_id.to_bytes())
         if place is not None:
             return place

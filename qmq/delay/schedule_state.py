@@ -1,4 +1,4 @@
-"""What a checkpoint holds of a schedule: lengths of files, open plans, aliases. Pure, but for the mark of an adopted schedule.
+"""The state of a schedule in a checkpoint: lengths of files, open plans, aliases. Pure, except for the mark of an adopted schedule.
 
 A schedule that came from another replica has a *mark* in its folder: the state that its files are of. It counts as long as no checkpoint of
 our own has a schedule.
@@ -30,7 +30,7 @@ _ALIASED: Final = Struct("<iI")
 
 
 class ScheduleState(msgspec.Struct, array_like=True):
-    """All of a schedule but what its files hold. `buckets` and `aliases` are packed: see FORMAT.md."""
+    """Everything about a schedule except the content of its files. `buckets` and `aliases` are packed: see FORMAT.md."""
 
     version: int
     bucket_ms: int
@@ -42,7 +42,7 @@ class ScheduleState(msgspec.Struct, array_like=True):
     aliases: bytes
     buckets: bytes
     pending: dict[str, int] = {}
-    """Messages that are to be delivered, by subject; an older version's state has none."""
+    """Undelivered messages by subject; a state of an older version has none."""
 
     def open_plans(self) -> dict[int, PlanAction]:
         """By number, ascending."""
@@ -56,7 +56,7 @@ class ScheduleState(msgspec.Struct, array_like=True):
         return cast("Iterator[tuple[int, int, int, int, int]]", _BUCKET_ROW.iter_unpack(self.buckets))
 
     def lengths(self) -> list[tuple[str, int]]:
-        """The files, each with its length; those without a byte are left out."""
+        """The files with their lengths; empty files are left out."""
         found: list[tuple[str, int]] = []
         for bucket, log_bytes, count, done_bytes, _ in self.rows():
             name = name_of(bucket, self.bucket_ms)
@@ -76,7 +76,7 @@ def capture(
     buckets: Iterable[Bucket],
     pending: dict[str, int],
 ) -> ScheduleState:
-    """The state as it is now; nothing that happens later changes it."""
+    """The current state, independent of later changes."""
     rows = [_BUCKET_ROW.pack(each.number, each.log.end, each.count, each.done.end, each.settled) for each in buckets]
     names = [each + _ALIASED.pack(*place) for each, place in aliases.items()]
     packed = encode_actions(plans), b"".join(names), b"".join(rows)
@@ -84,7 +84,7 @@ def capture(
 
 
 def restore(bucket_ms: int | None, state: Any) -> ScheduleState:
-    """A state that comes from a checkpoint or another replica. Raises LogDamaged if it cannot be this schedule's (None: of any)."""
+    """A state from a checkpoint or another replica. Raises LogDamaged if it does not fit this schedule (None: any)."""
     if isinstance(state, ScheduleState):
         return state
     try:
@@ -101,7 +101,7 @@ def restore(bucket_ms: int | None, state: Any) -> ScheduleState:
 
 
 def read_mark(folder: Path, bucket_ms: int) -> ScheduleState | None:
-    """The mark of an adopted schedule, if there is a whole one."""
+    """The mark of an adopted schedule; None without a valid one."""
     try:
         data = (folder / MARK_FILE).read_bytes()
     except FileNotFoundError:

@@ -1,7 +1,8 @@
-"""A batch as the schedule log has it, and single messages out of it.
+"""A batch in the schedule log, and access to its single messages.
 
-Due messages of one batch rarely come at one tick, so a message is picked without looking at its neighbours; the checksum is that of
-the whole batch, so batches that were checked are kept for a while, and their outlines for longer (`BatchCache`).
+Due messages of one batch are rarely due at the same tick, so single messages are read. The checksum covers the whole batch, so checked
+batches
+are cached for a while, and their outlines for longer (`BatchCache`).
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ CACHE_BYTES: Final = 16 * MIB
 
 
 class StoredBatch:
-    """One batch of a bucket, checked. `view.base_sequence` is the ordinal of its first message."""
+    """One checked batch of a bucket. `view.base_sequence` is the ordinal of its first message."""
 
     __slots__ = ("_bodies", "_subject", "view")
 
@@ -36,7 +37,7 @@ class StoredBatch:
         self._bodies: list[bytes] | None = None
 
     def due_ms(self, place: int) -> int:
-        """When a message is due, by the batch."""
+        """The due time of a message in the batch."""
         due: int = unpack_from("<q", self.view.region, self.view.layout.due + 8 * place)[0]
         return due
 
@@ -49,7 +50,7 @@ class StoredBatch:
         return view.region[at + 16 * place : at + 16 * place + 16]
 
     def find(self, message_id: bytes) -> int:
-        """The place of the message with that id, -1 if it is not here."""
+        """The place of the message with that id; -1 if it is not here."""
         header = self.view.header
         if self.view.layout.message_id >= 0:
             ids = self.view.message_ids() or []
@@ -112,7 +113,7 @@ def _item(region: bytes, offsets_at: int, data_at: int, place: int) -> bytes:
 
 
 class BatchCache:
-    """By (bucket, position): the batches that were read last, up to so many bytes, and outlines of those that were checked last."""
+    """By (bucket, position): the batches that were read last, up to a number of bytes, and the newest outlines."""
 
     def __init__(self, bytes_max: int = CACHE_BYTES, outlines_max: int = OUTLINES_MAX) -> None:
         self._bytes_max = bytes_max
@@ -122,7 +123,7 @@ class BatchCache:
         self._outlines: OrderedDict[int, BatchOutline] = OrderedDict()
 
     def get(self, bucket: int, position: int) -> StoredBatch | None:
-        """The batch, if it is here."""
+        """The batch, if it is cached."""
         found = self._batches.get((bucket, position))
         if found is not None:
             self._batches.move_to_end((bucket, position))
@@ -138,11 +139,11 @@ class BatchCache:
             self.put_outline(bucket, position, BatchOutline(batch.view))
 
     def outline(self, bucket: int, position: int) -> BatchOutline | None:
-        """Of a batch that was checked, if it is worth one, and not too long ago."""
+        """The outline of a batch, if it is cached."""
         return self._outlines.get(_key(bucket, position))
 
     def put_outline(self, bucket: int, position: int, outline: BatchOutline) -> None:
-        """Keep it. Those that came first go first: their buckets are over first, too."""
+        """Cache an outline. The oldest are dropped first, because their buckets end first, too."""
         self._outlines[_key(bucket, position)] = outline
         if len(self._outlines) > self._outlines_max:
             self._outlines.popitem(last=False)

@@ -1,8 +1,8 @@
-"""Asking others for the time: brokers and replicas over their control ports (`DescribeReplica`, which slaves answer too).
+"""Asks other machines for the time: brokers and replicas, over their control ports (`DescribeReplica`, which slaves answer, too).
 
-Once at the start, then every thirty seconds, and every second while the keeper has something to decide (see timekeeper.py). What they
-answer is their machine's wall clock, also if they are delay servers: a kept time would only echo what its keeper believes. Who does not
-answer in a second is no witness this time; nothing depends on anybody's answer.
+It asks once at the start, then every thirty seconds, and every second while the timekeeper has something to decide (see timekeeper.py).
+They answer with their machine's wall clock, even delay servers, whose kept time would not be independent. An answer that takes more than a
+second is ignored; no single answer is required.
 
 This task also reads the clock once a second, so that a step is noticed when it happens and not when somebody next asks for the time, and it
 tells the log of each step once: when it is noticed to last, and when it is believed.
@@ -26,29 +26,29 @@ from qmq.proto.v1 import control_pb2, control_pb2_grpc
 log = logging.getLogger("qmq.delay")
 
 WITNESSES_MAX: Final = 15
-"""More would not make the median better."""
+"""More witnesses do not improve the median."""
 
 
 @dataclass(frozen=True, slots=True)
 class WitnessTiming:
-    """Handed in, so that a test need not wait for the next look."""
+    """Intervals and timeouts, so that tests can pass shorter ones."""
 
     ask_s: float = 1.0
     """How long an answer may take."""
     look_s: float = 1.0
-    """How often our own clock is read."""
+    """How often the own clock is read."""
     every_ms: int = 30_000
-    """How often the witnesses are asked while nothing is amiss."""
+    """How often witnesses are asked while clocks agree."""
 
 
 TIMING: Final = WitnessTiming()
 
 AskTime = Callable[[str], Awaitable[int]]
-"""The time at a control address, in ms; 0 if it does not tell. Any error but a cancellation means that it is no witness."""
+"""The time at a control address, in milliseconds; 0 if it is not known. An error other than a cancellation means no answer."""
 
 
 class ControlPorts:
-    """Control connections to those who are asked."""
+    """The control connections to witnesses."""
 
     def __init__(self, network: Network = NETWORK, ask_s: float = TIMING.ask_s) -> None:
         self._network, self._ask_s = network, ask_s
@@ -65,13 +65,13 @@ class ControlPorts:
         return int(answer.time_ms)
 
     async def keep_only(self, addresses: Iterable[str]) -> None:
-        """End the connections to all others."""
+        """Close the connections to all others."""
         for address in set(self._channels).difference(addresses):
             await self._channels.pop(address).close()
 
 
 class TimeWitnesses:
-    """The task that asks. `addresses` lists control addresses of other machines' brokers and replicas, the best witnesses first."""
+    """The task that asks. `addresses` returns the control addresses of other machines' brokers and replicas, the best witnesses first."""
 
     def __init__(
         self,
@@ -112,7 +112,7 @@ class TimeWitnesses:
             await asyncio.sleep(self._timing.look_s)
 
     async def look(self) -> None:
-        """Read the clock, and ask if it is time to."""
+        """Read the clock, and ask witnesses if it is time."""
         self._clock.time_ms()
         now_ms = self._clock.boot_ms()
         if self._clock.keeper.wants_witnesses or self._asked_boot_ms is None or now_ms - self._asked_boot_ms >= self._timing.every_ms:
@@ -138,7 +138,7 @@ class TimeWitnesses:
             self._clock.witness(address, their_ms, sent_ms, self._clock.boot_ms())
 
     def _tell(self) -> None:
-        """One line for each step, and one when it is believed."""
+        """Log each step once, and once when it is accepted."""
         keeper = self._clock.keeper
         step, (noticed, believed) = keeper.step, self._told
         if keeper.steps_believed > believed:

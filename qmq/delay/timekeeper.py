@@ -1,4 +1,4 @@
-"""Which time it is, for a server that must not deliver early because somebody set the clock wrong.
+"""Keeps the time for a server that must not deliver early because the machine's clock is set wrong.
 
 The *kept* time is CLOCK_BOOTTIME (which runs on while the machine sleeps, and which nobody sets) plus an offset. The offset follows the
 wall clock, by one table:
@@ -33,16 +33,16 @@ SLEW_NS_PER_MS: Final = 500
 LASTING_MS: Final = 60_000
 FRESH_MS: Final = 10_000
 ROUND_TRIP_MS_MAX: Final = 2000
-"""A witness that took longer says too little."""
+"""An answer that took longer is too inexact."""
 SETTLING_MS: Final = 3000
-"""So long after its start a process waits for witnesses before it takes its wall clock's word."""
+"""How long a process waits for witnesses after its start before it accepts its wall clock."""
 
 _NS: Final = 1_000_000
 _BOOT: Final = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
 class Testimony(NamedTuple):
-    """What a witness said: its time minus ours of CLOCK_BOOTTIME, give or take `doubt_ms`."""
+    """The answer of a witness: its time minus our CLOCK_BOOTTIME, plus or minus `doubt_ms`."""
 
     offset_ms: int
     doubt_ms: int
@@ -52,15 +52,15 @@ class Testimony(NamedTuple):
 
 @dataclass(slots=True)
 class ClockStep:
-    """A difference between wall clock and kept time that is not believed (yet)."""
+    """A difference between wall clock and kept time that is not accepted (yet)."""
 
     size_ms: int
     noticed_boot_ms: int
-    """When it was seen first."""
+    """When it was noticed."""
     since_boot_ms: int
-    """From when on nobody denied it."""
+    """Since when no witness has contradicted it."""
     is_denied: bool = False
-    """Whether witnesses say, just now, that the kept time is right."""
+    """Whether witnesses currently confirm the kept time."""
 
 
 class Timekeeper:
@@ -76,7 +76,7 @@ class Timekeeper:
 
     @property
     def step_ms(self) -> int:
-        """By how much the wall clock is ahead of the kept time, if that is not believed; else 0."""
+        """How far the wall clock is ahead of the kept time, if that is not accepted; else 0."""
         return self.step.size_ms if self.step is not None else 0
 
     @property
@@ -86,21 +86,21 @@ class Timekeeper:
 
     @property
     def is_settled(self) -> bool:
-        """False in the first moments, when a wall clock that jumped before the start could still be found out: deliver nothing yet."""
+        """False shortly after the start, while a wall clock that jumped before could still be detected: deliver nothing yet."""
         return self.is_attested or self._boot_ms - self._start_boot_ms >= SETTLING_MS
 
     def witness(self, name: str, their_time_ms: int, sent_boot_ms: int, heard_boot_ms: int) -> None:
-        """`name` said that it was `their_time_ms`, at some moment between asking and hearing. A later word replaces an earlier one."""
+        """`name` answered `their_time_ms`, at some moment between sending and receiving. A later answer replaces an earlier one."""
         round_trip_ms = heard_boot_ms - sent_boot_ms
         if not 0 <= round_trip_ms <= ROUND_TRIP_MS_MAX:
             return
-        # half up, so that a word is never off by more than its doubt
+        # half up, so that an answer is never off by more than its doubt
         doubt_ms = (round_trip_ms + 1) // 2
         offset_ms = their_time_ms - sent_boot_ms - doubt_ms
         self._testimonies[name] = Testimony(offset_ms, doubt_ms, sent_boot_ms, heard_boot_ms)
 
     def time_ms(self, wall_ms: int, boot_ms: int) -> int:
-        """The kept time, from both clocks read now; follows the table."""
+        """The kept time, from both clocks read now, by the table."""
         elapsed_ms = max(boot_ms - self._boot_ms, 0)
         self._boot_ms += elapsed_ms
         wall_ns = (wall_ms - self._boot_ms) * _NS
@@ -156,7 +156,7 @@ class Timekeeper:
         return sorted(said for said in self._testimonies.values() if said.sent_boot_ms >= asked_since_boot_ms)
 
     def _attest(self) -> None:
-        """The first words after the start: they confirm the kept time, or correct it."""
+        """The first answers after the start confirm or correct the kept time."""
         fresh = self._fresh(self._start_boot_ms)
         if not fresh:
             return
@@ -175,23 +175,23 @@ def _median(fresh: list[Testimony]) -> Testimony:
 
 
 class SteadyClock:
-    """A `qmq.clock.Clock` whose wall time is the kept one. For any thread."""
+    """A `qmq.clock.Clock` whose wall time is the kept time. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self.keeper = Timekeeper(wall_ms(), boot_ms())
 
     def time_ms(self) -> int:
-        """Milliseconds since 1970-01-01 UTC, as kept: goes back only when a step back is believed."""
+        """Milliseconds since 1970-01-01 UTC, as kept: goes back only when a step back is accepted."""
         with self._lock:
             return self.keeper.time_ms(wall_ms(), boot_ms())
 
     def monotonic_ms(self) -> int:
-        """Milliseconds since some start; never goes back, and stands while the machine sleeps."""
+        """Milliseconds since some start; never goes back, and stops while the machine sleeps."""
         return time.monotonic_ns() // _NS
 
     def boot_ms(self) -> int:
-        """The clock by which witnesses are timed."""
+        """The clock for timing witnesses."""
         return boot_ms()
 
     def witness(self, name: str, their_time_ms: int, sent_boot_ms: int, heard_boot_ms: int) -> None:

@@ -32,7 +32,7 @@ from qmq.delay.interfaces import Places
 from qmq.delay.wheel_runs import RUN_MESSAGES_MAX, WheelRun, merged, runs_of
 
 MOST: Final = 65_536
-"""Leave at once if nothing else is said."""
+"""Messages that leave at once by default."""
 BASKET: Final = 8192
 _FAN: Final = 4
 _SAMPLES: Final = 16
@@ -42,7 +42,7 @@ NOTHING: Final = Places(np.empty(0, np.int64), np.empty(0, np.int32), np.empty(0
 
 
 class Wheel:
-    """`tick_ms`: messages leave at multiples of it."""
+    """Messages leave at multiples of `tick_ms`."""
 
     def __init__(self, tick_ms: int = 500) -> None:
         self.tick_ms = tick_ms
@@ -53,7 +53,7 @@ class Wheel:
 
     @property
     def nbytes(self) -> int:
-        """What its arrays hold in memory."""
+        """The memory of its arrays, in bytes."""
         return sum(run.nbytes for run in self._runs) + self._dues.nbytes + self._buckets.nbytes + self._ordinals.nbytes
 
     def clear(self) -> None:
@@ -64,12 +64,12 @@ class Wheel:
         self._gathered = 0
         self._count = 0
         self.left_ms = _NEVER
-        """The latest due time of all that ever left."""
+        """The latest due time of all messages that left."""
 
     # --- coming in -----------------------------------------------------------------------------------------------------
 
     def add(self, places: Places) -> None:
-        """Hang these in: any order, any due times, past ones too."""
+        """Add messages: in any order, with any due times, also past ones."""
         count = len(places)
         if count >= BASKET:
             self.add_runs(runs_of(places))
@@ -84,7 +84,7 @@ class Wheel:
         self._count += count
 
     def add_runs(self, runs: Iterable[WheelRun]) -> None:
-        """Hang in what `runs_of` made, perhaps in a thread. They are the wheel's from now on."""
+        """Add runs made by `runs_of`, perhaps in a thread. They belong to the wheel from now on."""
         for run in runs:
             self._count += len(run)
             self._insert(run)
@@ -128,7 +128,7 @@ class Wheel:
         return found
 
     def _sort_due(self, boundary_ms: int) -> None:
-        """What of the basket is due becomes a run."""
+        """Make a run of the due messages of the basket."""
         basket = self._basket()
         is_due = basket.dues <= boundary_ms
         if not is_due.any():
@@ -157,7 +157,7 @@ class Wheel:
         return places
 
     def next_due_ms(self) -> int | None:
-        """When the next one leaves: its due time, rounded up to a tick. None: there is none."""
+        """When the next message leaves: its due time, rounded up to a tick. None: the wheel is empty."""
         if not self._count:
             return None
         heads = [run.head_ms for run in self._runs]
@@ -189,7 +189,7 @@ class Wheel:
         return cut_ms if self._count < before else None
 
     def _first_beyond(self, messages: int) -> int:
-        """The highest due time with at most so many before it."""
+        """The highest due time with at most so many messages before it."""
         low, high = min(run.head_ms for run in self._runs), max(run.due_ms(-1) for run in self._runs)
         while low < high:
             middle = (low + high + 1) // 2

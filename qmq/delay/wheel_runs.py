@@ -23,7 +23,7 @@ import numpy.typing as npt
 from qmq.delay.interfaces import Places
 
 RUN_MESSAGES_MAX: Final = 1 << 18
-"""Longer ones are cut: sorting so many takes few milliseconds, and the event loop waits no longer than that."""
+"""Longer ones are cut: sorting this many takes a few milliseconds, for which the event loop waits."""
 _TRIM_MIN: Final = 1024
 _ERA_BITS: Final = 32
 _LOW: Final = (1 << 32) - 1
@@ -32,7 +32,7 @@ _LOW_BITS: Final = np.uint64(_LOW)
 
 
 class WheelRun:
-    """`keys` are in order and belong to the run; those before `at` have left."""
+    """`keys` are sorted and belong to the run; those before `at` have left."""
 
     __slots__ = ("at", "bucket", "era", "head_ms", "keys")
 
@@ -42,14 +42,14 @@ class WheelRun:
         self.keys = keys
         self.at = 0
         self.head_ms = self.due_ms(0)
-        """The first one's due time."""
+        """The due time of its first message."""
 
     def __len__(self) -> int:
         return len(self.keys) - self.at
 
     @property
     def nbytes(self) -> int:
-        """What it holds in memory."""
+        """Its memory, in bytes."""
         return self.keys.nbytes
 
     def due_ms(self, at: int) -> int:
@@ -57,7 +57,7 @@ class WheelRun:
         return (self.era << _ERA_BITS) + (int(self.keys[at]) >> 32)
 
     def until(self, due_ms: int) -> int:
-        """How many are due at or before then."""
+        """How many messages are due at or before a time."""
         if due_ms >> _ERA_BITS != self.era:
             return len(self) if due_ms >> _ERA_BITS > self.era else 0
         last = np.uint64((due_ms & _LOW) << 32 | _LOW)
@@ -68,7 +68,7 @@ class WheelRun:
         return self._dues(self.keys[self.at + step - 1 : self.at + most : step])
 
     def first(self, count: int) -> Places:
-        """The first `count` places; they stay."""
+        """The first `count` places; they stay in the run."""
         keys = self.keys[self.at : self.at + count]
         return Places(self._dues(keys), np.full(len(keys), self.bucket, np.int32), (keys & _LOW_BITS).astype(np.uint32))
 
@@ -76,7 +76,7 @@ class WheelRun:
         return (keys >> _SHIFT).astype(np.int64) + (self.era << _ERA_BITS)
 
     def leave(self, count: int) -> bool:
-        """The first `count` are gone; True if that was all of it."""
+        """Remove the first `count`; True if the run is empty then."""
         self.at += count
         if self.at >= len(self.keys):
             return True
@@ -86,7 +86,7 @@ class WheelRun:
         return False
 
     def keep(self, count: int) -> None:
-        """Only the first `count` stay."""
+        """Keep only the first `count`."""
         self.keys, self.at = self.keys[self.at : self.at + count].copy(), 0
 
     def check(self) -> None:
@@ -116,7 +116,7 @@ def runs_of(places: Places) -> list[WheelRun]:
 
 
 def merged(runs: Iterable[WheelRun]) -> list[WheelRun]:
-    """One run of several of the same bucket and era."""
+    """Merge runs of the same bucket and era."""
     runs = list(runs)
     return _cut(runs[0].era, runs[0].bucket, np.concatenate([run.keys[run.at :] for run in runs]))
 

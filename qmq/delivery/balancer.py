@@ -4,7 +4,7 @@ Rules:
 * Groups take turns, in the order in which they became known. The turn is *sticky*: a group gets batches until `stay_bytes` have left (a
   small batch counts as `BATCH_COST_BYTES`: about 30 lone messages), then the next one. Switching for each batch would halve the batches of
   a producer of lone messages; never switching would load one group. With `stay_bytes` 0 each batch goes to the next group.
-* A group without room (back-pressure, a rest, no connection) is passed over at once, so a slow group gets what it can take.
+* A group without room (back-pressure, a pause, no connection) is skipped at once, so a slow group gets what it can take.
 * A group that is stalled (it answers nothing) is used only if there is no other, and keeps the turn for one batch only.
 * A group that is drained, or that the subject has no more, gets nothing new; it stays known, since what may be stored there is asked for
   there. While no group is writable, batches wait, and the caller asks a metaserver for others.
@@ -24,7 +24,7 @@ BATCH_COST_BYTES: Final = 64 * limits.KIB
 
 
 class GroupWindow(Protocol):
-    """What is on its way to one broker group."""
+    """The batches in flight to one broker group."""
 
     is_writable: bool
     """Whether the group takes new messages; set by the balancer."""
@@ -37,9 +37,9 @@ G = TypeVar("G", bound=GroupWindow)
 
 
 class Balancer(Generic[G]):
-    """`make` makes the destination of a broker group that is used for the first time. `has_room` says whether a batch of so many bytes can
-    leave there now. `first` gives the place, of so many, after which turns begin. `turned` hears of each look for the next group: the one
-    that has the turn now, if any, and those that were passed over.
+    """`make` makes the destination of a broker group at its first use. `has_room` says whether a batch of so many bytes can be sent there
+    now. `first` returns the index, below a number, after which turns begin. `turned` is called at each search for the next group, with
+    the group that gets the turn, if any, and those that were skipped.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class Balancer(Generic[G]):
 
     @property
     def current(self) -> G | None:
-        """The group that has the turn; None before the first one had it."""
+        """The group that has the turn; None before the first."""
         return self._current
 
     @property
@@ -91,7 +91,7 @@ class Balancer(Generic[G]):
             self._at = self._first(len(self._turns))
 
     def pick(self, size: int) -> G | None:
-        """The group for the next batch, of `size` bytes; None if no group has room. Followed by `charge`, if the batch is sent."""
+        """The group for the next batch, of `size` bytes; None if no group has room. Call `charge` afterwards if the batch is sent."""
         group = self._current
         if group is not None and self._stay > 0 and group.is_writable and not group.is_stalled and self._has_room(group, size):
             return group

@@ -1,7 +1,7 @@
-"""What is known of one batch on its way, whoever sends it. Pure.
+"""The state of one batch in flight, for all senders. Pure.
 
-A batch is *certainly not stored* when every try of it was answered so. A try that nobody answered, or that ended in "unknown", leaves the
-batch uncertain: then only its destination can say.
+A batch is *certainly not stored* when every try was answered so. A try without an answer, or with an unknown outcome, leaves the batch
+uncertain: then only its destination knows.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from qmq.errors import QmqError
 @dataclass(slots=True, eq=False, kw_only=True)
 class InFlightBatch:
     size: int
-    """Bytes of its messages, about."""
+    """About how many bytes its messages have."""
     until: float = math.inf
-    """When its time is over, on the clock that its window is driven by."""
+    """When it times out, on the clock of its window."""
     attempts: int = 0
     unanswered: int = 0
     """Tries whose answer may still come."""
     is_uncertain: bool = False
-    """Whether a try ended without anybody knowing."""
+    """Whether a try ended with an unknown outcome."""
     is_out: bool = False
-    """Whether its partition, sealed, said that the batch is not in it: then no earlier try counts any more."""
+    """Whether its sealed partition said that it is not stored there: then earlier tries do not matter."""
     first_question: int = 0
-    """The first attempt that was made when the partition was known to be left; 0: none."""
+    """The first attempt after the partition was known to be left; 0: none."""
     run: int = 0
     """The window's run in which it was sent last."""
     is_gone: bool = False
-    """Whether it is decided, or another batch stands for its messages: answers that come late mean nothing."""
+    """Whether it is decided, or its messages are in another batch: late answers are ignored."""
     failure: QmqError | None = None
     """Why the last try failed."""
     encoded: tuple[bytes, ...] | None = None
@@ -38,5 +38,5 @@ class InFlightBatch:
 
     @property
     def is_certain(self) -> bool:
-        """Whether it is certainly not stored, and no try of it can change that any more."""
+        """Whether it is certainly not stored, and no try can change that any more."""
         return self.is_out or not (self.unanswered or self.is_uncertain)

@@ -1,8 +1,8 @@
 """The connection to a broker group's master: it sends what a window gives, and tells the window of answers, lost connections and time.
 
-It decides nothing about batches: the window does; and its owner looks what is to be done when something changed. It follows the group's
-masters: sent away (NotMaster), or told of another master, it goes there, and answers that the old one still gives are heard. Subclasses say
-how a batch is encoded, whether a connection is needed, and what becomes of the batches when no master will ever be found.
+The window decides about batches, and the owner reacts to changes. The connection follows the group's masters: after NotMaster, or news of
+another master, it connects there, and late answers of the old master still count. Subclasses say how a batch is encoded, whether a
+connection is needed, and what to do with the batches when no master can be found.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ B = TypeVar("B", bound=InFlightBatch)
 
 
 class MasterConnection(Generic[B]):
-    """`target` is under what the locator knows where the batches go; `changed` tells the owner."""
+    """`target` is the locator's name for the destination; `changed` tells the owner of changes."""
 
     kind: int = FrameKind.PRODUCE
     """Or one of the frames of other `acks`."""
@@ -56,11 +56,11 @@ class MasterConnection(Generic[B]):
     # --- what subclasses say -------------------------------------------------------------------------------------------
 
     def _encode(self, batch: B) -> tuple[bytes, ...]:
-        """The batch as it travels. Raises QmqError."""
+        """The encoded batch. Raises QmqError."""
         raise NotImplementedError
 
     def _stored(self, batch: B, produced: Produced, now: float) -> None:
-        """Let the window know that the batch is stored."""
+        """Tell the window that the batch is stored."""
         raise NotImplementedError
 
     @property
@@ -69,15 +69,15 @@ class MasterConnection(Generic[B]):
         raise NotImplementedError
 
     async def _gives_up(self, failure: QmqError, failures: int) -> bool:
-        """The master cannot be found, and a pause alone will not help: the subject is gone, or the client is closed. True: give up."""
+        """The master cannot be found, and waiting will not help: the subject is gone, or the client is closed. True: give up."""
         raise NotImplementedError
 
     def _tick(self, now: float) -> None:
-        """Let the window know what time it is."""
+        """Tell the window the time."""
         self._window.tick(now)
 
     def _after_answer(self) -> None:
-        """The window has heard an answer."""
+        """The window has processed an answer."""
         self._tell()
 
     # --- the way out ---------------------------------------------------------------------------------------------------

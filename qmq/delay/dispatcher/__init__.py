@@ -1,4 +1,4 @@
-"""How due messages get to the real-time brokers: never lost, never twice, and in order where the subject is ordered.
+"""Sends due messages to the real-time brokers: none is lost, none is stored twice, and ordered subjects keep their order.
 
 DueDispatcher            (due_dispatcher.py)           takes due messages of all subjects
 SubjectDispatcher        (subject_dispatcher.py)       one subject's: finds out how it is ordered; what cannot leave waits here

@@ -1,10 +1,10 @@
-"""How messages of an unordered subject leave: each batch goes to any of its broker groups that takes messages.
+"""Sends due messages of an unordered subject: each batch to any of its broker groups.
 
 Rules:
-* `Balancer` (qmq/delivery/balancer.py) says which group gets the next batch. A group that is away, drained, silent or busy holds up nothing
-  but what is planned there. While no group can be had nothing is planned.
-* What was refused by a group, or never left for it, is void as soon as another group can have it, or when the group is drained; what may be
-  stored there stays there.
+* `Balancer` (qmq/delivery/balancer.py) says which group gets the next batch. A group that is unreachable, drained, silent or busy delays
+  only what is planned there. While no group is available, nothing is planned.
+* A batch that a group refused, or that was not sent, becomes void when another group can take it, or the group is drained; a batch that may
+  be stored there stays there.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from qmq.errors import QmqError, ReadOnly
 
 
 class DueGroup(DueWindow):
-    """The window of one broker group, and its connection. `partition`: of what was planned while the subject was ordered."""
+    """The window of one broker group, and its connection. `partition` is for plans from when the subject was ordered."""
 
     def __init__(self, group: str, partition: int, links: Links, owner: DueConnectionOwner) -> None:
         super().__init__(group, partition)
@@ -61,11 +61,11 @@ class BalancedDispatcher:
         self._batcher.put_back(messages)
 
     def withdraw(self, place: SchedulePlace) -> bool:
-        """Take out what is not planned; False if it is not here."""
+        """Remove a message that is not planned; False if it is not here."""
         return self._batcher.withdraw(place)
 
     def take_waiting(self) -> list[DueMessage]:
-        """All that is not planned, in order."""
+        """Remove and return all unplanned messages, in order."""
         messages = list(self._batcher.messages)
         self._batcher.messages.clear()
         return messages
@@ -73,13 +73,13 @@ class BalancedDispatcher:
     # --- out -----------------------------------------------------------------------------------------------------------
 
     def pump(self) -> None:
-        """Plan and send what can be."""
+        """Plan and send what can be planned and sent."""
         self._draft()
         for group in list(self._groups.values()):
             group.connection.pump()
 
     def _draft(self) -> None:
-        """Plan what waits, as long as there is a group for it."""
+        """Plan waiting messages, as long as a group takes them."""
         batcher = self._batcher
         if batcher and not self._owner.is_held and not self._is_closed:
             self._locator.touch(self.subject)
@@ -98,7 +98,7 @@ class BalancedDispatcher:
             self._asking = self._loop.create_task(self._ask())
 
     async def _ask(self) -> None:
-        """All groups are drained, or there is none: ask until there is one; the locator keeps the pauses."""
+        """Locate the subject again until it has a usable group; the locator keeps the pauses."""
         try:
             while self._batcher and not self._balancer.is_writable and not self._owner.is_held:
                 try:
@@ -130,12 +130,12 @@ class BalancedDispatcher:
                 window.release()
 
     def wants(self, connection: DueConnection) -> bool:
-        """For a connection: whether something waits that it may have."""
+        """For a connection: whether messages wait that it could take."""
         group = self._groups[connection.window.group, connection.window.partition]
         return bool(self._batcher) and not self._owner.is_held and group.is_writable
 
     def _rerouted(self) -> None:
-        """The locator knows something new about the subject or its groups."""
+        """The locator has news about the subject or its groups."""
         groups = self._locator.book.groups(self.subject)
         if groups is None or self._is_closed:
             return
@@ -159,11 +159,11 @@ class BalancedDispatcher:
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing is planned and undecided."""
+        """Whether no planned batch is undecided."""
         return not any(group.flight for group in self._groups.values())
 
     def trouble(self) -> tuple[int, str]:
-        """Messages that cannot be delivered now, and why."""
+        """The messages that cannot be delivered now, and why."""
         now = self._loop.time()
         troubled = [group for group in self._groups.values() if group.is_troubled(now)]
         count = sum([len(batch.draft.messages) for group in troubled for batch in group.flight])
@@ -175,7 +175,7 @@ class BalancedDispatcher:
         return count, str(why) if why is not None else ""
 
     def close(self) -> None:
-        """Nothing more is sent."""
+        """Send nothing more."""
         self._is_closed = True
         self._locator.unlisten(self.subject, self._rerouted)
         if self._asking is not None:

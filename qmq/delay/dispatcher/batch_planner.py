@@ -1,10 +1,9 @@
-"""Has batches planned in the log before they leave: what all subjects share, with the numbers of batches, and the counts.
+"""Writes plans to the log before batches are sent. Shared by all subjects, with the batch numbers and the counters.
 
 Rules:
-* A batch is planned with the ledger before it is sent, each by a task of its own: tasks begin in the order in which they are made, and
-  the ledger writes in that order.
-* When the planner is closed nothing more is written, whatever comes in. A ledger that refuses a plan closes it: this master is one no
-  longer.
+* Each batch is planned by a task of its own before it is sent: tasks begin in the order in which they are made, and the plan log writes in
+  that order.
+* A closed planner writes nothing more. If the plan log refuses a plan, this replica is no longer master, and the planner closes.
 """
 
 from __future__ import annotations
@@ -26,26 +25,26 @@ from qmq.wire.frame_payloads import Produced
 log = logging.getLogger("qmq.delay")
 
 LOOKUPS_MAX: Final = 16
-"""Subjects that are located at once."""
+"""Subjects that are located at the same time."""
 Withdraw = Callable[[SchedulePlace], bool]
-"""Takes out a message that waits; False if it does not wait there."""
+"""Removes a waiting message; False if it does not wait there."""
 
 
 class BatchPlanner:
-    """`on_refused` is called once, if the ledger refuses a plan."""
+    """`on_refused` is called once, if the plan log refuses a plan."""
 
     def __init__(self, links: Links, ledger: PlanLog, limits: Limits, new_id: Callable[[], int], on_refused: Callable[[], None]) -> None:
         self.links = links
         self.limits = limits
         self.new_id = new_id
         self.waiting: dict[SchedulePlace, Withdraw] = {}
-        """Every message that is not planned, and how its subject takes it out."""
+        """Every unplanned message, and the function of its subject that removes it."""
         self.planned = 0
-        """Messages planned and not decided."""
+        """Planned and undecided messages."""
         self.resent = 0
-        """Messages that were sent again although they may be stored: their partition was fenced, or their producer forgotten."""
+        """Messages that were sent again although they may be stored: their partition was fenced, or the broker forgot their producer."""
         self.doubtful: set[SchedulePlace] = set()
-        """Messages waiting to be sent again although they may be stored: nobody can truly say any more that they are not delivered."""
+        """Messages that wait to be sent again although they may be stored: whether they are delivered is not known any more."""
         self.lookups = asyncio.Semaphore(LOOKUPS_MAX)
         self.is_closed = False
         self._ledger = ledger
@@ -55,7 +54,7 @@ class BatchPlanner:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def next_number(self) -> tuple[int, int]:
-        """(producer id, number) of the next batch to an unordered subject: one producer for all of them."""
+        """(producer id, number) of the next batch to an unordered subject: all of them share one producer."""
         if not self._producer_id:
             self._producer_id = self.new_id()
         return self._producer_id, next(self._numbers)
@@ -63,7 +62,7 @@ class BatchPlanner:
     # --- the ledger ----------------------------------------------------------------------------------------------------
 
     def plan(self, window: DueWindow, draft: Draft, size: int, then: Callable[[], None]) -> None:
-        """Admit a batch, and have it planned; `then` is called when it may leave."""
+        """Admit a batch and have it planned; `then` is called when it may be sent."""
         batch = DueBatch(draft, size=size)
         window.admit(batch)
         self.planned += len(draft.messages)
@@ -75,7 +74,7 @@ class BatchPlanner:
         task.add_done_callback(self._ended)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        """A plan that failed in a way that nobody foresaw is reported at once, not when its task is forgotten."""
+        """Report an unexpected failure of a plan at once, not when its task is garbage-collected."""
         self._tasks.discard(task)
         failure = None if task.cancelled() else task.exception()
         if failure is not None:
@@ -106,7 +105,7 @@ class BatchPlanner:
             self._ledger.done(batch.plan, produced.append_time_ms)
 
     def void(self, batches: Sequence[DueBatch], withdraw: Withdraw) -> None:
-        """They will not be sent again as they are: their messages wait again. Written from the last to the first (see `DueWindow`)."""
+        """These batches will not be sent again: their messages wait again. Written from the last to the first (see `DueWindow`)."""
         for batch in [] if self.is_closed else reversed(batches):
             assert batch.plan is not None
             messages: Sequence[DueMessage] = batch.draft.messages
@@ -120,12 +119,12 @@ class BatchPlanner:
     # --- the end -------------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """No further call of the ledger."""
+        """Write nothing more to the plan log."""
         self.is_closed = True
         for task in self._tasks:
             if task is not asyncio.current_task():
                 task.cancel()
 
     async def wait_closed(self) -> None:
-        """Until what was begun has ended."""
+        """Wait for the writes that were begun."""
         await asyncio.gather(*self._tasks, return_exceptions=True)

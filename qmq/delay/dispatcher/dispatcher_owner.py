@@ -16,11 +16,11 @@ class DispatcherOwner(Protocol):
     subject: str
     planner: BatchPlanner
     suspects: dict[SchedulePlace, int]
-    """Messages of batches that were refused for what is in them, and how many may share a batch with each."""
+    """Messages of batches that were refused because of their content, and how many may share a batch with each."""
 
     @property
     def is_held(self) -> bool:
-        """Whether nothing new may be planned, until a pause is over."""
+        """Whether nothing new may be planned until a pause is over."""
         ...
 
     def hold(self, failure: QmqError) -> None:
@@ -28,9 +28,9 @@ class DispatcherOwner(Protocol):
         ...
 
     def set_aside(self, message: DueMessage, why: QmqError) -> None:
-        """The message cannot be delivered as it is; it is tried again later, alone."""
+        """The message cannot be delivered as it is; it is retried later, alone."""
         ...
 
     def collect(self, window: DueWindow) -> list[DueMessage]:
-        """Write down what was decided; the messages that are to be planned anew, in order."""
+        """Record what was decided. Returns the messages to be planned again, in order."""
         ...

@@ -1,6 +1,6 @@
-"""One batch of due messages on its way to its broker group, from the moment it is to be planned until its fate is known. Pure.
+"""One batch of due messages, from planning until its outcome is known. Pure.
 
-A batch that an earlier master planned may have been sent by it, once or often: it is uncertain from the beginning.
+A batch that an earlier master planned may have been sent by it, so it is uncertain from the beginning.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from qmq.log.actions import PlanAction
 class DueBatch(InFlightBatch):
     draft: Draft
     plan: PlanAction | None = None
-    """None until the ledger has committed it: it must not leave before."""
+    """None until the plan is committed: the batch must not be sent before."""
     is_lost: bool = False
-    """Whether nobody will ever say what became of it: its messages go again, with their ids."""
+    """Whether its outcome can never be known: its messages are sent again, with their ids."""
     fault: QmqError | None = None
     """Why it can never be stored as it is."""
     says_again: bool = False
-    """Whether `encoded` says that it may be there already (`BatchFlag.AGAIN`)."""
+    """Whether `encoded` has the flag `BatchFlag.AGAIN`."""
 
     @property
     def producer_id(self) -> int:
-        """Under which it is numbered."""
+        """The producer id of its number."""
         return self.draft.producer_id

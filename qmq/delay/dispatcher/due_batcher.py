@@ -1,10 +1,10 @@
-"""Due messages of one subject (or one partition of it) that are not planned yet, in order, and how batches are made of them. Pure.
+"""The unplanned due messages of one subject (or partition), in order, and how batches are made from them. Pure.
 
 Rules:
 * Only messages of one *sort* share a batch. A batch has one set of flags, and of directed messages one consumer group; and create times
   lie within 2^32 ms of each other, which is what a batch's column of them can hold.
-* A batch takes the first message, and then those of the same sort behind it, passing over others. A key that was passed over is passed
-  over from there on: so per key the order stays, and messages of many sorts still make large batches.
+* A batch takes the first message, and then later ones of the same sort, skipping others. Later messages of a skipped key are skipped, too:
+  so each key keeps its order, and mixed sorts still make large batches.
 * A batch holds at most so many messages and bytes; a message that is larger goes alone. A *suspect* (it was in a batch that was refused as
   too large) is only taken into batches of at most as many messages as its entry says.
 
@@ -27,7 +27,7 @@ from qmq.delay.interfaces import Draft, DueMessage, SchedulePlace
 AHEAD: Final = 4
 """A batch is gathered from at most so many times its number of messages."""
 MESSAGE_BYTES: Final = 40
-"""What a message takes beside its body, key, tags and headers, about."""
+"""About what a message takes besides its body, key, tags and headers."""
 _ERA_BITS: Final = 32
 _DIRECTED: Final = int(BatchFlag.DIRECTED)
 _AGAIN: Final = int(BatchFlag.AGAIN)
@@ -37,20 +37,20 @@ Sort = tuple[int, bytes | None]
 
 
 class Limits(NamedTuple):
-    """The most that one batch holds."""
+    """The limits of one batch."""
 
     messages: int
     bytes: int
 
 
 def sort_of(message: DueMessage) -> Sort:
-    """What messages of one batch have in common."""
+    """What messages of one batch must have in common."""
     group = message.headers.get(headers.GROUP, b"") if message.flags & _DIRECTED else None
     return message.create_time_ms >> _ERA_BITS, group
 
 
 def size_of(message: DueMessage) -> int:
-    """Bytes that it takes in a batch, about."""
+    """About how many bytes it takes in a batch."""
     size = len(message.body) + len(message.key) + MESSAGE_BYTES
     if message.tags:
         size += sum(map(len, message.tags)) + 16 * len(message.tags)
@@ -74,11 +74,11 @@ class DueBatcher:
         return bool(self.messages)
 
     def put_back(self, messages: Sequence[DueMessage]) -> None:
-        """Before all others, in their order."""
+        """Add messages before all others, in order."""
         self.messages.extendleft(reversed(messages))
 
     def withdraw(self, place: SchedulePlace) -> bool:
-        """Take one out; False if it is not here."""
+        """Remove a message; False if it is not here."""
         for at, message in enumerate(self.messages):
             if message.place == place:
                 del self.messages[at]
@@ -86,7 +86,7 @@ class DueBatcher:
         return False
 
     def take(self) -> tuple[list[DueMessage], int]:
-        """The next batch, and its bytes, about. There must be a message."""
+        """The next batch and about how many bytes it has. There must be a message."""
         messages, (most, bytes_max), suspects = self.messages, self._limits, self._suspects
         sort = sort_of(messages[0])
         era, is_directed = sort[0], sort[1] is not None
@@ -112,7 +112,7 @@ class DueBatcher:
 
 
 def columns_of(messages: Sequence[DueMessage], logical_partitions: Sequence[int] | None = None) -> tuple[Columns, int]:
-    """The columns of a batch of these, without due times, and its create time. They must be of one sort."""
+    """(columns without due times, create time) of a batch of these messages, which must be of one sort."""
     keys = [message.key for message in messages]
     columns, first = columns_of_copies(
         [message.body for message in messages],
@@ -128,7 +128,7 @@ def columns_of(messages: Sequence[DueMessage], logical_partitions: Sequence[int]
 
 
 def encoded(draft: Draft, logical_partitions: Sequence[int] | None = None, *, is_again: bool = False) -> tuple[bytes, bytes]:
-    """The batch that leaves: the messages as they were sent, without the column DUE; `is_again` if it may have left before.
+    """The encoded batch: the messages as they were sent, without the column DUE; with `is_again` if it may have been sent before.
 
     Raises MessageTooLarge, InvalidArgument.
     """

@@ -1,6 +1,7 @@
 """The connection of a `DueWindow` to the master of its broker group.
 
-It never gives up: while it is needed it tries again, with the locator's pauses, and with rising ones where that alone will not help.
+It never gives up: while it is needed it tries again, with the locator's pauses, and with growing ones for errors that only a change in the
+cluster can fix.
 """
 
 from __future__ import annotations
@@ -19,20 +20,20 @@ from qmq.wire.frame_payloads import Produced
 
 
 class DueConnectionOwner(Protocol):
-    """Whose connection it is: the dispatcher of a located subject."""
+    """What the connection needs of its dispatcher."""
 
     subject: str
 
     def encode(self, batch: DueBatch) -> tuple[bytes, bytes]:
-        """The batch as it travels. Raises QmqError."""
+        """The encoded batch. Raises QmqError."""
         ...
 
     def changed(self, connection: DueConnection) -> None:
-        """Something was decided, became possible or impossible: look what is to be done, and `pump`."""
+        """Batches were decided, or the window's state changed: do what is needed, and `pump`."""
         ...
 
     def wants(self, connection: DueConnection) -> bool:
-        """Whether something waits that could be planned for it."""
+        """Whether messages wait that could be planned for it."""
         ...
 
 
@@ -73,7 +74,7 @@ class DueConnection(MasterConnection[DueBatch]):
 
 
 def _unencodable(cause: Exception) -> QmqError:
-    """What a batch that cannot be made is answered with: the messages in it are at fault, whatever the library calls it."""
+    """The error for a batch that cannot be encoded: its messages are at fault, whatever the library reports."""
     if isinstance(cause, MemoryError):
         return Overloaded("no memory to make the batch")
     return InvalidArgument(f"the stored messages cannot be made into a batch: {type(cause).__name__}: {cause}")

@@ -6,8 +6,8 @@
     ...
     await dispatcher.stop()
 
-What is asked of the ledger: plans, dones and voids are written in the order of the calls (several may share an entry). So an open plan in
-the log means that what follows it in its window and depends on it was not planned yet.
+The plan log must write plans, dones and voids in the order of the calls (several may share an entry). So while a plan is open in the log,
+nothing that depends on it was planned.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from qmq.log.actions import PlanAction
 BATCH_MESSAGES: Final = 1_000
 BATCH_BYTES: Final = 256 * limits.KIB
 SUBJECTS_MAX: Final = 4_096
-"""More subjects than this are kept only while they have something to do."""
+"""Beyond this number, subjects are kept only while they have messages."""
 
 
 class DueDispatcher:
-    """One life of a master; the links' locator must not create subjects: one that was deleted stays so."""
+    """For one term of a master. The links' locator must not create subjects, so that a deleted one stays deleted."""
 
     def __init__(
         self,
@@ -49,8 +49,8 @@ class DueDispatcher:
     # --- in ------------------------------------------------------------------------------------------------------------
 
     def resume(self, plan: PlanAction, messages: Sequence[DueMessage]) -> None:
-        """An open plan of an earlier master, and its messages in their order: sent again under its own number, before anything newer of its
-        keys. Plans come in the order of their numbers, all of them before the first `put`.
+        """An open plan of an earlier master, and its messages in order: sent again under its own number, before newer messages of its keys.
+        Plans come in the order of their numbers, all of them before the first `put`.
         """
         draft = Draft(plan.subject, plan.partition, plan.broker_group, plan.producer_id, plan.batch_sequence, messages)
         size = sum([size_of(message) for message in messages])
@@ -58,7 +58,7 @@ class DueDispatcher:
             self._subject(plan.subject).resume(DueBatch(draft, plan, size=size, is_uncertain=True))
 
     def put(self, messages: Sequence[DueMessage]) -> None:
-        """Due messages in their order, all subjects mixed. They wait here until they are planned."""
+        """Due messages in order, all subjects mixed. They wait here until they are planned."""
         if self._planner.is_closed:
             return
         by_subject: dict[str, list[DueMessage]] = {}
@@ -71,7 +71,7 @@ class DueDispatcher:
             self._subject(subject).put(its)
 
     def withdraw(self, place: SchedulePlace) -> bool:
-        """Take out a message that is cancelled or moved; False if it is planned already, or may be delivered, or is not here."""
+        """Remove a message that is cancelled or moved; False if it is planned, may be delivered, or is not here."""
         withdraw = self._planner.waiting.get(place)
         return withdraw is not None and place not in self._planner.doubtful and withdraw(place)
 
@@ -99,7 +99,7 @@ class DueDispatcher:
 
     @property
     def planned(self) -> int:
-        """Messages planned (or about to be) and not decided."""
+        """Messages that are planned (or about to be) and undecided."""
         return self._planner.planned
 
     @property
@@ -109,28 +109,28 @@ class DueDispatcher:
 
     @property
     def set_aside(self) -> int:
-        """Messages that cannot be delivered as they are: the log names them."""
+        """Messages that cannot be delivered as they are; the log names them."""
         return sum([each.set_aside_messages for each in self._subjects.values()])
 
     def stuck(self, subject: str) -> int:
-        """Messages of the subject that wait and cannot be delivered now; 0 if all of them can."""
+        """Waiting messages of the subject that cannot be delivered now; 0 if all can."""
         dispatcher = self._subjects.get(subject)
         return 0 if dispatcher is None else dispatcher.trouble()[0]
 
     def troubles(self) -> list[tuple[str, int, str]]:
-        """(subject, messages that wait, why): the subjects that cannot be delivered now, or not all of them."""
+        """(subject, waiting messages, reason) of subjects with messages that cannot be delivered now."""
         found = [(subject, *each.trouble()) for subject, each in self._subjects.items()]
         return [each for each in found if each[1]]
 
     # --- the end -------------------------------------------------------------------------------------------------------
 
     def halt(self) -> None:
-        """Nothing more is sent, and the ledger is not called again."""
+        """Send nothing more, and write nothing more to the plan log."""
         self._planner.close()
         for dispatcher in self._subjects.values():
             dispatcher.close()
 
     async def stop(self) -> None:
-        """This master is one no longer, or ends: nothing more is sent, at once, and the ledger is not called again."""
+        """The mastership is lost, or the process ends: stop at once."""
         self.halt()
         await self._planner.wait_closed()
