@@ -15,6 +15,7 @@ from qmq.broker.message_search import FoundMessage, MessageSearch
 from qmq.broker.sessions import QueueGroup
 from qmq.errors import CorruptBatch, InvalidArgument, MessageNotFound, NotMaster, Overloaded, UnknownGroup, UnknownSubject
 from qmq.limits import MIB
+from qmq.log.actions import LaneReset
 from qmq.log.envelopes import damaged, walk
 from qmq.log.queue import Queue
 from qmq.log.queue_deletion import drop
@@ -199,6 +200,44 @@ class BrokerAdmin:
             broker.schedule()
         await broker.committed()
         return len(queues)
+
+    async def purge_subject(self, subject: str) -> tuple[int, int]:
+        """Forget the messages of a subject, and move its groups behind them; of how many queues, and how many messages.
+
+        Raises UnknownSubject; Overloaded: a message is dying; DiskFull.
+        """
+        broker = self._broker
+        broker.require_serving()
+        broker.subject(check_name("subject", subject))
+        broker.turn()  # what was staged before is written before
+        queues = [queue for queue in broker.store.queues.values() if queue.id.subject == subject]
+        if any(state.share.dying for queue in queues for state in broker.dispatch.groups.of_queue(queue)):
+            raise Overloaded(f"messages of {subject!r} are on their way to a dead-letter queue: try again soon")
+        found = [queue.next_sequence - queue.start_sequence for queue in queues]
+        for queue, messages in zip(queues, found, strict=True):
+            if messages:
+                broker.purge(queue)
+                log.info("%s is purged of %d messages", queue.id, messages)
+            self._move_behind(queue)
+        broker.schedule()
+        await broker.committed()
+        return sum(map(bool, found)), sum(found)
+
+    def _move_behind(self, queue: Queue) -> None:
+        """Groups go on with what comes after a purge; what they hold, or have set aside, is void."""
+        broker, start = self._broker, queue.start_sequence
+        for state in list(broker.dispatch.groups.of_queue(queue)):
+            if state.share.settled_before() < start:
+                broker.dispatch.reset(state, start)
+        for group, share in queue.lanes.items():
+            if share.parked or any(each.done_before < start for each in share.progress):
+                end = min(start, queue.sealed.sequence) if queue.sealed is not None else start
+                ranges = [each.lps for each in share.progress]
+                whole = min(each.first for each in ranges), max(each.end for each in ranges)
+                tokens = [each.token for each in share.holders]
+                broker.store.act(LaneReset(queue.id.subject, queue.id.partition, group, "", *whole, end))
+                for token in tokens:
+                    broker.lanes.forget(queue, group, token)
 
     async def find_time(self, subject: str, time_ms: int) -> list[pb.Moved]:
         """In each queue, the first message stored at or after a time. Raises UnknownSubject."""

@@ -53,6 +53,7 @@ from qmq.errors import (
 from qmq.file_descriptors import shortage_is_overload
 from qmq.log.log_config import Flush
 from qmq.log.queue import Queue
+from qmq.log.queue_deletion import purge
 from qmq.log.store import Intake, Store
 from qmq.model import Fencing, Order, SubjectConfig, SubjectFlush, check_name, is_dead_letters
 from qmq.wire import frame as frames
@@ -414,6 +415,12 @@ class Broker:
         if sealed.change_id != change_id:
             raise RouteConflict(f"{queue.id} is already closed by change {sealed.change_id}, which leads to version {sealed.to_version}")
         return sealed.sequence
+
+    def purge(self, queue: Queue) -> None:
+        """Forget what a queue holds. Await `committed` before telling anybody. Raises DiskFull."""
+        purge(self.store, queue)
+        self._written(self.store.index)
+        self.schedule()
 
     async def committed(self) -> None:
         """Returns when everything done so far is committed. Raises NotMaster if this replica will not learn that."""

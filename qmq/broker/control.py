@@ -75,6 +75,11 @@ class ControlService(control_pb2_grpc.BrokerControlServicer):
         return pb.DropSubjectResponse(queues=await self._admin.drop_subject(request.subject))
 
     @answering
+    async def PurgeSubject(self, request: pb.DropSubjectRequest) -> pb.DropSubjectResponse:
+        queues, messages = await self._admin.purge_subject(request.subject)
+        return pb.DropSubjectResponse(queues=queues, messages=messages)
+
+    @answering
     async def FindMessage(self, request: pb.FindMessageRequest) -> pb.FindMessageResponse:
         message_id = MessageId.parse(request.message_id)
         if not request.every:

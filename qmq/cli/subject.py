@@ -16,7 +16,7 @@ from qmq.limits import BODY_BYTES_MAX
 from qmq.model import Fencing, Order, SubjectFlush
 from qmq.shard_names import shards_of
 
-app = typer.Typer(no_args_is_help=True, help="Subjects: list, create, show, place, delete.")
+app = typer.Typer(no_args_is_help=True, help="Subjects: list, create, show, place, purge, delete.")
 
 FlushOf = Annotated[
     str, typer.Option("--flush", help="'sync': producers are answered when a majority has flushed the message; 'default': as brokers do.")
@@ -210,6 +210,29 @@ async def _groups_of(mq: qmq.Client, name: str) -> str:
 
 def _or_default(settings: Any, field: str) -> Any:
     return getattr(settings, field) if settings.HasField(field) else "default"
+
+
+@app.command("purge")
+def purge(
+    name: Annotated[str, typer.Argument(help="The subject.")],
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask for the subject's name again.")] = False,
+    as_json: Json = False,
+    server: Server = SERVER,
+) -> None:
+    """Delete all messages of a subject that are stored now. The subject stays, and its groups go on with what comes after."""
+
+    async def _count() -> int:
+        async with qmq.connect(server) as mq:
+            found, _ = await _find(mq, name)
+        return sum(queue.next_sequence - queue.start_sequence for queue in found.queues)
+
+    async def _purge() -> int:
+        async with qmq.connect(server) as mq:
+            return await mq.metadata.purge_subject(name)
+
+    if not yes and typer.prompt(f"type {name} to delete its {run(_count()):,} messages", err=True) != name:
+        fail(InvalidArgument("that is not the subject's name: nothing was deleted"))
+    show("purged", ("subject", "messages"), [(name, run(_purge()))], as_json=as_json)
 
 
 @app.command("delete")

@@ -74,6 +74,14 @@ class DeliveryClient:
         found: control.DropSubjectResponse = await self._call("DeleteSubject", request)
         return found.queues
 
+    async def purge_subject(self, name: str) -> int:
+        """Forget all messages of a subject that are stored now, for good; how many. The subject stays, and its groups go on behind them.
+
+        Raises UnknownSubject, InvalidArgument; NotConnected: a broker group is silent, and those that answer have done it.
+        """
+        found: control.DropSubjectResponse = await self._call("PurgeSubject", control.DropSubjectRequest(subject=name))
+        return found.messages
+
     # --- dead letters --------------------------------------------------------------------------------------------------
 
     async def delete_dead_letters(self, group: str) -> int:

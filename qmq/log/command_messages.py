@@ -3,12 +3,14 @@
 A seal is the last entry of a partition of an ordered subject: the change that closed it, and the route version that it leads to. It has a
 sequence like any message, so that "done up to and including the command message" is a comparison of numbers.
 
-A drop (docs/DELETION.md) deletes the content of its queue: nothing up to and including the drop belongs to the queue any more.
+A drop (docs/DELETION.md) deletes the content of its queue: nothing up to and including the drop belongs to the queue any more. A purge
+deletes the messages up to it, as retention does: producers, groups and a seal stay.
 """
 
 from __future__ import annotations
 
 import json
+from enum import Enum
 from typing import TYPE_CHECKING
 
 from qmq.batch import encode
@@ -20,6 +22,13 @@ if TYPE_CHECKING:
     from qmq.model import QueueId
 
 
+class QueueErasure(Enum):
+    """What a command message forgets that is no seal; the value is its key in the body."""
+
+    DROP = "drop"
+    PURGE = "purge"
+
+
 def build(queue: QueueId, change_id: str, to_version: int) -> bytes:
     """The region of a seal."""
     return _region(queue, {"change_id": change_id, "to_version": to_version})
@@ -27,7 +36,12 @@ def build(queue: QueueId, change_id: str, to_version: int) -> bytes:
 
 def build_drop(queue: QueueId) -> bytes:
     """The region of a drop."""
-    return _region(queue, {"drop": True})
+    return _region(queue, {QueueErasure.DROP.value: True})
+
+
+def build_purge(queue: QueueId) -> bytes:
+    """The region of a purge."""
+    return _region(queue, {QueueErasure.PURGE.value: True})
 
 
 def _region(queue: QueueId, says: dict[str, object]) -> bytes:
@@ -38,12 +52,15 @@ def _region(queue: QueueId, says: dict[str, object]) -> bytes:
     return region
 
 
-def read(region: bytes, sequence: int) -> Sealed | None:
-    """The content of a seal at `sequence`; None for a drop. Raises CorruptBatch."""
+def read(region: bytes, sequence: int) -> Sealed | QueueErasure:
+    """The content of a seal at `sequence`, or which kind of erasure it is. Raises CorruptBatch."""
     header = parse_header(region)
     layout = Layout.walk(region, header)
     try:
         found = json.loads(bytes_column(region, layout.body, layout.body_data, 1)[0])
-        return None if "drop" in found else Sealed(sequence, found["change_id"], found["to_version"])
+        for each in QueueErasure:
+            if each.value in found:
+                return each
+        return Sealed(sequence, found["change_id"], found["to_version"])
     except (ValueError, TypeError, KeyError) as cause:
         raise CorruptBatch(f"the command message at sequence {sequence} cannot be read: {cause!r}") from cause

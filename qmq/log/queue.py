@@ -100,6 +100,10 @@ class Queue:
         self.sealed = None
         return self.index.drop_before(self.index.count)
 
+    def purge(self) -> None:
+        """Nothing that is stored so far is kept, as if retention had taken it. The disk space comes back with whole segments."""
+        self.start_sequence = self.visible_sequence = self.next_sequence
+
     @property
     def is_blank(self) -> bool:
         """Whether a drop would change nothing."""

@@ -17,6 +17,16 @@ from qmq.log.queue import Queue
 from qmq.log.store import Store
 
 
+def purge(store: Store, queue: Queue) -> None:
+    """Forget the messages of a queue; done when it is committed. Producers, seal and groups stay. Raises DiskFull.
+
+    Move the groups behind it: a crash before that leaves them before the queue's start, where they would miss expired messages.
+    """
+    store.write_actions()
+    store.append_region(queue, command_messages.build_purge(queue.id))
+    queue.purge()
+
+
 def drop(store: Store, queue: Queue) -> None:
     """Drop a queue; the drop is effective when it is committed. Raises DiskFull: call it again."""
     store.write_actions()

@@ -32,6 +32,7 @@ from qmq.invariants import InvariantBroken, check
 from qmq.limits import MIB
 from qmq.log import command_messages
 from qmq.log.actions import AnyAction, LaneAction, ScheduleAction, decode_actions, encode_actions
+from qmq.log.command_messages import QueueErasure
 from qmq.log.consume_log import IndexEntry
 from qmq.log.disk import Disk
 from qmq.log.envelopes import epoch_of, first_index, unwrap, wrap
@@ -423,9 +424,15 @@ class Store:
             if self.projection is not None:
                 self.projection.take(envelope.index, envelope.append_time_ms, region, envelope.region_crc)
             if envelope.kind == Kind.COMMAND:
-                queue.sealed = command_messages.read(region, entry.base_sequence)
-                if queue.sealed is None:
-                    self.droppable += queue.drop()
+                self._obey(queue, command_messages.read(region, entry.base_sequence))
+
+    def _obey(self, queue: Queue, said: Sealed | QueueErasure) -> None:
+        if isinstance(said, Sealed):
+            queue.sealed = said
+        elif said is QueueErasure.PURGE:
+            queue.purge()
+        else:
+            self.droppable += queue.drop()
 
     def _apply_snapshot(self, log: int, position: int, envelope: Envelope, region: bytes) -> None:
         """A segment's opening snapshot is used only at the beginning of the log; elsewhere its content is known."""

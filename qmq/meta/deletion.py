@@ -20,11 +20,11 @@ from qmq_coordination.ordered_records import ASSIGNMENTS, FENCES, MEMBERS, ROUTE
 from qmq_coordination.subjects import SubjectCatalog, decode_subject, subject_key
 from qmq_coordination.view import ClusterView
 
-from qmq.errors import CoordinationUnknown, InvalidArgument, Overloaded, QmqError
+from qmq.errors import CoordinationUnknown, InvalidArgument, Overloaded, QmqError, UnknownSubject
 from qmq.meta.broker_calls import Brokers
 from qmq.meta.cluster_catalog import ClusterCatalog
 from qmq.meta.meta_timing import TIMING, MetaTiming
-from qmq.model import check_name, dead_letter_subject, is_dead_letters
+from qmq.model import SubjectConfig, check_name, dead_letter_subject, is_dead_letters
 from qmq.proto.v1 import control_pb2 as control
 
 log = logging.getLogger("qmq.meta")
@@ -62,6 +62,22 @@ class Deletion:
             raise InvalidArgument(f"{name!r} is a dead-letter queue: `qmq dlq delete {name.removeprefix(dead_letter_subject(''))}`")
         return await self._carry_on(await self._catalog.begin_deleting(name))
 
+    async def purge_subject(self, name: str) -> tuple[int, int]:
+        """Forget the messages of a subject; on how many queues, and how many. Called again it purges what came since.
+
+        Raises UnknownSubject, InvalidArgument; NotConnected names broker groups that are to be asked again.
+        """
+        if is_dead_letters(check_name("subject", name)):
+            raise InvalidArgument(f"{name!r} is a dead-letter queue: `qmq dlq purge {name.removeprefix(dead_letter_subject(''))}`")
+        await self._view.refresh()
+        record = await self._store.get(subject_key(name))
+        if record is None or name in self._view.deleting():
+            raise UnknownSubject(f"there is no subject {name!r}: see `qmq subject list`")
+        hosts = self._hosts(decode_subject(record))
+        answers = await self._ask("PurgeSubject", name, hosts, "is not completely purged; purge it again")
+        log.info("subject %s is purged", name)
+        return sum(each.queues for each in answers), sum(each.messages for each in answers)
+
     async def delete_dead_letters(self, subject: str) -> int:
         """Drop a dead-letter queue on all broker groups; on how many something was. What dies later is kept. Raises NotConnected."""
         if not is_dead_letters(check_name("subject", subject)):
@@ -86,20 +102,29 @@ class Deletion:
         """Drop and forget a subject whose record is marked."""
         config = decode_subject(record)
         await self._view.refresh()  # all of its routes, and all broker groups
-        known = set(self._cluster.group_names())
-        hosts = sorted((set(self._cluster.hosts(config)) | {*config.groups, *config.former_groups}) & known)
-        queues = await self._drop(config.name, tuple(hosts), "it is in no listing, and the rest is done when these broker groups are back")
+        then = "it is in no listing, and the rest is done when these broker groups are back"
+        queues = await self._drop(config.name, self._hosts(config), then)
         await self._forget(config.name, record)
         log.info("subject %s is deleted", config.name)
         return queues
 
+    def _hosts(self, config: SubjectConfig) -> tuple[str, ...]:
+        """The broker groups that may hold messages of a subject."""
+        known = set(self._cluster.group_names())
+        return tuple(sorted((set(self._cluster.hosts(config)) | {*config.groups, *config.former_groups}) & known))
+
     async def _drop(self, subject: str, hosts: tuple[str, ...], then: str) -> int:
+        answers = await self._ask("DropSubject", subject, hosts, f"is not completely deleted yet; {then}")
+        return sum(answer.queues for answer in answers)
+
+    async def _ask(self, call: str, subject: str, hosts: tuple[str, ...], unfinished: str) -> list[control.DropSubjectResponse]:
+        """The answers of the masters of all hosts. Raises NotConnected, Overloaded."""
         request = control.DropSubjectRequest(subject=subject)
         for tries_left in reversed(range(HEARD_TRIES)):
             try:
-                answers = await self._brokers.ask_masters(hosts, "DropSubject", request, is_change=True)
-                answers.require_all(f"{subject!r} is not completely deleted yet; {then}")
-                return sum(answer.queues for answer in answers.complete())
+                answers = await self._brokers.ask_masters(hosts, call, request, is_change=True)
+                answers.require_all(f"{subject!r} {unfinished}")
+                return list(answers.complete())
             except Overloaded:
                 if not tries_left:
                     raise

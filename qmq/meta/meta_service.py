@@ -94,6 +94,11 @@ class MetaService(meta_pb2_grpc.MetaServicer):
         return control.DropSubjectResponse(queues=await self._deletion.delete_subject(request.subject))
 
     @answering
+    async def PurgeSubject(self, request: control.DropSubjectRequest) -> control.DropSubjectResponse:
+        queues, messages = await self._deletion.purge_subject(request.subject)
+        return control.DropSubjectResponse(queues=queues, messages=messages)
+
+    @answering
     async def DeleteDeadLetters(self, request: control.DropSubjectRequest) -> control.DropSubjectResponse:
         return control.DropSubjectResponse(queues=await self._deletion.delete_dead_letters(request.subject))
 

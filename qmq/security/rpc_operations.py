@@ -79,6 +79,7 @@ META_RULES: Final[Mapping[str, RpcRule]] = {
     "PlaceSubject": RpcRule(_subject(O.CONFIGURE), is_change=True),
     "SetSubjectFlush": RpcRule(_subject(O.CONFIGURE), is_change=True),
     "DeleteSubject": RpcRule(_subject(O.DELETE), is_change=True),
+    "PurgeSubject": RpcRule(_subject(O.DELETE), is_change=True),
     "DeleteDeadLetters": RpcRule(_subject(O.DELETE), is_change=True),
     "ListSubjects": RpcRule(keeps=("subjects", lambda item: (on_subject(O.DESCRIBE, item.settings.name),))),
     # groups
@@ -149,7 +150,7 @@ CONTROL_RULES: Final[Mapping[str, RpcRule]] = {
     "ChangeReplicas": RpcRule(_cluster(O.OPERATE), is_change=True),
     "ResetGroup": RpcRule(_consume, is_change=True),
     "ReadLog": RpcRule(_cluster(O.BROWSE)),  # all messages of a broker group: `qmq spark` reads the log's actions by it
-    **dict.fromkeys(("DeleteGroup", "DropSubject", "Seal", "PlaceLanes", "InheritParked", "Unpark"), _SERVER),
+    **dict.fromkeys(("DeleteGroup", "DropSubject", "PurgeSubject", "Seal", "PlaceLanes", "InheritParked", "Unpark"), _SERVER),
     **dict.fromkeys(("FindMessage", "TraceMessage", "ReadSchedule", "DescribeSchedule"), _SERVER),
     **dict.fromkeys(("CancelDelayed", "MoveDelayed", "ShowDelayed", "ListDelayed"), _SERVER),
 }

@@ -59,6 +59,11 @@ class BrokerControlStub(object):
                 request_serializer=qmq_dot_proto_dot_v1_dot_control__pb2.DropSubjectRequest.SerializeToString,
                 response_deserializer=qmq_dot_proto_dot_v1_dot_control__pb2.DropSubjectResponse.FromString,
                 _registered_method=True)
+        self.PurgeSubject = channel.unary_unary(
+                '/qmq.v1.BrokerControl/PurgeSubject',
+                request_serializer=qmq_dot_proto_dot_v1_dot_control__pb2.DropSubjectRequest.SerializeToString,
+                response_deserializer=qmq_dot_proto_dot_v1_dot_control__pb2.DropSubjectResponse.FromString,
+                _registered_method=True)
         self.FindMessage = channel.unary_unary(
                 '/qmq.v1.BrokerControl/FindMessage',
                 request_serializer=qmq_dot_proto_dot_v1_dot_control__pb2.FindMessageRequest.SerializeToString,
@@ -159,6 +164,13 @@ class BrokerControlServicer(object):
 
     def DropSubject(self, request, context):
         """Forget all that is stored of a subject that was deleted, or of a dead-letter queue, and its groups. Again: nothing more.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def PurgeSubject(self, request, context):
+        """Forget the messages that are stored of a subject now, and move its groups behind them. The subject stays.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -282,6 +294,11 @@ def add_BrokerControlServicer_to_server(servicer, server):
             ),
             'DropSubject': grpc.unary_unary_rpc_method_handler(
                     servicer.DropSubject,
+                    request_deserializer=qmq_dot_proto_dot_v1_dot_control__pb2.DropSubjectRequest.FromString,
+                    response_serializer=qmq_dot_proto_dot_v1_dot_control__pb2.DropSubjectResponse.SerializeToString,
+            ),
+            'PurgeSubject': grpc.unary_unary_rpc_method_handler(
+                    servicer.PurgeSubject,
                     request_deserializer=qmq_dot_proto_dot_v1_dot_control__pb2.DropSubjectRequest.FromString,
                     response_serializer=qmq_dot_proto_dot_v1_dot_control__pb2.DropSubjectResponse.SerializeToString,
             ),
@@ -484,6 +501,33 @@ class BrokerControl(object):
             request,
             target,
             '/qmq.v1.BrokerControl/DropSubject',
+            qmq_dot_proto_dot_v1_dot_control__pb2.DropSubjectRequest.SerializeToString,
+            qmq_dot_proto_dot_v1_dot_control__pb2.DropSubjectResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PurgeSubject(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/qmq.v1.BrokerControl/PurgeSubject',
             qmq_dot_proto_dot_v1_dot_control__pb2.DropSubjectRequest.SerializeToString,
             qmq_dot_proto_dot_v1_dot_control__pb2.DropSubjectResponse.FromString,
             options,

@@ -47,6 +47,8 @@ class BrokerControlStub:
     """Forget what a group consumed; of an ordered subject, its parked keys too. Refused while it has consumers; one that comes later is new."""
     DropSubject: _grpc.UnaryUnaryMultiCallable[_control_pb2.DropSubjectRequest, _control_pb2.DropSubjectResponse]
     """Forget all that is stored of a subject that was deleted, or of a dead-letter queue, and its groups. Again: nothing more."""
+    PurgeSubject: _grpc.UnaryUnaryMultiCallable[_control_pb2.DropSubjectRequest, _control_pb2.DropSubjectResponse]
+    """Forget the messages that are stored of a subject now, and move its groups behind them. The subject stays."""
     FindMessage: _grpc.UnaryUnaryMultiCallable[_control_pb2.FindMessageRequest, _control_pb2.FindMessageResponse]
     """One message by its id."""
     FindTime: _grpc.UnaryUnaryMultiCallable[_control_pb2.FindTimeRequest, _control_pb2.FindTimeResponse]
@@ -90,6 +92,8 @@ class BrokerControlAsyncStub(BrokerControlStub):
     """Forget what a group consumed; of an ordered subject, its parked keys too. Refused while it has consumers; one that comes later is new."""
     DropSubject: _aio.UnaryUnaryMultiCallable[_control_pb2.DropSubjectRequest, _control_pb2.DropSubjectResponse]  # type: ignore[assignment]
     """Forget all that is stored of a subject that was deleted, or of a dead-letter queue, and its groups. Again: nothing more."""
+    PurgeSubject: _aio.UnaryUnaryMultiCallable[_control_pb2.DropSubjectRequest, _control_pb2.DropSubjectResponse]  # type: ignore[assignment]
+    """Forget the messages that are stored of a subject now, and move its groups behind them. The subject stays."""
     FindMessage: _aio.UnaryUnaryMultiCallable[_control_pb2.FindMessageRequest, _control_pb2.FindMessageResponse]  # type: ignore[assignment]
     """One message by its id."""
     FindTime: _aio.UnaryUnaryMultiCallable[_control_pb2.FindTimeRequest, _control_pb2.FindTimeResponse]  # type: ignore[assignment]
@@ -160,6 +164,14 @@ class BrokerControlServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_control_pb2.DropSubjectResponse, _abc.Awaitable[_control_pb2.DropSubjectResponse]]:
         """Forget all that is stored of a subject that was deleted, or of a dead-letter queue, and its groups. Again: nothing more."""
+
+    @_abc_1.abstractmethod
+    def PurgeSubject(
+        self,
+        request: _control_pb2.DropSubjectRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_control_pb2.DropSubjectResponse, _abc.Awaitable[_control_pb2.DropSubjectResponse]]:
+        """Forget the messages that are stored of a subject now, and move its groups behind them. The subject stays."""
 
     @_abc_1.abstractmethod
     def FindMessage(

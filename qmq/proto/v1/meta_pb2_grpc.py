@@ -71,6 +71,11 @@ class MetaStub(object):
                 request_serializer=qmq_dot_proto_dot_v1_dot_control__pb2.DropSubjectRequest.SerializeToString,
                 response_deserializer=qmq_dot_proto_dot_v1_dot_control__pb2.DropSubjectResponse.FromString,
                 _registered_method=True)
+        self.PurgeSubject = channel.unary_unary(
+                '/qmq.v1.Meta/PurgeSubject',
+                request_serializer=qmq_dot_proto_dot_v1_dot_control__pb2.DropSubjectRequest.SerializeToString,
+                response_deserializer=qmq_dot_proto_dot_v1_dot_control__pb2.DropSubjectResponse.FromString,
+                _registered_method=True)
         self.DeleteDeadLetters = channel.unary_unary(
                 '/qmq.v1.Meta/DeleteDeadLetters',
                 request_serializer=qmq_dot_proto_dot_v1_dot_control__pb2.DropSubjectRequest.SerializeToString,
@@ -263,6 +268,13 @@ class MetaServicer(object):
 
     def DeleteSubject(self, request, context):
         """Delete a subject: its messages, groups, routes, settings and pauses. Called again it goes on with what was begun.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def PurgeSubject(self, request, context):
+        """Forget the messages of a subject that are stored now, on all broker groups; groups go on behind them.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -499,6 +511,11 @@ def add_MetaServicer_to_server(servicer, server):
             ),
             'DeleteSubject': grpc.unary_unary_rpc_method_handler(
                     servicer.DeleteSubject,
+                    request_deserializer=qmq_dot_proto_dot_v1_dot_control__pb2.DropSubjectRequest.FromString,
+                    response_serializer=qmq_dot_proto_dot_v1_dot_control__pb2.DropSubjectResponse.SerializeToString,
+            ),
+            'PurgeSubject': grpc.unary_unary_rpc_method_handler(
+                    servicer.PurgeSubject,
                     request_deserializer=qmq_dot_proto_dot_v1_dot_control__pb2.DropSubjectRequest.FromString,
                     response_serializer=qmq_dot_proto_dot_v1_dot_control__pb2.DropSubjectResponse.SerializeToString,
             ),
@@ -835,6 +852,33 @@ class Meta(object):
             request,
             target,
             '/qmq.v1.Meta/DeleteSubject',
+            qmq_dot_proto_dot_v1_dot_control__pb2.DropSubjectRequest.SerializeToString,
+            qmq_dot_proto_dot_v1_dot_control__pb2.DropSubjectResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PurgeSubject(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/qmq.v1.Meta/PurgeSubject',
             qmq_dot_proto_dot_v1_dot_control__pb2.DropSubjectRequest.SerializeToString,
             qmq_dot_proto_dot_v1_dot_control__pb2.DropSubjectResponse.FromString,
             options,

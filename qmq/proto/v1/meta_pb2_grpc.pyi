@@ -45,6 +45,8 @@ class MetaStub:
     DeleteGroup: _grpc.UnaryUnaryMultiCallable[_control_pb2.DeleteGroupRequest, _control_pb2.DeleteGroupResponse]
     DeleteSubject: _grpc.UnaryUnaryMultiCallable[_control_pb2.DropSubjectRequest, _control_pb2.DropSubjectResponse]
     """Delete a subject: its messages, groups, routes, settings and pauses. Called again it goes on with what was begun."""
+    PurgeSubject: _grpc.UnaryUnaryMultiCallable[_control_pb2.DropSubjectRequest, _control_pb2.DropSubjectResponse]
+    """Forget the messages of a subject that are stored now, on all broker groups; groups go on behind them."""
     DeleteDeadLetters: _grpc.UnaryUnaryMultiCallable[_control_pb2.DropSubjectRequest, _control_pb2.DropSubjectResponse]
     """Delete what a group's dead-letter queue holds; `subject` is its subject."""
     FindMessage: _grpc.UnaryUnaryMultiCallable[_control_pb2.FindMessageRequest, _control_pb2.FindMessageResponse]
@@ -115,6 +117,8 @@ class MetaAsyncStub(MetaStub):
     DeleteGroup: _aio.UnaryUnaryMultiCallable[_control_pb2.DeleteGroupRequest, _control_pb2.DeleteGroupResponse]  # type: ignore[assignment]
     DeleteSubject: _aio.UnaryUnaryMultiCallable[_control_pb2.DropSubjectRequest, _control_pb2.DropSubjectResponse]  # type: ignore[assignment]
     """Delete a subject: its messages, groups, routes, settings and pauses. Called again it goes on with what was begun."""
+    PurgeSubject: _aio.UnaryUnaryMultiCallable[_control_pb2.DropSubjectRequest, _control_pb2.DropSubjectResponse]  # type: ignore[assignment]
+    """Forget the messages of a subject that are stored now, on all broker groups; groups go on behind them."""
     DeleteDeadLetters: _aio.UnaryUnaryMultiCallable[_control_pb2.DropSubjectRequest, _control_pb2.DropSubjectResponse]  # type: ignore[assignment]
     """Delete what a group's dead-letter queue holds; `subject` is its subject."""
     FindMessage: _aio.UnaryUnaryMultiCallable[_control_pb2.FindMessageRequest, _control_pb2.FindMessageResponse]  # type: ignore[assignment]
@@ -224,6 +228,14 @@ class MetaServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_control_pb2.DropSubjectResponse, _abc.Awaitable[_control_pb2.DropSubjectResponse]]:
         """Delete a subject: its messages, groups, routes, settings and pauses. Called again it goes on with what was begun."""
+
+    @_abc_1.abstractmethod
+    def PurgeSubject(
+        self,
+        request: _control_pb2.DropSubjectRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_control_pb2.DropSubjectResponse, _abc.Awaitable[_control_pb2.DropSubjectResponse]]:
+        """Forget the messages of a subject that are stored now, on all broker groups; groups go on behind them."""
 
     @_abc_1.abstractmethod
     def DeleteDeadLetters(

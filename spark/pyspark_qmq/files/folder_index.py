@@ -22,6 +22,7 @@ from qmq.batch import Envelope, Kind
 from qmq.errors import LogDamaged
 from qmq.log import command_messages
 from qmq.log.checkpoint import Checkpoint
+from qmq.log.command_messages import QueueErasure
 
 _TRIES: Final = 3
 _NOWHERE: Final = Bound(0, 0, 0)
@@ -167,8 +168,11 @@ class FolderIndex:
             if queue is None:
                 queue = self.queues[found.subject, header.partition] = QueueIndex(base, base)
             if envelope.kind == Kind.COMMAND:
-                if command_messages.read(bytes(found.mapped.region(found.position, envelope)), base) is None:
-                    self.queues[found.subject, header.partition] = QueueIndex(base + 1, base + 1, last_append_ms=envelope.append_time_ms)
+                said = command_messages.read(bytes(found.mapped.region(found.position, envelope)), base)
+                if isinstance(said, QueueErasure):
+                    sealed_at = queue.sealed_at if said is QueueErasure.PURGE else None
+                    erased = QueueIndex(base + 1, base + 1, last_append_ms=envelope.append_time_ms, sealed_at=sealed_at)
+                    self.queues[found.subject, header.partition] = erased
                 else:
                     queue.seal(base, envelope.append_time_ms)
             else:

@@ -1,0 +1,111 @@
+"""A queue that was purged has no messages, for whoever derives it from the logs; its producers, groups and seal are as before."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from support import ManualClock, intake
+
+from qmq.limits import KIB
+from qmq.log import checkpoint as checkpoints
+from qmq.log.actions import Begin
+from qmq.log.checkpoint_writing import begin_checkpoint, close_store, end_checkpoint
+from qmq.log.log_config import LogConfig
+from qmq.log.queue import Queue
+from qmq.log.queue_deletion import drop, purge
+from qmq.log.recovery import open_store
+from qmq.log.retention import begin_retention
+from qmq.log.store import Store
+
+CONFIG = LogConfig(segment_bytes=64 * KIB, action_segment_bytes=64 * KIB)
+
+
+def opened(folder: Path) -> Store:
+    return open_store(folder, CONFIG, ManualClock())
+
+
+def queue_of(store: Store, partition: int = 0) -> Queue:
+    queue = store.queue("s", partition)
+    assert queue is not None
+    return queue
+
+
+def used(folder: Path, partition: int = 0) -> Store:
+    """A store whose queue has 15 messages of a producer, and a group at its beginning."""
+    store = opened(folder)
+    queue = store.open_queue("s", partition)
+    for number in range(5):
+        store.append([intake(queue, [b"old"] * 3, number=number)])
+    store.act(Begin("s", partition, "g", "", 0))
+    store.write_actions()
+    return store
+
+
+def is_purged(queue: Queue) -> bool:
+    return (queue.start_sequence, queue.visible_sequence, queue.next_sequence, list(queue.shares)) == (16, 16, 16, ["g"])
+
+
+def test_a_purged_queue_knows_its_producers_still(tmp_path: Path) -> None:
+    store = used(tmp_path)
+    queue = queue_of(store)
+    purge(store, queue)
+    assert is_purged(queue)
+    (again,) = store.append([intake(queue, [b"old"] * 3, number=4)])
+    assert again.base_sequence == 12, "sent again, because the answer was lost before the purge"
+    (new,) = store.append([intake(queue, [b"new"], number=5)])
+    assert (new.base_sequence, queue.start_sequence) == (16, 16)
+
+
+@pytest.mark.parametrize("end", ["kill", "checkpoint", "checkpoint is lost", "behind a checkpoint"])
+def test_a_purge_holds_whatever_the_store_is_opened_from(tmp_path: Path, end: str) -> None:
+    store = used(tmp_path)
+    if end == "behind a checkpoint":
+        plan = begin_checkpoint(store)
+        plan.run()
+        end_checkpoint(store, plan)
+    purge(store, queue_of(store))
+    store.append([intake(queue_of(store), [b"new"], number=5)])
+    store.write_actions()
+    if end.startswith("checkpoint"):
+        close_store(store)
+    else:
+        store.close()
+    if end == "checkpoint is lost":
+        checkpoints.discard(tmp_path / "checkpoint")
+    queue = queue_of(opened(tmp_path))
+    assert (queue.start_sequence, queue.next_sequence, list(queue.shares)) == (16, 17, ["g"])
+
+
+def test_a_purged_partition_stays_sealed(tmp_path: Path) -> None:
+    store = used(tmp_path, partition=1)
+    queue = queue_of(store, 1)
+    store.append_command(queue, "change", 2)
+    purge(store, queue)
+    sealed = queue.sealed
+    assert sealed is not None
+    close_store(store)
+    checkpoints.discard(tmp_path / "checkpoint")
+    queue = queue_of(opened(tmp_path), 1)
+    assert (queue.sealed, queue.start_sequence) == (sealed, 17)
+
+
+def test_segments_that_hold_nothing_but_purged_messages_are_deleted(tmp_path: Path) -> None:
+    store = opened(tmp_path)
+    queue = store.open_queue("s", 0)
+    for number in range(100):
+        store.append([intake(queue, [b"x" * 1000] * 3, number=number)])
+    assert len(store.messages.bases) > 2
+    purge(store, queue)
+    begin_retention(store, lambda _: None)
+    assert len(store.messages.bases) == 1
+
+
+def test_a_subject_that_is_deleted_after_a_purge_is_dropped(tmp_path: Path) -> None:
+    store = used(tmp_path)
+    purge(store, queue_of(store))
+    drop(store, queue_of(store))
+    store.write_actions()
+    store.close()
+    queue = queue_of(opened(tmp_path))
+    assert (queue.start_sequence, queue.next_sequence, queue.shares) == (17, 17, {})
