@@ -13,6 +13,7 @@ NO_ETCD = "no etcd: run scripts/setup, put etcd on the PATH, or set QMQ_ETCD_BIN
 NO_NAMESPACES = "no network namespaces: they need root and apt-get install iproute2"
 NO_MOUNTS = "no file systems of the test's own: mounting one needs root"
 NO_STRACE = "no strace: apt-get install strace"
+NO_PROMTOOL = "no promtool: apt-get install prometheus, or set QMQ_PROMTOOL"
 NO_ENGINE = "no container engine: no DOCKER_HOST and no docker socket"
 
 
@@ -23,6 +24,11 @@ def can_use_namespaces() -> bool:
 
 def has_engine() -> bool:
     return "DOCKER_HOST" in os.environ or Path("/var/run/docker.sock").exists()
+
+
+def find_promtool() -> str | None:
+    """Prometheus' own checker of rules."""
+    return os.environ.get("QMQ_PROMTOOL") or shutil.which("promtool")
 
 
 def need_etcd() -> None:
@@ -36,3 +42,4 @@ namespaces = pytest.mark.skipif(not can_use_namespaces(), reason=NO_NAMESPACES)
 mounts = pytest.mark.skipif(os.geteuid() != 0 or shutil.which("mount") is None, reason=NO_MOUNTS)
 strace = pytest.mark.skipif(shutil.which("strace") is None, reason=NO_STRACE)
 engine = pytest.mark.skipif(not has_engine(), reason=NO_ENGINE)
+promtool = pytest.mark.skipif(find_promtool() is None, reason=NO_PROMTOOL)
