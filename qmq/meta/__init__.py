@@ -1,14 +1,18 @@
-"""The metaserver: says where things are, and administers. Stateless: what it knows is in the coordination store, so run two or more.
+"""The metaserver: says where subjects are, and administers the cluster. It is stateless (the state is in the coordination store), so run
+two or more.
 
-    placement   on which broker groups a subject lives                       (pure)
-    cluster     subjects, routes, modes: answered from memory, changed by compare-and-swap
-    ordered     ordered subjects: changes of routes, consumer groups, who reads what (a package of its own)
-    brokers     asking masters and replicas, with deadlines
-    describe    the whole cluster for an operator's eyes
-    watchers    telling clients at once what to locate anew
-    convert     subjects as protobuf
-    service     all of it as the gRPC service of meta.proto
-    server      a metaserver that listens
+    placement               which broker groups a new subject gets                              pure
+    cluster_catalog         subjects, routes, modes: read from memory, changed by compare-and-swap
+    ordered/                ordered subjects: route changes, consumer groups, lanes
+    broker_calls            calls to masters and replicas, with deadlines
+    cluster_description     the whole cluster, for operators
+    route_watchers          pushes changes to clients
+    messages_of             subjects and routes as protobuf messages
+    delivery_admin          group settings and pauses
+    access_service          rules, roles, tokens, quotas
+    deletion                deleting subjects and dead-letter queues
+    meta_service            the gRPC service of meta.proto
+    meta_server             a metaserver that listens
 
-What it answers from is qmq_coordination.view; if it crashes, clients go to the next one, and nothing is lost.
+It answers from the view (qmq_coordination.view). If it crashes, clients use the next metaserver, and nothing is lost.
 """

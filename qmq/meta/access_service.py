@@ -1,7 +1,7 @@
 """Administration of access: rules, roles, tokens, quotas and the mode. Each change is one compare-and-swap in the coordination store.
 
-Whoever changes something must still be able to change it back: a rule, a role or a mode that would take `administer` from the caller is
-refused. Principals that a server was told by `--admin` may always, and so may everybody while the mode is `off`.
+A caller cannot lock itself out: a change of a rule, a role or the mode that would take `administer` from the caller is refused. Principals
+named by `--admin` always have `administer`, and so does everybody while the mode is `off`.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ TOKENS_MAX: Final = 10_000
 
 class AccessService(access_pb2_grpc.AccessServicer):
     def __init__(self, store: CoordinationStore, access: AccessControl, clock: Clock, open_links: Callable[[], list[str]] = list) -> None:
-        """`open_links` gives addresses of servers to which servers may not show their token, since it would travel in plain text."""
+        """`open_links` returns addresses of servers to which tokens must not be shown, because they would travel in plain text."""
         self._store, self._access, self._clock, self._open_links = store, access, clock, open_links
 
     # --- questions -----------------------------------------------------------------------------------------------------
@@ -203,7 +203,7 @@ class AccessService(access_pb2_grpc.AccessServicer):
         return book.decide(caller.principal, on_cluster(Operation.ADMINISTER)).is_allowed
 
     def _require_way_back(self, book: RuleBook, mode: AccessMode | None = None) -> None:
-        """Raises InvalidArgument: by this the caller could not administer any more."""
+        """Raises InvalidArgument if the caller would lose `administer` by this change."""
         if (mode or self._access.mode) is AccessMode.ENFORCE and not self._may_administer(CALLER.get(), book):
             who = CALLER.get().principal
             raise InvalidArgument(
@@ -243,7 +243,7 @@ def kind_of(text: str) -> ResourceKind:
 
 
 def _id_of(message: pb.AccessRule, operations: frozenset[Operation], pattern: str) -> str:
-    """The same for the same rule, so that saying it twice makes one."""
+    """The id of a rule, which is the same for equal rules, so that adding one twice makes one."""
     parts = (str(message.is_deny), message.principal, ",".join(sorted(each.value for each in operations)), message.kind, pattern)
     return _digest("\n".join(parts))
 

@@ -1,7 +1,7 @@
-"""Asking brokers over their control ports: one replica, a group's master, the masters of many groups at once.
+"""Calls to brokers over their control ports: to one replica, to a group's master, or to the masters of many groups at once.
 
-Every call has a deadline. Where the master is comes from the view, which may be a moment late: a replica that says it is not the master,
-or that is gone, makes us look into the store once, and ask the new one. What a group does not answer is said with its name.
+Every call has a deadline. The master comes from the view, which may lag: after NotMaster, or if the replica is gone, the store is read
+once, and the new master is called. Errors name the group that did not answer.
 """
 
 from __future__ import annotations
@@ -24,24 +24,25 @@ from qmq.rpc import typed_error
 BROKER_S: Final = 2.5
 AGAIN_S: Final = 2.0
 LOOK_S: Final = 1.0
-"""For a question, for asking the next master, for looking who that is. Together below the five seconds that clients give a metaserver, so
-that they hear which group is silent."""
+"""Timeout for a query, for calling the next master, and for reading the store. Together they are below the five seconds that clients give a
+metaserver, so that clients learn which group is silent.
+"""
 CHANGE_S: Final = 30.0
-"""For handing a mastership over, or changing a group's replicas."""
+"""Timeout for handing over a mastership, or changing a group's replicas."""
 
 
 @dataclass(slots=True)
 class BrokerAnswers:
-    """What the masters of several groups said, by group."""
+    """The answers of the masters of several groups, by group."""
 
     found: dict[str, Any] = field(default_factory=dict)
     absent: dict[str, QmqError] = field(default_factory=dict)
-    """They answered that they have nothing of the kind."""
+    """Groups that answered that they have nothing of the kind."""
     missing: dict[str, Unavailable] = field(default_factory=dict)
-    """They did not answer."""
+    """Groups that did not answer."""
 
     def complete(self) -> list[Any]:
-        """All answers. Raises NotConnected if a group is missing, and what they said if none has anything."""
+        """All answers. Raises NotConnected if a group did not answer, and a group's error if none has anything."""
         self.require_all(f"not on {', '.join(self.absent)}" if self.absent and not self.found else "")
         if not self.found and self.absent:
             raise next(iter(self.absent.values()))
@@ -49,15 +50,15 @@ class BrokerAnswers:
 
     @property
     def silent(self) -> dict[str, str]:
-        """The groups that did not answer, and why: what `partial` leaves out."""
+        """The groups that did not answer, with the reasons; `partial` leaves them out."""
         return {group: failure.message for group, failure in self.missing.items()}
 
     def partial(self) -> list[Any]:
-        """The answers that there are, to be told with `silent`. Raises as `complete`, but only if nobody has anything."""
+        """The answers of the groups that answered. Raises as `complete`, but only if no group has anything."""
         return list(self.found.values()) if self.found else self.complete()
 
     def require_all(self, so_far: str) -> None:
-        """Raises NotConnected, naming the groups that did not answer; `so_far` is what is known without them."""
+        """Raises NotConnected with the groups that did not answer; `so_far` is what is known without them."""
         if self.missing:
             whole = "; ".join(failure.message for failure in self.missing.values())
             failure = next(iter(self.missing.values()))
@@ -73,7 +74,7 @@ class Brokers:
         self._channels: dict[str, grpc.aio.Channel] = {}
 
     async def ask(self, address: str, method: str, request: Any, timeout_s: float = BROKER_S) -> Any:
-        """Call a replica's control port. Raises the typed error that it raised, NotConnected, DeadlineExceeded."""
+        """Call a replica's control port. Raises the replica's typed error, NotConnected, DeadlineExceeded."""
         channel = self._channels.get(address)
         if channel is None:
             channel = self._channels[address] = self._network.channel(address)
@@ -87,10 +88,10 @@ class Brokers:
             raise typed_error(cause, address) from cause
 
     async def ask_master(self, group: str, method: str, request: Any, *, timeout_s: float = BROKER_S, is_change: bool = False) -> Any:
-        """Call a group's master. A change is asked of another one only if the first says that it is master no longer.
+        """Call a group's master. A change is repeated at another master only if the first one answered NotMaster.
 
-        If that one had begun (it cannot say what became of it), what the other one refuses may be done already: its outcome is unknown.
-        Raises NotConnected: there is none, or it does not answer; and the typed error that it raised.
+        If the first one may have begun the change, an error of the second has an unknown outcome. Raises NotConnected if there is no
+        master, or it does not answer; else the master's typed error.
         """
         master = self._view.group(group).master
         if master is None:
@@ -112,7 +113,7 @@ class Brokers:
             raise
 
     async def _newer(self, group: str, failure: Unavailable) -> MasterRecord | None:
-        """The master now. After a deadline there was time enough for the watch to bring it; else the store is asked."""
+        """The current master. After a deadline the watch has had time to update the view; else the store is read."""
         if not isinstance(failure, DeadlineExceeded):
             with suppress(CoordinationError, TimeoutError):
                 async with asyncio.timeout(LOOK_S):
@@ -122,7 +123,9 @@ class Brokers:
     async def ask_masters(
         self, groups: Iterable[str], method: str, request: Any, *, absent: tuple[type[QmqError], ...] = (), is_change: bool = False
     ) -> BrokerAnswers:
-        """Call the masters of several groups at once. Errors of the kinds `absent` are answers; others but Unavailable are raised."""
+        """Call the masters of several groups at once. Errors of the kinds `absent` count as answers; others except
+        Unavailable are raised.
+        """
         names = list(groups)
         if not names:
             raise NotConnected("no broker is registered: is one running, and can it reach the coordination store?")

@@ -1,4 +1,4 @@
-"""What a metaserver is asked, counted: an interceptor in front of its methods."""
+"""Counts the calls of a metaserver: an interceptor in front of its methods."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import grpc
 from qmq.metrics.figures import Durations
 
 _WAITING: Final = ("SyncMember", "ChangeRoute")
-"""They wait for something to happen, so how long they take says nothing."""
+"""Long polls, whose durations are not measured."""
 
 
 class CallCounts(grpc.aio.ServerInterceptor):
     def __init__(self) -> None:
         self.requests: dict[str, int] = {}
-        """By method; streams count when they begin."""
+        """By method; streams are counted when they begin."""
         self.failures: dict[tuple[str, str], int] = {}
         """By method and gRPC's code."""
         self.durations = Durations()
@@ -27,7 +27,7 @@ class CallCounts(grpc.aio.ServerInterceptor):
     ) -> Any:
         handler = await continuation(handler_call_details)
         if handler is None:
-            return None  # there is no such method, and its name is whatever the caller said
+            return None  # no such method: the name is whatever the caller sent
         method = str(handler_call_details.method).rpartition("/")[2]
         self.requests[method] = self.requests.get(method, 0) + 1
         if handler.unary_unary is None:

@@ -1,11 +1,11 @@
-"""What a metaserver knows and decides, without gRPC: where subjects are, creating and placing them, the modes of broker groups.
+"""Subjects and broker groups at a metaserver, without gRPC: where subjects are, creating and placing them, the modes of broker groups.
 
-What must be true: two metaservers never tell clients different things for long, and neither ever undoes what the other answered. Both keep
-nothing of their own: each answer comes from the view, each change is a compare-and-swap in the store, and after a change the key is read
-back into the view, so that the next question to *this* metaserver sees it; the other one hears of it by its watch.
+What must be true: two metaservers never give different answers for long, and neither undoes a change that the other confirmed. They keep no
+state of their own: each answer comes from the view, each change is a compare-and-swap in the store. After a change the key is read back
+into the view, so that the next request to *this* metaserver sees it; the others see it through their watches.
 
-If the store is away: subjects and masters that are known are answered from memory. A subject that is *not* known may have been created
-meanwhile, so the answer is CoordinationUnavailable, not "there is none". Changes fail with that, too.
+While the store cannot be reached, known subjects and masters are answered from memory. An *unknown* subject may have been created
+meanwhile, so the answer is CoordinationUnavailable, not UnknownSubject. Changes fail with CoordinationUnavailable, too.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ from qmq.proto.v1 import meta_pb2 as pb
 from qmq.security.quotas import require_room_for
 
 LOOK_S: Final = 1.5
-"""For asking the store about one subject: clients leave a metaserver that takes two seconds for the next one, and shall hear why."""
+"""Timeout for reading one subject from the store: clients leave a metaserver after two seconds, and should get the reason."""
 
 
 class ClusterCatalog:
-    """The cluster as a metaserver sees and changes it. With `auto_create` a first send creates its subject."""
+    """The catalog that a metaserver reads and changes. With `auto_create` the first send creates a subject."""
 
     def __init__(
         self, store: CoordinationStore, view: ClusterView, *, auto_create: bool, groups_per_subject: int = GROUPS_PER_SUBJECT
@@ -57,17 +57,17 @@ class ClusterCatalog:
     # --- subjects ------------------------------------------------------------------------------------------------------
 
     async def subject(self, name: str) -> SubjectConfig:
-        """A subject that exists. Raises UnknownSubject, InvalidName; CoordinationUnavailable if nobody can tell."""
+        """An existing subject. Raises UnknownSubject, InvalidName; CoordinationUnavailable if that cannot be known."""
         found = await self._find(name)
         if found is None:
             raise UnknownSubject(f"there is no subject {name!r}: see `qmq subject list`")
         return found
 
     async def _find(self, name: str) -> SubjectConfig | None:
-        """From memory; what is not there may have been created a moment ago, so the store is asked."""
+        """Look in memory; a subject that is not there may be new, so the store is read."""
         key = subject_key(name)
         if is_dead_letters(name):
-            return SubjectConfig(name)  # on all broker groups: where something of the group died
+            return SubjectConfig(name)  # a dead-letter queue may be on every broker group
         found = self._view.subject(name)
         if found is None:
             try:
@@ -81,7 +81,7 @@ class ClusterCatalog:
         return found
 
     async def locate(self, name: str, *, create: bool, delayed: bool = False) -> tuple[SubjectConfig, list[pb.QueueRoute]]:
-        """A subject, and where it is, or its delayed messages go. Raises UnknownSubject; NotConnected if nobody is master there."""
+        """A subject, and where it is, or where its delayed messages go. Raises UnknownSubject; NotConnected if no group has a master."""
         config = await self._find(name)
         if config is None:
             if not (create and self._auto_create):
@@ -109,7 +109,7 @@ class ClusterCatalog:
                 f"no delay group has a master at the moment ({names})" if names else "there is no delay group: start `qmq delay`"
             )
         served = {route.broker_group for route in known}
-        # Those without a master are named too: an ordered subject's messages wait for the one where they belong.
+        # Groups without a master are included: messages of an ordered subject wait for their own group.
         return known + [
             pb.QueueRoute(partition=0, broker_group=name, epoch=self._view.group(name).claim.epoch, is_writable=self._is_writable(name))
             for name in self.delay_groups()
@@ -134,14 +134,14 @@ class ClusterCatalog:
         return routes
 
     def hosts(self, config: SubjectConfig) -> tuple[str, ...]:
-        """All groups that may hold messages of the subject: of an ordered one, those that have a partition of any version."""
+        """All groups that may have messages of the subject; for an ordered one, those with a partition of any version."""
         if config.order is not Order.NONE:
             state = self._view.ordered(config.name)
             return tuple(state.broker_groups) if state is not None and state.routes else config.groups
         return hosts_of(config, self.group_names())
 
     async def create(self, config: SubjectConfig, *, partitions: int = 0) -> SubjectConfig:
-        """Create a subject, on the groups that it names or on chosen ones; what is there then, whoever created it.
+        """Create a subject on the named groups, or on chosen ones. Returns the existing subject, whoever created it.
 
         `partitions`: of an ordered subject's first route; 0: one for each group. Raises InvalidArgument, SubjectExists, QuotaExceeded,
         NotConnected and ReadOnly (no group can be chosen), CoordinationUnavailable.
@@ -169,7 +169,7 @@ class ClusterCatalog:
     # --- ordered subjects ----------------------------------------------------------------------------------------------
 
     async def _create_ordered(self, config: SubjectConfig, partitions: int, *, is_placed: bool) -> SubjectConfig:
-        """Settings and first route in one transaction: there is never the one without the other."""
+        """Create settings and first route in one transaction."""
         route = first_route(config.logical_partitions, partitions or len(config.groups), config.groups)
         first = [Put(route_key(config.name, 1), route.encode()), Put(latest_key(config.name), b"1")]
         made = await self._catalog.create(config, is_placed=is_placed, also=first)
@@ -185,14 +185,14 @@ class ClusterCatalog:
         return made
 
     async def ordered(self, config: SubjectConfig) -> OrderedState:
-        """An ordered subject's routes, as they are known here. Raises OrderMismatch, CoordinationError."""
+        """The routes of an ordered subject, as known here. Raises OrderMismatch, CoordinationError."""
         if config.order is Order.NONE:
             raise OrderMismatch(f"subject {config.name!r} is not ordered: it has no route")
         state = self._view.ordered(config.name)
         return state if state is not None and state.route is not None and 1 in state.routes else await self.learn_route(config.name)
 
     async def learn_route(self, name: str) -> OrderedState:
-        """Read an ordered subject's first and latest route from the store, into the view. Raises CoordinationError."""
+        """Read the first and latest route of an ordered subject from the store into the view. Raises CoordinationError."""
         with suppress(TimeoutError):
             async with asyncio.timeout(LOOK_S):
                 latest = await self._view.fetch(latest_key(name))
@@ -204,7 +204,7 @@ class ClusterCatalog:
         return state
 
     async def _read_back(self, key: str) -> None:
-        """Into the view. If the store is gone just now the change is made all the same, and the watch will bring it."""
+        """Read a key into the view. If the store cannot be reached, the watch will bring the change."""
         with suppress(CoordinationError):
             await self._view.fetch(key)
 
@@ -219,7 +219,7 @@ class ClusterCatalog:
         return choose(candidates, self._groups_per_subject)
 
     async def place(self, name: str, groups: tuple[str, ...]) -> SubjectConfig:
-        """Let other groups take a subject's messages. Raises UnknownSubject, InvalidArgument, CoordinationUnavailable."""
+        """Set the broker groups that take a subject's messages. Raises UnknownSubject, InvalidArgument, CoordinationUnavailable."""
         if (await self.subject(name)).order is not Order.NONE:
             raise InvalidArgument(f"subject {name!r} is ordered: move its partitions one by one, `qmq route move {name} PARTITION GROUP`")
         await self._require_groups(groups)
@@ -230,7 +230,7 @@ class ClusterCatalog:
         return placed
 
     async def set_flush(self, name: str, flush: SubjectFlush) -> SubjectConfig:
-        """Say when a subject's producers are answered. Raises UnknownSubject, CoordinationUnavailable."""
+        """Set when a subject's producers get their acknowledgement. Raises UnknownSubject, CoordinationUnavailable."""
         found = await self._catalog.update(name, lambda config: replace(config, flush=flush))
         await self._read_back(subject_key(name))
         return found
@@ -238,7 +238,7 @@ class ClusterCatalog:
     # --- broker groups -------------------------------------------------------------------------------------------------
 
     def group_names(self) -> list[str]:
-        """All broker groups that keep subjects, in order: not the delay groups."""
+        """All broker groups in order, without delay groups."""
         return [state.name for state in self._view.groups() if state.delay is None]
 
     def delay_groups(self) -> list[str]:
@@ -246,12 +246,12 @@ class ClusterCatalog:
         return [state.name for state in self._view.groups() if state.delay is not None]
 
     async def group(self, name: str) -> BrokerGroupState:
-        """A broker group that exists. Raises InvalidName, InvalidArgument; CoordinationUnavailable if nobody can tell."""
+        """An existing broker group. Raises InvalidName, InvalidArgument; CoordinationUnavailable if that cannot be known."""
         await self._require_groups((check_name("broker group", name),))
         return self._view.group(name)
 
     async def require_writable(self, names: tuple[str, ...]) -> None:
-        """New partitions go to broker groups that exist and are not drained. Raises InvalidArgument, CoordinationError."""
+        """Raises InvalidArgument, CoordinationError unless these broker groups exist and are not drained."""
         await self._require_groups(names)
         self._require_real_time(names)
         drained = [name for name in names if self._view.group(name).mode is not Mode.READ_WRITE]

@@ -1,7 +1,7 @@
-"""The whole cluster for an operator's eyes: what the store says of each group, and what each replica says of itself.
+"""Describes the whole cluster for operators: each group by the store, each replica by itself.
 
-Every replica that is present is asked at the same time, with a deadline of a second: one that is stopped, or behind a cut cable, must not
-keep the picture of all others from the operator who looks for it. What it did not say is absent.
+All registered replicas are asked at the same time, with a deadline of a second: a stopped or unreachable replica must not delay the answer
+about the others. Its own values are absent.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What is in dead-letter queues, asked of all broker groups: a dead letter lies where its message died."""
+"""Describes dead-letter queues over all broker groups: a dead letter is stored where its message died."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from qmq.proto.v1 import meta_pb2 as pb
 
 
 async def describe_dead_letters(brokers: Brokers, hosts: Sequence[str], group: str) -> pb.DescribeDeadLettersResponse:
-    """Of one group, or of all if it is empty, ordered by group. Raises InvalidName; NotConnected if all broker groups are silent."""
+    """The dead-letter queues of one group, or of all if it is empty, ordered by group. Raises InvalidName; NotConnected if no broker group
+    answers.
+    """
     subject = dead_letter_subject(check_name("group", group)) if group else ""
     queues = await brokers.ask_masters(hosts, "DescribeQueues", control.DescribeQueuesRequest(subject=subject))
     asked = control.DescribeGroupsRequest(subject=subject, group=OPERATORS)
@@ -32,7 +34,7 @@ async def describe_dead_letters(brokers: Brokers, hosts: Sequence[str], group: s
 
 
 def _described(queue: control.Queue, looked: control.Group | None) -> pb.DeadLetterQueue:
-    """What operators have not looked at yet waits, too."""
+    """Dead letters that operators have not handled count as pending."""
     kept = queue.next_sequence - queue.start_sequence
     waiting = kept if looked is None else min(looked.waiting + looked.unacked + looked.requeued, kept)
     return pb.DeadLetterQueue(

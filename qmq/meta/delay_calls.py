@@ -1,4 +1,4 @@
-"""Questions about delayed messages, on their way to the delay groups: about one message by its id, about lists to all of them."""
+"""Calls to the delay groups: about one message by its id, or lists from all of them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from qmq.proto.v1 import meta_pb2
 
 
 class Delays:
-    """The delay groups, as a metaserver asks them."""
+    """Calls the delay groups."""
 
     def __init__(self, view: ClusterView, brokers: Brokers) -> None:
         self._view = view
@@ -31,7 +31,7 @@ class Delays:
         return [state.name for state in self._view.groups() if state.delay is not None]
 
     async def one(self, method: str, request: Any) -> pb.DelayedMessage:
-        """Ask the group that the request's id names. Raises InvalidArgument, what the master raised, NotConnected."""
+        """Call the group that the request's id names. Raises InvalidArgument, the master's error, NotConnected."""
         group = DelayedId.parse(request.id).group
         if isinstance(request, pb.MoveDelayedRequest):
             new_due_ms(request)
@@ -52,7 +52,7 @@ class Delays:
 
         `next` is the due time and the id behind which to go on, the same for every group.
 
-        Groups that are silent are named: what they keep is missing. Raises InvalidName, InvalidArgument; NotConnected if all are.
+        Groups that do not answer are named; their messages are missing. Raises InvalidName, InvalidArgument; NotConnected if all are.
         """
         most = listing(request).most
         asked = pb.ListDelayedRequest()
@@ -64,7 +64,7 @@ class Delays:
         return page
 
     async def _require_groups(self) -> list[str]:
-        """Where none is known, the store is asked: one may have been founded a moment ago. Raises NotConnected."""
+        """If no delay group is known, read the store: one may be new. Raises NotConnected."""
         if not self.groups():
             await self._look(self._view.refresh())
         groups = self.groups()
@@ -73,13 +73,13 @@ class Delays:
         return groups
 
     async def _look(self, question: Coroutine[Any, Any, object]) -> None:
-        """Into the store, for a moment at most; if it does not say, what is known holds."""
+        """Read the store with a short timeout; if it fails, use what is known."""
         with suppress(CoordinationError, TimeoutError):
             async with asyncio.timeout(LOOK_S):
                 await question
 
     async def describe(self) -> meta_pb2.DescribeDelaysResponse:
-        """All groups, and which of them are silent, or failed to answer. Raises NotConnected if there is none."""
+        """All groups, and which of them failed to answer. Raises NotConnected if there is no delay group."""
         groups = await self._require_groups()
         answers = await self._brokers.ask_masters(groups, "DescribeDelay", pb.DescribeDelayRequest(), absent=(QmqError,))
         silent = {group: failure.message for group, failure in answers.absent.items()}
@@ -89,8 +89,8 @@ class Delays:
 def merged(pages: Sequence[pb.ListDelayedResponse], most: int) -> pb.ListDelayedResponse:
     """One page of several groups' pages. Pure.
 
-    A group whose page goes on may have more right behind its mark: nothing behind the lowest of these marks is shown yet, or it would be
-    followed by what comes before it.
+    A group whose page is not its last may have more messages right after its mark: so nothing after the lowest of these marks is returned
+    yet, since earlier messages might follow.
     """
     goes_on = [ListMark.parse(page.next) for page in pages if page.next]
     end = min(goes_on, default=None)

@@ -1,10 +1,10 @@
 """Deleting subjects and dead-letter queues. See docs/DELETION.md.
 
-    mark      the subject's record is marked: from now on it is in no listing, and brokers refuse its messages
+    mark      the subject's record is marked: from now on no listing has it, and brokers refuse its messages
     drop      each broker group's master drops its queues; answered when that is committed, and not before the broker has heard of the mark
     forget    one transaction deletes the record and all that is kept of the subject
 
-Each step may be done again, by any metaserver. What a crash or a lost broker group left behind is carried on by the leader.
+Each step may be repeated by any metaserver. The leader continues deletions that a crash or a lost broker group interrupted.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ log = logging.getLogger("qmq.meta")
 
 HEARD_S: Final = 0.05
 HEARD_TRIES: Final = 40
-"""Brokers hear of the mark by their watch: in milliseconds, if all is well."""
+"""Brokers see the mark by their watch, usually within milliseconds."""
 
 
 class Deletion:
@@ -54,9 +54,9 @@ class Deletion:
         self._timing = timing
 
     async def delete_subject(self, name: str) -> int:
-        """Delete a subject, or go on with it; on how many queues something was.
+        """Delete a subject, or continue its deletion. Returns the number of queues from which data was deleted.
 
-        Raises UnknownSubject, InvalidArgument; NotConnected and Overloaded: it is marked, and what is left is done later.
+        Raises UnknownSubject, InvalidArgument; NotConnected and Overloaded: the subject is marked, and the rest is done later.
         """
         if is_dead_letters(check_name("subject", name)):
             raise InvalidArgument(f"{name!r} is a dead-letter queue: `qmq dlq delete {name.removeprefix(dead_letter_subject(''))}`")
@@ -79,13 +79,15 @@ class Deletion:
         return sum(each.queues for each in answers), sum(each.messages for each in answers)
 
     async def delete_dead_letters(self, subject: str) -> int:
-        """Drop a dead-letter queue on all broker groups; on how many something was. What dies later is kept. Raises NotConnected."""
+        """Drop a dead-letter queue on all broker groups, and return on how many it had anything. Later dead letters are kept. Raises
+        NotConnected.
+        """
         if not is_dead_letters(check_name("subject", subject)):
             raise InvalidArgument(f"{subject!r} is no dead-letter queue: `qmq subject delete {subject}`")
         return await self._drop(subject, tuple(self._cluster.group_names()), "delete again")
 
     async def run(self, is_leader: Callable[[], bool]) -> None:
-        """Carry on, as the leader, what stands still. Never returns."""
+        """As the leader, continue interrupted deletions. Never returns."""
         while True:
             await self._sleep(self._timing.sweep_s)
             for name in self._view.deleting() if is_leader() else ():
@@ -99,7 +101,7 @@ class Deletion:
                     log.exception("deleting subject %s failed, it will be tried again", name)
 
     async def _carry_on(self, record: KeyValue) -> int:
-        """Drop and forget a subject whose record is marked."""
+        """Drop and delete a subject whose record is marked."""
         config = decode_subject(record)
         await self._view.refresh()  # all of its routes, and all broker groups
         then = "it is in no listing, and the rest is done when these broker groups are back"
@@ -132,7 +134,7 @@ class Deletion:
         raise AssertionError
 
     async def _forget(self, name: str, record: KeyValue) -> None:
-        """All keys at once. If the record is another one meanwhile, somebody else was faster."""
+        """Delete all keys at once. If the record has changed, another metaserver was faster."""
         prefixes = [f"{each}{name}/" for each in (ROUTES, MEMBERS, ASSIGNMENTS, SETTINGS)]
         prefixes += [f"{PAUSES}{kind.value}/{name}/" for kind in (PauseKind.GROUP, PauseKind.CONSUMER)]
         prefixes += [f"{FENCES}{group}/{name}/" for group in self._cluster.group_names()]

@@ -1,10 +1,9 @@
 """Group settings and pauses at a metaserver: set, taken away and shown (docs/DELIVERY.md).
 
-Each change is a compare-and-swap of one key to what is wanted, so two operators never mix what they set, and a lost answer is no trouble:
-the key is looked at again. After a change it is read back into the view: whoever asks this metaserver next sees it. Brokers hear of it by
-their own views.
+Each change is a compare-and-swap of one key, so changes of two operators are not mixed, and after a lost answer the key is read again.
+After a change the key is read back into the view, so that the next request to this metaserver sees it. Brokers see it in their own views.
 
-Who does not consume yet can be paused, too: it holds when it comes. What is resumed need not exist any more.
+A consumer can be paused before it exists, and resumed after it is gone.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ class DeliveryService:
     # --- settings ------------------------------------------------------------------------------------------------------
 
     async def set_settings(self, request: pb.SetGroupSettingsRequest) -> pb.DescribeGroupSettingsResponse:
-        """Set some, or clear all; what holds then.
+        """Set some settings, or clear all. Returns the resulting settings.
 
         Raises InvalidName, InvalidArgument, UnknownSubject, OrderMismatch, CoordinationError.
         """
@@ -61,7 +60,7 @@ class DeliveryService:
         return await self._describe(request.subject, request.group)
 
     async def describe(self, subject: str, group: str) -> pb.DescribeGroupSettingsResponse:
-        """What holds, and where it is from. Raises as `set_settings`."""
+        """The settings that apply, and the source of each. Raises as `set_settings`."""
         check_name("group", group)
         await self._require_unordered(subject)
         return await self._describe(subject, group)
@@ -80,13 +79,13 @@ class DeliveryService:
         )
 
     async def _own(self, subject: str) -> GroupSettings:
-        """What the brokers themselves were started with; the default, if nobody says."""
+        """The defaults with which the brokers were started."""
         config = self._view.subject(subject)
         hosts = self._cluster.group_names() if config is None else self._cluster.hosts(config)
         for name in hosts:
             with suppress(QmqError):
                 status: control.ReplicaStatus = await self._brokers.ask_master(name, "DescribeReplica", control.DescribeReplicaRequest())
-                if status.retry_delays_ms:  # none: an older release
+                if status.retry_delays_ms:  # empty: an older release
                     return GroupSettings(status.attempts_max, tuple(status.retry_delays_ms))
         return GroupSettings()
 
@@ -98,7 +97,7 @@ class DeliveryService:
             )
 
     async def _find(self, subject: str) -> SubjectConfig | None:
-        """A subject that exists; None for all subjects. Raises UnknownSubject, InvalidName, CoordinationError."""
+        """An existing subject; None for all subjects. Raises UnknownSubject, InvalidName, CoordinationError."""
         return None if subject == EVERY else await self._cluster.subject(subject)
 
     # --- pauses --------------------------------------------------------------------------------------------------------
@@ -124,7 +123,7 @@ class DeliveryService:
         return pb.SetPauseResponse(was_paused=_pause_of(before) is not None, pause=pause)
 
     def pauses(self) -> list[pb.Pause]:
-        """All that hold, groups first."""
+        """All pauses, groups first."""
         kinds = list(PauseKind)
         found = sorted(self._view.delivery.pauses.items(), key=lambda each: (kinds.index(each[0].kind), each[0][1:]))
         return [_message(whom, record) for whom, record in found]
@@ -132,14 +131,16 @@ class DeliveryService:
     # --- the store -----------------------------------------------------------------------------------------------------
 
     async def _swap(self, key: str, change: Callable[[KeyValue | None], bytes | None]) -> tuple[KeyValue | None, bytes | None]:
-        """Replace a value by what `change` makes of it (None: no key); what was first seen, and the value. Raises CoordinationError."""
+        """Replace a value by the result of `change` (None: delete the key). Returns (the value first read, the new value). Raises
+        CoordinationError.
+        """
         first = item = await self._store.get(key)
         while True:
             value = change(item)
             if value == (None if item is None else item.value):
                 break
             condition = absent(key) if item is None else unchanged(item)
-            with suppress(CoordinationUnknown):  # if it was done, there is nothing left to do
+            with suppress(CoordinationUnknown):  # if it was done, nothing is left to do
                 if (await self._store.txn([condition], [Delete(key) if value is None else Put(key, value)])).succeeded:
                     break
             item = await self._store.get(key)
@@ -147,7 +148,7 @@ class DeliveryService:
         return first, value
 
     async def _read_back(self, key: str) -> None:
-        """Into the view; if the store is gone just now, the watch will bring it. What is gone, only a listing tells."""
+        """Read a key into the view; if the store cannot be reached, the watch will bring it. A deleted key needs a listing."""
         with suppress(CoordinationError):
             if await self._view.fetch(key) is None:
                 await self._view.refresh()
@@ -158,7 +159,7 @@ def _change_of(request: pb.SetGroupSettingsRequest) -> SettingsRecord:
 
 
 def _record_of(item: KeyValue | None) -> SettingsRecord | None:
-    """What cannot be read counts as absent, here as everywhere."""
+    """An unreadable record counts as absent."""
     try:
         return None if item is None else SettingsRecord.decode(item.value)
     except _UNREADABLE:

@@ -1,4 +1,4 @@
-"""Questions about one message: where it is, asked of all who may have it, and what became of it, asked of who has it."""
+"""Queries about one message: where it is, asked of all groups that may have it, and its trail, asked of the group that has it."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from qmq.proto.v1 import control_pb2 as control
 async def find_every(brokers: Brokers, hosts: Iterable[str], request: control.FindMessageRequest) -> control.FindMessageResponse:
     """Every place where a message is, where it was stored first.
 
-    Incomplete, if a group is silent; or if only delay groups are known to have had it, and not everything could be looked through.
-    Raises NotConnected if nothing is found and somebody is silent; MessageNotFound.
+    Incomplete if a group does not answer, or if only delay groups had it and not everything could be searched. Raises NotConnected if
+    nothing is found and a group did not answer; MessageNotFound.
     """
     absent: tuple[type[QmqError], ...] = (MessageNotFound, UnknownSubject)
     answers = await brokers.ask_masters(hosts, "FindMessage", request, absent=absent)
@@ -40,7 +40,7 @@ def _not_found(request: control.FindMessageRequest, *, is_cut: bool) -> MessageN
 
 
 async def trace_message(brokers: Brokers, request: control.TraceMessageRequest) -> control.TraceMessageResponse:
-    """Ask the master of the group that has it. Raises what that raised, NotConnected."""
+    """Ask the master of the group that has it. Raises the master's error, NotConnected."""
     found: control.TraceMessageResponse = await brokers.ask_master(
         check_name("broker group", request.broker_group), "TraceMessage", request
     )

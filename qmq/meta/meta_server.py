@@ -1,4 +1,4 @@
-"""A metaserver that listens: the service and all it needs, on a store and a view that somebody else opened and closes."""
+"""A metaserver that listens: the service and its parts, on a store and a view that the caller opens and closes."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class MetaConfig:
 
 
 class MetaServer:
-    """`start`, then `stop`. Nothing is lost if it is killed instead: it keeps nothing."""
+    """Call `start`, then `stop`. Killing it loses nothing, since it has no state."""
 
     def __init__(
         self,
@@ -128,7 +128,7 @@ class MetaServer:
 
     @property
     def is_leader(self) -> bool:
-        """Whether it looks after what stands still."""
+        """Whether this metaserver is the leader."""
         return self._controller.leader.is_leader
 
     async def start(self) -> None:
@@ -147,7 +147,7 @@ class MetaServer:
             self._controller.spawn(self._evacuation.run())
 
     async def stop(self) -> None:
-        """Answer what is under way for a moment, then end; watches end at once."""
+        """Finish calls for a moment, then end; watches end at once."""
         self._watchers.close()
         await self._controller.stop()
         if self._server is not None:

@@ -1,9 +1,8 @@
-"""The metaserver's service over gRPC: requests in, answers or typed errors out. What it decides is in `cluster`; `brokers` asks brokers for
-what only they know.
+"""The metaserver's gRPC service: requests in, answers or typed errors out. `cluster_catalog` decides; `broker_calls` asks brokers.
 
-Questions about messages go to the masters of all groups that may hold some of the subject. An answer that would be wrong without a group is
-not given: the error names the group that is missing. A message that was found is found, whoever else is silent. A description for people
-is given without the groups that are silent, and names them.
+Queries about messages go to the masters of all groups that may have some of the subject. If the answer would be wrong without a group, the
+call fails with the name of the missing group. A found message is returned even if other groups are silent. Descriptions for people leave
+out silent groups and name them.
 """
 
 from __future__ import annotations
@@ -122,7 +121,7 @@ class MetaService(meta_pb2_grpc.MetaServicer):
     # --- what brokers know ---------------------------------------------------------------------------------------------
 
     async def _hosts(self, subject: str) -> tuple[str, ...]:
-        """The groups to ask: all, if no subject is named."""
+        """The groups to ask: all if no subject is named."""
         if not subject:
             return tuple(self._cluster.group_names())
         return self._cluster.hosts(await self._cluster.subject(subject))
@@ -136,7 +135,7 @@ class MetaService(meta_pb2_grpc.MetaServicer):
 
     @answering
     async def ResetGroup(self, request: control.ResetGroupRequest) -> control.ResetGroupResponse:
-        """See meta.proto. Nothing is moved unless every group that may hold messages answers first."""
+        """See meta.proto. Moves nothing unless every group that may have messages answers first."""
         if (await self._cluster.subject(check_name("subject", request.subject))).order is not Order.NONE:
             return await self._ordered.reset_group(request)
         hosts = await self._hosts(check_name("subject", request.subject))
@@ -151,7 +150,7 @@ class MetaService(meta_pb2_grpc.MetaServicer):
 
     @answering
     async def DeleteGroup(self, request: control.DeleteGroupRequest) -> control.DeleteGroupResponse:
-        """See meta.proto. Nothing is deleted unless every broker group that may know the group answers first, and none has a consumer."""
+        """See meta.proto. Deletes nothing unless every broker group that may know the group answers first, and none has a consumer."""
         subject = check_name("subject", request.subject)
         if (await self._cluster.subject(subject)).order is not Order.NONE:
             return await self._ordered.delete_group(request)

@@ -1,4 +1,4 @@
-"""How often a metaserver looks by itself."""
+"""The intervals of a metaserver's background work."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Final
 
 @dataclass(frozen=True, slots=True)
 class MetaTiming:
-    """Handed in, so that a test waits for what the leader does, and not for its next look."""
+    """Passed in, so that tests can use shorter intervals."""
 
     sweep_s: float = 2.0
-    """What stands still: changes of routes, groups that nobody asks for, subjects that are being deleted."""
+    """For interrupted route changes, groups without polling consumers, and deletions."""
     reshard_s: float = 5.0
-    """How busy the partitions of subjects are that have a policy."""
+    """For the load of partitions of subjects that have a reshard policy."""
 
 
 TIMING: Final = MetaTiming()

@@ -1,10 +1,10 @@
-"""The audit log as a subject: each record is also a message, so that consumers and Spark read it as any other subject.
+"""The audit log as a subject: each record is also sent as a message, for consumers and Spark.
 
 `--audit-subject NAME` on the servers. The subject is created when the first record is sent. While rules are enforced only servers may
 produce to it (`AccessControl`).
 
-The file, or the ordinary log, is the record that counts. Records wait in memory for a broker that is away; beyond `WAITING_MAX` the newest
-are left out, counted, and the next message that gets through says how many. A crash loses what waits.
+The file, or the ordinary log, is authoritative. Records wait in memory while the broker cannot be reached; beyond `WAITING_MAX` new ones
+are dropped and counted, and the next message has the count. A crash loses waiting records.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ log = logging.getLogger("qmq.node")
 
 WAITING_MAX: Final = 10_000
 RECORDS_MAX: Final = 1_000
-"""In one batch."""
+"""Records in one batch."""
 PAUSE_S: Final = 1.0
 """Between tries."""
 
@@ -41,12 +41,12 @@ PAUSE_S: Final = 1.0
 def audit_subject_of(
     config: AccessConfig, store: CoordinationStore, view: ClusterView, network: Network, sender: str
 ) -> AuditSubject | None:
-    """The subject that a server's configuration names; None for none."""
+    """The audit subject of a server's configuration; None if there is none."""
     return AuditSubject(store, view, network, config.audit_subject, sender) if config.audit_subject else None
 
 
 class AuditSubject:
-    """Takes records from the audit log, and sends them. `start` in an event loop whose view follows the store, then `stop`."""
+    """Takes records from the audit log and sends them. Call `start` in an event loop whose view follows the store, then `stop`."""
 
     def __init__(self, store: CoordinationStore, view: ClusterView, network: Network, subject: str, sender: str) -> None:
         self._store, self._view, self._network = store, view, network
@@ -57,7 +57,7 @@ class AuditSubject:
         self._task: asyncio.Task[None] | None = None
 
     def __call__(self, record: str) -> None:
-        """Send a record some time. Does not wait, and does not fail."""
+        """Queue a record. Does not wait, and does not fail."""
         if len(self._waiting) >= WAITING_MAX:
             self._left_out += 1
             return
@@ -68,7 +68,7 @@ class AuditSubject:
         self._task = asyncio.create_task(self._run())
 
     async def stop(self) -> None:
-        """What waits is given up."""
+        """Stop; waiting records are dropped."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -100,7 +100,7 @@ class AuditSubject:
             await ClusterCatalog(self._store, self._view, auto_create=True).create(SubjectConfig(self._subject))
 
     async def _send(self, producer: Producer) -> None:
-        """Raises QmqError; what was not stored waits on."""
+        """Raises QmqError; records that were not stored keep waiting."""
         while self._waiting:
             records = list(islice(self._waiting, RECORDS_MAX))
             count = len(records)

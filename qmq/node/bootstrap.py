@@ -1,9 +1,9 @@
-"""Of which kind a group is: a broker group, or a delay group with its settings. Settled when it is founded, and never changed.
+"""The kind of a group: a broker group, or a delay group with its settings. It is fixed when the group is created.
 
-    /qmq/groups/GROUP/members, delay       put in one transaction: no group is ever seen half founded
+    /qmq/groups/GROUP/members, delay       written in one transaction, so that a group is complete when it is visible
     DATA/delay.json                        the same settings beside a delay replica's data, for a start while the coordination store is away
 
-A replica whose settings differ stops before it opens anything: its schedule's files would not be those of the others.
+A replica whose settings differ stops before it opens anything, because its schedule's files would differ from the others'.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ DEFAULT: Final = DelaySettings(BUCKET_MS, DELAY_MS_MAX)
 
 
 def check_settings(settings: DelaySettings) -> DelaySettings:
-    """Raises InvalidArgument if no delay group can have these."""
+    """Raises InvalidArgument for invalid settings of a delay group."""
     bucket, most = settings.bucket_ms, settings.delay_ms_max
     if not BUCKET_MS_MIN <= bucket <= DAY_MS or DAY_MS % bucket:
         raise InvalidArgument(f"a bucket must last 5 minutes to 24 hours and divide a day evenly, not {_minutes(bucket)} minutes")
@@ -45,7 +45,7 @@ def check_settings(settings: DelaySettings) -> DelaySettings:
 
 
 def check_kind(group: str, found: DelaySettings | None, wanted: DelaySettings | None) -> None:
-    """Raises InvalidArgument if the group, as it was founded, is not what this replica was started as."""
+    """Raises InvalidArgument if the existing group is not of the kind that this replica was started as."""
     if found == wanted:
         return
     if found is None:
@@ -74,7 +74,9 @@ def _days(ms: int) -> str:
 
 
 async def found(store: CoordinationStore, group: str, replicas: tuple[str, ...], wanted: DelaySettings | None) -> ReplicaMembership:
-    """The group's membership; founded now if it is new, however long the store is away. Raises InvalidArgument if it is of another kind."""
+    """The group's membership. A new group is created, however long the store cannot be reached. Raises InvalidArgument if it is of another
+    kind.
+    """
     also = {SECRET: new_secret(), **({} if wanted is None else {"delay": wanted.encode()})}
     while True:
         try:
@@ -89,7 +91,7 @@ async def found(store: CoordinationStore, group: str, replicas: tuple[str, ...],
 
 
 def check_group(state: BrokerGroupState, wanted: DelaySettings | None) -> None:
-    """As `check_kind`, if the group is there."""
+    """As `check_kind`, if the group exists."""
     if state.members is not None:
         check_kind(state.name, state.delay, wanted)
 
@@ -98,7 +100,7 @@ def check_group(state: BrokerGroupState, wanted: DelaySettings | None) -> None:
 
 
 def check_folder(data: Path, group: str, wanted: DelaySettings | None) -> None:
-    """As `check_kind`, for a folder that has belonged to the group. Raises LogDamaged too."""
+    """As `check_kind`, for a folder that belonged to the group. Raises LogDamaged, too."""
     path = data / FILE
     if not path.exists():
         check_kind(group, None, wanted)
@@ -113,6 +115,6 @@ def check_folder(data: Path, group: str, wanted: DelaySettings | None) -> None:
 
 
 def note_folder(disk: Disk, data: Path, settings: DelaySettings | None) -> None:
-    """From now on the folder is of a group of this kind. Raises DiskFull, FlushFailed."""
+    """Record that the folder belongs to a group of this kind. Raises DiskFull, FlushFailed."""
     if settings is not None and not (data / FILE).exists():
         disk.replace(data / FILE, settings.encode())

@@ -1,6 +1,6 @@
-"""What a running broker is. Every node puts its broker together here; each part gets what it needs when it is made.
+"""Assembles a running broker. Every node makes its broker here; each part gets what it needs from its constructor.
 
-                            of a node alone (`qmq dev`)     of a replica (`qmq broker`, `qmq delay`)
+                            single node (`qmq dev`)         replica (`qmq broker`, `qmq delay`)
     turns, state            Broker, or DelayBroker          the same
     says what is committed  Alone                           Driver, with the Coordinator of its mastership
     fencing by lease        -                               WriteLease
@@ -64,7 +64,7 @@ AddServices = Callable[["grpc.aio.Server"], None]
 
 
 class StandaloneBroker(Generic[B]):
-    """The broker of a node without replicas, which is always its group's master. Without a `view` nobody tells it of rules."""
+    """The broker of a node without replicas, which is always master. Without a `view` it has no group rules."""
 
     def __init__(
         self,
@@ -123,23 +123,23 @@ class StandaloneBroker(Generic[B]):
 
 
 class ReplicaLife(Protocol):
-    """What a replica's parts ask of the node that runs it."""
+    """What a replica's parts need of their node."""
 
     @property
     def is_opening(self) -> bool:
-        """Whether the store is being opened anew: nobody is to believe its files."""
+        """Whether the store is being reopened: its files must not be read."""
         ...
 
     def may_serve(self) -> bool:
-        """Whether this replica has what it needs to serve clients; without it a master leads and serves nobody."""
+        """Whether this replica has everything that it needs to serve clients; without that, a master leads and serves nobody."""
         ...
 
     def must_hold_back(self) -> bool:
-        """Whether no checkpoint may be written now, and nothing deleted."""
+        """Whether checkpoints and deletions must wait now."""
         ...
 
     def role_changed(self, role: Role) -> None:
-        """The replica has taken up a role."""
+        """The replica has a new role."""
         ...
 
     def donors(self) -> dict[str, str]:
@@ -147,11 +147,11 @@ class ReplicaLife(Protocol):
         ...
 
     def reopen(self, until: int | None, place: Place | None) -> Awaitable[Store]:
-        """Open the store anew: cut behind an index, or begun anew at a place."""
+        """Reopen the store: with everything after an index cut, or beginning anew at a place."""
         ...
 
     def save(self, identity: ReplicaIdentity) -> None:
-        """Put on disk, synced, what this replica promised and knows."""
+        """Write and sync the replica's promises and identity."""
         ...
 
 
@@ -231,7 +231,7 @@ class ReplicaBroker(Generic[B]):
         )
 
     def master_record(self) -> MasterRecord:
-        """How clients find this replica while it is master. Its ports are known once it listens."""
+        """How clients find this replica while it is master. Its ports are known after `listen`."""
         return MasterRecord(self._identity.replica, 0, "", self.data_address, self.control_address)
 
     @property
@@ -259,12 +259,12 @@ class ReplicaBroker(Generic[B]):
         )
 
     def start(self) -> None:
-        """Begin to take part. Listen before, so that a master can be found."""
+        """Begin to take part in the group. Call `listen` first, so that clients can find a master."""
         self.maintenance.start()
         self.driver.start()
 
     async def stop_serving(self, *, abruptly: bool = False) -> None:
-        """Answer what is under way, and end what runs beside the broker. The caller closes the store."""
+        """Finish requests, and end the background work. The caller closes the store."""
         if self._control is not None:
             await self._control.stop(None if abruptly else STOP_GRACE_S)
         self.broker.retire()

@@ -2,10 +2,10 @@
 
     DATA/delay.json                  what the group was founded with (bootstrap.py)
     DATA/broker/schedule/            which message is where and due when: the projection of the store beside it
-    DATA/broker/schedule-fetched/    while it is being fetched from another replica (schedule_transfer.py)
+    DATA/broker/schedule-fetched/    a schedule that is being copied from another replica (schedule_transfer.py)
 
-It differs in its broker, which delivers what is due while it is master, in its clock, which does not believe every jump, and in one more
-service on its control port. Real-time brokers are found in the coordination store, not by a metaserver.
+It differs in its broker, which delivers due messages while it is master, in its clock, which does not follow every jump, and in one more
+service on its control port. It finds real-time brokers in the coordination store, without a metaserver.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ if TYPE_CHECKING:
 
 
 def delay_log() -> LogConfig:
-    """A delay group's message log is only the way into the schedule: a day of it is enough for replicas that were away."""
+    """A delay group's message log is only the input of the schedule: one day of it is enough for replicas that were away."""
     return LogConfig(retention_ms=bootstrap.DAY_MS)
 
 
 @dataclass(frozen=True, slots=True)
 class DelayReplicaConfig(ReplicaConfig):
-    """One replica. `settings` found the group if nobody did before, and must be the group's otherwise; `delay` is this replica's own."""
+    """One replica. `settings` are used to create the group, and must otherwise equal the group's; `delay` is this replica's own."""
 
     data_port: int = 20883
     control_port: int = 20884
@@ -61,7 +61,7 @@ class DelayReplicaConfig(ReplicaConfig):
 
 
 class DelayNode(ReplicaNode):
-    """A running replica of a delay group. `start`, then `stop`; after a crash just `start` again."""
+    """A running replica of a delay group. Call `start`, then `stop`; after a crash call `start` again."""
 
     broker: DelayBroker
 
@@ -74,7 +74,7 @@ class DelayNode(ReplicaNode):
         self._delay = config.delay
         self._locator = ViewLocator(self.coordination, self.view, self.environment.network)
         self._witnesses: TimeWitnesses | None = None
-        if isinstance(self.clock, SteadyClock):  # one that was handed in is believed
+        if isinstance(self.clock, SteadyClock):  # a clock that was passed in is trusted
             self._witnesses = TimeWitnesses(self.clock, self._witness_addresses, network=self.environment.network)
         self._transfer = ScheduleTransfer(
             self, self.folder, self._disk, Schedule, environment.fatal, self.environment.network, environment.node_timing
@@ -135,25 +135,25 @@ class DelayNode(ReplicaNode):
 
     @property
     def has_schedule(self) -> bool:
-        """Whether the schedule is here: if the log lost its beginning, it must come from another replica."""
+        """Whether the schedule is complete: if the log lost its beginning, it must be copied from another replica."""
         return not self._is_opening and schedule_of(self.broker.store).is_whole
 
     def needs_from(self) -> int | None:
-        """The lowest index from which on our own log is whole."""
+        """The lowest index from which on our own log is complete."""
         return None if self._is_opening else whole_from(self.broker.store)
 
     @property
     def committed(self) -> int:
-        """Up to where our own log is committed; nothing is adopted while that is being opened."""
+        """Up to where our own log is committed; -1 while it is being reopened, so that nothing is adopted."""
         return -1 if self._is_opening else self.driver.core.commit
 
     @property
     def leads(self) -> bool:
-        """Whether we are master."""
+        """Whether this replica is master."""
         return self.driver.core.role is Role.MASTER
 
     def adopt(self) -> None:
-        """Open the store anew, with the schedule that was fetched."""
+        """Reopen the store with the copied schedule."""
         self._running.maintenance.quiesce()
         self.broker.store.close()
         self.broker.reopened(self._open_store())
@@ -167,7 +167,7 @@ class DelayNode(ReplicaNode):
     # --- the clock -----------------------------------------------------------------------------------------------------
 
     def _witness_addresses(self) -> Iterator[str]:
-        """The other replicas, then everybody else who is present."""
+        """The other replicas first, then everybody else who is registered."""
         yield from self.donors().values()
         for state in self.view.groups():
             if state.name != self.config.group:
@@ -176,7 +176,7 @@ class DelayNode(ReplicaNode):
     # --- the end -------------------------------------------------------------------------------------------------------
 
     async def stop(self, *, abruptly: bool = False) -> None:
-        """See `ReplicaNode.stop`. What is being delivered ends first: a plan that is not answered is sent again by the next master."""
+        """See `ReplicaNode.stop`. Deliveries end first: the next master sends unanswered plans again."""
         await self._transfer.stop()
         if self._witnesses is not None:
             await self._witnesses.stop()

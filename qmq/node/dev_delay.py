@@ -1,7 +1,7 @@
 """The delay group of `qmq dev`: one replica, which is its master, beside the broker in the same process.
 
-Its broker finds the real-time one as a cluster's does, by the coordination store and a connection to its data port: there is one way to
-deliver.
+Its broker finds the real-time one as in a cluster, by the coordination store and a connection to its data port, so that there is one
+delivery path.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class DelayPart:
         self.broker = self._part.broker
         self._witnesses: TimeWitnesses | None = None
         if isinstance(self.clock, SteadyClock):
-            self._witnesses = TimeWitnesses(self.clock, lambda: ())  # nobody here knows better: all is one machine
+            self._witnesses = TimeWitnesses(self.clock, lambda: ())  # no witnesses, because everything is on one machine
         files = ReplicaScheduleFiles(folder, lambda: True)
         identity = DelayIdentity(broker.name, broker.name, settings.bucket_ms)
         self._service = DelayService(identity, lambda: self.broker.admin if self.broker.is_serving else None, files)
@@ -107,11 +107,11 @@ class DelayPart:
         return self._part.data_port
 
     def sources(self) -> list[FigureSource]:
-        """What reads its figures."""
+        """The sources of its metrics."""
         return self._part.sources()
 
     async def retire(self) -> None:
-        """Deliver nothing more, let nothing new in."""
+        """Deliver nothing more, and accept nothing."""
         await self._part.retire()
         ending = self.broker.end_engine()
         if ending is not None:
@@ -121,7 +121,7 @@ class DelayPart:
         self._locator.close()
 
     async def stop(self) -> None:
-        """Answer what is under way."""
+        """Finish requests, and end."""
         await self._part.stop()
 
     def close(self) -> None:

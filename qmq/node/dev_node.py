@@ -48,14 +48,14 @@ if TYPE_CHECKING:
     from qmq.node.dev_delay import DelayPart
 
 RELIST_S: Final = 300.0
-"""The store is in this process, and its watch loses nothing: listing ten thousand subjects would only take time from the broker."""
+"""The store is in this process and its watch loses nothing: listing thousands of subjects would only take time."""
 
 
 @dataclass(frozen=True, slots=True)
 class NodeConfig:
     """Where a node keeps its data and listens. Port 0 takes a free one.
 
-    With `delay` it has a delay group, too, whose settings found it or must be those that it was founded with.
+    With `delay` it has a delay group, too, with these settings, which must not change later.
     """
 
     data: Path
@@ -73,7 +73,7 @@ class NodeConfig:
     delay_settings: DelaySettings = bootstrap.DEFAULT
     delay_config: DelayConfig = field(default_factory=DelayConfig)
     metrics_port: int | None = None
-    """Where /metrics is; None: nowhere."""
+    """The port of /metrics; None: none."""
     access: AccessConfig = field(default_factory=AccessConfig)
 
 
@@ -82,12 +82,12 @@ def _no_progress(_what: str, _done: int, _total: int) -> None:
 
 
 class Node:
-    """A running node. `start`, then `stop`; after a crash just `start` again."""
+    """A running node. Call `start`, then `stop`; after a crash call `start` again."""
 
     def __init__(
         self, config: NodeConfig, progress: Progress = _no_progress, clock: Clock | None = None, network: Network = NETWORK
     ) -> None:
-        """`clock`: another one than the machine's, which is believed. `network`: for all of its ports, and between them."""
+        """`clock` replaces the machine's and is trusted. `network` is for all of its ports and connections."""
         self._given_network = network
         self.config = config
         self._progress = progress
@@ -97,11 +97,8 @@ class Node:
     async def start(self) -> None:
         """Recover, then serve.
 
-        Raises:
-            FolderInUse: another process has the folder.
-            InvalidArgument: the folder's groups are not those that the config names.
-            LogDamaged: acknowledged data is hurt.
-            OSError: a port is taken.
+        Raises: FolderInUse: another process has the folder. InvalidArgument: the folder's groups are not those that the config names.
+        LogDamaged: acknowledged data is damaged. OSError: a port is taken.
         """
         config = self.config
         make_private(config.data)
@@ -186,11 +183,11 @@ class Node:
         self.metrics = await serving.serve(config.host, config.metrics_port, self.sources(), self.readiness)
 
     def readiness(self) -> Readiness:
-        """How it stands, for /readyz."""
+        """The state for /readyz."""
         return of_meta(self.broker.is_serving)
 
     def sources(self) -> list[FigureSource]:
-        """What reads its figures."""
+        """The sources of its metrics."""
         of_delay = self.delay.sources() if self.delay is not None else []
         own = (
             MetaSource(self._meta, self.view),
@@ -215,7 +212,7 @@ class Node:
         return f"{self.config.host}:{self._part.data_port}"
 
     async def stop(self) -> None:
-        """Answer what is under way, then close so that the next start replays nothing."""
+        """Finish requests, then close so that the next start replays nothing."""
         if self.metrics is not None:
             await self.metrics.stop()
         if self._audit is not None:

@@ -26,15 +26,15 @@ from qmq.security.tls_network import TlsNetwork
 @dataclass(frozen=True, slots=True)
 class Environment:
     clock: Clock | None = None
-    """None: the system's; of a delay server one that does not believe every jump (qmq/delay/timekeeper.py)."""
+    """None: the system's; on a delay server one that does not follow every jump (qmq/delay/timekeeper.py)."""
     steady: Clock = field(default_factory=SystemClock)
-    """Its monotonic time is that of heartbeats and elections."""
+    """Its monotonic time is for heartbeats and elections."""
     disk: Disk = field(default_factory=Disk)
     network: Network = NETWORK
     timing: Timing = field(default_factory=Timing)
     """Of heartbeats and elections."""
     fatal: Callable[[BaseException], None] = stop_process
-    """What happens to a process that must not go on."""
+    """Ends a process that must not continue."""
     node_timing: NodeTiming = TIMING
 
 
@@ -42,7 +42,7 @@ MACHINE: Final = Environment()
 
 
 def environment_with(tls: Tls | None) -> Environment:
-    """The machine's, and connections are encrypted if there are certificates. Raises InvalidArgument for files that cannot be used."""
+    """The machine's environment, with TLS if there are certificates. Raises InvalidArgument for unusable files."""
     if tls is None:
         return MACHINE
     credentials = Credentials(tls)

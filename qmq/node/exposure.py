@@ -1,4 +1,4 @@
-"""What strangers could reach of a server: without TLS that asks for certificates it listens on its own machine only, unless told otherwise.
+"""Refuses to expose a server: without mutual TLS it listens on its own machine only, unless the operator insists.
 
     loopback, unix:/path       as it is
     any other address          with TLS, and certificates required of clients, as it is; otherwise refused without --insecure
@@ -24,14 +24,16 @@ log = logging.getLogger("qmq.node")
 
 
 class Weakness(NamedTuple):
-    """What is open to strangers, and what closes it."""
+    """Something that strangers can reach, and how to protect it."""
 
     what: str
     remedy: str
 
 
 def weaknesses(host: str, etcd: EtcdOptions | None = None, tls: Tls | None = None) -> list[Weakness]:
-    """Of a server that listens on `host` and gives its password to `etcd`. Raises InvalidArgument for what is no endpoint."""
+    """The weaknesses of a server that listens on `host` and gives its password to `etcd`. Raises InvalidArgument for
+    a malformed endpoint.
+    """
     found = []
     if not is_local(host) and not (tls is not None and tls.requires_clients):
         what = f"there is no access control: everybody who reaches {host} may read, change and delete everything"
@@ -48,7 +50,7 @@ def weaknesses(host: str, etcd: EtcdOptions | None = None, tls: Tls | None = Non
 
 
 def require_guarded(host: str, is_insecure: bool, etcd: EtcdOptions | None = None, tls: Tls | None = None) -> None:
-    """Raises InvalidArgument where strangers could reach what they must not; with `is_insecure` that is a warning in the log."""
+    """Raises InvalidArgument if there are weaknesses; with `is_insecure` they are only logged as warnings."""
     for what, remedy in weaknesses(host, etcd, tls):
         if not is_insecure:
             raise InvalidArgument(f"{what}. {remedy}; --insecure (QMQ_INSECURE=1) allows it on a private network (docs/SECURITY.md)")

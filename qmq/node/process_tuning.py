@@ -1,4 +1,4 @@
-"""Settings of the process that pay for a broker, and for a benchmark's clients; a library must not make them for its host."""
+"""Process settings for brokers and for a benchmark's clients. A library must not change them for its host."""
 
 from __future__ import annotations
 
@@ -11,22 +11,23 @@ _M_TRIM_THRESHOLD: Final = -1
 _M_TOP_PAD: Final = -2
 _M_MMAP_THRESHOLD: Final = -3
 SWITCH_INTERVAL_S: Final = 0.0005
-"""A thread that finished a flush waits this long for the interpreter at most, instead of Python's 5 ms."""
+"""The longest wait for the interpreter of a thread that finished a flush; Python's default is 5 ms."""
 
 _KEEP_BYTES: Final = 1 << 30
 _TOP_PAD_BYTES: Final = 16 << 20
 
 
 def calm_collector() -> None:
-    """Let the cyclic collector look rarely, and never at what is there now: a broker's objects die by reference count, and walking those
-    of ten thousand queues takes as long as a hundred batches."""
+    """Make the cyclic garbage collector run rarely, and never over existing objects: a broker's objects die by reference count, and walking
+    those of ten thousand queues takes as long as a hundred batches.
+    """
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 50, 100)
 
 
 def keep_freed_memory() -> None:
-    """Tell glibc to keep large freed blocks: giving each back to the kernel and faulting it in again costs a third of the speed."""
+    """Make glibc keep large freed blocks: returning each to the kernel and faulting it in again costs a third of the speed."""
     if not sys.platform.startswith("linux"):
         return
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
@@ -37,6 +38,6 @@ def keep_freed_memory() -> None:
 
 
 def tune_process() -> None:
-    """What every broker's process does before it starts."""
+    """The settings of every broker process."""
     keep_freed_memory()
     sys.setswitchinterval(SWITCH_INTERVAL_S)

@@ -1,12 +1,12 @@
-"""`qmq broker`: one replica of one broker group. Composes what the parts need; decides nothing about replication (qmq_replication does).
+"""`qmq broker`: one replica of one broker group. Assembles the parts; qmq_replication decides about replication.
 
-    DATA/replica.json       what this replica promised, and what it knows of the others (qmq_replication/replica_identity.py)
+    DATA/replica.json       the replica's promises and identity (qmq_replication/replica_identity.py)
     DATA/broker/            its store (qmq/log/store.py), the same bytes as on every other replica
 
-Starting: read who we are, ask the coordination store who belongs to the group (founding it, if it is new), open the store (mending damage
-from the others), listen, take part. It takes part as a slave first, always; who serves is decided among the replicas.
+Starting: read the identity, ask the coordination store for the group's members (creating a new group), open the store (repairing damage
+from the others), listen, take part. It always begins as a slave; the replicas elect the master.
 
-What a replica of another kind does otherwise, it says by overriding what stands under *by kind* (qmq/node/delay_node.py).
+A replica of another kind overrides the methods under *by kind* (qmq/node/delay_node.py).
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ MEND_TRIES: Final = 1_000
 
 @dataclass(frozen=True, slots=True)
 class ReplicaConfig:
-    """One replica. `replicas` found the group if nobody did before. Port 0 takes a free one."""
+    """One replica. `replicas` are used to create the group. Port 0 takes a free one."""
 
     group: str
     replica: str
@@ -86,12 +86,12 @@ class ReplicaConfig:
     log: LogConfig = field(default_factory=LogConfig)
     broker: BrokerConfig = field(default_factory=BrokerConfig)
     metrics_port: int | None = None
-    """Where /metrics is; None: nowhere."""
+    """The port of /metrics; None: none."""
     access: AccessConfig = field(default_factory=AccessConfig)
 
 
 class ReplicaNode:
-    """A running replica. `start`, then `stop`; after a crash just `start` again."""
+    """A running replica. Call `start`, then `stop`; after a crash call `start` again."""
 
     def __init__(
         self,
@@ -116,7 +116,7 @@ class ReplicaNode:
         self._disk = environment.disk
         self._is_opening = False
         self._roles: dict[str, int] = {}
-        """How often it took up each."""
+        """How often it took each role."""
         self.metrics: MetricsServer | None = None
 
     # --- starting ------------------------------------------------------------------------------------------------------
@@ -124,11 +124,8 @@ class ReplicaNode:
     async def start(self) -> None:
         """Recover, then take part.
 
-        Raises:
-            FolderInUse: another process has the folder.
-            InvalidArgument: the group is of another kind.
-            LogDamaged: acknowledged data is hurt, and no other replica could mend it.
-            OSError: a port is taken.
+        Raises: FolderInUse: another process has the folder. InvalidArgument: the group is of another kind. LogDamaged: acknowledged data is
+        damaged, and no other replica could repair it. OSError: a port is taken.
         """
         config = self.config
         make_private(config.data)
@@ -173,7 +170,7 @@ class ReplicaNode:
         )
 
     async def _begin_view(self) -> None:
-        """However often the coordination store refuses: who goes on without a view is blind, and nobody notices."""
+        """Retry as often as the coordination store refuses: a replica without a view would be blind, and nobody would notice."""
         timing = self.environment.node_timing
         pause_s = timing.view_retry_s
         while True:
@@ -186,7 +183,7 @@ class ReplicaNode:
             pause_s = min(pause_s * 2, timing.view_retry_s_max)
 
     async def _join(self) -> ReplicaMembership:
-        """Who belongs to the group, which is of our kind."""
+        """The group's members; the group must be of our kind."""
         config, known = self.config, self._identity.members()
         if known is None:
             known = await bootstrap.found(self.coordination, config.group, config.replicas, self.kind)
@@ -200,7 +197,7 @@ class ReplicaNode:
         return known
 
     async def _open(self) -> Store:
-        """Open the store; where it is damaged, mend it from the others first."""
+        """Open the store; if it is damaged, repair it from the others first."""
         folder = self.folder
         if self._identity.resetting_until:
             self._forget()
@@ -227,7 +224,7 @@ class ReplicaNode:
         return await replica_repair.repair_folder(*where, self.environment.network, self._disk)
 
     def _judge_past(self, *, is_new: bool) -> None:
-        """Whether this replica may lack what it acknowledged; and whatever a new folder's predecessor promised."""
+        """Whether this replica may lack entries that it acknowledged, and whatever a new folder's predecessor promised."""
         past, boot = self._identity, identities.boot_id()
         lost_power = past.boot not in (boot, identities.CLEAN) and self.config.log.flush is Flush.ASYNC
         is_whole = past.is_whole and not lost_power and not self.store.lost_tail
@@ -241,7 +238,7 @@ class ReplicaNode:
         self.save(self._identity)
 
     def save(self, identity: ReplicaIdentity) -> None:
-        """Put on disk, synced, what this replica promised and knows."""
+        """Write and sync the replica's promises and identity."""
         identity.save(self._disk, self.config.data)
 
     def _take_part(self) -> None:
@@ -254,11 +251,11 @@ class ReplicaNode:
         running.start()
 
     def readiness(self) -> Readiness:
-        """How it stands, for /readyz."""
+        """The state for /readyz."""
         return of_replica(self.driver.core, is_serving=self.broker.is_serving, has_all=self.may_serve())
 
     def sources(self) -> list[FigureSource]:
-        """What reads its figures."""
+        """The sources of its metrics."""
         own = serving.sources_of(
             self.broker,
             self.config.group,
@@ -288,7 +285,7 @@ class ReplicaNode:
     # --- by kind -------------------------------------------------------------------------------------------------------
 
     def _projection(self) -> Projection | None:
-        """What follows from the logs besides; a new one for each opening of the store."""
+        """The store's projection; a new one for each opening."""
         return None
 
     def _make_broker(self, make_parts: MakeParts) -> Broker:
@@ -298,7 +295,7 @@ class ReplicaNode:
         )
 
     def broker_config(self) -> BrokerConfig:
-        """That of the broker, which has the replica's name."""
+        """The broker's configuration, with the replica's name."""
         return replace(self.config.broker, name=self.config.replica)
 
     def _routing(self) -> Routing | None:
@@ -309,32 +306,32 @@ class ReplicaNode:
         return None
 
     def _forget(self) -> None:
-        """The log is about to begin anew: what else is here of the past must not be believed."""
+        """The log is about to begin anew: remove everything else that follows from the old one."""
 
     def may_serve(self) -> bool:
-        """Whether nothing has to be fetched before it can serve."""
+        """Whether nothing must be copied before it can serve."""
         return True
 
     def must_hold_back(self) -> bool:
-        """Whether no checkpoint may be written now, and nothing deleted."""
+        """Whether checkpoints and deletions must wait now."""
         return self.driver.core.resetting_until > 0
 
     # --- while it runs -------------------------------------------------------------------------------------------------
 
     def role_changed(self, role: Role) -> None:
-        """The replica has taken up a role."""
+        """The replica has a new role."""
         self._roles[role.value] = self._roles.get(role.value, 0) + 1
         if role is not Role.MASTER:
             self._running.write_lease.end()
         self._running.maintenance.after_turn()
 
     def donors(self) -> dict[str, str]:
-        """Control addresses of the others."""
+        """Control addresses of the other replicas."""
         records = self.view.replicas(self.config.group)
         return {name: each.control_address for name, each in records.items() if name != self.config.replica}
 
     def _changed(self, _: ViewChange) -> None:
-        """The coordination store has news; or had, before we started."""
+        """The coordination store changed, perhaps before we started."""
         state = self.view.group(self.config.group)
         records = self.view.replicas(self.config.group)
         addresses = {name: each.data_address for name, each in records.items() if name != self.config.replica}
@@ -353,11 +350,13 @@ class ReplicaNode:
 
     @property
     def is_opening(self) -> bool:
-        """Whether the store is being opened anew: nobody is to believe its files."""
+        """Whether the store is being reopened: its files must not be read."""
         return self._is_opening
 
     async def reopen(self, until: int | None, place: Place | None) -> Store:
-        """The store anew, opened in a thread: cut behind an index, or begun anew at a place. The broker's is closed only then."""
+        """Reopen the store in a thread: with everything after an index cut, or beginning anew at a place. The broker's store is closed only
+        then.
+        """
         self._is_opening = True
         await self._running.repair.stop()
         await self._running.maintenance.pause()
@@ -427,7 +426,7 @@ class ReplicaNode:
 
 
 async def run_replica(make: Callable[[], ReplicaNode], role: str = "broker") -> None:
-    """Run the node that `make` gives until SIGINT or SIGTERM."""
+    """Run the node that `make` returns until SIGINT or SIGTERM."""
     from qmq.node.process_tuning import calm_collector, tune_process
     from qmq.node.role_process import until_signal
 

@@ -1,4 +1,4 @@
-"""How a role stands, for who starts and watches processes: what /readyz says. Out of memory, so it costs next to nothing."""
+"""The readiness of a role, for /readyz. Read from memory, so it is cheap."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from qmq.metrics.readiness import Readiness
 
 
 def of_meta(is_serving: bool) -> Readiness:
-    """A metaserver is ready once it has listed the cluster; after that it answers out of memory, also while etcd is away."""
+    """A metaserver is ready once it has listed the cluster; after that it answers from memory, even while etcd cannot be reached."""
     return Readiness(is_serving, "serving" if is_serving else "starting: it waits for the coordination store")
 
 
 def of_replica(core: Replica, *, is_serving: bool, has_all: bool = True) -> Readiness:
-    """A replica is ready while it serves as master, or hears its master and has a say. `has_all`: nothing has to be fetched first."""
+    """A replica is ready while it serves as master, or has a master and a vote. `has_all`: nothing must be copied first."""
     if not has_all:
         return Readiness(False, f"{core.role.value}: the schedule is being fetched from another replica")
     if core.role is Role.MASTER:

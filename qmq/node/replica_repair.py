@@ -1,8 +1,7 @@
-"""Mending damage on one replica with what another one has: positions are the same everywhere, so bytes are simply copied.
+"""Repairs damage of one replica with another's bytes: positions are the same on all replicas, so bytes are copied.
 
-Whoever is asked checks its own checksums before it answers, and so does who asked. But checksums only say that bytes are whole, not that
-they belong here: the other replica may have been told another history than ours. So entries are taken only if the log's own rule says that
-they are the ones that were here:
+Both sides verify checksums. But valid bytes may belong to another history than ours. So entries are taken only if the log proves that they
+are the ones that were here:
 
 * *A whole entry of ours follows the hole, and the other replica has the same one there*: the same epoch and index in the same place. Where
   two logs agree on one entry they agree on everything before it (Raft, section 5.3), so they agree on the hole.
@@ -45,14 +44,14 @@ log = logging.getLogger("qmq.node")
 
 ASK_S: Final = 5.0
 ASK_BYTES: Final = MIB
-"""Of one answer; a larger hole takes more of them."""
+"""Bytes of one answer; a larger hole takes several."""
 HOLE_BYTES_MAX: Final = 4 * BATCH_BYTES_MAX
-"""A hole larger than this is no damage to be mended entry by entry: the replica is better made anew from the others."""
+"""A larger hole is not repaired entry by entry: the replica is better made anew from the others."""
 _NAMES: Final = ("message", "action")
 _MAGIC_BYTES: Final = MAGIC.to_bytes(4, "little")
 
 Knows = Callable[[int], int]
-"""Epoch of our entry at an index; -1 where that is not known."""
+"""The epoch of our entry at an index; -1 if it is not known."""
 
 
 def _knows_nothing(_: int) -> int:
@@ -63,7 +62,7 @@ def _knows_nothing(_: int) -> int:
 
 
 def read_log(store: Store, number: int, position: int, bytes_max: int) -> bytes:
-    """Whole entries from a position on, up to one that is damaged here too. Raises LogDamaged if that is the first, InvalidArgument."""
+    """Whole entries from a position on, up to the first damaged one. Raises LogDamaged if that is the first, InvalidArgument."""
     if number not in (0, 1):
         raise InvalidArgument(f"there is no log {number}: 0 is the message log, 1 the action log")
     segments = store.logs[number]
@@ -86,7 +85,7 @@ def read_log(store: Store, number: int, position: int, bytes_max: int) -> bytes:
 
 
 class Donor:
-    """Another replica, and what it has from a damaged place on."""
+    """Another replica, and its entries from a damaged place on."""
 
     def __init__(self, stub: control_pb2_grpc.BrokerControlAsyncStub, damage: LogDamaged) -> None:
         self._stub = stub
@@ -94,7 +93,7 @@ class Donor:
         self.data = b""
 
     async def more(self) -> bool:
-        """Get more entries; False if there are none, or what came is not whole. Raises grpc.RpcError."""
+        """Get more entries; False if there are none, or they are invalid. Raises grpc.RpcError."""
         damage, position = self._damage, self._damage.position + len(self.data)
         answer: pb.ReadLogResponse = await self._stub.ReadLog(
             pb.ReadLogRequest(log=damage.log, position=position, bytes_max=ASK_BYTES), timeout=ASK_S
@@ -108,7 +107,7 @@ class Donor:
 async def ask(
     addresses: Mapping[str, str], damage: LogDamaged, fits: Callable[[bytes], bool] = bool, network: Network = NETWORK
 ) -> bytes | None:
-    """Entries from the damage on that `fits` takes, from the first replica that has such, by control address."""
+    """Entries from the damage on that `fits` accepts, from the first replica that has such, by control address."""
     for name, address in addresses.items():
         async with network.channel(address) as channel:
             donor = Donor(control_pb2_grpc.BrokerControlStub(channel), damage)
@@ -129,7 +128,7 @@ async def ask(
 
 
 def parse(number: int, position: int, data: bytes) -> list[PendingEntry] | None:
-    """The entries, if they are whole and in order: nothing else comes near a file."""
+    """The entries, if they are valid and in order; nothing else is written."""
     try:
         found = entries_of(WriteRun(number, 0, position, len(data), (data,)))
     except CorruptBatch:
@@ -145,7 +144,7 @@ def _follows(before: Envelope, after: Envelope) -> bool:
 
 
 def find_hole(segments: Segments, damage: LogDamaged, data: bytes, knows: Knows = _knows_nothing) -> list[PendingEntry] | None:
-    """Which of the entries in `data` belong into the hole at the damage; None if that cannot be said, or nothing is damaged there."""
+    """The entries in `data` that belong into the hole; None if that cannot be proved, or nothing is damaged there."""
     entries = parse(damage.log, damage.position, data)
     if not entries or not _fits_behind(segments, entries[0]):
         return None
@@ -170,12 +169,12 @@ def _whole_at(segments: Segments, position: int) -> Envelope | None:
 
 
 def _is_ours(segments: Segments, entry: PendingEntry) -> bool:
-    """Whether we have the same entry there, whole."""
+    """Whether we have the same valid entry there."""
     return _whole_at(segments, entry.position) == entry.envelope
 
 
 def _fits_behind(segments: Segments, entry: PendingEntry) -> bool:
-    """Whether the entry follows what lies before it, if that can still be read."""
+    """Whether the entry may follow the one before it, if that can still be read."""
     before: Envelope | None = None
     for before in _envelopes_before(segments, entry.position):
         if _follows(before, entry.envelope):
@@ -184,7 +183,7 @@ def _fits_behind(segments: Segments, entry: PendingEntry) -> bool:
 
 
 def _envelopes_before(segments: Segments, position: int) -> Iterator[Envelope]:
-    """Whole envelopes of entries that end at `position`: one, or none if it is damaged (more if a message holds the copy of an entry)."""
+    """Valid envelopes of entries that end at `position`: one; none if it is damaged; more if a message contains the copy of an entry."""
     if position == segments.start:
         return
     base = segments.base_of(position - 1)
@@ -203,7 +202,7 @@ def _envelopes_before(segments: Segments, position: int) -> Iterator[Envelope]:
 
 
 def mend(segments: Segments, damage: LogDamaged, data: bytes, knows: Knows = _knows_nothing) -> bool:
-    """Fill the hole. False if that is not what was there: then nothing was written. Raises FlushFailed, DiskFull."""
+    """Fill the hole. False if these are not the original entries: then nothing was written. Raises FlushFailed, DiskFull."""
     hole = find_hole(segments, damage, data, knows)
     if hole is None:
         return False
@@ -212,7 +211,7 @@ def mend(segments: Segments, damage: LogDamaged, data: bytes, knows: Knows = _kn
         for _, part in groupby(hole, lambda entry: segments.base_of(entry.position)):
             begin = (entries := list(part))[0].position - damage.position
             segments.mend(entries[0].position, data[begin : begin + sum(each.envelope.total_bytes for each in entries)])
-    except OSError as cause:  # nothing was promised that is not promised already: what serves goes on, and it is tried again
+    except OSError as cause:  # no promise depends on it: the broker goes on, and tries again
         log.error("writing the repaired %d bytes of the %s log at %d failed: %s", size, _NAMES[damage.log], damage.position, cause)
         return False
     log.warning("repaired %d bytes of the %s log at %d from another replica", size, _NAMES[damage.log], damage.position)
@@ -220,7 +219,7 @@ def mend(segments: Segments, damage: LogDamaged, data: bytes, knows: Knows = _kn
 
 
 async def repair(addresses: Mapping[str, str], store: Store, damage: LogDamaged, network: Network = NETWORK) -> bool:
-    """Mend damage of an open store from the replicas at these control addresses. Raises FlushFailed, DiskFull."""
+    """Repair damage of an open store from the replicas at these control addresses. Raises FlushFailed, DiskFull."""
     segments = store.logs[damage.log]
     cuts = segments.cuts
 
@@ -239,7 +238,7 @@ async def repair_folder(
     network: Network = NETWORK,
     disk: Disk | None = None,
 ) -> bool:
-    """The same for a store that cannot be opened; its folder must not be in use."""
+    """Repair a store that cannot be opened; its folder must not be in use."""
     disk = disk or Disk()
     segments = Segments(disk, folder / _NAMES[damage.log], segment_bytes)
     knows = _history(folder, disk)
@@ -251,7 +250,7 @@ async def repair_folder(
 
 
 def _history(folder: Path, disk: Disk) -> Knows:
-    """What the newest whole checkpoint says."""
+    """The history in the newest valid checkpoint."""
     found = checkpoints.load(folder / "checkpoint", disk)
     if found is None:
         return _knows_nothing
@@ -260,22 +259,22 @@ def _history(folder: Path, disk: Disk) -> Knows:
 
 
 class Repaired(Protocol):
-    """The broker whose log is mended."""
+    """The broker whose log is repaired."""
 
     @property
     def store(self) -> Store: ...
 
     def resume(self) -> None:
-        """Let who waits try again."""
+        """Let waiting requests try again."""
         ...
 
 
 class Replicated(Protocol):
-    """What a repair asks of the replica."""
+    """What a repair needs of the replica."""
 
     @property
     def is_opening(self) -> bool:
-        """Whether the store is being opened anew: nobody is to believe its files."""
+        """Whether the store is being reopened: its files must not be read."""
         ...
 
     def donors(self) -> Mapping[str, str]:
@@ -284,7 +283,7 @@ class Replicated(Protocol):
 
 
 class BackgroundRepair:
-    """Mends damage that was found while the replica runs, one at a time. `fatal` is told if a repair fails for good."""
+    """Repairs damage that is found while the replica runs, one at a time. `fatal` is called if a repair fails for good."""
 
     def __init__(self, broker: Repaired, replica: Replicated, network: Network, fatal: Callable[[BaseException], None]) -> None:
         self._broker = broker
@@ -294,7 +293,7 @@ class BackgroundRepair:
         self._mending: asyncio.Task[None] | None = None
 
     def mends(self, damage: LogDamaged) -> bool:
-        """Begin to mend, unless a repair runs. False if this damage cannot be mended."""
+        """Begin a repair, unless one runs. False if this damage cannot be repaired."""
         if damage.position < 0 or self._replica.is_opening:
             return False
         if self._mending is None or self._mending.done():
@@ -315,7 +314,7 @@ class BackgroundRepair:
         self._broker.resume()
 
     async def stop(self) -> None:
-        """Give up the repair that runs, if there is one."""
+        """Cancel the running repair, if there is one."""
         if self._mending is not None:
             self._mending.cancel()
             await asyncio.wait([self._mending])

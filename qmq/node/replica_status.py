@@ -1,4 +1,4 @@
-"""A replica as operators see it, and what they have it do: hand over, let another replica join or leave."""
+"""A replica's status for operators, handing over, and changes of membership."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class ReplicaStatus:
     # --- telling -------------------------------------------------------------------------------------------------------
 
     def describe(self) -> pb.ReplicaStatus:
-        """How it stands now."""
+        """The current status."""
         core, store = self._driver.core, self._broker.store
         members = core.membership
         return pb.ReplicaStatus(
@@ -76,7 +76,7 @@ class ReplicaStatus:
     # --- handing over --------------------------------------------------------------------------------------------------
 
     async def transfer(self, to: str) -> pb.TransferResponse:
-        """Let nothing new in, wait until `to` has everything, have it campaign. Raises NotMaster, InvalidArgument, Unavailable."""
+        """Accept nothing new, wait until `to` has everything, let it campaign. Raises NotMaster, InvalidArgument, Unavailable."""
         leader, driver = self._leader(), self._driver
         target = to or _most_advanced(leader)
         begin_ms = self._clock.monotonic_ms()
@@ -97,7 +97,9 @@ class ReplicaStatus:
     # --- membership ----------------------------------------------------------------------------------------------------
 
     async def change(self, *, add: str = "", remove: str = "") -> pb.ChangeReplicasResponse:
-        """Let a replica join (as a learner; it becomes a voter by itself) or leave. Raises NotMaster, InvalidArgument, Unavailable."""
+        """Add a replica (first as a learner; it becomes a voter by itself), or remove one. Raises NotMaster,
+        InvalidArgument, Unavailable.
+        """
         leader, driver = self._leader(), self._driver
         if bool(add) == bool(remove):
             raise InvalidArgument("name the replica to add or to remove")

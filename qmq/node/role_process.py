@@ -9,10 +9,7 @@ from collections.abc import Awaitable, Callable
 
 
 async def until_signal(start: Callable[[], Awaitable[str]]) -> bool:
-    """Start, print the line that it gives, wait for SIGINT or SIGTERM; a signal also ends a start that takes long: then it is False.
-
-    Raises what `start` raises.
-    """
+    """Start, print the returned line, wait for SIGINT or SIGTERM. A signal also cancels a start that takes long: then it returns False."""
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)

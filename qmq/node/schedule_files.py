@@ -1,6 +1,6 @@
-"""A replica's schedule, for another replica that has none: what the newest checkpoint on disk says of it, and its files' bytes.
+"""A replica's schedule for another replica that has none: its state in the newest checkpoint, and its files.
 
-Nothing is locked meanwhile: files grow, which does no harm, and vanish when their bucket is closed; then the taker begins again.
+Nothing is locked: files may grow, which is harmless, and disappear when their bucket is closed; then the other replica begins again.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from qmq.errors import NotConnected
 from qmq.log import checkpoint as checkpoints
 
 SCHEDULE: Final = "schedule"
-"""The folder, in the store's."""
+"""The folder's name within the store's."""
 
 
 class ReplicaScheduleFiles:

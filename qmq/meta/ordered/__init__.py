@@ -1,22 +1,23 @@
-"""The metaserver's side of ordered subjects (docs/ORDERING.md).
+"""The metaserver's part of ordered subjects (docs/ORDERING.md).
 
-What decides, by compare-and-swap. These await nothing but the store, the brokers, and the clock and timers that they are given:
+Decisions, by compare-and-swap. These modules await only the store, the brokers, and the clock and timers that they are given:
 
-    changes      a change of a route, from prepared to done: every step one transaction, whoever takes it
-    sealing      closing a source: its master seals it, or the store fences it
-    groups       a round of a consumer group: it advances, and its lanes are dealt out
-    placing      where a group begins, how it is moved; `starts` has the words for it
-    forgetting   deleting a group
-    records      a group's record and its subject's routes, as the store has them
-    progress     what brokers say of a group's lanes, as the pure functions ask for it
-    members      who is in a group: keys under leases, kept while a consumer asks
+    changes               a route change, from prepared to done: every step is one transaction, which any metaserver may do
+    sealing               closing a source: its master seals it, or the store fences it
+    group_rounds          a round of a consumer group: it advances, and its lanes are assigned
+    group_placement       where a group begins, and moving it; `group_starts` has the data
+    group_deletion        deleting a group
+    group_records         a group's record and its subject's routes, as the store has them
+    lane_progress         the brokers' answers about lanes, for the pure functions
+    group_members         the members of a group: keys under leases, kept while a consumer polls
 
-What drives and tells:
+What drives them, and what describes them:
 
-    controller   when rounds are run, and changes carried on; `leader` looks after what stands still
-    reshard      changing routes by load, without being asked
-    plans        what is asked for, made into a change
-    describe     routes, partitions and groups for people
-    asking       brokers over gRPC
-    service      all of it, as qmq/meta/meta_service.py calls it
+    controller            when rounds run and changes continue; `controller_election` elects the leader
+    auto_reshard          route changes by load
+    change_plans          makes a change from a request
+    evacuation            moves partitions away from lost broker groups
+    route_description     routes, partitions and groups for people
+    partition_calls       calls to brokers
+    ordered_service       all of it, as qmq/meta/meta_service.py calls it
 """

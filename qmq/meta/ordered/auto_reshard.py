@@ -1,7 +1,7 @@
-"""Changing routes by load, without being asked: the leader looks every five seconds, and does what qmq_ordering.resharding decides.
+"""Changes routes by load: the leader checks every five seconds, and does what qmq_ordering.resharding decides.
 
-What it remembers between two looks is its own: a new leader begins with the time of the last change, so the cool-down holds, and counts
-anew for how long neighbours have been cold. What was done last, and why, is kept in the store for `qmq route explain`.
+Its memory between two checks is local: a new leader begins with the time of the last change, so the cool-down holds, and counts again for
+how long neighbours have been cold. The last change and its reason are in the store, for `qmq route explain`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ log = logging.getLogger("qmq.meta")
 
 
 class Resharding:
-    """Policies, looks, decisions."""
+    """Policies, checks, decisions."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class Resharding:
     # --- policies ------------------------------------------------------------------------------------------------------
 
     async def set_policy(self, subject: str, wanted: pb.ReshardPolicy) -> pb.ReshardPolicy:
-        """Replace it. Raises InvalidArgument, CoordinationError."""
+        """Replace a subject's policy. Raises InvalidArgument, CoordinationError."""
         policy = policy_of(wanted)
         key = policy_key(subject)
         try:
@@ -74,7 +74,7 @@ class Resharding:
 
     @staticmethod
     def policy(state: OrderedState) -> ReshardPolicy:
-        """The subject's policy; off if nobody set one."""
+        """The subject's policy; off by default."""
         item = state.items.get(policy_key(state.subject))
         return ReshardPolicy() if item is None else ReshardPolicy.decode(item.value)
 
@@ -139,7 +139,7 @@ class Resharding:
         return decide(self.policy(state), route, loads, self._places(config, route), past, self._clock.time_ms())
 
     def _places(self, config: SubjectConfig, route: Route) -> list[str]:
-        """The subject's groups that take partitions, those with fewest first."""
+        """The subject's groups that take partitions, those with the fewest first."""
         counts = Counter(part.group for part in route.partitions)
         names = {*config.groups, *counts}
         return sorted((name for name in names if self._view.group(name).mode is Mode.READ_WRITE), key=lambda name: (counts[name], name))
@@ -147,7 +147,7 @@ class Resharding:
     # --- loads ---------------------------------------------------------------------------------------------------------
 
     async def _loads(self, subject: str, state: OrderedState, route: Route) -> list[PartitionLoad]:
-        """What the partitions of the route carry, as far as their masters answer."""
+        """The load of the route's partitions, as far as their masters answer."""
         names = sorted({part.group for part in route.partitions})
         answers = await at_once([self._ask(name, subject, route) for name in names])
         statuses = {each.partition: each for answer in answers if answer is not None for each in answer.partitions}
@@ -203,7 +203,7 @@ def _changed_ms(state: OrderedState) -> int | None:
 
 
 def policy_of(message: pb.ReshardPolicy) -> ReshardPolicy:
-    """A policy as it is asked for; 0 takes the default. Raises InvalidArgument."""
+    """A policy from a request; 0 means the default. Raises InvalidArgument."""
     names = [each.name for each in fields(ReshardPolicy)]
     given = {name: getattr(message, name) for name in names if getattr(message, name)}
     try:

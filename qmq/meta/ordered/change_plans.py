@@ -1,4 +1,4 @@
-"""What an operator, or a policy, asks for, made into a change: where to cut, and where the parts shall live."""
+"""Makes a route change from a request of an operator or a policy: where to cut, and on which broker groups the parts will be."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ class Plans:
         self._masters = masters
 
     async def plan(self, request: pb.ChangeRouteRequest, config: SubjectConfig, route: Route, change_id: str) -> Make:
-        """What makes the change of a route; `route` is the latest as far as is known, for what has to be weighed.
+        """A function that makes the change from a route; `route` is the latest known one, for measuring loads.
 
-        Raises InvalidArgument, UnknownPartition; NotConnected if the load is asked for and not answered.
+        Raises InvalidArgument, UnknownPartition; NotConnected if the load is needed and a master does not answer.
         """
         which = request.WhichOneof("operation")
         if which == "merge":
@@ -47,7 +47,7 @@ class Plans:
         return lambda found: split(found, request.split.partition, at, change_id=change_id, groups=places, reason=request.reason)
 
     async def _cut(self, subject: str, route: Route, operation: pb.SplitOperation) -> tuple[int, ...]:
-        """By the load that the partition's master has counted."""
+        """Cut by the load that the partition's master has counted."""
         part = require_partition(route, operation.partition)
         request = control.DescribeLanesRequest(subject=subject, partitions=[part.number], with_load=True)
         answer = await self._masters.describe_lanes(part.group, request)
@@ -55,7 +55,7 @@ class Plans:
         return tuple(cut_by_load(part.range, load or [0.0] * part.range.width, operation.parts or 2))
 
     def spread(self, config: SubjectConfig, route: Route, number: int, parts: int) -> tuple[str, ...]:
-        """Where the parts go: over the subject's groups, those with fewest of its partitions first; empty: all stay."""
+        """The broker groups of the parts: the subject's groups with the fewest partitions first; empty: all stay."""
         writable = [name for name in config.groups if self._view.group(name).mode is Mode.READ_WRITE]
         if len(writable) < 2:
             return ()
@@ -63,7 +63,7 @@ class Plans:
 
 
 def spread(route: Route, source: PhysicalPartition, parts: int, groups: Sequence[str]) -> tuple[str, ...]:
-    """A group for each part: always the one with fewest partitions; of several, the source's own, then by name. Pure."""
+    """A group for each part: always the one with the fewest partitions; of several, the source's own, then by name. Pure."""
     counts = Counter(part.group for part in route.partitions if part.number != source.number)
     places = []
     for _ in range(parts):
@@ -74,7 +74,7 @@ def spread(route: Route, source: PhysicalPartition, parts: int, groups: Sequence
 
 
 def require_partition(route: Route, number: int) -> PhysicalPartition:
-    """The partition of the latest route. Raises UnknownPartition."""
+    """A partition of the latest route. Raises UnknownPartition."""
     part = route.partition(number)
     if part is None:
         here = ", ".join(str(each.number) for each in route.partitions)

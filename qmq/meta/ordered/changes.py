@@ -2,15 +2,15 @@
 
     prepared ──seal every source──▶ sealed ──publish──▶ published ──every group advanced──▶ done
 
-Anybody may carry a change on, at the same time as anybody else, and die anywhere: nothing is kept here. It holds because
+Any metaserver may continue a change, at the same time as others, and may crash anywhere: this module has no state. This is safe because
 
-* the change is written first, guarded by `absent(its key)`: for a version there is one change, for ever;
-* each later step is one transaction that compares the change as it was read, and replaces it. So each happens once, whoever tries how
-  often; and a try whose answer was lost (CoordinationUnknown) may be repeated: if it was done, the comparison fails now, and what is there
-  says so. A request that is executed late fails for the same reason;
-* a broker that is asked again to seal answers the same; so what was asked and forgotten costs a question, no more.
+* the change is written first, guarded by `absent(its key)`: a version has one change, for ever;
+* each later step is one transaction that compares the change with what was read, and replaces it. So each step happens once; and a try
+  whose answer was lost (CoordinationUnknown) may be repeated: if it was done, the comparison fails, and the record shows it. A request that
+  is executed late fails for the same reason;
+* a broker that is asked again to seal gives the same answer, so a repeated request is harmless.
 
-`arrow` is called before and behind every step, with its name: tests kill metaservers there.
+`arrow` is called before and after every step, with its name: tests kill metaservers there.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ RETRY_S: Final = 0.1
 
 
 class RouteChanges:
-    """Prepares changes, and carries them on. Keeps nothing; see the module."""
+    """Prepares changes, and continues them. Has no state; see the module."""
 
     def __init__(
         self,
@@ -62,12 +62,12 @@ class RouteChanges:
         self._now_ms = now_ms
         self._arrow = arrow
         self.new_id = new_id
-        """Gives each change an id that no other ever has."""
+        """Gives each change a unique id."""
 
     # --- prepare -------------------------------------------------------------------------------------------------------
 
     async def prepare(self, subject: str, make: Callable[[Route], Change], *, from_version: int = 0) -> Change:
-        """Write down what `make` makes of the latest route. From here on it will be done, whoever does it.
+        """Write the change that `make` makes from the latest route. From here on it will be done, by any metaserver.
 
         Raises:
             RouteConflict: a change is under way, or `from_version` (0: any) is not the latest.
@@ -90,7 +90,7 @@ class RouteChanges:
         change = make(route)
         change = replace(change, times_ms={**change.times_ms, Phase.PREPARED.value: self._now_ms()})
         if config.fencing is not Fencing.LEASE:
-            # It could not be fenced: a merge would close one source, and its writers would wait for the other one's group to come back.
+            # It could not be fenced: a merge would close one source, and its producers would wait until the other one's group is back.
             for number in change.sources:
                 part = _source(route, number)
                 await self._sealing.sealer.probe(part.group, subject, number)
@@ -100,7 +100,9 @@ class RouteChanges:
         return change
 
     async def _put_prepared(self, subject: str, latest: KeyValue, change: Change) -> None:
-        """The id in it is this attempt's own: what is read back is ours, or it is not. To repeat it is harmless: `absent` holds once."""
+        """The change's id is unique for this attempt, so reading it back shows whose it is. Repeating is harmless, because `absent` holds
+        once.
+        """
         key = change_key(subject, change.to_version)
         lost: CoordinationUnknown | None = None
         while True:
@@ -108,7 +110,7 @@ class RouteChanges:
                 if (await self._store.txn([unchanged(latest), absent(key)], [Put(key, change.encode())])).succeeded:
                     return
                 found = await self._store.get(key)
-                if found is None:  # `latest` is another one: then this change's key exists, or will never be ours
+                if found is None:  # `latest` is another one: then this change's key exists, or will never exist
                     raise RouteConflict(
                         f"the route of subject {subject!r} changed in the meantime: read the route again, then plan the change again"
                     )
@@ -127,29 +129,29 @@ class RouteChanges:
                 ) from failure
 
     def know_gone(self, broker_group: str) -> None:
-        """The broker group has had no master for long enough: it is not waited for again before it is fenced."""
+        """The broker group has had no master for long enough: fence it without waiting again."""
         self._sealing.know_gone(broker_group)
 
     # --- carry on ------------------------------------------------------------------------------------------------------
 
     async def carry_on(self, subject: str, version: int) -> Change:
-        """Drive the change that leads to `version` until it is published, however long that takes; it is what is returned.
+        """Continue the change that leads to `version` until it is published, however long that takes, and return it.
 
-        While the coordination store is away, or (fencing=majority) a source's broker group, it goes on trying.
-        Raises RouteConflict if there is no such change.
+        It keeps trying while the coordination store, or (fencing=majority) a source's broker group, cannot be reached. Raises RouteConflict
+        if there is no such change.
         """
         while True:
             try:
                 change = await self._step(subject, version)
             except (CoordinationUnavailable, CoordinationUnknown):
-                # Whatever became of the step, it is seen when the change is read again.
+                # whatever the outcome of the step was, reading the change again shows it
                 await self._sleep(RETRY_S)
                 continue
             if change.phase in (Phase.PUBLISHED, Phase.DONE):
                 return change
 
     async def _step(self, subject: str, version: int) -> Change:
-        """Take the step that is next; the change as it was before it."""
+        """Do the next step; returns the change as it was before."""
         item, change = await self._change(subject, version)
         if change.phase is Phase.PREPARED:
             await self._seal(subject, item, change)
@@ -175,7 +177,7 @@ class RouteChanges:
     async def _publish(self, subject: str, item: KeyValue, change: Change) -> None:
         latest = await self._latest(subject)
         if int(latest.value) != change.to_version - 1:
-            return  # somebody published it since the change was read
+            return  # another metaserver published it since the change was read
         route = next_route(await self._route(subject, change.to_version - 1), change)
         after = step(change, PhaseEvent.PUBLISHED, now_ms=self._now_ms())
         key = route_key(subject, route.version)
@@ -192,7 +194,7 @@ class RouteChanges:
     # --- what nobody waits for -----------------------------------------------------------------------------------------
 
     async def finish(self, subject: str, version: int) -> bool:
-        """Call a published change done if every group's version is there. Whether it is done. Raises CoordinationError."""
+        """Mark a published change done if every group has reached its version. Returns whether it is done. Raises CoordinationError."""
         item, change = await self._change(subject, version)
         if change.phase is not Phase.PUBLISHED:
             return change.phase is Phase.DONE
@@ -206,7 +208,7 @@ class RouteChanges:
         return done.succeeded
 
     async def learn_sealed(self, subject: str, version: int) -> bool:
-        """Ask broker groups that were fenced again, and write down where they sealed. Whether all is known. Raises CoordinationError."""
+        """Ask fenced broker groups again, and record where they sealed. Returns whether all is known. Raises CoordinationError."""
         item, change = await self._change(subject, version)
         after = change
         for number in [number for number, sequence in change.sealed.items() if sequence == FENCED]:

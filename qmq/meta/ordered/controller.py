@@ -2,10 +2,10 @@
 
     a member comes or goes, a lane is finished, the view changed   ──▶ poke ──10 ms──▶ a round of that group, one at a time
     a round lost a swap, or a broker group was silent              ──▶ poke, after a random pause
-    every two seconds, if this metaserver is the leader            ──▶ what stands still: groups behind, changes, fenced partitions
+    every two seconds, if this metaserver is the leader            ──▶ the sweep: groups behind, interrupted changes, fenced partitions
 
-A metaserver runs rounds for the groups whose members ask it; so several may run the same one, and compare-and-swap sorts them out. Nothing
-that a consumer or a producer waits for is found by looking around: the sweep is for what a crash left behind.
+A metaserver runs rounds for the groups whose members poll it; several may run the same round, and compare-and-swap decides. Consumers and
+producers never wait for the sweep, which only finds what a crash left behind.
 """
 
 from __future__ import annotations
@@ -42,15 +42,15 @@ from qmq.model import Order
 log = logging.getLogger("qmq.meta")
 
 DEBOUNCE_S: Final = 0.01
-"""What comes together is looked at together."""
+"""Events within this time are handled together."""
 LOST_S: Final = 0.03
-"""At most so long after a swap was lost it is looked again."""
+"""Longest pause after a lost swap."""
 SILENT_S: Final = 0.5
-"""About so long after a broker group was silent it is asked again."""
+"""About how long to wait before a silent broker group is asked again."""
 STILL_MS: Final = 1_000
-"""A change that has been in one phase for so long is carried on by the leader: whoever began it may be gone."""
+"""A change that stays in one phase for so long is continued by the leader: the metaserver that began it may be gone."""
 MOVED_MS: Final = 10_000
-"""A group that is being moved is left to whoever moves it for so long; longer than all calls of that last."""
+"""A group that is being moved is left alone for so long, which is longer than all calls of a move."""
 
 Pair = tuple[str, str]
 
@@ -60,7 +60,7 @@ def _new_id() -> str:
 
 
 class Controller:
-    """All that a metaserver does for ordered subjects without being asked. `start`, then `stop`."""
+    """A metaserver's background work for ordered subjects. Call `start`, then `stop`."""
 
     def __init__(
         self,
@@ -103,14 +103,14 @@ class Controller:
         self.spawn(self._sweep_for_ever())
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Do something until it is done, or until `stop`."""
+        """Run a task until it is done, or until `stop`."""
         task = asyncio.create_task(work)
         self._others.add(task)
         task.add_done_callback(self._others.discard)
         return task
 
     async def stop(self) -> None:
-        """End; whoever waits is answered at once. What is under way is gone on with by another metaserver."""
+        """Stop; waiters are answered at once. Other metaservers continue the work."""
         self.is_stopping = True
         self._leave()
         for timer in self._timers.values():
@@ -135,7 +135,7 @@ class Controller:
                 event.set()
 
     def poke(self, pair: Pair) -> None:
-        """There may be something to do for a group: look soon."""
+        """Check a group soon."""
         if self.is_stopping:
             return
         self._wanted.add(pair)
@@ -143,7 +143,7 @@ class Controller:
             self._rounds[pair] = asyncio.create_task(self._run(pair))
 
     def _poke_later(self, pair: Pair, within_s: float) -> None:
-        """Unless it is looked at before anyway."""
+        """Check a group within a time, unless it is checked before."""
         if pair in self._timers or self.is_stopping:
             return
         self._timers[pair] = asyncio.get_running_loop().call_later(
@@ -188,12 +188,12 @@ class Controller:
             await self._finish(pair[0])
 
     async def read_back(self, *keys: str) -> None:
-        """Into the view, so that whoever waits here need not wait for the watch. Raises CoordinationError."""
+        """Read the change into the view, so that waiters here need not wait for the watch. Raises CoordinationError."""
         for key in keys:
             await self._view.fetch(key)
 
     async def _make_ready(self, pair: Pair) -> None:
-        """A group that begins: go on with it. One that is moved is left to whoever moves it, unless that one is gone."""
+        """Continue with a group that is beginning. A group that is being moved is left alone, unless its mover is gone."""
         item, record = await self.records.record(*pair)
         if record.start == DELETE:
             await self.forgetting.carry_on(*pair)
@@ -203,7 +203,7 @@ class Controller:
             await self.make_ready(pair)
 
     async def make_ready(self, pair: Pair) -> GroupRecord:
-        """Go on with a group that is not ready, and look at it anew. Raises what Placing.make_ready raises."""
+        """Continue with a group that is not ready, and check it again. Raises what `make_ready` of the placement raises."""
         record = await self.placing.make_ready(*pair)
         await self.read_back(group_record_key(*pair))
         self.poke(pair)
@@ -212,7 +212,7 @@ class Controller:
     # --- waiting -------------------------------------------------------------------------------------------------------
 
     async def wait(self, pair: Pair, is_news: asyncio.Event, within_s: float) -> None:
-        """Until something about the group changed, or the time is over."""
+        """Wait until something about the group changed, or the time is over."""
         events = self._waiters.setdefault(pair, {})
         events[is_news] = None
         try:
@@ -229,7 +229,7 @@ class Controller:
     # --- changes -------------------------------------------------------------------------------------------------------
 
     def carry_on(self, subject: str, version: int) -> asyncio.Task[Change]:
-        """Carry a change on in the background, once. The task is shared: shield it."""
+        """Continue a change in the background, in one task. The task is shared: shield it."""
         key = (subject, version)
         task = self._carried.get(key)
         if task is None:
@@ -241,7 +241,7 @@ class Controller:
     async def _carry(self, subject: str, version: int) -> Change:
         change = await self.changes.carry_on(subject, version)
         try:
-            # The route before the number of the latest, so that nobody sees a number without its route.
+            # The route comes before the number of the latest one, so that nobody sees a number without its route.
             await self.read_back(route_key(subject, version), change_key(subject, version), latest_key(subject))
         except CoordinationError as failure:
             log.info(
@@ -250,7 +250,7 @@ class Controller:
         return change
 
     async def _finish(self, subject: str) -> None:
-        """Published changes that every group is past are done; nothing waits for it."""
+        """Mark published changes done that every group has passed; nothing waits for it."""
         state = self._view.ordered(subject)
         if state is None:
             return
@@ -277,7 +277,7 @@ class Controller:
                 log.exception("a sweep over the ordered subjects failed")
 
     async def sweep(self) -> None:
-        """Look at all ordered subjects once. Raises CoordinationError."""
+        """Check all ordered subjects once. Raises CoordinationError."""
         for config in self._view.subjects():
             state = self._view.ordered(config.name)
             if config.order is not Order.NONE and state is not None:
@@ -300,14 +300,14 @@ class Controller:
             self._learning = self.spawn(self._learn_sealed(state))
 
     async def _learn_sealed(self, state: OrderedState) -> None:
-        """Apart from the sweep: whoever is out of reach costs a deadline each time."""
+        """In a task of its own, because an unreachable group costs a deadline each time."""
         fenced = set(state.fenced)
         for version in [version for version, change in state.changes.items() if fenced & set(change.sources)]:
             with suppress(QmqError):
                 await self.changes.learn_sealed(state.subject, version)
 
     def _stands_still(self, what: object, for_ms: int) -> bool:
-        """Whether this was seen here so long ago already. By our own clock: the times in a record are other clocks'."""
+        """Whether this was seen so long ago. By our own clock, because the times in a record are from other clocks."""
         now = self._clock.monotonic_ms()
         return now - self._still.setdefault(what, now) >= for_ms
 

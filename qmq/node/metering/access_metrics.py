@@ -1,4 +1,4 @@
-"""What access control refused, and whether it is on."""
+"""Refusals by access control, and its mode."""
 
 from __future__ import annotations
 

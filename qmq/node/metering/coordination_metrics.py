@@ -1,4 +1,4 @@
-"""The coordination store as this process finds it: a store in front of the store that counts, and what it counted."""
+"""The coordination store as this process sees it: a store that counts calls and passes them on."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _T = TypeVar("_T")
 
 
 class CountedStore:
-    """A CoordinationStore on another one."""
+    """A CoordinationStore that counts the calls of another one."""
 
     def __init__(self, store: CoordinationStore) -> None:
         self.calls = dict.fromkeys(_METHODS, 0)
@@ -78,7 +78,7 @@ class CountedStore:
         await self._counted("revoke", self._store.revoke(lease))
 
     def watch(self, prefix: str, start_revision: int) -> AsyncIterator[WatchedChanges]:
-        """See `CoordinationStore`. Counted when it begins; how it ends shows in the calls that follow."""
+        """See `CoordinationStore`. Counted when it begins; the calls that follow show how it ended."""
         self.calls["watch"] += 1
         return self._store.watch(prefix, start_revision)
 

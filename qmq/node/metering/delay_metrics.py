@@ -79,7 +79,7 @@ class DelaySource:
         lateness = engine.ledger.lateness
         yield one(WHEEL, len(engine.wheel), group)
         yield one(WHEEL_BYTES, engine.wheel.nbytes, group)
-        if engine.loader.horizon_ms > 0:  # it has begun
+        if engine.loader.horizon_ms > 0:  # the engine has begun
             yield one(HORIZON, engine.loader.horizon_ms / 1000, group)
         yield one(WAITING, engine.waiting, group)
         yield one(PLANNED, engine.dispatcher.planned, group)

@@ -1,4 +1,4 @@
-"""Whether strangers could reach what they must not, and when the certificate ends that keeps them out."""
+"""Whether strangers can reach the server, and when its certificate expires."""
 
 from __future__ import annotations
 

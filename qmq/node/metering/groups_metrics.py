@@ -1,7 +1,7 @@
-"""A broker's consumer groups: how far they are behind, and what was handed out and settled.
+"""A broker's consumer groups: their lag, and deliveries and settlements.
 
-A group has one row for a subject, over all the subject's partitions here, and over all its consumers if it is a broadcast group. How far it
-is behind the master knows; a slave gives none of that.
+A group has one row for a subject, over all the subject's partitions here, and over all its consumers if it is a broadcast group. Only the
+master knows the lag; a slave has no such rows.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ Names = tuple[str, str]
 
 @dataclass(slots=True)
 class Behind:
-    """How far a group is on a subject."""
+    """The lag of a group on a subject."""
 
     lag: int = 0
     lag_s: float = 0.0
@@ -178,4 +178,4 @@ def _lag_s(queue: Queue, done_before: int, now_ms: int) -> float:
     try:
         return lag_ms(queue, done_before, now_ms) / 1000
     except LogDamaged:
-        return 0.0  # whoever consumes it hears of that
+        return 0.0  # consuming it reports the error

@@ -1,4 +1,4 @@
-"""A broker's logs, its disk and what its upkeep does. Every replica has them, master or not."""
+"""A broker's logs, its disk and its maintenance. Every replica has them, master or not."""
 
 from __future__ import annotations
 

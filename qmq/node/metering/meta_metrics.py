@@ -1,4 +1,4 @@
-"""A metaserver: what it is asked, and what it knows of the cluster. All metaservers know the same, so alerts take the worst of them."""
+"""A metaserver: its requests, and its view of the cluster. All metaservers should agree, so alerts use the worst value."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A replica's place in its broker group, and how far the others are behind it while it is master. Of `qmq dev`: always master."""
+"""A replica's role in its broker group, and how far the others lag while it is master. `qmq dev` is always master."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ SILENT: Final = Figure("qmq_replication_silent_seconds", GAUGE, _PEER, "Since wh
 
 
 class ReplicaSource:
-    """`describe` raises Unavailable while the replica starts; `roles` counts what it took up."""
+    """`describe` raises Unavailable while the replica starts; `roles` counts the roles it took."""
 
     figures: Final = (INFO, SERVING, EPOCH, ROLES, REFUSED, LAST, COMMITTED, WHOLE, MEMBERS, LAG, IN_STEP, SILENT)
 

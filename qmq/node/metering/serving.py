@@ -1,4 +1,4 @@
-"""Which sources a role has, and listening for it. prometheus_client is imported only where somebody listens."""
+"""The sources of a role's metrics, and the HTTP server. prometheus_client is imported only if a port is served."""
 
 from __future__ import annotations
 
@@ -32,13 +32,15 @@ def sources_of(
     roles: Mapping[str, int],
     refused: Callable[[], Mapping[str, int]] = dict,
 ) -> list[FigureSource]:
-    """Of a broker or a delay server."""
+    """The sources of a broker or a delay server."""
     own = DelaySource(broker, group) if isinstance(broker, DelayBroker) else GroupsSource(broker, group)
     return [ReplicaSource(group, describe, roles, refused), LogSource(broker, group), BrokerSource(broker, group, server), own]
 
 
 async def serve(host: str, port: int | None, sources: Sequence[FigureSource], readiness: Callable[[], Readiness]) -> MetricsServer | None:
-    """Listen on the role's own host, or on loopback where that is a socket; None: nobody wants it. Raises OSError if the port is taken."""
+    """Listen on the role's own host, or on loopback if that is a Unix domain socket; None if no port is wanted. Raises OSError if the port
+    is taken.
+    """
     if port is None:
         return None
     from qmq.metrics.endpoint import MetricsServer
@@ -49,7 +51,7 @@ async def serve(host: str, port: int | None, sources: Sequence[FigureSource], re
 
 
 def figures_by_role() -> dict[str, Sequence[Figure]]:
-    """Every figure that a role may show: what docs/METRICS.md is held to."""
+    """All metrics of each role, for the test of docs/METRICS.md."""
     from qmq.client.metrics import ClientSource
     from qmq.metrics.exposition import LEFT_OUT
     from qmq.node.metering.access_metrics import AccessSource
