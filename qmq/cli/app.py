@@ -17,6 +17,7 @@ from qmq.cli import (
     cluster,
     console,
     consume,
+    copying,
     dedup,
     delay,
     dev,
@@ -59,6 +60,7 @@ app.command("browse")(browse.browse)
 app.command("tail")(browse.tail)
 app.command("export")(exporting.export)
 app.command("import")(exporting.load)
+app.command("copy")(copying.copy)
 app.add_typer(bench.app, name="bench")
 app.add_typer(subject.app, name="subject")
 app.add_typer(group.app, name="group")

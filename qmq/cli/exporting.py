@@ -95,7 +95,7 @@ async def _export(
 ) -> int:
     count = 0
     async with qmq.connect(server, create_subjects=False) as mq:
-        total = await _stored(mq, subject)
+        total = await stored_count(mq, subject)
         writer = writer_of(form, file, as_base64=as_base64)
         with bar(quiet or file is None) as shown:
             task = shown.add_task(f"exporting {subject}", total=total)
@@ -111,7 +111,7 @@ async def _export(
     return count
 
 
-async def _stored(mq: qmq.Client, subject: str) -> int:
+async def stored_count(mq: qmq.Client, subject: str) -> int:
     """How many messages there are, for the bar."""
     known = await mq.metadata.list_subjects(subject)
     queues = [queue for each in known if each.settings.name == subject for queue in each.queues]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Final
 
 from qmq.errors import InvalidArgument
@@ -160,8 +160,8 @@ def _listening(host: str, port: int) -> socket.socket:
     return found
 
 
-def network_of(tls: Tls | None = None, token: Token = None) -> Network:
-    """With TLS and a token as they are given, or as the environment says. Raises InvalidArgument."""
-    tls, source = tls or Tls.from_environment(), token_source(token)
+def network_of(tls: Tls | None = None, token: Token = None, environment: Mapping[str, str] | None = None) -> Network:
+    """With TLS and a token as they are given, or as the environment says: this process's, if none is given. Raises InvalidArgument."""
+    tls, source = tls or Tls.from_environment(environment), token_source(token, environment)
     found = NETWORK if tls is None else TlsNetwork(Credentials(tls))
     return found if source is None else TokenNetwork(found, source)

@@ -18,6 +18,9 @@ from support import NodeProcess
 
 import qmq.blocking
 from qmq.model import Order, SubjectConfig
+from qmq.network import NETWORK
+from qmq.security.contexts import ClusterContext
+from qmq.security.tls_network import network_of
 
 
 def run(node: NodeProcess, *words: str, data: bytes = b"") -> subprocess.CompletedProcess[bytes]:
@@ -166,3 +169,52 @@ def test_a_state_file_of_another_load_is_refused(shop: NodeProcess, plain: str, 
     Path(state).write_text("[]\n")
     done = run(shop, "import", plain, "--file", str(tmp_path / "one"), "--state", state)
     assert (done.returncode, b"is no state file" in done.stderr) == (2, True)
+
+
+def test_a_copy_goes_to_another_cluster_and_later_takes_what_came_since(
+    shop: NodeProcess, node_process: NodeProcess, tmp_path: Path
+) -> None:
+    node_process.start()
+    with qmq.blocking.connect(node_process.address) as there, qmq.blocking.connect(shop.address) as here:
+        there.metadata.create_subject(SubjectConfig("copies", order=Order.STRICT, logical_partitions=16))
+        here.send_many("source", [b"%d" % number for number in range(100)], keys=[f"k{number % 3}" for number in range(100)])
+        environment = {
+            **os.environ,
+            "QMQ_SERVER": shop.address,
+            "XDG_CONFIG_HOME": str(tmp_path / "config"),
+            "XDG_STATE_HOME": str(tmp_path / "state"),
+        }
+        assert cli_process.run(("context", "add", "other", "--server", node_process.address), environment).returncode == 0
+        environment["QMQ_CONTEXT"] = "other"  # names the target's; the variable QMQ_SERVER goes before it
+        words = ("copy", "source", "copies", "--to-context", "other", "--json")
+        told = []
+        for _ in range(3):
+            done = cli_process.run(words, environment)
+            assert done.returncode == 0, done.stderr.decode()
+            told.append([(each["messages"], each["stored_now"]) for each in json.loads(done.stdout)])
+            if len(told) == 1:
+                here.send("source", b"100", key="k1")
+        assert told == [[(100, 100)], [(101, 1)], [(101, 0)]]
+        copied = {(str(each.id), each.key_bytes, each.body, each.create_time_ms) for each in there.browse("copies")}
+        assert copied == {(str(each.id), each.key_bytes, each.body, each.create_time_ms) for each in here.browse("source")}
+        for key in ("k0", "k1", "k2"):
+            bodies = [int(each.body) for each in there.browse("copies", key=key)]
+            assert bodies == sorted(bodies)
+    assert len(list((tmp_path / "state" / "qmq" / "copies").iterdir())) == 1
+
+
+def test_a_copy_within_a_cluster_is_of_another_subject(shop: NodeProcess, plain: str, tmp_path: Path) -> None:
+    state = str(tmp_path / "state")
+    told = json.loads(said(shop, "copy", "orders", plain, "--key", "k1", "--rate", "100", "--state", state, "--json"))
+    assert told == [{"subject": plain, "messages": 10, "stored_now": 10, "stored_before": 0}]
+    assert stored(shop, plain) == [each for each in stored(shop, "orders") if each[1] == b"k1"]
+    done = run(shop, "copy", "orders", "orders", "--state", state)
+    assert (done.returncode, b"copied into itself" in done.stderr) == (2, True)
+    done = run(shop, "copy", "orders", plain, "--state", state)
+    assert (done.returncode, b"the state of another load" in done.stderr) == (2, True)
+
+
+def test_a_token_of_the_environment_is_not_shown_to_a_context_s_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("QMQ_TOKEN", "of-the-source")
+    assert network_of() is not NETWORK
+    assert network_of(environment=ClusterContext("other", "localhost:1").variables()) is NETWORK
