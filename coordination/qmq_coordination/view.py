@@ -20,14 +20,14 @@ import logging
 import random
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
 from qmq_ordering.lane import Assignment
 
 from qmq.errors import Compacted, CoordinationError, CoordinationUnavailable, QmqError
-from qmq.model import SubjectConfig
+from qmq.model import Order, SubjectConfig
 from qmq.security.access_state import AccessState
 from qmq_coordination.access_records import ACCESS, read_access
 from qmq_coordination.broker_groups import GROUPS, PRESENCE, REPLICAS, BrokerGroupState, ReplicaRecord
@@ -259,6 +259,15 @@ class ClusterView:
     def subjects(self, prefix: str = "") -> list[SubjectConfig]:
         """All subjects that begin with `prefix`, in order."""
         return [config for name, config in sorted(self._picture.subjects.items()) if name.startswith(prefix)]
+
+    def subject_names(self) -> Collection[str]:
+        """The names of all subjects, in no order. Changes as the picture does: not to be kept."""
+        return self._picture.subjects.keys()
+
+    def ordered_subjects(self) -> list[tuple[SubjectConfig, OrderedState]]:
+        """All ordered subjects, in order. Unlike `subjects`, this costs nothing where there are many unordered ones."""
+        found = [(self._picture.subjects.get(name), state) for name, state in sorted(self._picture.ordered.items())]
+        return [(config, state) for config, state in found if config is not None and config.order is not Order.NONE]
 
     def deleting(self) -> dict[str, SubjectConfig]:
         """The subjects that are being deleted, by name."""

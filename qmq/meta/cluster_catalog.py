@@ -149,7 +149,7 @@ class ClusterCatalog:
         if is_dead_letters(config.name):
             raise InvalidArgument(f"{config.name!r} is a dead-letter queue: brokers create it themselves")
         if self._view.subject(config.name) is None:
-            require_room_for(self._view.access.quotas.values(), config.name, (each.name for each in self._view.subjects()))
+            require_room_for(self._view.access.quotas.values(), config.name, self._view.subject_names())
         is_placed = bool(config.groups)
         if is_placed:
             await self._require_groups(config.groups)

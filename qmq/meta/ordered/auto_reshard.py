@@ -29,7 +29,7 @@ from qmq.meta.meta_timing import TIMING, MetaTiming
 from qmq.meta.ordered.controller import Controller
 from qmq.meta.ordered.lane_progress import EVERYTHING, GroupLaneProgress, with_unwritten
 from qmq.meta.ordered.partition_calls import PartitionMasters, at_once
-from qmq.model import Order, SubjectConfig
+from qmq.model import SubjectConfig
 from qmq.proto.v1 import control_pb2 as control
 from qmq.proto.v1 import meta_pb2 as pb
 
@@ -86,9 +86,8 @@ class Resharding:
             if not self._controller.leader.is_leader:
                 self._pasts.clear()
                 continue
-            for config in self._view.subjects():
-                state = self._view.ordered(config.name)
-                if config.order is not Order.NONE and state is not None and self.policy(state).is_enabled:
+            for config, state in self._view.ordered_subjects():
+                if self.policy(state).is_enabled:
                     await self._look_surely(config, state)
 
     async def _look_surely(self, config: SubjectConfig, state: OrderedState) -> None:

@@ -37,7 +37,6 @@ from qmq.meta.ordered.group_records import Records
 from qmq.meta.ordered.group_rounds import GroupRounds, RoundOutcome
 from qmq.meta.ordered.group_starts import DELETE, Start
 from qmq.meta.ordered.partition_calls import PartitionMasters, at_once
-from qmq.model import Order
 
 log = logging.getLogger("qmq.meta")
 
@@ -278,11 +277,9 @@ class Controller:
 
     async def sweep(self) -> None:
         """Check all ordered subjects once. Raises CoordinationError."""
-        for config in self._view.subjects():
-            state = self._view.ordered(config.name)
-            if config.order is not Order.NONE and state is not None:
-                self._sweep_groups(state)
-                await self._sweep_changes(state)
+        for _, state in self._view.ordered_subjects():
+            self._sweep_groups(state)
+            await self._sweep_changes(state)
 
     def _sweep_groups(self, state: OrderedState) -> None:
         for group, record in state.groups.items():

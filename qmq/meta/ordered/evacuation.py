@@ -25,7 +25,7 @@ from qmq_ordering.route import Change, PhysicalPartition, Route
 from qmq.clock import Clock
 from qmq.errors import QmqError
 from qmq.meta.ordered.controller import Controller
-from qmq.model import Fencing, Order, SubjectConfig
+from qmq.model import Fencing, SubjectConfig
 
 log = logging.getLogger("qmq.meta")
 
@@ -61,10 +61,9 @@ class Evacuation:
             self._gone_since.clear()
             return
         gone = self._gone(self._clock.monotonic_ms())
-        for config in self._view.subjects() if gone else ():
-            state = self._view.ordered(config.name)
-            is_fenced = config.order is not Order.NONE and config.fencing is Fencing.LEASE
-            if is_fenced and state is not None and config.name not in self._moving and self._next(config, state, gone) is not None:
+        for config, state in self._view.ordered_subjects() if gone else ():
+            is_fenced = config.fencing is Fencing.LEASE
+            if is_fenced and config.name not in self._moving and self._next(config, state, gone) is not None:
                 task = self._moving[config.name] = self._controller.spawn(self._empty(config, gone))
                 task.add_done_callback(lambda _, name=config.name: self._moving.pop(name))  # type: ignore[misc]
 

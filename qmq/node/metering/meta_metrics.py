@@ -95,14 +95,12 @@ class MetaSource:
         routes: list[Row] = []
         versions: list[Row] = []
         members: list[Row] = []
-        for number, config in enumerate(self._view.subjects()):
-            state = self._view.ordered(config.name) if config.order is not Order.NONE else None
-            if state is not None:
-                pending += state.pending is not None
-                routes.append(((config.name,), state.latest))
-                for name, record in sorted(state.groups.items()):
-                    versions.append(((config.name, name), record.frontier.version))
-                    members.append(((config.name, name), len(self._view.members(config.name, name))))
+        for number, (config, state) in enumerate(self._view.ordered_subjects()):
+            pending += state.pending is not None
+            routes.append(((config.name,), state.latest))
+            for name, record in sorted(state.groups.items()):
+                versions.append(((config.name, name), record.frontier.version))
+                members.append(((config.name, name), len(self._view.members(config.name, name))))
             if number % SLICE == 0:
                 yield None
         yield Reading(ROUTE, routes)
