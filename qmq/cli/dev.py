@@ -33,6 +33,9 @@ class DevPlace:
     delay: Annotated[bool, typer.Option("--delay/--no-delay", help="Have a delay group, for delayed messages.")] = True
     delay_data_port: Annotated[int, typer.Option(help="The delay group's data port; 0 for a free one.")] = 0
     delay_control_port: Annotated[int, typer.Option(help="The delay group's control port; 0 for a free one.")] = 0
+    gateway_port: Annotated[
+        int | None, typer.Option(help="Serve clients of Apache RocketMQ on this port, such as 8081; 0: a free one; without it, none.")
+    ] = None
     tick_ms: Annotated[int, typer.Option(help="Due messages leave at multiples of this.")] = 500
 
 
@@ -72,6 +75,7 @@ def dev(_: typer.Context, options: DevOptions) -> None:
             delay_config=DelayConfig(tick_ms=options.tick_ms),
             metrics_port=options.metrics_port,
             access=options.access(),
+            gateway_port=options.gateway_port,
         )
         tls = options.tls()
         require_guarded(options.host, options.insecure, tls=tls)
@@ -92,6 +96,7 @@ async def _serve(node: Node) -> None:
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     calm_collector()
     metrics = f", metrics at {node.metrics.address}" if node.metrics is not None else ""
+    metrics += f", RocketMQ's clients at {node.gateway.address}" if node.gateway is not None else ""
     sys.stdout.write(f"qmq is ready at {node.address} (data at {node.data_address}, folder {node.config.data}{metrics})\n")
     sys.stdout.flush()
     await stop.wait()

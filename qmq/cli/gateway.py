@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from qmq.cli.output import fail, run
 from qmq.cli.roles import Host, set_up_logging, taking
-from qmq.errors import QmqError
+from qmq.errors import InvalidArgument, QmqError
 
 if TYPE_CHECKING:
     from qmq.gateway.gateway_config import GatewayConfig
+    from qmq.network import Network
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,17 @@ class GatewayOptions:
     ordered_topics: Annotated[
         bool, typer.Option("--ordered-topics", envvar="QMQ_ORDERED_TOPICS", help="Create ordered topics, which take messages of all types.")
     ] = False
+    credentials: Annotated[
+        Path | None,
+        typer.Option(
+            envvar="QMQ_GATEWAY_CREDENTIALS",
+            help="JSON file: access and secret keys of RocketMQ's clients, and a token of QMQ for each; without it, all are served.",
+        ),
+    ] = None
+    tls_cert: Annotated[
+        Path | None, typer.Option(envvar="QMQ_GATEWAY_TLS_CERT", help="PEM file: the certificate for RocketMQ's clients; turns TLS on.")
+    ] = None
+    tls_key: Annotated[Path | None, typer.Option(envvar="QMQ_GATEWAY_TLS_KEY", help="PEM file: that certificate's key.")] = None
     insecure: Annotated[
         bool,
         typer.Option("--insecure", envvar="QMQ_INSECURE", help="Listen beyond this machine without access control: on a private network."),
@@ -45,31 +58,57 @@ class GatewayOptions:
 
         return GatewayConfig(self.host, self.port, self.advertise, creates_topics=self.create_topics, all_ordered=self.ordered_topics)
 
+    def network(self) -> Network:
+        """For the port. Raises InvalidArgument for files that cannot be used."""
+        from qmq.network import NETWORK
+        from qmq.security.expiry import ExpiryWarning
+        from qmq.security.tls import Credentials, Tls
+        from qmq.security.tls_network import TlsNetwork
+
+        if self.tls_cert is None or self.tls_key is None:
+            if self.tls_cert is not self.tls_key:
+                raise InvalidArgument("TLS needs --tls-cert and --tls-key together: `qmq cert server` makes both files")
+            return NETWORK
+        # Clients show no certificates, so whoever signed the gateway's own will do as the authority for theirs.
+        files = Credentials(Tls(self.tls_cert, self.tls_cert, self.tls_key, requires_clients=False))
+        return TlsNetwork(files, ExpiryWarning(files).look)
+
+    def require_closed(self) -> None:
+        """Raises InvalidArgument where strangers could reach what they must not."""
+        from qmq.node.exposure import require_guarded
+
+        if self.credentials is None or self.tls_cert is None:
+            require_guarded(self.host, self.insecure)
+
 
 @taking(GatewayOptions)
 def gateway(_: typer.Context, options: GatewayOptions) -> None:
     """Run a gateway for clients of Apache RocketMQ 5 (gRPC): Java, Go, C++, C#, Node, Rust, Python. It keeps nothing, so run several.
 
-    It reaches the cluster as any client does, with the certificates and the token of the environment (QMQ_TLS_CA, QMQ_TOKEN_FILE ...).
+    It reaches the cluster as any client does, with the certificates and the token of the environment (QMQ_TLS_CA, QMQ_TOKEN_FILE ...), and
+    with --credentials it shows for each of RocketMQ's clients the token that belongs to its access key.
     Prints one line, `qmq gateway is ready at HOST:PORT`, when clients may come. Ctrl-C or SIGTERM stops it cleanly.
     """
-    from qmq.node.exposure import require_guarded
-
     try:
         set_up_logging(options.verbose)
-        require_guarded(options.host, options.insecure)
-        run(_serve(options.server, options.config()))
+        options.require_closed()
+        run(_serve(options))
     except (OSError, QmqError) as failure:
         fail(failure)
 
 
-async def _serve(server: str, config: GatewayConfig) -> None:
+async def _serve(options: GatewayOptions) -> None:
     import qmq
+    from qmq.gateway.gateway_credentials import GatewayCredentials
     from qmq.gateway.gateway_server import GatewayServer
     from qmq.node.role_process import until_signal
 
-    async with qmq.connect(server or None, name=None, state_dir=False) as mq:
-        found = GatewayServer(mq, config)
+    def connect(token: str | None = None) -> qmq.Client:
+        return qmq.connect(options.server or None, token=token, state_dir=False)
+
+    credentials = GatewayCredentials.load(options.credentials) if options.credentials is not None else None
+    async with connect() as mq:
+        found = GatewayServer(mq, options.config(), network=options.network(), credentials=credentials, connect=connect)
 
         async def start() -> str:
             await found.start()

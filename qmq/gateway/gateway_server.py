@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import os
+from collections.abc import Callable, Mapping
 from typing import Final
 
 import grpc
@@ -11,16 +11,11 @@ import grpc
 from qmq.client.client import Client
 from qmq.clock import Clock, SystemClock
 from qmq.file_descriptors import connections_max, limit
-from qmq.gateway.client_sessions import SESSIONS_MAX, ClientSessions
+from qmq.gateway.client_sessions import SESSIONS_MAX
 from qmq.gateway.gateway_config import GatewayConfig
-from qmq.gateway.group_readers import GroupReaders, HandedOut
-from qmq.gateway.group_receiving import GroupReceiving
-from qmq.gateway.half_messages import CheckPlan
-from qmq.gateway.invisible_messages import GATEWAY_ID_BYTES, InvisibleMessages
+from qmq.gateway.gateway_credentials import GatewayCredentials
+from qmq.gateway.gateway_parts import GatewayIdentities, GatewayParts
 from qmq.gateway.messaging_service import MessagingService
-from qmq.gateway.topic_catalog import TopicCatalog
-from qmq.gateway.topic_sending import TopicSending
-from qmq.gateway.topic_transactions import TopicTransactions
 from qmq.network import NETWORK, Network
 from qmq.proto.rocketmq import service_pb2_grpc
 from qmq.rpc_server import RpcBounds, rpc_server
@@ -30,19 +25,28 @@ BOUNDS: Final = RpcBounds(connections_max=SESSIONS_MAX, calls_max=SESSIONS_MAX)
 
 
 class GatewayServer:
-    """`start`, then `stop`. The client is its owner's, who closes it after `stop`."""
+    """`start`, then `stop`.
 
-    def __init__(self, client: Client, config: GatewayConfig, *, clock: Clock | None = None, network: Network = NETWORK) -> None:
+    Without `credentials` everybody is served with `client`, which is its owner's, who closes it after `stop`. With them each access key is
+    served with a client of its own, which `connect` makes for its token. `network` is for the gateway's port.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        config: GatewayConfig,
+        *,
+        clock: Clock | None = None,
+        network: Network = NETWORK,
+        credentials: GatewayCredentials | None = None,
+        connect: Callable[[str], Client] | None = None,
+    ) -> None:
         clock = clock or SystemClock()
-        self._config, self._network = config, network
-        catalog = TopicCatalog(lambda: client.metadata, clock.monotonic_ms, creates=config.creates_topics, all_ordered=config.all_ordered)
-        self.sessions = ClientSessions(clock.monotonic_ms)
-        self.invisible = InvisibleMessages[HandedOut](os.urandom(GATEWAY_ID_BYTES), os.urandom)
-        self._readers = GroupReaders(client, clock.monotonic_ms)
-        self._receiving = GroupReceiving(self._readers, catalog, self.invisible, self.sessions, config, clock)
-        sending = TopicSending(client, catalog, config.body_bytes_max, clock)
-        self._transactions = TopicTransactions(client, self.sessions, clock, CheckPlan(config.transactions))
-        self._service = MessagingService(client, catalog, sending, self._receiving, self._transactions, self.sessions, config)
+        self._config, self._network, self._credentials = config, network, credentials
+        self.parts = GatewayParts(client, config, clock)
+        """Of whom no credentials name."""
+        self._identities = GatewayIdentities(connect or (lambda _: client), config, clock)
+        self._service = MessagingService(self._parts_for, config)
         self._server: grpc.aio.Server | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self.port = config.port
@@ -50,6 +54,11 @@ class GatewayServer:
     @property
     def address(self) -> str:
         return f"{self._config.host}:{self.port}"
+
+    def _parts_for(self, headers: Mapping[str, str]) -> GatewayParts:
+        if self._credentials is None:
+            return self.parts
+        return self._identities.parts_of(self._credentials.authenticate(headers))
 
     async def start(self) -> None:
         """Serve. Raises OSError if the port is taken."""
@@ -64,13 +73,14 @@ class GatewayServer:
     async def _sweep(self) -> None:
         while True:
             await asyncio.sleep(self._config.sweep_ms / 1000)
-            self._receiving.sweep()
-            self._readers.tidy()
+            for each in (self.parts, *self._identities.all):
+                each.sweep()
 
     async def _check_transactions(self) -> None:
         while True:
             await asyncio.sleep(self._config.transactions.look_ms / 1000)
-            await self._transactions.look()
+            for each in (self.parts, *self._identities.all):
+                await each.transactions.look()
 
     async def stop(self) -> None:
         """Answer what is under way for a moment, then give back what is in clients' hands, and leave the groups."""
@@ -79,5 +89,5 @@ class GatewayServer:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        self._receiving.give_back_all()
-        await self._readers.close()
+        await self.parts.close()
+        await self._identities.close()

@@ -7,24 +7,21 @@ from __future__ import annotations
 
 import ipaddress
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import aclosing
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import grpc
 
-from qmq.client.client import Client
 from qmq.errors import QmqError
-from qmq.gateway.client_sessions import ClientSessions, TelemetryStream
+from qmq.gateway.client_sessions import TelemetryStream
 from qmq.gateway.client_settings import CONSUMERS, check_client_type, settings_for_consumer, settings_for_producer
 from qmq.gateway.gateway_config import GatewayConfig
-from qmq.gateway.group_receiving import GroupReceiving
+from qmq.gateway.gateway_parts import GatewayParts
 from qmq.gateway.message_mapping import ORDERED_TYPES, PLAIN_TYPES
 from qmq.gateway.rocketmq_names import group_of_resource, subject_of_topic
 from qmq.gateway.status_codes import OK, Refused, status_of_failure
-from qmq.gateway.topic_catalog import Topic, TopicCatalog
-from qmq.gateway.topic_sending import TopicSending
-from qmq.gateway.topic_transactions import TopicTransactions
+from qmq.gateway.topic_catalog import Topic
 from qmq.model import GroupSettings
 from qmq.network import parse
 from qmq.proto.rocketmq import definition_pb2 as api
@@ -40,47 +37,51 @@ ORDERED_BROKER: Final = "qmq"
 Context = grpc.aio.ServicerContext[Any, Any]
 
 
-class MessagingService(service_pb2_grpc.MessagingServiceServicer):
-    """Serves them."""
+class MessagingCaller(NamedTuple):
+    """Which client calls, and what serves it."""
 
-    def __init__(
-        self,
-        client: Client,
-        catalog: TopicCatalog,
-        sending: TopicSending,
-        receiving: GroupReceiving,
-        transactions: TopicTransactions,
-        sessions: ClientSessions,
-        config: GatewayConfig,
-    ) -> None:
-        self._client, self._catalog, self._sending, self._receiving = client, catalog, sending, receiving
-        self._transactions = transactions
-        self._sessions, self._config = sessions, config
+    client_id: str
+    parts: GatewayParts
+
+
+class MessagingService(service_pb2_grpc.MessagingServiceServicer):
+    """Serves them. `parts_for` finds what serves a call by its headers; it raises Refused."""
+
+    def __init__(self, parts_for: Callable[[Mapping[str, str]], GatewayParts], config: GatewayConfig) -> None:
+        self._parts_for, self._config = parts_for, config
         self._advertised = endpoints_of(config.advertise) if config.advertise else None
+
+    def _caller(self, context: Context) -> MessagingCaller:
+        """Who calls. Raises Refused."""
+        headers = {str(name): value for name, value in context.invocation_metadata() or () if isinstance(value, str)}
+        parts = self._parts_for(headers)
+        if not headers.get(CLIENT_ID):
+            raise Refused(api.CLIENT_ID_REQUIRED, f"the call has no header {CLIENT_ID}: every client names itself")
+        return MessagingCaller(headers[CLIENT_ID], parts)
 
     # --- where things are ----------------------------------------------------------------------------------------------
 
     async def QueryRoute(self, request: calls.QueryRouteRequest, context: Context) -> calls.QueryRouteResponse:
         try:
-            _client_of(context)
-            return calls.QueryRouteResponse(status=OK, message_queues=await self._queues(request.topic, request.endpoints))
+            caller = self._caller(context)
+            return calls.QueryRouteResponse(status=OK, message_queues=await self._queues(caller, request.topic, request.endpoints))
         except Exception as failure:
             return calls.QueryRouteResponse(status=_told(failure))
 
     async def QueryAssignment(self, request: calls.QueryAssignmentRequest, context: Context) -> calls.QueryAssignmentResponse:
         """Every consumer reads all queues: messages are divided as they are asked for."""
         try:
-            _client_of(context)
+            caller = self._caller(context)
             group_of_resource(request.group)
-            queues = await self._queues(request.topic, request.endpoints)
+            queues = await self._queues(caller, request.topic, request.endpoints)
         except Exception as failure:
             return calls.QueryAssignmentResponse(status=_told(failure))
         return calls.QueryAssignmentResponse(status=OK, assignments=[api.Assignment(message_queue=each) for each in queues])
 
-    async def _queues(self, topic: api.Resource, endpoints: api.Endpoints) -> list[api.MessageQueue]:
-        subject = subject_of_topic(topic)
-        found = await self._catalog.find(subject)
-        if found is None and not self._catalog.creates:
+    async def _queues(self, caller: MessagingCaller, topic: api.Resource, endpoints: api.Endpoints) -> list[api.MessageQueue]:
+        subject, catalog = subject_of_topic(topic), caller.parts.catalog
+        found = await catalog.find(subject)
+        if found is None and not catalog.creates:
             raise Refused(api.TOPIC_NOT_FOUND, f"there is no topic {subject!r}: create it with `qmq subject create`")
         way = self._advertised or endpoints
         if not way.addresses:
@@ -91,9 +92,9 @@ class MessagingService(service_pb2_grpc.MessagingServiceServicer):
 
     async def Heartbeat(self, request: calls.HeartbeatRequest, context: Context) -> calls.HeartbeatResponse:
         try:
-            client_id = _client_of(context)
+            caller = self._caller(context)
             check_client_type(request.client_type)
-            self._sessions.hear(client_id)
+            caller.parts.sessions.hear(caller.client_id)
         except Exception as failure:
             return calls.HeartbeatResponse(status=_told(failure))
         return calls.HeartbeatResponse(status=OK)
@@ -102,10 +103,10 @@ class MessagingService(service_pb2_grpc.MessagingServiceServicer):
         self, request: calls.NotifyClientTerminationRequest, context: Context
     ) -> calls.NotifyClientTerminationResponse:
         try:
-            client_id = _client_of(context)
-            self._sessions.end(client_id)
+            caller = self._caller(context)
+            caller.parts.sessions.end(caller.client_id)
             if request.group.name:
-                self._receiving.client_ended(client_id, group_of_resource(request.group))
+                caller.parts.receiving.client_ended(caller.client_id, group_of_resource(request.group))
         except Exception as failure:
             return calls.NotifyClientTerminationResponse(status=_told(failure))
         return calls.NotifyClientTerminationResponse(status=OK)
@@ -116,27 +117,28 @@ class MessagingService(service_pb2_grpc.MessagingServiceServicer):
         """Settings come in and are answered; other commands of clients answer what was asked of them."""
         stream = TelemetryStream(context.write)
         try:
-            client_id = _client_of(context)
-        except Refused as failure:
+            caller = self._caller(context)
+        except Exception as failure:
             await stream.send(calls.TelemetryCommand(status=_told(failure)))
             return
-        session = self._sessions.hear(client_id)
+        sessions = caller.parts.sessions
+        session = sessions.hear(caller.client_id)
         session.streams.append(stream)
         try:
             async for command in requests:
-                self._sessions.hear(client_id)
+                sessions.hear(caller.client_id)
                 if command.HasField("settings"):
-                    answer = await self._settled(command.settings)
+                    answer = await self._settled(caller.parts, command.settings)
                     if answer.settings.HasField("publishing"):
                         session.published |= {subject_of_topic(each) for each in answer.settings.publishing.topics}
                     await stream.send(answer)
         finally:
             session.streams.remove(stream)
 
-    async def _settled(self, told: api.Settings) -> calls.TelemetryCommand:
+    async def _settled(self, parts: GatewayParts, told: api.Settings) -> calls.TelemetryCommand:
         try:
             check_client_type(told.client_type)
-            settings = await self._consumer_settings(told) if told.client_type in CONSUMERS else self._producer_settings(told)
+            settings = await self._consumer_settings(parts, told) if told.client_type in CONSUMERS else self._producer_settings(told)
         except Exception as failure:
             return calls.TelemetryCommand(status=_told(failure))
         return calls.TelemetryCommand(status=OK, settings=settings)
@@ -144,17 +146,17 @@ class MessagingService(service_pb2_grpc.MessagingServiceServicer):
     def _producer_settings(self, told: api.Settings) -> api.Settings:
         return settings_for_producer(told, self._config.body_bytes_max)
 
-    async def _consumer_settings(self, told: api.Settings) -> api.Settings:
+    async def _consumer_settings(self, parts: GatewayParts, told: api.Settings) -> api.Settings:
         group = group_of_resource(told.subscription.group)
         subjects = [subject_of_topic(each.topic) for each in told.subscription.subscriptions]
-        topics = [await self._catalog.find(each) for each in subjects]
+        topics = [await parts.catalog.find(each) for each in subjects]
         plain = next((each for each in topics if each is not None and not each.is_ordered), None)
-        settings = GroupSettings() if plain is None else await self._group_settings(plain.subject, group)
+        settings = GroupSettings() if plain is None else await self._group_settings(parts, plain.subject, group)
         return settings_for_consumer(told, settings, is_fifo=any(each is not None and each.is_ordered for each in topics))
 
-    async def _group_settings(self, subject: str, group: str) -> GroupSettings:
+    async def _group_settings(self, parts: GatewayParts, subject: str, group: str) -> GroupSettings:
         try:
-            found = await self._client.metadata.group_settings(subject, group)
+            found = await parts.client.metadata.group_settings(subject, group)
         except QmqError as failure:
             log.info("the settings of group %s on %s could not be asked for, clients get the defaults: %s", group, subject, failure)
             return GroupSettings()
@@ -164,62 +166,62 @@ class MessagingService(service_pb2_grpc.MessagingServiceServicer):
 
     async def SendMessage(self, request: calls.SendMessageRequest, context: Context) -> calls.SendMessageResponse:
         try:
-            client_id = _client_of(context)
+            caller = self._caller(context)
             if any(each.system_properties.message_type == api.TRANSACTION for each in request.messages):
-                self._sessions.hear(client_id).published |= {subject_of_topic(each.topic) for each in request.messages}
-        except Refused as failure:
+                caller.parts.sessions.hear(caller.client_id).published |= {subject_of_topic(each.topic) for each in request.messages}
+        except Exception as failure:
             return calls.SendMessageResponse(status=_told(failure))
-        return await self._sending.send(request)
+        return await caller.parts.sending.send(request)
 
     async def EndTransaction(self, request: calls.EndTransactionRequest, context: Context) -> calls.EndTransactionResponse:
         try:
-            _client_of(context)
-        except Refused as failure:
+            caller = self._caller(context)
+        except Exception as failure:
             return calls.EndTransactionResponse(status=_told(failure))
-        return await self._transactions.end(request)
+        return await caller.parts.transactions.end(request)
 
     async def RecallMessage(self, request: calls.RecallMessageRequest, context: Context) -> calls.RecallMessageResponse:
         try:
-            _client_of(context)
-        except Refused as failure:
+            caller = self._caller(context)
+        except Exception as failure:
             return calls.RecallMessageResponse(status=_told(failure))
-        return await self._sending.recall(request)
+        return await caller.parts.sending.recall(request)
 
     async def ReceiveMessage(self, request: calls.ReceiveMessageRequest, context: Context) -> AsyncIterator[calls.ReceiveMessageResponse]:
         try:
-            client_id = _client_of(context)
-        except Refused as failure:
+            caller = self._caller(context)
+        except Exception as failure:
             yield calls.ReceiveMessageResponse(status=_told(failure))
             return
-        self._sessions.hear(client_id)
-        async with aclosing(self._receiving.receive(request, client_id, context.time_remaining())) as answers:
+        caller.parts.sessions.hear(caller.client_id)
+        async with aclosing(caller.parts.receiving.receive(request, caller.client_id, context.time_remaining())) as answers:
             async for answer in answers:
                 yield answer
 
     async def AckMessage(self, request: calls.AckMessageRequest, context: Context) -> calls.AckMessageResponse:
         try:
-            _client_of(context)
-        except Refused as failure:
+            caller = self._caller(context)
+        except Exception as failure:
             return calls.AckMessageResponse(status=_told(failure))
-        return await self._receiving.ack(request)
+        return await caller.parts.receiving.ack(request)
 
     async def ChangeInvisibleDuration(
         self, request: calls.ChangeInvisibleDurationRequest, context: Context
     ) -> calls.ChangeInvisibleDurationResponse:
         try:
-            _client_of(context)
-        except Refused as failure:
+            caller = self._caller(context)
+        except Exception as failure:
             return calls.ChangeInvisibleDurationResponse(status=_told(failure))
-        return self._receiving.change_time(request)
+        return caller.parts.receiving.change_time(request)
 
     async def ForwardMessageToDeadLetterQueue(
         self, request: calls.ForwardMessageToDeadLetterQueueRequest, context: Context
     ) -> calls.ForwardMessageToDeadLetterQueueResponse:
         try:
-            _client_of(context)
-        except Refused as failure:
+            caller = self._caller(context)
+        except Exception as failure:
             return calls.ForwardMessageToDeadLetterQueueResponse(status=_told(failure))
-        return self._receiving.forward(request)
+        return caller.parts.receiving.forward(request)
 
     # --- what this gateway does not have -------------------------------------------------------------------------------
 
@@ -266,14 +268,6 @@ def endpoints_of(address: str) -> api.Endpoints:
     except ValueError:
         scheme = api.DOMAIN_NAME
     return api.Endpoints(scheme=scheme, addresses=[api.Address(host=host, port=place.port)])
-
-
-def _client_of(context: Context) -> str:
-    """Who calls. Raises Refused."""
-    for name, value in context.invocation_metadata() or ():
-        if name == CLIENT_ID and isinstance(value, str) and value:
-            return value
-    raise Refused(api.CLIENT_ID_REQUIRED, f"the call has no header {CLIENT_ID}: every client names itself")
 
 
 def _missing(what: str) -> Refused:

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from qmq.metrics.figures import FigureSource
     from qmq.metrics.readiness import Readiness
     from qmq.node.dev_delay import DelayPart
+    from qmq.node.dev_gateway import DevGateway
 
 RELIST_S: Final = 300.0
 """The store is in this process and its watch loses nothing: listing thousands of subjects would only take time."""
@@ -75,6 +76,8 @@ class NodeConfig:
     metrics_port: int | None = None
     """The port of /metrics; None: none."""
     access: AccessConfig = field(default_factory=AccessConfig)
+    gateway_port: int | None = None
+    """Where RocketMQ's clients are served; None: nowhere."""
 
 
 def _no_progress(_what: str, _done: int, _total: int) -> None:
@@ -110,6 +113,7 @@ class Node:
         self._process = process_status(config.host, credentials=self._network.credentials)
         self.delay: DelayPart | None = None
         self.metrics: MetricsServer | None = None
+        self.gateway: DevGateway | None = None
         await self.view.start()
         try:
             await ensure_server_token(self.coordination)
@@ -180,6 +184,11 @@ class Node:
         await self._meta.start()
         if self._audit is not None:
             self._audit.start()
+        if config.gateway_port is not None:
+            from qmq.node.dev_gateway import DevGateway
+
+            self.gateway = DevGateway(self.address, config.host, config.gateway_port, self._clock, self._given_network)
+            await self.gateway.start()
         self.metrics = await serving.serve(config.host, config.metrics_port, self.sources(), self.readiness)
 
     def readiness(self) -> Readiness:
@@ -215,6 +224,8 @@ class Node:
         """Finish requests, then close so that the next start replays nothing."""
         if self.metrics is not None:
             await self.metrics.stop()
+        if self.gateway is not None:
+            await self.gateway.stop()
         if self._audit is not None:
             await self._audit.stop()
         if self.delay is not None:

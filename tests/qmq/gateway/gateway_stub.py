@@ -35,10 +35,11 @@ class GatewayStub:
     gateway: GatewayServer
     mq: qmq.Client
     client_id: str = "stub@1@1"
+    signed: tuple[tuple[str, str], ...] = ()
 
     @property
     def headers(self) -> tuple[tuple[str, str], ...]:
-        return (("x-mq-client-id", self.client_id),)
+        return (("x-mq-client-id", self.client_id), *self.signed)
 
     @property
     def endpoints(self) -> api.Endpoints:

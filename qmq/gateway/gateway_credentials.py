@@ -1,0 +1,86 @@
+"""Who a RocketMQ client is: an access key and a signature with its secret key, and the principal of QMQ that it stands for.
+
+    authorization: MQv2-HMAC-SHA1 Credential=ACCESSKEY, SignedHeaders=x-mq-date-time, Signature=HEX
+    x-mq-date-time: 20261124T120000Z          what is signed, with HMAC-SHA1 and the secret key
+
+QMQ keeps only the digests of tokens, and a signature can be checked only by who knows the key. So the gateway has a file with the secret
+keys, and a token of QMQ for each, with which it sends and receives for that client: rules, quotas and the audit log see the token's
+principal.
+
+    [{"access_key": "shop", "secret_key": "...", "token": "qmq_..."}, ...]
+
+The signature covers a time that its client says, and nothing else, as RocketMQ has it: who reads a request can make others. Serve TLS.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from qmq.errors import InvalidArgument
+from qmq.gateway.status_codes import Refused
+from qmq.proto.rocketmq import definition_pb2 as api
+
+AUTHORIZATION: Final = "authorization"
+DATE_TIME: Final = "x-mq-date-time"
+_SIGNED: Final = re.compile(
+    r"MQv2-HMAC-SHA1 +Credential=(?P<access_key>[^,/\s]+)[^,]*, *SignedHeaders=x-mq-date-time, *Signature=(?P<hex>[0-9a-fA-F]{40})"
+)
+_NOBODYS: Final = b""
+
+
+@dataclass(frozen=True, slots=True)
+class ClientKeys:
+    """One client's keys, and the token of whom it stands for."""
+
+    access_key: str
+    secret_key: str
+    token: str
+
+    def __repr__(self) -> str:
+        return f"ClientKeys({self.access_key})"
+
+
+class GatewayCredentials:
+    """All clients that this gateway knows."""
+
+    def __init__(self, keys: Mapping[str, ClientKeys]) -> None:
+        self.keys = keys
+
+    @classmethod
+    def load(cls, path: Path) -> GatewayCredentials:
+        """Read the file. Raises InvalidArgument for one that cannot be used; secrets are not repeated."""
+        try:
+            found = json.loads(path.read_text())
+        except (OSError, ValueError) as cause:
+            raise InvalidArgument(f"the keys of RocketMQ's clients cannot be read from {path}: {type(cause).__name__}") from None
+        if not isinstance(found, list) or not found or not all(map(_is_complete, found)):
+            raise InvalidArgument(f"{path} is no list of objects with access_key, secret_key and token, all of them texts")
+        keys = {each["access_key"]: ClientKeys(each["access_key"], each["secret_key"], each["token"]) for each in found}
+        if len(keys) < len(found):
+            raise InvalidArgument(f"{path} has an access key twice")
+        return cls(keys)
+
+    def authenticate(self, headers: Mapping[str, str]) -> ClientKeys:
+        """Whose call it is. Raises Refused, with the same words whether the access key is unknown or the signature wrong."""
+        found = _SIGNED.fullmatch(headers.get(AUTHORIZATION, "").strip())
+        date_time = headers.get(DATE_TIME, "")
+        if found is None or not date_time:
+            raise Refused(api.UNAUTHORIZED, "the call is not signed: give the client an access key and its secret key")
+        keys = self.keys.get(found["access_key"])
+        secret = keys.secret_key.encode() if keys is not None else _NOBODYS
+        expected = hmac.new(secret, date_time.encode(), hashlib.sha1).hexdigest()
+        if not hmac.compare_digest(expected, found["hex"].lower()) or keys is None:
+            raise Refused(api.UNAUTHORIZED, "the access key is not known here, or the secret key is not its own")
+        return keys
+
+
+def _is_complete(found: Any) -> bool:
+    names = ("access_key", "secret_key", "token")
+    return isinstance(found, dict) and all(isinstance(found.get(each), str) and found[each] for each in names)

@@ -1,0 +1,75 @@
+"""What serves the calls of one identity: a client of the cluster, and everything that works with it.
+
+A gateway without credentials has one of these, for all clients. With credentials each access key has one of its own, so that nobody
+settles another's messages, and the cluster sees who asks.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+from qmq.client.client import Client
+from qmq.clock import Clock
+from qmq.gateway.client_sessions import ClientSessions
+from qmq.gateway.gateway_config import GatewayConfig
+from qmq.gateway.gateway_credentials import ClientKeys
+from qmq.gateway.group_readers import GroupReaders, HandedOut
+from qmq.gateway.group_receiving import GroupReceiving
+from qmq.gateway.half_messages import CheckPlan
+from qmq.gateway.invisible_messages import GATEWAY_ID_BYTES, InvisibleMessages
+from qmq.gateway.topic_catalog import TopicCatalog
+from qmq.gateway.topic_sending import TopicSending
+from qmq.gateway.topic_transactions import TopicTransactions
+
+
+class GatewayParts:
+    """Of one identity. The client is its owner's."""
+
+    def __init__(self, client: Client, config: GatewayConfig, clock: Clock) -> None:
+        self.client, self.config = client, config
+        self.catalog = TopicCatalog(
+            lambda: client.metadata, clock.monotonic_ms, creates=config.creates_topics, all_ordered=config.all_ordered
+        )
+        self.sessions = ClientSessions(clock.monotonic_ms)
+        self.invisible = InvisibleMessages[HandedOut](os.urandom(GATEWAY_ID_BYTES), os.urandom)
+        self._readers = GroupReaders(client, clock.monotonic_ms)
+        self.sending = TopicSending(client, self.catalog, config.body_bytes_max, clock)
+        self.receiving = GroupReceiving(self._readers, self.catalog, self.invisible, self.sessions, config, clock)
+        self.transactions = TopicTransactions(client, self.sessions, clock, CheckPlan(config.transactions))
+
+    def sweep(self) -> None:
+        """To be called now and then."""
+        self.receiving.sweep()
+        self._readers.tidy()
+
+    async def close(self) -> None:
+        """Give back what is in clients' hands, and leave the groups."""
+        self.receiving.give_back_all()
+        await self._readers.close()
+
+
+class GatewayIdentities:
+    """The parts of each access key, made when it first calls. `connect` makes a client that shows a token."""
+
+    def __init__(self, connect: Callable[[str], Client], config: GatewayConfig, clock: Clock) -> None:
+        self._connect, self._config, self._clock = connect, config, clock
+        self._parts: dict[str, GatewayParts] = {}
+
+    def parts_of(self, keys: ClientKeys) -> GatewayParts:
+        """Raises InvalidArgument for a token that cannot be one."""
+        found = self._parts.get(keys.access_key)
+        if found is None:
+            found = self._parts[keys.access_key] = GatewayParts(self._connect(keys.token), self._config, self._clock)
+        return found
+
+    @property
+    def all(self) -> list[GatewayParts]:
+        """Those that were made."""
+        return list(self._parts.values())
+
+    async def close(self) -> None:
+        """End their clients."""
+        for each in self._parts.values():
+            await each.close()
+            await each.client.close()

@@ -1,0 +1,164 @@
+"""Who RocketMQ's clients are, and what they may do: signatures, rules, TLS, the gateway of `qmq dev`."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import grpc
+import pytest
+from gateway_stub import CONFIG, GatewayStub, message
+from support import eventually, node_config, running
+
+import qmq
+from qmq.cli.gateway import GatewayOptions
+from qmq.errors import InvalidArgument
+from qmq.gateway.gateway_credentials import ClientKeys, GatewayCredentials
+from qmq.gateway.gateway_server import GatewayServer
+from qmq.gateway.status_codes import Refused
+from qmq.proto.rocketmq import definition_pb2 as api
+from qmq.proto.rocketmq.service_pb2_grpc import MessagingServiceStub
+from qmq.security.authority import create_authority, issue
+
+WHEN = "20261124T120000Z"
+
+
+def signed(access_key: str, secret_key: str, when: str = WHEN) -> tuple[tuple[str, str], ...]:
+    signature = hmac.new(secret_key.encode(), when.encode(), hashlib.sha1).hexdigest().upper()
+    shown = f"MQv2-HMAC-SHA1 Credential={access_key}, SignedHeaders=x-mq-date-time, Signature={signature}"
+    return (("authorization", shown), ("x-mq-date-time", when))
+
+
+def known() -> GatewayCredentials:
+    return GatewayCredentials({"shop": ClientKeys("shop", "secret", "qmq_token")})
+
+
+def test_a_signature_names_the_keys_it_was_made_with() -> None:
+    assert known().authenticate(dict(signed("shop", "secret"))).token == "qmq_token"
+    assert "secret" not in repr(known().authenticate(dict(signed("shop", "secret"))))
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {},
+        dict(signed("shop", "wrong")),
+        dict(signed("nobody", "secret")),
+        dict(signed("nobody", "")),
+        {**dict(signed("shop", "secret")), "x-mq-date-time": "20261124T120001Z"},
+        {"authorization": "Bearer qmq_token", "x-mq-date-time": WHEN},
+    ],
+)
+def test_who_is_not_signed_for_is_refused(headers: dict[str, str]) -> None:
+    with pytest.raises(Refused) as caught:
+        known().authenticate(headers)
+    assert caught.value.code == api.UNAUTHORIZED
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[]", "[1]", '[{"access_key": "a", "secret_key": ""}]'])
+def test_a_file_of_keys_that_cannot_be_used_is_refused(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "keys.json"
+    path.write_text(text)
+    with pytest.raises(InvalidArgument):
+        GatewayCredentials.load(path)
+    with pytest.raises(InvalidArgument):
+        GatewayCredentials.load(tmp_path / "missing")
+
+
+def test_a_file_of_keys_is_read(tmp_path: Path) -> None:
+    entry = {"access_key": "a", "secret_key": "s", "token": "t"}
+    path = tmp_path / "keys.json"
+    path.write_text(json.dumps([entry]))
+    assert GatewayCredentials.load(path).keys == {"a": ClientKeys("a", "s", "t")}
+    path.write_text(json.dumps([entry, entry]))
+    with pytest.raises(InvalidArgument, match="twice"):
+        GatewayCredentials.load(path)
+
+
+@asynccontextmanager
+async def guarded_gateway(tmp_path: Path) -> AsyncIterator[tuple[GatewayStub, qmq.Client]]:
+    """A node that enforces rules, a gateway with two access keys, and the administrator."""
+    async with running(node_config(tmp_path)) as node:
+        tokens = {}
+        async with qmq.connect(node.address) as first:
+            for name in ("op:admin", "app:orders", "app:other"):
+                tokens[name] = (await first.access.create_token(name)).token
+            for kind in ("cluster", "subject", "group"):
+                await first.access.put_rule("op:admin", [], kind)
+            await first.access.put_rule("app:orders", ["produce", "create", "consume", "describe"], "subject", "orders")
+            await first.access.put_rule("app:orders", ["consume"], "group", "G")
+        async with qmq.connect(node.address, token=tokens["op:admin"]) as admin, qmq.connect(node.address) as nobody:
+            await admin.access.set_mode("enforce")
+            await eventually(lambda: node.view.access.mode.value == "enforce" and len(node.view.access.rules) == 5)
+            names = {"orders": tokens["app:orders"], "other": tokens["app:other"]}
+            keys = {name: ClientKeys(name, f"secret of {name}", token) for name, token in names.items()}
+            gateway = GatewayServer(
+                nobody,
+                CONFIG,
+                credentials=GatewayCredentials(keys),
+                connect=lambda token: qmq.connect(node.address, token=token, state_dir=False),
+            )
+            await gateway.start()
+            try:
+                async with grpc.aio.insecure_channel(f"127.0.0.1:{gateway.port}") as channel:
+                    yield GatewayStub(MessagingServiceStub(channel), gateway, nobody), admin
+            finally:
+                await gateway.stop()
+
+
+async def test_each_access_key_may_do_what_its_token_may(tmp_path: Path) -> None:
+    async with guarded_gateway(tmp_path) as (gateway, admin):
+        assert (await gateway.send(message("orders"))).status.code == api.UNAUTHORIZED
+        assert (await gateway.route("orders")).status.code == api.UNAUTHORIZED
+        other = replace(gateway, signed=signed("other", "secret of other"))
+        assert (await other.send(message("orders"))).status.code == api.FORBIDDEN
+        orders = replace(gateway, signed=signed("orders", "secret of orders"))
+        assert (await orders.send(message("orders", b"allowed"))).status.code == api.OK
+        assert (await orders.send(message("payments"))).status.code == api.FORBIDDEN
+        [got] = await orders.receive("orders")
+        assert got.body == b"allowed"
+        assert (await other.ack(got)).status.code == api.INVALID_RECEIPT_HANDLE
+        assert (await orders.ack(got)).status.code == api.OK
+        assert [each.status.code for each in await orders.answers("orders", "forbidden")] == [api.FORBIDDEN]
+        assert (await admin.access.whoami()).principal == "op:admin"
+
+
+async def test_clients_come_by_tls(tmp_path: Path) -> None:
+    authority = create_authority(tmp_path / "certs")
+    made = issue(tmp_path / "certs", "gateway", "node", ["127.0.0.1"])
+    options = GatewayOptions(tls_cert=made.cert, tls_key=made.key)
+    async with running(node_config(tmp_path / "node")) as node, qmq.connect(node.address) as mq, AsyncExitStack() as ending:
+        gateway = GatewayServer(mq, CONFIG, network=options.network())
+        await gateway.start()
+        ending.push_async_callback(gateway.stop)
+        trusted = grpc.ssl_channel_credentials(authority.cert.read_bytes())
+        async with grpc.aio.secure_channel(f"127.0.0.1:{gateway.port}", trusted) as channel:
+            stub = GatewayStub(MessagingServiceStub(channel), gateway, mq)
+            assert (await stub.send(message("orders", b"sealed"))).status.code == api.OK
+            [got] = await stub.receive("orders")
+            assert got.body == b"sealed"
+
+
+def test_beyond_this_machine_a_gateway_needs_tls_and_credentials(tmp_path: Path) -> None:
+    GatewayOptions(host="127.0.0.1").require_closed()
+    for options in (GatewayOptions(host="0.0.0.0"), GatewayOptions(host="0.0.0.0", credentials=tmp_path)):
+        with pytest.raises(InvalidArgument):
+            options.require_closed()
+    GatewayOptions(host="0.0.0.0", credentials=tmp_path, tls_cert=tmp_path, tls_key=tmp_path).require_closed()
+    with pytest.raises(InvalidArgument, match="together"):
+        GatewayOptions(tls_cert=tmp_path).network()
+
+
+async def test_a_node_for_development_serves_rocketmqs_clients(tmp_path: Path) -> None:
+    async with running(replace(node_config(tmp_path), gateway_port=0)) as node, qmq.connect(node.address) as mq:
+        assert node.gateway is not None
+        async with grpc.aio.insecure_channel(node.gateway.address) as channel:
+            stub = GatewayStub(MessagingServiceStub(channel), node.gateway._server, mq)
+            assert (await stub.send(message("orders", b"near"))).status.code == api.OK
+            async with mq.consumer("orders", "G") as consumer:
+                assert (await anext(consumer)).body == b"near"
