@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 from qmq.cli.app import app
 from qmq.cli.doctor import paragraph
+from qmq.errors import AccessDenied
 from qmq.node.dev_node import Node
 from qmq.operations.finding import Finding, FindingKind, Severity
 from qmq.proto.v1 import control_pb2 as control
@@ -117,6 +118,15 @@ def test_what_nobody_answers_is_a_finding_and_not_a_failure(well: FakeMeta, qmq:
     assert done.exit_code == 4
     assert "dead letters: nobody answered" in done.stdout
     assert done.stdout.splitlines()[-1].endswith("; not everything answered")
+
+
+def test_who_may_not_describe_the_cluster_sees_the_rest_and_is_told(well: FakeMeta, qmq: Command) -> None:
+    well.answers["DescribeCluster"] = AccessDenied("op:bob may not describe the cluster")
+    done = qmq("doctor", "--interval", "0", "--json")
+    assert done.exit_code == 4
+    (found,) = json.loads(done.stdout)["findings"]
+    assert (found["code"], found["about"], found["command"]) == ("not-answered", "cluster", "qmq whoami")
+    assert found["what"] == "nobody answered: op:bob may not describe the cluster"
 
 
 def test_without_a_metaserver_the_status_is_three() -> None:
