@@ -1,5 +1,6 @@
-"""Coordination: small state that everybody must agree on, behind one interface with etcd's semantics.
+"""Coordination: small state on which all processes must agree, behind one interface with etcd's semantics.
 
-`store` is the interface, `embedded` the implementation for one node, on SQLite. On top: `subjects` (which subjects exist) and `registry`
-(which brokers are there).
+`coordination_store` is the interface, `embedded` the implementation for one node, on SQLite, `etcd` the one for clusters. `view` keeps
+all keys in memory. The other modules define records: `subjects`, `broker_groups`, `replica_registration`, `ordered_records`,
+`delivery_settings`, `access_records`.
 """

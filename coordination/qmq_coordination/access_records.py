@@ -7,9 +7,9 @@
     /qmq/access/quotas/ID        Quota
     /qmq/access/server-token     what servers show each other, as text: made by the first one that finds none
 
-All other values are JSON. Operations that a newer release knows and this one does not are passed over: this release does not perform
-them. Any other value that cannot be read closes the cluster to everybody but servers and administrators while the rules are enforced: a
-rule that denies must not vanish because it cannot be read.
+All other values are JSON. Operations of a newer release are ignored, since this release does not perform them. While rules are enforced,
+any other unreadable value closes the cluster to everybody but servers and administrators: a rule that denies must not disappear because it
+cannot be read.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _KNOWN: Final = frozenset(each.value for each in Operation)
 
 @dataclass(frozen=True, slots=True)
 class ModeRecord:
-    """Whether the rules hold; who said so, and when in milliseconds since 1970."""
+    """The mode of the rules; who set it, and when in milliseconds since 1970."""
 
     mode: AccessMode
     by: str = ""
@@ -141,7 +141,7 @@ def quota_key(quota_id: str) -> str:
 
 
 def read_access(state: AccessState, key: str, item: KeyValue | None) -> None:
-    """Keep what a key means; without an item it is gone."""
+    """Apply a key; without an item the key is deleted."""
     state.version += 1
     state.unreadable.discard(key)
     try:

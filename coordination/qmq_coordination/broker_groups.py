@@ -1,4 +1,4 @@
-"""Broker groups in the coordination store: who belongs to them, who may be master, where replicas are.
+"""Broker groups in the coordination store: their members, who may be master, where replicas are.
 
     /qmq/groups/GROUP/members            Membership, JSON: version, voters, learners. Changed by the group's master alone
     /qmq/groups/GROUP/epoch              Claim, JSON: the highest epoch and the attempt that won it. Never goes
@@ -9,7 +9,7 @@
     /qmq/replicas/GROUP/REPLICA          ReplicaRecord, JSON: its addresses; stays when the replica goes
     /qmq/presence/GROUP/REPLICA          the same under a lease: the replica's process lives
 
-Every change of members and every new epoch is a transaction that compares the epoch's Claim: whoever was superseded changes nothing.
+Every change of members and every new epoch is a transaction that compares the epoch's Claim, so a superseded master changes nothing.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _T = TypeVar("_T", bound="_Json")
 
 
 class _Json:
-    """A value stored as a JSON object; unknown fields are passed over, so that a newer release may add some."""
+    """A value stored as a JSON object; unknown fields are ignored, so that a newer release may add some."""
 
     def encode(self) -> bytes:
         return json.dumps(asdict(self), sort_keys=True).encode()  # type: ignore[call-overload]
@@ -43,7 +43,7 @@ class _Json:
 
 @dataclass(frozen=True, slots=True)
 class EpochClaim(_Json):
-    """An epoch and who won it; `attempt` is unique, so that a lost answer can be read back."""
+    """An epoch and its winner; `attempt` is unique, so that a lost answer can be verified by reading back."""
 
     epoch: int
     replica: str
@@ -63,7 +63,7 @@ class MasterRecord(_Json):
 
 @dataclass(frozen=True, slots=True)
 class ReplicaRecord(_Json):
-    """Where a replica listens. `folder` names its data folder: another one under the same name has lost its past."""
+    """Where a replica listens. `folder` identifies its data folder: another folder under the same name has lost its history."""
 
     replica: str
     group: str
@@ -74,16 +74,16 @@ class ReplicaRecord(_Json):
 
 @dataclass(frozen=True, slots=True)
 class DelaySettings(_Json):
-    """What all replicas of a delay group must agree on, for their schedules are the same bytes."""
+    """What all replicas of a delay group must agree on, because their schedules are identical."""
 
     bucket_ms: int
-    """The schedule log's files hold so much time each."""
+    """The time that a file of the schedule covers."""
     delay_ms_max: int
     """Longer delays are refused."""
 
 
 class Mode(Enum):
-    """What an operator wants of a group."""
+    """The operator's mode of a group."""
 
     READ_WRITE = "read-write"
     READ_ONLY = "read-only"
@@ -94,14 +94,14 @@ class Health(Enum):
 
     READ_WRITE = "read-write"
     READ_ONLY = "read-only"
-    """Consumers are served; producers go elsewhere."""
+    """Consumers are served; producers use other groups."""
     OFFLINE = "offline"
     """No master."""
 
 
 @dataclass(frozen=True, slots=True)
 class BrokerGroupState:
-    """All that the store knows of one group, as of one revision."""
+    """All keys of one group, as of one revision."""
 
     name: str
     items: dict[str, KeyValue] = field(default_factory=dict)
@@ -117,7 +117,7 @@ class BrokerGroupState:
 
     @property
     def claim(self) -> EpochClaim:
-        """The highest epoch and its winner; epoch 0 if nobody ever won one."""
+        """The highest epoch and its winner; epoch 0 if there was none."""
         item = self._item("epoch")
         return EpochClaim(0, "", "") if item is None else EpochClaim.decode(item.value)
 
@@ -129,12 +129,12 @@ class BrokerGroupState:
 
     @property
     def voters(self) -> tuple[str, ...]:
-        """The replicas that count; see qmq_replication.replica_membership."""
+        """The voters; see qmq_replication.replica_membership."""
         return self._replicas("voters")
 
     @property
     def learners(self) -> tuple[str, ...]:
-        """The replicas that catch up."""
+        """The replicas that catch up and do not vote yet."""
         return self._replicas("learners")
 
     def _replicas(self, kind: str) -> tuple[str, ...]:
@@ -142,13 +142,13 @@ class BrokerGroupState:
 
     @property
     def delay(self) -> DelaySettings | None:
-        """Of a delay group."""
+        """The settings of a delay group; None for a broker group."""
         item = self._item("delay")
         return None if item is None else DelaySettings.decode(item.value)
 
     @property
     def mode(self) -> Mode:
-        """What the operator wants."""
+        """The operator's mode."""
         item = self._item("mode")
         return Mode.READ_WRITE if item is None else Mode(item.value.decode())
 
@@ -165,12 +165,12 @@ def group_key(group: str, what: str) -> str:
 
 
 def replica_key(group: str, replica: str) -> str:
-    """Where a replica's addresses stay."""
+    """The key of a replica's addresses, which stays."""
     return f"{REPLICAS}{group}/{replica}"
 
 
 def presence_key(group: str, replica: str) -> str:
-    """What is there while the replica's process lives."""
+    """The key that exists while the replica's process is alive."""
     return f"{PRESENCE}{group}/{replica}"
 
 

@@ -5,8 +5,8 @@
 * A *transaction* compares, then does one of two lists of operations, at one moment. Compare-and-swap is a transaction on `mod_revision`;
   a key that does not exist has mod_revision, create_revision and version 0.
 * A *lease* ends when it is not kept alive, and takes its keys with it.
-* A *watch* gives every change from a revision on, once, in order, all changes of a revision together. It is a hint to look again, not a
-  lock: whoever acts on it compares revisions.
+* A *watch* delivers every change from a revision on, once, in order, all changes of a revision together. It is a hint to read again, not a
+  lock: transactions that depend on it compare revisions.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class KeyValue:
 
 
 class CompareTarget(Enum):
-    """What a comparison looks at."""
+    """What a comparison compares."""
 
     VALUE = "value"
     VERSION = "version"
@@ -64,7 +64,7 @@ class Put:
 
 @dataclass(frozen=True, slots=True)
 class Delete:
-    """Delete a key, or with `is_prefix` all keys that begin so."""
+    """Delete a key, or with `is_prefix` all keys with this prefix."""
 
     key: str
     is_prefix: bool = False
@@ -72,7 +72,7 @@ class Delete:
 
 @dataclass(frozen=True, slots=True)
 class Get:
-    """Read a key, or with `is_prefix` all keys that begin so, in order."""
+    """Read a key, or with `is_prefix` all keys with this prefix, in order."""
 
     key: str
     is_prefix: bool = False
@@ -83,7 +83,7 @@ Operation = Put | Delete | Get
 
 @dataclass(frozen=True, slots=True)
 class TxnResult:
-    """Which list was done, at which revision; for each operation what it read (Get) or deleted (Delete)."""
+    """Which list was executed, at which revision; for each operation what it read (Get) or deleted (Delete)."""
 
     succeeded: bool
     revision: Revision
@@ -116,7 +116,7 @@ class KeyListing:
 
 
 class CoordinationStore(Protocol):
-    """What coordination needs. Every call may raise CoordinationError."""
+    """The interface of a coordination store. Every call may raise CoordinationError."""
 
     async def get(self, key: str) -> KeyValue | None: ...
 
@@ -129,48 +129,48 @@ class CoordinationStore(Protocol):
         ...
 
     async def delete(self, key: str, *, is_prefix: bool = False) -> int:
-        """Delete; how many keys there were."""
+        """Delete keys. Returns their number."""
         ...
 
     async def txn(self, compares: Sequence[Compare], success: Sequence[Operation], failure: Sequence[Operation] = ()) -> TxnResult:
-        """Compare and act at one moment. Raises LeaseNotFound."""
+        """Compare and act atomically. Raises LeaseNotFound."""
         ...
 
     async def grant(self, ttl_s: float) -> LeaseId: ...
 
     async def keep_alive(self, lease: LeaseId) -> float:
-        """Begin the lease's time anew; its seconds to live. Raises LeaseNotFound."""
+        """Renew the lease. Returns its seconds to live. Raises LeaseNotFound."""
         ...
 
     async def revoke(self, lease: LeaseId) -> None:
-        """End the lease now; its keys go. Raises LeaseNotFound."""
+        """End the lease now, with its keys. Raises LeaseNotFound."""
         ...
 
     def watch(self, prefix: str, start_revision: int) -> AsyncIterator[WatchedChanges]:
-        """Every change under `prefix` from `start_revision` on. Raises Compacted if that is gone."""
+        """Every change under `prefix` from `start_revision` on. Raises Compacted if that revision is compacted."""
         ...
 
     async def compact(self, revision: int) -> None:
-        """Forget what was before `revision`, except what still holds. Raises Compacted if that is done already."""
+        """Drop the history before `revision`; current values stay. Raises Compacted if it was compacted before."""
         ...
 
     async def close(self) -> None:
-        """End; watches end too."""
+        """Close the store; watches end, too."""
         ...
 
 
 def absent(key: str) -> Compare:
-    """The key does not exist."""
+    """A comparison: the key does not exist."""
     return Compare(key, CompareTarget.CREATE, "=", 0)
 
 
 def unchanged(item: KeyValue) -> Compare:
-    """The key is as it was when `item` was read."""
+    """A comparison: the key has not changed since `item` was read."""
     return Compare(item.key, CompareTarget.MOD, "=", item.mod_revision)
 
 
 def prefix_end(prefix: str) -> str | None:
-    """The first key behind all that begin with `prefix`; None if there is no end."""
+    """The first key after all with this prefix; None if there is none."""
     for at in range(len(prefix) - 1, -1, -1):
         if ord(prefix[at]) < 0x10FFFF:
             return prefix[:at] + chr(ord(prefix[at]) + 1)

@@ -1,16 +1,17 @@
-"""What operators say about delivery, in the coordination store: how groups' messages are tried again, who is paused (docs/DELIVERY.md).
+"""Delivery settings in the coordination store: retries of groups, and pauses (docs/DELIVERY.md).
 
     /qmq/delivery/SUBJECT/GROUP                  SettingsRecord, JSON; SUBJECT may be *: the group on all subjects
     /qmq/pauses/group/SUBJECT/GROUP              PauseRecord, JSON; SUBJECT may be * here, too
     /qmq/pauses/consumer/SUBJECT/GROUP/NAME
     /qmq/pauses/client/NAME
 
-A record of settings may say only one of them. Each is looked for by itself: on the subject, on all, then the broker's own.
+A record may contain only some of the settings. Each setting is taken from the record for the subject, else from the one for all subjects,
+else from the broker.
 
-A consumer of a broadcast group is a group of its own on the broker, `GROUP%NAME`. Operators say GROUP and NAME, and what they say of
-GROUP holds for all of them.
+A consumer of a broadcast group is a group of its own on the broker, `GROUP%NAME`. Operators use GROUP and NAME; settings of GROUP hold for
+all its consumers.
 
-Here are keys, values and what they mean together; who may write them is decided in qmq/meta/delivery_admin.py.
+This module has the keys and values; qmq/meta/delivery_admin.py writes them.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from qmq_coordination.coordination_store import KeyValue
 SETTINGS: Final = "/qmq/delivery/"
 PAUSES: Final = "/qmq/pauses/"
 EVERY: Final = "*"
-"""In a subject's place: all subjects."""
+"""In place of a subject: all subjects."""
 REASON_CHARS_MAX: Final = 1_000
 
 
@@ -41,7 +42,7 @@ class PauseKind(Enum):
 
 
 class Whom(NamedTuple):
-    """A group on a subject; one consumer of it; or a client, with whatever it consumes. What does not belong to the kind is empty."""
+    """A group on a subject, one consumer of it, or a client with all its consumers. Fields that do not apply are empty."""
 
     kind: PauseKind
     subject: str = ""
@@ -49,7 +50,7 @@ class Whom(NamedTuple):
     name: str = ""
 
     def check(self) -> Whom:
-        """Itself. Raises InvalidName, InvalidArgument."""
+        """The value itself, if it is valid. Raises InvalidName, InvalidArgument."""
         if self.kind is not PauseKind.CLIENT:
             check_subject(self.subject)
             check_name("group", self.group)
@@ -70,7 +71,7 @@ class Whom(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PauseRecord:
-    """Since when, in milliseconds since 1970, and why."""
+    """Since when (milliseconds since 1970), and why."""
 
     since_ms: int
     reason: str = ""
@@ -90,25 +91,25 @@ class PauseRecord:
 
 @dataclass(frozen=True, slots=True)
 class SettingsRecord:
-    """What was set of `GroupSettings`. None: nothing here, the next nearest holds."""
+    """The settings of one record. None: the next less specific record applies."""
 
     attempts_max: int | None = None
     retry_delays_ms: tuple[int, ...] | None = None
 
     def check(self) -> SettingsRecord:
-        """Itself. Raises InvalidArgument."""
+        """The record itself, if it is valid. Raises InvalidArgument."""
         self.over(GroupSettings()).check()
         return self
 
     def over(self, further: GroupSettings) -> GroupSettings:
-        """What holds, if `further` would without this."""
+        """The settings of this record over `further`, the less specific ones."""
         return GroupSettings(
             further.attempts_max if self.attempts_max is None else self.attempts_max,
             further.retry_delays_ms if self.retry_delays_ms is None else self.retry_delays_ms,
         )
 
     def changed(self, change: SettingsRecord) -> SettingsRecord:
-        """This, with what `change` sets."""
+        """This record with the settings that `change` has."""
         return SettingsRecord(
             self.attempts_max if change.attempts_max is None else change.attempts_max,
             self.retry_delays_ms if change.retry_delays_ms is None else change.retry_delays_ms,
@@ -130,14 +131,14 @@ class SettingsRecord:
 
 @dataclass(slots=True)
 class DeliverySettings:
-    """All of it. Pure: keys in; whose settings hold, and who is paused, out."""
+    """All settings and pauses. Pure."""
 
     records: dict[tuple[str, str], SettingsRecord] = field(default_factory=dict)
     """By subject, or `*`, and group."""
     pauses: dict[Whom, PauseRecord] = field(default_factory=dict)
 
     def read(self, key: str, item: KeyValue | None) -> None:
-        """Keep what a key means; without an item it is gone. Raises what reading a stranger's key or value may."""
+        """Apply a key; without an item the key is deleted. Raises on unreadable keys and values."""
         if key.startswith(SETTINGS):
             where = pair_of(key)
             record = None if item is None else SettingsRecord.decode(item.value)
@@ -154,27 +155,27 @@ class DeliverySettings:
             self.pauses[whom] = pause
 
     def settings(self, subject: str, group: str, default: GroupSettings) -> GroupSettings:
-        """The nearest of each."""
+        """Each setting from its most specific record."""
         for _, record in reversed(list(self.near(subject, group))):
             default = record.over(default)
         return default
 
     def near(self, subject: str, group: str) -> Iterator[tuple[str, SettingsRecord]]:
-        """The records that are about a group on a subject, the nearest first; each with its subject, or `*`."""
+        """The records for a group on a subject, the most specific first; each with its subject, or `*`."""
         base = base_group(group)
         for where in dict.fromkeys((subject, EVERY)):
             if (record := self.records.get((where, base))) is not None:
                 yield where, record
 
     def is_paused(self, subject: str, group: str, consumer: str, client: str) -> bool:
-        """Whether it is handed nothing. An empty consumer or client: asked about the group alone."""
+        """Whether it is paused. Empty consumer and client: whether the group is paused."""
         if not self.pauses:
             return False
         return any(whom in self.pauses for whom in _names_of(subject, group, consumer, client))
 
 
 def _names_of(subject: str, group: str, consumer: str, client: str) -> Iterable[Whom]:
-    """Under all that it may be paused as."""
+    """All pauses that would apply to it."""
     base, _, of_broadcast = group.partition(BROADCAST)
     for where in (subject, EVERY):
         yield Whom(PauseKind.GROUP, where, base)
@@ -185,7 +186,7 @@ def _names_of(subject: str, group: str, consumer: str, client: str) -> Iterable[
 
 
 def settings_key(subject: str, group: str) -> str:
-    """Where a group's settings are. Raises InvalidName, InvalidArgument."""
+    """The key of a group's settings. Raises InvalidName, InvalidArgument."""
     return f"{SETTINGS}{check_subject(subject)}/{check_name('group', group)}"
 
 
@@ -196,7 +197,7 @@ def pair_of(key: str) -> tuple[str, str]:
 
 
 def pause_key(whom: Whom) -> str:
-    """Where a pause is. Raises InvalidName, InvalidArgument."""
+    """The key of a pause. Raises InvalidName, InvalidArgument."""
     parts = (whom.kind.value, whom.subject, whom.group, whom.name)
     whom.check()
     return PAUSES + "/".join([part for part in parts if part])

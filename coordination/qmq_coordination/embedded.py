@@ -1,11 +1,10 @@
 """The coordination store for one node: etcd's semantics on SQLite, in process. For `qmq dev` and for tests; it has no replica.
 
-What must be true, and why it is: a transaction is one SQLite transaction, committed with a full sync before anybody hears of it. Watchers
-read the table by revision after they are woken, so a wake-up that is lost, or a process killed between commit and wake-up, loses no event.
-A second process on the same file is refused by a file lock. Leases are counted by a monotonic clock and begin anew at a start, as etcd's
-do at a change of leader.
+A transaction is one SQLite transaction, committed with a full sync before it is answered. Watchers read the table by revision after they
+are woken, so a lost wake-up, or a process killed between commit and wake-up, loses no event. A second process on the same file is refused
+by a file lock. Leases are counted by a monotonic clock and begin anew at a start, as etcd's do at a change of leader.
 
-If it crashes: before COMMIT nothing happened; after it everything did, and the caller, who got no answer, must look.
+After a crash before COMMIT nothing was done; after COMMIT everything was, and the caller, who got no answer, must read back.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ from qmq_coordination.coordination_store import (
 from qmq_coordination.sqlite_rows import Rows
 
 OPERATIONS_MAX: Final = 128
-"""In one transaction; etcd's default (--max-txn-ops). Refused here too, so that what works on one node works on etcd."""
+"""Operations in one transaction: etcd's default (--max-txn-ops), so that code that works here works on etcd."""
 REQUEST_BYTES_MAX: Final = 3 << 19
 """Of one request, 1.5 MiB; etcd's default (--max-request-bytes). Counted here as keys and values, without etcd's few bytes around them."""
 KEEP_REVISIONS: Final = 10_000
@@ -213,7 +212,7 @@ class EmbeddedStore:
                     yield changes
                     changed.set()
                 if not found:
-                    # Nothing up to now: what is compacted later, up to here, was not missed.
+                    # Compactions up to the present revision lose nothing for this watch.
                     after = max(after, now)
                 self._watch_leases()
                 await changed.wait()
@@ -278,7 +277,7 @@ def _require_key(key: str) -> None:
 
 
 def _check_request(compares: Sequence[Compare], success: Sequence[Operation], failure: Sequence[Operation]) -> None:
-    """etcd's checks, made before anything is compared (server/etcdserver/api/v3rpc/key.go, checkTxnRequest)."""
+    """etcd's checks before a comparison (server/etcdserver/api/v3rpc/key.go, checkTxnRequest)."""
     for compare in compares:
         _require_key(compare.key)
     if max(len(compares), len(success), len(failure)) > OPERATIONS_MAX:
@@ -292,7 +291,7 @@ def _check_request(compares: Sequence[Compare], success: Sequence[Operation], fa
 
 
 def _check_overlap(operations: Sequence[Operation]) -> None:
-    """No key is set twice, or set and deleted, whatever their order."""
+    """No key may be set twice, or set and deleted, in one transaction."""
     puts: set[str] = set()
     for operation in operations:
         if isinstance(operation, Put) or not operation.is_prefix:
@@ -317,7 +316,7 @@ def _by_revision(events: list[WatchEvent]) -> list[WatchedChanges]:
 
 def _lock(path: Path) -> int:
     make_private(path.parent)
-    os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE))  # SQLite's own files take over its rights
+    os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE))  # SQLite's own files inherit its permissions
     fd = os.open(path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

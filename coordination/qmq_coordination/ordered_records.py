@@ -9,10 +9,10 @@
     /qmq/members/S/G/CONSUMER       MemberRecord, JSON, under the consumer's lease
     /qmq/assignments/S/G            Assignment, JSON
     /qmq/fences/BG/S/0000000005     Fence, JSON: partition 5 of S on broker group BG is closed; kept for ever
-    /qmq/meta/leader                which metaserver looks after what stands still, under its lease
+    /qmq/meta/leader                the leader of the metaservers, under its lease
 
-Numbers in keys have ten digits, so that keys sort as numbers do. Here are keys, values and what a listing of them means; the transactions
-are where the decisions are (qmq/meta/ordered/).
+Numbers in keys have ten digits, so that keys sort as numbers do. This module has keys and values, and parses listings of them; the
+transactions are in qmq/meta/ordered/.
 """
 
 from __future__ import annotations
@@ -35,58 +35,58 @@ LEADER: Final = "/qmq/meta/leader"
 
 
 def route_key(subject: str, version: int) -> str:
-    """Where one version of a subject's route is."""
+    """The key of one version of a subject's route."""
     return f"{ROUTES}{subject}/v/{version:010d}"
 
 
 def latest_key(subject: str) -> str:
-    """Where the number of the latest version is."""
+    """The key of the latest version's number."""
     return f"{ROUTES}{subject}/latest"
 
 
 def change_key(subject: str, to_version: int) -> str:
-    """Where the change that leads to a version is."""
+    """The key of the change that leads to a version."""
     return f"{ROUTES}{subject}/c/{to_version:010d}"
 
 
 def group_record_key(subject: str, group: str) -> str:
-    """Where a consumer group's frontier is."""
+    """The key of a consumer group's frontier."""
     return f"{ROUTES}{subject}/g/{group}"
 
 
 def groups_prefix(subject: str) -> str:
-    """Before the keys of all consumer groups' frontiers."""
+    """The prefix of all consumer groups' frontiers."""
     return f"{ROUTES}{subject}/g/"
 
 
 def policy_key(subject: str) -> str:
-    """Where the policy of automatic resharding is."""
+    """The key of the policy of automatic resharding."""
     return f"{ROUTES}{subject}/policy"
 
 
 def decision_key(subject: str) -> str:
-    """Where the last automatic decision is."""
+    """The key of the last automatic decision."""
     return f"{ROUTES}{subject}/decision"
 
 
 def member_key(subject: str, group: str, consumer: str) -> str:
-    """Where a consumer is while it lives; an empty name gives the prefix of all."""
+    """The key of a consumer while it is alive; with an empty name the prefix of all."""
     return f"{MEMBERS}{subject}/{group}/{consumer}"
 
 
 def assignment_key(subject: str, group: str) -> str:
-    """Where a group's assignment is."""
+    """The key of a group's assignment."""
     return f"{ASSIGNMENTS}{subject}/{group}"
 
 
 def fence_key(broker_group: str, subject: str, partition: int) -> str:
-    """Where the fence of a partition is."""
+    """The key of a partition's fence."""
     return f"{FENCES}{broker_group}/{subject}/{partition:010d}"
 
 
 @dataclass(frozen=True, slots=True)
 class Fence:
-    """What a broker group seals with when it is back."""
+    """The change with which a broker group seals the partition when it is back."""
 
     change_id: str
     to_version: int
@@ -102,7 +102,7 @@ class Fence:
 
 @dataclass(frozen=True, slots=True)
 class MemberRecord:
-    """A consumer of a group; `since` orders those of one name's lives."""
+    """A consumer of a group; `since` orders the incarnations of one name."""
 
     consumer: str
     incarnation: str
@@ -120,7 +120,7 @@ class MemberRecord:
 
 @dataclass(slots=True)
 class OrderedState:
-    """All that the store holds under `/qmq/routes/S/`, as of one moment. Items are kept for compare-and-swap."""
+    """All keys under `/qmq/routes/S/` at one moment. Items are kept for compare-and-swap."""
 
     subject: str
     items: dict[str, KeyValue] = field(default_factory=dict)
@@ -136,23 +136,23 @@ class OrderedState:
 
     @property
     def broker_groups(self) -> list[str]:
-        """All broker groups that have a partition of any version, in order."""
+        """All broker groups with a partition of any version, in order."""
         return sorted({part.group for route in self.routes.values() for part in route.partitions})
 
     @property
     def fenced(self) -> list[int]:
-        """Partitions of older versions that were closed by a fence, and whose broker groups have not said yet where they sealed them."""
+        """Partitions of older versions that were fenced, and whose broker groups have not reported their seal yet."""
         published = [change for version, change in sorted(self.changes.items()) if version <= self.latest]
         return [number for change in published for number, sequence in sorted(change.sealed.items()) if sequence == FENCED]
 
     def partition(self, number: int) -> PhysicalPartition | None:
-        """The partition of that number, whichever version has it: it never changes."""
+        """The partition of that number; partitions never change."""
         found = (route.partition(number) for _, route in sorted(self.routes.items(), reverse=True))
         return next((part for part in found if part is not None), None)
 
     @property
     def pending(self) -> Change | None:
-        """The change that is under way: prepared or sealed, not published."""
+        """The change under way: prepared or sealed, not published."""
         change = self.changes.get(self.latest + 1)
         return change if change is not None and change.phase in (Phase.PREPARED, Phase.SEALED) else None
 

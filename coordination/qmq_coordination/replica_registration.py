@@ -1,11 +1,11 @@
-"""A replica says that it is there: keys under a lease, so that they go when its process does.
+"""Registers a replica: keys under a lease, which are deleted when its process ends.
 
     /qmq/presence/GROUP/REPLICA     under the lease
     /qmq/replicas/GROUP/REPLICA     stays, so that a group's slaves know where a replica will be when it is back
 
 `Registration` keeps them, and more keys under the same lease if it is given some: the node of one process, where nobody else could be
-master, puts the group's master there. The store's absence is no reason to stop: what was put stays until its lease ends, and is put again
-as soon as the store is back. The same if the lease was lost because this process stood still for too long.
+master, puts the group's master there. If the store cannot be reached, the keys stay until their lease ends, and are written again when the
+store is back; so they are after this process was suspended for longer than its lease.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ class Registration:
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Register, then keep alive. Raises CoordinationError, DiskFull: then nothing is kept."""
+        """Register, then renew the lease. Raises CoordinationError, DiskFull: then nothing is registered."""
         await self._register()
         self._task = asyncio.create_task(self._keep_alive())
 
     async def _register(self) -> None:
-        """A lease of its own for each try: one whose answer was lost ends by itself. Putting the same again does no harm."""
+        """Each try has a lease of its own, so that one with a lost answer expires. Putting the same keys again is harmless."""
         lease = await self._store.grant(self._lease_s)
         self._lease = lease
         name, group = self._record.replica, self._record.group
@@ -68,7 +68,7 @@ class Registration:
                 log.warning("%s: keeping the registration alive failed: %s", self._record.replica, failure)
 
     async def _is_there(self) -> bool:
-        """A try whose answer was lost may be executed late, and put the keys under its lease, which nobody keeps alive."""
+        """A try with a lost answer may be executed late, and put the keys under its lease, which is not renewed."""
         found = await self._store.get(presence_key(self._record.group, self._record.replica))
         return found is not None and found.lease == self._lease
 
@@ -82,7 +82,7 @@ class Registration:
                 await asyncio.sleep(RETRY_S * random.uniform(0.5, 1.5))  # noqa: S311 - jitter
 
     async def stop(self) -> None:
-        """Take the keys under the lease away."""
+        """Delete the keys under the lease."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)

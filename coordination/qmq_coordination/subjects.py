@@ -1,9 +1,9 @@
 """Which subjects exist, with their settings: `/qmq/subjects/NAME`, JSON of `SubjectConfig`. Created by compare-and-swap, so once.
 
-Settings and placement are two things: creating a subject that is there with the same settings is fine wherever it lives, so that two
-metaservers that place it differently at the same moment agree: the first one's placement holds, and both answer with it.
+Creating an existing subject with the same settings succeeds, whatever its placement is: if two metaservers create and place it at the same
+moment, the first placement wins, and both answer with it.
 
-A lost answer is no trouble here: each change is a compare-and-swap to a state that is wanted, so it is looked at again, and repeated.
+After a lost answer the key is read again and the change repeated: each change is a compare-and-swap to the wanted state.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from qmq_coordination.coordination_store import CoordinationStore, KeyValue, Put
 
 PREFIX: Final = "/qmq/subjects/"
 PAUSE_S: Final = 0.1
-"""Before a change whose outcome is unknown is looked at again: a store in trouble is not hammered."""
+"""Pause before reading back a change with unknown outcome, to spare a store in trouble."""
 _KNOWN: Final = frozenset(each.name for each in fields(SubjectConfig))
 _DELETING: Final = "is_deleting"
 _TUPLES: Final = ("groups", "former_groups")
 
 
 def subject_key(name: str) -> str:
-    """Where a subject is. Raises InvalidName."""
+    """The key of a subject. Raises InvalidName."""
     return PREFIX + check_name("subject", name)
 
 
@@ -38,7 +38,7 @@ def encode_subject(config: SubjectConfig) -> bytes:
 
 
 def decode_subject(item: KeyValue) -> SubjectConfig:
-    """The inverse. What an older release wrote lacks fields, what a newer one wrote may have more."""
+    """Decode a subject. Older releases wrote fewer fields, newer ones may write more."""
     found = {name: value for name, value in json.loads(item.value).items() if name in _KNOWN}
     enums = {
         "order": Order(found.get("order", "")),
@@ -49,7 +49,7 @@ def decode_subject(item: KeyValue) -> SubjectConfig:
 
 
 def is_deleting(item: KeyValue) -> bool:
-    """Whether the subject is being deleted (docs/DELETION.md): for everybody but who deletes it, there is none."""
+    """Whether the subject is being deleted (docs/DELETION.md): only its deletion still sees it."""
     return bool(json.loads(item.value).get(_DELETING))
 
 
@@ -65,10 +65,10 @@ class SubjectCatalog:
         self._sleep = sleep
 
     async def create(self, config: SubjectConfig, *, is_placed: bool = False, also: Sequence[Put] = ()) -> SubjectConfig:
-        """Create a subject; one that is there with the same settings is fine, and is what is returned.
+        """Create a subject, or return the existing one if it has the same settings.
 
-        `is_placed`: its groups were asked for, and count as settings. `also` is put in the same transaction: an ordered subject's first
-        route. Raises SubjectExists, UnknownSubject (one of that name is being deleted), CoordinationUnavailable.
+        `is_placed`: the caller named its groups, so they count as settings. `also` is put in the same transaction: an ordered subject's
+        first route. Raises SubjectExists, UnknownSubject (one of that name is being deleted), CoordinationUnavailable.
         """
         key = subject_key(config.name)
         while True:
@@ -76,7 +76,7 @@ class SubjectCatalog:
                 if (await self._store.txn([absent(key)], [Put(key, encode_subject(config)), *also])).succeeded:
                     return config
             except CoordinationUnknown:
-                await self._sleep(PAUSE_S)  # if it was made, the comparison fails then, and what is there is ours
+                await self._sleep(PAUSE_S)  # if the change was made, the comparison fails and the record is ours
                 continue
             item = await self._store.get(key)
             if item is None:
@@ -92,12 +92,12 @@ class SubjectCatalog:
             return found
 
     async def get(self, name: str) -> SubjectConfig | None:
-        """The subject's settings, if it exists. Raises InvalidName."""
+        """The subject's settings; None if it does not exist. Raises InvalidName."""
         found = await self._store.get(subject_key(name))
         return None if found is None or is_deleting(found) else decode_subject(found)
 
     async def _existing(self, name: str) -> KeyValue:
-        """The subject's record, also while it is deleted. Raises UnknownSubject."""
+        """The subject's record, also during its deletion. Raises UnknownSubject."""
         found = await self._store.get(subject_key(name))
         if found is None:
             raise UnknownSubject(f"there is no subject {name!r}: see `qmq subject list`")
@@ -112,7 +112,7 @@ class SubjectCatalog:
         return await self.update(config.name, lambda _: config)
 
     async def update(self, name: str, change: Callable[[SubjectConfig], SubjectConfig]) -> SubjectConfig:
-        """Replace a subject by what `change` makes of it; it may be called again. Raises UnknownSubject, and what `change` raises."""
+        """Replace a subject by the result of `change`, which may be called again. Raises UnknownSubject, and what `change` raises."""
         key = subject_key(name)
         while True:
             found = await self._existing(name)
@@ -126,10 +126,10 @@ class SubjectCatalog:
                 if (await self._store.txn([unchanged(found)], [Put(key, encode_subject(after))])).succeeded:
                     return after
             except CoordinationUnknown:
-                await self._sleep(PAUSE_S)  # if it was made, `change` has nothing left to do then
+                await self._sleep(PAUSE_S)  # if the change was made, `change` has nothing left to do
 
     async def begin_deleting(self, name: str) -> KeyValue:
-        """Mark the subject as being deleted, if it is not yet; its record. Raises UnknownSubject."""
+        """Mark the subject as being deleted, and return its record. Raises UnknownSubject."""
         key = subject_key(name)
         while True:
             found = await self._existing(name)

@@ -1,4 +1,4 @@
-"""What became of a transaction whose answer was lost. For any CoordinationStore.
+"""Finds the outcome of a transaction whose answer was lost. For any CoordinationStore.
 
 A lost answer leaves three possibilities: the transaction was done; it was not, and never will be; or it was not *yet*: the request may
 still sit in the buffer of a member that is stopped, and be executed when that goes on. So it is never repeated blindly. Instead one of its
@@ -37,11 +37,11 @@ from qmq_coordination.coordination_store import Compare, CompareTarget, Coordina
 T = TypeVar("T")
 
 WITHIN_S: Final = 30.0
-"""How long to ask what became of it: longer than an election and a restart of a member."""
+"""How long to try to find the outcome: longer than an election and a restart of a member."""
 
 
 class TxnFate(Enum):
-    """What became of a transaction; see the module."""
+    """The outcome of a transaction; see the module."""
 
     DONE = "done"
     NOT_DONE = "not done, and never will be"
@@ -59,10 +59,11 @@ class TxnDecision:
 async def txn_decided(
     store: CoordinationStore, compares: Sequence[Compare], puts: Sequence[Operation], *, proof: Put, within_s: float = WITHIN_S
 ) -> TxnDecision:
-    """Do a transaction and say what became of it, if need be by reading back. `proof` is one of `puts`, its value unique to this call.
+    """Execute a transaction and return its outcome, by reading back if the answer was lost. `proof` is one of `puts`, its value unique to
+    this call.
 
-    Raises CoordinationUnknown where reading back cannot tell, or is not answered within `within_s`; CoordinationUnavailable if the
-    transaction was certainly not sent; and what the store refuses with (LeaseNotFound, ...).
+    Raises CoordinationUnknown if reading back does not decide, or is not answered within `within_s`; CoordinationUnavailable if the
+    transaction was certainly not sent; and the store's refusals (LeaseNotFound, ...).
     """
     if proof not in puts:
         raise InvalidArgument("the proof must be one of the transaction's puts")
@@ -81,7 +82,7 @@ async def txn_decided(
 async def _read_back(store: CoordinationStore, compares: Sequence[Compare], proof: Put, before: int) -> TxnDecision:
     is_over = False
     for compare in compares:
-        # Before the history is read: from here on nothing can be done any more, so the history will be complete.
+        # Read before the history: from here on the transaction cannot be executed any more, so the history is complete.
         is_over = is_over or _never_again(compare, await _answered(partial(store.get, compare.key)), before)
     listing = await _answered(partial(store.list, proof.key, limit=1))
     item = listing.items[0] if listing.items and listing.items[0].key == proof.key else None

@@ -1,13 +1,13 @@
-"""All that the coordination store holds under /qmq/, in memory: what a metaserver and a broker answer from.
+"""The view: all keys of the coordination store under /qmq/, in memory. Metaservers and brokers answer from it.
 
-    list at revision R ──▶ watch from R + 1 ──▶ ...            the picture moves from revision to revision, never back
+    list at revision R ──▶ watch from R + 1 ──▶ ...            the view moves from revision to revision, never back
             ▲                    │ Compacted, or any failure
             └────────────────────┘ after a pause, with jitter
 
-* A watch is a hint: every `relist_s` all is listed again, unless the store's revision says that nothing happened since. The store is asked
-  for its revision every two seconds, and so the view knows for how long it has been silent (`silent_ms`).
-* While the store is away the picture stays as it was: brokers go on serving then, so what it says is the best that anybody knows.
-* Who just changed a key does not wait for the watch: `fetch` reads that one key, and the picture has it (read your writes).
+* A watch is a hint: every `relist_s` all keys are listed again, unless the store's revision has not changed. The store is asked for its
+  revision every two seconds, so the view knows for how long the store has been silent (`silent_ms`).
+* While the store cannot be reached, the view stays as it is, and brokers continue to serve from it.
+* After changing a key, `fetch` reads it into the view, without waiting for the watch (read your writes).
 
 Example: subjects `a` and `b` are listed at revision 7. Revision 8 puts `c`, 9 deletes `a`. The watch brings 8; a listing that was on its
 way brings {b, c} as of 9; then the watch brings 9, which is known already. Callbacks hear {c}, then {a}, and nothing twice.
@@ -41,7 +41,7 @@ log = logging.getLogger("qmq.coordination")
 
 ROOT: Final = "/qmq/"
 PROBE: Final = "/qmq/probe/"
-"""Nothing is ever put here: listing it costs the store nothing, and says its revision."""
+"""No key is ever put here: listing it costs the store nothing, and returns its revision."""
 PROBE_S: Final = 2.0
 RELIST_S: Final = 10.0
 PAUSE_S_MAX: Final = 5.0
@@ -74,13 +74,13 @@ OnChange = Callable[[ViewChange], None]
 
 @dataclass(slots=True)
 class Picture:
-    """Keys as of a revision, and what they mean. Pure: listings and changes in, what is different out."""
+    """Keys as of a revision, and their meaning. Pure: listings and changes in, differences out."""
 
     revision: int = 0
     items: dict[str, KeyValue] = field(default_factory=dict)
     subjects: dict[str, SubjectConfig] = field(default_factory=dict)
     deleting: dict[str, SubjectConfig] = field(default_factory=dict)
-    """Those that are being deleted: not among `subjects` any more."""
+    """Subjects that are being deleted, which are no longer in `subjects`."""
     subject_counts: Counter[str] = field(default_factory=Counter)
     """How many subjects each broker group takes messages of: counted as they come and go, since each new one asks."""
     groups: dict[str, BrokerGroupState] = field(default_factory=dict)
@@ -94,7 +94,7 @@ class Picture:
     access: AccessState = field(default_factory=AccessState)
 
     def show(self, listing: KeyListing) -> ViewChange:
-        """Replace all by a listing, unless it is older than the picture."""
+        """Replace everything by a listing, unless it is older."""
         if listing.revision < self.revision:
             return ViewChange()
         now = {item.key: item for item in listing.items}
@@ -104,14 +104,14 @@ class Picture:
         return _change([key for key in changed if key])
 
     def follow(self, changes: WatchedChanges) -> ViewChange:
-        """Apply one revision of a watch, unless the picture has it."""
+        """Apply one revision of a watch, unless it is applied already."""
         if changes.revision <= self.revision:
             return ViewChange()
         self.revision = changes.revision
         return _change([key for event in changes.events if (key := self._event(event.key, event.mod_revision, event.now))])
 
     def learn(self, item: KeyValue) -> ViewChange:
-        """One key that was read by itself: it may be newer than the picture's revision."""
+        """Apply one key that was read alone; it may be newer than the revision."""
         if item.mod_revision <= self.revision and item.key not in self.items:
             return ViewChange()  # it was deleted since it was read
         return _change([key] if (key := self._put(item)) else [])
@@ -123,7 +123,7 @@ class Picture:
         return self._drop(key) if known is not None and known.mod_revision < revision else ""
 
     def _put(self, item: KeyValue) -> str:
-        """The key, if this is news."""
+        """Apply a key, if it is newer."""
         known = self.items.get(item.key)
         if known is not None and known.mod_revision >= item.mod_revision:
             return ""
@@ -137,7 +137,7 @@ class Picture:
         return key
 
     def _read(self, key: str, item: KeyValue | None) -> None:
-        """Keep what a key means. A value that cannot be read counts as absent: one bad key must not blind everybody."""
+        """Apply the meaning of a key. An unreadable value counts as absent: one bad key must not hide the others."""
         try:
             if key.startswith(SUBJECTS):
                 name, config = key[len(SUBJECTS) :], None if item is None else decode_subject(item)
@@ -174,7 +174,8 @@ class Picture:
         items = dict(self.groups[name].items) if name in self.groups else {}
         _keep(items, what, item)
         state = BrokerGroupState(name, items)
-        _ = (state.master, state.mode, state.claim, state.voters, state.learners)  # what cannot be read is found now, not by whoever asks
+        # an unreadable value is noticed here, not by a later caller
+        _ = (state.master, state.mode, state.claim, state.voters, state.learners)
         _keep(self.groups, name, state if items else None)
 
     def _read_ordered(self, key: str, item: KeyValue | None) -> None:
@@ -231,7 +232,7 @@ def _consumption(key: str) -> tuple[str, str] | None:
 
 
 class ClusterView:
-    """The picture, kept up to date. `start`, then ask; nothing here but `start`, `refresh` and `fetch` waits for the store."""
+    """The picture, kept up to date. Call `start`, then read; only `start`, `refresh` and `fetch` wait for the store."""
 
     def __init__(
         self,
@@ -286,37 +287,37 @@ class ClusterView:
         return [state for _, state in sorted(self._picture.groups.items())]
 
     def replicas(self, group: str) -> dict[str, ReplicaRecord]:
-        """Where the group's replicas were last, by name; also those that are gone."""
+        """The last known addresses of the group's replicas by name; also of dead ones."""
         return dict(sorted(self._picture.replicas.get(group, {}).items()))
 
     def present(self, group: str) -> dict[str, ReplicaRecord]:
-        """Those whose process lives, by name."""
+        """The registered replicas whose processes are alive, by name."""
         return dict(sorted(self._picture.present.get(group, {}).items()))
 
     def ordered(self, subject: str) -> OrderedState | None:
-        """An ordered subject's routes, changes and consumer groups. Changes as the picture does: not to be kept."""
+        """An ordered subject's routes, changes and consumer groups. It changes with the view: do not keep it."""
         return self._picture.ordered.get(subject)
 
     def fences(self, group: str) -> dict[tuple[str, int], Fence]:
-        """What is fenced on a broker group, by subject and partition."""
+        """The fences of a broker group, by subject and partition."""
         return dict(self._picture.fences.get(group, {}))
 
     def members(self, subject: str, group: str) -> dict[str, MemberRecord]:
-        """The consumers of an ordered subject's group that live, by name."""
+        """The live consumers of an ordered subject's group, by name."""
         return dict(sorted(self._picture.members.get((subject, group), {}).items()))
 
     def assignment(self, subject: str, group: str) -> Assignment:
-        """Who shall read what; empty if nobody ever did."""
+        """The assignment; empty if there was none."""
         return self._picture.assignments.get((subject, group)) or Assignment()
 
     @property
     def delivery(self) -> DeliverySettings:
-        """Settings of consumer groups, and who is paused. Changes as the picture does: not to be kept."""
+        """Settings of consumer groups, and pauses. It changes with the view: do not keep it."""
         return self._picture.delivery
 
     @property
     def access(self) -> AccessState:
-        """Who may do what. Changes as the picture does: not to be kept."""
+        """The access rules. They change with the view: do not keep them."""
         return self._picture.access
 
     @property
@@ -326,18 +327,18 @@ class ClusterView:
 
     @property
     def silent_ms(self) -> int:
-        """Milliseconds since the store was last heard: below `probe_s` while all is well."""
+        """Milliseconds since the store last answered: usually below `probe_s`."""
         return max(0, int((self._monotonic_s() - self._heard_s) * 1000))
 
     def on_change(self, callback: OnChange) -> Callable[[], None]:
-        """Call back after each change, in the event loop; what is returned ends that."""
+        """Call back after each change, in the event loop. Call the returned function to stop."""
         self._callbacks.append(callback)
         return lambda: self._callbacks.remove(callback)
 
     # --- following -----------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """List everything, however long the store is away; then follow. Raises CoordinationError if the store refuses."""
+        """List everything, however long the store cannot be reached; then follow. Raises CoordinationError if the store refuses."""
         failures = 0
         while True:
             try:
@@ -413,7 +414,7 @@ class ClusterView:
             log.exception("reading the coordination store failed")
 
     async def stop(self) -> None:
-        """Follow no more; what is known stays."""
+        """Stop following; the known keys stay."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

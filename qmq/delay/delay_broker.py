@@ -126,7 +126,7 @@ class DelayBroker(Broker):
     # --- the log -------------------------------------------------------------------------------------------------------
 
     def act(self, action: ScheduleAction) -> None:
-        """See `qmq.delay.plan_log.Writer`. Raises NotMaster."""
+        """See `qmq.delay.plan_log.PlanWriter`. Raises NotMaster."""
         if not self.is_serving:
             raise NotMaster(self._not_master())
         self.store.act(action)

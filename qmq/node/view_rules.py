@@ -14,7 +14,7 @@ from qmq.model import GroupSettings
 
 
 class ViewRules:
-    """See `qmq.broker.group_rules.Rules`. `own` are the broker's settings, where nobody set others; `changed` is called when there are
+    """See `qmq.broker.group_rules.GroupRules`. `own` are the broker's settings, where nobody set others; `changed` is called when there are
     news."""
 
     def __init__(self, view: ClusterView, own: GroupSettings, changed: Callable[[], None]) -> None:

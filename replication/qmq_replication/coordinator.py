@@ -1,12 +1,12 @@
 """What a replica does in the coordination store: win an epoch, hold the master's key, change the membership.
 
-A lost answer is the normal case here, so each operation says how it is settled:
+Answers may be lost, so each operation says how it finds its outcome:
 
 * *campaign*: the epoch's Claim carries the attempt's own number. Read back: ours, and the epoch is ours; anything else, and it is not. An
-  attempt that is given up revokes its lease first, so that a transaction still on its way fails; and if it wins all the same, an epoch is
-  spent that nobody uses, which harms nobody.
-* *change*: a compare-and-swap that cannot happen twice; it is repeated until its outcome is certain. If we were superseded meanwhile it is
-  left open: the master that was will commit nothing any more.
+  attempt that is given up revokes its lease first, so that a transaction still on its way fails; if it wins all the same, an epoch is
+  unused, which is harmless.
+* *change*: a compare-and-swap that cannot happen twice; it is repeated until its outcome is certain. If this master was superseded
+  meanwhile, the outcome stays open, because it will commit nothing any more.
 * *hold*: a lease that is lost does not end the mastership, since a majority of the group decides that. The key is set again under a new
   lease, if the Claim is still ours and no other master is there.
 
@@ -41,9 +41,9 @@ Sleep = Callable[[float], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """What the store says of our mastership. `lease` is the one under which the master's key is ours now; NO_LEASE if it is not.
+    """The state of our mastership in the store. `lease` is the one under which the master's key is ours now; NO_LEASE if it is not.
 
-    While a lease stays the same the key was never away: it can only go with the lease, or be overwritten by the next master.
+    While the lease is the same, the key has always existed: it is deleted only with the lease, or overwritten by the next master.
     """
 
     epoch: int
@@ -52,7 +52,7 @@ class Holding:
 
 @dataclass(frozen=True, slots=True)
 class Won:
-    """An epoch is ours, under the membership of the same moment."""
+    """We won an epoch, under the membership of the same moment."""
 
     epoch: int
     membership: ReplicaMembership
@@ -81,7 +81,7 @@ def new_secret() -> bytes:
 
 
 async def find_secret(store: CoordinationStore, group: str) -> bytes:
-    """The group's secret; a group that was founded without one gets it from the first that asks. Raises CoordinationError."""
+    """The group's secret; if it has none, one is made. Raises CoordinationError."""
     key = group_key(group, SECRET)
     while True:
         found = await store.get(key)
@@ -115,7 +115,7 @@ class Coordinator:
         self._claim: EpochClaim | None = None
         self._is_campaigning = False
         self._seen_epoch = 0
-        """The highest epoch that a campaign of ours found won by somebody else."""
+        """The highest epoch that a campaign of ours found won by another replica."""
 
     def _key(self, what: str) -> str:
         return group_key(self._group, what)
@@ -134,7 +134,7 @@ class Coordinator:
     # --- epochs --------------------------------------------------------------------------------------------------------
 
     async def campaign(self, promised: int | None = None, *, above: int = 0) -> Won | None:
-        """Try once to win the next epoch, over whoever is master. None if it was not won, or nobody knows, or a try is under way.
+        """Try once to win the next epoch, whoever is master. None if it was not won, the outcome is unknown, or a try is under way.
 
         The epoch is also above `promised` and `above`, which replicas have promised: if the store does not have those, it lost its
         memory or somebody was lied to, and an epoch between would be refused for ever. Epochs need to rise, not to be without gaps.
@@ -204,11 +204,9 @@ class Coordinator:
         return self._lease_s
 
     async def hold(self) -> Holding:
-        """Keep the master's key alive, or set it again. If the highest epoch there is is not ours, we were superseded.
-
-        Not to be called unless an epoch was won, and not given back.
-
-        Raises CoordinationError: nothing is known; go on serving, a majority of the group knows better.
+        """Renew the lease of the master's key, or set the key again. If the highest epoch is not ours, we were superseded. Call it only
+        while an epoch is won and not given back. Raises CoordinationError: the state is unknown; go on serving, because the group's
+        majority decides.
         """
         claim = self._claim
         if claim is None:
@@ -219,7 +217,7 @@ class Coordinator:
             await self._set_again(claim)
         state = await read_group(self._store, self._group)
         if "master" not in state.items and state.claim == claim and self._claim is claim:
-            # Our lease lives and the key is not there: what should have set it never arrived.
+            # Our lease is alive and the key is missing: the transaction that should have set it never arrived.
             await self._put_key(claim)
             state = await read_group(self._store, self._group)
         lease = self._lease
@@ -232,14 +230,14 @@ class Coordinator:
         await self._put_key(claim)
 
     async def _put_key(self, claim: EpochClaim) -> None:
-        """Under our lease, if nobody is there; whether it was done is read back."""
+        """Set the key under our lease, if there is none; reads back whether it was done."""
         key = self._key("master")
         compares = [Compare(self._key("epoch"), CompareTarget.VALUE, "=", claim.encode()), absent(key)]
         with suppress(CoordinationUnknown):
             await self._store.txn(compares, [Put(key, self._master(claim), self._lease)])
 
     async def resign(self, epoch: int) -> None:
-        """The key of `epoch` goes, if it is ours. A failure does no harm: the lease ends by itself."""
+        """Delete the key of `epoch`, if it is ours. A failure is harmless: the lease expires."""
         if self._claim is not None and self._claim.epoch == epoch:
             lease, self._lease, self._claim = self._lease, NO_LEASE, None
             await self._drop(lease)

@@ -50,15 +50,15 @@ from qmq_replication.replica_messages import (
 )
 
 HISTORY_RUNS_MAX: Final = 200
-"""Runs that a Mismatch tells of; the older ones cannot matter unless so many masters followed each other unheard."""
+"""Runs that a Mismatch contains; older ones matter only if so many masters followed each other without reaching this replica."""
 EPOCH_SLACK: Final = 16
-"""So many epochs may have been won since the coordination store was last heard; for anything further it is asked first."""
+"""How many epochs may have been won since the coordination store last answered; for higher ones it is asked first."""
 
 EPOCH_MAX: Final = 1 << 52
-"""No group ever comes so far by winning epochs. A higher promise is one that nobody can have asked for."""
+"""No group reaches this by winning epochs. A higher promise cannot have been requested by a member."""
 
 EXCUSES_MAX: Final = 3
-"""Times in a row that a slave which was late itself waits for the master again; a machine that is always late must come to suspect it."""
+"""How often in a row a slave that was late itself waits for the master again; a machine that is always late must suspect it eventually."""
 
 
 class Replica:
@@ -88,13 +88,13 @@ class Replica:
         self.commit = commit
         self.durable = history.last_index
         self.flushed_index = 0
-        """What survives a power cut here, whatever the flush policy asks."""
+        """Everything up to here survives a power cut of this replica, whatever the flush policy."""
         self.flush_wanted = 0
-        """Up to where the master of the promised epoch wants to hear that it is flushed."""
+        """The master of the promised epoch wants to know when everything up to here is flushed."""
         self.in_step = False
         self.role = Role.SLAVE
         self.master = ""
-        """Who leads in the highest promised epoch, as far as is known here."""
+        """The master in the highest promised epoch, as far as known."""
         self.heard_ms = now_ms
         self.is_master_lost = True
         self.suspect_at_ms = 0
@@ -102,11 +102,11 @@ class Replica:
         self.round = 0
         """The master's latest attempt to get in step with us, as we heard it; our acknowledgements belong to it."""
         self.known_epoch = self.promised if self.promised <= EPOCH_MAX else 0
-        """The coordination store has given this epoch, or a higher one, to somebody."""
+        """The coordination store has given this epoch, or a higher one."""
         self.refused_epoch = 0
-        """The highest that a peer promised and refused us for: the next epoch to be won must be above it."""
+        """The highest epoch that a peer promised when it refused us: the next epoch we win must be above it."""
         self.strangers_heard = 0
-        """Messages that were not taken, since the sender does not belong to the group, or the store has not given such an epoch."""
+        """Ignored messages: the sender is not a member, or the store has not given such an epoch."""
         self._look_up_again_ms = now_ms
         self._excuses = 0
         self.election = Election(self)
@@ -118,7 +118,7 @@ class Replica:
 
     @property
     def due_ms(self) -> int:
-        """When `tick` has something to do, unless something else happens before; calling it more often does no harm."""
+        """When `tick` must be called next, unless something else happens before; calling it more often is harmless."""
         if self.leader is not None:
             return self.leader.due_ms
         if self.role is not Role.SLAVE:
@@ -159,7 +159,7 @@ class Replica:
 
     @property
     def members(self) -> tuple[str, ...]:
-        """Who belongs to the group, as far as the store, or we as its master, know."""
+        """The members, by the store or by us as master."""
         change = self.leader.change if self.leader is not None else None
         return self.membership.replicas if change is None else (*self.membership.replicas, *change.replicas)
 
@@ -171,7 +171,7 @@ class Replica:
         return epoch <= self.known_epoch + EPOCH_SLACK
 
     def _look_up(self) -> None:
-        """Have the store asked for the group's epoch and members, now and then."""
+        """Have the store asked for the group's epoch and members, from time to time."""
         if self.now_ms >= self._look_up_again_ms:
             self._look_up_again_ms = self.now_ms + self.timing.poll_ms
             self.ready.requests.append(LookUp())
@@ -200,7 +200,9 @@ class Replica:
             self._acknowledge()
 
     def flushed(self, index: int) -> None:
-        """Everything up to `index` survives a power cut here. A slave says so at once if somebody waits for it, else with its next Ack."""
+        """Everything up to `index` survives a power cut here. A slave reports it at once if the master waits for it, else with its next
+        Ack.
+        """
         before = self.flushed_index
         self.flushed_index = max(before, min(index, self.history.last_index))
         if self.leader is not None:
@@ -257,7 +259,7 @@ class Replica:
         return self.is_whole and not self.resetting_until
 
     def promise(self, epoch: int) -> None:
-        """Take nothing older than `epoch` from now on."""
+        """Accept nothing older than `epoch` from now on."""
         self.promised = epoch
         self.in_step = False
         self.master_commit = self.round = self.flush_wanted = 0
@@ -289,12 +291,12 @@ class Replica:
         self.leader = Leader(self)
 
     def expect_master(self, patience_ms: int | None = None) -> None:
-        """Give a master time to be heard."""
+        """Give the master time to send."""
         patience = self.timing.suspect_ms if patience_ms is None else patience_ms
         self.suspect_at_ms = self.now_ms + patience + int(self.random.random() * patience * 0.3)
 
     def _wait_longer(self) -> None:
-        """We were late ourselves: what the master said meanwhile may lie unread, so it gets its full time once more."""
+        """This process was late: messages of the master may be unread, so it gets its full time once more."""
         if self.role is Role.SLAVE and not self.is_master_lost:
             self.expect_master()
 
@@ -341,7 +343,7 @@ class Replica:
     # --- the slave's side ----------------------------------------------------------------------------------------------
 
     def _heed(self, sender: str, epoch: int) -> bool:
-        """Whether the master of `epoch` is to be obeyed. Raises ProtocolViolation if that epoch is ours, or another one's."""
+        """Whether to obey the master of `epoch`. Raises ProtocolViolation if that epoch is ours, or another replica's."""
         if epoch < self.promised:
             self.send(sender, Refusal(self.promised))
             return False
@@ -383,7 +385,7 @@ class Replica:
             self.ready.flush = self.flush_wanted
 
     def continues(self, message: Append) -> bool:
-        """Whether our log goes on (or already went on) with this. Answers what does not."""
+        """Whether our log continues (or has continued) with this. Answers if it does not."""
         last = self.history.last_index
         self.round = max(self.round, message.round)
         if self.in_step:
@@ -401,7 +403,7 @@ class Replica:
         return False
 
     def truncate(self, index: int) -> None:
-        """What lies behind `index` was never committed: cut it. Raises ProtocolViolation if it was."""
+        """Cut everything after `index`, which was never committed. Raises ProtocolViolation if it was."""
         if index < self.commit:
             raise ProtocolViolation(f"{self.name} is told to cut to {index}, but {self.commit} is committed")
         self.history.truncate(index)
@@ -450,7 +452,7 @@ class Replica:
         )
 
     def _become_whole(self) -> None:
-        """Once we hold all that the master of this epoch has committed, we lack nothing that we ever acknowledged."""
+        """Once we have everything that the master of this epoch has committed, we lack nothing that we ever acknowledged."""
         if self.may_count or not self.master_commit:
             return
         held = self.stored_index()
@@ -476,7 +478,7 @@ class Replica:
 
 
 _ORDERS: Final = (PromiseRequest, Append, LogReset, TakeOver)
-"""What is only said in an epoch that was won."""
+"""Messages that are only sent in an epoch that was won."""
 
 _STEPS: Final[dict[type, Callable[[Replica, str, Any], None]]] = {
     Probe: Replica._on_probe,

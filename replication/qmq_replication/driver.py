@@ -101,14 +101,14 @@ class StoreLog:
         return LogChunk(found.last, found.runs, found.place, found.size)
 
     def start(self) -> tuple[int, int, Place]:
-        """Behind what everything is still here."""
+        """Everything after this is still here."""
         store = self._host.store
         index, epoch = store.start()
         return epoch, index, (store.messages.start, store.actions.start)
 
 
 class Driver:
-    """One replica at work. Make it, `start` it; it lives until `stop`."""
+    """Runs one replica. Make it and `start` it; it runs until `stop`."""
 
     def __init__(
         self,
@@ -164,11 +164,11 @@ class Driver:
             identity.group, identity.replica, secret=lambda: self.secret.value, members=lambda: self.core.members, heard=self._heard
         )
         self.violations = 0
-        """What proved peers said that no replica would say."""
+        """Messages of proved peers that no replica would send."""
         self._looking: asyncio.Task[None] | None = None
         self._opening: asyncio.Task[None] | None = None
         self._waiting: list[Callable[[int], object]] = []
-        """What the core is to know once the store was opened anew."""
+        """What the core must be told once the store is reopened."""
 
     def _new_core(self, membership: ReplicaMembership) -> Replica:
         store = self.host.store
@@ -200,7 +200,7 @@ class Driver:
                 self._with_core(lambda now_ms, due_ms=due_ms: self.core.tick(now_ms, now_ms - due_ms))  # type: ignore[misc]
 
     def _with_core(self, act: Callable[[int], object]) -> None:
-        """Let the core know something, and carry out what follows; later, if the store is being opened anew.
+        """Pass something to the core and carry out the result; later, if the store is being reopened.
 
         A broken invariant stops the process.
         """
@@ -249,14 +249,14 @@ class Driver:
     # --- from the peers ------------------------------------------------------------------------------------------------
 
     def accept(self, first: Frame, connection: InboundConnection) -> InboundLink:
-        """Another replica has connected, or says so. Raises ProtocolViolation; Unavailable, also before `start`."""
+        """Another replica connects. Raises ProtocolViolation; Unavailable, also before `start`."""
         if self._ticker is None:
             raise Unavailable(f"{self.identity.replica} is starting: connect again")
         return self.arrivals.accept(first, connection)
 
     @property
     def refused(self) -> dict[str, int]:
-        """How often what was refused of peers, or of who says to be one. Of the core: since it began."""
+        """Counts of refused connections and messages; those of the core since it began."""
         return {"hello": self.arrivals.refused, "message": self.core.strangers_heard, "violation": self.violations}
 
     def know_secret(self, secret: bytes) -> None:
@@ -267,7 +267,7 @@ class Driver:
             self._save(self.identity)
 
     def _heard(self, sender: str, frame: Frame) -> None:
-        """A peer that is proved says something. Raises ProtocolViolation, CorruptBatch: its connection is closed, and nothing else."""
+        """A message of a proved peer. Raises ProtocolViolation, CorruptBatch: only its connection is closed."""
         if self.is_opening:
             return
         message = wire.unpack(frame.payload)
@@ -288,7 +288,7 @@ class Driver:
             raise refused[0]
 
     def _has_room(self, stretch: wire.LogStretch) -> bool:
-        """A full disk is a lossy network to the core."""
+        """For the core, a full disk is a network that drops messages."""
         now_ms = self._clock.monotonic_ms()
         if now_ms < self._full_until_ms:
             return False
@@ -320,7 +320,7 @@ class Driver:
         self._change_log(ready)
 
     def _go_on(self, ready: Ready) -> None:
-        """The log is as it should be: say and do what follows from that."""
+        """The log is in the wanted state: send messages and do the rest."""
         for to, message in ready.messages:
             self._send(to, message)
         if ready.commit is not None:
@@ -368,7 +368,7 @@ class Driver:
             self._changed(ready)
 
     def _changed(self, ready: Ready) -> None:
-        """Nothing is left to be undone."""
+        """No cut is outstanding."""
         if ready.truncate is not None:
             log.warning("the log was cut after index %d: the new master does not have the entries after it", ready.truncate)
             check(self.host.store.index == ready.truncate, f"the log ends at {self.host.store.index} after cutting to {ready.truncate}")
@@ -378,7 +378,7 @@ class Driver:
 
     @property
     def is_opening(self) -> bool:
-        """Whether the store is being opened anew: the one that the broker has is past, and its files are being changed."""
+        """Whether the store is being reopened: its files are changing."""
         return self._opening is not None
 
     async def _open_anew(self, ready: Ready, until: int | None, place: Place | None) -> None:
@@ -390,7 +390,7 @@ class Driver:
         self._opening = None
         self._with_core(lambda _: self._opened(ready))
         for act in (lambda now_ms: self.core.tick(now_ms, now_ms - begun_ms), *self._take_waiting()):
-            self._with_core(act)  # if the store must be opened once more, it waits again
+            self._with_core(act)  # if the store must be reopened once more, it waits again
 
     def _opened(self, ready: Ready) -> None:
         self._stored(self.host.store.flushed_index)  # what was opened anew is flushed
@@ -467,7 +467,7 @@ class Driver:
 
     async def _campaign(self) -> None:
         if self.core.role is not Role.CAMPAIGNING:
-            return  # asked for before an earlier campaign won: to win again would give that epoch's claim away
+            return  # requested before an earlier campaign won: winning again would lose that epoch's claim
         won = await self.coordinator.campaign(self.core.promised, above=self.core.refused_epoch)
         if won is None:
             self._with_core(lambda now_ms: self.core.campaign_lost(now_ms))
@@ -500,18 +500,18 @@ class Driver:
     # --- news from the store, and operators ----------------------------------------------------------------------------
 
     def act(self, do: Callable[[int], object]) -> None:
-        """Let the core know something from outside; errors that `do` raises go to the caller, if nothing was begun. Raises Unavailable."""
+        """Pass a request from outside to the core; errors that `do` raises go to the caller, if nothing was begun. Raises Unavailable."""
         if self.is_opening:
             raise Unavailable(f"{self.identity.replica} is reopening its log: try again in a moment")
         do(self._clock.monotonic_ms())
         self._with_core(lambda _: None)
 
     def tell(self, news: Callable[[int], object]) -> None:
-        """Let the core know what the coordination store says, at once or as soon as it can hear."""
+        """Pass news of the coordination store to the core, at once or when the store is open."""
         self._with_core(news)
 
     async def stop(self) -> None:
-        """Take part no more, once the store is open; a master gives its key back, so that another leads at once."""
+        """Stop, once the store is open; a master gives its key back, so that another replica takes over at once."""
         if self._ticker is not None:
             self._ticker.cancel()
         while self._opening is not None and not self._opening.done():  # its thread cannot be stopped

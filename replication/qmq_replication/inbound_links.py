@@ -1,11 +1,10 @@
-"""Connections that other replicas open to this one. Nothing that comes over one counts before its other end has proved itself
-(peer_proof.py).
+"""Connections that other replicas open to this one. Messages are accepted only after the peer has proved its identity (peer_proof.py).
 
-    a hello in a name of nobody's, or our own    refused
+    a hello with an unknown name, or our own    refused
     a proof that does not hold                   refused
     a second connection of a peer, proved        the first is closed, so that its other end notices should it live
 
-Until then a connection may send small frames only, and it is forgotten when it ends; so whoever can connect, and no more, changes nothing.
+Until then a connection may send small frames only, and nothing remains of it when it ends.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ NONCE_BYTES: Final = 16
 
 
 def new_nonce() -> str:
-    """A number that nobody can foresee."""
+    """An unpredictable number."""
     return secrets.token_hex(NONCE_BYTES)
 
 
@@ -44,7 +43,7 @@ class InboundConnection(Protocol):
 
 
 class InboundLinks:
-    """All that are proved, by name. `members` says who may come, `heard` takes a peer's frame."""
+    """All proved links, by name. `members` returns who may connect, `heard` gets a peer's frames."""
 
     def __init__(
         self,
@@ -65,7 +64,7 @@ class InboundLinks:
         self.proved: dict[str, InboundLink] = {}
 
     def accept(self, first: Frame, connection: InboundConnection) -> InboundLink:
-        """Somebody says that it is a replica. Raises ProtocolViolation if it cannot be, Unavailable if that cannot be known yet."""
+        """A connection says that it is a replica. Raises ProtocolViolation if it cannot be, Unavailable if that is not known yet."""
         try:
             return InboundLink(self, PeerHello.unpack(first.payload), connection)
         except ProtocolViolation:
@@ -103,7 +102,7 @@ class InboundLink:
         self._welcome()
 
     def _take_message(self, frame: Frame) -> None:
-        """What an older connection of a peer still holds was said before it last started, perhaps: it counts no more."""
+        """Messages that an older connection of a peer still has may be from before its restart: they are ignored."""
         if self._arrivals.proved.get(self._hello.replica) is not self:
             return
         if frame.kind != FrameKind.REPLICA:

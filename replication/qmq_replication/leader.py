@@ -1,8 +1,8 @@
 """The master's side: sending entries, counting who has them, committing; changing the membership; handing over. Pure.
 
-Per peer it keeps how far that one is. A peer begins in PROBE: it is sent an Append without entries, and answers with Ack (it is in step) or
-with Mismatch, which tells its log's shape; from that the master knows at once where the logs part. In REPLICATE entries are sent without
-waiting, up to a limit of unacknowledged bytes.
+The master keeps the progress of each peer. A peer begins in PROBE: it is sent an Append without entries, and answers with Ack (it is in
+step) or with Mismatch, which contains its log's shape; from that the master knows at once where the logs differ. In REPLICATE entries are
+sent without waiting, up to a limit of unacknowledged bytes.
 
     PROBE      Ack: in step               REPLICATE
     PROBE      Mismatch                   cut what we do not have (PROBE again), or REPLICATE from its end, or Reset (PROBE)
@@ -35,7 +35,7 @@ class PeerProgress:
     def __init__(self, now_ms: int) -> None:
         self.match = self.flushed = 0
         self.goal = 0
-        """What a learner must hold to become a voter."""
+        """What a learner must store to become a voter."""
         self.next = 0
         self.place: Place = None
         self.is_in_step = False
@@ -45,13 +45,13 @@ class PeerProgress:
         self.inflight_bytes = 0
 
     def stream_from(self, index: int, place: Place) -> None:
-        """Send what lies behind `index`, at `place`."""
+        """Send entries from after `index`, at `place`."""
         self.is_in_step = True
         self.next, self.place = index + 1, place
         self.clear()
 
     def clear(self) -> None:
-        """Nothing is on its way."""
+        """Nothing is in flight."""
         self.inflight.clear()
         self.inflight_bytes = 0
 
@@ -73,16 +73,16 @@ class Leader:
         self.change: ReplicaMembership | None = None
         self.transfer_to = ""
         self.flushed = 0
-        """Committed, and flushed on a majority of the voters."""
+        """Committed, and flushed on a majority of the voters, up to here."""
         self.flush_wanted = 0
-        """Up to where somebody waits for that."""
+        """A request waits for a flush up to here."""
         self._changed_at = 0
         self._beat_ms = replica.now_ms
         self._meet()
         replica.ready.lead = self.epoch
 
     def _meet(self) -> None:
-        """Keep progress of exactly the peers there are."""
+        """Keep progress for exactly the current peers."""
         members = [*self.replica.membership.replicas, *(self.change.replicas if self.change else ())]
         for name in members:
             if name != self.replica.name and name not in self.peers:
@@ -103,7 +103,7 @@ class Leader:
         return self._beat_ms + self.replica.timing.heartbeat_ms
 
     def tick(self) -> None:
-        """Send signs of life; step down if a majority is silent; let learners become voters."""
+        """Send heartbeats; step down if a majority is silent; make learners voters."""
         replica = self.replica
         if not self.has_quorum():
             replica.become_slave()
@@ -123,7 +123,7 @@ class Leader:
             self._send(name, peer, peer.next - 1 if peer.is_in_step else history.last_index)
 
     def has_quorum(self) -> bool:
-        """Whether a majority was heard lately."""
+        """Whether a majority answered recently."""
         replica = self.replica
         since_ms = replica.now_ms - replica.timing.quorum_ms
         heard = [name for name, peer in self.peers.items() if peer.heard_ms >= since_ms]
@@ -138,7 +138,7 @@ class Leader:
         for name, peer in self.peers.items():
             if peer.is_in_step:
                 self._stream(name, peer)
-            elif last_index == self.barrier:  # the first word as master: get in step now, not at the next sign of life
+            elif last_index == self.barrier:  # the first message as master: get in step now, not at the next heartbeat
                 self._beat(name, peer)
 
     def _send(self, name: str, peer: PeerProgress, index: int, *, cut: bool = False) -> None:
@@ -171,7 +171,7 @@ class Leader:
             peer.inflight_bytes += chunk.bytes
 
     def _reset(self, name: str, peer: PeerProgress) -> None:
-        """What it lacks is gone here: have it begin anew from the oldest that is left."""
+        """The entries that the peer lacks are deleted here: have it begin anew from the oldest kept one."""
         start_epoch, start_index, place = self.replica.log.start()
         peer.round += 1
         peer.is_in_step = False
@@ -182,13 +182,13 @@ class Leader:
     # --- what peers answer ---------------------------------------------------------------------------------------------
 
     def acknowledged(self, sender: str, ack: Ack) -> None:
-        """A peer is in step and tells what it holds."""
+        """A peer is in step and reports what it stores."""
         peer = self.peers.get(sender)
         if peer is None or ack.epoch != self.epoch:
             return
         peer.heard_ms = self.replica.now_ms
         if ack.round != peer.round:
-            return  # it was sent before the peer lost its place, and may tell of entries that it lost too
+            return  # sent before the peer lost its place, and may report entries that it lost, too
         last = self.replica.history.last_index
         if not 0 <= ack.stored <= ack.last_index <= last:
             raise ProtocolViolation(f"{sender} acknowledges {ack.stored} of {ack.last_index} entries, but there are only {last}")
@@ -206,7 +206,7 @@ class Leader:
             self._stream(sender, peer)
 
     def mismatched(self, sender: str, mismatch: Mismatch) -> None:
-        """A peer's log does not go on where we thought."""
+        """A peer's log does not continue where we assumed."""
         peer = self.peers.get(sender)
         if peer is None or mismatch.epoch != self.epoch:
             return
@@ -233,7 +233,7 @@ class Leader:
     # --- committing ----------------------------------------------------------------------------------------------------
 
     def advance(self) -> None:
-        """Commit what a majority holds."""
+        """Commit what a majority stores."""
         index = self.quorum_index()
         if index > self.replica.commit and self.may_commit(index):
             self.replica.commit_to(index)
@@ -249,11 +249,11 @@ class Leader:
             self.flushed = self.replica.ready.flushed = index
 
     def want_flush(self, index: int) -> None:
-        """Somebody waits until everything up to `index` is flushed. Peers hear it with what they are sent next."""
+        """A request waits until everything up to `index` is flushed. Peers learn it with the next message."""
         self.flush_wanted = max(self.flush_wanted, index)
 
     def quorum_index(self) -> int:
-        """What a majority holds; while a change is under way, a majority before it and a majority after it."""
+        """The index that a majority stores; during a change, a majority of the old and of the new members."""
         held = {name: peer.match for name, peer in self.peers.items()}
         held[self.replica.name] = self.replica.stored_index()
         return self._of_majority(held)
@@ -293,7 +293,7 @@ class Leader:
         self.advance()
 
     def _promote(self) -> None:
-        """A learner that holds what was committed when we looked at it first becomes a voter: under load it is always a little behind."""
+        """A learner that stores what was committed when it was first checked becomes a voter: under load it always lags a little."""
         for name in self.replica.membership.learners:
             peer = self.peers.get(name)
             if peer is None or not peer.is_in_step:
@@ -306,7 +306,7 @@ class Leader:
     # --- handing over --------------------------------------------------------------------------------------------------
 
     def transfer(self, to: str) -> None:
-        """Hand the mastership to `to` as soon as it holds everything; the caller lets nothing new in meanwhile. Raises InvalidArgument."""
+        """Hand the mastership to `to` as soon as it stores everything; the caller lets nothing new in meanwhile. Raises InvalidArgument."""
         if to not in self.replica.membership.voters or to == self.replica.name:
             raise InvalidArgument(f"mastership goes to another voter, not to {to!r}: {', '.join(self.replica.membership.voters)}")
         self.transfer_to = to

@@ -1,7 +1,7 @@
-"""Connections between the replicas of a group: one outgoing connection to each peer, for what we say; what it says comes over its own.
+"""Connections between the replicas of a group: one outgoing connection to each peer, for our messages; the peer's messages come over its
+own.
 
-Thin, and forgetful on purpose: a message to a peer that cannot be reached is dropped, since the core minds no loss. What leaves during one
-round of the event loop leaves in one write.
+Messages to an unreachable peer are dropped, since the core tolerates loss. Messages of one round of the event loop are sent with one write.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Secret:
 
 
 class Link:
-    """The way to one peer. It is open once both ends have proved themselves."""
+    """The connection to one peer. It is open once both ends have proved themselves."""
 
     def __init__(
         self, name: str, address: str, hello: PeerHello, secret: Secret, on_lost: Callable[[str], None], network: Network = NETWORK
@@ -63,7 +63,7 @@ class Link:
         self._challenge = ""
         self._violation: ProtocolViolation | None = None
         self._refusal = ""
-        """What was logged last: a peer that goes on to refuse us says so once."""
+        """The last logged reason, so that repeated refusals are logged once."""
         self._is_closed = False
         self._task = asyncio.get_running_loop().create_task(self._stay_connected())
         self._proved = asyncio.Event()
@@ -71,7 +71,7 @@ class Link:
 
     @property
     def is_open(self) -> bool:
-        """Whether what is sent has a way."""
+        """Whether messages can be sent."""
         return self._stream is not None and self._stream.is_open
 
     async def _stay_connected(self) -> None:
@@ -84,7 +84,7 @@ class Link:
                 await self._ended.wait()
                 self._on_lost(self.name)
             except (OSError, TimeoutError, InvalidArgument):
-                failures = 0  # it is not there: be there as soon as it is
+                failures = 0  # reset the pause, so that a starting peer is reached soon
             except ProtocolViolation as refusal:
                 failures += 1
                 if str(refusal) != self._refusal:
@@ -154,13 +154,13 @@ class Link:
         self._ended.set()
 
     def _hang_up(self) -> None:
-        """Whatever stands is of no use any more."""
+        """Close the connection."""
         if self._dialled is not None:
             self._dialled.close()
             self._dialled = None
 
     def put(self, pieces: list[bytes]) -> bool:
-        """Queue a frame; False if there is no way."""
+        """Queue a frame; False if the link is not open."""
         if self._stream is None or not self._stream.is_open:
             return False
         self._stream.put(frames.header(FrameKind.REPLICA, 0, sum(map(len, pieces))), *pieces)
@@ -203,7 +203,7 @@ class Mesh:
                 self._links[name] = Link(name, address, self._hello, self._secret, self._on_lost, self._network)
 
     def send(self, to: str, pieces: list[bytes]) -> None:
-        """Send, or drop if there is no way."""
+        """Send, or drop if the link is not open."""
         link = self._links.get(to)
         if link is not None and link.put(pieces):
             if not self._full:
@@ -211,7 +211,7 @@ class Mesh:
             self._full[to] = link
 
     def flush(self) -> None:
-        """Let everything queued go."""
+        """Write everything that is queued."""
         full, self._full = self._full, {}
         for link in full.values():
             link.flush()

@@ -27,7 +27,7 @@ LISTENS: Final = "listens"
 
 
 class PeerHello(NamedTuple):
-    """First thing a replica says to another: who it is, whom it wants, and a number that it never used before."""
+    """The first message between replicas: who it is, whom it wants, and a fresh nonce."""
 
     group: str
     replica: str
@@ -69,7 +69,7 @@ def prove(secret: bytes, who: str, hello: PeerHello, challenge: str) -> str:
 
 
 def is_proof(proof: str, secret: bytes, who: str, hello: PeerHello, challenge: str) -> bool:
-    """Whether it is that. Without a secret nothing is."""
+    """Whether the proof is correct. Without a secret it never is."""
     return bool(secret) and hmac.compare_digest(proof.encode(), prove(secret, who, hello, challenge).encode())
 
 

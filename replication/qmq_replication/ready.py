@@ -1,4 +1,4 @@
-"""What the core wants done, and in which order. The caller's side of the contract, as etcd-io/raft's Ready has it.
+"""What the core wants done, and in which order: the caller's part of the contract, like etcd-io/raft's Ready.
 
     1. `save`        on disk, synced, before anything below
     2. `reset`, or `truncate`, then `append`   in this order, on the log; a `reset` is synced before anything else is done

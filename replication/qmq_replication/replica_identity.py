@@ -1,4 +1,4 @@
-"""What a replica knows of itself across restarts: the promise, above all. One small file, replaced all or nothing and synced.
+"""The identity of a replica, kept across restarts: above all, its promise. One small file, replaced atomically and synced.
 
 `boot` tells a killed process from a machine that lost its power: with `Flush.ASYNC`, what was written survives the first and perhaps not
 the second. `folder` is drawn when the folder is made; a replica under the same name with another folder has lost its past.
@@ -21,12 +21,12 @@ from qmq_replication.replica_membership import ReplicaMembership
 
 FILE: Final = "replica.json"
 CLEAN: Final = "clean"
-"""Instead of a boot: everything was flushed, and the process ended well."""
+"""In place of a boot id: everything was flushed, and the process ended normally."""
 _BOOT: Final = Path("/proc/sys/kernel/random/boot_id")
 
 
 def boot_id() -> str:
-    """Changes when the machine starts; "" where that cannot be known, and then every start counts as one."""
+    """Changes when the machine starts; "" if it is not known: then every start counts as one."""
     try:
         return _BOOT.read_text().strip()
     except OSError:

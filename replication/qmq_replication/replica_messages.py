@@ -1,4 +1,4 @@
-"""What replicas of one group say to each other. Values only; how they travel is the driver's matter (wire.py).
+"""The messages between the replicas of a group. Values only; the driver encodes them (wire.py).
 
     who            says             and hears
     anyone         Probe            ProbeReply     before an election: who is ahead, who still hears the master
@@ -9,7 +9,7 @@
     anyone         Refusal                         "I promised a higher epoch than yours"
     the master     TakeOver                        "you are up to date: campaign now"
 
-Any of them may be lost, late, doubled or out of order; the core must not mind.
+Any of them may be lost, late, repeated or out of order; the core tolerates that.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from qmq_replication.history import EpochRun
 
 Place = Any
-"""Where an index lies in the logs' files; the core passes it on and never looks inside."""
+"""Where an index is in the logs' files; opaque to the core."""
 
 
 class Probe(NamedTuple):

@@ -1,7 +1,7 @@
 """A stream of messages: where it begins, how far the next micro-batch goes, and what its tasks read.
 
 One reader lives in the driver for the whole query. Rules:
-* `latestOffset` never goes beyond what is committed, nor past the border of a route change (`lineage.admit`).
+* `latestOffset` never goes beyond what is committed, nor past the border of a route change (`admission.admit`).
 * `partitions` depends on its arguments and on the immutable log alone, so that a micro-batch that is repeated gives the same rows. After a
   crash Spark calls it without having asked for an offset.
 * The first offset is decided once: Spark asks for it twice at a fresh start, and what is latest may move in between.

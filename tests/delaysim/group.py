@@ -99,7 +99,7 @@ class DelayGroup:
 
 
 class SimMaster:
-    """One life of a master. `qmq.delay.plan_log.Writer`."""
+    """One life of a master. `qmq.delay.plan_log.PlanWriter`."""
 
     def __init__(self, group: DelayGroup, number: int) -> None:
         self.group = group

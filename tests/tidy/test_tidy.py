@@ -95,6 +95,23 @@ def test_a_docstring_says_more_than_where_to_look() -> None:
         assert not re.match(r"See the module\b", text), f"{name(path)}: {node.name}"
 
 
+NAMED_FILE = re.compile(r"[\w/]+\.(?:py|proto|md)\b")
+EXAMPLE_FILES = {"test_it.py"}
+"""Of an example in a docstring."""
+
+
+def test_files_that_docstrings_and_pages_name_exist() -> None:
+    """By name, and by path where one is given. The changelog and the decisions speak of the past."""
+    files = [name(path) for path in tracked()]
+    known = {ending for file in files for ending in (file, *("/".join(file.split("/")[n:]) for n in range(1, file.count("/") + 1)))}
+    texts = {name(path): [ast.get_docstring(node) or "" for node in nodes(path) if isinstance(node, DOCUMENTED)] for path in SOURCES}
+    past = re.compile(r"CHANGELOG|docs/adr/")
+    texts |= {name(path): re.findall(r"`[^`\n]+`", path.read_text()) for path in DOCS if not past.search(name(path))}
+    found = {(file, each) for file, parts in texts.items() for text in parts for each in NAMED_FILE.findall(text)}
+    assert sorted((file, each) for file, each in found if each.strip("/") not in known | EXAMPLE_FILES) == []
+
+
+DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 SHARED_NAMES = {"broker", "cluster", "connection", "dead_letters", "dedup", "message", "outbox", "route", "Connection", "Statements"}
 """Commands and jobs named like what they are about, and the two ends of a connection."""
 

@@ -1,10 +1,10 @@
-"""etcd's endpoints: what the user wrote, as addresses, and which one is asked next. Pure.
+"""etcd's endpoints: parses addresses, and chooses the one to ask. Pure.
 
     "etcd-0:2379", "http://127.0.0.1:2379"     plain text
     "https://etcd-0:2379"                      TLS
 
-One endpoint is in use by all calls. When a call finds it dead the next one is in use, once, however many calls found it dead together:
-each names the endpoint that failed it, and only the one in use can be left.
+All calls use the current endpoint. When calls fail there, the next endpoint becomes current, once, however many calls failed together: each
+names the endpoint that failed, and only the current one can be left.
 """
 
 from __future__ import annotations

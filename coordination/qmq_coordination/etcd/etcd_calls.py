@@ -2,10 +2,10 @@
 
     reads     (get, list, keep-alive, status, and grant, whose number is chosen here) are repeated until the total deadline
     changes   are repeated only while it is certain that nothing was done (see failures); otherwise CoordinationUnknown, at once:
-              the caller reads back what became of it (qmq_coordination.unknown_outcomes)
+              the caller reads the outcome back (qmq_coordination.unknown_outcomes)
 
-Each attempt goes to the endpoint in use and leaves it if it fails there; between attempts a random pause that grows, so that the clients
-of a member that died do not arrive at the next one together.
+Each attempt uses the current endpoint, and leaves it after a failure. Between attempts there is a growing random pause, so that the clients
+of a dead member do not reach the next one at the same time.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class TryAgain(Exception):
 
 
 class EtcdCalls:
-    """Makes calls; the only place that decides about repeating them."""
+    """Makes calls; the only place that decides about retries."""
 
     def __init__(self, channels: Channels, call_s: float, total_s: float) -> None:
         self._channels = channels
@@ -53,7 +53,7 @@ class EtcdCalls:
         return await self._repeat(lambda at, timeout_s, metadata: at.unary(method, request, timeout_s, metadata), is_change=True)
 
     async def exchange(self, method: Method[Request, Response], request: Request) -> Response:
-        """One message there and one back over a stream of its own, as a read: keep-alives have no other form."""
+        """One message in each direction over a stream, as a read: keep-alives have no other form."""
 
         async def send(at: EtcdConnection, timeout_s: float, metadata: Metadata) -> Response:
             call = at.stream(method, metadata, requests=iter([request]), timeout_s=timeout_s)

@@ -1,7 +1,7 @@
 """Connections to etcd's members: one gRPC channel per endpoint, and what goes along with every call.
 
 * A call is made only over a channel that *is* connected. gRPC would queue it on a channel that is still connecting, and after the deadline
-  nobody could say whether it was sent; a member that is stopped (SIGSTOP) accepts connections in its kernel and never completes one.
+  it would be unknown whether it was sent; a member that is stopped (SIGSTOP) accepts connections in its kernel and never completes one.
 * `hasleader: true` goes with every call: a member cut off from its leader refuses, or ends a watch, instead of serving nothing.
 * One channel per endpoint, each with connections of its own, so that under TLS each is checked against its own name and one dead member
   does not slow the others down.
@@ -10,7 +10,7 @@
   deadlines, and watches ask for progress (see watch).
 * Certificates are read again when their files change, as those of all other connections are. Calls and watches that are under way stay on
   the connection that they have; the next call opens one with the new certificates.
-* The token of a user is got when first needed and again when etcd says it is invalid (simple tokens end after 5 minutes of disuse, with a
+* A user's token is requested at first use and again when etcd says it is invalid (simple tokens end after 5 minutes of disuse, with a
   restart of etcd, and with any change of the users).
 """
 
@@ -72,11 +72,11 @@ class EtcdConnection:
                 raise NotReady(await self._why())
             if loop.time() >= until:
                 raise NotReady(f"{self.endpoint.address} did not complete the connection")
-            # Looking again and again, because a wait for the state's change cannot be taken back (grpc issue 3064).
+            # Polling, because waiting for a change of the state cannot be cancelled (grpc issue 3064).
             await asyncio.sleep(_CONNECT_POLL_S)
 
     async def _why(self) -> str:
-        """The reason that gRPC gives to a call, and to nobody else; in this state the call fails at once."""
+        """gRPC gives the reason only to a call, which fails at once in this state."""
         try:
             await self.unary(STATUS, pb.StatusRequest(), 0.1, ())
         except grpc.aio.AioRpcError as failure:
@@ -101,19 +101,19 @@ class EtcdConnection:
         requests: Iterator[Request] | None = None,
         timeout_s: float | None = None,
     ) -> grpc.aio.StreamStreamCall[Request, Response]:
-        """A stream both ways; with `requests` these are all that is sent. Without a deadline the caller must watch over its liveness."""
+        """A bidirectional stream; with `requests` only these are sent. Without a deadline the caller must watch its liveness."""
         callable_: grpc.aio.StreamStreamMultiCallable[Request, Response] = self._channel.stream_stream(
             method.path, request_serializer=method.request.SerializeToString, response_deserializer=method.response.FromString
         )
         return callable_(requests, timeout=timeout_s, metadata=metadata)
 
     async def close(self) -> None:
-        """Cancel what is under way and disconnect."""
+        """Cancel calls and disconnect."""
         await self._channel.close()
 
 
 class Channels:
-    """All connections, which one is in use, and the user's token."""
+    """All connections, the current one, and the user's token."""
 
     def __init__(
         self,
@@ -129,7 +129,7 @@ class Channels:
         self.shows_certificate = tls.cert is not None
         self._version = 0 if self._credentials is None else self._credentials.version
         self._before: list[EtcdConnection] = []
-        """With older certificates: watches may be under way there."""
+        """Connections with older certificates, on which watches may run."""
         self.user = user
         self._password = password
         self._token: str | None = None
@@ -157,7 +157,7 @@ class Channels:
         return found
 
     async def metadata(self, connection: EtcdConnection, timeout_s: float) -> Metadata:
-        """What goes along with a call; gets a token if there is a user and none yet. Raises grpc.aio.AioRpcError."""
+        """The metadata of a call; requests a token if there is a user and none yet. Raises grpc.aio.AioRpcError."""
         if self.user is None:
             return _HAS_LEADER
         async with self._authenticating:
@@ -166,7 +166,7 @@ class Channels:
         return (*_HAS_LEADER, ("token", self._token)) if self._token else _HAS_LEADER
 
     async def _authenticate(self, connection: EtcdConnection, timeout_s: float) -> str:
-        """A new token; none is needed ("") where authentication is not enabled (etcd's own client does the same)."""
+        """A new token; empty if authentication is not enabled (as in etcd's own client)."""
         request = pb.AuthenticateRequest(name=self.user or "", password=self._password or "")
         try:
             return (await connection.unary(AUTHENTICATE, request, timeout_s, _HAS_LEADER)).token
@@ -176,7 +176,7 @@ class Channels:
             raise
 
     def forget_token(self, used: Metadata) -> None:
-        """The token that went along with a call is invalid; a newer one is kept."""
+        """This token is invalid; a newer one is kept."""
         if self._token in (dict(used).get("token", ""), None):
             self._token = None
 

@@ -191,7 +191,7 @@ def time_ms(text: str, argument: str) -> int:
 
 
 def read_log(spark: SparkSession, args: argparse.Namespace, columns: Sequence[str], **options: str) -> DataFrame:
-    """A batch of what the common arguments name, with these columns only: others are not read at all (schema.py has their names).
+    """A batch of what the common arguments name, with these columns only: others are not read at all (source_schema.py has their names).
 
     `options` are the data source's; they win over the arguments (`**{"qmq.log": "deliveries"}` reads another log, whose columns are in
     `pyspark_qmq.datasets`). The DataFrame is one moment's: the same rows however often it is used.
