@@ -20,7 +20,7 @@ class Node:
 
     def __init__(self, *options: str, data: Path | None = None) -> None:
         self.data = data or Path(tempfile.mkdtemp(prefix="qmq-bench-"))
-        ports = ("--port", "0", "--data-port", "0", "--control-port", "0")
+        ports = ("--port", "0", "--data-port", "0", "--control-port", "0", "--console", "off")
         command = [sys.executable, "-m", "qmq.cli", "dev", "--data", str(self.data), *ports, *options]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         assert self.process.stdout is not None

@@ -61,7 +61,22 @@ class Outcome:
 
 def start_node(data: Path) -> tuple[subprocess.Popen[str], str]:
     """Run `qmq dev` on free ports; the process and its address."""
-    command = [sys.executable, "-m", "qmq.cli", "dev", "--data", str(data), "--port", "0", "--data-port", "0", "--control-port", "0"]
+    command = [
+        sys.executable,
+        "-m",
+        "qmq.cli",
+        "dev",
+        "--data",
+        str(data),
+        "--port",
+        "0",
+        "--data-port",
+        "0",
+        "--control-port",
+        "0",
+        "--console",
+        "off",
+    ]
     node = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert node.stdout is not None
     line = node.stdout.readline()

@@ -14,6 +14,8 @@ NO_NAMESPACES = "no network namespaces: they need root and apt-get install iprou
 NO_MOUNTS = "no file systems of the test's own: mounting one needs root"
 NO_STRACE = "no strace: apt-get install strace"
 NO_PROMTOOL = "no promtool: apt-get install prometheus, or set QMQ_PROMTOOL"
+NO_CHROMIUM = "no Chromium: apt-get install chromium"
+NO_NODE = "no Node: put node and npm on the PATH"
 NO_ENGINE = "no container engine: no DOCKER_HOST and no docker socket"
 
 
@@ -43,3 +45,5 @@ mounts = pytest.mark.skipif(os.geteuid() != 0 or shutil.which("mount") is None, 
 strace = pytest.mark.skipif(shutil.which("strace") is None, reason=NO_STRACE)
 engine = pytest.mark.skipif(not has_engine(), reason=NO_ENGINE)
 promtool = pytest.mark.skipif(find_promtool() is None, reason=NO_PROMTOOL)
+chromium = pytest.mark.skipif(shutil.which("chromium") is None, reason=NO_CHROMIUM)
+node = pytest.mark.skipif(shutil.which("node") is None or shutil.which("npm") is None, reason=NO_NODE)

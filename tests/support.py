@@ -145,6 +145,8 @@ class NodeProcess:
             "0",
             "--control-port",
             "0",
+            "--console",
+            "off",
             *self.options,
         ]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)

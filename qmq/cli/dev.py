@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
@@ -14,9 +14,10 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemaining
 
 from qmq.cli.output import errors, fail, run
 from qmq.cli.roles import GuardFlags, ProcessFlags, RetryFlags, StorageFlags, set_up_logging, taking
-from qmq.errors import QmqError
+from qmq.errors import InvalidArgument, QmqError
 
 if TYPE_CHECKING:
+    from qmq.console.console_server import ConsoleServer
     from qmq.node.dev_node import Node
 
 
@@ -37,6 +38,12 @@ class DevPlace:
         int | None, typer.Option(help="Serve clients of Apache RocketMQ on this port, such as 8081; 0: a free one; without it, none.")
     ] = None
     tick_ms: Annotated[int, typer.Option(help="Due messages leave at multiples of this.")] = 500
+    console: Annotated[
+        str, typer.Option(envvar="QMQ_CONSOLE", help="The console in the browser: 'read', 'write' (with changes) or 'off'.")
+    ] = "read"
+    console_port: Annotated[
+        int, typer.Option(envvar="QMQ_CONSOLE_PORT", help="Its port on this machine; a free one if that is taken, or for 0.")
+    ] = 20888
 
 
 @dataclass(frozen=True)
@@ -50,7 +57,8 @@ class DevOptions(ProcessFlags, GuardFlags, RetryFlags, StorageFlags, DevPlace):
 def dev(_: typer.Context, options: DevOptions) -> None:
     """Run a whole node in this process: metaserver, broker, delay server and coordination store, on one data folder.
 
-    Prints one line, `qmq is ready at HOST:PORT`, when clients may come. Ctrl-C or SIGTERM stops it cleanly.
+    Prints one line, `qmq is ready at HOST:PORT`, when clients may come, and one with the console's address if `qmq[console]` is installed.
+    Ctrl-C or SIGTERM stops it cleanly.
     """
     from qmq.broker.broker_config import BrokerConfig
     from qmq.delay.delay_config import DelayConfig
@@ -60,6 +68,8 @@ def dev(_: typer.Context, options: DevOptions) -> None:
 
     try:
         set_up_logging(options.verbose, options.audit_log)
+        if options.console not in ("read", "write", "off"):
+            raise InvalidArgument(f"--console is read, write or off, not {options.console!r}")
         config = NodeConfig(
             options.data,
             options.host,
@@ -81,12 +91,13 @@ def dev(_: typer.Context, options: DevOptions) -> None:
         require_guarded(options.host, options.insecure, tls=tls)
         network = environment_with(tls).network
         with _RecoveryBar() as bar:
-            run(_serve(Node(config, bar, network=network)))
+            run(_serve(Node(config, bar, network=network), options, has_console=tls is None))
     except (OSError, QmqError) as failure:
         fail(failure)
 
 
-async def _serve(node: Node) -> None:
+async def _serve(node: Node, options: DevOptions, *, has_console: bool) -> None:
+    """The console never acts with the node's own certificate: with TLS, `qmq console` has to be told whose to use."""
     from qmq.node.process_tuning import calm_collector, tune_process
 
     tune_process()
@@ -99,8 +110,30 @@ async def _serve(node: Node) -> None:
     metrics += f", RocketMQ's clients at {node.gateway.address}" if node.gateway is not None else ""
     sys.stdout.write(f"qmq is ready at {node.address} (data at {node.data_address}, folder {node.config.data}{metrics})\n")
     sys.stdout.flush()
+    console = await _console(node, options) if has_console and options.console != "off" else None
     await stop.wait()
+    if console is not None:
+        await console.stop()
     await node.stop()
+
+
+async def _console(node: Node, options: DevOptions) -> ConsoleServer | None:
+    """The console, where its packages are installed; on this machine only."""
+    try:
+        from qmq.console.console_config import ConsoleConfig
+        from qmq.console.console_server import ConsoleServer
+    except ImportError:
+        return None
+    config = ConsoleConfig(node.address, port=options.console_port, is_writable=options.console == "write")
+    console = ConsoleServer(config)
+    try:
+        await console.start()
+    except OSError:
+        console = ConsoleServer(replace(config, port=0))
+        await console.start()
+    sys.stdout.write(f"the console is at {console.url}\n")
+    sys.stdout.flush()
+    return console
 
 
 class _RecoveryBar:

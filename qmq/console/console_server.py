@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import Callable, Iterator
+from typing import Final
 
 import uvicorn
 
@@ -14,8 +15,10 @@ from qmq.client.client import Client
 from qmq.console.console_app import ConsoleSite
 from qmq.console.console_config import ConsoleConfig
 
-CONNECTIONS_MAX = 500
-STOP_S = 2
+CLIENT_NAME: Final = "qmq-console"
+"""What brokers and operators know its clients by."""
+CONNECTIONS_MAX: Final = 500
+STOP_S: Final = 2
 
 
 class _QuietServer(uvicorn.Server):
@@ -37,7 +40,7 @@ class ConsoleServer:
         self.port = 0
 
     def _client(self, token: Callable[[], str] | None) -> Client:
-        return qmq.connect(self.config.server, create_subjects=False, state_dir=False, token=token)
+        return qmq.connect(self.config.server, create_subjects=False, state_dir=False, token=token, name=CLIENT_NAME)
 
     @property
     def url(self) -> str:

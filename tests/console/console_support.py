@@ -12,6 +12,7 @@ from urllib.parse import unquote, urlencode
 from qmq.client.client import Client
 from qmq.console.console_app import ConsoleSite
 from qmq.console.console_config import ConsoleConfig
+from qmq.console.console_server import CLIENT_NAME
 from qmq.testing import TestCluster
 
 KEY = "key-of-the-test"
@@ -102,7 +103,7 @@ def csrf_of(text: str) -> str:
 
 def clients_of(cluster: TestCluster) -> Callable[[Callable[[], str] | None], Client]:
     """Clients of a cluster in this process, as a console makes them."""
-    return lambda token: cluster.client(token=token, create_subjects=False)
+    return lambda token: cluster.client(token=token, create_subjects=False, name=CLIENT_NAME)
 
 
 class SteppedClock:

@@ -1,0 +1,304 @@
+"""The console in Debian's Chromium: journeys, sizes, accessibility, and that nothing in a message ever runs.
+
+One browser, one cluster and one console for all; each test has a page of its own. A page that logs an error or a violation of the Content
+Security Policy fails its test. QMQ_SCREENSHOTS=1 writes the pictures of docs/CONSOLE.md.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import needs
+import pytest
+import pytest_asyncio
+from console_support import clients_of
+
+from qmq.client.client import Client
+from qmq.console.console_config import ConsoleConfig
+from qmq.console.console_server import ConsoleServer
+from qmq.testing import TestCluster
+
+playwright = pytest.importorskip("playwright.async_api", reason="scripts/setup installs it")
+axe = pytest.importorskip("axe_playwright_python.async_playwright", reason="scripts/setup installs it")
+
+pytestmark = [needs.chromium, pytest.mark.xdist_group("chromium"), pytest.mark.asyncio(loop_scope="module")]
+
+PICTURES = Path(__file__).resolve().parents[2] / "docs" / "images"
+HOSTILE = (
+    "<script>window.hacked=1</script>",
+    '"><img src=x onerror=window.hacked=1>',
+    "' onmouseover='window.hacked=1",
+    "</pre></details><svg onload=window.hacked=1>",
+    "javascript:window.hacked=1",
+    "{{ 7 * 7 }}${7*7}<%= 7 %>",
+    "\u202egnp.exe\x1b[31m\x00",
+    "<a href='javascript:window.hacked=1' autofocus onfocus=window.hacked=1>x</a>",
+)
+
+
+@dataclass
+class Stage:
+    """What all tests share."""
+
+    cluster: TestCluster
+    mq: Client
+    console: ConsoleServer
+    browser: Any
+    ids: list[str]
+
+    @property
+    def base(self) -> str:
+        return f"http://127.0.0.1:{self.console.port}"
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def stage() -> AsyncIterator[Stage]:
+    async with TestCluster() as cluster, playwright.async_playwright() as driver:
+        mq = cluster.client(name="shop")
+        ids = await filled(mq)
+        console = ConsoleServer(ConsoleConfig(cluster.address, port=0, is_writable=True), clients_of(cluster))
+        await console.start()
+        arguments = ["--no-sandbox"] if os.geteuid() == 0 else []
+        browser = await driver.chromium.launch(executable_path=shutil.which("chromium"), args=[*arguments, "--disable-gpu"])
+        yield Stage(cluster, mq, console, browser, ids)
+        await browser.close()
+        await console.stop()
+
+
+async def filled(mq: Client) -> list[str]:
+    """A cluster with something on each screen; the ids of hostile messages."""
+    for number in range(30):
+        await mq.send("orders", b'{"order": %d, "total": "%d.00 EUR"}' % (number, number * 7), key=f"customer-{number % 7}", tags=["new"])
+    ids = []
+    for text in HOSTILE:
+        told = await mq.send("hostile", text.encode(), key=text, headers={"trace": text, text[:20].replace("\0", ""): "x"})
+        ids.append(str(told.id))
+    await mq.send("hostile", b'{"' + HOSTILE[0].encode() + b'": "' + HOSTILE[3].encode() + b'"}')
+    async with mq.consumer("hostile", "billing", ack="explicit") as consumer:
+        for _ in HOSTILE:
+            message = await anext(consumer)
+            message.reject(f"cannot read {message.key}")
+    async with mq.consumer("orders", "shipping", ack="explicit") as consumer:
+        await (await anext(consumer)).ack_sync()
+    await mq.send("reminders", b"pay, please", key="customer-1", delay=timedelta(days=40))
+    await mq.send("reminders", b"tidy up", cron="0 9 * * *", zone="Europe/Berlin")
+    while sum(each.waiting for each in await mq.metadata.dead_letter_queues("billing")) < len(HOSTILE):
+        await asyncio.sleep(0.01)
+    return ids
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def page(stage: Stage) -> AsyncIterator[Any]:
+    """Logged in; it fails the test for what the browser complains about."""
+    context = await stage.browser.new_context(viewport={"width": 1280, "height": 800}, locale="en")
+    opened, complaints = await context.new_page(), []
+    opened.on("console", lambda each: complaints.append(each.text) if each.type == "error" else None)
+    opened.on("pageerror", lambda each: complaints.append(str(each)))
+    opened.on("dialog", lambda each: complaints.append(f"a dialog opened: {each.message}"))
+    opened.set_default_timeout(10_000)
+    await opened.goto(stage.console.url)
+    opened.complaints = complaints
+    yield opened
+    await context.close()
+    assert complaints == []
+
+
+def screens(stage: Stage) -> list[str]:
+    return [
+        "/",
+        "/subjects",
+        "/subjects/orders",
+        "/subjects/hostile?content=script",
+        "/dead-letters",
+        "/dead-letters/billing",
+        f"/messages/{stage.ids[0]}",
+        "/cluster",
+    ]
+
+
+NAMES = ("overview", "subjects", "subject", "search", "dead-letters", "group-letters", "message", "cluster")
+
+
+async def test_the_printed_address_lets_in_and_leaves_no_key_behind(stage: Stage, page: Any) -> None:
+    assert page.url == f"{stage.base}/"
+    assert await page.locator("h1").inner_text() == "Is all well?"
+
+
+@pytest.mark.parametrize("at", range(len(NAMES)), ids=NAMES)
+async def test_a_screen_fits_every_width_and_has_no_accessibility_violation(at: int, stage: Stage, page: Any) -> None:
+    for width in (360, 1280, 2560):
+        await page.set_viewport_size({"width": width, "height": 900})
+        await page.goto(stage.base + screens(stage)[at])
+        assert await page.evaluate("document.documentElement.scrollWidth <= innerWidth"), f"{width} px"
+        if os.environ.get("QMQ_SCREENSHOTS") and width == 1280 and NAMES[at] in ("overview", "subject", "group-letters", "message"):
+            await page.wait_for_timeout(4_000)  # a curve has two points then
+            await page.screenshot(path=PICTURES / f"console-{NAMES[at]}.png", scale="css")
+    for scheme in ("light", "dark"):
+        await page.emulate_media(color_scheme=scheme)
+        results = await axe.Axe().run(page)
+        assert results.violations_count == 0, results.generate_report()
+
+
+async def test_nothing_that_messages_hold_runs_on_any_screen(stage: Stage, page: Any) -> None:
+    for path in (*screens(stage), "/subjects/hostile", *[f"/messages/{each}" for each in stage.ids]):
+        await page.goto(stage.base + path)
+        for details in await page.locator("details").all():
+            await details.evaluate("each => each.open = true")
+        assert await page.evaluate("window.hacked") is None
+    for text in HOSTILE[:2]:
+        await page.goto(f"{stage.base}/subjects/hostile")
+        await page.get_by_label("Content").fill(text)
+        await page.keyboard.press("Enter")
+        await page.wait_for_url("**content=**")
+        assert await page.get_by_label("Content").input_value() == text
+        assert await page.evaluate("window.hacked") is None
+
+
+async def test_from_the_overview_to_a_message_by_clicks(stage: Stage, page: Any) -> None:
+    await page.locator("#busiest ~ div a", has_text="orders").first.click()
+    await page.wait_for_url("**/subjects/orders")
+    first = page.locator("details.message").first
+    await first.locator("summary").click()
+    assert '"total"' in await first.locator("pre").inner_text()
+    await first.locator("dl a").click()
+    await page.wait_for_url("**/messages/*")
+    assert "stored" in await page.locator(".life").inner_text()
+
+
+async def test_a_search_is_in_the_address_and_outlives_a_reload(stage: Stage, page: Any) -> None:
+    await page.goto(f"{stage.base}/subjects/orders")
+    await page.get_by_label("Key", exact=True).fill("customer-3")
+    await page.get_by_role("button", name="Search").click()
+    await page.wait_for_url("**key=customer-3**")
+    found = await page.locator("details.message").count()
+    assert found == 4
+    await page.reload()
+    assert await page.locator("details.message").count() == found
+
+
+async def test_subjects_are_filtered_by_the_keyboard_alone(stage: Stage, page: Any) -> None:
+    await page.keyboard.press("g")
+    await page.keyboard.press("s")
+    await page.wait_for_url("**/subjects")
+    await page.keyboard.press("/")
+    await page.keyboard.type("host")
+    await page.keyboard.press("Enter")
+    await page.wait_for_url("**q=host**")
+    assert await page.locator("tbody tr").count() == 1
+
+
+async def test_help_opens_and_closes_by_the_keyboard(page: Any) -> None:
+    await page.keyboard.press("?")
+    assert await page.locator("#help").is_visible()
+    await page.keyboard.press("Escape")
+    assert not await page.locator("#help").is_visible()
+
+
+async def test_the_first_tab_stop_skips_to_the_content(page: Any) -> None:
+    await page.keyboard.press("Tab")
+    assert await page.evaluate("document.activeElement.className") == "skip"
+
+
+async def test_the_live_tail_shows_what_comes_and_stops(stage: Stage, page: Any) -> None:
+    await page.goto(f"{stage.base}/subjects/orders")
+    await page.get_by_role("button", name="Start").click()
+    await page.locator(".tail li").first.wait_for()
+    await stage.mq.send("orders", b"fresh from the test")
+    await page.locator(".tail li", has_text="fresh from the test").wait_for()
+    await page.get_by_role("button", name="Stop").click()
+    assert await page.get_by_role("button", name="Start").is_visible()
+
+
+async def test_a_new_subject_appears_without_a_reload(stage: Stage, page: Any) -> None:
+    await page.goto(f"{stage.base}/subjects?q=newcomer")
+    assert await page.locator("tbody tr").count() == 0
+    await stage.mq.send("newcomer", b"hello")
+    await page.locator("tbody tr", has_text="newcomer").wait_for(timeout=65_000)  # a busy machine rests longest
+
+
+async def test_curves_are_drawn(page: Any) -> None:
+    await page.locator(".chart canvas").first.wait_for()
+
+
+async def test_a_console_that_stops_answering_is_said_until_it_answers(stage: Stage, page: Any) -> None:
+    await page.route("**/*", lambda route: route.abort())
+    await page.locator("#stale").wait_for()
+    await page.unroute("**/*")
+    await page.locator("#stale").wait_for(state="detached")
+    page.complaints.clear()  # the browser logs each request that was aborted
+
+
+async def test_the_language_is_switched_and_kept(stage: Stage, page: Any) -> None:
+    await page.get_by_role("link", name="中文").click()
+    assert await page.locator("h1").inner_text() == "一切正常吗" + "\uff1f"
+    await page.goto(f"{stage.base}/subjects")
+    assert await page.locator("h1").inner_text() == "主题"
+    assert await page.evaluate("document.documentElement.lang") == "zh-CN"
+
+
+async def test_dark_is_dark(page: Any) -> None:
+    seen = []
+    for scheme in ("light", "dark"):
+        await page.emulate_media(color_scheme=scheme)
+        seen.append(await page.evaluate("getComputedStyle(document.body).backgroundColor"))
+    assert seen == ["rgb(255, 255, 255)", "rgb(16, 22, 28)"]
+
+
+async def test_a_command_line_is_copied_as_it_stands(stage: Stage, page: Any) -> None:
+    await page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    await page.goto(f"{stage.base}/subjects/orders?content=total")
+    await page.locator("[data-copy]").first.click()
+    assert await page.evaluate("navigator.clipboard.readText()") == "qmq browse orders --grep total"
+
+
+async def test_dead_letters_are_narrowed_by_error_and_one_is_replayed(stage: Stage, page: Any) -> None:
+    await page.goto(f"{stage.base}/dead-letters")
+    await page.get_by_role("link", name="billing").click()
+    assert "8 dead letters are chosen" in await page.locator("main").inner_text()
+    await page.locator("[aria-labelledby=by-error] a", has_text="7 * 7").click()
+    assert "1 dead letters are chosen" in await page.locator("main").inner_text()
+    await page.get_by_role("button", name="Replay").click()
+    await page.wait_for_url("**/jobs/*")
+    await page.locator("#job", has_text="done: 1 dead letters").wait_for()
+    async with stage.mq.consumer("hostile", "billing", ack="explicit") as consumer:
+        message = await anext(consumer)
+        while b"7 * 7" not in message.body:
+            message.release()
+            message = await anext(consumer)
+        message.reject("again")
+    while sum(each.waiting for each in await stage.mq.metadata.dead_letter_queues("billing")) < len(HOSTILE):
+        await asyncio.sleep(0.01)
+
+
+async def test_a_purge_without_the_name_does_nothing(stage: Stage, page: Any) -> None:
+    await page.goto(f"{stage.base}/dead-letters/billing")
+    await page.get_by_role("button", name="Purge").click()
+    assert "/jobs/" not in page.url  # the browser asks for the name
+    await page.get_by_label("Type billing to confirm").fill("another")
+    await page.get_by_role("button", name="Purge").click()
+    await page.locator(".failure").wait_for()
+    assert "Nothing was done" in await page.locator(".failure").inner_text()
+    page.complaints.clear()  # the browser logs that the answer was an error
+
+
+async def test_pages_are_whole_without_scripts(stage: Stage) -> None:
+    context = await stage.browser.new_context(java_script_enabled=False)
+    page = await context.new_page()
+    await page.goto(stage.console.url)
+    await page.goto(f"{stage.base}/subjects/orders?key=customer-3")
+    assert await page.locator("details.message").count() == 4
+    await context.close()
+
+
+async def test_who_logs_out_sees_nothing_any_more(stage: Stage, page: Any) -> None:
+    await page.get_by_role("button", name="Log out").click()
+    await page.wait_for_url("**/login")
+    await page.goto(f"{stage.base}/subjects")
+    assert "/login" in page.url
