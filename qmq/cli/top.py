@@ -29,6 +29,9 @@ if TYPE_CHECKING:
     from qmq.operations.cluster_snapshot import ClusterSnapshot
 
 CONTROL: Final = "\x1b["
+REST: Final = 9
+"""Looking takes a tenth of the time at most."""
+REST_S_MAX: Final = 10.0
 ENTER: Final = f"{CONTROL}?1049h{CONTROL}?25l"
 """The alternate screen, without a cursor."""
 LEAVE: Final = f"{CONTROL}?25h{CONTROL}?1049l"
@@ -40,7 +43,9 @@ CLEAR_BELOW: Final = f"{CONTROL}J"
 def top(
     by: Annotated[TopBy, typer.Option("--by", help="What a line stands for.")] = TopBy.SUBJECT,
     sort: Annotated[TopSort, typer.Option("--sort", help="What comes first.")] = TopSort.IN,
-    interval_s: Annotated[float, typer.Option("--interval", min=0.1, help="Seconds between two looks.")] = 2.0,
+    interval_s: Annotated[
+        float, typer.Option("--interval", min=0.1, help="Seconds between two looks; more where a look takes long.")
+    ] = 2.0,
     once: Annotated[bool, typer.Option("--once", help="Look twice, show the rates between, and end.")] = False,
     as_json: Json = False,
     server: Server = SERVER,
@@ -118,9 +123,18 @@ async def _looks(mq: qmq.Client, interval_s: float, shown: Screen) -> AsyncItera
     """After each look: whether a metaserver answered."""
     from qmq.operations.snapshot_reading import CLUSTER, GROUPS, SUBJECTS, read_snapshot
 
+    loop = asyncio.get_running_loop()
     while True:
-        yield shown.take(await read_snapshot(mq.metadata, parts={CLUSTER, SUBJECTS, GROUPS}))
-        await asyncio.sleep(interval_s)
+        begin_s = loop.time()
+        snapshot = await read_snapshot(mq.metadata, parts={CLUSTER, SUBJECTS, GROUPS})
+        took_s = loop.time() - begin_s
+        yield shown.take(snapshot)
+        await asyncio.sleep(pause_s(interval_s, took_s))
+
+
+def pause_s(interval_s: float, took_s: float) -> float:
+    """How long to wait after a look that took so long: very many subjects are looked at less often, but every ten seconds at least."""
+    return max(interval_s, min(took_s * REST, REST_S_MAX))
 
 
 def _print(shown: Screen, as_json: bool) -> None:

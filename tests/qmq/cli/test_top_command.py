@@ -145,6 +145,11 @@ async def test_once_shows_one_screen_with_rates_and_ends(node: Node) -> None:
     assert [each["subject"] for each in told["subjects"]] == ["flights"]
 
 
+@pytest.mark.parametrize(("interval_s", "took_s", "waits_s"), [(2.0, 0.01, 2.0), (2.0, 0.5, 4.5), (2.0, 5.0, 10.0), (30.0, 5.0, 30.0)])
+def test_a_large_cluster_is_asked_less_often(interval_s: float, took_s: float, waits_s: float) -> None:
+    assert top.pause_s(interval_s, took_s) == waits_s
+
+
 def test_once_without_a_metaserver_has_status_three() -> None:
     done = CliRunner().invoke(app, ["top", "--once", "--server", "127.0.0.1:1"])
     assert (done.exit_code, done.stdout) == (3, "")
