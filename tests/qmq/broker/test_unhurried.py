@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -13,7 +13,8 @@ from support import ManualClock, alone, eventually, intake
 
 from qmq.broker.admin import LOOKS_AT_ONCE, BrokerAdmin
 from qmq.broker.broker import Broker
-from qmq.broker.broker_config import BrokerConfig
+from qmq.broker.broker_config import LOOK_MS, BrokerConfig
+from qmq.broker.sessions import QueueGroup, QueueGroups
 from qmq.client.connection import connect
 from qmq.errors import LogDamaged, MessageNotFound
 from qmq.log.checkpoint_writing import begin_checkpoint, end_checkpoint
@@ -71,6 +72,30 @@ async def test_a_search_for_a_message_gives_way_after_each_file(tmp_path: Path) 
         with pytest.raises(MessageNotFound):
             await BrokerAdmin(broker, "g1").find_message("s", MessageId(NOW_MS << 20 | 1, 0, 0))
     assert turns[0] >= 3
+    broker.store.close()
+
+
+class CountedGroups(QueueGroups):
+    """Counts how often all of them were gone through."""
+
+    walks = 0
+
+    def __iter__(self) -> Iterator[QueueGroup]:
+        self.walks += 1
+        return super().__iter__()
+
+
+async def test_ticks_do_not_go_through_all_groups(tmp_path: Path) -> None:
+    clock = ManualClock()
+    broker = Broker(store_on(tmp_path), SubjectConfig, clock, BrokerConfig(), asyncio.get_running_loop())
+    groups = broker.dispatch.groups = CountedGroups(broker.tallies)
+    for number in range(50):
+        groups.state(broker.store.open_queue(f"s{number}", 0), "g")
+    for tick in range(1, 21):
+        clock.now_ms += 50
+        broker.tick()
+        assert groups.walks <= 1 + tick * 50 // LOOK_MS
+    assert groups.walks >= 2
     broker.store.close()
 
 

@@ -529,6 +529,18 @@ async def test_a_route_is_described_with_its_groups_and_without_those_that_are_s
             await here.describe(9)
 
 
+async def test_a_key_that_is_parked_in_two_partitions_is_counted_once(store: CoordinationStore) -> None:
+    async with ordered(store) as here:
+        await here.create("a")
+        here.lanes.append(1, 8)
+        await here.sync("x")
+        await here.split(1, 50)
+        here.lanes.part(1).parked["g"] = {b"low": 7, b"high": 60}
+        here.lanes.part(2).parked["g"] = {b"low": 7}
+        (group,) = (await here.describe()).groups
+        assert group.parked_keys == 2
+
+
 async def test_a_group_is_moved_over_all_versions_if_every_broker_answers_and_not_by_sequence(store: CoordinationStore) -> None:
     async with ordered(store) as here:
         await here.create("a")
