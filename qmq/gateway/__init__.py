@@ -5,6 +5,8 @@ body_encoding        digests and compression of bodies                       pur
 message_mapping      their messages and ours                                 pure
 status_codes         our errors as their codes                               pure
 tag_expression       which tags a subscription wants                         pure
+sql_expression       SQL92 conditions over properties                        pure
+message_filter       either of them                                          pure
 invisible_messages   what was handed out, until when, under which handle     pure
 half_messages        how a transaction's message waits for its commit        pure
 client_settings      what a client is told to do                             pure

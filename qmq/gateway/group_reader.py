@@ -1,7 +1,7 @@
 """One group's reading of one subject in this gateway, for all clients of the group that ask here: a consumer of QMQ, and who waits at it.
 
-    unordered subject    a Consumer; tags are matched by the broker
-    ordered subject      an OrderedConsumer; of a key one message is in hand, whoever asks; tags are matched here
+    unordered subject    a Consumer; tags are matched by the broker, conditions here
+    ordered subject      an OrderedConsumer; of a key one message is in hand, whoever asks; both are matched here
 
 The consumer holds what was handed out: its lease is what brings the messages back if this gateway dies. Messages that nobody here has
 asked for go to other gateways: of an unordered subject at once, of an ordered one with the lanes, when nobody has asked for some time.
@@ -18,6 +18,7 @@ from qmq.client.client import Client
 from qmq.client.message import Message, StoredMessage
 from qmq.client.ordered.ordered_message import OrderedMessage
 from qmq.gateway.client_settings import ATTEMPTS_MAX
+from qmq.gateway.message_filter import MessageFilter
 
 AHEAD: Final = 512
 """Messages that may wait here for whoever asks next."""
@@ -69,11 +70,12 @@ class PlainReader:
 
     is_ordered = False
 
-    def __init__(self, client: Client, subject: str, group: str, tags: tuple[str, ...]) -> None:
+    def __init__(self, client: Client, subject: str, group: str, wanted: MessageFilter) -> None:
+        self._filter = wanted
         self._consumer = client.consumer(
             subject,
             group,
-            tags_any=tags,
+            tags_any=wanted.tags,
             ack="explicit",
             prefetch=AHEAD,
             prefetch_bytes=limits.CONSUMER_UNACKED_BYTES_MAX,
@@ -88,7 +90,12 @@ class PlainReader:
         if self._is_resting:
             self._is_resting = False
             self._consumer.resume()
-        return list(await self._consumer.pull(messages_max, timedelta(seconds=wait_s)))
+        found = list(await self._consumer.pull(messages_max, timedelta(seconds=wait_s)))
+        if not self._filter.sql:
+            return found
+        wanted = [each for each in found if self._filter.wants(each)]
+        _pass_over(found, wanted)
+        return wanted
 
     async def ack(self, message: StoredMessage) -> None:
         assert isinstance(message, Message)
@@ -120,7 +127,7 @@ class OrderedReader:
 
     is_ordered = True
 
-    def __init__(self, client: Client, subject: str, group: str, tags: tuple[str, ...]) -> None:
+    def __init__(self, client: Client, subject: str, group: str, wanted: MessageFilter) -> None:
         self._consumer = client.ordered_consumer(
             subject,
             group,
@@ -130,17 +137,13 @@ class OrderedReader:
             prefetch=PREFETCH,
             lease_ms=LEASE_MS,
         )
-        self._tags = frozenset(tags)
+        self._filter = wanted
         self.waiting = self.in_hand = 0
 
     async def receive(self, messages_max: int, wait_s: float) -> Sequence[StoredMessage]:
         found = await self._consumer.take(messages_max, timedelta(seconds=wait_s))
-        if not self._tags:
-            return found
-        wanted = [each for each in found if self._tags.intersection(each.tags)]
-        for each in found:
-            if not self._tags.intersection(each.tags):
-                each.ack_later()
+        wanted = [each for each in found if self._filter.wants(each)]
+        _pass_over(found, wanted)
         return wanted
 
     async def ack(self, message: StoredMessage) -> None:
@@ -164,3 +167,11 @@ class OrderedReader:
 
     async def close(self) -> None:
         await self._consumer.close()
+
+
+def _pass_over(found: Sequence[Message | OrderedMessage], wanted: Sequence[Message | OrderedMessage]) -> None:
+    """What the subscription does not want is done for its group."""
+    kept = set(map(id, wanted))
+    for each in found:
+        if id(each) not in kept:
+            each.ack_later()

@@ -14,6 +14,7 @@ from qmq.client.client import Client
 from qmq.client.message import StoredMessage
 from qmq.errors import QmqError
 from qmq.gateway.group_reader import GroupReader, OrderedReader, PlainReader
+from qmq.gateway.message_filter import MessageFilter
 
 log = logging.getLogger("qmq.gateway")
 
@@ -23,11 +24,11 @@ CLOSE_MS: Final = 30_000
 
 
 class ReaderKey(NamedTuple):
-    """What a reader is for. `tags` is empty for every message."""
+    """What a reader is for."""
 
     subject: str
     group: str
-    tags: tuple[str, ...]
+    wanted: MessageFilter
     is_ordered: bool
 
 
@@ -81,7 +82,7 @@ class GroupReaders:
         kept = self._readers.get(key)
         if kept is None:
             make = OrderedReader if key.is_ordered else PlainReader
-            kept = self._readers[key] = _Kept(make(self._client, key.subject, key.group, key.tags), 0)
+            kept = self._readers[key] = _Kept(make(self._client, key.subject, key.group, key.wanted), 0)
         kept.reader.waiting += 1
         try:
             yield kept.reader

@@ -25,10 +25,10 @@ from qmq.gateway.client_sessions import ClientSessions
 from qmq.gateway.gateway_config import GatewayConfig
 from qmq.gateway.group_readers import GroupReaders, HandedOut, ReaderKey
 from qmq.gateway.invisible_messages import InvisibleMessage, InvisibleMessages
+from qmq.gateway.message_filter import filter_of_request
 from qmq.gateway.message_mapping import length_ms, message_for_client, timestamp_of
 from qmq.gateway.rocketmq_names import group_of_resource, subject_of_topic
 from qmq.gateway.status_codes import OK, Refused, joined_status, status_of_failure
-from qmq.gateway.tag_expression import tags_of_filter
 from qmq.gateway.topic_catalog import Topic, TopicCatalog
 from qmq.proto.rocketmq import definition_pb2 as api
 from qmq.proto.rocketmq import service_pb2 as calls
@@ -84,14 +84,14 @@ class GroupReceiving:
 
     async def _receive(self, request: calls.ReceiveMessageRequest, client_id: str, remaining_s: float | None) -> tuple[list[Held], Topic]:
         subject, group = subject_of_topic(request.message_queue.topic), group_of_resource(request.group)
-        tags = tags_of_filter(request.filter_expression)
+        wanted = filter_of_request(request.filter_expression)
         invisible_ms, renews_ms = self._invisible_ms(request)
         if request.batch_size < 1:
             raise Refused(api.BAD_REQUEST, f"batch_size is 1 or more, not {request.batch_size}")
         wait_s = self._wait_s(request, remaining_s)
         until_ms = self._clock.monotonic_ms() + int(wait_s * 1000)
         topic = await self._topic(subject, until_ms)
-        key = ReaderKey(subject, group, tags, topic.is_ordered)
+        key = ReaderKey(subject, group, wanted, topic.is_ordered)
         left_s = max(until_ms - self._clock.monotonic_ms(), 0) / 1000
         try:
             reader, messages = await self._readers.receive(key, min(request.batch_size, self._config.batch_max), left_s)

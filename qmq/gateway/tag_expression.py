@@ -10,9 +10,6 @@ from qmq import limits
 from qmq.gateway.status_codes import Refused
 from qmq.proto.rocketmq import definition_pb2 as api
 
-EVERY_TAG = ""
-"""The expression of who wants every message."""
-
 
 def tags_of_expression(text: str) -> tuple[str, ...]:
     """The tags, sorted; none for every message. Raises Refused."""
@@ -25,10 +22,3 @@ def tags_of_expression(text: str) -> tuple[str, ...]:
     if any(len(each.encode()) > limits.TAG_BYTES_MAX for each in tags):
         raise Refused(api.ILLEGAL_FILTER_EXPRESSION, f"a tag has at most {limits.TAG_BYTES_MAX} bytes")
     return tuple(tags)
-
-
-def tags_of_filter(expression: api.FilterExpression) -> tuple[str, ...]:
-    """The same of a request's filter. Raises Refused."""
-    if expression.type == api.SQL:
-        raise Refused(api.ILLEGAL_FILTER_EXPRESSION, "this gateway filters by tags only: use a tag expression, such as `a || b`")
-    return tags_of_expression(expression.expression)

@@ -104,7 +104,15 @@ class GatewayStub:
 
 
 def receive_request(
-    topic: str, group: str = "G", *, batch: int = 32, invisible_s: float = 30, wait_s: float = 10, tags: str = "*", renew: bool = False
+    topic: str,
+    group: str = "G",
+    *,
+    batch: int = 32,
+    invisible_s: float = 30,
+    wait_s: float = 10,
+    tags: str = "*",
+    sql: str = "",
+    renew: bool = False,
 ) -> calls.ReceiveMessageRequest:
     request = calls.ReceiveMessageRequest(
         group=api.Resource(name=group),
@@ -114,6 +122,8 @@ def receive_request(
         long_polling_timeout=seconds(wait_s),
         auto_renew=renew,
     )
+    if sql:
+        request.filter_expression.CopyFrom(api.FilterExpression(type=api.SQL, expression=sql))
     if not renew:
         request.invisible_duration.CopyFrom(seconds(invisible_s))
     return request

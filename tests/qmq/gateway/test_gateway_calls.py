@@ -256,6 +256,17 @@ async def test_a_subscription_by_tags_gets_messages_with_one_of_them(gateway: Ga
     assert [each.status.code for each in refused] == [api.ILLEGAL_FILTER_EXPRESSION]
 
 
+@pytest.mark.parametrize("topic", ["plain", "inorder"])
+async def test_a_subscription_by_a_condition_gets_messages_for_which_it_holds(gateway: GatewayStub, topic: str) -> None:
+    await ordered(gateway, "inorder")
+    for number in range(10):
+        await gateway.send(message(topic, b"%d" % number, tag="even" if number % 2 == 0 else "odd", number=str(number)))
+    got = await gateway.receive_all(3, topic, sql="number > 3 AND TAGS = 'even'")
+    assert sorted(each.body for each in got) == [b"4", b"6", b"8"]
+    refused = await gateway.answers(topic, sql="number >")
+    assert [each.status.code for each in refused] == [api.ILLEGAL_FILTER_EXPRESSION]
+
+
 async def test_an_invisible_time_out_of_range_is_refused() -> None:
     async with TestCluster() as cluster, gateway_on(cluster, GatewayConfig(port=0)) as gateway:
         for invisible_s in (9, 43_201):

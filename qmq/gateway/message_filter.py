@@ -1,0 +1,41 @@
+"""What a subscription wants of a topic: messages with certain tags, or ones for which a condition holds. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from qmq.client.message import StoredMessage
+from qmq.gateway.sql_expression import condition_of
+from qmq.gateway.tag_expression import tags_of_expression
+from qmq.proto.rocketmq import definition_pb2 as api
+
+TAGS: Final = "TAGS"
+"""In a condition, the message's tag."""
+
+
+@dataclass(frozen=True, slots=True)
+class MessageFilter:
+    """`tags` is empty for all of them, `sql` for no condition."""
+
+    tags: tuple[str, ...] = ()
+    sql: str = ""
+
+    def wants(self, message: StoredMessage) -> bool:
+        """Whether the subscription gets the message."""
+        if self.tags and not any(tag in self.tags for tag in message.tags):
+            return False
+        if not self.sql:
+            return True
+        properties = {name: value.decode(errors="replace") for name, value in message.headers.items()}
+        if message.tags:
+            properties[TAGS] = message.tags[0]
+        return condition_of(self.sql)(properties) is True
+
+
+def filter_of_request(expression: api.FilterExpression) -> MessageFilter:
+    """A request's filter. Raises Refused."""
+    if expression.type != api.SQL:
+        return MessageFilter(tags=tags_of_expression(expression.expression))
+    condition_of(expression.expression)
+    return MessageFilter(sql=expression.expression)

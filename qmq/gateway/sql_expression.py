@@ -1,0 +1,199 @@
+"""SQL92 filters of subscriptions: a condition over a message's properties. Pure.
+
+    price > 10 AND (region = 'Hangzhou' OR region IS NULL)
+    TAGS IN ('a', 'b') AND NOT (code BETWEEN 5 AND 7)
+
+A name is a property (a header); TAGS is the message's tag. Properties are texts: beside a number a text counts as the number that it says.
+
+As in SQL there are three values. What is compared with a property that a message lacks, or a text that is no number with a number, is
+neither true nor false: None here. A message matches where the whole is true.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from typing import Any, Final, TypeAlias
+
+from qmq.gateway.status_codes import Refused
+from qmq.proto.rocketmq import definition_pb2 as api
+
+EXPRESSION_CHARS_MAX: Final = 8_192
+DEPTH_MAX: Final = 50
+"""Parentheses and NOTs inside each other."""
+
+Value: TypeAlias = str | float | bool | None
+Properties: TypeAlias = Mapping[str, str]
+Term: TypeAlias = Callable[[Properties], Value]
+Condition: TypeAlias = Callable[[Properties], bool | None]
+
+GRAMMAR: Final = r"""
+?start: disjunction
+?disjunction: conjunction (_OR conjunction)*
+?conjunction: inversion (_AND inversion)*
+?inversion: _NOT inversion -> negation
+          | "(" disjunction ")"
+          | predicate
+predicate: term COMPARE term -> comparison
+         | term _BETWEEN term _AND term -> between
+         | term _NOT _BETWEEN term _AND term -> not_between
+         | term _IN "(" literal ("," literal)* ")" -> within
+         | term _NOT _IN "(" literal ("," literal)* ")" -> not_within
+         | term _IS _NULL -> absent
+         | term _IS _NOT _NULL -> present
+         | term SEARCH text -> search
+         | term _NOT SEARCH text -> not_search
+         | _TRUE -> true
+         | _FALSE -> false
+?term: literal | NAME -> name
+?literal: number | text | _TRUE -> true_value | _FALSE -> false_value
+number: NUMBER
+text: TEXT
+COMPARE: "<=" | ">=" | "<>" | "!=" | "=" | "<" | ">"
+SEARCH.2: /(contains|startswith|endswith)(?![a-z0-9_$])/i
+_OR.2: /or(?![a-z0-9_$])/i
+_AND.2: /and(?![a-z0-9_$])/i
+_NOT.2: /not(?![a-z0-9_$])/i
+_BETWEEN.2: /between(?![a-z0-9_$])/i
+_IN.2: /in(?![a-z0-9_$])/i
+_IS.2: /is(?![a-z0-9_$])/i
+_NULL.2: /null(?![a-z0-9_$])/i
+_TRUE.2: /true(?![a-z0-9_$])/i
+_FALSE.2: /false(?![a-z0-9_$])/i
+NAME: /[a-z_$][a-z0-9_$.-]*/i
+NUMBER: /[+-]?(\d+(\.\d*)?|\.\d+)(e[+-]?\d+)?/i
+TEXT: /'(''|[^'])*'/
+%ignore /\s+/
+"""
+
+_COMPARES: Final[dict[str, Callable[[Any, Any], bool]]] = {
+    "=": operator.eq,
+    "<>": operator.ne,
+    "!=": operator.ne,
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+}
+_SEARCHES: Final[dict[str, Callable[[str, str], bool]]] = {
+    "contains": operator.contains,
+    "startswith": str.startswith,
+    "endswith": str.endswith,
+}
+
+
+def compare(word: str, left: Value, right: Value) -> bool | None:
+    """What a comparison says of two values."""
+    if left is None or right is None:
+        return None
+    if isinstance(left, bool) or isinstance(right, bool):
+        left, right = _truth(left), _truth(right)
+    elif isinstance(left, float) or isinstance(right, float) or word not in ("=", "<>", "!="):
+        left, right = _number(left), _number(right)
+    return None if left is None or right is None else _COMPARES[word](left, right)
+
+
+def _number(value: Value) -> float | None:
+    try:
+        return float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        return None
+
+
+def _truth(value: Value) -> bool | None:
+    return value if isinstance(value, bool) else {"true": True, "false": False}.get(str(value).lower())
+
+
+def negated(found: bool | None) -> bool | None:
+    """NOT of three values."""
+    return None if found is None else not found
+
+
+def all_of(parts: list[bool | None]) -> bool | None:
+    """AND of three values."""
+    return False if False in parts else None if None in parts else True
+
+
+def any_of(parts: list[bool | None]) -> bool | None:
+    """OR of three values."""
+    return True if True in parts else None if None in parts else False
+
+
+@lru_cache(maxsize=1_000)
+def condition_of(text: str) -> Condition:
+    """A filter, ready for messages. Raises Refused."""
+    if len(text) > EXPRESSION_CHARS_MAX:
+        raise Refused(api.ILLEGAL_FILTER_EXPRESSION, f"a filter has at most {EXPRESSION_CHARS_MAX} characters, not {len(text)}")
+    try:
+        from lark.exceptions import UnexpectedInput
+
+        parser = _parser()
+    except ImportError:
+        raise Refused(api.ILLEGAL_FILTER_EXPRESSION, "this gateway has no SQL92 filters: pip install 'qmq[gateway]'") from None
+    try:
+        tree = parser.parse(text)
+    except UnexpectedInput as failure:
+        where = f"line {failure.line}, column {failure.column}" if failure.line > 0 else "its end"
+        raise Refused(api.ILLEGAL_FILTER_EXPRESSION, f"the filter is no SQL92 condition at {where}: {text[:200]!r}") from None
+    return _condition(tree, 0)
+
+
+@lru_cache(maxsize=1)
+def _parser() -> Any:
+    from lark import Lark
+
+    return Lark(GRAMMAR, parser="lalr", maybe_placeholders=False)
+
+
+def _condition(tree: Any, depth: int) -> Condition:
+    """The condition of a part of the tree."""
+    if depth > DEPTH_MAX:
+        raise Refused(api.ILLEGAL_FILTER_EXPRESSION, f"a filter has at most {DEPTH_MAX} conditions inside each other")
+    kind, parts = str(tree.data), tree.children
+    if kind in ("disjunction", "conjunction"):
+        inner, join = [_condition(each, depth + 1) for each in parts], any_of if kind == "disjunction" else all_of
+        return lambda properties: join([each(properties) for each in inner])
+    if kind == "negation":
+        one = _condition(parts[0], depth + 1)
+        return lambda properties: negated(one(properties))
+    if kind in ("true", "false"):
+        return lambda _: kind == "true"
+    if kind.startswith("not_"):
+        positive = _predicate(kind.removeprefix("not_"), parts)
+        return lambda properties: negated(positive(properties))
+    return _predicate(kind, parts)
+
+
+def _predicate(kind: str, parts: list[Any]) -> Condition:
+    if kind == "comparison":
+        left, word, right = _term(parts[0]), str(parts[1]), _term(parts[2])
+        return lambda properties: compare(word, left(properties), right(properties))
+    if kind == "between":
+        value, low, high = map(_term, parts)
+        return lambda properties: all_of(
+            [compare(">=", value(properties), low(properties)), compare("<=", value(properties), high(properties))]
+        )
+    value = _term(parts[0])
+    if kind == "within":
+        wanted = [_term(each) for each in parts[1:]]
+        return lambda properties: any_of([compare("=", value(properties), each(properties)) for each in wanted])
+    if kind in ("absent", "present"):
+        return lambda properties: (value(properties) is None) == (kind == "absent")
+    search, piece = _SEARCHES[str(parts[1]).lower()], _term(parts[2])({})
+    return lambda properties: None if (found := value(properties)) is None else search(str(found), str(piece))
+
+
+def _term(tree: Any) -> Term:
+    kind = str(tree.data)
+    if kind == "name":
+        name = str(tree.children[0])
+        return lambda properties: properties.get(name)
+    constant: Value
+    if kind == "number":
+        constant = float(tree.children[0])
+    elif kind == "text":
+        constant = str(tree.children[0])[1:-1].replace("''", "'")
+    else:
+        constant = kind == "true_value"
+    return lambda _: constant
