@@ -25,6 +25,7 @@ from typing import Any, Final
 import bench_delay as delay
 import bench_delivery as delivery
 import bench_everyday as everyday
+import bench_many as many
 import bench_ordered as ordered
 import bench_spark as spark
 from bench_group import ReplicaSet
@@ -306,6 +307,11 @@ def scenarios(scale: float) -> dict[str, dict[str, Callable[[], Any]]]:
             "async for, end to end, messages/s": lambda: everyday.measured(everyday.end_to_end, n(300_000)),
             "listener, async def handle(body), messages/s": lambda: everyday.measured(everyday.listening, n(300_000)),
             "async for, ordered, messages/s": lambda: everyday.measured(everyday.in_order, n(200_000)),
+        },
+        "many": {
+            "2,000 groups on a subject": lambda: many.groups(2_000),
+            "10,000 subjects": lambda: many.subjects(10_000),
+            "50,000 subjects": lambda: many.subjects(50_000),
         },
         "ordered": {
             "100 B, send, messages/s": lambda: throughput(n(3_000_000), 100, "send", "async"),

@@ -13,7 +13,7 @@ LEASE_MS_MAX: Final = 3_600_000
 """Longest lease that a consumer may ask for."""
 
 LOOK_MS: Final = 250
-"""How often all groups are checked for ended leases."""
+"""How often a broadcast group's consumer that left, and still has dying messages, is looked at."""
 
 
 @dataclass(frozen=True, slots=True)

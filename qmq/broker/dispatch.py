@@ -13,6 +13,7 @@ from typing import Final
 
 from qmq import limits
 from qmq.broker.broker_config import LEASE_MS_MAX, LEASE_MS_MIN, LOOK_MS
+from qmq.broker.check_times import CheckTimes
 from qmq.broker.dead_letter_writer import DeadLetterWriter
 from qmq.broker.failure_counts import failures_in
 from qmq.broker.pull_results import TagFilter, check_tags, collect, lay_out
@@ -61,13 +62,16 @@ class Dispatch:
         self.groups = QueueGroups(parts.counters)
         self.to_wake: dict[int, QueueGroup] = {}
         """Groups with changes in this turn."""
-        self._waiting: dict[int, QueueGroup] = {}
-        """Groups in which a pull waited at the last check."""
-        self._looked_ms = 0
+        self._late_pulls: CheckTimes[QueueGroup] = CheckTimes()
+        """When a waiting pull of each group is to be answered without messages."""
+        self._leases: CheckTimes[QueueGroup] = CheckTimes()
+        """When a lease in each group may end."""
         self.burials = dead_letters
         for queue in parts.store.queues.values():
             for group in queue.shares:
-                self.burials.found(self.groups.state(queue, group))
+                state = self.groups.state(queue, group)
+                self.burials.found(state)
+                self._leases.at(state, 0)
 
     # --- consuming -----------------------------------------------------------------------------------------------------
 
@@ -94,7 +98,8 @@ class Dispatch:
             self._store.act(Join(*names, request.consumer, request.incarnation, self._lease_ms(request.lease_ms), request.received))
         elif holder is not None and request.received + 1 < holder.next_pull:
             self._store.act(Return(*names, request.consumer, request.received))
-        state.seen_ms[request.consumer] = self._clock.monotonic_ms()
+        state.seen_ms[request.consumer] = now_ms = self._clock.monotonic_ms()
+        self._leases.at(state, now_ms + self._lease_ms(request.lease_ms) + 1)
         session = self.groups.attach(peer, state, request.consumer, TagFilter.of(request.tags_any, request.tags_all))
         self.wake(state)
         self._turns.schedule()
@@ -127,7 +132,7 @@ class Dispatch:
         bytes_max = min(max(request.bytes_max, 1), limits.PULL_BYTES_MAX)
         waiter = Waiter(session, request_id, request.messages_max, bytes_max, until)
         session.group.waiters.append(waiter)
-        self._waiting[id(session.group)] = session.group
+        self._late_pulls.at(session.group, until)
         self.wake(session.group)
         if not wait_ms and waiter in session.group.waiters:
             session.group.waiters.remove(waiter)
@@ -317,6 +322,8 @@ class Dispatch:
         queue_id = state.queue.id
         self._store.act(Leave(queue_id.subject, queue_id.partition, state.name, consumer, expired))
         state.seen_ms.pop(consumer, None)
+        if BROADCAST in state.name:
+            self._leases.at(state, self._clock.monotonic_ms())
         self.wake(state)
         self._turns.schedule()
 
@@ -340,32 +347,40 @@ class Dispatch:
         """Answer pulls that waited long enough; take from consumers whose lease has ended."""
         now_ms = self._clock.monotonic_ms()
         self.burials.work()
-        for key, state in list(self._waiting.items()):
+        for state in self._late_pulls.due(now_ms):
             for waiter in state.take_late(now_ms):
                 self._answer_empty(waiter)
-            if not state.waiters:
-                del self._waiting[key]
-        if now_ms >= self._looked_ms + LOOK_MS:
-            self._looked_ms = now_ms
-            self._look(now_ms)
+            if state.waiters:
+                self._late_pulls.at(state, min([waiter.deadline_ms for waiter in state.waiters]))
+        for state in self._leases.due(now_ms):
+            if self.groups.is_known(state):
+                self._look(state, now_ms)
 
-    def _look(self, now_ms: int) -> None:
-        """Check all groups for consumers whose lease has ended."""
-        for state in self.groups:
-            if BROADCAST in state.name:
-                self._forget_idle(state, now_ms)
-            for consumer in state.expired(now_ms, self._config.lease_ms_max):
-                log.info("consumer %s of group %s lost its lease on %s", consumer, state.name, state.queue.id)
-                state.tally.leases_lost += 1
-                self._leave(state, consumer, expired=True)
+    def _look(self, state: QueueGroup, now_ms: int) -> None:
+        """Check a group for consumers whose lease has ended."""
+        lease_ms_max = self._config.lease_ms_max
+        for consumer in state.expired(now_ms, lease_ms_max):
+            log.info("consumer %s of group %s lost its lease on %s", consumer, state.name, state.queue.id)
+            state.tally.leases_lost += 1
+            self._leave(state, consumer, expired=True)
+        if state.share.holders:
+            self._leases.at(state, state.next_look_ms(lease_ms_max))
+        if BROADCAST in state.name:
+            self._forget_idle(state, now_ms)
 
     def _forget_idle(self, state: QueueGroup, now_ms: int) -> None:
         """Delete the progress of a broadcast group's consumer that has been away for long."""
-        if state.share.holders or state.share.dying:
+        if state.share.holders:
             state.idle_since_ms = -1
+        elif state.share.dying:
+            state.idle_since_ms = -1
+            self._leases.at(state, now_ms + LOOK_MS)
         elif state.idle_since_ms < 0:
             state.idle_since_ms = now_ms
-        elif now_ms - state.idle_since_ms >= self._config.broadcast_idle_ms:
+            self._leases.at(state, now_ms + self._config.broadcast_idle_ms)
+        elif now_ms - state.idle_since_ms < self._config.broadcast_idle_ms:
+            self._leases.at(state, state.idle_since_ms + self._config.broadcast_idle_ms)
+        else:
             log.info("%s has been away from %s for too long: its progress is deleted", state.name, state.queue.id)
             self.forget(state)
 

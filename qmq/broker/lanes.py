@@ -20,8 +20,9 @@ from qmq_ordering.route import LpRange
 from qmq import limits
 from qmq.batch import BatchView
 from qmq.batch_columns import UNREADABLE
-from qmq.broker.broker_config import LEASE_MS_MAX, LEASE_MS_MIN, LOOK_MS
+from qmq.broker.broker_config import LEASE_MS_MAX, LEASE_MS_MIN
 from qmq.broker.broker_counters import GroupCounters
+from qmq.broker.check_times import CheckTimes
 from qmq.broker.lane_results import LaneResultReader
 from qmq.broker.ordered_writes import Routing
 from qmq.broker.pull_results import lay_out
@@ -101,7 +102,13 @@ class Lanes:
         self._by_queue: dict[int, dict[int, LaneSession]] = {}
         self._by_peer: dict[Peer, dict[int, LaneSession]] = {}
         self._next_session = FIRST_SESSION
-        self._looked_ms = 0
+        self._leases: CheckTimes[Queue] = CheckTimes()
+        """When a lease on each queue may end."""
+        for queue in parts.store.queues.values():
+            if queue.lanes:
+                self._leases.at(queue, 0)
+        self._late_pulls: CheckTimes[LaneSession] = CheckTimes()
+        """When the waiting pull of each session is to be answered without messages."""
         self._seen_ms: dict[tuple[int, str, int], int] = {}
         """The last heartbeat of each grant (monotonic), by queue, group and token."""
 
@@ -123,7 +130,8 @@ class Lanes:
             raise LaneHeld(f"{names} of group {request.group!r} still holds part of {lps} of {queue.id}: try again soon")
         kept = next((each for each in mine if each.token == request.token and each.lps == lps), None)
         token = kept.token if kept is not None else self._grant(queue, request, mine)
-        self._seen_ms[id(queue), request.group, token] = self._clock.monotonic_ms()
+        self._seen_ms[id(queue), request.group, token] = now_ms = self._clock.monotonic_ms()
+        self._leases.at(queue, now_ms + self._lease_ms(request.lease_ms) + 1)
         session = self._open(peer, queue, request, token, LaneResultReader(self._store, queue, share, lps, whole))
         parked = [key.hex() for key in share.parked_in(lps)]
         lease_ms = self._lease_ms(kept.lease_ms if kept is not None else request.lease_ms)
@@ -225,6 +233,7 @@ class Lanes:
         session.waiting = LanePuller(
             request_id, request.sequence, request.messages_max, min(max(request.bytes_max, 1), limits.PULL_BYTES_MAX), until
         )
+        self._late_pulls.at(session, until)
         self._wake(session)
         if not wait_ms and session.waiting is not None:
             self._answer_empty(session)
@@ -355,21 +364,26 @@ class Lanes:
     def tick(self) -> None:
         """Answer pulls that waited long enough; take lanes from consumers whose lease has ended."""
         now_ms = self._clock.monotonic_ms()
-        for session in list(self._sessions.values()):
-            if session.waiting is not None and session.waiting.deadline_ms <= now_ms and session.peer.is_writable:
+        for session in self._late_pulls.due(now_ms):
+            waiting = session.waiting
+            if waiting is None:
+                continue
+            if waiting.deadline_ms > now_ms or not session.peer.is_writable:
+                self._late_pulls.at(session, max(waiting.deadline_ms, now_ms + 1))
+            else:
                 self._answer_empty(session)
-        if now_ms < self._looked_ms + LOOK_MS:
-            return
-        self._looked_ms = now_ms
-        for queue in self._store.queues.values():
-            if queue.lanes:
+        for queue in self._leases.due(now_ms):
+            if self._store.queues.get((queue.id.subject.encode(), queue.id.partition)) is queue:
                 self._expire(queue, now_ms)
 
     def _expire(self, queue: Queue, now_ms: int) -> None:
         for group, share in queue.lanes.items():
-            for holder in share.holders:
+            for holder in list(share.holders):
                 seen_ms = self._seen_ms.setdefault((id(queue), group, holder.token), now_ms)
-                if now_ms - seen_ms > self._lease_ms(holder.lease_ms):
+                ends_ms = seen_ms + self._lease_ms(holder.lease_ms)
+                if now_ms <= ends_ms:
+                    self._leases.at(queue, ends_ms + 1)
+                else:
                     log.info("consumer %s of group %s lost its lane %s of %s", holder.consumer, group, holder.lps, queue.id)
                     self._counters.group(queue.id.subject, group).leases_lost += 1
                     self._release(queue, group, holder)

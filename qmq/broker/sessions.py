@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from qmq import limits
 from qmq.broker.broker_counters import BrokerCounters, GroupCounters
@@ -23,6 +23,8 @@ from qmq.broker.unacked_bytes import UnackedBytes
 from qmq.errors import Overloaded
 from qmq.log.queue import Queue
 from qmq.log.share import Share
+
+K = TypeVar("K")
 
 
 class Cancellable(Protocol):
@@ -113,6 +115,10 @@ class QueueGroup:
             if now_ms - self.seen_ms.setdefault(name, now_ms) > min(holder.lease_ms, lease_ms_max)
         ]
 
+    def next_look_ms(self, lease_ms_max: int) -> int:
+        """When the next lease ends, if no consumer says a word until then; there must be a consumer, and each was seen."""
+        return 1 + min([self.seen_ms[name] + min(holder.lease_ms, lease_ms_max) for name, holder in self.share.holders.items()])
+
     def take_late(self, now_ms: int) -> list[Waiter]:
         """Pulls whose wait time has passed."""
         late = [waiter for waiter in self.waiters if waiter.deadline_ms <= now_ms]
@@ -134,6 +140,8 @@ class QueueGroups:
         self._by_queue: dict[int, list[QueueGroup]] = {}
         self._sessions: dict[int, Session] = {}
         self._by_peer: dict[Peer, dict[int, Session]] = {}
+        self._by_group: dict[int, dict[int, Session]] = {}
+        """The sessions of each group, by `id` of the group's state."""
         self._by_consumer: dict[tuple[int, str], Session] = {}
         """The session of each consumer, by `id` of the group's state and consumer."""
         self._next_session = 1
@@ -151,10 +159,14 @@ class QueueGroups:
 
     def drop(self, state: QueueGroup) -> None:
         """The group is deleted; its consumers attach again."""
-        for session in [each for each in self._sessions.values() if each.group is state]:
+        for session in list(self._by_group.get(id(state), {}).values()):
             self.detach(session)
         self._states.pop((id(state.queue), state.name), None)
         self._by_queue[id(state.queue)].remove(state)
+
+    def is_known(self, state: QueueGroup) -> bool:
+        """Whether the group was not deleted since."""
+        return self._states.get((id(state.queue), state.name)) is state
 
     def of_queue(self, queue: Queue) -> list[QueueGroup]:
         """The groups that consume the queue."""
@@ -180,6 +192,7 @@ class QueueGroups:
         self._next_session += 1
         self._sessions[session.number] = session
         self._by_peer.setdefault(peer, {})[session.number] = session
+        self._by_group.setdefault(id(state), {})[session.number] = session
         self._by_consumer[id(state), consumer] = session
         return session
 
@@ -192,10 +205,8 @@ class QueueGroups:
         """The session has ended; the consumer's lease goes on."""
         if self._sessions.pop(session.number, None) is not None:
             del self._by_consumer[id(session.group), session.consumer]
-            mine = self._by_peer[session.peer]
-            del mine[session.number]
-            if not mine:
-                del self._by_peer[session.peer]
+            _remove(self._by_peer, session.peer, session.number)
+            _remove(self._by_group, id(session.group), session.number)
         session.group.drop_waiters(session)
 
     def clients(self) -> dict[tuple[int, str], str]:
@@ -205,3 +216,10 @@ class QueueGroups:
     def of_peer(self, peer: Peer) -> list[Session]:
         """The sessions of a connection."""
         return list(self._by_peer.get(peer, {}).values())
+
+
+def _remove(sessions: dict[K, dict[int, Session]], key: K, number: int) -> None:
+    mine = sessions[key]
+    del mine[number]
+    if not mine:
+        del sessions[key]

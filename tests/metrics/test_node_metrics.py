@@ -367,8 +367,10 @@ async def test_consumers_and_lanes_that_were_silent_too_long_are_counted(metered
     broker, long_ago = metered.broker, -10_000_000
     for state in broker.dispatch.groups:
         state.seen_ms = dict.fromkeys(state.seen_ms, long_ago)
+        broker.dispatch._leases.at(state, long_ago)
     broker.lanes._seen_ms = dict.fromkeys(broker.lanes._seen_ms, long_ago)
-    broker.dispatch._looked_ms = broker.lanes._looked_ms = long_ago
+    for queue in broker.store.queues.values():
+        broker.lanes._leases.at(queue, long_ago)
     broker.tick()
     values = await page(metered)
     assert values("qmq_leases_lost_total", **GROUP) == 1

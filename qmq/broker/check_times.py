@@ -1,0 +1,45 @@
+"""When what is to be looked at: so that a tick costs what is due, and not a look at everything there is. Pure: time is handed in.
+
+Each item has one time at most, the earliest that was asked for. An item that is due is forgotten: who looks at it says when to look again.
+An item that changed its mind (a lease was renewed, a pull was answered) is not told here: it is found to be early when its time comes, and
+asks for a later one. So renewing costs nothing, and an item is looked at about once for each lease or wait that it begins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from heapq import heappop, heappush
+from itertools import count
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+
+class CheckTimes(Generic[T]):
+    """Items are told apart by identity. Times are milliseconds of any clock that does not go back."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[int, int, T]] = []
+        self._at: dict[int, int] = {}
+        """The time of each item, by `id`; other entries of it in the heap are outdated."""
+        self._numbers = count()
+
+    def __len__(self) -> int:
+        return len(self._at)
+
+    def at(self, item: T, time_ms: int) -> None:
+        """Have the item looked at by then, unless it is to be looked at before."""
+        known = self._at.get(id(item))
+        if known is None or time_ms < known:
+            self._at[id(item)] = time_ms
+            heappush(self._heap, (time_ms, next(self._numbers), item))
+
+    def due(self, now_ms: int) -> Iterator[T]:
+        """Items whose time has come, the earliest first. What is asked for meanwhile, and is due too, comes with the next call."""
+        found: list[T] = []
+        while self._heap and self._heap[0][0] <= now_ms:
+            time_ms, _, item = heappop(self._heap)
+            if self._at.get(id(item)) == time_ms:
+                del self._at[id(item)]
+                found.append(item)
+        return iter(found)
