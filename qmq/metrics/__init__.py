@@ -1,8 +1,8 @@
-"""Figures for Prometheus: what they are, how they are read, how they are shown. Knows no role; see docs/METRICS.md.
+"""Metrics for Prometheus: definitions, reading and serving them, independent of roles. See docs/METRICS.md.
 
     figures      what a figure is, and what reads some of them: pure, and all that the code that is counted needs to import
     exposition   figures as text, little by little, so that nobody waits for a large page
     endpoint     GET /metrics
 
-What reads a role's state is with the role: `qmq/client/metrics.py`, `qmq/node/metering/`.
+The code that reads a role's state is with the role: `qmq/client/metrics.py`, `qmq/node/metering/`.
 """

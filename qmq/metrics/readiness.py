@@ -1,4 +1,4 @@
-"""What /readyz is answered with."""
+"""The answer to /readyz."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class Readiness(NamedTuple):
-    """Whether a process does what it is there for, and how it stands: a line."""
+    """Whether a process is ready, and a line that says why or why not."""
 
     is_ready: bool
     says: str

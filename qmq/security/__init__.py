@@ -1,1 +1,3 @@
-"""Who talks to whom, and over what: certificates and encrypted connections. docs/SECURITY.md has the whole story."""
+"""Security: certificates, encrypted connections, principals, access rules, tokens, quotas, audit. docs/SECURITY.md and docs/ACCESS.md
+describe them.
+"""

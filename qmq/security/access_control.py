@@ -1,13 +1,13 @@
-"""The point of a process that decides who somebody is and what they may do: one in each broker, delay server and metaserver.
+"""Authenticates peers and authorises their requests: one instance in each broker, delay server and metaserver.
 
     TLS peer, token  ──▶  `identify`  ──▶  Caller  ──▶  `require(caller, need, ...)`  ──▶  nothing, or AccessDenied
 
-It answers from memory, by what the coordination store said last (`ClusterView`), and remembers decisions until that changes. A change
-reaches it with the watch, and whoever holds connections is called back (`on_change`) to look again at what they hold.
+It decides from memory, by the view of the coordination store (`ClusterView`), and caches decisions until the view changes. After a change,
+owners of connections are called back (`on_change`) to check their connections again.
 
-What if the coordination store is away? The last known rules hold for `stale_ms`. After that everybody but servers and administrators is
-refused: a broker that is cut off must not go on by rules that may have been changed. Before the store was ever heard nobody but servers is
-served, with an error that says to try again.
+While the coordination store cannot be reached, the last known rules hold for `stale_ms`. After that everybody but servers and
+administrators is refused, because the rules may have changed. Before the store was first read, only servers are served; others get an error
+that says to try again.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ log = logging.getLogger("qmq.security")
 BY_URI: Final = PrincipalRule()
 STALE_MS: Final = 300_000
 DECISIONS_MAX: Final = 50_000
-"""Remembered; then all are forgotten, which costs some µs each."""
+"""Cached decisions; when there are more, the cache is emptied, which costs some µs for each decision."""
 
 
 class Caller(NamedTuple):
-    """Who is at the other end of a connection, and how that is known."""
+    """The principal at the other end of a connection, and how it was authenticated."""
 
     principal: Principal = ANONYMOUS
     how: str = "none"
@@ -50,10 +50,10 @@ class Caller(NamedTuple):
 
 
 class Verifier(Protocol):
-    """Understands tokens that an identity provider signed."""
+    """Verifies tokens that an identity provider signed."""
 
     def verify(self, token: str) -> tuple[Principal, int]:
-        """Whose token it is, and when it ends in milliseconds since 1970. Raises NotAuthenticated."""
+        """The principal of a token, and its expiry in milliseconds since 1970. Raises NotAuthenticated."""
         ...
 
 
@@ -92,14 +92,14 @@ class AccessConfig:
 
 
 class AccessView(Protocol):
-    """Where the rules come from: a `ClusterView`."""
+    """The source of the rules: a `ClusterView`."""
 
     @property
     def access(self) -> AccessState: ...
 
     @property
     def revision(self) -> int:
-        """0 before anything was heard."""
+        """0 before the store was first read."""
         ...
 
     @property
@@ -107,7 +107,7 @@ class AccessView(Protocol):
 
 
 class OpenAccess:
-    """Everybody may do everything: of a broker that belongs to no cluster."""
+    """Everybody may do everything: for a broker that belongs to no cluster."""
 
     is_on = False
     is_stale = False
@@ -174,7 +174,7 @@ class AccessControl(OpenAccess):
 
     @property
     def is_on(self) -> bool:  # type: ignore[override]
-        """Whether anything has to be decided."""
+        """Whether access is checked at all."""
         return self.mode is not AccessMode.OFF or self._source.revision == 0
 
     @property
@@ -188,7 +188,7 @@ class AccessControl(OpenAccess):
 
     @property
     def version(self) -> int:  # type: ignore[override]
-        """Rises with each change of the rules."""
+        """Increases with each change of the rules."""
         return self._source.access.version
 
     @property
@@ -196,7 +196,7 @@ class AccessControl(OpenAccess):
         return self._source.access
 
     def on_change(self, callback: Callable[[], None]) -> Callable[[], None]:
-        """Call back when rules, roles or tokens have changed; what is returned ends that."""
+        """Call back when rules, roles or tokens have changed. Call the returned function to stop."""
         self._callbacks[callback] = None
         return lambda: self._callbacks.pop(callback, None)
 
@@ -210,7 +210,7 @@ class AccessControl(OpenAccess):
     def identify(self, names: CertificateNames | None, token: str, address: str, uid: int | None = None) -> Caller:
         """Who a peer is, by its token, or else its certificate, or else its user on this machine.
 
-        Raises NotAuthenticated: a token that does not hold.
+        Raises NotAuthenticated for an invalid token.
         """
         if token:
             try:
@@ -259,7 +259,7 @@ class AccessControl(OpenAccess):
         return bool(caller.ends_ms) and self._now_ms() >= caller.ends_ms
 
     def check(self, caller: Caller) -> None:
-        """Whether the caller still is who it was: its token was neither revoked nor has it ended. Raises NotAuthenticated."""
+        """Raises NotAuthenticated if the caller's token was revoked or has expired."""
         if self.has_ended(caller):
             raise NotAuthenticated("the token has ended: connect again with a new one")
         if caller.token_id and caller.token_id not in self._source.access.tokens:
@@ -272,7 +272,7 @@ class AccessControl(OpenAccess):
         return bool(self._source.access.quotas)
 
     def quota(self, principal: Principal) -> Quota | None:
-        """The limits of a principal, whatever the mode is; None: there are none. Servers have none."""
+        """The limits of a principal, whatever the mode is; None if there are none. Servers have none."""
         state = self._source.access
         if not state.quotas or principal.is_server:
             return None
@@ -310,7 +310,7 @@ class AccessControl(OpenAccess):
     # --- what ----------------------------------------------------------------------------------------------------------
 
     def require(self, caller: Caller, action: str, *needs: Need) -> None:
-        """Let an action pass, or raise AccessDenied, NotAuthenticated or Unavailable. In mode `watch` it passes, and the log says so."""
+        """Allow an action, or raise AccessDenied, NotAuthenticated or Unavailable. In mode `watch` it is allowed and logged."""
         if not self.is_on or caller.principal.is_server:
             return
         self.check(caller)
@@ -325,7 +325,7 @@ class AccessControl(OpenAccess):
             self._refuse(caller, "REPLICA_HELLO", on_cluster(Operation.REPLICATE), Decision(False, by="no rule makes a server"))
 
     def decide(self, principal: Principal, need: Need) -> Decision:
-        """What holds for a principal, as of now."""
+        """The current decision for a principal."""
         if principal.is_server:
             return Decision(True, by="a server")
         if str(principal) in self.config.admins:

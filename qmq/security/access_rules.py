@@ -1,4 +1,4 @@
-"""Who may do what: rules, and what they decide together. Pure (docs/ACCESS.md).
+"""Access rules and their evaluation. Pure (docs/ACCESS.md).
 
     allow  app:billing   produce, consume   subject  billing.*
     allow  role:support  browse, describe   subject  *
@@ -10,7 +10,8 @@ principal may be given as a pattern of that form too, or as `role:NAME`.
 * A rule that denies wins over every rule that allows, whatever their order.
 * What no rule allows is denied.
 * Servers (`node:`, `meta:`) may do everything: they are the cluster. No rule grants that to others.
-* Whoever may do anything with a resource may also describe it, unless that is denied: who produces must be able to find the subject.
+* A principal that is allowed any operation on a resource may also describe it, unless that is denied: a producer must be able to find its
+  subject.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ PATTERN_CHARS_MAX: Final = 200
 
 
 class Operation(Enum):
-    """What may be done."""
+    """An operation that a rule allows or denies."""
 
     PRODUCE = "produce"
     """Send to a subject, delayed too; cancel or move what was sent delayed."""
@@ -52,11 +53,11 @@ class Operation(Enum):
     ADMINISTER = "administer"
     """Change rules, roles, tokens and quotas."""
     REPLICATE = "replicate"
-    """Speak as a server. No rule grants it: a certificate or the cluster's own token does."""
+    """Act as a server. No rule grants it: a certificate or the cluster's own token does."""
 
 
 class ResourceKind(Enum):
-    """On what."""
+    """The kind of a resource."""
 
     SUBJECT = "subject"
     GROUP = "group"
@@ -64,12 +65,12 @@ class ResourceKind(Enum):
 
 
 class AccessMode(Enum):
-    """Whether the rules hold."""
+    """Whether rules are enforced."""
 
     OFF = "off"
     """Everybody may do everything."""
     WATCH = "watch"
-    """The same, and what the rules would refuse is recorded."""
+    """Everybody may do everything; operations that the rules would refuse are recorded."""
     ENFORCE = "enforce"
 
 
@@ -85,14 +86,14 @@ class Need(NamedTuple):
 
 
 def on_subject(operation: Operation, subject: str) -> Need:
-    """A group's dead-letter queue belongs to the group."""
+    """For a dead-letter queue the group is the resource."""
     if is_dead_letters(subject):
         return Need(operation, ResourceKind.GROUP, base_group(subject.split("%", 2)[2]))
     return Need(operation, ResourceKind.SUBJECT, subject)
 
 
 def on_group(operation: Operation, group: str) -> Need:
-    """A consumer of a broadcast group is a group to brokers, and belongs to its group here."""
+    """A consumer of a broadcast group counts as its group."""
     return Need(operation, ResourceKind.GROUP, base_group(group))
 
 
@@ -114,7 +115,7 @@ class AccessRule:
     at_ms: int = 0
 
     def check(self) -> AccessRule:
-        """Itself. Raises InvalidArgument, InvalidName."""
+        """The rule itself, if it is valid. Raises InvalidArgument, InvalidName."""
         check_name("rule", self.id)
         check_principal_pattern(self.principal)
         check_pattern(self.kind.value, self.pattern)
@@ -125,7 +126,7 @@ class AccessRule:
         return self
 
     def covers(self, need: Need) -> bool:
-        """Whether it speaks of this operation on this resource."""
+        """Whether the rule is about this operation on this resource."""
         return need.kind is self.kind and (not self.operations or need.operation in self.operations) and matches(self.pattern, need.name)
 
     def __str__(self) -> str:
@@ -184,7 +185,7 @@ class RuleBook:
         return sorted(name for name, members in self.roles.items() if str(principal) in members)
 
     def rules_for(self, principal: Principal) -> list[AccessRule]:
-        """Those that are for this principal, by name, by pattern or by role."""
+        """The rules for a principal: by name, by pattern or by role."""
         text, roles = str(principal), {ROLE + each for each in self.roles_of(principal)}
         return [each for each in self.rules.values() if each.principal in roles or matches(each.principal, text)]
 
@@ -195,7 +196,7 @@ class RuleBook:
 
 
 def decide(rules: Iterable[AccessRule], need: Need) -> Decision:
-    """What rules that are all for one principal say."""
+    """The decision of rules that are all for one principal."""
     if need.operation is Operation.REPLICATE:
         return Decision(False)
     allowing: AccessRule | None = None

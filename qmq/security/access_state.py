@@ -1,4 +1,4 @@
-"""What the coordination store says about access, as of some version. `qmq_coordination.access_records` keeps it up to date."""
+"""The access records of the coordination store, as of some version. `qmq_coordination.access_records` keeps them up to date."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from qmq.security.tokens import TokenRecord
 
 @dataclass(slots=True)
 class AccessState:
-    """`version` rises with each change."""
+    """`version` increases with each change."""
 
     version: int = 0
     mode: AccessMode = AccessMode.OFF
@@ -21,9 +21,9 @@ class AccessState:
     tokens: dict[str, TokenRecord] = field(default_factory=dict)
     quotas: dict[str, Quota] = field(default_factory=dict)
     server_token: str = field(default="", repr=False)
-    """What servers show each other. Who can read the coordination store is one of them."""
+    """The token that servers show each other. Whoever can read the coordination store can act as a server."""
     unreadable: set[str] = field(default_factory=set)
-    """Keys whose values nobody understands: they close the cluster."""
+    """Keys with unreadable values: they close the cluster."""
 
     @property
     def book(self) -> RuleBook:

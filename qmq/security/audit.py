@@ -41,7 +41,7 @@ TEXT_CHARS_MAX: Final = 300
 
 
 def write_audit_to(path: Path) -> None:
-    """Write the audit log to a file, whatever else is logged. The file is its owner's only, and is opened anew when it was moved away.
+    """Write the audit log to a file, besides other logging. Only its owner can read the file; it is reopened after it was moved away.
 
     Raises InvalidArgument.
     """
@@ -67,12 +67,12 @@ class AuditLog:
         logger: logging.Logger = AUDIT,
         sink: Callable[[str], None] | None = None,
     ) -> None:
-        """`sink` is given each record, too; it must not wait."""
+        """`sink` is called with each record; it must not block."""
         self._now_ms, self._monotonic_s, self._logger, self._sink = now_ms, monotonic_s, logger, sink
         self._refused: OrderedDict[tuple[str, ...], tuple[float, int]] = OrderedDict()
-        """When each refusal was written last, and how many like it were left out since."""
+        """When each refusal was last written, and how many equal ones were left out since."""
         self.refusals = 0
-        """All of them, also those that were left out."""
+        """The number of refusals, including those left out."""
 
     def write(self, *, principal: str, how: str, address: str, action: str, on: str, result: str, **more: object) -> None:
         at = datetime.fromtimestamp(self._now_ms() / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -1,4 +1,4 @@
-"""Access control of a server that follows the coordination store: what all roles put together in the same way."""
+"""Access control of a server that follows the coordination store, for all roles."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from qmq.security.audit import AuditLog
 def follow_access(
     view: ClusterView, config: AccessConfig | None = None, audit: AuditLog | None = None, clock: Clock | None = None
 ) -> AccessControl:
-    """Access control by what a view says, which hears of each change. Raises InvalidArgument."""
+    """Access control by a view, notified of each change. Raises InvalidArgument."""
     verifier = None if config is None else _verifier(config)
     access = AccessControl(view, config, audit=audit, verifier=verifier, now_ms=(clock or SystemClock()).time_ms)
 
@@ -37,5 +37,5 @@ def _verifier(config: AccessConfig) -> Verifier | None:
 
 
 def server_network(network: Network, view: ClusterView) -> Network:
-    """The network of a server, which shows other servers the cluster's token."""
+    """A server's network, which shows the cluster's token to other servers."""
     return TokenNetwork(network, lambda: view.access.server_token, is_required=False)

@@ -28,9 +28,9 @@ from qmq.security.authority import DAYS, Issued, Place, create_authority, has_au
 
 ETCD: Final = "etcd"
 ETCD_USER: Final = "qmq"
-"""The user that all servers of QMQ are to etcd."""
+"""etcd's user for all servers of QMQ."""
 ETCD_MEMBER_USER: Final = "etcd"
-"""What all members of etcd are to each other: a user that may read nothing, which is enough for a health check."""
+"""etcd's user for its own members: it may read nothing, which is enough for a health check."""
 ETCD_ROOT: Final = "root"
 ETCD_ROOT_MEMBER: Final = "etcd-root"
 SERVERS: Final = ("meta", "node")

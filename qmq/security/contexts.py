@@ -25,7 +25,7 @@ SERVER_VARIABLE: Final = "QMQ_SERVER"
 
 @dataclass(frozen=True, slots=True)
 class ClusterContext:
-    """One cluster. Empty: not said."""
+    """One cluster. An empty field is not set."""
 
     name: str
     server: str = ""
@@ -35,7 +35,7 @@ class ClusterContext:
     token_file: str = ""
 
     def variables(self) -> dict[str, str]:
-        """The environment that it stands for."""
+        """The environment variables that the context stands for."""
         named = {
             SERVER_VARIABLE: self.server,
             "QMQ_TLS_CA": self.tls_ca,
@@ -104,7 +104,7 @@ class ContextFile:
 
 
 def default_server(environment: Mapping[str, str] = os.environ) -> str:
-    """Where a cluster is if nobody says: as the environment or its context has it, else on this machine. Raises InvalidArgument."""
+    """The server's default address: from the environment or its context, else this machine. Raises InvalidArgument."""
     return environment_of(environment).get(SERVER_VARIABLE) or "localhost:20880"
 
 
@@ -116,7 +116,7 @@ def environment_of(environment: Mapping[str, str] = os.environ, *, uses_current:
     if not name:
         return dict(environment)
     variables = file.find(name).variables()
-    if any(each in environment for each in ("QMQ_TLS_CA", "QMQ_TLS_CERT", "QMQ_TLS_KEY")):  # files of one kind go together
+    if any(each in environment for each in ("QMQ_TLS_CA", "QMQ_TLS_CERT", "QMQ_TLS_KEY")):  # files of one kind are set together
         variables = {key: value for key, value in variables.items() if not key.startswith("QMQ_TLS_")}
     if "QMQ_TOKEN" in environment:
         variables.pop("QMQ_TOKEN_FILE", None)

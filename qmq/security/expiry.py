@@ -1,4 +1,4 @@
-"""When a process's own certificate ends: for a metric, and a warning a day in the last week. Needs `cryptography`, which servers have."""
+"""The expiry of a process's own certificate: a metric, and a daily warning in the last week. Needs `cryptography`, which servers have."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ def left_s(credentials: Credentials, now: datetime) -> float | None:
 
 
 class ExpiryWarning:
-    """Says so in the log, once a day."""
+    """Logs a warning, once a day."""
 
     def __init__(self, credentials: Credentials, now: Callable[[], datetime] = now) -> None:
         self._credentials, self._now = credentials, now
         self._said: datetime | None = None
 
     def look(self) -> None:
-        """Called every now and then."""
+        """Called from time to time."""
         pem, now = self._credentials.pem, self._now()
         if pem.cert is None or (self._said is not None and now - self._said < AGAIN):
             return

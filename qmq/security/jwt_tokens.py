@@ -35,7 +35,7 @@ ALGORITHMS: Final = ("ES256", "EdDSA", "RS256")
 LEEWAY_S: Final = 30
 REFRESH_S: Final = 300.0
 ASK_AGAIN_S: Final = 10.0
-"""At least so long between two fetches: anybody can name an unknown key."""
+"""Least time between two fetches, because anybody can name an unknown key."""
 FETCH_S: Final = 5.0
 KEYS_BYTES_MAX: Final = 1 << 20
 

@@ -1,14 +1,14 @@
-"""Who speaks: a principal, `KIND:NAME`. Pure.
+"""Principals: `KIND:NAME`. Pure.
 
     node:broker0     a broker or a delay server          from a certificate
     meta:meta0       a metaserver                        from a certificate
     app:orders       an application                      from a certificate or a token
     op:alice         a person or a tool that operates    from a certificate or a token
-    uid:1000         a user of the server's machine      from a socket in the file system: the kernel says who connected
-    any:anonymous    a peer that showed neither
+    uid:1000         a user of the server's machine      from a Unix domain socket: the kernel says who connected
+    any:anonymous    a peer without certificate and token
 
-A certificate says its principal in a URI, `spiffe://DOMAIN/KIND/NAME`, as `qmq cert` writes it; certificates of a company's own authority
-may say it otherwise (`PrincipalRule`).
+A certificate has its principal in a URI, `spiffe://DOMAIN/KIND/NAME`, as `qmq cert` writes it; for certificates of a company's own
+authority another field may be used (`PrincipalRule`).
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ ANONYMOUS: Final = Principal("any", "anonymous")
 
 
 class PrincipalField(Enum):
-    """What of a certificate names its principal."""
+    """The field of a certificate that names its principal."""
 
     URI = "uri"
     """A URI `spiffe://DOMAIN/KIND/NAME`."""
@@ -73,7 +73,7 @@ class PrincipalField(Enum):
 
 @dataclass(frozen=True, slots=True)
 class CertificateNames:
-    """What a certificate says of its owner."""
+    """The names in a certificate."""
 
     uris: tuple[str, ...] = ()
     dns: tuple[str, ...] = ()
@@ -103,7 +103,7 @@ class CertificateNames:
 
 @dataclass(frozen=True, slots=True)
 class PrincipalRule:
-    """How a certificate becomes a principal. Names that are no principals' give None: the peer is anonymous."""
+    """How a certificate becomes a principal. An invalid name gives None: the peer is anonymous."""
 
     field: PrincipalField = PrincipalField.URI
 

@@ -92,12 +92,12 @@ LIMITS: Final = tuple(each.name for each in fields(Quota) if each.name not in ("
 
 
 def nearest(quotas: Iterable[Quota], principal: Principal, roles: Iterable[str]) -> Quota | None:
-    """The quota that holds for a principal; None: none does."""
+    """The quota that applies to a principal; None if there is none."""
     return _nearest(quotas, str(principal), {ROLE + each for each in roles})
 
 
 def require_room_for(quotas: Iterable[Quota], subject: str, subjects: Iterable[str]) -> None:
-    """Whether one more subject may be created, beside those that there are. Raises QuotaExceeded."""
+    """Raises QuotaExceeded if one more subject may not be created."""
     quota = nearest_of_subject(quotas, subject)
     if quota is not None and quota.subjects:
         pattern = quota.principal[len(SUBJECT) :]
@@ -109,7 +109,7 @@ def require_room_for(quotas: Iterable[Quota], subject: str, subjects: Iterable[s
 
 
 def nearest_of_subject(quotas: Iterable[Quota], subject: str) -> Quota | None:
-    """The quota of a subject; None: there is none."""
+    """The quota of a subject; None if there is none."""
     return _nearest((each for each in quotas if each.principal.startswith(SUBJECT)), SUBJECT + subject, set())
 
 
@@ -143,11 +143,11 @@ class RateMeter:
         self._at_s = now_s
 
     def owes(self, now_s: float) -> float:
-        """The seconds for which nothing is to be taken now."""
+        """For how many seconds nothing may be taken now."""
         return max(0.0, -self._level / self.rate - (now_s - self._at_s))
 
     def take(self, amount: int, now_s: float) -> float:
-        """Count an amount; the seconds for which nothing more is to be taken."""
+        """Count an amount. Returns for how many seconds nothing more may be taken."""
         self._level = min(self.rate, self._level + (now_s - self._at_s) * self.rate) - amount
         self._at_s = now_s
         return max(0.0, -self._level / self.rate)

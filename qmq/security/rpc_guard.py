@@ -1,7 +1,7 @@
-"""Asks the rules before each call of a gRPC server: an interceptor.
+"""Authorises each call of a gRPC server: an interceptor.
 
-What a request needs is in `rpc_operations`. The caller is found by the call's token, or else by the connection's certificate. Changes and
-refusals go to the audit log.
+`rpc_operations` says what a request needs. The caller is identified by the call's token, or else by the connection's certificate. Changes
+and refusals go to the audit log.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from qmq.security.quotas import RateMeter
 from qmq.security.rpc_operations import RPC_RULES, RpcRule
 
 CALLER: Final[ContextVar[Caller]] = ContextVar("caller", default=Caller())  # noqa: B039 - a Caller does not change
-"""Who made the call that is served."""
+"""The caller of the current call."""
 WAIT_S_MAX: Final = 2.0
-"""A call waits so long for its principal's quota, and is refused where it would be more."""
+"""The longest wait of a call for its principal's quota; beyond that the call is refused."""
 METERS_MAX: Final = 10_000
 REQUEST_ID: Final = "x-request-id"
 """Metadata by which a caller may name its call; the audit log has the name."""
@@ -114,7 +114,7 @@ class RpcGuard(grpc.aio.ServerInterceptor):
         return caller, rule
 
     async def _slow_down(self, principal: Principal) -> None:
-        """Let a principal wait that asks more often than its quota allows. Raises Overloaded where the wait would be long."""
+        """Delay a principal that exceeds its request quota. Raises Overloaded if the wait would be too long."""
         quota = self._access.quota(principal)
         if quota is None or not quota.requests_per_s:
             return
@@ -150,7 +150,7 @@ class RpcGuard(grpc.aio.ServerInterceptor):
             try:
                 needs = (*needs, on_subject(rule.by_delayed_id, await self._subject_of_delayed(request.id)))
             except QmqError:
-                needs = (*needs, on_cluster(Operation.DESCRIBE))  # whether there is such a message is nobody's business either
+                needs = (*needs, on_cluster(Operation.DESCRIBE))  # whether such a message exists is not for everybody, either
         return needs
 
     # --- behind --------------------------------------------------------------------------------------------------------
@@ -170,7 +170,7 @@ class RpcGuard(grpc.aio.ServerInterceptor):
         return answer
 
     def _kept(self, caller: Caller, rule: RpcRule, answer: Any) -> Any:
-        """The answer without what the caller may not know of."""
+        """The answer without the items that the caller may not see."""
         assert rule.keeps is not None
         if not self._access.is_enforced or caller.principal.is_server:
             return answer
@@ -200,7 +200,7 @@ def audited(audit: AuditLog, caller: Caller, action: str, on: str, result: str, 
 
 
 def _on(rule: RpcRule, request: Any) -> str:
-    """What a change is about."""
+    """The resource of a change."""
     needs = rule.needs(request)
     named = ", ".join(f"{each.kind.value} {each.name}".strip() for each in needs)
     return named or str(getattr(request, "id", ""))
@@ -218,12 +218,12 @@ def _short(method: str) -> str:
 
 
 def _address(peer: str) -> str:
-    """gRPC's `ipv4:127.0.0.1:5000` as the data port says it."""
+    """gRPC's `ipv4:127.0.0.1:5000` in the form of the data port."""
     return peer.partition(":")[2] if peer.startswith(("ipv4:", "ipv6:")) else "unix"
 
 
 def require_caller() -> Caller:
-    """Who made the call that is served. Raises AccessDenied outside of one."""
+    """The caller of the current call. Raises AccessDenied outside a call."""
     caller = CALLER.get()
     if not caller.address:
         raise AccessDenied("this is asked within a call only")

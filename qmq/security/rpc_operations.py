@@ -1,4 +1,4 @@
-"""What each RPC needs, as a table: method -> the operations on the resources that its request names. Pure.
+"""The permissions that each RPC needs, as a table: method -> operations on the resources of its request. Pure.
 
 A method that is not in the table is refused while the rules are enforced, and a test fails for it.
 """
@@ -66,7 +66,7 @@ def _named_group(request: Any) -> tuple[Need, ...]:
 
 
 def _pause(request: Any) -> tuple[Need, ...]:
-    """Pausing a client stops whatever it consumes."""
+    """Pausing a client stops all its consumption."""
     group = request.pause.group
     return (on_group(O.CONFIGURE, group) if group else on_cluster(O.OPERATE),)
 

@@ -103,13 +103,13 @@ class Credentials:
 
     @property
     def pem(self) -> Pem:
-        """What the files hold, as of the last look, which is made now if it is time."""
+        """The content of the files as of the last check, which is made now if it is due."""
         if self._monotonic_s() - self._looked_s >= LOOK_S:
             self.look()
         return self._pem
 
     def look(self) -> None:
-        """Look at the files now. What cannot be used changes nothing, and is said once."""
+        """Check the files now. Unusable files change nothing, and are logged once."""
         self._looked_s = self._monotonic_s()
         try:
             signature = self._sign()
@@ -201,12 +201,12 @@ class Credentials:
 
     @property
     def version(self) -> int:
-        """Counts how often the files have changed: who keeps channels makes them anew when it differs."""
+        """The number of changes of the files: owners of channels replace them when it differs."""
         return self.pem.version
 
 
 def tls_failed(address: str, reason: object) -> TlsFailed:
-    """The error for a connection that did not come to be because of TLS."""
+    """The error for a connection that failed because of TLS."""
     return TlsFailed(
         f"no TLS with {address}: {reason}. Does {CA_VARIABLE} name who signed the server's certificate, is the server's name in that"
         " certificate, and does the server speak TLS?"

@@ -1,6 +1,7 @@
 """QMQ beside an application's own database: sending with its transactions (docs/OUTBOX.md), effects that happen once (docs/DEDUP.md).
 
-`pip install qmq[sql]` brings SQLAlchemy, which makes the statements. Migrations are printed without it, so it is imported with `SqlDedup`.
+`pip install qmq[sql]` installs SQLAlchemy, which compiles the statements. Printing migrations does not need it, so it is imported with
+`SqlDedup`.
 """
 
 from __future__ import annotations

@@ -14,9 +14,9 @@ docs/DEDUP.md says why it holds.
 A crash before the commit leaves nothing, and the message is handed out again. A crash after it leaves record and effect, and the next claim
 finds the record. There is nothing in between.
 
-The handler and the database must be of one kind: `async def` with AsyncEngine or async_sessionmaker, plain `def` with Engine, sessionmaker
-or a DB-API driver. A sync database under an `async def` handler would not only hold up the event loop: two handlers that want the same row
-would wait for each other for ever, one for the row, the other for the loop.
+The handler and the database must be of the same kind: `async def` with AsyncEngine or async_sessionmaker, plain `def` with Engine,
+sessionmaker or a DB-API driver. A sync database under an `async def` handler would block the event loop, and two handlers that want the
+same row would deadlock: one waits for the row, the other for the loop.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ log = logging.getLogger("qmq.sql")
 KEEP: Final = timedelta(days=7)
 KEEP_MIN: Final = timedelta(minutes=1)
 EXPIRE_EVERY: Final = 100
-"""Messages between two batches of old records that are deleted: twice as many go as come."""
+"""Messages between two deletions of old records: each deletes twice as many as were added."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,9 +51,9 @@ class Once:
     """One message inside its transaction."""
 
     is_new: bool
-    """False: its effect is there already."""
+    """False: its effect is committed already."""
     connection: Any
-    """For the handler's writes; None if it is not to run."""
+    """For the handler's writes; None if the handler must not run."""
 
 
 class SqlDedup:
@@ -87,7 +87,7 @@ class SqlDedup:
         self._spoken: Statements | None = None
 
     def check_handler(self, *, is_async: bool) -> None:
-        """Raises InvalidArgument if such a handler does not go with this database: see the module."""
+        """Raises InvalidArgument if such a handler does not suit this database: see the module."""
         if is_async and self._async_opener is None:
             raise InvalidArgument(
                 "an `async def` handler needs an AsyncEngine or async_sessionmaker, since a sync database holds up the event loop, perhaps "
@@ -132,7 +132,7 @@ class SqlDedup:
 
     @asynccontextmanager
     async def once(self, message: Named, group: str) -> AsyncIterator[Once]:
-        """The same for an `async def` handler."""
+        """A message's transaction, for an `async def` handler."""
         self.check_handler(is_async=True)
         assert self._async_opener is not None
         record = self._record(message, group)
@@ -161,8 +161,8 @@ class SqlDedup:
     # --- before the first message --------------------------------------------------------------------------------------
 
     def _prove(self, transaction: Transaction) -> Statements:
-        """That the table holds the longest record, and that a rollback takes it back: it does not with autocommit, or on an engine without
-        transactions (MyISAM).
+        """Prove that the table holds the longest record, and that a rollback removes it, which fails with autocommit, or on an engine
+        without transactions (MyISAM).
         """
         spoken, trial = statements(transaction.dialect, self.table), _trial()
         transaction.run(lambda executor: records.claim(executor, spoken, trial))
@@ -193,7 +193,7 @@ class SqlDedup:
         return next(self._turns) % EXPIRE_EVERY == 0
 
     def _expire(self, transaction: Transaction, spoken: Statements) -> None:
-        """The message is done whatever happens here."""
+        """Delete old records; failures do not affect the message."""
         try:
             transaction.run(lambda executor: records.expire(executor, spoken, self._keep_ms))
             transaction.commit()
@@ -233,7 +233,7 @@ async def create_tables_async(database: Any, table: str = TABLE) -> None:
 
 
 def _trial() -> Record:
-    """Nobody's record, as long as can be: no subject has such a name."""
+    """The longest possible record; no subject has such a name."""
     longest = "%trial".ljust(KEY_BYTES_MAX, "%")
     return Record(longest, longest, longest[32:] + os.urandom(16).hex(), os.urandom(16).hex())
 

@@ -1,4 +1,4 @@
-"""What opens the transactions of a database, by what the application gives: SQLAlchemy's things, or a function that connects."""
+"""Chooses what opens the transactions of a database: SQLAlchemy's objects, or a function that connects."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is done with the table of finished messages inside one transaction, whoever talks to the database: SQLAlchemy or a DB-API driver.
+"""Operations on the table of finished messages inside one transaction, for SQLAlchemy and for DB-API drivers.
 
     claim     writes the record; False if it is there: then its time begins anew, as somebody still hands the message out
     check     before the commit: the record is still this transaction's own
@@ -28,11 +28,11 @@ _NO_TABLE: Final = tuple([mark for dialect in DIALECTS.values() for mark in dial
 _IN_HAND: Final = tuple([mark for dialect in DIALECTS.values() for mark in dialect.in_hand])
 _AWAY: Final = tuple([state for dialect in DIALECTS.values() for state in dialect.away])
 _TRANSIENT: Final = frozenset({"OperationalError", "InterfaceError", "TimeoutError"})
-"""The DB-API's names, in every driver's tree and in SQLAlchemy's, and that of SQLAlchemy's empty pool."""
+"""The DB-API's names, in every driver and in SQLAlchemy, and SQLAlchemy's error for an empty pool."""
 
 
 def claim(executor: Executor, spoken: Statements, record: Record) -> bool:
-    """Whether the effect is this transaction's to make. Waits for another transaction that has the same message in hand."""
+    """Whether this transaction has to make the effect. Waits for another transaction that is handling the same message."""
     parameters = spoken.parameters(record)
     if _add(executor, spoken, parameters):
         return True
@@ -51,7 +51,7 @@ def _add(executor: Executor, spoken: Statements, parameters: Mapping[str, Any]) 
 
 
 def check(executor: Executor, spoken: Statements, record: Record) -> None:
-    """Raises InvalidArgument if the record is not there any more: then the handler's writes are not whole either; do not commit them."""
+    """Raises InvalidArgument if the record is gone: then the handler's writes are incomplete, too, and must not be committed."""
     if not is_there(executor, spoken, record):
         raise InvalidArgument(
             "the transaction of this message was rolled back while its handler ran, in whole or in part: let the error that did it "
@@ -65,7 +65,7 @@ def is_there(executor: Executor, spoken: Statements, record: Record) -> bool:
 
 
 def expire(executor: Executor, spoken: Statements, keep_ms: int) -> int:
-    """Delete the oldest records that were not touched for so long, a batch; how many there were."""
+    """Delete a batch of the oldest records that were not touched for so long. Returns their number."""
     found = executor.fetch(spoken.expiring, {"keep": keep_ms})
     if found:
         keys = [{"of_group": row[0], "of_subject": row[1], "of_message": row[2], "keep": keep_ms} for row in found]
@@ -83,7 +83,7 @@ def create(executor: Executor, dialect: str, table: str) -> None:
 
 
 def codes(failure: BaseException) -> list[Any]:
-    """What the driver says of an error, without SQLAlchemy around it: PostgreSQL's state, MySQL's number."""
+    """The codes of an error without SQLAlchemy's wrapper: PostgreSQL's state, MySQL's number."""
     failure = getattr(failure, "orig", None) or failure
     named = [getattr(failure, name, None) for name in ("sqlstate", "pgcode", "errno")]
     return [each for each in (*named, *failure.args[:1]) if isinstance(each, str | int)]
@@ -91,7 +91,7 @@ def codes(failure: BaseException) -> list[Any]:
 
 @contextmanager
 def on_the_way_in(table: str) -> Iterator[None]:
-    """Around all that happens before the handler: the database's errors become ours where they are no fault of the application.
+    """Around everything before the handler: converts errors of the database that the application did not cause.
 
     Raises:
         NotConnected: the database cannot be reached.

@@ -52,7 +52,7 @@ class Statements:
 
 @lru_cache(maxsize=32)
 def statements(dialect: str, table: str) -> Statements:
-    """What to say to a database. Raises InvalidArgument for a dialect or a table's name that cannot be."""
+    """The statements for a database. Raises InvalidArgument for an invalid dialect or table name."""
     spoken = check_dialect(dialect)
     records = named_table(check_table(table), *_KEY, "token", "recorded_ms")
     columns, now = records.c, now_ms(spoken)

@@ -1,8 +1,7 @@
-"""Transactions of the application's database: what SqlDedup needs of them, and who opens them.
+"""The interface of transactions that SqlDedup needs.
 
-An *opener* opens one transaction after another. What it opens is closed when its block is left, and what was not committed is rolled back.
-In it there is what the handler gets (`handed`), and a way to say things of one's own in the same transaction (`run`), as sync code on
-an `Executor`.
+An *opener* opens one transaction after another. A transaction is closed when its block is left; uncommitted changes are rolled back. It has
+the connection for the handler (`handed`), and runs our own statements in the same transaction (`run`), as sync code on an `Executor`.
 
 The handler must not end the transaction: what it writes after a commit of its own would be lost to a crash, with the record there. So
 commits are refused while it has it: SQLAlchemy's by its event (`dedup_alchemy.py`), a driver's since it is handed out without them.
@@ -25,48 +24,48 @@ NOT_YOURS: Final = "is for the listener to do: it commits when the handler retur
 
 
 class Transaction(Protocol):
-    """One that works in a thread."""
+    """A transaction for a thread."""
 
     dialect: str
     handed: Any
 
     def run(self, work: Work[T]) -> T:
-        """Say something in it."""
+        """Run statements in it."""
         ...
 
     def guard(self, is_handed: bool) -> None:
-        """The handler gets it, or had it: whether `commit` is refused."""
+        """The handler gets or returns the connection: whether `commit` is refused."""
         ...
 
     def commit(self) -> None:
-        """Keep what was done. What is done next is another transaction."""
+        """Commit. Later statements are another transaction."""
         ...
 
     def rollback(self) -> None:
-        """Forget what was done. What is done next is another transaction."""
+        """Roll back. Later statements are another transaction."""
         ...
 
 
 class AsyncTransaction(Protocol):
-    """The same in an event loop."""
+    """A transaction for an event loop."""
 
     dialect: str
     handed: Any
 
     async def run(self, work: Work[T]) -> T:
-        """Say something in it."""
+        """Run statements in it."""
         ...
 
     def guard(self, is_handed: bool) -> None:
-        """The handler gets it, or had it: whether `commit` is refused."""
+        """The handler gets or returns the connection: whether `commit` is refused."""
         ...
 
     async def commit(self) -> None:
-        """Keep what was done. What is done next is another transaction."""
+        """Commit. Later statements are another transaction."""
         ...
 
     async def rollback(self) -> None:
-        """Forget what was done. What is done next is another transaction."""
+        """Roll back. Later statements are another transaction."""
         ...
 
 
@@ -75,7 +74,7 @@ AsyncOpener = Callable[[], AbstractAsyncContextManager[AsyncTransaction]]
 
 
 class HandedConnection:
-    """A DB-API connection, as a handler gets it: everything but an end of the transaction."""
+    """A DB-API connection for a handler, without the methods that end a transaction."""
 
     __slots__ = ("_connection",)
 
@@ -83,7 +82,7 @@ class HandedConnection:
         self._connection = connection
 
     def __getattr__(self, name: str) -> Any:
-        if name in ("commit", "rollback", "close", "executescript"):  # sqlite3's executescript begins with a commit
+        if name in ("commit", "rollback", "close", "executescript"):  # sqlite3's executescript commits first
             raise InvalidArgument(f"{name} {NOT_YOURS}")
         if name == "cursor" and isinstance(self._connection, sqlite3.Connection):
             return lambda factory=_Cursor: self._connection.cursor(factory)

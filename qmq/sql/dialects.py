@@ -1,4 +1,4 @@
-"""What differs between SQLite, PostgreSQL, and MySQL or MariaDB, besides the migrations of the tables: one `Dialect` for each. Pure.
+"""The differences between SQLite, PostgreSQL, and MySQL or MariaDB, besides the migrations of the tables: one `Dialect` for each. Pure.
 
 No SQLAlchemy is needed here: the command line prints migrations without it. Who opens an outbox or a SqlDedup asks `check_installed`.
 """
@@ -25,13 +25,13 @@ class Dialect:
     writes digits itself.
     """
     duplicate: int | None = None
-    """The error's number when an inserted key is there already. None: the statement says ON CONFLICT DO NOTHING and inserts no row."""
+    """The error number for an existing key. None: the statement says ON CONFLICT DO NOTHING and inserts no row."""
     no_table: tuple[str | int, ...] = ()
-    """What an error says of a table that is not there: PostgreSQL's state, MySQL's number, or for SQLite a part of the text."""
+    """Marks of the error for a missing table: PostgreSQL's state, MySQL's number, or for SQLite a part of the text."""
     in_hand: tuple[str | int, ...] = ()
-    """The same of a row or database that another transaction has in hand: serialization failure, deadlock, lock not to be had."""
+    """Marks of the error for a row or database that another transaction has locked: serialization failure, deadlock, lock timeout."""
     away: tuple[str, ...] = ()
-    """Beginnings of states that say that the database is away: connection, resources, operator."""
+    """Beginnings of states that mean that the database cannot be reached: connection, resources, operator."""
 
 
 DIALECTS: Final[Mapping[str, Dialect]] = {

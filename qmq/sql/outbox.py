@@ -52,7 +52,7 @@ _R = TypeVar("_R")
 
 
 class Outboxes:
-    """All outboxes of one client: it hands out ids, and has a relay for each database. Make it in the client's event loop."""
+    """All outboxes of one client: makes ids, and has a relay for each database. Make it in the client's event loop."""
 
     def __init__(self, sender: Sends, producer_id: int, chain: Chain, now_ns: Callable[[], int]) -> None:
         self.new_id = MessageIds(producer_id)
@@ -76,7 +76,7 @@ class Outboxes:
         return found
 
     async def close(self) -> None:
-        """Send what is committed; what cannot be sent is left to a watchdog."""
+        """Send committed messages; the rest is left to a watchdog."""
         for relay in self._relays.values():
             await relay.close()
 
@@ -99,7 +99,7 @@ class Outbox:
 
     @property
     def sender(self) -> Sends:
-        """The client's, which works in its event loop."""
+        """The client's sender, which works in its event loop."""
         return self._owner.sender
 
     def send(
@@ -113,7 +113,8 @@ class Outbox:
         delay: timedelta | None = None,
         at: datetime | None = None,
     ) -> MessageId:
-        """Have a message sent after the commit; gives its id. To an ordered subject it needs a key, and goes behind those of its key.
+        """Send a message after the commit. Returns its id. On an ordered subject it needs a key, and is sent after earlier messages of the
+        key.
 
         `delay` counts from now; `at` is a datetime with a time zone. Raises InvalidName, InvalidArgument, MessageTooLarge, DelayTooLong.
         """
@@ -155,7 +156,7 @@ class Outbox:
         self._tell(error)
 
     async def _insert(self) -> None:
-        """Through the target's connection, in its transaction."""
+        """Insert through the target's connection, in its transaction."""
         if not self._messages:
             return
         connection = await self._target.database()
@@ -178,7 +179,7 @@ class Outbox:
             self._target.when(committing, rolled_back)
 
     def _tell(self, error: BaseException | None) -> None:
-        """Interceptors: their messages are in the outbox, or never will be."""
+        """Tell interceptors: their messages are in the outbox, or never will be."""
         for told in self._told:
             if error is None:
                 self._owner.chain.sent(told, ())
@@ -188,15 +189,15 @@ class Outbox:
     # --- after the commit ----------------------------------------------------------------------------------------------
 
     async def committed(self) -> bool:
-        """The transaction is over: wait until its messages are sent. Gives False if some were not: rolled back, or left to a watchdog.
+        """After the transaction: wait until its messages are sent. Returns False if some were not: rolled back, or left to a watchdog.
 
-        On a plain driver's connection this sends them, and uses the connection for that in short transactions of its own; otherwise
-        they are on their way by themselves. Raises InvalidArgument if the transaction is still open; what the driver raises.
+        With a plain driver's connection this call sends them, and uses the connection for short transactions; otherwise they are sent
+        without it. Raises InvalidArgument if the transaction is still open; what the driver raises.
         """
         return await asyncio.wrap_future(await self.outcome(self.sender))
 
     async def outcome(self, sender: Sends) -> Future[bool]:
-        """What `committed` waits for. On a plain connection it is decided here, and `sender` sends; otherwise the relay decides it."""
+        """The result for `committed`. With a plain connection it is decided here, and `sender` sends; otherwise the relay decides it."""
         if not self._is_inserted:
             return _decided(self._state == "closed" and not self._messages)
         if self._target.tells:
@@ -214,7 +215,7 @@ class Outbox:
 
 
 def _chunks(rows: Sequence[Mapping[str, Any]]) -> Iterable[list[Mapping[str, Any]]]:
-    """What one INSERT holds."""
+    """The rows of one INSERT."""
     chunk: list[Mapping[str, Any]] = []
     size = 0
     for row in rows:
@@ -247,7 +248,8 @@ def _still_open() -> InvalidArgument:
 def create_tables(engine: Any, table: str = TABLE) -> None:
     """Make the tables of an outbox through an `Engine`, for tests and small programs; harmless to call again.
 
-    Others put what `qmq outbox migration` prints into their migrations. Raises InvalidArgument, InvalidName; what SQLAlchemy raises.
+    Larger applications copy the output of `qmq outbox migration` into their migrations. Raises InvalidArgument, InvalidName; what
+    SQLAlchemy raises.
     """
     runner = EngineRunner(engine)
     runner.run_here(_creating(runner.dialect, table))

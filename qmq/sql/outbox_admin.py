@@ -1,4 +1,4 @@
-"""Looking into an outbox, for people: what waits and what was set aside, and what is to become of that."""
+"""Operations of people on an outbox: list waiting and set-aside messages, retry and drop them."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ class Listed:
 
 
 class OutboxAdmin:
-    """One outbox table. Make it with `looking_into`."""
+    """One outbox table. Made by `looking_into`."""
 
     def __init__(self, table: Operations) -> None:
         self._table = table
 
     async def list(self, limit: int = 100, *, after: int = -1, only_aside: bool = False) -> list[Listed]:
-        """What is there behind a row, in the order in which it is sent."""
+        """Messages behind a row, in the order in which they are sent."""
         (answer,) = await self._table.ask(self._table.say.list(after, limit, only_aside=only_aside))
         return [
             Listed(
@@ -63,15 +63,15 @@ class OutboxAdmin:
         ]
 
     async def retry(self, ids: Sequence[int]) -> int:
-        """Have messages that were set aside sent again; gives how many there were."""
+        """Retry set-aside messages. Returns their number."""
         return await self._change([self._table.say.retry(chunk) for chunk in chunks(sorted(ids))])
 
     async def drop(self, ids: Sequence[int]) -> int:
-        """Delete messages, whatever they wait for: nobody will get them. Gives how many there were."""
+        """Delete messages, whatever their state: nobody will get them. Returns their number."""
         return await self._change([self._table.say.delete(chunk) for chunk in chunks(sorted(ids))])
 
     async def aside(self) -> Sequence[int]:
-        """The ids of all that are set aside."""
+        """The ids of all set-aside messages."""
         found: list[int] = []
         while rows := await self.list(1_000, after=found[-1] if found else -1, only_aside=True):
             found += [row.id for row in rows]
@@ -84,7 +84,7 @@ class OutboxAdmin:
 
 
 async def looking_into(url: str, table: str, work: Callable[[OutboxAdmin], Awaitable[_R]]) -> _R:
-    """Do something with the outbox at a database's URL. Raises InvalidArgument, InvalidName, NotConnected."""
+    """Work on the outbox at a database's URL. Raises InvalidArgument, InvalidName, NotConnected."""
     engine = open_engine(url)
     try:
         return await work(OutboxAdmin(Operations(EngineRunner(engine), table)))

@@ -53,13 +53,13 @@ def choose(rows: Iterable[WaitingRow], messages_max: int, bytes_max: int) -> dic
 
 
 class Patience:
-    """Which subjects fail, and until when they are left alone."""
+    """Which subjects fail, and how long each is left alone."""
 
     def __init__(self) -> None:
         self._failing: dict[str, tuple[float, float]] = {}
 
     def failed(self, subject: str, now: float) -> float:
-        """Nothing of it could be sent; gives how long it is left alone."""
+        """Nothing of the subject could be sent. Returns how long it is left alone."""
         pause, _ = self._failing.get(subject, (FIRST_PAUSE_S / 2, 0.0))
         pause = min(pause * 2, PAUSE_S_MAX)
         self._failing[subject] = (pause, now + pause)
@@ -70,5 +70,5 @@ class Patience:
         self._failing.pop(subject, None)
 
     def resting(self, now: float) -> list[str]:
-        """Those that are left alone now."""
+        """The subjects that are left alone now."""
         return [subject for subject, (_, until) in self._failing.items() if until > now]

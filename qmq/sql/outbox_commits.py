@@ -1,4 +1,5 @@
-"""Hearing of commits: SQLAlchemy tells, for each engine, when a connection's outermost transaction is about to be committed or rolled back.
+"""Notices commits: SQLAlchemy's events report, for each engine, when a connection's outermost transaction is about to be committed or
+rolled back.
 
     when(connection, committing, rolled_back)      one of the two is called, once, in whatever thread ends the transaction
 
@@ -27,7 +28,7 @@ class _Waiting(NamedTuple):
 
 
 class _Commits:
-    """Who waits for the transactions of one engine's connections."""
+    """The callbacks for the transactions of one engine's connections."""
 
     def __init__(self, engine: Engine) -> None:
         self._waiting: WeakKeyDictionary[Connection, list[_Waiting]] = WeakKeyDictionary()
@@ -53,7 +54,7 @@ class _Commits:
 
 
 def when(connection: Connection, committing: Callable[[Callable[[], bool]], None], rolled_back: Callable[[], None]) -> None:
-    """Have one of them called when the connection's transaction ends."""
+    """Call one of the two when the connection's transaction ends."""
     engine = connection.engine
     with _LOCK:
         commits = _LISTENING.get(engine)

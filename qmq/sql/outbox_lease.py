@@ -1,4 +1,4 @@
-"""Who of several watchdogs works: the one that the row of leases names. Pure: what the row says comes in, what to do goes out.
+"""Which of several watchdogs works: the one in the lease row. Pure: the row in, the next step out.
 
     look ──▶ WAIT (somebody holds it) | CREATE (there is no row) | TAKE (it is over) ── compare and set by the token ──▶ held or not
     held ──▶ RENEW when a third of it has passed ──▶ held, or LOST: somebody else took it
@@ -38,19 +38,19 @@ class Step(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """A lease that was had: since when, until when it is believed in, by the holder's monotonic clock, in seconds."""
+    """A lease that we hold or held: since when, and until when it counts, by our monotonic clock, in seconds."""
 
     token: int
     asked_at: float
     until: float
 
     def is_held(self, now: float) -> bool:
-        """Whether it may be believed in."""
+        """Whether the lease still counts."""
         return now < self.until
 
 
 def next_step(held: Held | None, row: LeaseRow | None, now: float) -> Step:
-    """What a watchdog does. `row` is looked at only while nothing is held."""
+    """What a watchdog does next. `row` matters only while nothing is held."""
     if held is not None:
         return Step.RENEW if now >= held.asked_at + (held.until - held.asked_at) / 3 else Step.WORK
     if row is None:

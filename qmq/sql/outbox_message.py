@@ -30,7 +30,7 @@ _PER_ITEM_BYTES: Final = 32
 
 
 class MessageIds:
-    """Ids for messages of outboxes, none twice; any thread may ask."""
+    """Unique ids for messages of outboxes; thread-safe."""
 
     def __init__(self, producer_id: int) -> None:
         self._producer_id = producer_id
@@ -85,7 +85,7 @@ class OutboxMessage:
 
 @dataclass(frozen=True, slots=True)
 class OutboxRow:
-    """A row that was read: its message, or why there is none to be had from it."""
+    """A row that was read: its message, or why it has none."""
 
     id: int
     message: OutboxMessage | None
@@ -123,7 +123,7 @@ def new_message(
 
 
 def from_row(row: Sequence[Any]) -> OutboxRow:
-    """What `Statements.contents` gave. Never raises: a row that is damaged says so."""
+    """From a row of `Statements.contents`. Never raises: a damaged row has an error."""
     number, message_id, subject, key, _, tags, headers, body, due_ms, create_time_ms, size = row
     key_data, data = bytes(key or b""), bytes(body)
     found = _content_bytes(key_data, tags, headers, data)
@@ -153,7 +153,7 @@ def error_text(error: BaseException) -> str:
 
 
 def holder_text(name: str) -> str:
-    """Who claims rows or holds a lease, as rows keep it."""
+    """The name of a holder of claims or leases, as stored."""
     return _ascii(name)[:HOLDER_CHARS_MAX]
 
 

@@ -1,4 +1,4 @@
-"""What the outbox does in its table, each in a short transaction of its own. No decisions.
+"""The outbox's operations on its table, each in a short transaction of its own. No decisions.
 
 Work that goes through an engine is tried again a few times: a deadlock, a busy file, a restarted server pass. Doing it twice is harmless.
 """
@@ -39,10 +39,10 @@ class Operations:
         self._runner = runner
         self.say = Statements(runner.dialect, table)
         self.is_lent = not isinstance(runner, EngineRunner)
-        """Whether it is the application's only connection, which does one thing at a time."""
+        """Whether it is the application's only connection, on which one operation runs at a time."""
 
     async def ask(self, *statements: Statement) -> list[Answer]:
-        """Say statements in one transaction. Raises what the driver raises."""
+        """Run statements in one transaction. Raises what the driver raises."""
 
         async def work(connection: DatabaseConnection) -> list[Answer]:
             return [await connection.execute(statement) for statement in statements]
@@ -65,7 +65,7 @@ class Operations:
     # --- rows ----------------------------------------------------------------------------------------------------------
 
     async def find(self, message_ids: Sequence[bytes]) -> dict[bytes, Found]:
-        """Those of the messages that are committed and wait."""
+        """Those of the messages that are committed and waiting."""
         rows = await self._rows(map(self.say.find, chunks(message_ids)))
         return {bytes(message_id): Found(number, claimed_ms) for number, message_id, claimed_ms in rows}
 

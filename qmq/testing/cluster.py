@@ -45,18 +45,18 @@ log = logging.getLogger("qmq.testing")
 META: Final = "meta"
 DELAY: Final = "delay"
 WAIT_S: Final = 20.0
-"""Real time in which a group must have a master."""
+"""Real time within which a group must have a master."""
 CLOSE_S: Final = 1.0
-"""How long a client may take to end; what it has not sent by then is given up."""
+"""How long closing a client may take; unsent messages are dropped after that."""
 KEEP_MS: Final = 100 * 366 * 24 * 3_600_000
-"""A hundred years: an advance by years shall not take the messages that it is about."""
+"""A hundred years: advancing the clock by years must not delete messages."""
 REPLICAS_MAX: Final = 7
 _POLL_S: Final = 0.005
 _FOLDER_CHARS_MAX: Final = 60
 """Of a temporary folder in which the paths of sockets are surely short enough."""
 
 _given_up: Final[list[TestCluster]] = []
-"""Those whose loop was ended around them: what gRPC has of them must not be collected, either."""
+"""Clusters whose loop was ended around them: gRPC's objects of them must not be garbage-collected."""
 
 
 class TestCluster:
@@ -95,11 +95,11 @@ class TestCluster:
         self._clock: Clock
         self._clients: list[Client] = []
         self._strangers: list[str] = []
-        """Machines that have clients only."""
+        """Machines that have only clients."""
         self._failures: list[str] = []
         self._ending: contextlib.AsyncExitStack | None = None
         self._canary: asyncio.Task[Any]
-        """Sleeps. If somebody else ends it, the whole loop is being ended."""
+        """A sleeping task. If it is cancelled, the whole loop is being ended."""
 
     # --- life ----------------------------------------------------------------------------------------------------------
 
@@ -183,7 +183,7 @@ class TestCluster:
 
     @property
     def clock(self) -> VirtualClock:
-        """The clock that it was made with. Raises InvalidArgument if there was none."""
+        """The clock that the cluster was made with. Raises InvalidArgument if there is none."""
         if self._virtual is None:
             raise InvalidArgument("this cluster uses the machine's clock, which cannot be moved: use TestCluster(clock=virtual())")
         return self._virtual
@@ -223,14 +223,14 @@ class TestCluster:
         return client
 
     def master(self, group: str = "") -> str:
-        """The master of a group, which may be left out if there is one broker group. Raises NotConnected if there is none just now."""
+        """The master of a group, which may be omitted if there is one broker group. Raises NotConnected if it has none at the moment."""
         serving = [each for each in self._replicas(self._group(group)) if each.is_serving]
         if not serving:
             raise NotConnected(f"{self._group(group)} has no master at the moment: `await cluster.until_master()`")
         return max(serving, key=lambda each: each.epoch).name
 
     async def until_master(self, group: str = "", *, other_than: str = "") -> str:
-        """Wait until the group has a master that clients can find, another one than `other_than`; its name.
+        """Wait until the group has a master that clients can find and that is not `other_than`. Returns its name.
 
         Raises NotConnected after twenty seconds without.
         """
@@ -265,7 +265,7 @@ class TestCluster:
         return [each for each in found if isinstance(each, ReplicaMachine)]
 
     def machine(self, name: str) -> Machine:
-        """What is behind a name, for tests of QMQ itself. Raises InvalidArgument."""
+        """The object of a machine, for tests of QMQ itself. Raises InvalidArgument."""
         self._require_running()
         found = self._machines.get(name)
         if found is None:
@@ -308,7 +308,7 @@ class TestCluster:
             heal()
 
     def cut(self, name: str, other: str = "") -> Callable[[], None]:
-        """The same until what is returned is called. Raises InvalidArgument."""
+        """As `partition`, until the returned function is called. Raises InvalidArgument."""
         parties = (*self.names, COORDINATION, CLIENTS, *self._strangers)
         for each in (name, other or name):
             if each not in parties:

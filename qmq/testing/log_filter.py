@@ -1,4 +1,4 @@
-"""Servers that are cut off or killed on purpose have much to say, which nobody asked for."""
+"""Silences the log of servers that a test cuts off or kills on purpose."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Final
 
 SERVERS: Final = ("broker", "coordination", "delay", "meta", "node", "replication", "rpc")
 _LEVEL: Final = logging.ERROR - 1
-"""No level that anybody else sets: by it our own setting is known."""
+"""A level that nobody else sets, to recognise our own setting."""
 _users = [0]
 
 

@@ -37,9 +37,9 @@ log = logging.getLogger("qmq.testing")
 DATA_PORT: Final = 1
 CONTROL_PORT: Final = 2
 TIMING: Final = Timing(heartbeat_ms=50, suspect_ms=300, lost_ms=60, poll_ms=60, fence_ms=1_000, quorum_ms=1_000)
-"""Elections in tenths of a second: all is one process."""
+"""Elections within tenths of a second, since all is in one process."""
 DELAY: Final = DelayConfig(tick_ms=1, pause_ms=20)
-"""Due to the millisecond: a clock that stands does not come to the next tick by itself."""
+"""Messages are due to the millisecond, since a clock that stands still never reaches the next tick."""
 _NOWHERE: Final = EtcdOptions(("127.0.0.1:1",))
 
 
@@ -65,7 +65,7 @@ class Site:
 
 
 class Machine(Protocol):
-    """One that can be started and killed."""
+    """A machine that can be started and killed."""
 
     name: str
 
@@ -79,11 +79,11 @@ class Machine(Protocol):
         ...
 
     def shut(self) -> None:
-        """Have nothing that it does from now on leave it."""
+        """Make everything that it does from now on have no effect outside."""
         ...
 
     async def kill(self) -> None:
-        """Kill it: shut it, and clear away what is left."""
+        """Kill it: shut it, and clean up."""
         ...
 
 
@@ -124,7 +124,7 @@ class ReplicaMachine:
 
     @property
     def epoch(self) -> int:
-        """The highest that it promised."""
+        """The highest epoch that it promised."""
         return self.node.driver.core.promised if self.node is not None else 0
 
     async def start(self) -> None:
@@ -193,7 +193,7 @@ class ReplicaMachine:
 
 
 class Metaserver:
-    """A machine with a metaserver. It keeps nothing."""
+    """A machine with a metaserver, which has no data."""
 
     def __init__(self, site: Site, name: str) -> None:
         self.name = name

@@ -1,4 +1,4 @@
-"""A disk that a killed process no longer reaches: what is there stays, and nothing else gets there."""
+"""A disk that fails for a killed process: files stay as they are."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from qmq.log.disk import Disk
 
 
 class MortalDisk(Disk):
-    """The real one, until `die`. Then whatever would change a file fails; files that are open can be read and closed."""
+    """The real disk until `die`. After that every change fails; open files can be read and closed."""
 
     def __init__(self) -> None:
         self._is_dead = False

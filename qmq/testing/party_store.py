@@ -1,4 +1,4 @@
-"""The coordination store as one party sees it: all share one, and who is cut off from it, or dead, hears and says nothing.
+"""The coordination store as one party sees it: all share one store, and a party that is cut off or dead cannot reach it.
 
 The store is the one of `qmq dev`, in memory. Its leases run by the cluster's clock.
 """
@@ -70,7 +70,7 @@ class PartyStore:
         await self._store.revoke(lease)
 
     async def watch(self, prefix: str, start_revision: int) -> AsyncIterator[WatchedChanges]:
-        """See CoordinationStore. It breaks with the first change that does not arrive."""
+        """See CoordinationStore. It breaks with the first change that cannot be delivered."""
         self._require()
         found: Any = self._store.watch(prefix, start_revision)
         async with aclosing(found) as changes:

@@ -32,7 +32,7 @@ BUFFER_BYTES: Final = 256 * limits.KIB
 
 
 class FrameKind(IntEnum):
-    """What a frame asks or answers."""
+    """The kind of a frame."""
 
     HELLO = 1
     WELCOME = 2
@@ -51,11 +51,11 @@ class FrameKind(IntEnum):
     ERROR = 15
     SETTLED = 16
     PRODUCE_FAST = 17
-    """PRODUCE that is answered when the master has it (`acks=master`); may be lost with the master."""
+    """PRODUCE that is answered when the master has written it (`acks=master`); may be lost with the master."""
     REPLICA_HELLO = 18
     """First frame between replicas of a group."""
     REPLICA = 19
-    """What replicas say to each other (qmq_replication/wire.py)."""
+    """Messages between replicas (qmq_replication/wire.py)."""
     LANE_ATTACH = 20
     LANE_ATTACHED = 21
     LANE_PULL = 22
@@ -67,7 +67,7 @@ class FrameKind(IntEnum):
     BEGUN = 27
     """A consumer begins to work on messages that failed before. Not answered."""
     PRODUCE_FLUSHED = 28
-    """PRODUCE that is answered when a majority has flushed it (`acks=flushed`); no power cut takes it."""
+    """PRODUCE that is answered when a majority has flushed it (`acks=flushed`); survives any power cut."""
     REAUTH = 29
     """A newer token for this connection (docs/ACCESS.md). Answered by OK."""
 
@@ -199,7 +199,7 @@ class FrameReader:
 
     @property
     def awaits_rest(self) -> bool:
-        """Whether a frame has come in part."""
+        """Whether a part of a frame has arrived."""
         return self._large is not None or bool(self._rest) or self._end > self._start
 
     def grow(self, buffer_bytes: int) -> None:
@@ -215,7 +215,7 @@ class FrameReader:
         self._start, self._end, self._grown_bytes = 0, len(rest), 0
 
     def release(self) -> None:
-        """The stream has ended: let go of the buffers now, not when the garbage collector finds the connection."""
+        """The stream has ended: free the buffers now, not when the connection is garbage-collected."""
         self._buffer, self._view, self._large, self._rest = bytearray(), memoryview(b""), None, b""
         self._start = self._end = 0
         if self._partial is not None:

@@ -1,4 +1,4 @@
-"""What each kind of frame carries, packed and unpacked. Pure.
+"""The payload of each kind of frame, packed and unpacked. Pure.
 
 Frequent payloads are fixed structs (little endian); the rare ones that open a conversation (HELLO, WELCOME, ATTACH, ATTACHED) or ask
 much at once (FETCH, FIND) are JSON objects, so that they can grow and any language can read them. A payload that does not parse is a
@@ -58,7 +58,7 @@ _J = TypeVar("_J", bound="_JsonMessage")
 
 
 class _JsonMessage:
-    """A payload that is one JSON object; unknown fields are passed over, so that a newer peer may add some."""
+    """A payload that is one JSON object; unknown fields are ignored, so that a newer peer may add some."""
 
     def pack(self) -> bytes:
         return json.dumps(asdict(self), separators=(",", ":")).encode()  # type: ignore[call-overload]

@@ -27,14 +27,14 @@ class Lane:
         return self.is_leased
 
     def worked(self, *, is_urgent: bool) -> None:
-        raise AssertionError("the desk asks for nothing to be told")
+        raise AssertionError("the dispatcher asks for nothing to be told")
 
     async def confirmed(self, cell: Cell) -> None:
-        raise AssertionError("the desk waits for nothing")
+        raise AssertionError("the dispatcher waits for nothing")
 
 
 class Nobody:
-    """Takes no verdicts: the tests give them to the desk."""
+    """Takes no verdicts: the tests give them to the dispatcher."""
 
     def finish(self, message: OrderedMessage) -> None:
         raise AssertionError
@@ -46,8 +46,8 @@ class Nobody:
         raise AssertionError
 
 
-def bring(desk: KeyDispatcher, lane: Lane, *keys: bytes) -> list[OrderedMessage]:
-    """A message for each key comes to a lane, and to the desk."""
+def bring(dispatcher: KeyDispatcher, lane: Lane, *keys: bytes) -> list[OrderedMessage]:
+    """A message for each key comes to a lane, and to the dispatcher."""
     at = lane.core.position
     _, region = encode(b"s", Columns(list(keys), keys=list(keys)), producer_id=1, batch_sequence=0, create_time_ms=1)
     view = BatchView(Envelope(Kind.DATA, ENVELOPE_BYTES + len(region), 0, at, 1, 1, 1, 0), region)
@@ -55,130 +55,130 @@ def bring(desk: KeyDispatcher, lane: Lane, *keys: bytes) -> list[OrderedMessage]
     arrivals = [LaneArrival(at + index, key, 1) for index, key in enumerate(keys)]
     cells = lane.core.delivered(arrivals, at + len(keys), is_end=False)
     messages = [OrderedMessage(Nobody(), lane, cell, Decoded(view), index, 1, 1) for index, cell in enumerate(cells)]
-    desk.put(messages)
+    dispatcher.put(messages)
     return messages
 
 
 def test_nothing_is_handed_out_of_a_lane_whose_lease_may_be_over_and_all_of_it_in_order_when_it_is_sure_again() -> None:
-    desk, lane, other = KeyDispatcher(), Lane(), Lane()
-    bring(desk, lane, b"a", b"a", b"b")
-    bring(desk, other, b"c")
+    dispatcher, lane, other = KeyDispatcher(), Lane(), Lane()
+    bring(dispatcher, lane, b"a", b"a", b"b")
+    bring(dispatcher, other, b"c")
     lane.is_leased = False
-    taken = desk.take()
+    taken = dispatcher.take()
     assert taken is not None
     assert taken.lane is other
-    assert desk.take() is None
+    assert dispatcher.take() is None
     lane.is_leased = True
-    desk.review(lane)
-    first, second = desk.take(), desk.take()
+    dispatcher.review(lane)
+    first, second = dispatcher.take(), dispatcher.take()
     assert first is not None
     assert second is not None
     assert {(each.cell.key, each.sequence) for each in (first, second)} == {(b"a", 0), (b"b", 2)}
-    assert desk.take() is None
-    assert desk.done(first if first.cell.key == b"a" else second)
-    last = desk.take()
+    assert dispatcher.take() is None
+    assert dispatcher.done(first if first.cell.key == b"a" else second)
+    last = dispatcher.take()
     assert last is not None
     assert (last.cell.key, last.sequence) == (b"a", 1)
 
 
 def test_a_message_to_be_tried_again_waits_too_while_the_lease_may_be_over() -> None:
-    desk, lane = KeyDispatcher(), Lane()
-    bring(desk, lane, b"a")
-    message = desk.take()
+    dispatcher, lane = KeyDispatcher(), Lane()
+    bring(dispatcher, lane, b"a")
+    message = dispatcher.take()
     assert message is not None
-    assert desk.failed(message, 0, None)
-    assert desk.take() is None
-    desk.due(lane.core.due(100))
+    assert dispatcher.failed(message, 0, None)
+    assert dispatcher.take() is None
+    dispatcher.due(lane.core.due(100))
     lane.is_leased = False
-    assert desk.take() is None
+    assert dispatcher.take() is None
     lane.is_leased = True
-    again = desk.take()
+    again = dispatcher.take()
     assert again is not None
     assert again.attempt == 2
 
 
 def test_a_blocked_lane_goes_on_when_the_message_that_blocks_it_succeeds() -> None:
-    desk, lane, other = KeyDispatcher(), Lane(), Lane()
-    bring(desk, lane, b"a", b"b")
-    bring(desk, other, b"c")
-    bad = desk.take()
+    dispatcher, lane, other = KeyDispatcher(), Lane(), Lane()
+    bring(dispatcher, lane, b"a", b"b")
+    bring(dispatcher, other, b"c")
+    bad = dispatcher.take()
     assert bad is not None
-    desk.failed(bad, 0, None)
-    free = desk.take()
+    dispatcher.failed(bad, 0, None)
+    free = dispatcher.take()
     assert free is not None
     assert free.lane is other
-    assert desk.take() is None
-    desk.due(lane.core.due(100))
-    again = desk.take()
+    assert dispatcher.take() is None
+    dispatcher.due(lane.core.due(100))
+    again = dispatcher.take()
     assert again is not None
     assert again.cell is bad.cell
-    assert desk.take() is None, "blocked until it succeeds"
-    desk.done(again)
-    following = desk.take()
+    assert dispatcher.take() is None, "blocked until it succeeds"
+    dispatcher.done(again)
+    following = dispatcher.take()
     assert following is not None
     assert following.cell.key == b"b"
 
 
 def test_a_key_whose_message_waits_for_another_try_is_free_when_its_lane_is_lost() -> None:
-    desk, lane, successor = KeyDispatcher(), Lane(), Lane()
-    bring(desk, lane, b"a")
-    message = desk.take()
+    dispatcher, lane, successor = KeyDispatcher(), Lane(), Lane()
+    bring(dispatcher, lane, b"a")
+    message = dispatcher.take()
     assert message is not None
-    desk.failed(message, 0, None)
-    desk.dropped(lane, lane.core.lost())
-    bring(desk, successor, b"a")
-    again = desk.take()
+    dispatcher.failed(message, 0, None)
+    dispatcher.dropped(lane, lane.core.lost())
+    bring(dispatcher, successor, b"a")
+    again = dispatcher.take()
     assert again is not None
     assert again.lane is successor
 
 
 def test_a_key_whose_handler_is_still_at_it_is_not_free_when_its_lane_is_lost() -> None:
-    desk, lane, successor = KeyDispatcher(), Lane(), Lane()
-    bring(desk, lane, b"a")
-    message = desk.take()
+    dispatcher, lane, successor = KeyDispatcher(), Lane(), Lane()
+    bring(dispatcher, lane, b"a")
+    message = dispatcher.take()
     assert message is not None
-    desk.dropped(lane, lane.core.lost())
-    bring(desk, successor, b"a")
-    assert desk.take() is None
-    assert not desk.done(message)
-    again = desk.take()
+    dispatcher.dropped(lane, lane.core.lost())
+    bring(dispatcher, successor, b"a")
+    assert dispatcher.take() is None
+    assert not dispatcher.done(message)
+    again = dispatcher.take()
     assert again is not None
     assert again.lane is successor
 
 
 def test_a_message_that_was_held_back_is_forgotten_with_its_lane() -> None:
-    desk, lane, successor = KeyDispatcher(), Lane(), Lane()
-    bring(desk, lane, b"a", b"a")
+    dispatcher, lane, successor = KeyDispatcher(), Lane(), Lane()
+    bring(dispatcher, lane, b"a", b"a")
     lane.is_leased = False
-    assert desk.take() is None
-    desk.dropped(lane, lane.core.lost())
-    bring(desk, successor, b"a")
-    taken = desk.take()
+    assert dispatcher.take() is None
+    dispatcher.dropped(lane, lane.core.lost())
+    bring(dispatcher, successor, b"a")
+    taken = dispatcher.take()
     assert taken is not None
     assert taken.lane is successor
-    assert desk.take() is None
+    assert dispatcher.take() is None
 
 
 def test_a_message_whose_handler_was_cut_off_is_next() -> None:
-    desk, lane = KeyDispatcher(), Lane()
-    bring(desk, lane, b"a", b"a", b"b")
-    message = desk.take()
+    dispatcher, lane = KeyDispatcher(), Lane()
+    bring(dispatcher, lane, b"a", b"a", b"b")
+    message = dispatcher.take()
     assert message is not None
-    desk.put_back(message)
-    again = desk.take()
+    dispatcher.put_back(message)
+    again = dispatcher.take()
     assert again is not None
     assert (again.sequence, again.attempt) == (0, 1)
 
 
 def test_a_rejected_message_sets_its_key_aside_with_what_follows_and_blocks_nothing() -> None:
-    desk, lane = KeyDispatcher(), Lane()
-    bring(desk, lane, b"a", b"b", b"a")
-    bad = desk.take()
+    dispatcher, lane = KeyDispatcher(), Lane()
+    bring(dispatcher, lane, b"a", b"b", b"a")
+    bad = dispatcher.take()
     assert bad is not None
-    assert desk.rejected(bad)
+    assert dispatcher.rejected(bad)
     assert lane.core.parked == {b"a"}
-    free = desk.take()
+    free = dispatcher.take()
     assert free is not None
     assert free.cell.key == b"b"
-    assert desk.take() is None
+    assert dispatcher.take() is None
     lane.core.check()
