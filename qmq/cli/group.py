@@ -10,10 +10,11 @@ import typer
 import qmq
 from qmq.cli.group_settings import set_settings, show_settings
 from qmq.cli.output import SERVER, Json, Server, console, fail, run, show, tell_silent
-from qmq.cli.route import described, emit
+from qmq.cli.route import emit
 from qmq.cli.route_view import group_view
 from qmq.client.partial import Partial
 from qmq.errors import InvalidArgument, OrderMismatch, UnknownGroup
+from qmq.operations.route_reading import described
 
 app = typer.Typer(no_args_is_help=True, help="Consumer groups: list, show, reset, delete, set, settings.")
 app.command("set")(set_settings)

@@ -14,10 +14,11 @@ import qmq
 from qmq.cli import route_change, route_export
 from qmq.cli.output import SERVER, DryRun, Json, Server, console, run, show, time_text
 from qmq.cli.route_change import Subject
-from qmq.cli.route_facts import change_facts, facts, read_partitions
 from qmq.cli.route_view import history_table, subject_view
 from qmq.cli.table import LineTable
 from qmq.errors import InvalidArgument
+from qmq.operations.route_facts import change_facts
+from qmq.operations.route_reading import described
 
 if TYPE_CHECKING:
     from qmq.proto.v1 import meta_pb2 as pb
@@ -68,18 +69,6 @@ def show_route(
 
     found = run(_show())
     emit(found, subject_view(found, console.width), as_json=as_json)
-
-
-async def described(mq: qmq.Client, subject: str, version: int = 0) -> dict[str, Any]:
-    """A subject's facts. Where partitions of other versions were, the history says, and the first route."""
-    found = await mq.metadata.describe_route(subject, version)
-    places = {each.number: each for each in found.route.partitions}
-    wanted = read_partitions(found) | set(found.route.fenced)
-    if wanted - places.keys():
-        places |= {each.number: each for change in await mq.metadata.route_history(subject) for each in change.targets}
-    if wanted - places.keys():
-        places |= {each.number: each for each in (await mq.metadata.describe_route(subject, 1)).route.partitions}
-    return facts(found, places)
 
 
 @app.command("history")

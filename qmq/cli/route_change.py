@@ -21,9 +21,9 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn
 import qmq
 from qmq.cli.cli_timing import CliTiming, timing_of
 from qmq.cli.output import SERVER, DryRun, Json, Server, console, errors, run
-from qmq.cli.route_facts import change_facts, left_in, place_facts, undo_command
 from qmq.cli.route_view import change_text, plan_view
 from qmq.errors import CoordinationUnavailable, InvalidArgument, Unavailable, UnknownPartition
+from qmq.operations.route_facts import change_facts, left_in, plan_facts, undo_command
 
 if TYPE_CHECKING:
     from qmq.proto.v1 import meta_pb2 as pb
@@ -163,24 +163,6 @@ async def _plan(subject: str, planned: Planned, manner: Manner) -> dict[str, Any
         operation = planned(now)
         found = await mq.metadata.change_route(subject, **operation, from_version=now.route.version, reason=manner.reason, dry_run=True)
         return plan_facts(now, found, await mq.metadata.route_history(subject))
-
-
-def plan_facts(now: pb.DescribeRouteResponse, found: pb.ChangeRouteResponse, history: list[pb.RouteChangeInfo]) -> dict[str, Any]:
-    """What a change would mean, as JSON has it. Pure."""
-    subject, sources = now.settings.name, list(found.change.sources)
-    width = sum(each.lps.end - each.lps.first for each in now.route.partitions if each.number in sources)
-    refused = [each["refused_ms_max"] for each in map(change_facts, history) if each["refused_ms_max"] is not None]
-    return {
-        "subject": subject,
-        "from_version": now.route.version,
-        "change": change_facts(found.change),
-        "before": [place_facts(each) for each in now.route.partitions],
-        "after": [place_facts(each) for each in found.route.partitions],
-        "refused_percent": round(100 * width / now.route.logical_partitions, 2),
-        "last_refused_ms_max": refused[-1] if refused else None,
-        "groups": [{"group": each.group, "version": each.version, "left": left_in(each, sources)} for each in now.groups],
-        "undo": undo_command(subject, found.change, now.route.partitions),
-    }
 
 
 async def _do(subject: str, planned: Planned, manner: Manner) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from console_support import clients_of
 from qmq.client.client import Client
 from qmq.console.console_config import ConsoleConfig
 from qmq.console.console_server import ConsoleServer
+from qmq.model import Order, SubjectConfig
 from qmq.testing import TestCluster
 
 playwright = pytest.importorskip("playwright.async_api", reason="scripts/setup installs it")
@@ -87,6 +88,8 @@ async def filled(mq: Client) -> list[str]:
             message.reject(f"cannot read {message.key}")
     async with mq.consumer("orders", "shipping", ack="explicit") as consumer:
         await (await anext(consumer)).ack_sync()
+    await mq.metadata.create_subject(SubjectConfig("accounts", order=Order.STRICT, logical_partitions=1024), partitions=2)
+    await mq.send("accounts", b"open", key="customer-1")
     await mq.send("reminders", b"pay, please", key="customer-1", delay=timedelta(days=40))
     await mq.send("reminders", b"tidy up", cron="0 9 * * *", zone="Europe/Berlin")
     while sum(each.waiting for each in await mq.metadata.dead_letter_queues("billing")) < len(HOSTILE):
@@ -120,10 +123,12 @@ def screens(stage: Stage) -> list[str]:
         "/dead-letters/billing",
         f"/messages/{stage.ids[0]}",
         "/cluster",
+        "/delays",
+        "/subjects/accounts/route?verb=split&partitions=1",
     ]
 
 
-NAMES = ("overview", "subjects", "subject", "search", "dead-letters", "group-letters", "message", "cluster")
+NAMES = ("overview", "subjects", "subject", "search", "dead-letters", "group-letters", "message", "cluster", "delays", "route")
 
 
 async def test_the_printed_address_lets_in_and_leaves_no_key_behind(stage: Stage, page: Any) -> None:

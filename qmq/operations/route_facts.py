@@ -201,3 +201,21 @@ def undo_command(subject: str, change: pb.RouteChangeInfo, before: Iterable[pb.O
         cuts = " ".join(f"--at {each.lps.first}" for each in sources[1:])
         return f"qmq route split {subject} {targets[0]} {cuts} {' '.join(f'--to {group}' for group in groups)}"
     return f"qmq route move {subject} {targets[0]} --to {groups[0]}"
+
+
+def plan_facts(now: pb.DescribeRouteResponse, found: pb.ChangeRouteResponse, history: list[pb.RouteChangeInfo]) -> dict[str, Any]:
+    """What a change would mean, as JSON has it. Pure."""
+    subject, sources = now.settings.name, list(found.change.sources)
+    width = sum(each.lps.end - each.lps.first for each in now.route.partitions if each.number in sources)
+    refused = [each["refused_ms_max"] for each in map(change_facts, history) if each["refused_ms_max"] is not None]
+    return {
+        "subject": subject,
+        "from_version": now.route.version,
+        "change": change_facts(found.change),
+        "before": [place_facts(each) for each in now.route.partitions],
+        "after": [place_facts(each) for each in found.route.partitions],
+        "refused_percent": round(100 * width / now.route.logical_partitions, 2),
+        "last_refused_ms_max": refused[-1] if refused else None,
+        "groups": [{"group": each.group, "version": each.version, "left": left_in(each, sources)} for each in now.groups],
+        "undo": undo_command(subject, found.change, now.route.partitions),
+    }

@@ -1,0 +1,129 @@
+"""*Delays*: what is due when, as a calendar of two years; a day's messages; cancel or move one."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
+from datetime import UTC, date, datetime, timedelta
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Final
+
+from starlette.responses import Response
+
+from qmq.console.bodies import text_or_hex
+from qmq.console.command_lines import command
+from qmq.console.message_finding import moment_ms
+from qmq.console.page import ConsolePage, RefusedRequest
+from qmq.console.wording import exact_time
+from qmq.errors import InvalidArgument, QmqError
+
+if TYPE_CHECKING:
+    from qmq.client.delayed_message import DelayBucket, DelayedMessage
+
+DAYS: Final = 731
+LEVELS: Final = 4
+"""Shades of a day that has anything, by powers of ten."""
+SHOWN_MAX: Final = 100
+
+
+@dataclass(frozen=True, slots=True)
+class CalendarDay:
+    """A day (UTC) of the calendar: its place in weeks, and how many messages are due. `level` is 0 for none."""
+
+    day: date
+    week: int
+    weekday: int
+    pending: int
+
+    @property
+    def level(self) -> int:
+        return min(len(str(self.pending)), LEVELS) if self.pending else 0
+
+    @property
+    def next_day(self) -> date:
+        return self.day + timedelta(days=1)
+
+
+def calendar(buckets: Iterable[DelayBucket], today: date) -> tuple[list[CalendarDay], int]:
+    """Two years from this week's Monday on, and how many are due before today. Pure.
+
+    A bucket counts on the day on which it begins.
+    """
+    counts: dict[date, int] = {}
+    for each in buckets:
+        day = each.start.astimezone(UTC).date()
+        counts[day] = counts.get(day, 0) + each.pending
+    first = today - timedelta(days=today.weekday())
+    days = [first + timedelta(days=number) for number in range(DAYS + today.weekday())]
+    late = sum(count for day, count in counts.items() if day < today)
+    return [CalendarDay(day, number // 7, number % 7, counts.get(day, 0) if day >= today else 0) for number, day in enumerate(days)], late
+
+
+def months(days: Iterable[CalendarDay]) -> list[tuple[str, int]]:
+    """How many are due in each month that has any: the calendar as text. Pure."""
+    found: dict[str, int] = {}
+    for each in days:
+        if each.pending:
+            found[f"{each.day:%Y-%m}"] = found.get(f"{each.day:%Y-%m}", 0) + each.pending
+    return list(found.items())
+
+
+async def show_delays(page: ConsolePage) -> Response:
+    """The calendar, and the messages of the chosen time."""
+    stats = await page.mq.delayed.stats()
+    today = datetime.fromtimestamp(page.wall_s(), UTC).date()
+    days, late = calendar([bucket for group in stats.groups for bucket in group.buckets], today)
+    subject, start_ms, end_ms = page.text("subject"), moment_ms(page.text("start")), moment_ms(page.text("end"))
+    messages: list[DelayedMessage] = []
+    failure, silent = "", dict[str, str]()
+    try:
+        found = page.mq.delayed.list(subject, _time(start_ms), _time(end_ms), SHOWN_MAX + 1, silent=silent)
+        messages = [each async for each in found]
+    except QmqError as cause:
+        failure = str(cause)
+    asked = {"from": exact_time(start_ms), "to": exact_time(end_ms)}
+    return await page.render(
+        "delays.html",
+        stats=stats,
+        silent={**stats.silent, **silent},
+        days=days,
+        months=months(days),
+        late=late,
+        weeks=days[-1].week + 1,
+        messages=[(each, int(each.due.timestamp() * 1000), text_or_hex(each.key_bytes or b"")) for each in messages[:SHOWN_MAX]],
+        is_more=len(messages) > SHOWN_MAX,
+        subject=subject,
+        start=asked["from"],
+        end=asked["to"],
+        failure=failure,
+        command=command("delay", "list", *([subject] if subject else []), **asked),
+        make_command=command,
+    )
+
+
+def _time(time_ms: int) -> datetime | None:
+    return datetime.fromtimestamp(time_ms / 1000, UTC) if time_ms else None
+
+
+async def act_on_delayed(page: ConsolePage) -> Response:
+    """Cancel or move one message; a cancel asks for the subject's name."""
+    form = await page.form()
+    delayed_id, verb = form.get("id", "").strip(), form.get("verb", "")
+    if verb == "move":
+        to_ms = moment_ms(form.get("to", "").strip())
+        if not to_ms:
+            raise InvalidArgument("say when the message shall be due: 2027-01-01T09:00Z")
+        moved = await page.mq.delayed.move(delayed_id, datetime.fromtimestamp(to_ms / 1000, UTC))
+        return page.back("/delays", page.words("delays.moved", subject=moved.subject, time=exact_time(int(moved.due.timestamp() * 1000))))
+    if verb != "cancel":
+        raise InvalidArgument(f"a delayed message is cancelled or moved, not {verb!r}")
+    found = await page.mq.delayed.show(delayed_id)
+    if form.get("confirm", "").strip() != found.subject:
+        raise RefusedRequest(HTTPStatus.BAD_REQUEST, page.words("refused.confirm", name=found.subject))
+    await page.mq.delayed.cancel(delayed_id)
+    return page.back("/delays", page.words("delays.cancelled", subject=found.subject))
+
+
+Show = Callable[[ConsolePage], Awaitable[Response]]
+PAGES: Final[tuple[tuple[str, Show], ...]] = (("/delays", show_delays),)
+ACTS: Final[tuple[tuple[str, Show], ...]] = (("/delays", act_on_delayed),)

@@ -1,0 +1,167 @@
+"""*Route* and *lanes* of an ordered subject: logical partitions, who reads which, parked keys; a change is planned before it is made."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Any, Final
+
+from starlette.responses import Response
+
+from qmq.console.command_lines import command
+from qmq.console.page import ConsolePage, RefusedRequest, number_of
+from qmq.console.subject_pages import subject_of
+from qmq.errors import InvalidArgument, QmqError
+from qmq.operations.key_texts import key_text
+from qmq.operations.route_facts import change_facts, plan_facts
+from qmq.operations.route_reading import described
+from qmq.proto.v1 import meta_pb2 as pb
+
+KINDS: Final = 6
+"""Colours of broker groups in a drawing."""
+WIDTH: Final = 1000
+VERBS: Final = ("split", "merge", "move")
+NUMBER_MAX: Final = (1 << 32) - 1
+PARKED_MAX: Final = 200
+
+
+@dataclass(frozen=True, slots=True)
+class RouteRequest:
+    """A change that a person asks for: what the form says."""
+
+    verb: str = ""
+    partitions: tuple[int, ...] = ()
+    at: tuple[int, ...] = ()
+    parts: int = 0
+    to: str = ""
+
+    @classmethod
+    def of(cls, given: Mapping[str, str]) -> RouteRequest:
+        """From an address or a form; empty if it asks for nothing. Raises InvalidArgument."""
+        verb = given.get("verb", "").strip()
+        if not verb:
+            return cls()
+        if verb not in VERBS:
+            raise InvalidArgument(f"a route is split, merged or moved, not {verb!r}")
+        partitions = _numbers("partitions", given.get("partitions", ""))
+        if not partitions or (len(partitions) > 1) is not (verb == "merge"):
+            raise InvalidArgument("a merge names two partitions or more, a split or a move names one")
+        to = given.get("to", "").strip()
+        if verb == "move" and not to:
+            raise InvalidArgument("a move names the broker group that shall take the partition")
+        return cls(verb, partitions, _numbers("at", given.get("at", "")), number_of("parts", given.get("parts", ""), 0, 1024), to)
+
+    def operation(self) -> dict[str, Any]:
+        """As `MetadataClient.change_route` takes it."""
+        if self.verb == "merge":
+            return {"merge": pb.MergeOperation(partitions=self.partitions, broker_group=self.to)}
+        if self.verb == "move":
+            return {"move": pb.MoveOperation(partition=self.partitions[0], broker_group=self.to)}
+        count = len(self.at) + 1 if self.at else self.parts or 2
+        groups = [self.to] * count if self.to else []
+        parts = 0 if self.at else count
+        return {"split": pb.SplitOperation(partition=self.partitions[0], at=sorted(self.at), parts=parts, broker_groups=groups)}
+
+    def line(self, subject: str) -> str:
+        """The command line that does the same."""
+        options: dict[str, Any] = {"to": self.to}
+        if self.verb == "split":
+            options |= {"at": self.at, "parts": None if self.at else self.parts or None}
+        return command("route", self.verb, subject, *self.partitions, **options)
+
+
+def _numbers(name: str, text: str) -> tuple[int, ...]:
+    return tuple(number_of(name, each, 0, NUMBER_MAX) for each in text.replace(",", " ").split())
+
+
+@dataclass(frozen=True, slots=True)
+class DrawnCell:
+    """A partition in a drawing WIDTH wide; `kind` chooses its colour."""
+
+    x: float
+    width: float
+    kind: int
+    title: str
+
+
+def cells(places: list[dict[str, Any]], count: int, groups: list[str]) -> list[DrawnCell]:
+    """The logical partitions from the first to the last, as wide as their ranges. Pure."""
+    return [
+        DrawnCell(
+            round(WIDTH * each["first"] / count, 2),
+            round(WIDTH * (each["end"] - each["first"]) / count, 2),
+            groups.index(each["broker_group"]) % KINDS if each["broker_group"] in groups else 0,
+            f"{each['partition']}: {each['first']} - {each['end'] - 1}, {each['broker_group']}",
+        )
+        for each in sorted(places, key=lambda each: each["first"])
+    ]
+
+
+async def show_route(page: ConsolePage) -> Response:
+    """The route; with a change in the address, its plan."""
+    subject = subject_of(page)
+    found = await described(page.mq, subject)
+    asked, plan, failure = RouteRequest(), None, ""
+    try:
+        asked = RouteRequest.of(page.request.query_params)
+        if asked.verb:
+            plan = await _plan(page, subject, asked)
+    except QmqError as cause:
+        failure = str(cause)
+    history = await page.mq.metadata.route_history(subject)
+    groups = sorted({each["broker_group"] for each in [*found["partitions"], *(plan["after"] if plan else [])]})
+    count = found["logical_partitions"]
+    return await page.render(
+        "route.html",
+        400 if failure else 200,
+        subject=subject,
+        route=found,
+        drawn=cells(found["partitions"], count, groups),
+        planned=cells(plan["after"], count, groups) if plan else [],
+        broker_groups=groups,
+        history=[change_facts(each) for each in reversed(history)],
+        asked=asked,
+        plan=plan,
+        failure=failure,
+        parked=await _parked(page, subject, found),
+        command=command("route", "show", subject),
+        plan_command=asked.line(subject) if asked.verb else "",
+        verbs=VERBS,
+        make_command=command,
+    )
+
+
+async def _plan(page: ConsolePage, subject: str, asked: RouteRequest) -> dict[str, Any]:
+    now = await page.mq.metadata.describe_route(subject)
+    planned = await page.mq.metadata.change_route(subject, **asked.operation(), from_version=now.route.version, dry_run=True)
+    return plan_facts(now, planned, await page.mq.metadata.route_history(subject))
+
+
+async def _parked(page: ConsolePage, subject: str, found: dict[str, Any]) -> list[tuple[str, str, int, int]]:
+    """(group, key, partition, messages) of keys that groups set aside."""
+    rows = []
+    for group in found["groups"]:
+        if group["parked_keys"]:
+            keys = await page.mq.metadata.parked(subject, group["group"], keys_max=PARKED_MAX)
+            rows += [(group["group"], key_text(each.key), each.partition, each.messages) for each in keys]
+    return rows
+
+
+async def change_route(page: ConsolePage) -> Response:
+    """Make a change that was planned from the version that it says, or nothing."""
+    form, subject = await page.form(), subject_of(page)
+    if form.get("confirm", "").strip() != subject:
+        raise RefusedRequest(HTTPStatus.BAD_REQUEST, page.words("refused.confirm", name=subject))
+    asked = RouteRequest.of(form)
+    version = number_of("version", form.get("version", ""), 0, NUMBER_MAX)
+    if not asked.verb or not version:
+        raise InvalidArgument("the form names no change, or no version from which it starts: plan it first")
+    reason = f"console: {await page.caller.principal()}"
+    made = await page.mq.metadata.change_route(subject, **asked.operation(), from_version=version, reason=reason)
+    return page.back(f"/subjects/{subject}/route", page.words("route.changed", version=made.change.to_version))
+
+
+Show = Callable[[ConsolePage], Awaitable[Response]]
+PAGES: Final[tuple[tuple[str, Show], ...]] = (("/subjects/{subject}/route", show_route),)
+ACTS: Final[tuple[tuple[str, Show], ...]] = (("/subjects/{subject}/route", change_route),)
