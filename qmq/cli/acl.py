@@ -89,7 +89,9 @@ def _put(principal: str, operations: str, kind: str, pattern: str, rule_id: str,
 
 
 @rules.command("remove")
-def remove(rule_id: Annotated[str, typer.Argument(help="As `qmq acl list` has it.")], server: Server = SERVER) -> None:
+def remove(
+    rule_id: Annotated[str, typer.Argument(help="As `qmq acl list` has it.")], as_json: Json = False, server: Server = SERVER
+) -> None:
     """Take a rule away."""
 
     async def _ask() -> None:
@@ -97,6 +99,8 @@ def remove(rule_id: Annotated[str, typer.Argument(help="As `qmq acl list` has it
             await mq.access.delete_rule(rule_id)
 
     run(_ask())
+    if as_json:
+        show("removed", ("rule",), [(rule_id,)], as_json=True)
 
 
 @rules.command("test")
@@ -124,7 +128,9 @@ def tell_decision(
 
 @rules.command("mode")
 def mode(
-    new: Annotated[str, typer.Argument(help="off, watch (record what would be refused) or enforce.")], server: Server = SERVER
+    new: Annotated[str, typer.Argument(help="off, watch (record what would be refused) or enforce.")],
+    as_json: Json = False,
+    server: Server = SERVER,
 ) -> None:
     """Say whether the rules hold."""
 
@@ -132,7 +138,11 @@ def mode(
         async with qmq.connect(server) as mq:
             return await mq.access.set_mode(new)
 
-    typer.echo(f"mode: {run(_ask())} -> {new}")
+    before = run(_ask())
+    if as_json:
+        show("mode", ("from", "to"), [(before, new)], as_json=True)
+        return
+    typer.echo(f"mode: {before} -> {new}")
 
 
 # --- roles -------------------------------------------------------------------------------------------------------------
@@ -151,25 +161,37 @@ def list_roles(as_json: Json = False, server: Server = SERVER) -> None:
 
 
 @roles.command("add")
-def add_to_role(role: str, principals: Annotated[list[str], typer.Argument(help="app:NAME or op:NAME.")], server: Server = SERVER) -> None:
+def add_to_role(
+    role: str,
+    principals: Annotated[list[str], typer.Argument(help="app:NAME or op:NAME.")],
+    as_json: Json = False,
+    server: Server = SERVER,
+) -> None:
     """Take principals into a role; it is made with the first one."""
-    _change_role(role, principals, [], server)
+    _change_role(role, principals, [], as_json, server)
 
 
 @roles.command("remove")
 def remove_from_role(
-    role: str, principals: Annotated[list[str], typer.Argument(help="app:NAME or op:NAME.")], server: Server = SERVER
+    role: str,
+    principals: Annotated[list[str], typer.Argument(help="app:NAME or op:NAME.")],
+    as_json: Json = False,
+    server: Server = SERVER,
 ) -> None:
     """Take principals out of a role; it is gone with the last one."""
-    _change_role(role, [], principals, server)
+    _change_role(role, [], principals, as_json, server)
 
 
-def _change_role(name: str, add: list[str], take: list[str], server: str) -> None:
+def _change_role(name: str, add: list[str], take: list[str], as_json: bool, server: str) -> None:
     async def _ask() -> pb.Role:
         async with qmq.connect(server) as mq:
             return await mq.access.change_role(name, add=add, remove=take)
 
-    typer.echo(f"{name}: {', '.join(run(_ask()).members) or 'no members'}")
+    members = list(run(_ask()).members)
+    if as_json:
+        show("role", ("role", "members"), [(name, members)], as_json=True)
+        return
+    typer.echo(f"{name}: {', '.join(members) or 'no members'}")
 
 
 # --- quotas ------------------------------------------------------------------------------------------------------------
@@ -233,7 +255,9 @@ def set_quota(
 
 
 @quotas.command("remove")
-def remove_quota(quota_id: Annotated[str, typer.Argument(help="As `qmq quota list` has it.")], server: Server = SERVER) -> None:
+def remove_quota(
+    quota_id: Annotated[str, typer.Argument(help="As `qmq quota list` has it.")], as_json: Json = False, server: Server = SERVER
+) -> None:
     """Take a quota away."""
 
     async def _ask() -> None:
@@ -241,6 +265,8 @@ def remove_quota(quota_id: Annotated[str, typer.Argument(help="As `qmq quota lis
             await mq.access.delete_quota(quota_id)
 
     run(_ask())
+    if as_json:
+        show("removed", ("quota",), [(quota_id,)], as_json=True)
 
 
 # --- tokens ------------------------------------------------------------------------------------------------------------
@@ -288,6 +314,7 @@ def list_tokens(as_json: Json = False, server: Server = SERVER) -> None:
 @users.command("revoke")
 def revoke(
     whose: Annotated[str, typer.Argument(help="app:NAME or op:NAME for all of somebody's tokens, or a token's id.")],
+    as_json: Json = False,
     server: Server = SERVER,
 ) -> None:
     """Revoke tokens; connections that showed them end within a second."""
@@ -296,7 +323,11 @@ def revoke(
         async with qmq.connect(server) as mq:
             return await mq.access.delete_tokens(**{"principal" if ":" in whose else "token_id": whose})
 
-    typer.echo(f"revoked: {', '.join(run(_ask()))}")
+    revoked = run(_ask())
+    if as_json:
+        show("revoked", ("token id",), [(each,) for each in revoked], as_json=True)
+        return
+    typer.echo(f"revoked: {', '.join(revoked)}")
 
 
 def whoami(as_json: Json = False, server: Server = SERVER) -> None:

@@ -1,28 +1,42 @@
-"""Options that many commands share are added to them here, once, so that no command has to pass them on: `--wide`."""
+"""Options that many commands share are added to them here, once, so that no command has to pass them on: `--wide`, and for those that show
+something `--watch` with `--interval`.
+"""
 
 from __future__ import annotations
 
 import inspect
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping
 from functools import wraps
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any, Final, get_type_hints
 
 import typer
 from typer.models import CommandInfo, TyperInfo
 
 from qmq.cli.nearest import Given
+from qmq.cli.output import EXIT_UNAVAILABLE, console
 from qmq.cli.table import View
 
 Call = Callable[[], Any]
 Wide = Annotated[bool, typer.Option("--wide", help="Show tables as wide as they are, with exact times.")]
 
+Watch = Annotated[bool, typer.Option("--watch", "-w", help="Show it again and again, until Ctrl-C.")]
+Interval = Annotated[float, typer.Option("--interval", min=0.1, help="With --watch: seconds between two looks.")]
+VIEWS: Final = frozenset({"list", "show", "lag", "stats", "status", "settings", "history", "whoami", "meta", "broker", "trace", "why"})
+"""The last words of commands that show something that changes."""
+CLEAR: Final = "\x1b[H\x1b[2J"
+
 
 def add_options(app: typer.Typer) -> None:
     """Give them to the commands of an application, and of its groups."""
-    for info, _ in registered(app, "qmq"):
+    for info, name in registered(app, "qmq"):
         if info.callback is not None:
-            if "as_json" in parameters_in(info):
+            parameters = parameters_in(info)
+            if "as_json" in parameters:
+                if is_view(name) and "watch" not in parameters and "watching" not in parameters:
+                    info.callback = with_option(info.callback, "watch", Watch, False, _repeatedly)
+                    info.callback = with_option(info.callback, "interval_s", Interval, 2.0, _each)
                 info.callback = with_option(info.callback, "wide", Wide, False, _widely)
             info.callback = _remembered(info.callback)
 
@@ -59,6 +73,46 @@ def with_option(callback: Callable[..., Any], name: str, hint: Any, default: Any
     command.__signature__ = inspect.Signature([*given, added])  # type: ignore[attr-defined]
     command.__annotations__ = hints
     return command
+
+
+def is_view(name: str) -> bool:
+    """Whether a command, by its full name, shows something that changes."""
+    return name.split()[-1] in VIEWS
+
+
+class WatchPace:
+    """How fast this process looks again."""
+
+    interval_s = 2.0
+
+
+def _each(interval_s: float, call: Call) -> Any:
+    WatchPace.interval_s = interval_s
+    return call()
+
+
+def _repeatedly(is_watching: bool, call: Call) -> Any:
+    """While nobody answers it goes on; every other error ends it."""
+    if not is_watching:
+        return call()
+    try:
+        while True:
+            _look(call)
+            time.sleep(WatchPace.interval_s)
+    except KeyboardInterrupt:
+        raise typer.Exit(130) from None
+
+
+def _look(call: Call) -> None:
+    """In a terminal the new picture takes the place of the old one at once."""
+    with console.capture() as captured:
+        try:
+            call()
+        except typer.Exit as end:
+            if end.exit_code != EXIT_UNAVAILABLE:
+                raise
+    sys.stdout.write((CLEAR if console.is_terminal else "") + captured.get())
+    sys.stdout.flush()
 
 
 def _widely(is_wide: bool, call: Call) -> Any:

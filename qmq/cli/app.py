@@ -15,6 +15,7 @@ from qmq.cli import (
     browse,
     cert,
     cluster,
+    completing,
     console,
     consume,
     copying,
@@ -44,6 +45,7 @@ from qmq.cli import (
     why,
 )
 from qmq.cli.added_options import add_options
+from qmq.cli.completing import complete_names
 from qmq.cli.output import fail
 from qmq.errors import QmqError
 from qmq.security.contexts import environment_of
@@ -106,4 +108,6 @@ def root(invoked: typer.Context, version: Annotated[bool, typer.Option("--versio
         raise typer.Exit
 
 
+app.command("completion")(completing.completion)
+complete_names(app)
 add_options(app)

@@ -25,6 +25,7 @@ def add(
     cert: Annotated[Pem, typer.Option("--tls-cert", help="PEM file: our certificate.")] = None,
     key: Annotated[Pem, typer.Option("--tls-key", help="PEM file: its key.")] = None,
     token_file: Annotated[Pem, typer.Option("--token-file", help="File with our token.")] = None,
+    as_json: Json = False,
 ) -> None:
     """Keep a cluster under a name. The first one becomes the current one."""
     paths = ["" if path is None else str(path.absolute()) for path in (ca, cert, key, token_file)]
@@ -32,24 +33,27 @@ def add(
         ContextFile.of_user().add(ClusterContext(name, server, *paths))
     except (OSError, QmqError) as failure:
         fail(failure)
+    _tell(name, "added", as_json)
 
 
 @app.command("use")
-def use(name: Name) -> None:
+def use(name: Name, as_json: Json = False) -> None:
     """Make a context the current one: commands use it where nothing else is said."""
     try:
         ContextFile.of_user().use(name)
     except (OSError, QmqError) as failure:
         fail(failure)
+    _tell(name, "used", as_json)
 
 
 @app.command("remove")
-def remove(name: Name) -> None:
+def remove(name: Name, as_json: Json = False) -> None:
     """Forget a context; files that it names stay."""
     try:
         ContextFile.of_user().remove(name)
     except (OSError, QmqError) as failure:
         fail(failure)
+    _tell(name, "removed", as_json)
 
 
 @app.command("list")
@@ -64,3 +68,9 @@ def list_contexts(as_json: Json = False) -> None:
         for _, each in sorted(contexts.items())
     ]
     show("contexts", ("current", "name", "server", "ca", "certificate", "token file"), rows, as_json=as_json)
+
+
+def _tell(name: str, done: str, as_json: bool) -> None:
+    """Nothing for people: what a command does without a word is done."""
+    if as_json:
+        show("", ("context", "done"), [(name, done)], as_json=True)
