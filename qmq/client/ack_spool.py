@@ -39,6 +39,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from qmq.client.settlements import Settlements, SettleRequest
+from qmq.client.spool_folder import SpoolFolder
 from qmq.errors import ProtocolViolation
 from qmq.wire.frame_payloads import Attach
 from qmq.wire.settle_payloads import BY_GROUP_MS, Settlement, Verdict
@@ -209,18 +210,18 @@ class AckSpool:
     """The spool files of this machine's clients of one cluster. `folder` need not exist."""
 
     def __init__(self, folder: Path, addresses: Iterable[str]) -> None:
-        self._folder = folder / "verdicts"
+        self._folder = SpoolFolder(folder / "verdicts")
         self._cluster = ",".join(sorted(addresses))
 
     def file(self, origin: Callable[[], Origin], now_ms: Callable[[], int]) -> SpoolFile:
         """The file of one queue of a consumer. Nothing is written yet; `origin` is called at each write."""
         (broker_group, attach) = origin()
-        name = f"{self._prefix(attach.subject, attach.group)}{attach.incarnation}-{_digest(broker_group)}{SUFFIX}"
-        return SpoolFile(self._folder / name, origin, now_ms)
+        name = f"{self._prefix(attach.subject, attach.group)}-{attach.incarnation}-{_digest(broker_group)}{SUFFIX}"
+        return SpoolFile(self._folder.path / name, origin, now_ms)
 
     def left(self, subject: str, group: str, now_ms: int) -> Iterator[Left]:
         """The unlocked files of a subject and group; each is locked when the iterator yields it. Old and unreadable files are removed."""
-        for path in sorted(self._folder.glob(f"{self._prefix(subject, group)}*{SUFFIX}")):
+        for path in self._folder.files(self._prefix(subject, group), SUFFIX):
             fd = _lock(path)
             if fd < 0:
                 continue
@@ -241,7 +242,7 @@ class AckSpool:
 
     def busy(self, subject: str, group: str) -> Iterator[Origin]:
         """The consumers whose files are locked by other clients, which write them or hand them in."""
-        for path in self._folder.glob(f"{self._prefix(subject, group)}*{SUFFIX}"):
+        for path in self._folder.files(self._prefix(subject, group), SUFFIX):
             fd = _lock(path)
             if fd >= 0:
                 os.close(fd)
@@ -250,7 +251,7 @@ class AckSpool:
                 yield unpack(path.read_bytes())[0]
 
     def _prefix(self, subject: str, group: str) -> str:
-        return _digest(self._cluster, subject, group) + "-"
+        return _digest(self._cluster, subject, group)
 
 
 def _of(found: Left) -> tuple[str, Path]:
