@@ -15,6 +15,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 import qmq
 from qmq.gateway.gateway_config import GatewayConfig
 from qmq.gateway.gateway_server import GatewayServer
+from qmq.network import NETWORK, Network
 from qmq.proto.rocketmq import definition_pb2 as api
 from qmq.proto.rocketmq import service_pb2 as calls
 from qmq.proto.rocketmq.service_pb2_grpc import MessagingServiceStub
@@ -159,10 +160,12 @@ def message(
 
 
 @asynccontextmanager
-async def gateway_on(cluster: TestCluster, config: GatewayConfig = CONFIG, client_id: str = "stub@1@1") -> AsyncIterator[GatewayStub]:
-    """A gateway, and a stub of one client."""
-    mq = cluster.client()
-    gateway = GatewayServer(mq, config, clock=cluster._clock)
+async def gateway_on(
+    cluster: TestCluster, config: GatewayConfig = CONFIG, client_id: str = "stub@1@1", *, at: str = "", network: Network = NETWORK
+) -> AsyncIterator[GatewayStub]:
+    """A gateway on a machine of the cluster, and a stub of one client. `network` is for the gateway's port."""
+    mq = cluster.client(at=at)
+    gateway = GatewayServer(mq, config, clock=cluster._clock, network=network)
     await gateway.start()
     try:
         async with grpc.aio.insecure_channel(f"127.0.0.1:{gateway.port}") as channel:

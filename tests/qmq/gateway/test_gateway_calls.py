@@ -418,3 +418,25 @@ async def test_what_clients_hold_comes_again_after_a_gateway_has_stopped() -> No
             assert again.body == second.body
             assert again.system_properties.delivery_attempt == 2
             assert (await two.ack(second)).status.code == api.INVALID_RECEIPT_HANDLE
+
+
+@pytest.mark.parametrize("topic", ["plain", "inorder"])
+async def test_what_a_lost_gateway_had_handed_out_comes_again_when_its_lease_is_over(topic: str) -> None:
+    async with (
+        TestCluster(clock=virtual()) as cluster,
+        gateway_on(cluster, at="gateway-1") as lost,
+        gateway_on(cluster, client_id="stub@2@2", at="gateway-2") as other,
+    ):
+        await ordered(other, "inorder")
+        await other.send(*[message(topic, b"%d" % number) for number in range(5)])
+        held = await lost.receive_all(5, topic, invisible_s=3_600)
+        await lost.ack(held[0])
+        heal = cluster.cut("gateway-1")
+        await cluster.clock.advance(seconds=35)
+        again = []
+        while len(again) < 4:
+            again += await other.receive(topic, wait_s=0)
+            await cluster.clock.advance(seconds=1)
+        assert {each.body for each in again} == {each.body for each in held[1:]}
+        assert (await other.ack(*again)).status.code == api.OK
+        heal()

@@ -13,8 +13,10 @@ from typing import Final, NamedTuple
 import pytest
 from gateway_stub import GatewayStub, gateway_on
 
+from qmq.cli.gateway import GatewayOptions
 from qmq.gateway.gateway_config import GatewayConfig
 from qmq.gateway.half_messages import TransactionTiming
+from qmq.security.authority import create_authority, issue
 from qmq.testing import TestCluster
 
 # Starting a JVM and its client takes longer than what is tested.
@@ -26,6 +28,7 @@ JAR: Final = CLIENTS / "rocketmq-client-java-5.2.0.jar"
 MODULES: Final = CLIENTS / "node_modules"
 PROGRAM_S: Final = 240
 COUNT: Final = 20
+CONFIG: Final = GatewayConfig(port=0, sweep_ms=10, transactions=TransactionTiming(first_check_ms=500, look_ms=100))
 
 needs_java = pytest.mark.skipif(not JAR.is_file() or shutil.which("javac") is None, reason="needs a JDK, and scripts/rocketmq_clients")
 needs_node = pytest.mark.skipif(not MODULES.is_dir() or shutil.which("node") is None, reason="needs Node, and scripts/rocketmq_clients")
@@ -43,10 +46,7 @@ class Seen(NamedTuple):
 
 @pytest.fixture
 async def gateway() -> AsyncIterator[GatewayStub]:
-    async with (
-        TestCluster() as cluster,
-        gateway_on(cluster, GatewayConfig(port=0, sweep_ms=10, transactions=TransactionTiming(first_check_ms=500, look_ms=100))) as found,
-    ):
+    async with TestCluster() as cluster, gateway_on(cluster, CONFIG) as found:
         yield found
 
 
@@ -93,13 +93,34 @@ def check_pushed(seen: list[Seen]) -> None:
     assert [each.attempt for each in messages if each.id == messages[0].id] == ["1", "2"]
 
 
+@pytest.fixture
+async def sealed_gateway(tmp_path: Path) -> AsyncIterator[GatewayStub]:
+    """With TLS, which the Java client expects unless it is told otherwise."""
+    create_authority(tmp_path / "certs")
+    made = issue(tmp_path / "certs", "gateway", "node", ["127.0.0.1"])
+    network = GatewayOptions(tls_cert=made.cert, tls_key=made.key).network()
+    async with TestCluster() as cluster, gateway_on(cluster, CONFIG, network=network) as found:
+        yield found
+
+
 @needs_java
-async def test_the_java_clients_programs_see_all_their_messages(gateway: GatewayStub, tmp_path: Path) -> None:
+async def test_the_java_clients_programs_see_all_their_messages(sealed_gateway: GatewayStub, tmp_path: Path) -> None:
+    gateway = sealed_gateway
     await gateway.mq.send_many("pushed", [b"body %d" % number for number in range(COUNT)])
     names = ("normal_producer", "normal", "simple_consumer", "normal", "fifo_producer", "fifo", "simple_consumer", "fifo")
     more = ("delay_producer", "delayed", "simple_consumer", "delayed", "push_consumer", "pushed")
     last = ("transaction_producer", "transactions", "simple_consumer", "transactions")
-    command = ["java", "-cp", str(JAR), str(PROGRAMS / "RocketmqPrograms.java"), f"127.0.0.1:{gateway.gateway.port}", *names, *more, *last]
+    command = [
+        "java",
+        "-Dtls=true",
+        "-cp",
+        str(JAR),
+        str(PROGRAMS / "RocketmqPrograms.java"),
+        f"127.0.0.1:{gateway.gateway.port}",
+        *names,
+        *more,
+        *last,
+    ]
     told = [seen for _, seen in await run(command, tmp_path)]
     check_normal(told[0], told[1])
     check_order(told[3])
