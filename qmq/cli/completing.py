@@ -1,7 +1,7 @@
 """`qmq completion`: what a shell needs to complete commands, options, subjects and groups.
 
 typer completes commands and options by itself; neither shtab nor argcomplete would help, which read argparse. Here parameters learn the
-names that the cluster has (qmq/cli/known_names.py). A cluster that does not answer within two seconds completes nothing.
+names that the cluster has (qmq/cli/known_names.py). A cluster that does not answer within five seconds completes nothing.
 """
 
 from __future__ import annotations

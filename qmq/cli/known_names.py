@@ -9,7 +9,7 @@ from typing import Final
 import qmq
 from qmq.errors import QmqError, UnknownGroup, UnknownSubject
 
-PATIENCE_S: Final = 2.0
+PATIENCE_S: Final = 5.0
 """Nobody waits longer than this for a hint."""
 
 

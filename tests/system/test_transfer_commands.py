@@ -218,3 +218,14 @@ def test_a_token_of_the_environment_is_not_shown_to_a_context_s_cluster(monkeypa
     monkeypatch.setenv("QMQ_TOKEN", "of-the-source")
     assert network_of() is not NETWORK
     assert network_of(environment=ClusterContext("other", "localhost:1").variables()) is NETWORK
+
+
+def test_a_subject_is_purged_when_its_name_is_typed(shop: NodeProcess, plain: str) -> None:
+    with qmq.blocking.connect(shop.address) as mq:
+        mq.send_many(plain, [b"old"] * 5)
+    refused = run(shop, "subject", "purge", plain, data=b"another\n")
+    assert (refused.returncode, b"its 5 messages" in refused.stderr, b"nothing was deleted" in refused.stderr) == (2, True, True)
+    assert len(stored(shop, plain)) == 5
+    assert json.loads(said(shop, "subject", "purge", plain, "--json", data=f"{plain}\n".encode())) == [{"subject": plain, "messages": 5}]
+    assert stored(shop, plain) == []
+    assert json.loads(said(shop, "subject", "purge", plain, "--yes", "--json")) == [{"subject": plain, "messages": 0}]
