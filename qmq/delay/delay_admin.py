@@ -69,12 +69,12 @@ class EngineAdmin:
             place = engine.schedule.find(delayed)
             message = self._message(place)
             if self._is_free(place):
-                engine.ledger.leaving.add(place)
+                engine.plan_log.leaving.add(place)
                 try:
                     engine.writer.act(act(place))
                     await engine.writer.committed()
                 finally:
-                    engine.ledger.leaving.discard(place)
+                    engine.plan_log.leaving.discard(place)
                 return message
             await engine.writer.committed()
             if engine.schedule.find(delayed) == place:
@@ -84,13 +84,13 @@ class EngineAdmin:
     def _is_free(self, place: SchedulePlace) -> bool:
         """Whether the message is pending, and was not planned by the dispatcher."""
         engine = self._engine()
-        if engine.schedule.state_of(place) != "pending" or place in engine.ledger.leaving:
+        if engine.schedule.state_of(place) != "pending" or place in engine.plan_log.leaving:
             return False
-        if place not in engine.ledger.custody:
+        if place not in engine.plan_log.custody:
             return True
         if not engine.dispatcher.withdraw(place):
             return False
-        engine.ledger.custody.discard(place)
+        engine.plan_log.custody.discard(place)
         return True
 
     def show(self, delayed: DelayedId) -> tuple[DueMessage, str]:

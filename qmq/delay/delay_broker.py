@@ -87,9 +87,9 @@ class DelayBroker(Broker):
         self.engine = Engine(schedule_of(self.store), self, self.clock, self.delay, self._dispatcher, self.fatal, self.keeper)
         self.engine.start()
 
-    def _dispatcher(self, ledger: StorePlanLog) -> Dispatcher:
+    def _dispatcher(self, plan_log: StorePlanLog) -> Dispatcher:
         assert self._links is not None
-        return DueDispatcher(self._links, ledger, new_producer_id=self._new_producer_id)
+        return DueDispatcher(self._links, plan_log, new_producer_id=self._new_producer_id)
 
     def retire(self) -> None:
         """Stop serving: nothing is planned or sent any more."""

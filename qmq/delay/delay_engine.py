@@ -137,8 +137,8 @@ class Engine:
             slice_messages_max=config.slice_messages_max,
             load_ahead_ms=config.load_ahead_ms,
         )
-        self.ledger = StorePlanLog(writer, schedule, clock.time_ms, self.wake)
-        self.dispatcher = make_dispatcher(self.ledger)
+        self.plan_log = StorePlanLog(writer, schedule, clock.time_ms, self.wake)
+        self.dispatcher = make_dispatcher(self.plan_log)
         self._held: deque[Places] = deque()
         """Due messages of ordered subjects that wait until late ones are sent."""
         self._parked: dict[str, deque[Places]] = {}
@@ -183,7 +183,7 @@ class Engine:
             plan.subject,
             len(messages),
         )
-        self.ledger.void(plan)
+        self.plan_log.void(plan)
         return messages
 
     async def _begin_counting(self) -> None:
@@ -340,7 +340,7 @@ class Engine:
         held: list[DueMessage] = []
         for message in self._read(self._pending_of(places)):
             if is_seed(message):
-                self.ledger.seed(message)
+                self.plan_log.seed(message)
             elif not is_first and message.flags & _ORDERED:
                 held.append(message)
             else:
@@ -361,13 +361,13 @@ class Engine:
 
     def _put(self, messages: list[DueMessage]) -> None:
         if messages:
-            self.ledger.take(messages)
+            self.plan_log.take(messages)
             self.dispatcher.put(messages)
 
     def _pending_of(self, places: Places) -> Places:
         """The pending ones: without those cancelled or moved meanwhile, and those that the dispatcher has since their plan was void."""
         mask = self.schedule.are_pending(places)
-        custody, leaving = self.ledger.custody, self.ledger.leaving
+        custody, leaving = self.plan_log.custody, self.plan_log.leaving
         if custody or leaving:
             mask &= np.array([place not in custody and place not in leaving for place in places], np.bool_)
         return places if mask.all() else places[mask]
@@ -397,7 +397,7 @@ class Engine:
 
     def standing(self) -> BucketStatus:
         """The state of delivery."""
-        dispatcher, lateness, now_ms = self.dispatcher, self.ledger.lateness, self.clock.time_ms()
+        dispatcher, lateness, now_ms = self.dispatcher, self.plan_log.lateness, self.clock.time_ms()
         damaged = [(f"bucket {place.bucket}, message {place.ordinal}", 1, why) for place, why in self.damaged]
         return BucketStatus(
             [info for info in self.schedule.buckets() if info.pending],

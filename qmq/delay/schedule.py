@@ -395,7 +395,7 @@ class Schedule:
         return found
 
     def settled(self, bucket: int) -> npt.NDArray[np.bool_]:
-        """See `Source`. Raises LogDamaged."""
+        """See `DueSource`. Raises LogDamaged."""
         return self._marked(bucket).marks() != DispatchMark.PENDING if bucket in self._buckets else np.zeros(0, np.bool_)
 
     # --- reading -------------------------------------------------------------------------------------------------------
@@ -411,11 +411,11 @@ class Schedule:
         return 0 if found is None else found.count
 
     def reader(self, bucket: int) -> BucketReader:
-        """See `Source`. Raises MessageNotFound."""
+        """See `DueSource`. Raises MessageNotFound."""
         return BucketReader(self._disk, self._files, self._buckets.require(bucket))
 
     def rows(self, bucket: int, first: int, end: int) -> npt.NDArray[np.void]:
-        """See `Source`. Raises MessageNotFound, LogDamaged."""
+        """See `DueSource`. Raises MessageNotFound, LogDamaged."""
         return self._buckets.require(bucket).rows(first, end)
 
     def read(self, places: Places) -> list[DueMessage]:

@@ -1,6 +1,6 @@
 """A delay group without disks and networks between replicas: one log, of which a prefix is committed, and masters that come and go.
 
-The real schedule, engine, ledger, wheel, loader and admin run on it. A master writes what was done in one turn as one entry; a while later
+The real schedule, engine, plan log, wheel, loader and admin run on it. A master writes what was done in one turn as one entry; a while later
 it is committed. A master that dies leaves what was committed, and perhaps some of the rest. One that is *cut off* goes on without knowing:
 it commits nothing more, and what it sends are plans that were committed.
 """
@@ -130,8 +130,8 @@ class SimMaster:
         return schedule
 
     def _start(self) -> None:
-        def dispatcher(ledger: Any) -> SimDispatcher:
-            return SimDispatcher(self.world, self.loop, ledger, self.group.real_time, self.name)
+        def dispatcher(plan_log: Any) -> SimDispatcher:
+            return SimDispatcher(self.world, self.loop, plan_log, self.group.real_time, self.name)
 
         self.engine = Engine(self.schedule, self, self, CONFIG, dispatcher, self._fatal, run=self._in_thread)
         self.engine.start()

@@ -60,11 +60,11 @@ class RealTime:
 class SimDispatcher:
     """`qmq.delay.delay_engine.Dispatcher`."""
 
-    def __init__(self, world: World, loop: ProcessLoop, ledger: StorePlanLog, real_time: RealTime, name: str) -> None:
+    def __init__(self, world: World, loop: ProcessLoop, plan_log: StorePlanLog, real_time: RealTime, name: str) -> None:
         self.planned = 0
         self._world = world
         self._loop = loop
-        self._ledger = ledger
+        self._plan_log = plan_log
         self._real_time = real_time
         self._waiting: dict[str, deque[DueMessage]] = {}
         self._resumed: dict[str, deque[tuple[PlanAction, Sequence[DueMessage]]]] = {}
@@ -140,7 +140,7 @@ class SimDispatcher:
             while queue:
                 messages = [queue.popleft() for _ in range(min(len(queue), self._world.random.randrange(1, BATCH + 1)))]
                 self._next += 1
-                plan = await self._ledger.plan(Draft(subject, 0, "g", self._producer_id, self._next, messages))
+                plan = await self._plan_log.plan(Draft(subject, 0, "g", self._producer_id, self._next, messages))
                 if not await self._send(plan, messages, may_refuse=True):
                     queue.extendleft(reversed(messages))
         except NotMaster:
@@ -156,17 +156,17 @@ class SimDispatcher:
                 continue
             if may_refuse and random.random() < 0.1:
                 self.planned -= len(messages)
-                self._ledger.void(plan)
+                self._plan_log.void(plan)
                 return False
             at = self._real_time.store(plan.subject, plan.producer_id, plan.batch_sequence, messages)
             if at is None:
                 self.planned -= len(messages)
-                self._ledger.void(plan)
+                self._plan_log.void(plan)
                 return False
             may_refuse = False
             if random.random() < 0.8:
                 self.planned -= len(messages)
-                self._ledger.done(plan, at)
+                self._plan_log.done(plan, at)
                 return True
 
 

@@ -33,7 +33,7 @@ Withdraw = Callable[[SchedulePlace], bool]
 class BatchPlanner:
     """`on_refused` is called once, if the plan log refuses a plan."""
 
-    def __init__(self, links: Links, ledger: PlanLog, limits: Limits, new_id: Callable[[], int], on_refused: Callable[[], None]) -> None:
+    def __init__(self, links: Links, plan_log: PlanLog, limits: Limits, new_id: Callable[[], int], on_refused: Callable[[], None]) -> None:
         self.links = links
         self.limits = limits
         self.new_id = new_id
@@ -47,7 +47,7 @@ class BatchPlanner:
         """Messages that wait to be sent again although they may be stored: whether they are delivered is not known any more."""
         self.lookups = asyncio.Semaphore(LOOKUPS_MAX)
         self.is_closed = False
-        self._ledger = ledger
+        self._plan_log = plan_log
         self._on_refused = on_refused
         self._producer_id = 0
         self._numbers = itertools.count()
@@ -59,7 +59,7 @@ class BatchPlanner:
             self._producer_id = self.new_id()
         return self._producer_id, next(self._numbers)
 
-    # --- the ledger ----------------------------------------------------------------------------------------------------
+    # --- the plan log ----------------------------------------------------------------------------------------------------
 
     def plan(self, window: DueWindow, draft: Draft, size: int, then: Callable[[], None]) -> None:
         """Admit a batch and have it planned; `then` is called when it may be sent."""
@@ -85,7 +85,7 @@ class BatchPlanner:
         if self.is_closed:
             return
         try:
-            plan = await self._ledger.plan(batch.draft)
+            plan = await self._plan_log.plan(batch.draft)
         except QmqError as failure:
             log.info("this delay server stops delivering messages: %s", failure)
             self._on_refused()
@@ -102,7 +102,7 @@ class BatchPlanner:
             self.planned -= len(batch.draft.messages)
             if self.doubtful:
                 self.doubtful.difference_update([message.place for message in batch.draft.messages])
-            self._ledger.done(batch.plan, produced.append_time_ms)
+            self._plan_log.done(batch.plan, produced.append_time_ms)
 
     def void(self, batches: Sequence[DueBatch], withdraw: Withdraw) -> None:
         """These batches will not be sent again: their messages wait again. Written from the last to the first (see `DueWindow`)."""
@@ -114,7 +114,7 @@ class BatchPlanner:
             if batch.is_lost:
                 self.resent += len(messages)
                 self.doubtful.update([message.place for message in messages])
-            self._ledger.void(batch.plan)
+            self._plan_log.void(batch.plan)
 
     # --- the end -------------------------------------------------------------------------------------------------------
 

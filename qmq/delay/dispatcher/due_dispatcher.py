@@ -1,6 +1,6 @@
 """Takes due messages of all subjects, mixed. Each subject has a dispatcher of its own, and none waits for another.
 
-    dispatcher = DueDispatcher(links, ledger, new_producer_id=ProducerIds())
+    dispatcher = DueDispatcher(links, plan_log, new_producer_id=ProducerIds())
     dispatcher.resume(plan, messages)      every open plan of earlier masters, in the order of their numbers, before the first put
     dispatcher.put(messages)
     ...
@@ -36,13 +36,13 @@ class DueDispatcher:
     def __init__(
         self,
         links: Links,
-        ledger: PlanLog,
+        plan_log: PlanLog,
         *,
         batch_messages: int = BATCH_MESSAGES,
         batch_bytes: int = BATCH_BYTES,
         new_producer_id: Callable[[], int],
     ) -> None:
-        self._planner = BatchPlanner(links, ledger, Limits(batch_messages, batch_bytes), new_producer_id, self.halt)
+        self._planner = BatchPlanner(links, plan_log, Limits(batch_messages, batch_bytes), new_producer_id, self.halt)
         self._subjects: dict[str, SubjectDispatcher] = {}
         self._kept = SUBJECTS_MAX
 

@@ -88,7 +88,7 @@ class DueWindow(InFlightWindow[DueBatch]):
         self.flight.append(batch)
 
     def planned(self, batch: DueBatch, plan: PlanAction) -> None:
-        """The ledger has committed it: it may leave."""
+        """The plan is committed: the batch may be sent."""
         batch.plan = plan
         self._void_dead()
 

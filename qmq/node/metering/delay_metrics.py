@@ -76,7 +76,7 @@ class DelaySource:
         engine, group = self._broker.engine, self._group
         if engine is None:
             return
-        lateness = engine.ledger.lateness
+        lateness = engine.plan_log.lateness
         yield one(WHEEL, len(engine.wheel), group)
         yield one(WHEEL_BYTES, engine.wheel.nbytes, group)
         if engine.loader.horizon_ms > 0:  # the engine has begun

@@ -1,4 +1,4 @@
-"""The committed log in files (ports.CommittedLog): folders, what is committed in them, where it lies.
+"""The committed log in files (committed_log.CommittedLog): folders, what is committed in them, where it lies.
 
 The driver keeps an index of each folder (`folder_index.py`) and asks it anew each time; of a broker group's replicas the one that is
 committed furthest counts. Tasks need none of this: a piece says where it lies (`piece_location.py`), and is read from there
@@ -23,7 +23,7 @@ from qmq.errors import InvalidArgument, LogDamaged, NotConnected, UnknownSubject
 
 
 class FileLog:
-    """See `ports.CommittedLog`. Raises InvalidArgument."""
+    """See `committed_log.CommittedLog`. Raises InvalidArgument."""
 
     def __init__(self, paths: tuple[str, ...], committed: str = "", routes: str = "") -> None:
         check_committed(committed)

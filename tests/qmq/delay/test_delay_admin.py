@@ -93,10 +93,10 @@ async def test_a_committed_move_is_answered_while_mastership_is_handed_over() ->
         return masters[0]
 
     schedule = SimpleNamespace(find=lambda _: message.place, state_of=lambda _: "pending", read=lambda _: [message])
-    ledger = SimpleNamespace(leaving=set(), custody=set())
+    plan_log = SimpleNamespace(leaving=set(), custody=set())
     writer = SimpleNamespace(act=acted.append, committed=committed)
     clock = SimpleNamespace(time_ms=lambda: 0)
-    masters.append(SimpleNamespace(schedule=schedule, ledger=ledger, writer=writer, clock=clock))
+    masters.append(SimpleNamespace(schedule=schedule, plan_log=plan_log, writer=writer, clock=clock))
     admin = EngineAdmin(engine, "d1", 1_000)
     moved = await admin.move(admin.id_of(message), 900)
     assert (moved.due_ms, moved.message_id, admin.moved) == (900, message.message_id, 1)

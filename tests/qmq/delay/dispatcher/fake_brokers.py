@@ -1,7 +1,7 @@
-"""A cluster without sockets, and a ledger in memory.
+"""A cluster without sockets, and a plan_log in memory.
 
 A `World` has subjects and broker groups. Each request that arrives at a group meets the next *fault* of the world's script; when the script
-is at its end, all is well. Whoever sends what is not planned and committed in the ledger breaks an assertion.
+is at its end, all is well. Whoever sends what is not planned and committed in the plan_log breaks an assertion.
 """
 
 from __future__ import annotations
@@ -225,7 +225,7 @@ class World:
         self.subjects: dict[str, FakeSubject] = {}
         self.faults = deque(faults)
         self.connections: list[FakeConnection] = []
-        self.ledger = MemoryLedger()
+        self.plan_log = MemoryLedger()
         self.refusal: QmqError = RightLapsed("lapsed")
         self.located: list[str] = []
         self._ids = 100
@@ -249,7 +249,7 @@ class World:
     def dispatcher(self, **options: int) -> DueDispatcher:
         """A life of a master."""
         self.links = FakeLinks(self)
-        return DueDispatcher(self.links, self.ledger, new_producer_id=self.new_id, **options)
+        return DueDispatcher(self.links, self.plan_log, new_producer_id=self.new_id, **options)
 
     def new_id(self) -> int:
         self._ids += 1
@@ -329,7 +329,7 @@ class World:
         """A request comes to a broker."""
         group, loop = connection.group, asyncio.get_running_loop()
         view = BatchView(_placed(payload), payload[ENVELOPE_BYTES:])
-        assert self.ledger.is_committed(view.header.producer_id, view.header.batch_sequence), "sent, and not planned"
+        assert self.plan_log.is_committed(view.header.producer_id, view.header.batch_sequence), "sent, and not planned"
         if group.is_away or not connection.is_open or group.is_silent:
             return
         group.arrived.append(view)

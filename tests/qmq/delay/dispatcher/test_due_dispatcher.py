@@ -25,7 +25,7 @@ def expected(messages: list[DueMessage]) -> dict[bytes, list[int]]:
 
 
 def all_done(world: World, count: int) -> bool:
-    states = list(world.ledger.states.values())
+    states = list(world.plan_log.states.values())
     return len(states) == count and set(states) == {"done"}
 
 
@@ -120,12 +120,12 @@ def test_what_a_group_has_and_did_not_answer_stays_with_it_and_the_rest_goes_els
         world.groups["g0"].is_silent = True
         dispatcher = world.dispatcher(batch_messages=10)
         dispatcher.put([due(n) for n in range(400)])
-        await until(lambda: dispatcher.waiting == 0 and all(plan.broker_group == "g0" for plan in world.ledger.open()), 30)
-        stuck = world.ledger.open()
+        await until(lambda: dispatcher.waiting == 0 and all(plan.broker_group == "g0" for plan in world.plan_log.open()), 30)
+        stuck = world.plan_log.open()
         assert 0 < dispatcher.planned <= 80
         assert sum(len(places(plan)) for plan in stuck) == dispatcher.planned
         await asyncio.sleep(3_600)
-        assert world.ledger.open() == stuck
+        assert world.plan_log.open() == stuck
         assert dispatcher.troubles()[0][:2] == ("s", dispatcher.planned)
         world.groups["g0"].is_silent = False
         await until(lambda: all_done(world, 400))
@@ -145,7 +145,7 @@ def test_what_a_group_refuses_is_void_and_goes_to_another_one(failure: QmqError)
         dispatcher.put([due(n) for n in range(200)])
         await until(lambda: all_done(world, 200))
         assert world.groups["g0"].queues["s", 0].log == []
-        assert any(what == "void" for what, _ in world.ledger.log)
+        assert any(what == "void" for what, _ in world.plan_log.log)
         assert sorted(map(int, world.stored())) == list(range(200))
         await dispatcher.stop()
 
@@ -179,7 +179,7 @@ def test_while_the_only_group_refuses_the_log_does_not_grow() -> None:
         dispatcher = world.dispatcher(batch_messages=10)
         dispatcher.put([due(n) for n in range(1_000)])
         await asyncio.sleep(3_600)
-        assert len(world.ledger.log) <= 8
+        assert len(world.plan_log.log) <= 8
         assert len(world.groups["g0"].arrived) < 8_000
         assert dispatcher.troubles()[0][:2] == ("s", 1_000)
         world.groups["g0"].failure = None
@@ -315,7 +315,7 @@ def test_after_stop_nothing_is_sent_and_the_ledger_is_not_called(is_ordered: boo
         dispatcher.put(keyed(200))
         await until(lambda: len(world.stored()) > 10)
         await dispatcher.stop()
-        world.ledger.is_closed = True
+        world.plan_log.is_closed = True
         await asyncio.sleep(2)  # what was on its way arrives
         arrived = sum(len(group.arrived) for group in world.groups.values())
         dispatcher.put(keyed(10, begin=500))
@@ -330,9 +330,9 @@ def test_a_ledger_that_refuses_a_plan_ends_all_sending() -> None:
         world = World(1)
         world.add()
         dispatcher = world.dispatcher(batch_messages=5)
-        world.ledger.is_deposed = True
+        world.plan_log.is_deposed = True
         dispatcher.put([due(n) for n in range(100)])
-        await until(lambda: bool(world.ledger.log))
+        await until(lambda: bool(world.plan_log.log))
         await asyncio.sleep(600)
         assert world.groups["g0"].arrived == []
         await dispatcher.stop()

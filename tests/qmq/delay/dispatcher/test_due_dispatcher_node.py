@@ -1,4 +1,4 @@
-"""DueDispatcher against a real node, over real sockets, with a ledger in memory: stored once, in order, through a split and a crash."""
+"""DueDispatcher against a real node, over real sockets, with a plan_log in memory: stored once, in order, through a split and a crash."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ def keyed(subject: str, count: int, *, begin: int = 0) -> list[DueMessage]:
 
 
 @asynccontextmanager
-async def delivering(mq: qmq.Client, ledger: MemoryLedger) -> AsyncIterator[DueDispatcher]:
+async def delivering(mq: qmq.Client, plan_log: MemoryLedger) -> AsyncIterator[DueDispatcher]:
     """A life of a master, over a client's links."""
-    dispatcher = DueDispatcher(mq._links, ledger, batch_messages=20, new_producer_id=ProducerIds())
+    dispatcher = DueDispatcher(mq._links, plan_log, batch_messages=20, new_producer_id=ProducerIds())
     try:
         yield dispatcher
     finally:
         await dispatcher.stop()
-        ledger.is_closed = True
+        plan_log.is_closed = True
 
 
 def batches(node: Node, subject: str) -> list[BatchView]:
@@ -52,16 +52,16 @@ def views(node: Node, queue: Queue) -> list[BatchView]:
     return [BatchView.parse(b"".join(node.store.read(queue, entry))) for entry in entries if entry.base_sequence < end]
 
 
-def all_done(ledger: MemoryLedger, count: int) -> bool:
-    return Counter(ledger.states.values()) == {"done": count}
+def all_done(plan_log: MemoryLedger, count: int) -> bool:
+    return Counter(plan_log.states.values()) == {"done": count}
 
 
 async def test_due_messages_of_many_subjects_are_stored_once_with_their_ids(tmp_path: Path) -> None:
-    ledger = MemoryLedger()
-    async with running(node_config(tmp_path)) as node, qmq.connect(node.address) as mq, delivering(mq, ledger) as dispatcher:
+    plan_log = MemoryLedger()
+    async with running(node_config(tmp_path)) as node, qmq.connect(node.address) as mq, delivering(mq, plan_log) as dispatcher:
         messages = [message for number in range(100) for message in [due(number * 10 + at, f"s{number}") for at in range(10)]]
         dispatcher.put(messages)
-        await eventually(lambda: all_done(ledger, 1_000))
+        await eventually(lambda: all_done(plan_log, 1_000))
         stored = [view for number in range(100) for view in batches(node, f"s{number}")]
         ids = [each for view in stored for each in view.message_ids() or []]
         assert ids == [message.message_id for message in messages]
@@ -70,8 +70,8 @@ async def test_due_messages_of_many_subjects_are_stored_once_with_their_ids(tmp_
 
 
 async def test_consumers_see_the_message_ids_that_the_messages_had(tmp_path: Path) -> None:
-    ledger = MemoryLedger()
-    async with running(node_config(tmp_path)) as node, qmq.connect(node.address) as mq, delivering(mq, ledger) as dispatcher:
+    plan_log = MemoryLedger()
+    async with running(node_config(tmp_path)) as node, qmq.connect(node.address) as mq, delivering(mq, plan_log) as dispatcher:
         consumer = mq.consumer("s", "g")
         dispatcher.put(keyed("s", 30))
         seen = []
@@ -87,8 +87,8 @@ async def test_consumers_see_the_message_ids_that_the_messages_had(tmp_path: Pat
 
 
 async def test_an_ordered_subject_is_split_under_way_and_each_key_stays_in_order(tmp_path: Path) -> None:
-    ledger = MemoryLedger()
-    async with running(node_config(tmp_path)) as node, qmq.connect(node.address) as mq, delivering(mq, ledger) as dispatcher:
+    plan_log = MemoryLedger()
+    async with running(node_config(tmp_path)) as node, qmq.connect(node.address) as mq, delivering(mq, plan_log) as dispatcher:
         await mq.metadata.create_subject(SubjectConfig("s", order=Order.STRICT, logical_partitions=64), partitions=2)
         splitting: asyncio.Task[object] | None = None
         for part in range(20):
@@ -100,7 +100,7 @@ async def test_an_ordered_subject_is_split_under_way_and_each_key_stays_in_order
                 await eventually(lambda: dispatcher.waiting < 1_000)
         assert splitting is not None
         await splitting
-        await eventually(lambda: all_done(ledger, 10_000))
+        await eventually(lambda: all_done(plan_log, 10_000))
         await check_order(node, keyed("s", 10_000))
 
 
@@ -117,15 +117,15 @@ async def check_order(node: Node, messages: list[DueMessage]) -> None:
 
 
 async def test_after_a_crash_open_plans_are_sent_again_and_stored_once_also_when_the_partition_was_split(tmp_path: Path) -> None:
-    messages, ledger = keyed("s", 3_000), MemoryLedger()
+    messages, plan_log = keyed("s", 3_000), MemoryLedger()
     async with running(node_config(tmp_path)) as node:
         async with qmq.connect(node.address) as mq:
             await mq.metadata.create_subject(SubjectConfig("s", order=Order.STRICT, logical_partitions=64), partitions=2)
-            async with delivering(mq, ledger) as dispatcher:
+            async with delivering(mq, plan_log) as dispatcher:
                 dispatcher.put(messages)
-                await eventually(lambda: len(ledger.log) > 60 and len(ledger.open()) > 3)
+                await eventually(lambda: len(plan_log.log) > 60 and len(plan_log.open()) > 3)
             await mq.metadata.change_route("s", split=pb.SplitOperation(partition=1))
-        again = MemoryLedger(ledger.log)
+        again = MemoryLedger(plan_log.log)
         by_place = {message.place: message for message in messages}
         async with qmq.connect(node.address) as mq, delivering(mq, again) as dispatcher:
             assert again.open()

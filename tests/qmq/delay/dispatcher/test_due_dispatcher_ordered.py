@@ -22,7 +22,7 @@ def expected(messages: list[DueMessage]) -> dict[bytes, list[int]]:
 
 
 def all_done(world: World, count: int) -> bool:
-    states = list(world.ledger.states.values())
+    states = list(world.plan_log.states.values())
     return len(states) == count and set(states) == {"done"}
 
 
@@ -37,7 +37,7 @@ def test_what_is_refused_in_the_middle_takes_all_behind_it_along(failure: QmqErr
         dispatcher.put(messages)
         await until(lambda: all_done(world, 600))
         assert world.per_key() == expected(messages)
-        assert not any(what == "void" for what, _ in world.ledger.log)
+        assert not any(what == "void" for what, _ in world.plan_log.log)
         await dispatcher.stop()
 
     play(scene)
@@ -60,7 +60,7 @@ def test_a_sealed_partition_keeps_what_it_has_and_the_rest_goes_by_the_next_rout
         world.publish("s", [1], [(0, 2, "g0"), (2, 4, "g1")])
         await until(lambda: all_done(world, 800))
         assert world.per_key() == expected(first + newer)
-        voids = [plan.batch_sequence for what, plan in world.ledger.log if what == "void"]
+        voids = [plan.batch_sequence for what, plan in world.plan_log.log if what == "void"]
         assert len(voids) > 1
         assert voids == sorted(voids, reverse=True), "a crash between them must leave no gap in what is open"
         assert world.queue("s", 1).log
@@ -195,7 +195,7 @@ def test_what_an_earlier_master_left_in_a_partition_that_is_gone_goes_before_any
         first = world.dispatcher(batch_messages=5)
         messages = keyed(60)
         first.put(messages)
-        await until(lambda: any(plan.partition == 1 for plan in world.ledger.open()))
+        await until(lambda: any(plan.partition == 1 for plan in world.plan_log.open()))
         await asyncio.sleep(0.1)
         await first.stop()
         world.groups["g0"].is_silent = False
@@ -213,12 +213,12 @@ def test_what_an_earlier_master_left_in_a_partition_that_is_gone_goes_before_any
 async def after_crash(world: World, messages: list[DueMessage], *, kept: int | None = None, **options: int) -> Any:
     """Another master takes over what of the log is left, and delivers on."""
     by_place = {message.place: message for message in messages}
-    log = world.ledger.log[: max(kept if kept is not None else len(world.ledger.log), world.ledger.committed)]
-    committed, world.ledger = world.ledger.committed, MemoryLedger(log)
-    assert world.ledger.committed >= committed
+    log = world.plan_log.log[: max(kept if kept is not None else len(world.plan_log.log), world.plan_log.committed)]
+    committed, world.plan_log = world.plan_log.committed, MemoryLedger(log)
+    assert world.plan_log.committed >= committed
     dispatcher = world.dispatcher(**options)
-    for plan in world.ledger.open():
+    for plan in world.plan_log.open():
         dispatcher.resume(plan, [by_place[place] for place in places(plan)])
-    states = world.ledger.states
+    states = world.plan_log.states
     dispatcher.put([message for message in messages if states.get(message.place, "pending") == "pending"])
     return dispatcher

@@ -92,7 +92,7 @@ class History:
         elif event is Event.WITHDRAW and self.messages:
             place = list(self.messages)[choice % len(self.messages)]
             if self.dispatcher.withdraw(place):
-                self.withdrawn[place] = len(world.ledger.log)
+                self.withdrawn[place] = len(world.plan_log.log)
         elif event is Event.CRASH:
             await self.crash(choice)
 
@@ -127,17 +127,17 @@ class History:
             self.is_fenced = True
 
     async def crash(self, choice: int) -> None:
-        old = self.world.ledger
+        old = self.world.plan_log
         await self.dispatcher.stop()
         old.is_closed = True
         self.crashes += 1
         kept = old.committed + choice % (len(old.log) - old.committed + 1)
-        self.world.ledger = MemoryLedger(old.log[:kept])
+        self.world.plan_log = MemoryLedger(old.log[:kept])
         self.withdrawn = {place: at for place, at in self.withdrawn.items() if at <= kept}
         self.dispatcher = self.world.dispatcher(batch_messages=4)
-        for plan in self.world.ledger.open():
+        for plan in self.world.plan_log.open():
             self.dispatcher.resume(plan, [self.messages[place] for place in places(plan)])
-        states = self.world.ledger.states
+        states = self.world.plan_log.states
         pending = [place for place in self.messages if states.get(place, "pending") == "pending" and place not in self.withdrawn]
         self.dispatcher.put([self.messages[place] for place in pending])
 
@@ -154,7 +154,7 @@ class History:
 
     def check(self) -> None:
         expected = {place: message for place, message in self.messages.items() if place not in self.withdrawn}
-        assert {place for place, state in self.world.ledger.states.items() if state == "done"} == set(expected)
+        assert {place for place, state in self.world.plan_log.states.items() if state == "done"} == set(expected)
         for subject in SUBJECTS:
             bodies = list(map(int, self.world.stored(subject)))
             mine = {place.ordinal for place, message in expected.items() if message.subject == subject}
