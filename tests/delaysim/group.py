@@ -1,8 +1,8 @@
 """A delay group without disks and networks between replicas: one log, of which a prefix is committed, and masters that come and go.
 
 The real schedule, engine, plan log, wheel, loader and admin run on it. A master writes what was done in one turn as one entry; a while
-later it is committed. A master that dies leaves what was committed, and perhaps some of the rest. One that is *cut off* goes on without knowing:
-it commits nothing more, and what it sends are plans that were committed.
+later it is committed. A master that dies leaves what was committed, and perhaps some of the rest. One that is *cut off* goes on without
+knowing: it commits nothing more, and what it sends are plans that were committed.
 """
 
 from __future__ import annotations
