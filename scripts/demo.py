@@ -219,7 +219,7 @@ def report(source: list[Flight], outcome: Outcome, rate: float, batch_rate: floa
         sys.stdout.write(json.dumps(figures) + "\n")
     else:
         where = "one node" if disk_bytes else "the cluster"
-        table = Table(title=f"{len(source):,} flights through {where}", title_justify="left", show_header=False)
+        table = Table(title=f"{len(source):,} flights through {where}", title_justify="left", show_header=False, box=None)
         table.add_column()
         table.add_column(justify="right")
         for name, value in figures.items():
