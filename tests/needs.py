@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
 from qmq_coordination.etcd.etcd_process import find_binary
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "scripts"))
+from cluster_runner.netns import unavailable
 
 NO_ETCD = "no etcd: run scripts/setup, put etcd on the PATH, or set QMQ_ETCD_BIN"
 NO_NAMESPACES = "no network namespaces: they need root and apt-get install iproute2"
@@ -20,8 +24,8 @@ NO_ENGINE = "no container engine: no DOCKER_HOST and no docker socket"
 
 
 def can_use_namespaces() -> bool:
-    """Whether partitions can be made here: root, and `ip`."""
-    return os.geteuid() == 0 and all(map(shutil.which, ("ip", "nsenter")))
+    """Whether partitions can be made here, as `scripts/cluster` finds it out: the rights to make them, `ip` and `nsenter`."""
+    return not unavailable()
 
 
 def has_engine() -> bool:
