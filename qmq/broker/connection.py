@@ -17,12 +17,11 @@ from qmq.broker.fetches import pack
 from qmq.broker.lanes import FIRST_SESSION, Lanes
 from qmq.broker.peers import ReplicaPeer
 from qmq.broker.produce_checks import Destination
-from qmq.broker.round_budget import RoundBudget
 from qmq.broker.sessions import HeldAnswer
 from qmq.broker.stalled_connections import Ending, StallWatch
-from qmq.broker.throttle import Throttle
+from qmq.broker.throttle import RoundBudget, Throttle
 from qmq.errors import Overloaded, PeerError, ProtocolViolation, QmqError, UnknownConsumer
-from qmq.file_descriptors import SHORT_OF
+from qmq.file_descriptors import SHORT_OF, refusal_of
 from qmq.model import check_client
 from qmq.wire import frame as frames
 from qmq.wire import frame_payloads as wire
@@ -151,13 +150,13 @@ class Connection(Flushable):
             return False
         except QmqError as failure:
             self._broker.answer_error(self, request_id, failure)
-        except (AssertionError, OSError) as cause:
-            if not isinstance(cause, OSError) or cause.errno not in SHORT_OF:
+        except OSError as cause:
+            if cause.errno in SHORT_OF:
+                self._broker.answer_error(self, request_id, refusal_of(cause))
+            else:
                 self._broker.fatal(cause)
-                return True
-            self._broker.answer_error(
-                self, request_id, Overloaded(f"the broker has too few descriptors or too little memory ({cause}): try again")
-            )
+        except AssertionError as cause:
+            self._broker.fatal(cause)
         except Exception:
             log.exception("handling a frame of kind %d failed; its connection is closed", kind)
             self.stream.close()

@@ -1,4 +1,7 @@
-"""The newest writes of both logs, in memory and in the order of their index, so that slaves that keep up cause no reads.
+"""The newest writes in memory: slaves and consumers that keep up cause no reads.
+
+    Tail         the writes of both logs in the order of their index, for slaves
+    TailCache    the batches of the message log by position, for consumers
 
 A *run* is a stretch of one log: its bytes, their position, and where their segment begins. Replicas have the same entries at the same
 positions in the same segments, so a run is copied unchanged.
@@ -92,3 +95,28 @@ class Tail:
             size += write.run.size
             last = write.last
         return WriteStretch(last, tuple(runs), place, size)
+
+
+class TailCache:
+    """The newest batches, as they were written: (envelope, region) by position, the oldest dropped first beyond `bytes_max`."""
+
+    __slots__ = ("_batches", "_bytes", "_order", "bytes_max")
+
+    def __init__(self, bytes_max: int) -> None:
+        self.bytes_max = bytes_max
+        self._batches: dict[int, tuple[bytes, bytes]] = {}
+        self._order: deque[int] = deque()
+        self._bytes = 0
+
+    def put(self, position: int, envelope: bytes, region: bytes) -> None:
+        """Remember a batch just written."""
+        self._batches[position] = (envelope, region)
+        self._order.append(position)
+        self._bytes += len(region) + 256
+        while self._bytes > self.bytes_max:
+            _, old = self._batches.pop(self._order.popleft())
+            self._bytes -= len(old) + 256
+
+    def get(self, position: int) -> tuple[bytes, bytes] | None:
+        """The batch at `position`, if it is cached."""
+        return self._batches.get(position)

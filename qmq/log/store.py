@@ -34,7 +34,7 @@ from qmq.log import command_messages
 from qmq.log.actions import AnyAction, LaneAction, ScheduleAction, decode_actions, encode_actions
 from qmq.log.command_messages import QueueErasure
 from qmq.log.consume_log import IndexEntry
-from qmq.log.disk import Disk
+from qmq.log.disk import Disk, Unflushed
 from qmq.log.envelopes import epoch_of, first_index, unwrap, wrap
 from qmq.log.folder_lock import FolderLock
 from qmq.log.lane_share import LaneShare
@@ -42,11 +42,9 @@ from qmq.log.log_config import Flush, LogConfig
 from qmq.log.producers import birth_ms
 from qmq.log.projection import Projection
 from qmq.log.queue import Queue, Sealed
-from qmq.log.recent_writes import ACTIONS, MESSAGES, Place, Tail, Write, WriteRun
+from qmq.log.recent_writes import ACTIONS, MESSAGES, Place, Tail, TailCache, Write, WriteRun
 from qmq.log.segments import Segments, SyncPlan
 from qmq.log.share import Settled, Share
-from qmq.log.tail_cache import TailCache
-from qmq.log.unflushed_age import Unflushed
 from qmq.model import Partition, QueueId
 from qmq.private_files import make_private
 from qmq.wire.frame_payloads import Produced

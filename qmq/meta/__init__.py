@@ -4,7 +4,7 @@ two or more.
     placement               which broker groups a new subject gets                              pure
     cluster_catalog         subjects, routes, modes: read from memory, changed by compare-and-swap
     ordered/                ordered subjects: route changes, consumer groups, lanes
-    broker_calls            calls to masters and replicas, with deadlines
+    broker_calls            calls to masters, replicas and partitions, with deadlines
     cluster_description     the whole cluster, for operators
     route_watchers          pushes changes to clients
     messages_of             subjects and routes as protobuf messages

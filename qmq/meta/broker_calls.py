@@ -1,4 +1,5 @@
-"""Calls to brokers over their control ports: to one replica, to a group's master, or to the masters of many groups at once.
+"""Calls to brokers over their control ports: to one replica, to a group's master, or to the masters of many groups at once (`Brokers`); and
+what route changes and rounds ask of partitions' masters (`PartitionMasters`), with short deadlines, so that a silent group delays nobody.
 
 Every call has a deadline. The master comes from the view, which may lag: after NotMaster, or if the replica is gone, the store is read
 once, and the new master is called. Errors name the group that did not answer.
@@ -10,14 +11,15 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import grpc
 from qmq_coordination.broker_groups import MasterRecord, group_key
 from qmq_coordination.view import ClusterView
 
-from qmq.errors import CoordinationError, DeadlineExceeded, NotConnected, NotMaster, Outcome, QmqError, Unavailable
+from qmq.errors import CallerError, CoordinationError, DeadlineExceeded, NotConnected, NotMaster, Outcome, QmqError, Unavailable
 from qmq.network import NETWORK, Network
+from qmq.proto.v1 import control_pb2 as control
 from qmq.proto.v1 import control_pb2_grpc, delay_pb2_grpc
 from qmq.rpc import typed_error
 
@@ -29,6 +31,12 @@ metaserver, so that clients learn which group is silent.
 """
 CHANGE_S: Final = 30.0
 """Timeout for handing over a mastership, or changing a group's replicas."""
+SEAL_S: Final = 1.0
+LANES_S: Final = 1.0
+PLACE_S: Final = 2.5
+"""Timeouts of calls to the masters of partitions."""
+
+_T = TypeVar("_T")
 
 
 @dataclass(slots=True)
@@ -152,3 +160,45 @@ def _silent(group: str, master: MasterRecord, failure: Unavailable) -> NotConnec
         f"broker group {group!r} does not answer (master {master.replica} at {master.control_address}: {failure.message})",
         outcome=failure.outcome,
     )
+
+
+class PartitionMasters:
+    """Calls to the masters of partitions: a Sealer, a LaneReader and a GroupForgetter."""
+
+    def __init__(self, brokers: Brokers) -> None:
+        self._brokers = brokers
+
+    async def seal(self, broker_group: str, subject: str, partition: int, change_id: str, to_version: int) -> int:
+        """See Sealer. Asking a second master is harmless: whoever sealed it answers the same."""
+        request = control.SealRequest(subject=subject, partition=partition, change_id=change_id, to_version=to_version)
+        answer: control.SealResponse = await self._brokers.ask_master(broker_group, "Seal", request, timeout_s=SEAL_S)
+        return answer.sequence
+
+    async def probe(self, broker_group: str, subject: str, partition: int) -> None:
+        """See Sealer. A broker that refuses the question answers."""
+        try:
+            await self.describe_lanes(broker_group, control.DescribeLanesRequest(subject=subject, partitions=[partition]))
+        except CallerError:
+            return
+
+    async def describe_lanes(self, broker_group: str, request: control.DescribeLanesRequest) -> control.DescribeLanesResponse:
+        answer: control.DescribeLanesResponse = await self._brokers.ask_master(broker_group, "DescribeLanes", request, timeout_s=LANES_S)
+        return answer
+
+    async def place_lanes(self, broker_group: str, request: control.PlaceLanesRequest) -> None:
+        """See LaneReader. To move a group is asked of a second master only if the first certainly did nothing."""
+        await self._brokers.ask_master(broker_group, "PlaceLanes", request, timeout_s=PLACE_S, is_change=request.moves)
+
+    async def inherit_parked(self, broker_group: str, request: control.InheritParkedRequest) -> None:
+        """See LaneReader. Asking a second master is harmless: the same keys are parked there then."""
+        await self._brokers.ask_master(broker_group, "InheritParked", request, timeout_s=LANES_S)
+
+    async def forget_group(self, broker_group: str, request: control.DeleteGroupRequest) -> int:
+        """See GroupForgetter. Asking a second master is harmless: there is nothing left to forget."""
+        answer: control.DeleteGroupResponse = await self._brokers.ask_master(broker_group, "DeleteGroup", request, timeout_s=PLACE_S)
+        return answer.queues
+
+
+async def at_once(asked: Iterable[Awaitable[_T]]) -> list[_T]:
+    """A Gather for an event loop."""
+    return list(await asyncio.gather(*asked))

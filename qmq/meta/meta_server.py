@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
-from typing import Final
+from typing import Any, Final
 
 import grpc
 from qmq_coordination.coordination_store import CoordinationStore
@@ -13,8 +15,7 @@ from qmq import limits
 from qmq.clock import Clock, SystemClock
 from qmq.file_descriptors import connections_max, limit
 from qmq.meta.access_service import AccessService
-from qmq.meta.broker_calls import Brokers
-from qmq.meta.call_counts import CallCounts
+from qmq.meta.broker_calls import Brokers, PartitionMasters
 from qmq.meta.cluster_catalog import ClusterCatalog
 from qmq.meta.cluster_description import ClusterDescription
 from qmq.meta.delay_calls import Delays
@@ -26,9 +27,9 @@ from qmq.meta.ordered.auto_reshard import Resharding
 from qmq.meta.ordered.controller import Controller
 from qmq.meta.ordered.evacuation import Evacuation
 from qmq.meta.ordered.ordered_service import CHANGE_WAIT_S, OrderedService
-from qmq.meta.ordered.partition_calls import PartitionMasters
 from qmq.meta.placement import GROUPS_PER_SUBJECT
 from qmq.meta.route_watchers import WATCHERS_MAX, Watchers
+from qmq.metrics.figures import Durations
 from qmq.network import NETWORK, Network, is_private, only_uid
 from qmq.process_description import DescribeProcess
 from qmq.proto.v1 import access_pb2_grpc, meta_pb2_grpc
@@ -153,3 +154,45 @@ class MetaServer:
         if self._server is not None:
             await self._server.stop(STOP_GRACE_S)
         await self._brokers.close()
+
+
+_WAITING: Final = ("SyncMember", "ChangeRoute")
+"""Long polls, whose durations are not measured."""
+
+
+class CallCounts(grpc.aio.ServerInterceptor):
+    def __init__(self) -> None:
+        self.requests: dict[str, int] = {}
+        """By method; streams are counted when they begin."""
+        self.failures: dict[tuple[str, str], int] = {}
+        """By method and gRPC's code."""
+        self.durations = Durations()
+
+    async def intercept_service(
+        self, continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]], handler_call_details: grpc.HandlerCallDetails
+    ) -> Any:
+        handler = await continuation(handler_call_details)
+        if handler is None:
+            return None  # no such method: the name is whatever the caller sent
+        method = str(handler_call_details.method).rpartition("/")[2]
+        self.requests[method] = self.requests.get(method, 0) + 1
+        if handler.unary_unary is None:
+            return handler
+        return grpc.unary_unary_rpc_method_handler(
+            self._counted(method, handler.unary_unary), handler.request_deserializer, handler.response_serializer
+        )
+
+    def _counted(self, method: str, serve: Callable[[Any, Any], Awaitable[Any]]) -> Callable[[Any, Any], Awaitable[Any]]:
+        async def counted(request: Any, context: Any) -> Any:
+            begin = time.perf_counter()
+            try:
+                return await serve(request, context)
+            except Exception:
+                labels = (method, getattr(context.code(), "name", "UNKNOWN"))
+                self.failures[labels] = self.failures.get(labels, 0) + 1
+                raise
+            finally:
+                if method not in _WAITING:
+                    self.durations.note(time.perf_counter() - begin)
+
+        return counted

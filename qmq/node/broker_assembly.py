@@ -43,10 +43,10 @@ from qmq.clock import Clock
 from qmq.log.recent_writes import Place
 from qmq.log.store import Store
 from qmq.network import NETWORK, Network
+from qmq.node.broker_view import ViewRules
 from qmq.node.environment import Environment
 from qmq.node.replica_repair import BackgroundRepair
 from qmq.node.replica_status import ReplicaStatus
-from qmq.node.view_rules import ViewRules
 from qmq.node.write_lease import WriteLease
 from qmq.process_description import DescribeProcess
 from qmq.proto.v1 import control_pb2 as pb

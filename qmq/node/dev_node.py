@@ -27,6 +27,7 @@ from qmq.meta.meta_server import MetaConfig, MetaServer
 from qmq.network import NETWORK, Network
 from qmq.node import bootstrap
 from qmq.node.audit_subject import audit_subject_of
+from qmq.node.broker_view import ViewRouting
 from qmq.node.metering import serving
 from qmq.node.metering.access_metrics import AccessSource
 from qmq.node.metering.coordination_metrics import CoordinationSource, CountedStore
@@ -35,7 +36,6 @@ from qmq.node.metering.meta_metrics import MetaSource
 from qmq.node.process_status import process_status
 from qmq.node.replica_readiness import of_meta
 from qmq.node.single_replica import SingleReplica
-from qmq.node.view_routing import ViewRouting
 from qmq.private_files import make_private
 from qmq.security.access_control import AccessConfig
 from qmq.security.audit import AuditLog

@@ -43,6 +43,7 @@ from qmq.log.store import Store
 from qmq.node import bootstrap, replica_repair
 from qmq.node.audit_subject import audit_subject_of
 from qmq.node.broker_assembly import AddServices, ReplicaBroker
+from qmq.node.broker_view import ViewRouting
 from qmq.node.environment import MACHINE, Environment
 from qmq.node.etcd_options import EtcdOptions
 from qmq.node.metering import serving
@@ -51,7 +52,6 @@ from qmq.node.metering.coordination_metrics import CoordinationSource, CountedSt
 from qmq.node.metering.exposure_metrics import ExposureSource
 from qmq.node.process_status import process_status
 from qmq.node.replica_readiness import of_replica
-from qmq.node.view_routing import ViewRouting
 from qmq.private_files import make_private
 from qmq.security.access_control import AccessConfig
 from qmq.security.audit import AuditLog

@@ -29,7 +29,7 @@ from qmq.limits import KIB
 from qmq.log.disk import Disk
 from qmq.log.log_config import LogConfig
 from qmq.log.recovery import open_store
-from qmq.node.view_routing import ViewRouting
+from qmq.node.broker_view import ViewRouting
 from qmq.node.write_lease import WriteLease
 from qmq.rpc import CODE, OUTCOME, RETRY
 

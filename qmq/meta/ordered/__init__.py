@@ -18,6 +18,5 @@ What drives them, and what describes them:
     change_plans          makes a change from a request
     evacuation            moves partitions away from lost broker groups
     route_description     routes, partitions and groups for people
-    partition_calls       calls to brokers
     ordered_service       all of it, as qmq/meta/meta_service.py calls it
 """

@@ -25,10 +25,10 @@ from qmq_ordering.route import Phase, PhysicalPartition, Route
 
 from qmq.clock import Clock
 from qmq.errors import CoordinationUnknown, InvalidArgument, QmqError, RouteConflict
+from qmq.meta.broker_calls import PartitionMasters, at_once
 from qmq.meta.meta_timing import TIMING, MetaTiming
 from qmq.meta.ordered.controller import Controller
 from qmq.meta.ordered.lane_progress import EVERYTHING, GroupLaneProgress, with_unwritten
-from qmq.meta.ordered.partition_calls import PartitionMasters, at_once
 from qmq.model import SubjectConfig
 from qmq.proto.v1 import control_pb2 as control
 from qmq.proto.v1 import meta_pb2 as pb

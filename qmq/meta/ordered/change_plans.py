@@ -13,7 +13,7 @@ from qmq_ordering.range_cuts import cut_by_load
 from qmq_ordering.route import Change, PhysicalPartition, Route
 
 from qmq.errors import InvalidArgument, UnknownPartition
-from qmq.meta.ordered.partition_calls import PartitionMasters
+from qmq.meta.broker_calls import PartitionMasters
 from qmq.model import SubjectConfig
 from qmq.proto.v1 import control_pb2 as control
 from qmq.proto.v1 import meta_pb2 as pb

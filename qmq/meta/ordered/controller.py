@@ -27,6 +27,7 @@ from qmq_ordering.route import Change, Phase, Route
 
 from qmq.clock import Clock
 from qmq.errors import CoordinationError, QmqError
+from qmq.meta.broker_calls import PartitionMasters, at_once
 from qmq.meta.meta_timing import TIMING, MetaTiming
 from qmq.meta.ordered.changes import RouteChanges
 from qmq.meta.ordered.controller_election import ControllerElection
@@ -36,7 +37,6 @@ from qmq.meta.ordered.group_placement import Placing
 from qmq.meta.ordered.group_records import Records
 from qmq.meta.ordered.group_rounds import GroupRounds, RoundOutcome
 from qmq.meta.ordered.group_starts import DELETE, Start
-from qmq.meta.ordered.partition_calls import PartitionMasters, at_once
 
 log = logging.getLogger("qmq.meta")
 

@@ -29,7 +29,7 @@ from qmq.errors import (
     UnknownPartition,
     UnknownSubject,
 )
-from qmq.meta.broker_calls import Brokers
+from qmq.meta.broker_calls import Brokers, PartitionMasters
 from qmq.meta.cluster_catalog import ClusterCatalog
 from qmq.meta.messages_of import change_of, lane_of, route_of
 from qmq.meta.ordered.auto_reshard import Resharding
@@ -39,7 +39,6 @@ from qmq.meta.ordered.group_members import LEASE_MS_MIN, GroupMember, require_ro
 from qmq.meta.ordered.group_placement import being_deleted
 from qmq.meta.ordered.group_starts import DELETE, Start
 from qmq.meta.ordered.lane_progress import mark_passed
-from qmq.meta.ordered.partition_calls import PartitionMasters
 from qmq.meta.ordered.route_description import Descriptions
 from qmq.model import SubjectConfig, check_name
 from qmq.proto.v1 import control_pb2 as control

@@ -11,9 +11,9 @@ from qmq_ordering.frontier import GroupRecord
 from qmq_ordering.route import Route
 
 from qmq.errors import InvalidArgument, QmqError
+from qmq.meta.broker_calls import PartitionMasters
 from qmq.meta.messages_of import change_of, lane_of, range_of, route_of, settings_of
 from qmq.meta.ordered.lane_progress import EVERYTHING, GroupLaneProgress, with_unwritten
-from qmq.meta.ordered.partition_calls import PartitionMasters
 from qmq.model import SubjectConfig
 from qmq.proto.v1 import control_pb2 as control
 from qmq.proto.v1 import meta_pb2 as pb

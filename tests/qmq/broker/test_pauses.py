@@ -20,8 +20,8 @@ from qmq.client.connection import Connection, connect
 from qmq.clock import SystemClock
 from qmq.errors import UnknownConsumer
 from qmq.model import GroupSettings
+from qmq.node.broker_view import ViewRules
 from qmq.node.dev_node import Node
-from qmq.node.view_rules import ViewRules
 from qmq.wire import frame_payloads as wire
 from qmq.wire.frame import Frame, FrameKind
 from qmq.wire.settle_payloads import Verdict

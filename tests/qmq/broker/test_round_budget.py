@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from support import node_config, running
 
 import qmq
-from qmq.broker.round_budget import RoundBudget
+from qmq.broker.throttle import RoundBudget
 from qmq.limits import MIB
 
 BUDGET = 100

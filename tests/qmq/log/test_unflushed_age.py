@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qmq.log.unflushed_age import Unflushed
+from qmq.log.disk import Unflushed
 
 
 def test_the_age_is_that_of_the_oldest_entry_until_it_is_flushed() -> None:

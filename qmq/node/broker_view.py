@@ -1,15 +1,20 @@
-"""What a broker knows of ordered subjects: its view of the coordination store, asked as the broker asks (qmq/broker/ordered_writes.py).
+"""What a broker knows of ordered subjects and of consumer groups: both come from its view of the coordination store.
 
-The view may be a moment behind. Then a partition is "not known" or "not open" a moment longer, and whoever asked tries again. It never says
+The view may be a moment behind. Then a partition is "not known" or "not open" a moment longer, and the caller tries again. It never says
 more than the store once did. Routes only move forward; a frontier goes back when a group is reset or a parked key replayed, and then
-the broker looks into the store first (`group_revision`).
+the broker looks into the store first (`group_revision`). Replicas need not agree on settings and pauses; while the store is away, the
+last known ones hold.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from qmq_coordination.ordered_records import change_key, group_record_key
-from qmq_coordination.view import ClusterView
+from qmq_coordination.view import ClusterView, ViewChange
 from qmq_ordering.route import Change, LpRange, PhysicalPartition
+
+from qmq.model import GroupSettings
 
 
 class ViewRouting:
@@ -56,3 +61,33 @@ class ViewRouting:
         """
         item = await self._view.fetch(group_record_key(subject, group))
         return 0 if item is None else item.mod_revision
+
+
+class ViewRules:
+    """See `qmq.broker.group_rules.GroupRules`. `own` are the broker's settings, where nobody set others; `changed` is called after changes.
+
+    Every pull asks, so the settings of each group are kept until the view has other ones.
+    """
+
+    def __init__(self, view: ClusterView, own: GroupSettings, changed: Callable[[], None]) -> None:
+        self._view = view
+        self._own = own
+        self._changed = changed
+        self._found: dict[tuple[str, str], GroupSettings] = {}
+        view.on_change(self._heard)
+
+    def _heard(self, change: ViewChange) -> None:
+        if change.delivery:
+            self._found.clear()
+            self._changed()
+
+    def settings(self, subject: str, group: str) -> GroupSettings:
+        """The nearest of each setting: of the group on this subject, of the group on all, the broker's own."""
+        found = self._found.get((subject, group))
+        if found is None:
+            found = self._found[subject, group] = self._view.delivery.settings(subject, group, self._own)
+        return found
+
+    def is_paused(self, subject: str, group: str, consumer: str, client: str) -> bool:
+        """Whether the group, the consumer or the client is paused: it is handed nothing."""
+        return self._view.delivery.is_paused(subject, group, consumer, client)
