@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from typing import Final
 
-from qmq.errors import Overloaded
+from qmq.errors import Overloaded, QmqError
 
 RESERVE: Final = 512
 """Kept for logs, control ports and replicas; half of the limit if that is less."""
@@ -16,15 +15,16 @@ SHORT_OF: Final = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 """The errno values of a process or system that is out of descriptors or memory. The condition is temporary."""
 
 
-@contextmanager
-def shortage_is_overload() -> Iterator[None]:
-    """For code that only reads. Raises Overloaded if the system has too few descriptors for a file; any other failure passes through."""
-    try:
-        yield
-    except OSError as cause:
-        if cause.errno not in SHORT_OF:
-            raise
-        raise Overloaded(f"the broker has too few descriptors or too little memory ({cause}): try again") from cause
+def refusal_of(cause: QmqError | OSError) -> QmqError:
+    """The error that answers a request which failed while reading: `cause`, or Overloaded if the system has too few descriptors for a file.
+
+    Raises any other OSError.
+    """
+    if isinstance(cause, QmqError):
+        return cause
+    if cause.errno not in SHORT_OF:
+        raise cause
+    return Overloaded(f"the broker has too few descriptors or too little memory ({cause}): try again")
 
 
 def connections_max(most: int, limit: int) -> int:

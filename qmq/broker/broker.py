@@ -50,7 +50,7 @@ from qmq.errors import (
     Stopping,
     UnknownSubject,
 )
-from qmq.file_descriptors import shortage_is_overload
+from qmq.file_descriptors import refusal_of
 from qmq.log.log_config import Flush
 from qmq.log.queue import Queue
 from qmq.log.queue_deletion import purge
@@ -375,10 +375,9 @@ class Broker:
         admitted: list[_Staged] = []
         for each in staged:
             try:
-                with shortage_is_overload():  # a duplicate is compared with what is stored
-                    admit(each.batches)
-            except QmqError as failure:
-                self.answer_error(each.peer, each.request_id, failure)
+                admit(each.batches)
+            except (QmqError, OSError) as cause:  # a duplicate is compared with the stored batch: reading that may fail
+                self.answer_error(each.peer, each.request_id, refusal_of(cause))
                 continue
             self.loads.note(each.batches)
             admitted.append(each)
@@ -434,8 +433,8 @@ class Broker:
         await waiter
 
     def _wake_queues(self, queues: list[Queue]) -> None:
-        self.dispatch.wake_queues(queues)
-        self.lanes.wake_queues(queues)
+        for queue in dict.fromkeys(queues):
+            (self.lanes if queue.is_ordered else self.dispatch).wake_queue(queue)
 
     def _write_actions(self) -> None:
         try:

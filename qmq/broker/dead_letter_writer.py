@@ -27,7 +27,7 @@ from qmq.broker.serving_parts import ServingParts
 from qmq.broker.sessions import QueueGroup
 from qmq.copies import CREATED_SPAN_MS, columns_of_copies, size_of_copy
 from qmq.errors import InvalidArgument, LogDamaged, QmqError
-from qmq.file_descriptors import shortage_is_overload
+from qmq.file_descriptors import refusal_of
 from qmq.log.actions import Buried
 from qmq.log.consume_log import IndexEntry
 from qmq.log.queue import Queue
@@ -167,8 +167,10 @@ class DeadLetterWriter:
         state = grave.state
         if not state.share.dying or state.share.dying[0].number >= grave.deaths:
             return False
-        with shortage_is_overload():
+        try:
             letters, done = self._letters(state, grave.deaths)
+        except OSError as cause:
+            raise refusal_of(cause) from cause
         if letters:
             copies = self._copies(state, letters)
             count = self._append(copies) if copies is not None else self._set_aside(state, letters[0].sequence, 1)

@@ -21,7 +21,7 @@ from qmq.broker.redelivery import Begun, Decided, Failures, decide, put_back
 from qmq.broker.serving_parts import ServingParts
 from qmq.broker.sessions import HeldAnswer, Peer, QueueGroup, QueueGroups, Session, Waiter
 from qmq.errors import InvalidArgument, LogDamaged, OrderMismatch, Overloaded, QmqError, UnknownConsumer
-from qmq.file_descriptors import shortage_is_overload
+from qmq.file_descriptors import refusal_of
 from qmq.log.actions import Begin, Cause, Forget, Join, Leave, PullAction, Reset, Return, SettleAction
 from qmq.log.queue import Queue
 from qmq.model import BROADCAST, GroupSettings, base_group, check_group, check_name, is_dead_letters
@@ -165,9 +165,9 @@ class Dispatch:
         while state.waiters:
             waiter = state.waiters.popleft()
             try:
-                with shortage_is_overload():
-                    served = self._serve(waiter)
-            except QmqError as failure:
+                served = self._serve(waiter)
+            except (QmqError, OSError) as cause:
+                failure = refusal_of(cause)
                 if isinstance(failure, LogDamaged) and self._mends(failure):
                     blocked.append(waiter)
                     break
@@ -396,12 +396,11 @@ class Dispatch:
             self.to_wake.pop(id(state), None)
             self.groups.drop(state)
 
-    def wake_queues(self, queues: list[Queue]) -> None:
-        """Consumers may see more messages of these queues."""
-        for queue in dict.fromkeys(queues):
-            for state in self.groups.of_queue(queue):
-                if state.waiters:
-                    self.wake(state)
+    def wake_queue(self, queue: Queue) -> None:
+        """Consumers may see more messages of this queue."""
+        for state in self.groups.of_queue(queue):
+            if state.waiters:
+                self.wake(state)
 
     def wake_due(self) -> None:
         """Serve the groups with changes in this turn."""

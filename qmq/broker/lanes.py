@@ -40,7 +40,7 @@ from qmq.errors import (
     RouteChanged,
     UnknownConsumer,
 )
-from qmq.file_descriptors import shortage_is_overload
+from qmq.file_descriptors import refusal_of
 from qmq.log.actions import LaneBegin, LaneDone, LaneFail, LaneGrant, LanePark, LaneRelease
 from qmq.log.lane_share import LaneHolder, LaneShare
 from qmq.log.queue import Queue
@@ -247,13 +247,13 @@ class Lanes:
         if self._rules.is_paused(session.queue.id.subject, session.group, session.consumer, peer.client):
             return
         try:
-            with shortage_is_overload():
-                found = session.reader.read(waiting.sequence, waiting.messages_max, waiting.bytes_max)
-                if not found.delivery.messages and not found.is_end:
-                    waiting.sequence = found.next_sequence
-                    return
-                ranges, buffers, batches = lay_out(self._store, session.queue, found.delivery)
-        except QmqError as failure:
+            found = session.reader.read(waiting.sequence, waiting.messages_max, waiting.bytes_max)
+            if not found.delivery.messages and not found.is_end:
+                waiting.sequence = found.next_sequence
+                return
+            ranges, buffers, batches = lay_out(self._store, session.queue, found.delivery)
+        except (QmqError, OSError) as cause:
+            failure = refusal_of(cause)
             if not isinstance(failure, LogDamaged) or not self._mends(failure):
                 session.waiting = None
                 self._turns.answer_error(session.peer, waiting.request_id, failure)
@@ -402,12 +402,11 @@ class Lanes:
         """The name of the holder's client; empty while it is not connected."""
         return next((each.peer.client for each in self._of_queue(queue) if each.group == group and each.token == token), "")
 
-    def wake_queues(self, queues: list[Queue]) -> None:
-        """Consumers may see more of these queues."""
-        for queue in dict.fromkeys(queues):
-            for session in self._by_queue.get(id(queue), {}).values():
-                if session.waiting is not None:
-                    self._wake(session)
+    def wake_queue(self, queue: Queue) -> None:
+        """Consumers may see more messages of this queue."""
+        for session in self._by_queue.get(id(queue), {}).values():
+            if session.waiting is not None:
+                self._wake(session)
 
     def wake_all(self) -> None:
         """Serve all waiting pulls that can be served."""

@@ -13,7 +13,7 @@ from qmq.batch import encode
 from qmq.batch_columns import Columns
 from qmq.client.connection import connect
 from qmq.errors import Overloaded
-from qmq.file_descriptors import shortage_is_overload
+from qmq.file_descriptors import refusal_of
 from qmq.limits import MIB
 from qmq.log.checkpoint_writing import begin_checkpoint
 from qmq.log.disk import Disk
@@ -98,5 +98,5 @@ async def test_a_duplicate_that_cannot_be_compared_hears_of_overload_too(tmp_pat
 
 
 def test_any_other_failure_of_the_disk_stays_what_it_is() -> None:
-    with pytest.raises(OSError, match="I/O"), shortage_is_overload():
-        raise OSError(errno.EIO, "I/O error")
+    with pytest.raises(OSError, match="I/O"):
+        refusal_of(OSError(errno.EIO, "I/O error"))
