@@ -15,7 +15,7 @@ from system.group import SECURE
 from system.ordered_plan import KILLS
 from system.ordered_run import Options, run_in
 
-pytestmark = pytest.mark.xdist_group("faults")
+pytestmark = [pytest.mark.xdist_group("faults"), pytest.mark.rotating]
 
 
 async def test_every_promise_is_kept_while_the_route_changes_and_brokers_metaservers_and_consumers_die(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import needs
+import pytest
 from qmq_coordination.etcd.etcd_process import EtcdProcess
 from support import eventually
 
@@ -136,6 +137,7 @@ async def test_shards_share_a_subject_and_one_that_is_killed_comes_back(tmp_path
         assert (status, "Traceback" in errors) == (0, False), errors
 
 
+@pytest.mark.rotating
 async def test_operators_name_the_broker_and_mean_its_shards(tmp_path: Path) -> None:
     with sharded(tmp_path) as it:
         async with qmq.connect(it.server) as mq:
@@ -156,6 +158,7 @@ async def test_no_shard_outlives_its_supervisor(tmp_path: Path) -> None:
         await eventually(lambda: all(map(is_gone, shards.values())))
 
 
+@pytest.mark.rotating
 def test_options_that_are_wrong_end_all_shards_with_their_status(tmp_path: Path) -> None:
     data = tmp_path / "data"
     data.write_text("a file, where the shards' folders belong")

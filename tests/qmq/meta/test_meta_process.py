@@ -109,6 +109,7 @@ async def test_known_subjects_are_located_while_etcd_is_away_and_changes_say_why
     await store.close()
 
 
+@pytest.mark.rotating
 async def test_a_signal_ends_it_cleanly_with_watches_open_and_while_it_waits_for_etcd(own_etcd: EtcdProcess, metas: list[Meta]) -> None:
     address = await metas[0].ready()
     health = Meta("health", "meta", metas[0].metrics, "--json")
