@@ -65,6 +65,9 @@ class BatchFlag(IntFlag):
     """The batch may be stored already under this number: the broker searches all of its history for the number."""
 
 
+_DIRECTED: Final = int(BatchFlag.DIRECTED)
+
+
 class RegionHeader(NamedTuple):
     """The fixed part of a region."""
 
@@ -78,6 +81,11 @@ class RegionHeader(NamedTuple):
     body_bytes: int
     subject_bytes: int
     compression: int
+
+    @property
+    def is_directed(self) -> bool:
+        """Whether the batch is for one group (`qmq/targeted.py`)."""
+        return self.flags & _DIRECTED != 0
 
 
 def pad(size: int) -> int:

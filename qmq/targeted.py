@@ -21,20 +21,15 @@ from qmq.model import check_group
 
 LOOK_INSIDE: Final = 0xFFFF_FFFF_FFFF_FFFF
 """The value of the bloom filter of a directed batch."""
-_DIRECTED, _ORDERED = int(BatchFlag.DIRECTED), int(BatchFlag.ORDERED)
+_ORDERED = int(BatchFlag.ORDERED)
 _DIGITS_MAX: Final = 9
 _NOWHERE: Final = Envelope(0, 0, 0, -1, 0, 0, 0, 0)
-
-
-def is_directed(header: RegionHeader) -> bool:
-    """Whether the batch is for one group."""
-    return header.flags & _DIRECTED != 0
 
 
 def group_of(region: bytes) -> bytes | None:
     """The group that a stored batch is for, from its first message; None if it is for all."""
     header = parse_header(region)
-    if not is_directed(header):
+    if not header.is_directed:
         return None
     layout = Layout.walk(region, header)
     if layout.header_list < 0:

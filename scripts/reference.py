@@ -25,7 +25,7 @@ from typer.main import get_command
 import qmq
 from qmq.broker.broker_config import BrokerConfig
 from qmq.cli.app import app
-from qmq.cli.broker import BrokerOptions
+from qmq.cli.broker_role import BrokerOptions
 from qmq.cli.delay_role import DelayOptions
 from qmq.cli.dev import DevOptions
 from qmq.cli.gateway import GatewayOptions

@@ -34,7 +34,7 @@ from qmq.log.queue import Queue
 from qmq.log.share import Dying
 from qmq.log.store import Intake
 from qmq.model import MessageId, dead_letter_subject
-from qmq.targeted import failures, is_directed
+from qmq.targeted import failures
 from qmq.wire.frame_payloads import Produced
 
 log = logging.getLogger("qmq.broker")
@@ -78,7 +78,7 @@ class Opened:
         self.tags = view.tags() or [()] * count
         self.headers = view.headers() or [{}] * count
         self.created_ms = view.create_times_ms()
-        self.is_directed = is_directed(view.header)
+        self.is_directed = view.header.is_directed
         self._header, self._ids = view.header, view.message_ids()
 
     def id_of(self, place: int) -> bytes:

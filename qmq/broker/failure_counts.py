@@ -10,7 +10,7 @@ from qmq.errors import LogDamaged
 from qmq.log.consume_log import IndexEntry
 from qmq.log.queue import Queue
 from qmq.log.store import Store
-from qmq.targeted import LOOK_INSIDE, failures, is_directed
+from qmq.targeted import LOOK_INSIDE, failures
 
 
 def failures_in(store: Store, queue: Queue, reader: BatchReader) -> Failures:
@@ -40,6 +40,6 @@ def _failures_inside(store: Store, queue: Queue, entry: IndexEntry) -> list[int]
     """The failures of each message of a batch that may be directed; empty if it is not."""
     try:
         view = BatchView.parse(b"".join(store.read(queue, entry)))
-        return [failures(each) for each in view.headers() or [{}] * view.count] if is_directed(view.header) else []
+        return [failures(each) for each in view.headers() or [{}] * view.count] if view.header.is_directed else []
     except (LogDamaged, *UNREADABLE):
         return []

@@ -32,7 +32,7 @@ from qmq.log.consume_log import IndexEntry
 from qmq.log.queue import Queue
 from qmq.log.store import Store
 from qmq.model import QueueId
-from qmq.targeted import LOOK_INSIDE, is_directed
+from qmq.targeted import LOOK_INSIDE
 from qmq.wire import frame as frames
 from qmq.wire import frame_payloads as wire
 from qmq.wire.frame import FrameKind
@@ -89,7 +89,7 @@ class Selection(NamedTuple):
     def wants(self, region: bytes) -> bool:
         """Whether a batch holds a wanted message. Raises CorruptBatch."""
         header = parse_header(region)
-        if is_directed(header) and not self.with_directed:
+        if header.is_directed and not self.with_directed:
             return False
         layout = Layout.walk(region, header)
         if self.tags is not None and not has_tags(region, header, layout, self.tags.any_of, self.tags.all_of):

@@ -25,7 +25,6 @@ from qmq.log.producers import birth_ms
 from qmq.log.queue import Queue
 from qmq.model import MessageId, is_dead_letters
 from qmq.proto.v1 import control_pb2 as pb
-from qmq.targeted import is_directed
 
 if TYPE_CHECKING:
     from qmq.broker.broker import Broker
@@ -71,7 +70,7 @@ class FoundMessage:
             create_time_ms=view.create_times_ms()[index],
             append_time_ms=view.envelope.append_time_ms,
             due_ms=dues[index] if dues else 0,
-            is_directed=is_directed(view.header),
+            is_directed=view.header.is_directed,
         )
 
 

@@ -16,7 +16,7 @@ from qmq_ordering.route import LpRange
 
 from qmq import limits, targeted
 from qmq.batch import BATCH_BYTES_MIN, ENVELOPE_BYTES, sent_sizes
-from qmq.batch_columns import REGION_BYTES, BatchFlag, Layout, RegionHeader, check_region, int_column, parse_header, tag_bloom
+from qmq.batch_columns import REGION_BYTES, Layout, RegionHeader, check_region, int_column, parse_header, tag_bloom
 from qmq.compression import Compression
 from qmq.errors import CorruptBatch, InvalidArgument, MessageTooLarge, OrderMismatch
 from qmq.log.batch_filter import logical_partitions
@@ -27,7 +27,6 @@ from qmq.model import BATCH_NUMBERS, DEAD_LETTERS
 _VECTOR_MIN: Final = 32
 """For fewer offsets a loop is faster than numpy."""
 _COMPRESSIONS: Final = frozenset(map(int, Compression))
-_DIRECTED: Final = int(BatchFlag.DIRECTED)
 _DEAD_LETTERS: Final = DEAD_LETTERS.encode()
 
 CheckDues = Callable[[bytes, RegionHeader, Layout], None]
@@ -91,7 +90,7 @@ def read_batch(region: bytes, region_crc: int, find_queue: FindQueue) -> Intake:
             "send a reference to the content instead, or raise the subject's body_bytes_max"
         )
     bloom = _check_columns(region, header, layout) if header.columns else 0
-    if header.flags & _DIRECTED:
+    if header.is_directed:
         targeted.check(region, header, to_partition=lps is not None)
         bloom = targeted.LOOK_INSIDE
     if check_dues is not None:

@@ -11,15 +11,15 @@ import qmq
 from qmq.cli import (
     acl,
     bench,
-    broker,
+    broker_role,
     browse,
     cert,
-    cluster,
+    cluster_commands,
     completing,
     console,
     consume,
     copying,
-    dedup,
+    dedup_commands,
     delay,
     dev,
     dlq,
@@ -29,15 +29,15 @@ from qmq.cli import (
     group,
     health,
     logs,
-    message,
+    message_commands,
     meta,
     named_clusters,
-    outbox,
+    outbox_commands,
     pause,
     produce,
     protect_etcd,
     replica,
-    route,
+    route_commands,
     settings,
     spark,
     subject,
@@ -53,7 +53,7 @@ from qmq.security.contexts import environment_of
 app = typer.Typer(name="qmq", no_args_is_help=True, pretty_exceptions_enable=False, help="QMQ: a distributed message broker.")
 app.command("dev")(dev.dev)
 app.command("meta")(meta.meta)
-app.add_typer(broker.app, name="broker")
+app.add_typer(broker_role.app, name="broker")
 app.add_typer(delay.app, name="delay")
 app.command("gateway")(gateway.gateway)
 app.command("produce")(produce.produce)
@@ -68,11 +68,11 @@ app.add_typer(subject.app, name="subject")
 app.add_typer(group.app, name="group")
 app.add_typer(pause.pausing, name="pause")
 app.add_typer(pause.resuming, name="resume")
-app.add_typer(route.app, name="route")
+app.add_typer(route_commands.app, name="route")
 app.add_typer(dlq.app, name="dlq")
-app.add_typer(message.app, name="message")
-app.add_typer(outbox.app, name="outbox")
-app.add_typer(dedup.app, name="dedup")
+app.add_typer(message_commands.app, name="message")
+app.add_typer(outbox_commands.app, name="outbox")
+app.add_typer(dedup_commands.app, name="dedup")
 app.command("why")(why.why)
 app.command("console")(console.console)
 app.add_typer(logs.app, name="log")
@@ -85,7 +85,7 @@ app.add_typer(acl.quotas, name="quota")
 app.add_typer(named_clusters.app, name="context")
 app.command("config")(settings.config)
 app.command("whoami")(acl.whoami)
-app.add_typer(cluster.app, name="cluster")
+app.add_typer(cluster_commands.app, name="cluster")
 app.command("doctor")(doctor.doctor)
 app.command("top")(top.top)
 app.add_typer(replica.app, name="replica")

@@ -13,7 +13,7 @@ from qmq.cli import delay_role
 from qmq.cli.delay_view import list_table, message_facts, message_view, moment, row_facts, stats_facts, stats_view
 from qmq.cli.known_names import require_subject
 from qmq.cli.output import SERVER, DryRun, Json, Server, console, errors, run, show, tell_silent
-from qmq.cli.route import emit
+from qmq.cli.route_commands import emit
 from qmq.cli.times import parse_duration, parse_when
 from qmq.client.due_times import due_ms
 from qmq.client.partial import Partial

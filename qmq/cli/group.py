@@ -10,7 +10,7 @@ import typer
 import qmq
 from qmq.cli.group_settings import set_settings, show_settings
 from qmq.cli.output import SERVER, Json, Server, console, fail, run, show, tell_silent
-from qmq.cli.route import emit
+from qmq.cli.route_commands import emit
 from qmq.cli.route_view import group_view
 from qmq.client.partial import Partial
 from qmq.errors import InvalidArgument, OrderMismatch, UnknownGroup

@@ -39,7 +39,6 @@ from qmq.errors import (
     StorageError,
     Unavailable,
 )
-from qmq.targeted import is_directed
 from qmq.wire import frame_payloads as wire
 from qmq.wire.frame import Frame, FrameKind
 from qmq.wire.frame_payloads import Verdict
@@ -181,7 +180,7 @@ class Attachment:
             batch = batches[each.batch]
             offset = each.first_sequence - batch.view.base_sequence
             part = Slice(batch, offset, each.count, each.attempt, pull, self.verdicts.hold)
-            if is_directed(batch.view.header):
+            if batch.view.header.is_directed:
                 for equal in part.by_failures():
                     self._accept(equal)
             else:

@@ -28,12 +28,11 @@ from typing import TYPE_CHECKING, Final
 from qmq import limits
 from qmq.client.attachment import Attachment
 from qmq.client.client_timing import pause_s
-from qmq.client.consumer_session import Terms
+from qmq.client.consumer_session import Terms, set_result
 from qmq.client.links import Links
 from qmq.client.long_retries import LongRetry, Retries, SendDirected
 from qmq.client.message import Message, Messages, Settler, Slice, error_text
 from qmq.client.prefetch_limits import allowance, bytes_allowance, check_limits, wait_ms
-from qmq.client.waiters import set_result
 from qmq.errors import CallerError, ClientClosed, InvalidArgument, MessagesExpired, QmqError, StaleDelivery
 from qmq.model import BROADCAST, check_name
 from qmq.wire.settle_payloads import BY_GROUP_MS, Verdict

@@ -12,6 +12,7 @@ from qmq.errors import QmqError
 
 if TYPE_CHECKING:
     from qmq.client.long_retries import LongRetry
+import asyncio
 
 ANSWER_S: Final = 10.0
 """How long a broker may take to answer anything but a pull that waits."""
@@ -65,3 +66,11 @@ class SessionOwner(Protocol):
     def lost(self, messages: int) -> None:
         """Messages were lost before they were settled."""
         ...
+
+
+def set_result(waiting: asyncio.Future[bool], is_changed: bool) -> bool:
+    """Wake the waiter; False if it has stopped waiting."""
+    if waiting.done():
+        return False
+    waiting.set_result(is_changed)
+    return True

@@ -17,7 +17,7 @@ from qmq.log.lane_share import LaneShare
 from qmq.log.producers import Producers
 from qmq.log.share import Settled, Share
 from qmq.model import QueueId
-from qmq.targeted import LOOK_INSIDE, is_directed
+from qmq.targeted import LOOK_INSIDE
 from qmq.wire.frame_payloads import Produced
 
 
@@ -67,7 +67,7 @@ class Queue:
     def entry_of(self, view: BatchView, position: int) -> IndexEntry:
         """The consume-log entry of its next batch, at `position` in the message log."""
         envelope, header = view.envelope, view.header
-        bloom = LOOK_INSIDE if is_directed(header) else tag_bloom(view.tag_hashes())
+        bloom = LOOK_INSIDE if header.is_directed else tag_bloom(view.tag_hashes())
         return IndexEntry(
             envelope.base_sequence,
             position,

@@ -34,7 +34,7 @@ from qmq.client.listening.idempotent import Named
 from qmq.errors import InvalidArgument
 from qmq.sql import dedup_records as records
 from qmq.sql.dedup_openers import openers
-from qmq.sql.dedup_statements import Statements, statements
+from qmq.sql.dedup_statements import DedupStatements, statements
 from qmq.sql.dedup_tables import KEY_BYTES_MAX, TABLE, Record, check_table
 from qmq.sql.dedup_transactions import AsyncTransaction, Transaction
 
@@ -84,7 +84,7 @@ class SqlDedup:
         self._key = key
         self._opener, self._async_opener = openers(database, dialect, paramstyle)
         self._turns = itertools.count()
-        self._spoken: Statements | None = None
+        self._spoken: DedupStatements | None = None
 
     def check_handler(self, *, is_async: bool) -> None:
         """Raises InvalidArgument if such a handler does not suit this database: see the module."""
@@ -160,7 +160,7 @@ class SqlDedup:
 
     # --- before the first message --------------------------------------------------------------------------------------
 
-    def _prove(self, transaction: Transaction) -> Statements:
+    def _prove(self, transaction: Transaction) -> DedupStatements:
         """Prove that the table holds the longest record, and that a rollback removes it, which fails with autocommit, or on an engine
         without transactions (MyISAM).
         """
@@ -175,7 +175,7 @@ class SqlDedup:
         self._spoken = spoken
         return spoken
 
-    async def _prove_async(self, transaction: AsyncTransaction) -> Statements:
+    async def _prove_async(self, transaction: AsyncTransaction) -> DedupStatements:
         spoken, trial = statements(transaction.dialect, self.table), _trial()
         await transaction.run(lambda executor: records.claim(executor, spoken, trial))
         if not await transaction.run(lambda executor: records.is_there(executor, spoken, trial)):
@@ -192,7 +192,7 @@ class SqlDedup:
     def _is_time_to_expire(self) -> bool:
         return next(self._turns) % EXPIRE_EVERY == 0
 
-    def _expire(self, transaction: Transaction, spoken: Statements) -> None:
+    def _expire(self, transaction: Transaction, spoken: DedupStatements) -> None:
         """Delete old records; failures do not affect the message."""
         try:
             transaction.run(lambda executor: records.expire(executor, spoken, self._keep_ms))
@@ -200,7 +200,7 @@ class SqlDedup:
         except Exception as failure:
             _log_expiry(self.table, failure)
 
-    async def _expire_async(self, transaction: AsyncTransaction, spoken: Statements) -> None:
+    async def _expire_async(self, transaction: AsyncTransaction, spoken: DedupStatements) -> None:
         try:
             await transaction.run(lambda executor: records.expire(executor, spoken, self._keep_ms))
             await transaction.commit()

@@ -19,7 +19,7 @@ from sqlalchemy import text
 
 from qmq.errors import InvalidArgument, NotConnected, Overloaded
 from qmq.sql.database_connection import Executor
-from qmq.sql.dedup_statements import Statements
+from qmq.sql.dedup_statements import DedupStatements
 from qmq.sql.dedup_tables import Record, migration
 from qmq.sql.dialects import DIALECTS
 
@@ -31,7 +31,7 @@ _TRANSIENT: Final = frozenset({"OperationalError", "InterfaceError", "TimeoutErr
 """The DB-API's names, in every driver and in SQLAlchemy, and SQLAlchemy's error for an empty pool."""
 
 
-def claim(executor: Executor, spoken: Statements, record: Record) -> bool:
+def claim(executor: Executor, spoken: DedupStatements, record: Record) -> bool:
     """Whether this transaction has to make the effect. Waits for another transaction that is handling the same message."""
     parameters = spoken.parameters(record)
     if _add(executor, spoken, parameters):
@@ -41,7 +41,7 @@ def claim(executor: Executor, spoken: Statements, record: Record) -> bool:
     return False
 
 
-def _add(executor: Executor, spoken: Statements, parameters: Mapping[str, Any]) -> bool:
+def _add(executor: Executor, spoken: DedupStatements, parameters: Mapping[str, Any]) -> bool:
     try:
         return executor.execute(spoken.add, parameters) == 1
     except Exception as failure:
@@ -50,7 +50,7 @@ def _add(executor: Executor, spoken: Statements, parameters: Mapping[str, Any]) 
         raise
 
 
-def check(executor: Executor, spoken: Statements, record: Record) -> None:
+def check(executor: Executor, spoken: DedupStatements, record: Record) -> None:
     """Raises InvalidArgument if the record is gone: then the handler's writes are incomplete, too, and must not be committed."""
     if not is_there(executor, spoken, record):
         raise InvalidArgument(
@@ -59,12 +59,12 @@ def check(executor: Executor, spoken: Statements, record: Record) -> None:
         )
 
 
-def is_there(executor: Executor, spoken: Statements, record: Record) -> bool:
+def is_there(executor: Executor, spoken: DedupStatements, record: Record) -> bool:
     """Whether this transaction sees its own record."""
     return int(executor.fetch(spoken.still_there, spoken.parameters(record))[0][0]) == 1
 
 
-def expire(executor: Executor, spoken: Statements, keep_ms: int) -> int:
+def expire(executor: Executor, spoken: DedupStatements, keep_ms: int) -> int:
     """Delete a batch of the oldest records that were not touched for so long. Returns their number."""
     found = executor.fetch(spoken.expiring, {"keep": keep_ms})
     if found:

@@ -27,7 +27,7 @@ _KEY: Final = ("group_name", "subject", "message_id")
 
 
 @dataclass(frozen=True, slots=True)
-class Statements:
+class DedupStatements:
     """The statements for one table in one dialect."""
 
     dialect: Dialect
@@ -51,7 +51,7 @@ class Statements:
 
 
 @lru_cache(maxsize=32)
-def statements(dialect: str, table: str) -> Statements:
+def statements(dialect: str, table: str) -> DedupStatements:
     """The statements for a database. Raises InvalidArgument for an invalid dialect or table name."""
     spoken = check_dialect(dialect)
     records = named_table(check_table(table), *_KEY, "token", "recorded_ms")
@@ -61,7 +61,7 @@ def statements(dialect: str, table: str) -> Statements:
     token = bytes_place(spoken, "by_token")
     is_old = columns.recorded_ms < now - bindparam("keep")
     shown = [func.hex(columns[name]) if DIALECTS[spoken].is_hex else columns[name] for name in _KEY]
-    return Statements(
+    return DedupStatements(
         DIALECTS[spoken],
         add=_unless_there(spoken, records, dict(zip(_KEY, places, strict=True)) | {"token": token, "recorded_ms": now}),
         still_there=select(func.count()).select_from(records).where(*is_it, columns.token == token),

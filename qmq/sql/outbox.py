@@ -39,7 +39,7 @@ from qmq.sql.outbox_operations import Operations
 from qmq.sql.outbox_relay import Parcel, Relay
 from qmq.sql.outbox_row_sender import OutboxSender, Sends
 from qmq.sql.outbox_runner import EngineRunner, open_engine
-from qmq.sql.outbox_statements import Statements
+from qmq.sql.outbox_statements import OutboxStatements
 from qmq.sql.outbox_tables import TABLE, check_table, migration, statements
 from qmq.sql.outbox_target import Target, target_of
 
@@ -160,7 +160,7 @@ class Outbox:
         if not self._messages:
             return
         connection = await self._target.database()
-        say = Statements(connection.dialect, self._table)
+        say = OutboxStatements(connection.dialect, self._table)
         for rows in _chunks([message.row() for message in self._messages]):
             await connection.execute(say.insert(rows, self._owner.holder, self._grace_ms))
         self._is_inserted = True

@@ -123,7 +123,7 @@ def new_message(
 
 
 def from_row(row: Sequence[Any]) -> OutboxRow:
-    """From a row of `Statements.contents`. Never raises: a damaged row has an error."""
+    """From a row of `OutboxStatements.contents`. Never raises: a damaged row has an error."""
     number, message_id, subject, key, _, tags, headers, body, due_ms, create_time_ms, size = row
     key_data, data = bytes(key or b""), bytes(body)
     found = _content_bytes(key_data, tags, headers, data)

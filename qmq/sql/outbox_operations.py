@@ -19,7 +19,7 @@ from qmq.sql.outbox_lease import LeaseRow
 from qmq.sql.outbox_message import OutboxRow, error_text, from_row
 from qmq.sql.outbox_runner import EngineRunner, Runner
 from qmq.sql.outbox_sender import is_final
-from qmq.sql.outbox_statements import MANY, Statements
+from qmq.sql.outbox_statements import MANY, OutboxStatements
 
 _T = TypeVar("_T")
 TRIES: Final = 4
@@ -37,7 +37,7 @@ class Operations:
 
     def __init__(self, runner: Runner, table: str) -> None:
         self._runner = runner
-        self.say = Statements(runner.dialect, table)
+        self.say = OutboxStatements(runner.dialect, table)
         self.is_lent = not isinstance(runner, EngineRunner)
         """Whether it is the application's only connection, on which one operation runs at a time."""
 

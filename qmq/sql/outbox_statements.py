@@ -38,7 +38,7 @@ _STATE: Final = ("state", "attempts", "claimed_by", "claimed_until", "last_error
 
 
 @dataclass(frozen=True, slots=True)
-class Statements:
+class OutboxStatements:
     """Those of one outbox table in one dialect."""
 
     dialect: str
@@ -137,7 +137,7 @@ class Statements:
 
 
 @lru_cache(maxsize=_FORMS)
-def _insert(say: Statements, count: int) -> ClauseElement:
+def _insert(say: OutboxStatements, count: int) -> ClauseElement:
     def place(name: str, index: int) -> ColumnElement[Any]:
         return bytes_place(say.dialect, f"{name}_{index}") if name in _BYTES else bindparam(f"{name}_{index}")
 
@@ -151,33 +151,33 @@ def _insert(say: Statements, count: int) -> ClauseElement:
 
 
 @lru_cache(maxsize=_FORMS)
-def _find(say: Statements, count: int) -> ClauseElement:
+def _find(say: OutboxStatements, count: int) -> ClauseElement:
     rows = say.rows.c
     ids = [bytes_place(say.dialect, f"message_{index}") for index in range(count)]
     return select(rows.id, rows.message_id, rows.claimed_until - say.now).where(rows.state == number(WAITING), rows.message_id.in_(ids))
 
 
 @lru_cache(maxsize=_FORMS)
-def _earliest(say: Statements, hashes: int, besides: int) -> ClauseElement:
+def _earliest(say: OutboxStatements, hashes: int, besides: int) -> ClauseElement:
     rows = say.rows.c
     found = select(rows.key_hash, func.min(rows.id)).where(rows.key_hash.in_(places("hash", hashes)), rows.state == number(WAITING))
     return found.where(rows.id.not_in(places("besides", besides))).group_by(rows.key_hash)
 
 
 @lru_cache(maxsize=_FORMS)
-def _claim(say: Statements, count: int) -> ClauseElement:
+def _claim(say: OutboxStatements, count: int) -> ClauseElement:
     rows = say.rows
     return update(rows).values(claimed_until=say.now + bindparam("grace")).where(rows.c.id.in_(places("row", count)))
 
 
 @lru_cache(maxsize=_FORMS)
-def _delete(say: Statements, count: int) -> ClauseElement:
+def _delete(say: OutboxStatements, count: int) -> ClauseElement:
     rows = say.rows
     return delete(rows).where(rows.c.id.in_(places("row", count)))
 
 
 @lru_cache(maxsize=_FORMS)
-def _failed(say: Statements, count: int, state: int) -> ClauseElement:
+def _failed(say: OutboxStatements, count: int, state: int) -> ClauseElement:
     rows = say.rows
     changed = update(rows).values(
         attempts=rows.c.attempts + number(1), claimed_until=number(0), last_error=bindparam("error"), state=number(state)
@@ -186,7 +186,7 @@ def _failed(say: Statements, count: int, state: int) -> ClauseElement:
 
 
 @lru_cache(maxsize=_FORMS)
-def _waiting(say: Statements, besides: int) -> ClauseElement:
+def _waiting(say: OutboxStatements, besides: int) -> ClauseElement:
     rows = say.rows.c
     found = select(rows.id, rows.subject, rows.key_hash, rows.content_bytes, rows.claimed_until - say.now)
     found = found.where(rows.state == number(WAITING), rows.id > bindparam("after"))
@@ -196,14 +196,14 @@ def _waiting(say: Statements, besides: int) -> ClauseElement:
 
 
 @lru_cache(maxsize=_FORMS)
-def _contents(say: Statements, count: int) -> ClauseElement:
+def _contents(say: OutboxStatements, count: int) -> ClauseElement:
     rows = say.rows.c
     found = select(rows.id, *[rows[name] for name in _CONTENT]).where(rows.state == number(WAITING))
     return found.where(rows.id.in_(places("row", count))).order_by(rows.id)
 
 
 @lru_cache(maxsize=_FORMS)
-def _list(say: Statements, only_aside: bool) -> ClauseElement:
+def _list(say: OutboxStatements, only_aside: bool) -> ClauseElement:
     rows = say.rows.c
     shown = ("id", "message_id", "subject", "message_key", "content_bytes", "due_ms", "create_time_ms", "state", "attempts", "claimed_by")
     found = select(*[rows[name] for name in shown], rows.claimed_until - say.now, rows.last_error).where(rows.id > bindparam("after"))
@@ -213,7 +213,7 @@ def _list(say: Statements, only_aside: bool) -> ClauseElement:
 
 
 @lru_cache(maxsize=_FORMS)
-def _retry(say: Statements, count: int) -> ClauseElement:
+def _retry(say: OutboxStatements, count: int) -> ClauseElement:
     rows = say.rows
     changed = update(rows).values(state=number(WAITING), claimed_until=number(0))
     return changed.where(rows.c.state == number(ASIDE), rows.c.id.in_(places("row", count)))
@@ -228,7 +228,7 @@ class _Leases(NamedTuple):
 
 
 @lru_cache(maxsize=_FORMS)
-def _leases(say: Statements) -> _Leases:
+def _leases(say: OutboxStatements) -> _Leases:
     table = say.leases
     leases = table.c
     until = say.now + bindparam("lease")

@@ -20,7 +20,7 @@ import pyarrow as pa
 from pyspark_qmq.source_model import QueuePiece, SourceBatch
 from qmq import limits
 from qmq.batch import Envelope, Kind
-from qmq.batch_columns import BatchFlag, Layout, RegionHeader, parse_header
+from qmq.batch_columns import Layout, RegionHeader, parse_header
 from qmq.errors import CorruptBatch
 
 ROWS_WANTED: Final = 8192
@@ -32,8 +32,6 @@ BODIES_BYTES_MAX: Final = 4 * limits.BATCH_BYTES_MAX
 """What compressed bodies may say they are before."""
 ROWS_FEW: Final = 1024
 """Record batches with fewer rows wait for others."""
-
-_DIRECTED: Final = int(BatchFlag.DIRECTED)
 
 
 class Span(NamedTuple):
@@ -60,7 +58,7 @@ def spans(batches: Iterable[SourceBatch], piece: QueuePiece, *, with_directed: b
         header = parse_header(region)
         first = max(piece.first - envelope.base_sequence, 0)
         end = min(piece.end - envelope.base_sequence, header.count)
-        if first < end and (with_directed or not header.flags & _DIRECTED):
+        if first < end and (with_directed or not header.is_directed):
             yield Span(envelope, region, header, Layout.walk(region, header), first, end)
 
 

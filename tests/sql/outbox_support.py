@@ -19,7 +19,7 @@ from qmq.client.producer import new_producer_id
 from qmq.model import MessageId
 from qmq.sql.outbox import create_tables
 from qmq.sql.outbox_message import MessageIds, new_message
-from qmq.sql.outbox_statements import Statements
+from qmq.sql.outbox_statements import OutboxStatements
 from qmq.sql.outbox_tables import TABLE
 from qmq.sql.outbox_watchdog import Watchdogs
 
@@ -103,7 +103,7 @@ IDS = MessageIds(new_producer_id())
 def committed_rows(engine: Engine, rows: Sequence[tuple[str, bytes, bytes]], claim_ms: int = -1, table: str = TABLE) -> list[MessageId]:
     """(subject, body, key) of messages whose sender died after the commit; their ids."""
     ids = [IDS() for _ in rows]
-    say = Statements(engine.dialect.name, table)
+    say = OutboxStatements(engine.dialect.name, table)
     now_ns = time.time_ns()
     messages = [new_message(number, now_ns, subject, body, key=key) for number, (subject, body, key) in zip(ids, rows, strict=True)]
     with engine.begin() as connection:
@@ -115,7 +115,7 @@ def committed_rows(engine: Engine, rows: Sequence[tuple[str, bytes, bytes]], cla
 
 def hold_lease(engine: Engine, lease_ms: int) -> None:
     """Another watchdog has the lease, for so long."""
-    say = Statements(engine.dialect.name)
+    say = OutboxStatements(engine.dialect.name)
     view, create = say.view_lease(), say.create_lease()
     with engine.begin() as connection:
         if connection.execute(view.expression, view.values).first() is None:

@@ -19,7 +19,7 @@ from qmq.sql.outbox_choice import PAUSE_S_MAX, Patience, WaitingRow, choose
 from qmq.sql.outbox_lease import Held, LeaseRow, Step, after_asking, next_step, wait_s
 from qmq.sql.outbox_message import error_text, from_row, new_message
 from qmq.sql.outbox_sender import SLICE_BYTES, SLICE_MESSAGES, is_final, slices
-from qmq.sql.outbox_statements import Statements
+from qmq.sql.outbox_statements import OutboxStatements
 from qmq.sql.outbox_tables import ERROR_CHARS_MAX, TABLE_CHARS_MAX, lease_table, migration, statements
 
 ROWS = st.lists(
@@ -171,7 +171,7 @@ def test_slices_keep_the_order_and_the_limits() -> None:
 
 
 def test_statements_take_their_values_by_place_where_a_driver_wants_it() -> None:
-    said = Statements("sqlite").claim([4, 5], 1_000)
+    said = OutboxStatements("sqlite").claim([4, 5], 1_000)
     found = prepared(said.expression, "sqlite", "qmark")
     assert found.text.count("?") == 3
     assert ":" not in found.text
@@ -179,7 +179,7 @@ def test_statements_take_their_values_by_place_where_a_driver_wants_it() -> None
 
 
 def test_a_list_of_any_length_has_few_forms_and_names_nothing_that_was_not_given() -> None:
-    say = Statements("postgresql")
+    say = OutboxStatements("postgresql")
     forms = set()
     for count in range(1, 501):
         said = say.delete(range(count))
@@ -191,7 +191,7 @@ def test_a_list_of_any_length_has_few_forms_and_names_nothing_that_was_not_given
 
 @pytest.mark.parametrize("dialect", DIALECTS)
 def test_a_table_is_named_in_statements_as_in_its_migration(dialect: str) -> None:
-    said = Statements(dialect, "Shop.Outbox_7").delete([1])
+    said = OutboxStatements(dialect, "Shop.Outbox_7").delete([1])
     assert prepared(said.expression, dialect, "qmark").text.startswith("DELETE FROM Shop.Outbox_7 ")
 
 

@@ -38,6 +38,7 @@ from qmq_ordering.lane import Lane
 
 from qmq import limits
 from qmq.client.consumer import default_name
+from qmq.client.consumer_session import set_result
 from qmq.client.links import Links
 from qmq.client.ordered.bulk_dispatcher import BulkDispatcher
 from qmq.client.ordered.key_dispatcher import KeyDispatcher
@@ -47,7 +48,6 @@ from qmq.client.ordered.lane_reader import LaneReader, LaneTerms
 from qmq.client.ordered.ordered_message import OrderedMessage
 from qmq.client.ordered.ordered_messages import MessageRun, OrderedMessages
 from qmq.client.prefetch_limits import check_limits
-from qmq.client.waiters import set_result
 from qmq.errors import ClientClosed, InvalidArgument, QmqError
 from qmq.model import check_name
 

@@ -14,12 +14,12 @@ from pyspark_qmq.files.mapped_segments import Mapped, SegmentFiles, map_part
 from pyspark_qmq.files.piece_location import FileStretch, PieceLocation
 from pyspark_qmq.source_model import QueuePiece, ReadSelection, SourceBatch
 from qmq.batch import Kind
-from qmq.batch_columns import BatchFlag, Column, Layout, RegionHeader, tag_hash
+from qmq.batch_columns import Column, Layout, RegionHeader, tag_hash
 from qmq.errors import LogDamaged, MessagesExpired, NotConnected
 from qmq.log.batch_filter import has_lps, has_tags
 from qmq.log.segments import segment_name
 
-_DIRECTED, _KEY = int(BatchFlag.DIRECTED), int(Column.KEY)
+_KEY = int(Column.KEY)
 
 
 class FilePieceReader:
@@ -119,7 +119,7 @@ class FilePieceReader:
 
     def _may_match(self, region: memoryview, header: RegionHeader) -> bool:
         selection = self._selection
-        if header.flags & _DIRECTED and not selection.with_directed:
+        if header.is_directed and not selection.with_directed:
             return False
         if selection.has_keys and not header.columns & _KEY and b"" not in selection.keys:
             return False

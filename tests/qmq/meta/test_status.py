@@ -6,7 +6,7 @@ import io
 
 from rich.console import Console
 
-from qmq.cli.cluster import facts, view
+from qmq.cli.cluster_commands import facts, view
 from qmq.proto.v1 import control_pb2 as control
 from qmq.proto.v1 import meta_pb2 as pb
 
