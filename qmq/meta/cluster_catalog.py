@@ -14,6 +14,7 @@ import asyncio
 from collections.abc import Collection, Iterable
 from contextlib import suppress
 from dataclasses import replace
+from operator import itemgetter
 from typing import Final
 
 from qmq_coordination.broker_groups import BrokerGroupState, Mode, group_key
@@ -92,7 +93,7 @@ class ClusterCatalog:
         if delayed:
             return config, await self._delay_routes()
         routes = self._routes(config.former_groups, self.hosts(config))
-        if not routes:
+        if not any(each.data_address for each in routes):
             raise NotConnected(
                 f"none of subject {name!r}'s broker groups has a master at the moment "
                 f"({', '.join(self.hosts(config)) or 'no group is known'})"
@@ -102,36 +103,31 @@ class ClusterCatalog:
     async def _delay_routes(self) -> list[pb.QueueRoute]:
         if not self.delay_groups():
             await self._view.refresh()
-        known = self._routes((), self.delay_groups())
-        if not known:
+        found = self._routes((), self.delay_groups())
+        if not any(each.data_address for each in found):
             names = ", ".join(self.delay_groups())
             raise NotConnected(
                 f"no delay group has a master at the moment ({names})" if names else "there is no delay group: start `qmq delay`"
             )
-        served = {route.broker_group for route in known}
-        # Groups without a master are included: messages of an ordered subject wait for their own group.
-        return known + [
-            pb.QueueRoute(partition=0, broker_group=name, epoch=self._view.group(name).claim.epoch, is_writable=self._is_writable(name))
-            for name in self.delay_groups()
-            if name not in served
-        ]
+        return found
 
     def _is_writable(self, group: str) -> bool:
         return self._view.group(group).mode is Mode.READ_WRITE
 
     def _routes(self, former_groups: Collection[str], groups: Iterable[str]) -> list[pb.QueueRoute]:
-        routes = []
+        """Groups with a master first. One without is named, too, so that a client that hears of its new master knows what to do with it."""
+        found: list[tuple[bool, pb.QueueRoute]] = []
         for group in groups:
             state = self._view.group(group)
             master = state.master
-            if master is not None and master.data_address:
-                is_writable = group not in former_groups and self._is_writable(group)
-                routes.append(
-                    pb.QueueRoute(
-                        partition=0, broker_group=group, data_address=master.data_address, epoch=master.epoch, is_writable=is_writable
-                    )
-                )
-        return routes
+            has_master = master is not None and bool(master.data_address)
+            if not has_master and not state.items:
+                continue  # no broker ever registered under this name
+            address, epoch = (master.data_address, master.epoch) if master is not None and has_master else ("", state.claim.epoch)
+            is_writable = group not in former_groups and self._is_writable(group)
+            route = pb.QueueRoute(partition=0, broker_group=group, data_address=address, epoch=epoch, is_writable=is_writable)
+            found.append((not has_master, route))
+        return [route for _, route in sorted(found, key=itemgetter(0))]
 
     def hosts(self, config: SubjectConfig) -> tuple[str, ...]:
         """All groups that may have messages of the subject; for an ordered one, those with a partition of any version."""

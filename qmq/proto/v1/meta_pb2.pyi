@@ -1461,9 +1461,9 @@ class QueueRoute(_message.Message):
     partition: _builtins.int
     broker_group: _builtins.str
     data_address: _builtins.str
-    """host:port of the data port of the group's master."""
+    """host:port of the data port of the group's master; empty while the group has none."""
     epoch: _builtins.int
-    """The master's term."""
+    """The master's term; without a master, the last one's."""
     is_writable: _builtins.bool
     """Whether producers may use it; consumers always may."""
     def __init__(

@@ -276,3 +276,16 @@ async def test_a_subject_that_is_placed_elsewhere_is_sent_there(monkeypatch: pyt
         before = len(first.arrived)
         await it.mq.send("s", b"last")
         assert len(first.arrived) == before
+
+
+async def test_a_group_whose_first_master_comes_later_is_used_as_soon_as_it_is_pushed() -> None:
+    async with cluster(2, can_push=True) as it:
+        second = it.groups[1]
+        first_master, second.master = second.master, None
+        await it.mq.send("s", b"0")
+        await it.meta.is_watched.wait()
+        second.master = first_master
+        it.meta.push(groups=["g1"])
+        async with asyncio.timeout(10), it.mq.producer("s") as producer:
+            while not second.stored:
+                await producer.send(b"more")

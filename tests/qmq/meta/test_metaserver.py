@@ -128,6 +128,14 @@ async def test_a_new_master_is_located_and_a_group_without_one_is_said(store: Co
             await routes(call, "a")
 
 
+async def test_a_group_that_has_no_master_yet_is_named_beside_one_that_has(store: CoordinationStore) -> None:
+    async with brokers(store, "g1", "g2"), metaserver(store) as (call, view):
+        await create(call, "a", "g2", "g1")
+        await store.delete(group_key("g2", "master"))
+        await eventually(lambda: view.group("g2").master is None)
+        assert await routes(call, "a") == [("g1", "data-g1-a:1", 1, True), ("g2", "", 1, True)]
+
+
 # --- what brokers know --------------------------------------------------------------------------------------------------
 
 
