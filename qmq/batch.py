@@ -52,6 +52,8 @@ VERSION: Final = 1
 _BODY_OF_ENVELOPE: Final = Struct("<IHHIIqqqqqI")
 _ENVELOPE: Final = Struct("<IHHIIqqqqqII")
 _SENT: Final = Struct("<IHHII")
+_TOTAL: Final = Struct("<I")
+_TOTAL_AT: Final = 8
 ENVELOPE_BYTES: Final = _ENVELOPE.size
 BATCH_BYTES_MIN: Final = ENVELOPE_BYTES + REGION_BYTES + ALIGN
 _UNPLACED: Final = bytes(ENVELOPE_BYTES - _SENT.size)
@@ -194,6 +196,15 @@ def parse_envelope(buffer: bytes | memoryview, offset: int = 0) -> Envelope:
     if fields[2] > Kind.COMMAND or not BATCH_BYTES_MIN <= fields[3] <= limits.BATCH_BYTES_MAX or fields[3] & 7:
         raise CorruptBatch(f"an envelope of kind {fields[2]} with {fields[3]} bytes cannot be")
     return Envelope._make(fields[2:10])
+
+
+def entry_bytes(buffer: bytes | memoryview, offset: int) -> int:
+    """How long the entry at `offset` says it is: nothing is checked. Raises CorruptBatch if the buffer ends before that."""
+    try:
+        size: int = _TOTAL.unpack_from(buffer, offset + _TOTAL_AT)[0]
+    except error:
+        raise CorruptBatch("the envelope is incomplete") from None
+    return size
 
 
 def region_crc_of(envelope: bytes) -> int:

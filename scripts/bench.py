@@ -27,8 +27,8 @@ import bench_delivery as delivery
 import bench_everyday as everyday
 import bench_many as many
 import bench_ordered as ordered
+import bench_replicas as replicas
 import bench_spark as spark
-from bench_group import ReplicaSet
 from bench_processes import Node, in_loop, together
 from rich.console import Console
 from rich.progress import Progress
@@ -83,21 +83,6 @@ def throughput(count: int, size: int, mode: str, flush: str) -> float:
         return count / (end - begin)
     finally:
         node.stop()
-
-
-async def produce_acked(address: str, count: int, size: int, mode: str) -> float:
-    """Messages a second, from the first sent to the last acknowledged, consumed by nobody."""
-    begin = await produce(address, count, size, mode)
-    return count / (time.monotonic() - begin)
-
-
-def replicated(replicas: int, count: int, size: int, mode: str, flush: str = "async") -> float:
-    """One producer to a group of so many replicas on this machine, `acks=quorum`."""
-    group = ReplicaSet(replicas, "--flush", flush)
-    try:
-        return float(together((produce_acked, group.address, count, size, mode))[0])
-    finally:
-        group.stop()
 
 
 async def produce_subjects(address: str, count: int, subjects: int) -> float:
@@ -336,10 +321,10 @@ def scenarios(scale: float) -> dict[str, dict[str, Callable[[], Any]]]:
             "latency 20,000/s": lambda: latency(20_000, n(60_000)),
         },
         "replicated": {
-            "100 B, send, one replica, acknowledged/s": lambda: replicated(1, n(3_000_000), 100, "send"),
-            "100 B, send, three replicas, quorum, acknowledged/s": lambda: replicated(3, n(3_000_000), 100, "send"),
-            "1 KB, send, one replica, acknowledged/s": lambda: replicated(1, n(600_000), 1024, "send"),
-            "1 KB, send, three replicas, quorum, acknowledged/s": lambda: replicated(3, n(600_000), 1024, "send"),
+            "100 B, send, one replica": lambda: replicas.replicated(1, n(3_000_000), 100),
+            "100 B, send, three replicas, quorum": lambda: replicas.replicated(3, n(3_000_000), 100),
+            "1 KB, send, one replica": lambda: replicas.replicated(1, n(600_000), 1024),
+            "1 KB, send, three replicas, quorum": lambda: replicas.replicated(3, n(600_000), 1024),
         },
         "delay": {
             "due at 10,000/s, lateness": lambda: delay.lateness(10_000, max(40 * scale, 5)),

@@ -19,7 +19,7 @@ from typing import Final
 
 from google_crc32c import value as crc32c
 
-from qmq.batch import ENVELOPE_BYTES, Kind, parse_envelope
+from qmq.batch import ENVELOPE_BYTES, Kind, entry_bytes, parse_envelope
 from qmq.batch_columns import check_region
 from qmq.errors import CorruptBatch
 from qmq.log import commit_mark
@@ -52,7 +52,7 @@ def pack_runs(runs: Iterable[WriteRun]) -> list[bytes]:
 
 
 def unpack_runs(data: memoryview | bytes) -> list[WriteRun]:
-    """Decode what `pack_runs` made; the bytes are copied. Raises CorruptBatch."""
+    """Decode what `pack_runs` made. `data` may be reused afterwards: the bytes are copied, once. Raises CorruptBatch."""
     runs: list[WriteRun] = []
     at = 0
     while at < len(data):
@@ -64,26 +64,38 @@ def unpack_runs(data: memoryview | bytes) -> list[WriteRun]:
         at += _RUN_HEAD_BYTES
         if log > ACTIONS or not size or at + size > len(data) or position < base:
             raise CorruptBatch(f"a run of {size} bytes at {position} of log {log} cannot be")
-        runs.append(WriteRun(log, base, position, size, (bytes(data[at : at + size]),)))
+        runs.append(WriteRun(log, base, position, size, split_entries(data[at : at + size])))
         at += size
     return runs
 
 
+def split_entries(data: memoryview | bytes) -> tuple[bytes, ...]:
+    """A run's bytes, cut into each entry's envelope and region: the slave checks, writes and remembers these same objects.
+
+    Only the sizes are looked at. Raises CorruptBatch.
+    """
+    found: list[bytes] = []
+    at, size = 0, len(data)
+    while at < size:
+        region_at, end = at + ENVELOPE_BYTES, at + entry_bytes(data, at)
+        if end > size or end < region_at:
+            raise CorruptBatch("a run ends within an entry")
+        found += (bytes(data[at:region_at]), bytes(data[region_at:end]))
+        at = end
+    return tuple(found)
+
+
 def entries_of(run: WriteRun) -> list[PendingEntry]:
-    """A run's entries, every checksum checked. Raises CorruptBatch."""
-    data = run.buffers[0] if len(run.buffers) == 1 else b"".join(run.buffers)
+    """The entries of a run whose buffers `split_entries` made, every checksum checked. Raises CorruptBatch."""
     found: list[PendingEntry] = []
-    at = 0
-    while at < len(data):
-        envelope = parse_envelope(data, at)
+    position = run.position
+    for head, region in zip(run.buffers[::2], run.buffers[1::2], strict=True):
+        envelope = parse_envelope(head)
         if envelope.kind not in _KINDS[run.log]:
             raise CorruptBatch(f"an entry of kind {envelope.kind} does not belong in log {run.log}")
-        region = data[at + ENVELOPE_BYTES : at + envelope.total_bytes]
-        if len(region) != envelope.total_bytes - ENVELOPE_BYTES:
-            raise CorruptBatch("a run ends within an entry")
         check_region(region, envelope.region_crc)
-        found.append(PendingEntry(run.log, run.position + at, envelope, region))
-        at += envelope.total_bytes
+        found.append(PendingEntry(run.log, position, envelope, region))
+        position += envelope.total_bytes
     return found
 
 

@@ -31,7 +31,7 @@ from qmq.limits import BATCH_BYTES_MAX, MIB
 from qmq.log import checkpoint as checkpoints
 from qmq.log.disk import Disk
 from qmq.log.envelopes import entry_at, epoch_of, walk
-from qmq.log.follower import entries_of
+from qmq.log.follower import entries_of, split_entries
 from qmq.log.recent_writes import WriteRun
 from qmq.log.segments import Segments
 from qmq.log.store import PendingEntry, Store
@@ -130,7 +130,7 @@ async def ask(
 def parse(number: int, position: int, data: bytes) -> list[PendingEntry] | None:
     """The entries, if they are valid and in order; nothing else is written."""
     try:
-        found = entries_of(WriteRun(number, 0, position, len(data), (data,)))
+        found = entries_of(WriteRun(number, 0, position, len(data), split_entries(data)))
     except CorruptBatch:
         return None
     return found if all(_follows(a.envelope, b.envelope) for a, b in pairwise(found)) else None

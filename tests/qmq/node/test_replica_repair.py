@@ -361,4 +361,4 @@ def test_a_slave_mends_from_what_a_feed_would_have_given(folders: list[Path]) ->
     parsed = replica_repair.parse(1, 0, data)
     assert parsed is not None
     runs = follower.pack_runs([WriteRun(1, 0, 0, len(data), (data,))])
-    assert follower.unpack_runs(b"".join(runs))[0].buffers == (data,)
+    assert b"".join(follower.unpack_runs(b"".join(runs))[0].buffers) == data
