@@ -26,8 +26,9 @@ Operations = Annotated[
         help="Comma-separated: produce, consume, browse, describe, create, delete, configure, reshard, operate, administer; '*' for all."
     ),
 ]
-Kind = Annotated[str, typer.Argument(help="subject, group or cluster.")]
-Pattern = Annotated[str, typer.Argument(help="A name, a prefix before one '*', or '*'.")]
+Kind = Annotated[str, typer.Argument(help="subject, group, namespace or cluster.")]
+Pattern = Annotated[str, typer.Argument(help="A name, a prefix before one '*', or '*'; of a namespace its prefix: 'payments.'.")]
+Namespace = Annotated[str, typer.Option("--namespace", help="Only what is below this prefix, which its own administrators may see.")]
 RuleId = Annotated[str, typer.Option("--id", help="The rule's name; made from its content without.")]
 
 _RULE_COLUMNS = ("rule", "effect", "principal", "operations", "resource", "pattern", "by", "at")
@@ -39,12 +40,12 @@ def _row(rule: pb.AccessRule) -> tuple[str, ...]:
 
 
 @rules.command("list")
-def list_rules(as_json: Json = False, server: Server = SERVER) -> None:
+def list_rules(namespace: Namespace = "", as_json: Json = False, server: Server = SERVER) -> None:
     """Show all rules, the roles that they name, and the mode."""
 
     async def _list() -> pb.ListRulesResponse:
         async with qmq.connect(server) as mq:
-            return await mq.access.rules()
+            return await mq.access.rules(namespace)
 
     found = run(_list())
     show(f"rules (mode: {found.mode})", _RULE_COLUMNS, [_row(rule) for rule in found.rules], as_json=as_json)
@@ -149,12 +150,12 @@ def mode(
 
 
 @roles.command("list")
-def list_roles(as_json: Json = False, server: Server = SERVER) -> None:
+def list_roles(namespace: Namespace = "", as_json: Json = False, server: Server = SERVER) -> None:
     """Show roles and their members."""
 
     async def _list() -> pb.ListRulesResponse:
         async with qmq.connect(server) as mq:
-            return await mq.access.rules()
+            return await mq.access.rules(namespace)
 
     rows = [(role.name, member) for role in run(_list()).roles for member in role.members]
     show("roles", ("role", "member"), rows, as_json=as_json)
@@ -204,12 +205,12 @@ def _quota_rows(quota: pb.AccessQuota) -> list[tuple[str, str, str, int]]:
 
 
 @quotas.command("list")
-def list_quotas(as_json: Json = False, server: Server = SERVER) -> None:
+def list_quotas(namespace: Namespace = "", as_json: Json = False, server: Server = SERVER) -> None:
     """Show all quotas."""
 
     async def _list() -> list[pb.AccessQuota]:
         async with qmq.connect(server) as mq:
-            return await mq.access.quotas()
+            return await mq.access.quotas(namespace)
 
     show("quotas", _QUOTA_COLUMNS, [row for quota in run(_list()) for row in _quota_rows(quota)], as_json=as_json)
 
@@ -297,12 +298,12 @@ def token(
 
 
 @users.command("list")
-def list_tokens(as_json: Json = False, server: Server = SERVER) -> None:
+def list_tokens(namespace: Namespace = "", as_json: Json = False, server: Server = SERVER) -> None:
     """Show whose tokens there are, without the tokens."""
 
     async def _list() -> list[pb.TokenInfo]:
         async with qmq.connect(server) as mq:
-            return await mq.access.tokens()
+            return await mq.access.tokens(namespace)
 
     rows = [
         (each.id, each.principal, time_text(each.ends_ms) if each.ends_ms else "never", each.by, time_text(each.at_ms))

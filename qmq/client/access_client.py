@@ -17,8 +17,8 @@ class Metaservers(Protocol):
 
 
 class AccessClient:
-    """Every method but `whoami` needs the permission `administer` on the cluster, and raises AccessDenied without it. Every call but
-    `create_token`, which makes another token, may be repeated after a lost answer.
+    """Every method but `whoami` needs the permission `administer`, and raises AccessDenied without it: on the cluster, or on a
+    namespace for what is below its prefix. Every call but `create_token`, which makes another token, may be repeated after a lost answer.
     """
 
     def __init__(self, metaservers: Metaservers) -> None:
@@ -29,9 +29,9 @@ class AccessClient:
         found: pb.WhoAmIResponse = await self._metaservers.call("WhoAmI", pb.WhoAmIRequest())
         return found
 
-    async def rules(self) -> pb.ListRulesResponse:
-        """All rules and roles, and the mode."""
-        found: pb.ListRulesResponse = await self._metaservers.call("ListRules", pb.ListRulesRequest())
+    async def rules(self, namespace: str = "") -> pb.ListRulesResponse:
+        """All rules and roles, or those of a namespace, and the mode."""
+        found: pb.ListRulesResponse = await self._metaservers.call("ListRules", pb.ListRulesRequest(namespace=namespace))
         return found
 
     async def put_rule(
@@ -74,8 +74,9 @@ class AccessClient:
         found: pb.CreateTokenResponse = await self._metaservers.call("CreateToken", request)
         return found
 
-    async def tokens(self) -> list[pb.TokenInfo]:
-        found: pb.ListTokensResponse = await self._metaservers.call("ListTokens", pb.ListTokensRequest())
+    async def tokens(self, namespace: str = "") -> list[pb.TokenInfo]:
+        """All tokens, or those of a namespace's applications."""
+        found: pb.ListTokensResponse = await self._metaservers.call("ListTokens", pb.ListTokensRequest(namespace=namespace))
         return list(found.tokens)
 
     async def delete_tokens(self, *, token_id: str = "", principal: str = "") -> list[str]:
@@ -96,6 +97,7 @@ class AccessClient:
         """Delete a quota. Raises InvalidArgument."""
         await self._metaservers.call("DeleteQuota", pb.DeleteQuotaRequest(id=quota_id))
 
-    async def quotas(self) -> list[pb.AccessQuota]:
-        found: pb.ListQuotasResponse = await self._metaservers.call("ListQuotas", pb.ListQuotasRequest())
+    async def quotas(self, namespace: str = "") -> list[pb.AccessQuota]:
+        """All quotas, or those of a namespace."""
+        found: pb.ListQuotasResponse = await self._metaservers.call("ListQuotas", pb.ListQuotasRequest(namespace=namespace))
         return list(found.quotas)

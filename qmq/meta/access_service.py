@@ -1,13 +1,17 @@
 """Administration of access: rules, roles, tokens, quotas and the mode. Each change is one compare-and-swap in the coordination store.
 
-A caller cannot lock itself out: a change of a rule, a role or the mode that would take `administer` from the caller is refused. Principals
-named by `--admin` always have `administer`, and so does everybody while the mode is `off`.
+Whoever administers a namespace changes what is below its prefix (`rpc_operations` says what a request needs).
+
+A caller cannot lock itself out: a change of a rule, a role or the mode that would take from the caller what the change itself needs is
+refused. Principals named by `--admins` always have `administer`, and so does everybody while the mode is `off`.
+
+A namespace has at most `NAMESPACE_RECORDS_MAX` rules, roles and tokens each, so that one team leaves room for the others.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 from qmq_coordination.access_records import (
@@ -15,6 +19,7 @@ from qmq_coordination.access_records import (
     ModeRecord,
     RoleRecord,
     decode_role,
+    decode_rule,
     encode_mode,
     encode_quota,
     encode_role,
@@ -29,20 +34,31 @@ from qmq_coordination.access_records import (
 from qmq_coordination.coordination_store import CoordinationStore, Delete, KeyValue, Put, absent, unchanged
 
 from qmq.clock import Clock
-from qmq.errors import InvalidArgument, RouteConflict
+from qmq.errors import InvalidArgument, QmqError, QuotaExceeded, RouteConflict
 from qmq.model import check_name
 from qmq.proto.v1 import access_pb2 as pb
 from qmq.proto.v1 import access_pb2_grpc
 from qmq.rpc import answering
 from qmq.security.access_control import AccessControl, Caller
-from qmq.security.access_rules import RULES_MAX, AccessMode, AccessRule, Need, Operation, ResourceKind, RuleBook, on_cluster
-from qmq.security.principal import Principal
+from qmq.security.access_rules import (
+    RULES_MAX,
+    AccessMode,
+    AccessRule,
+    Need,
+    Operation,
+    ResourceKind,
+    RuleBook,
+    on_cluster,
+    on_namespace,
+)
+from qmq.security.principal import APPLICATION, Principal
 from qmq.security.quotas import Quota
 from qmq.security.rpc_guard import CALLER
 from qmq.security.tokens import TokenRecord, new_token
 
 TRIES: Final = 10
 TOKENS_MAX: Final = 10_000
+NAMESPACE_RECORDS_MAX: Final = 1_000
 
 
 class AccessService(access_pb2_grpc.AccessServicer):
@@ -61,15 +77,15 @@ class AccessService(access_pb2_grpc.AccessServicer):
             roles=book.roles_of(caller.principal),
             mode=self._access.mode.value,
             ends_ms=caller.ends_ms,
-            is_admin=self._may_administer(caller, book),
+            is_admin=self._may(caller, book, on_cluster(Operation.ADMINISTER)),
         )
 
     @answering
     async def ListRules(self, request: pb.ListRulesRequest) -> pb.ListRulesResponse:
-        state = self._access.state
+        state, prefix = self._access.state, request.namespace
         return pb.ListRulesResponse(
-            rules=[_rule_message(rule) for _, rule in sorted(state.rules.items())],
-            roles=[pb.Role(name=name, members=sorted(members)) for name, members in sorted(state.roles.items())],
+            rules=[_rule_message(rule) for _, rule in sorted(state.rules.items()) if rule.need.name.startswith(prefix)],
+            roles=[pb.Role(name=name, members=sorted(members)) for name, members in sorted(state.roles.items()) if name.startswith(prefix)],
             mode=state.mode.value,
         )
 
@@ -77,17 +93,23 @@ class AccessService(access_pb2_grpc.AccessServicer):
     async def TestAccess(self, request: pb.TestAccessRequest) -> pb.TestAccessResponse:
         principal = Principal.parse(request.principal)
         need = Need(operation_of(request.operation), kind_of(request.kind), request.name)
+        if need.kind is ResourceKind.NAMESPACE and need.operation is not Operation.ADMINISTER:
+            raise InvalidArgument(f"a namespace has one operation, administer: ask about {need.operation.value} on a subject or a group")
         decision, book = self._access.decide(principal, need), self._access.state.book
         rule = None if decision.rule is None else _rule_message(decision.rule)
         return pb.TestAccessResponse(is_allowed=decision.is_allowed, rule=rule, roles=book.roles_of(principal), by=decision.by)
 
     @answering
     async def ListTokens(self, request: pb.ListTokensRequest) -> pb.ListTokensResponse:
-        return pb.ListTokensResponse(tokens=[_token_message(each) for _, each in sorted(self._access.state.tokens.items())])
+        return pb.ListTokensResponse(
+            tokens=[_token_message(each) for _, each in sorted(self._access.state.tokens.items()) if _is_below(each, request.namespace)]
+        )
 
     @answering
     async def ListQuotas(self, request: pb.ListQuotasRequest) -> pb.ListQuotasResponse:
-        return pb.ListQuotasResponse(quotas=[_quota_message(each) for _, each in sorted(self._access.state.quotas.items())])
+        return pb.ListQuotasResponse(
+            quotas=[_quota_message(each) for _, each in sorted(self._access.state.quotas.items()) if each.is_below(request.namespace)]
+        )
 
     # --- rules and roles -----------------------------------------------------------------------------------------------
 
@@ -97,17 +119,25 @@ class AccessService(access_pb2_grpc.AccessServicer):
         state = self._access.state
         if len(state.rules) >= RULES_MAX and rule.id not in state.rules:
             raise InvalidArgument(f"there are already {RULES_MAX} rules, the limit: replace rules by patterns and roles")
-        self._require_way_back(RuleBook({**state.rules, rule.id: rule}, state.roles))
-        await self._swap(rule_key(rule.id), lambda _: encode_rule(rule))
+        self._require_room("rules", rule.need.name, (each.need.name for name, each in state.rules.items() if name != rule.id))
+        self._require_way_back(RuleBook({**state.rules, rule.id: rule}, state.roles), rule.need)
+
+        def changed(item: KeyValue | None) -> bytes:
+            self._require_stored("PutRule", rule.id, item)
+            return encode_rule(rule)
+
+        await self._swap(rule_key(rule.id), changed)
         return _rule_message(rule)
 
     @answering
     async def DeleteRule(self, request: pb.DeleteRuleRequest) -> pb.DeleteRuleResponse:
         state = self._access.state
-        if request.id not in state.rules:
+        known = state.rules.get(request.id)
+        if known is None:
             raise InvalidArgument(f"there is no rule {request.id!r}: `qmq acl list` shows them")
-        self._require_way_back(RuleBook({name: each for name, each in state.rules.items() if name != request.id}, state.roles))
-        await self._swap(rule_key(request.id), lambda _: None)
+        left = {name: each for name, each in state.rules.items() if name != request.id}
+        self._require_way_back(RuleBook(left, state.roles), known.need)
+        await self._swap(rule_key(request.id), lambda item: self._require_stored("DeleteRule", request.id, item))
         return pb.DeleteRuleResponse()
 
     @answering
@@ -115,9 +145,9 @@ class AccessService(access_pb2_grpc.AccessServicer):
         check_name("role", request.name)
         add, remove = ({str(Principal.parse(each)) for each in names} for names in (request.add, request.remove))
         state, members = self._access.state, frozenset[str]()
-        self._require_way_back(
-            RuleBook(state.rules, {**state.roles, request.name: (state.roles.get(request.name, members) | add) - remove})
-        )
+        self._require_room("roles", request.name, (name for name in state.roles if name != request.name))
+        changed_roles = {**state.roles, request.name: (state.roles.get(request.name, members) | add) - remove}
+        self._require_way_back(RuleBook(state.rules, changed_roles), on_namespace(request.name))
 
         def changed(item: KeyValue | None) -> bytes | None:
             nonlocal members
@@ -136,7 +166,7 @@ class AccessService(access_pb2_grpc.AccessServicer):
             raise InvalidArgument(f"the mode is off, watch or enforce, not {request.mode!r}") from None
         state = self._access.state
         if mode is AccessMode.ENFORCE:
-            self._require_way_back(state.book, mode)
+            self._require_way_back(state.book, on_cluster(Operation.ADMINISTER), mode)
             if addresses := self._open_links():
                 raise InvalidArgument(
                     f"servers could not authenticate to {addresses[0]}: rules can be enforced on one machine, or with TLS between machines"
@@ -146,6 +176,28 @@ class AccessService(access_pb2_grpc.AccessServicer):
         record = ModeRecord(mode, str(caller.principal), self._clock.time_ms())
         await self._swap(MODE, lambda _: encode_mode(record))
         return pb.SetAccessModeResponse(mode_before=before.value)
+
+    def _require_stored(self, action: str, rule_id: str, item: KeyValue | None) -> None:
+        """The rule that a change replaces must be the caller's to change. The guard asked for the rule of the view, which may be older.
+
+        Raises AccessDenied.
+        """
+        if item is None:
+            return
+        try:
+            rule = decode_rule(rule_id, item.value)
+        except (ValueError, TypeError, KeyError, AttributeError, QmqError):
+            rule = None
+        self._access.require(CALLER.get(), action, on_cluster(Operation.ADMINISTER) if rule is None else rule.need)
+
+    def _require_room(self, what: str, name: str, names: Iterable[str]) -> None:
+        """Raises QuotaExceeded if the widest namespace that a new record's name is in has as many as it may."""
+        rules = self._access.state.rules.values()
+        around = [each.pattern for each in rules if each.kind is ResourceKind.NAMESPACE and name.startswith(each.pattern)]
+        if around:
+            widest = min(around, key=len)
+            if sum([each.startswith(widest) for each in names]) >= NAMESPACE_RECORDS_MAX:
+                raise QuotaExceeded(f"namespace {widest} already has {NAMESPACE_RECORDS_MAX} {what}, the limit: remove unused ones")
 
     def _rule_of(self, message: pb.AccessRule) -> AccessRule:
         operations = frozenset(map(operation_of, message.operations))
@@ -163,8 +215,9 @@ class AccessService(access_pb2_grpc.AccessServicer):
             raise InvalidArgument("a token's end must be in the future; give none for a token without an end")
         if len(self._access.state.tokens) >= TOKENS_MAX:
             raise InvalidArgument(f"there are already {TOKENS_MAX} tokens, the limit: revoke unused tokens")
-        by = str(CALLER.get().principal)
-        made = new_token(Principal.parse(request.principal), by=by, now_ms=now_ms, ends_ms=request.ends_ms)
+        by, principal = str(CALLER.get().principal), Principal.parse(request.principal)
+        self._require_room("tokens", principal.name, (each.principal.name for each in self._access.state.tokens.values()))
+        made = new_token(principal, by=by, now_ms=now_ms, ends_ms=request.ends_ms)
         await self._swap(token_key(made.record.id), lambda _: encode_token(made.record))
         return pb.CreateTokenResponse(token=made.token, info=_token_message(made.record))
 
@@ -197,19 +250,17 @@ class AccessService(access_pb2_grpc.AccessServicer):
 
     # --- how -----------------------------------------------------------------------------------------------------------
 
-    def _may_administer(self, caller: Caller, book: RuleBook) -> bool:
-        if str(caller.principal) in self._access.config.admins:
-            return True
-        return book.decide(caller.principal, on_cluster(Operation.ADMINISTER)).is_allowed
+    def _may(self, caller: Caller, book: RuleBook, need: Need) -> bool:
+        return str(caller.principal) in self._access.config.admins or book.decide(caller.principal, need).is_allowed
 
-    def _require_way_back(self, book: RuleBook, mode: AccessMode | None = None) -> None:
-        """Raises InvalidArgument if the caller would lose `administer` by this change."""
-        if (mode or self._access.mode) is AccessMode.ENFORCE and not self._may_administer(CALLER.get(), book):
-            who = CALLER.get().principal
+    def _require_way_back(self, book: RuleBook, need: Need, mode: AccessMode | None = None) -> None:
+        """Raises InvalidArgument if the caller could not make this change, which needs `need`, once more."""
+        caller = CALLER.get()
+        if (mode or self._access.mode) is AccessMode.ENFORCE and not self._may(caller, book, need):
+            where = f"{need.kind.value} {need.name}".strip()
             raise InvalidArgument(
-                f"after this change {who} could no longer administer the cluster: "
-                "`qmq acl allow PRINCIPAL administer cluster` for yourself first,"
-                " or start the servers with --admins PRINCIPAL"
+                f"after this change {caller.principal} could no longer administer the {where}: "
+                f"`qmq acl allow PRINCIPAL administer {where}` for yourself first, or start the servers with --admins PRINCIPAL"
             )
 
     async def _swap(self, key: str, changed: Callable[[KeyValue | None], bytes | None]) -> None:
@@ -239,7 +290,7 @@ def kind_of(text: str) -> ResourceKind:
     try:
         return ResourceKind(text)
     except ValueError:
-        raise InvalidArgument(f"a resource is a subject, a group or the cluster, not {text!r}") from None
+        raise InvalidArgument(f"a resource is a subject, a group, a namespace or the cluster, not {text!r}") from None
 
 
 def _id_of(message: pb.AccessRule, operations: frozenset[Operation], pattern: str) -> str:
@@ -267,6 +318,10 @@ def _rule_message(rule: AccessRule) -> pb.AccessRule:
 
 def _token_message(record: TokenRecord) -> pb.TokenInfo:
     return pb.TokenInfo(id=record.id, principal=str(record.principal), ends_ms=record.ends_ms, by=record.by, at_ms=record.at_ms)
+
+
+def _is_below(record: TokenRecord, prefix: str) -> bool:
+    return not prefix or (record.principal.kind == APPLICATION and record.principal.name.startswith(prefix))
 
 
 def _quota_message(quota: Quota) -> pb.AccessQuota:

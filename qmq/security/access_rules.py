@@ -12,6 +12,14 @@ principal may be given as a pattern of that form too, or as `role:NAME`.
 * Servers (`node:`, `meta:`) may do everything: they are the cluster. No rule grants that to others.
 * A principal that is allowed any operation on a resource may also describe it, unless that is denied: a producer must be able to find its
   subject.
+
+A team administers its own namespace, which is a prefix of names:
+
+    allow  op:bob   administer   namespace  payments.
+
+* The rule allows changes of rules about subjects and groups whose names, or whole patterns, are below the prefix, and of roles and tokens
+  of applications with such names. A rule with a wider pattern is not the team's: what the cluster forbids by `*` stays forbidden.
+* Who may administer the cluster may administer every namespace.
 """
 
 from __future__ import annotations
@@ -51,7 +59,7 @@ class Operation(Enum):
     OPERATE = "operate"
     """Drain, hand over masterships, change replicas."""
     ADMINISTER = "administer"
-    """Change rules, roles, tokens and quotas."""
+    """Change rules, roles, tokens and quotas; on a namespace, those of its own, without quotas."""
     REPLICATE = "replicate"
     """Act as a server. No rule grants it: a certificate or the cluster's own token does."""
 
@@ -62,6 +70,8 @@ class ResourceKind(Enum):
     SUBJECT = "subject"
     GROUP = "group"
     CLUSTER = "cluster"
+    NAMESPACE = "namespace"
+    """All names with a prefix. Its one operation is `administer`."""
 
 
 class AccessMode(Enum):
@@ -101,6 +111,11 @@ def on_cluster(operation: Operation) -> Need:
     return Need(operation, ResourceKind.CLUSTER)
 
 
+def on_namespace(prefix: str) -> Need:
+    """To administer everything whose name begins with the prefix; without a prefix, the cluster."""
+    return Need(Operation.ADMINISTER, ResourceKind.NAMESPACE, prefix) if prefix else on_cluster(Operation.ADMINISTER)
+
+
 @dataclass(frozen=True, slots=True)
 class AccessRule:
     """One rule. `principal` and `pattern` as in the module's text; no `operations` means all."""
@@ -118,16 +133,39 @@ class AccessRule:
         """The rule itself, if it is valid. Raises InvalidArgument, InvalidName."""
         check_name("rule", self.id)
         check_principal_pattern(self.principal)
-        check_pattern(self.kind.value, self.pattern)
+        if self.kind is ResourceKind.NAMESPACE:
+            self._check_namespace()
+        else:
+            check_pattern(self.kind.value, self.pattern)
         if Operation.REPLICATE in self.operations:
             raise InvalidArgument("no rule makes a server of somebody: a certificate does (`qmq cert server`)")
         if self.kind is ResourceKind.CLUSTER and self.pattern != EVERY:
             raise InvalidArgument("there is one cluster: leave its name away")
         return self
 
+    def _check_namespace(self) -> None:
+        check_name("namespace", self.pattern)
+        if self.operations != {Operation.ADMINISTER}:
+            raise InvalidArgument(
+                f"a namespace has one operation, administer: allow others on its subjects and groups ('{self.pattern}*'), as two rules"
+            )
+
     def covers(self, need: Need) -> bool:
         """Whether the rule is about this operation on this resource."""
-        return need.kind is self.kind and (not self.operations or need.operation in self.operations) and matches(self.pattern, need.name)
+        if self.operations and need.operation not in self.operations:
+            return False
+        if need.kind is ResourceKind.NAMESPACE:
+            return self.kind is ResourceKind.CLUSTER or (self.kind is need.kind and self._overlaps(need.name))
+        return need.kind is self.kind and matches(self.pattern, need.name)
+
+    def _overlaps(self, prefix: str) -> bool:
+        """Whether a rule on a namespace is about a prefix: it allows what is below its own, and denies what overlaps it."""
+        return prefix.startswith(self.pattern) or (self.is_deny and self.pattern.startswith(prefix))
+
+    @property
+    def need(self) -> Need:
+        """What changing this rule needs."""
+        return on_namespace("" if self.kind is ResourceKind.CLUSTER else self.pattern.removesuffix(EVERY))
 
     def __str__(self) -> str:
         operations = ",".join(sorted(each.value for each in self.operations)) or EVERY

@@ -1,7 +1,7 @@
 """The audit log: one JSON object a line, for every administrative act, every refusal and every login that failed.
 
     {"at": "2026-11-23T12:00:00.000Z", "principal": "op:alice", "how": "token", "from": "10.0.0.7:51322", "action": "DeleteSubject",
-     "request": "5f0c0e2ba31c77d4", "on": "subject orders", "result": "done"}
+     "request": "5f0c0e2ba31c77d4", "on": "subject orders", "result": "done", "details": "subject: \\"orders\\""}
 
     at         when the record was made, UTC
     principal  who asked; any:anonymous for a peer that showed nothing
@@ -12,11 +12,12 @@
                connection
     on         the resource
     result     done, failed, denied, or would be denied (mode `watch`)
+    details    of an act: the fields of its request, cut after `TEXT_CHARS_MAX` characters
     rule       the rule that decided, if one did
     error      the error's text, if there is one
 
 The same refusal of the same principal is written at most once in `REPEAT_S`, with the count of those that were left out: a client that
-repeats a refused request does not fill the disk. Requests' bodies, tokens and keys are never written.
+repeats a refused request does not fill the disk. Messages' bodies, tokens and keys are never written.
 """
 
 from __future__ import annotations

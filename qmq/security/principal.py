@@ -24,7 +24,8 @@ from qmq.model import check_name
 
 SERVERS: Final = ("node", "meta")
 """Kinds that may do everything: members of the cluster."""
-CLIENTS: Final = ("app", "op")
+APPLICATION: Final = "app"
+CLIENTS: Final = (APPLICATION, "op")
 LOCAL: Final = "uid"
 KINDS: Final = (*SERVERS, *CLIENTS, LOCAL)
 _SPIFFE: Final = re.compile(r"spiffe://[^/]+/(?:[^/]+/)*(node|meta|app|op)/([^/]+)")

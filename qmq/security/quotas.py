@@ -84,6 +84,10 @@ class Quota:
             )
         return cls(quota_id, principal, **known)
 
+    def is_below(self, prefix: str) -> bool:
+        """Whether it is for something whose name begins so."""
+        return not prefix or self.principal.partition(":")[2].startswith(prefix)
+
     def limits(self) -> dict[str, int]:
         return {name: getattr(self, name) for name in LIMITS}
 

@@ -14,6 +14,7 @@ from contextvars import ContextVar
 from typing import Any, Final
 
 import grpc
+from google.protobuf import text_format
 
 from qmq.errors import AccessDenied, Overloaded, QmqError
 from qmq.rpc import abort
@@ -144,6 +145,8 @@ class RpcGuard(grpc.aio.ServerInterceptor):
 
     async def _needs(self, method: str, request: Any, rule: RpcRule) -> tuple[Need, ...]:
         needs = rule.needs(request)
+        if rule.needs_now is not None:
+            needs = (*needs, *rule.needs_now(request, self._access.state))
         if method.endswith("/Locate") and request.create_if_missing and not self._knows_subject(request.subject):
             needs = (*needs, on_subject(Operation.CREATE, request.subject))
         if rule.by_delayed_id is not None and self._subject_of_delayed is not None:
@@ -160,13 +163,13 @@ class RpcGuard(grpc.aio.ServerInterceptor):
     ) -> Any:
         if not rule.is_change:
             return await serve(request, context)
-        on = _on(rule, request)
+        on, details = _on(rule, request), text_format.MessageToString(request, as_one_line=True, as_utf8=True)
         try:
             answer = await serve(request, context)
         except BaseException:
-            audited(self._access.audit, caller, _short(method), on, "failed", error=str(context.details() or ""))
+            audited(self._access.audit, caller, _short(method), on, "failed", details=details, error=str(context.details() or ""))
             raise
-        audited(self._access.audit, caller, _short(method), on, "done")
+        audited(self._access.audit, caller, _short(method), on, "done", details=details)
         return answer
 
     def _kept(self, caller: Caller, rule: RpcRule, answer: Any) -> Any:

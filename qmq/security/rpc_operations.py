@@ -8,18 +8,23 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 
-from qmq.security.access_rules import Need, Operation, on_cluster, on_group, on_subject
+from qmq.security.access_rules import EVERY, Need, Operation, ResourceKind, on_cluster, on_group, on_namespace, on_subject
+from qmq.security.access_state import AccessState
+from qmq.security.principal import APPLICATION
 
 O = Operation  # noqa: E741 - the table below is read by columns
 
 Needs = Callable[[Any], tuple[Need, ...]]
 """A request -> what it needs."""
+NeedsNow = Callable[[Any, AccessState], tuple[Need, ...]]
+"""A request that names a record, and the records -> what it needs."""
 
 
 class RpcRule(NamedTuple):
     """What one method needs.
 
     is_change: whether it changes something, which the audit log tells.
+    needs_now: what it needs besides, which depends on the record that the request names.
     by_delayed_id: the operation on the subject of the delayed message whose id the request has.
     keeps: which of an answer's items somebody may see who may not describe the cluster; (the field, the item -> what it needs).
     servers_only: no rule grants it.
@@ -27,6 +32,7 @@ class RpcRule(NamedTuple):
 
     needs: Needs = lambda _: ()
     is_change: bool = False
+    needs_now: NeedsNow | None = None
     by_delayed_id: Operation | None = None
     keeps: tuple[str, Needs] | None = None
     servers_only: bool = False
@@ -69,6 +75,39 @@ def _pause(request: Any) -> tuple[Need, ...]:
     """Pausing a client stops all its consumption."""
     group = request.pause.group
     return (on_group(O.CONFIGURE, group) if group else on_cluster(O.OPERATE),)
+
+
+def _put_rule(request: Any) -> tuple[Need, ...]:
+    rule = request.rule
+    named = rule.kind in (ResourceKind.SUBJECT.value, ResourceKind.GROUP.value, ResourceKind.NAMESPACE.value)
+    return (on_namespace(rule.pattern.removesuffix(EVERY) if named else ""),)
+
+
+def _test(request: Any) -> tuple[Need, ...]:
+    return (on_namespace(request.name.removesuffix(EVERY) if request.kind != ResourceKind.CLUSTER.value else ""),)
+
+
+def _known_rule(rule_id: str, state: AccessState) -> tuple[Need, ...]:
+    """A rule that is not there belongs to the cluster: others do not learn which rules there are."""
+    known = state.rules.get(rule_id)
+    return (on_cluster(O.ADMINISTER) if known is None else known.need,)
+
+
+def _token_of(text: str) -> Need:
+    """Tokens of a team's applications are the team's. Those of people are the cluster's."""
+    kind, _, name = text.partition(":")
+    return on_namespace(name if kind == APPLICATION else "")
+
+
+def _known_tokens(request: Any, state: AccessState) -> tuple[Need, ...]:
+    if not request.id:
+        return (_token_of(request.principal),)
+    known = state.tokens.get(request.id)
+    return (on_cluster(O.ADMINISTER) if known is None else _token_of(str(known.principal)),)
+
+
+def _namespace(request: Any) -> tuple[Need, ...]:
+    return (on_namespace(request.namespace),)
 
 
 META_RULES: Final[Mapping[str, RpcRule]] = {
@@ -119,18 +158,18 @@ META_RULES: Final[Mapping[str, RpcRule]] = {
 
 ACCESS_RULES: Final[Mapping[str, RpcRule]] = {
     "WhoAmI": RpcRule(),
-    "ListRules": RpcRule(_cluster(O.ADMINISTER)),
-    "PutRule": RpcRule(_cluster(O.ADMINISTER), is_change=True),
-    "DeleteRule": RpcRule(_cluster(O.ADMINISTER), is_change=True),
+    "ListRules": RpcRule(_namespace),
+    "PutRule": RpcRule(_put_rule, is_change=True),  # the rule that it replaces must be the caller's, too: see AccessService
+    "DeleteRule": RpcRule(is_change=True, needs_now=lambda r, state: _known_rule(r.id, state)),
     "SetAccessMode": RpcRule(_cluster(O.ADMINISTER), is_change=True),
-    "TestAccess": RpcRule(_cluster(O.ADMINISTER)),
-    "ChangeRole": RpcRule(_cluster(O.ADMINISTER), is_change=True),
-    "CreateToken": RpcRule(_cluster(O.ADMINISTER), is_change=True),
-    "ListTokens": RpcRule(_cluster(O.ADMINISTER)),
-    "DeleteTokens": RpcRule(_cluster(O.ADMINISTER), is_change=True),
+    "TestAccess": RpcRule(_test),
+    "ChangeRole": RpcRule(lambda r: (on_namespace(r.name),), is_change=True),
+    "CreateToken": RpcRule(lambda r: (_token_of(r.principal),), is_change=True),
+    "ListTokens": RpcRule(_namespace),
+    "DeleteTokens": RpcRule(is_change=True, needs_now=_known_tokens),
     "PutQuota": RpcRule(_cluster(O.ADMINISTER), is_change=True),
     "DeleteQuota": RpcRule(_cluster(O.ADMINISTER), is_change=True),
-    "ListQuotas": RpcRule(_cluster(O.ADMINISTER)),
+    "ListQuotas": RpcRule(_namespace),
 }
 """Of the metaserver's administration of access."""
 

@@ -94,7 +94,7 @@ def test_a_token_may_end_and_is_shown_once(say: Say) -> None:
     [
         (("acl", "allow", "orders", "produce", "subject", "a"), "app, op"),
         (("acl", "allow", "app:orders", "fly", "subject", "a"), "produce, consume"),
-        (("acl", "allow", "app:orders", "produce", "planet", "a"), "a subject, a group or the cluster"),
+        (("acl", "allow", "app:orders", "produce", "planet", "a"), "a subject, a group, a namespace or the cluster"),
         (("acl", "remove", "nothing"), "no rule"),
         (("acl", "mode", "sometimes"), "off, watch or enforce"),
         (("user", "token", "node:b0"), "certificate"),

@@ -1,0 +1,160 @@
+"""A team administers its own namespace: rules, roles and tokens below its prefix, and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support import eventually
+from test_access import Cluster, guarded
+
+import qmq
+from qmq.errors import AccessDenied, InvalidArgument, InvalidName, QuotaExceeded
+from qmq.meta import access_service
+from qmq.security.access_rules import AccessRule, Operation, ResourceKind, decide, on_cluster, on_namespace
+
+BOB = "op:bob"
+ADMINISTER = frozenset({Operation.ADMINISTER})
+
+
+@asynccontextmanager
+async def team(tmp_path: Path) -> AsyncIterator[tuple[Cluster, qmq.Client]]:
+    """A cluster, and the client of Bob, who administers `pay.`"""
+    async with guarded(tmp_path) as cluster:
+        await cluster.allow(BOB, "administer", "namespace", "pay.")
+        async with cluster.client(BOB) as bob:
+            yield cluster, bob
+
+
+async def test_a_team_lets_its_own_applications_in_without_the_cluster_s_administrator(tmp_path: Path) -> None:
+    async with team(tmp_path) as (cluster, bob):
+        for kind in ("subject", "group"):
+            await bob.access.put_rule("role:pay.services", [], kind, "pay.*")
+        await bob.access.change_role("pay.services", add=["app:pay.checkout"])
+        made = await bob.access.create_token("app:pay.checkout")
+        view = cluster.node.view.access
+        await eventually(lambda: made.info.id in view.tokens and "pay.services" in view.roles and len(view.rules) == 6)
+        async with qmq.connect(cluster.node.address, token=made.token) as checkout:
+            await checkout.send("pay.new", b"1")
+            assert (await anext(checkout.consumer("pay.new", group="pay.g"))).body == b"1"
+            with pytest.raises(AccessDenied):
+                await checkout.send("orders", b"1")
+        assert (await bob.access.test("app:pay.checkout", "produce", "subject", "pay.new")).is_allowed
+        assert await bob.access.delete_tokens(token_id=made.info.id) == [made.info.id]
+
+
+Act = Callable[[qmq.Client], Any]
+BEYOND: dict[str, Act] = {
+    "a subject of others": lambda mq: mq.access.put_rule(BOB, [], "subject", "orders"),
+    "a wider pattern": lambda mq: mq.access.put_rule(BOB, [], "subject", "pay*"),
+    "every subject": lambda mq: mq.access.put_rule(BOB, [], "subject"),
+    "a group of others": lambda mq: mq.access.put_rule(BOB, [], "group", "billing"),
+    "the cluster": lambda mq: mq.access.put_rule(BOB, ["administer"], "cluster"),
+    "the cluster under a namespace's pattern": lambda mq: mq.access.put_rule(BOB, ["administer"], "cluster", "pay.x"),
+    "another namespace": lambda mq: mq.access.put_rule(BOB, ["administer"], "namespace", "orders."),
+    "a rule of others, by its id": lambda mq: mq.access.put_rule(BOB, [], "subject", "pay.x", rule_id="others"),
+    "the end of a rule of others": lambda mq: mq.access.delete_rule("others"),
+    "the end of a rule that is not there": lambda mq: mq.access.delete_rule("nothing"),
+    "a role of others": lambda mq: mq.access.change_role("admins", add=[BOB]),
+    "an application of others": lambda mq: mq.access.create_token("app:orders"),
+    "a person": lambda mq: mq.access.create_token("op:pay.alice"),
+    "tokens of others": lambda mq: mq.access.delete_tokens(principal="op:admin"),
+    "a quota": lambda mq: mq.access.put_quota("subject:pay.*", {"subjects": 9}),
+    "the mode": lambda mq: mq.access.set_mode("off"),
+    "all rules": lambda mq: mq.access.rules(),
+    "all tokens": lambda mq: mq.access.tokens(),
+    "all quotas": lambda mq: mq.access.quotas(),
+    "what others may": lambda mq: mq.access.test("app:orders", "produce", "subject", "orders"),
+}
+
+
+async def test_a_team_changes_and_sees_nothing_beyond_its_namespace(tmp_path: Path) -> None:
+    async with team(tmp_path) as (cluster, bob):
+        await cluster.admin.access.put_rule("app:x", [], "subject", "orders", rule_id="others")
+        await eventually(lambda: "others" in cluster.node.view.access.rules)
+        before = dict(cluster.node.view.access.rules)
+        for what, act in BEYOND.items():
+            with pytest.raises(AccessDenied):
+                await act(bob)
+                pytest.fail(f"Bob may change or see {what}")
+        assert cluster.node.view.access.rules == before
+        assert cluster.node.view.access.mode.value == "enforce"
+
+
+async def test_a_team_sees_its_own_rules_roles_tokens_and_quotas(tmp_path: Path) -> None:
+    async with team(tmp_path) as (cluster, bob):
+        await cluster.admin.access.put_quota("namespace:pay.", {"produce_bytes_per_s": 9})
+        await cluster.admin.access.put_quota("app:orders", {"connections": 9})
+        await bob.access.put_rule("app:pay.x", ["produce"], "subject", "pay.*")
+        await bob.access.change_role("pay.r", add=["app:pay.x"])
+        await bob.access.create_token("app:pay.x")
+        view = cluster.node.view.access
+        await eventually(lambda: len(view.quotas) == 2 and "pay.r" in view.roles and len(view.rules) == 5 and len(view.tokens) == 3)
+        found = await bob.access.rules("pay.")
+        assert {(each.kind, each.pattern) for each in found.rules} == {("namespace", "pay."), ("subject", "pay.*")}
+        assert [each.name for each in found.roles] == ["pay.r"]
+        assert [each.principal for each in await bob.access.tokens("pay.")] == ["app:pay.x"]
+        assert [each.principal for each in await bob.access.quotas("pay.")] == ["namespace:pay."]
+
+
+async def test_a_team_hands_a_part_of_its_namespace_on_and_does_not_lock_itself_out(tmp_path: Path) -> None:
+    async with team(tmp_path) as (cluster, bob):
+        await bob.access.put_rule("op:carol", ["administer"], "namespace", "pay.in.")
+        own = next(each.id for each in (await bob.access.rules("pay.")).rules if each.principal == BOB)
+        with pytest.raises(InvalidArgument, match=r"namespace pay\."):
+            await bob.access.delete_rule(own)
+        async with cluster.client("op:carol") as carol:
+            await carol.access.put_rule("app:pay.in.x", ["produce"], "subject", "pay.in.*")
+            with pytest.raises(AccessDenied):
+                await carol.access.put_rule("app:pay.in.x", ["produce"], "subject", "pay.*")
+
+
+async def test_a_namespace_has_so_many_records_and_leaves_room_for_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(access_service, "NAMESPACE_RECORDS_MAX", 3)
+    async with team(tmp_path) as (cluster, bob):
+        await bob.access.put_rule("op:carol", ["administer"], "namespace", "pay.in.")
+        await eventually(lambda: len(cluster.node.view.access.rules) == 5)
+        async with cluster.client("op:carol") as carol:
+            await cluster.allow("app:pay.1", "produce", "subject", "pay.1")
+            with pytest.raises(QuotaExceeded, match=r"namespace pay\."):
+                await carol.access.put_rule("app:pay.2", ["produce"], "subject", "pay.in.2")
+        await cluster.allow("app:orders", "produce", "subject", "orders")
+
+
+@pytest.mark.parametrize(("operations", "pattern"), [(["produce"], "pay."), ([], "pay."), (["administer"], "*"), (["administer"], "pay.*")])
+async def test_a_namespace_is_a_prefix_and_is_administered_only(tmp_path: Path, operations: list[str], pattern: str) -> None:
+    async with guarded(tmp_path) as cluster:
+        with pytest.raises((InvalidArgument, InvalidName)):
+            await cluster.admin.access.put_rule(BOB, operations, "namespace", pattern)
+
+
+def rule(kind: ResourceKind, pattern: str, *, is_deny: bool = False, operations: frozenset[Operation] = ADMINISTER) -> AccessRule:
+    return AccessRule("r", is_deny, BOB, operations, kind, pattern)
+
+
+@pytest.mark.parametrize(
+    ("rules", "prefix", "is_allowed"),
+    [
+        ([rule(ResourceKind.NAMESPACE, "pay.")], "pay.x", True),
+        ([rule(ResourceKind.NAMESPACE, "pay.")], "pay", False),
+        ([rule(ResourceKind.NAMESPACE, "pay.")], "", False),
+        ([rule(ResourceKind.CLUSTER, "*")], "pay.", True),
+        ([rule(ResourceKind.CLUSTER, "*", operations=frozenset({Operation.OPERATE}))], "pay.", False),
+        ([rule(ResourceKind.SUBJECT, "*", operations=frozenset())], "pay.", False),
+        ([rule(ResourceKind.CLUSTER, "*"), rule(ResourceKind.NAMESPACE, "pay.keys.", is_deny=True)], "pay.keys.x", False),
+        ([rule(ResourceKind.CLUSTER, "*"), rule(ResourceKind.NAMESPACE, "pay.keys.", is_deny=True)], "pay.", False),
+        ([rule(ResourceKind.CLUSTER, "*"), rule(ResourceKind.NAMESPACE, "pay.keys.", is_deny=True)], "pay.other", True),
+        ([rule(ResourceKind.NAMESPACE, "pay."), rule(ResourceKind.CLUSTER, "*", is_deny=True)], "pay.", False),
+    ],
+)
+def test_a_namespace_is_administered_by_rules_on_it_around_it_or_on_the_cluster(
+    rules: list[AccessRule], prefix: str, is_allowed: bool
+) -> None:
+    assert decide(rules, on_namespace(prefix)).is_allowed is is_allowed
+
+
+def test_a_namespace_does_not_make_an_administrator_of_the_cluster() -> None:
+    assert not decide([rule(ResourceKind.NAMESPACE, "pay.")], on_cluster(Operation.ADMINISTER)).is_allowed
