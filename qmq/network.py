@@ -40,6 +40,8 @@ _CREDENTIALS: Final = Struct("iII")
 
 Factory = Callable[[], asyncio.BaseProtocol]
 """Makes the protocol of one connection."""
+Refused = Callable[[str, str], None]
+"""Called with a peer's address, and why TLS does not accept the peer."""
 
 
 class Address(NamedTuple):
@@ -133,6 +135,10 @@ def only_uid(host: str, port: int) -> int | None:
     return None if found.st_mode & 0o022 else found.st_uid
 
 
+def ignored(_address: str, _why: str) -> None:
+    """For a listener whose owner does not record refusals."""
+
+
 class ServerListener:
     """A server that accepts connections at `port`."""
 
@@ -171,8 +177,11 @@ class Network:
         """The token to show to the server at an address; empty for none. Raises InvalidArgument."""
         return ""
 
-    async def listen(self, host: str, port: int, factory: Factory) -> ServerListener:
-        """Accept connections; port 0 takes a free port. Raises OSError if the port is taken, InvalidArgument if a path is too long."""
+    async def listen(self, host: str, port: int, factory: Factory, refused: Refused = ignored) -> ServerListener:
+        """Accept connections; port 0 takes a free port. `refused` is called for each handshake of TLS that fails.
+
+        Raises OSError if the port is taken, InvalidArgument if a path is too long.
+        """
         loop = asyncio.get_running_loop()
         if host.startswith(UNIX):
             number = choose_port(host, port)
@@ -235,8 +244,8 @@ class TokenNetwork(Network):
             return ""
         return self._token()
 
-    async def listen(self, host: str, port: int, factory: Factory) -> ServerListener:
-        return await self._inner.listen(host, port, factory)
+    async def listen(self, host: str, port: int, factory: Factory, refused: Refused = ignored) -> ServerListener:
+        return await self._inner.listen(host, port, factory, refused)
 
     async def connect(self, address: str, factory: Factory) -> None:
         await self._inner.connect(address, factory)

@@ -164,10 +164,13 @@ class Connection(Flushable):
         return True
 
     def _handle(self, each: Frame) -> None:
-        if self._peer is not None:
+        if self._peer is not None and self.has_said_hello:
             self._peer.take(each)
             return
         self.access.request_id = each.request_id
+        if self._peer is not None:
+            self._prove_peer(self._peer, each)
+            return
         if not self.has_said_hello:
             self._hello(each)
             return
@@ -180,7 +183,11 @@ class Connection(Flushable):
         if each.kind == FrameKind.REPLICA_HELLO and self._broker.accept_replica is not None:
             self.access.greet(self.stream.transport)
             self.access.accepts_replica()
-            self._peer = self._broker.accept_replica(each, self)
+            try:
+                self._peer = self._broker.accept_replica(each, self)
+            except ProtocolViolation as failure:
+                self.access.refused_replica("hello", failure)
+                raise
             return
         if each.kind != FrameKind.HELLO:
             raise ProtocolViolation(f"the first frame must be HELLO, not kind {each.kind}")
@@ -203,6 +210,13 @@ class Connection(Flushable):
         self.send(frames.frame(FrameKind.WELCOME, each.request_id, welcome.pack()))
 
     # --- a replica at the other end ------------------------------------------------------------------------------------
+
+    def _prove_peer(self, peer: ReplicaPeer, each: Frame) -> None:
+        try:
+            peer.take(each)
+        except ProtocolViolation as failure:
+            self.access.refused_replica("proof", failure)
+            raise
 
     def answer_peer(self, payload: bytes) -> None:
         self.stream.put(frames.frame(FrameKind.REPLICA_HELLO, 0, payload))

@@ -19,6 +19,7 @@ from __future__ import annotations
 import asyncio
 from typing import Final
 
+from qmq.errors import QmqError
 from qmq.network import uid_of_peer
 from qmq.security.access_control import Caller, OpenAccess
 from qmq.security.access_rules import Need, Operation, on_group, on_subject
@@ -85,6 +86,10 @@ class ConnectionAccess:
         """
         if self._is_encrypted:
             self._access.require_replica(self.caller._replace(request=str(self.request_id)))
+
+    def refused_replica(self, step: str, failure: QmqError) -> None:
+        """Tell the audit log that the peer did not prove to be a replica. `step`: hello or proof."""
+        self._access.refused_replica(self.caller._replace(request=str(self.request_id)), step, failure.message)
 
     # --- what it may do ------------------------------------------------------------------------------------------------
 

@@ -50,7 +50,7 @@ class DataServer:
 
     async def start(self, host: str, port: int) -> None:
         """Listen; port 0 takes a free port (`self.port`). Raises OSError if the port is taken, InvalidArgument."""
-        self._listener = await self._network.listen(host, port, self._accept)
+        self._listener = await self._network.listen(host, port, self._accept, self._broker.access.refused_handshake)
         self.port = self._listener.port
         self._forget_access = self._broker.access.on_change(self._look_at_access)
         self._look_later()

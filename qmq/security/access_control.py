@@ -125,6 +125,12 @@ class OpenAccess:
     def require_replica(self, caller: Caller) -> None:
         return
 
+    def refused_handshake(self, address: str, why: str) -> None:
+        return
+
+    def refused_replica(self, caller: Caller, step: str, why: str) -> None:
+        return
+
     def check(self, caller: Caller) -> None:
         return
 
@@ -323,6 +329,22 @@ class AccessControl(OpenAccess):
         """Only a server may speak as a replica: neither a rule nor `--admins` makes one. Raises AccessDenied."""
         if self.is_on and not caller.principal.is_server:
             self._refuse(caller, "REPLICA_HELLO", on_cluster(Operation.REPLICATE), Decision(False, by="no rule makes a server"))
+
+    def refused_handshake(self, address: str, why: str) -> None:
+        """A peer whose certificate, or version of TLS, was not accepted. Equal refusals are counted, as strangers may repeat them."""
+        self.audit.refuse(principal=str(ANONYMOUS), how="none", address=address, action="TLS handshake", on=why)
+
+    def refused_replica(self, caller: Caller, step: str, why: str) -> None:
+        """A peer that claimed to be a replica, and did not prove it. `step`: hello or proof."""
+        self.audit.refuse(
+            principal=str(caller.principal),
+            how=caller.how,
+            address=caller.address,
+            action="REPLICA_HELLO",
+            on=step,
+            error=why,
+            request=caller.request,
+        )
 
     def decide(self, principal: Principal, need: Need) -> Decision:
         """The current decision for a principal."""

@@ -1,20 +1,21 @@
 """The machine's network with TLS: every TCP connection is encrypted, and the server's name is checked. Sockets in the file system are
 without TLS.
 
-asyncio keeps the context of a listening socket for good. So a listener whose certificates have changed listens once more on the same
-socket, with a new context, and stops the old one: the kernel's queue of connections is the same, and connections that stand are not
-touched.
+The listener accepts connections itself, instead of asyncio's server: so each handshake uses the certificates of the moment, accepting can
+pause, and a handshake that fails is reported with the peer's address.
 """
 
 from __future__ import annotations
 
 import asyncio
 import socket
+import ssl
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Final
 
 from qmq.errors import InvalidArgument
-from qmq.network import BACKLOG, NETWORK, UNIX, Factory, Network, ServerListener, TokenNetwork, bind, parse
+from qmq.file_descriptors import SHORT_OF
+from qmq.network import BACKLOG, NETWORK, UNIX, Factory, Network, Refused, ServerListener, TokenNetwork, bind, ignored, parse
 from qmq.security.client_tokens import Token, token_source
 from qmq.security.tls import LOOK_S, Credentials, Tls
 from qmq.token_source import TokenSource, no_token
@@ -22,80 +23,78 @@ from qmq.token_source import TokenSource, no_token
 if TYPE_CHECKING:
     import grpc
 
-ACCEPTS_AT_ONCE: Final = 64
+SHORTAGE_S: Final = 1.0
+"""How long a listener waits when the process is out of descriptors or memory."""
 HANDSHAKE_S: Final = 10.0
 """How long a peer may take for a handshake; asyncio gives it a minute."""
 
 
 class TlsListener(ServerListener):
-    """A listener whose certificates can be renewed."""
+    """Accepts connections at `listening`, and does their handshakes beside each other. Made in a running loop.
+
+    `on_look` is called every `LOOK_S`, `refused` for each handshake whose peer TLS does not accept.
+    """
 
     def __init__(
-        self,
-        server: asyncio.Server,
-        port: int,
-        listening: socket.socket,
-        factory: Factory,
-        credentials: Credentials,
-        on_look: Callable[[], None],
+        self, listening: socket.socket, factory: Factory, credentials: Credentials, on_look: Callable[[], None], refused: Refused
     ) -> None:
-        super().__init__(server, port)
+        self.port = listening.getsockname()[1]
         self._listening, self._factory, self._credentials = listening, factory, credentials
-        self._version = credentials.version
-        self._on_look = on_look
-        self._looking = asyncio.ensure_future(self._look_for_ever())
-        self._paused: asyncio.Task[None] | None = None
+        self._on_look, self._refused = on_look, refused
+        self._context = credentials.version, credentials.server_context()
+        self._pause_s = 0.0
+        self._is_paused = False
+        self._tasks = {asyncio.ensure_future(each) for each in (self._look_for_ever(), self._accept_for_ever())}
 
     def close(self) -> None:
-        self._looking.cancel()
-        if self._paused is not None:
-            self._paused.cancel()
-        super().close()
+        for each in self._tasks:
+            each.cancel()
         self._listening.close()
 
     @property
     def is_paused(self) -> bool:
-        return self._paused is not None
+        return self._is_paused
 
     def pause(self, pause_s: float) -> None:
         """A handshake costs a millisecond of the loop: with thousands of connections at once, those that stand must be served too."""
-        if self._paused is None:
-            super().close()
-            self._paused = asyncio.ensure_future(self._go_on(pause_s))
-
-    async def _go_on(self, pause_s: float) -> None:
-        await asyncio.sleep(pause_s)
-        self._paused = None
-        await self._listen()
+        self._pause_s = max(self._pause_s, pause_s)
 
     async def _look_for_ever(self) -> None:
         while True:
             self._on_look()
             await asyncio.sleep(LOOK_S)
-            await self.look()
 
-    async def look(self) -> None:
-        """Use the present certificates for new connections."""
-        if self._credentials.version != self._version and self._paused is None:
-            await self._listen()
+    async def _accept_for_ever(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            pause_s, self._pause_s = self._pause_s, 0.0
+            self._is_paused = pause_s > 0
+            await asyncio.sleep(pause_s)  # also without a pause: one connection in a round of the loop, so that others have their turn
+            self._is_paused = False
+            try:
+                accepted, address = await loop.sock_accept(self._listening)
+            except OSError as cause:
+                self._pause_s = SHORTAGE_S if cause.errno in SHORT_OF else 0.0
+                continue
+            task = asyncio.ensure_future(self._shake_hands(accepted, f"{address[0]}:{address[1]}", self._factory()))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
 
-    async def _listen(self) -> None:
+    async def _shake_hands(self, accepted: socket.socket, address: str, protocol: asyncio.BaseProtocol) -> None:
+        try:
+            await asyncio.get_running_loop().connect_accepted_socket(
+                lambda: protocol, accepted, ssl=self._present_context(), ssl_handshake_timeout=HANDSHAKE_S
+            )
+        except ssl.SSLError as cause:
+            self._refused(address, getattr(cause, "verify_message", "") or cause.reason or "no TLS")
+        except OSError:
+            pass  # the peer is gone, or too slow
+
+    def _present_context(self) -> ssl.SSLContext:
         version = self._credentials.version
-        server = await _serve(self._factory, self._listening, self._credentials)
-        super().close()
-        self._server, self._version = server, version
-
-
-async def _serve(factory: Factory, listening: socket.socket, credentials: Credentials) -> asyncio.Server:
-    server = await asyncio.get_running_loop().create_server(
-        factory,
-        sock=listening.dup(),
-        backlog=ACCEPTS_AT_ONCE,
-        ssl=credentials.server_context(),
-        ssl_handshake_timeout=HANDSHAKE_S,
-    )
-    listening.listen(BACKLOG)  # asyncio's backlog is both: the system's queue, and how many connections one round of the loop takes
-    return server
+        if self._context[0] != version:
+            self._context = version, self._credentials.server_context()
+        return self._context[1]
 
 
 class TlsNetwork(Network):
@@ -105,16 +104,15 @@ class TlsNetwork(Network):
         self.credentials: Credentials = credentials
         self._on_look = on_look
 
-    async def listen(self, host: str, port: int, factory: Factory) -> ServerListener:
+    async def listen(self, host: str, port: int, factory: Factory, refused: Refused = ignored) -> ServerListener:
         if host.startswith(UNIX):
-            return await super().listen(host, port, factory)
+            return await super().listen(host, port, factory, refused)
         listening = await asyncio.get_running_loop().run_in_executor(None, _listening, host, port)
         try:
-            server = await _serve(factory, listening, self.credentials)
+            return TlsListener(listening, factory, self.credentials, self._on_look, refused)
         except BaseException:
             listening.close()
             raise
-        return TlsListener(server, listening.getsockname()[1], listening, factory, self.credentials, self._on_look)
 
     async def connect(self, address: str, factory: Factory) -> None:
         place = parse(address)

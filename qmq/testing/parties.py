@@ -15,7 +15,7 @@ from weakref import WeakKeyDictionary
 
 import grpc
 
-from qmq.network import Factory, Network, ServerListener, parse
+from qmq.network import Factory, Network, Refused, ServerListener, ignored, parse
 from qmq.rpc_channel import RpcChannel
 from qmq.token_source import TokenSource, no_token
 from qmq.wire.frame_stream import FrameStream
@@ -80,8 +80,8 @@ class PartyNetwork(Network):
         """Whether anything passes to another party."""
         return not self.is_shut and not self._parties.are_cut(self.party, other)
 
-    async def listen(self, host: str, port: int, factory: Factory) -> ServerListener:
-        listener = await super().listen(host, port, lambda: self._kept(factory(), ""))
+    async def listen(self, host: str, port: int, factory: Factory, refused: Refused = ignored) -> ServerListener:
+        listener = await super().listen(host, port, lambda: self._kept(factory(), ""), refused)
         self._listeners.append(listener)
         return listener
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import resource
 import ssl
@@ -145,6 +146,35 @@ async def test_a_client_with_wrong_papers_gets_nowhere(tmp_path: Path, papers: P
             assert await exchange(mq) == b"hello"
 
 
+async def test_handshakes_that_fail_are_in_the_audit_log_with_address_and_reason(
+    tmp_path: Path, papers: Papers, caplog: pytest.LogCaptureFixture
+) -> None:
+    strange = Papers(tmp_path / "strange")
+    wrong = [
+        papers.ca_only,
+        None,
+        replace(strange.client, ca=papers.client.ca),
+        papers.of("expired", "app", now=NOW - timedelta(days=30)),
+    ]
+    async with secured(tmp_path / "data", papers.server) as node:
+        for each in (*wrong, papers.ca_only, papers.ca_only):
+            assert await data_port_refuses(node.data_address, each)
+        await eventually(lambda: len(handshakes(caplog)) == len(wrong))
+        async with qmq.connect(node.address, tls=papers.client) as mq:
+            assert await exchange(mq) == b"hello"
+    records = handshakes(caplog)
+    reasons = {str(each["on"]).lower() for each in records}
+    assert len(reasons) == len(wrong), "the same refusal is written once"
+    for expected in ("certificate has expired", "did_not_return_a_certificate", "local issuer", "wrong_version"):
+        assert any(expected in each for each in reasons), reasons
+    assert {(each["principal"], each["result"], str(each["from"]).split(":")[0]) for each in records} == {("any:anonymous", "denied", HOST)}
+
+
+def handshakes(caplog: pytest.LogCaptureFixture) -> list[dict[str, object]]:
+    found = [json.loads(each.message) for each in caplog.records if each.name == "qmq.audit"]
+    return [each for each in found if each["action"] == "TLS handshake"]
+
+
 async def test_a_client_with_tls_is_told_that_a_server_has_none(tmp_path: Path, papers: Papers) -> None:
     async with running(node_config(tmp_path)) as node:
         assert "does the server speak TLS" in await refused(node.address, papers.client)
@@ -217,9 +247,6 @@ async def test_renewed_certificates_are_used_and_no_connection_is_dropped(tmp_pa
         papers.of("broker0", "node", HOST, "localhost", days=9)
         assert await serial_at(node.data_address, papers) == before, "it is not time to look yet"
         clock.now_s += LOOK_S
-        listener = node._part._running.data._listener
-        assert isinstance(listener, TlsListener)
-        await listener.look()
         assert await serial_at(node.data_address, papers) != before
         assert await control_serial(node.address, papers) == await serial_at(node.data_address, papers)
         assert mq.connections == 1

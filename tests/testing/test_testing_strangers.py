@@ -223,3 +223,17 @@ async def test_a_group_without_a_secret_gets_one(qmq_cluster: TestCluster) -> No
     assert len(later) == 1
     assert not later & earlier
     await qmq_cluster.client().send("s", b"second")
+
+
+@pytest.mark.qmq_cluster(brokers=3, delay=False)
+async def test_hellos_and_proofs_that_do_not_hold_are_in_the_audit_log(qmq_cluster: TestCluster, caplog: pytest.LogCaptureFixture) -> None:
+    node = (await settled(qmq_cluster))["broker-1"]
+    before = node.broker.access.audit.refusals
+    for name, on, why in (("stranger", "hello", "is not another replica"), ("broker-2", "proof", "does not know the secret")):
+        caplog.clear()
+        stranger = await connect(node, name)
+        await stranger.is_over.wait()
+        (record,) = [json.loads(each.message) for each in caplog.records if each.name == "qmq.audit"]
+        assert (record["action"], record["on"], record["result"], record["from"]) == ("REPLICA_HELLO", on, "denied", "unix")
+        assert why in record["error"]
+    assert node.broker.access.audit.refusals == before + 2

@@ -23,7 +23,7 @@ from qmq.file_descriptors import connections_max
 from qmq.log.disk import Disk
 from qmq.log.log_config import LogConfig
 from qmq.log.recovery import open_store
-from qmq.network import Factory, Network, ServerListener
+from qmq.network import Factory, Network, Refused, ServerListener, ignored
 from qmq.wire import frame_payloads as wire
 from qmq.wire.frame import FrameKind
 from qmq.wire.frame_payloads import Settlement, Verdict
@@ -165,9 +165,9 @@ async def test_a_connection_that_was_accepted_before_a_stop_is_closed_after_it(t
     """asyncio takes a connection in one round of the loop, and makes its protocol in the next."""
 
     class Taken(Network):
-        async def listen(self, host: str, port: int, factory: Factory) -> ServerListener:
+        async def listen(self, host: str, port: int, factory: Factory, refused: Refused = ignored) -> ServerListener:
             self.factory = factory
-            return await super().listen(host, port, factory)
+            return await super().listen(host, port, factory, refused)
 
     async with served(tmp_path) as (broker, _):
         network = Taken()
