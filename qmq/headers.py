@@ -23,3 +23,6 @@ ERROR: Final = "qmq-error"
 """On a dead letter: the last error's text."""
 DEAD_MS: Final = "qmq-dead-ms"
 """On a dead letter: when the message died, milliseconds since 1970."""
+REPLAY_OF: Final = "qmq-replay-of"
+"""On a replayed dead letter: which letter it is a replay of, as BROKER-GROUP/SEQUENCE/TIME: its place in the dead-letter queue, and when it
+died."""

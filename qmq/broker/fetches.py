@@ -58,6 +58,7 @@ class Selection(NamedTuple):
     tags: TagFilter | None
     lps: tuple[tuple[int, int], ...]
     with_directed: bool
+    only_directed: bool
 
     @classmethod
     def of(cls, request: wire.Fetch) -> Selection:
@@ -69,27 +70,31 @@ class Selection(NamedTuple):
         if None in found:
             raise InvalidArgument(f"logical partitions are ranges such as 0-512, not {str(request.lps)[: limits.ERROR_VALUE_CHARS_MAX]}")
         lps = tuple([(int(each[1]), int(each[2])) for each in found if each is not None])
-        return cls(TagFilter.of(request.tags_any, request.tags_all), lps, request.directed != 0)
+        return cls(TagFilter.of(request.tags_any, request.tags_all), lps, request.directed != 0, request.directed == wire.ONLY_DIRECTED)
 
     @property
     def entries_max(self) -> int:
         """Entries that one request examines: more, if the entries alone show whether a batch is wanted."""
-        return ENTRIES_MAX if self.tags is not None else BATCHES_MAX
+        return ENTRIES_MAX if self.tags is not None or self.only_directed else BATCHES_MAX
 
     def candidates(self, blooms: npt.NDArray[np.uint64]) -> list[int]:
         """Indexes of the batches that may be wanted, by their bloom filters: a vectorised `TagFilter.may_match`."""
+        if self.only_directed:
+            return np.flatnonzero(blooms == np.uint64(LOOK_INSIDE)).tolist()
         if self.tags is None:
             return list(range(len(blooms)))
         return np.flatnonzero(may_have_tags(blooms, self.tags.any_of, self.tags.all_of)).tolist()
 
     def needs_region(self, entry: IndexEntry) -> bool:
         """Whether the entry alone does not decide."""
-        return self.tags is not None or bool(self.lps) or (entry.tag_bloom == LOOK_INSIDE and not self.with_directed)
+        if self.tags is not None or self.lps or self.only_directed:
+            return True
+        return entry.tag_bloom == LOOK_INSIDE and not self.with_directed
 
     def wants(self, region: bytes) -> bool:
         """Whether a batch holds a wanted message. Raises CorruptBatch."""
         header = parse_header(region)
-        if header.is_directed and not self.with_directed:
+        if not (self.with_directed if header.is_directed else not self.only_directed):
             return False
         layout = Layout.walk(region, header)
         if self.tags is not None and not has_tags(region, header, layout, self.tags.any_of, self.tags.all_of):

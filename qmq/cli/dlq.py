@@ -1,28 +1,30 @@
 """`qmq dlq`: what groups gave up. List, show, replay, purge, delete.
 
 Of an unordered subject it is messages, in the group's dead-letter queue: the verbs take GROUP. Of an ordered subject it is keys that were
-set aside, with everything that follows for them: the verbs take SUBJECT GROUP KEY (`parked.py`).
+set aside, with everything that follows for them: the verbs take SUBJECT GROUP KEY (`qmq/operations/parked_keys.py`).
 """
 
 from __future__ import annotations
 
 import base64
+from collections.abc import Awaitable, Callable
 from datetime import datetime
 from functools import partial
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, TypeVar
 
 import typer
 from rich.progress import Progress, TaskID
 
 import qmq
-from qmq.cli import parked
 from qmq.cli.known_names import require_group
-from qmq.cli.output import SERVER, DryRun, Json, Server, console, fail, run, show, time_text
+from qmq.cli.output import SERVER, DryRun, Json, Server, console, errors, fail, run, show, time_text
 from qmq.client.dead_letters import Choose, DeadLetter
 from qmq.client.partial import Partial
 from qmq.errors import InvalidArgument
+from qmq.operations import parked_keys
 from qmq.operations.key_texts import key_text
 from qmq.operations.letter_choice import chosen_by
+from qmq.operations.letter_edit import LetterEdit
 
 app = typer.Typer(no_args_is_help=True, help="Dead letters of groups, and parked keys: list, show, replay, purge, delete.")
 
@@ -32,6 +34,9 @@ Ids = Annotated[list[str] | None, typer.Option("--id", help="Only this message; 
 Error = Annotated[str, typer.Option("--error", help="Only those whose last error holds this text.")]
 Since = Annotated[datetime | None, typer.Option("--since", help="Only those that died then or later (UTC, if no zone is given).")]
 Rate = Annotated[float, typer.Option("--rate", min=0, help="At most so many a second; 0: as fast as they can be sent.")]
+Sets = Annotated[list[str] | None, typer.Option("--set", help="Set a field of the JSON body, FIELD=VALUE; repeatable.")]
+Unsets = Annotated[list[str] | None, typer.Option("--unset", help="Take a field out of the JSON body; repeatable.")]
+Body = Annotated[str | None, typer.Option("--body", help="The body to send instead; with one --id.")]
 Most = Annotated[int, typer.Option("--max", min=0, help="At most so many; 0: all.")]
 
 _QUEUES: Final = ("group", "broker group", "messages", "waiting", "newest", "oldest ago ms")
@@ -53,6 +58,14 @@ _WHOLE: Final = (
 )
 
 
+_R = TypeVar("_R")
+
+
+async def _connected(server: str, ask: Callable[[qmq.Client], Awaitable[_R]]) -> _R:
+    async with qmq.connect(server) as mq:
+        return await ask(mq)
+
+
 @app.command("list")
 def list_letters(
     words: Annotated[list[str] | None, typer.Argument(metavar="[GROUP | SUBJECT GROUP]", help="A group; or an ordered subject's.")] = None,
@@ -63,8 +76,8 @@ def list_letters(
     given = words or []
     if len(given) == 2:
         subject, group = given
-        keys = run(parked.listed(server, subject, group))
-        show(f"parked keys of group {group} on {subject}", parked.COLUMNS, keys, as_json=as_json, silent=keys.silent)
+        keys = run(_connected(server, lambda mq: parked_keys.listed(mq, subject, group)))
+        show(f"parked keys of group {group} on {subject}", parked_keys.COLUMNS, keys, as_json=as_json, silent=keys.silent)
         return
     if len(given) > 2:
         raise typer.BadParameter("give nothing, a GROUP, or SUBJECT GROUP")
@@ -95,7 +108,8 @@ def show_letters(
     """Show a group's oldest dead letters, with why they failed; in JSON, and those named by --id, with headers and body."""
     if _is_key(words):
         given, group, key = words
-        show(f"parked key of group {group} on {given}", parked.MORE_COLUMNS, run(parked.shown(server, given, group, key)), as_json=as_json)
+        rows = run(_connected(server, lambda mq: parked_keys.shown(mq, given, group, key)))
+        show(f"parked key of group {group} on {given}", parked_keys.MORE_COLUMNS, rows, as_json=as_json)
         return
     choose = chosen_by(subject, ids or [], error, since)
 
@@ -122,13 +136,22 @@ def replay(
     since: Since = None,
     most: Most = 0,
     rate: Rate = 0,
+    sets: Sets = None,
+    unsets: Unsets = None,
+    body: Body = None,
     dry_run: DryRun = False,
     as_json: Json = False,
     server: Server = SERVER,
 ) -> None:
-    """Give dead letters back to the group, their attempts counted anew; or a parked key, in order, before anything newer of it."""
-    _check_whole(words, any((subject, ids, error, since, most)))
-    _give_back(words, chosen_by(subject, ids or [], error, since), most, True, dry_run, as_json, server, rate)
+    """Give dead letters back to the group, each once, attempts counted anew; or a parked key, in order, before anything newer of it."""
+    _check_whole(words, any((subject, ids, error, since, most, sets, unsets, body)))
+    if body is not None and len(ids or ()) != 1:
+        raise typer.BadParameter("--body is for one message: name it with --id")
+    try:
+        edit = LetterEdit.parse(sets or (), unsets or (), body)
+    except InvalidArgument as failure:
+        fail(failure)
+    _give_back(words, chosen_by(subject, ids or [], error, since), most, edit, dry_run, as_json, server, rate)
 
 
 @app.command("purge")
@@ -146,35 +169,43 @@ def purge(
 ) -> None:
     """Throw dead letters away, for good; or count a parked key's messages as done, so that the key flows again from the next one on."""
     _check_whole(words, any((subject, ids, error, since, most)))
-    _give_back(words, chosen_by(subject, ids or [], error, since), most, False, dry_run, as_json, server)
+    _give_back(words, chosen_by(subject, ids or [], error, since), most, None, dry_run, as_json, server)
 
 
 def _give_back(
-    words: list[str], choose: Choose, most: int, is_replay: bool, dry_run: bool, as_json: bool, server: str, rate: float = 0
+    words: list[str], choose: Choose, most: int, edit: LetterEdit | None, dry_run: bool, as_json: bool, server: str, rate: float = 0
 ) -> None:
+    """Replay, with an edit, or purge, without one."""
+    is_replay = edit is not None
     done = "replayed" if is_replay else "purged"
     title = f"would be {done}" if dry_run else done
     if _is_key(words):
-        rows = run(parked.unparked(server, *words, is_replay=is_replay, dry_run=dry_run))
+        rows = run(_connected(server, lambda mq: parked_keys.unparked(mq, *words, is_replay=is_replay, dry_run=dry_run)))
         show(title, ("key", "partition", "messages"), rows, as_json=as_json)
         return
-    count = run(_done(server, words[0], choose, most, is_replay, dry_run, rate, is_quiet=as_json))
+    count = run(_done(server, words[0], choose, most, edit, dry_run, rate, is_quiet=as_json))
     show(title, ("group", "messages"), [(words[0], count)], as_json=as_json)
 
 
-async def _done(server: str, group: str, choose: Choose, most: int, is_replay: bool, dry_run: bool, rate: float, *, is_quiet: bool) -> int:
+async def _done(
+    server: str, group: str, choose: Choose, most: int, edit: LetterEdit | None, dry_run: bool, rate: float, *, is_quiet: bool
+) -> int:
     async with qmq.connect(server) as mq:
         letters = mq.dead_letters(group)
         if dry_run:
-            return len(await letters.show(most or 1_000_000, choose))
+            found = await letters.show(most or 1_000_000, choose)
+            edited = [edit.of(each) for each in found] if edit is not None else found
+            if edited != found and not is_quiet:
+                errors.print(f"the first one would be sent as\n{_text(edited[0].body)}", markup=False, highlight=False)
+            return len(found)
         waiting = sum(each.waiting for each in await letters.describe())
         if not waiting:
             await require_group(mq, group)
         with Progress(console=console, disable=is_quiet or not console.is_terminal) as progress:
-            bar = progress.add_task("replaying" if is_replay else "purging", total=min(most, waiting) if most else waiting)
+            bar = progress.add_task("purging" if edit is None else "replaying", total=min(most, waiting) if most else waiting)
             tell = partial(_completed, progress, bar)
-            if is_replay:
-                return await letters.replay(choose, messages_max=most, progress=tell, per_second=rate)
+            if edit is not None:
+                return await letters.replay(choose, edit=edit.of, messages_max=most, progress=tell, per_second=rate)
             return await letters.purge(choose, messages_max=most, progress=tell)
 
 

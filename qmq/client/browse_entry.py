@@ -84,6 +84,13 @@ class BrowsingClient:
         ends = await asyncio.gather(*[end_of(self._links, each) for each in queues])
         return {each.key: end for each, end in zip(queues, ends, strict=True)}
 
+    def _directed(self, subject: str, since_ms: int, positions: Mapping[tuple[str, int], int]) -> AsyncIterator[BrowsedMessage]:
+        """Messages to single consumer groups, stored since a time; in each queue from a position on. Raises as `browse`."""
+        from qmq.client.browsing import BrowseSelection, browse
+
+        selection = BrowseSelection(start_ms=max(since_ms, 1), positions=positions, is_directed=True)
+        return browse(self._links, lambda: self._queues(subject, partial=False), selection, follow=False, partial=False)
+
     async def _queues(self, subject: str, *, partial: bool) -> list[BrowsedQueue]:
         from qmq.client.browsing import BrowsedQueue
 

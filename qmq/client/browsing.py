@@ -20,6 +20,7 @@ from qmq.client.consumer_session import ANSWER_S
 from qmq.client.links import Links
 from qmq.client.message import Decoded, StoredMessage
 from qmq.errors import LogDamaged, NotConnected, NotMaster, Unavailable
+from qmq.targeted import is_directed
 from qmq.wire import frame_payloads as wire
 from qmq.wire.frame import FrameKind
 
@@ -59,7 +60,7 @@ class BrowsedQueue:
 @dataclass(frozen=True, slots=True)
 class BrowseSelection:
     """Which messages are wanted. Times of storing are milliseconds since 1970, 0 for no limit. `last` is a number of the newest messages of
-    each queue.
+    each queue. `is_directed`: only messages that were sent to one consumer group; without it, only those for all.
     """
 
     start_ms: int = 0
@@ -71,6 +72,7 @@ class BrowseSelection:
     first_sequence: int = 0
     end_sequence: int | None = None
     positions: Mapping[tuple[str, int], int] = field(default_factory=dict)
+    is_directed: bool = False
 
     def first_of(self, queue: BrowsedQueue) -> int:
         """The sequence with which to begin in a queue."""
@@ -126,6 +128,8 @@ class QueueReader:
                 return
 
     def _take(self, batch: Decoded) -> None:
+        if is_directed(batch.view.header) is not self._selection.is_directed:
+            return  # an older broker does not know how to leave out the others
         if batch.unreadable is not None:
             log.error("messages at %d of %s cannot be read: %s", batch.view.base_sequence, self.queue, batch.unreadable)
             return
@@ -141,7 +145,9 @@ class QueueReader:
         """One page."""
         queue, selection = self.queue, self._selection
         tags = list(selection.tags_any), list(selection.tags_all)
-        request = wire.Fetch(queue.subject, queue.partition, self._sequence, self._until, selection.start_ms, PAGE_BYTES, *tags, [], 0)
+        directed = wire.ONLY_DIRECTED if selection.is_directed else 0
+        asked = queue.subject, queue.partition, self._sequence, self._until, selection.start_ms, PAGE_BYTES
+        request = wire.Fetch(*asked, *tags, [], directed)
         return _unpack(await ask_master(self._links, queue, FrameKind.FETCH, request.pack()))
 
 

@@ -569,7 +569,7 @@ class Client(ListenerApi, OutboxClient, BrowsingClient):
 
     def dead_letters(self, group: str) -> DeadLetters:
         """The dead letters of a consumer group: show, replay and purge them. Raises InvalidName."""
-        return DeadLetters(self.metadata, self.consumer, self._send_directed_now, group)
+        return DeadLetters(self.metadata, self.consumer, self._send_directed_now, self.queue_ends, self._directed, group)
 
     # --- the end -------------------------------------------------------------------------------------------------------
 

@@ -4,8 +4,8 @@
     await mq.dead_letters("billing").replay(lambda letter: letter.subject == "orders")
 
 Operators are a consumer group of the dead-letter queue like any other (`model.OPERATORS`): dead letters that the group settled were
-replayed or purged, the others are pending. So two operators at the same queue never handle a dead letter twice, and a crash loses none: a
-dead letter that was sent again but not settled is sent once more, with the same message id.
+replayed or purged, the others are pending. So two operators at the same queue never handle a dead letter at the same time, and a crash
+loses none. A letter that was sent again and not settled is found by its copy, and settled then (`replayed_letters.py`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final, TypeVar
 
@@ -22,6 +22,7 @@ from qmq.batch_columns import Columns
 from qmq.client.consumer import Consumer
 from qmq.client.delivery_client import DeliveryClient
 from qmq.client.message import Message, Messages
+from qmq.client.replayed_letters import ListEnds, ReadDirected, ReplayedLetters
 from qmq.copies import CREATED_SPAN_MS, columns_of_copies
 from qmq.errors import InvalidArgument
 from qmq.model import OPERATORS, MessageId, check_name, dead_letter_subject
@@ -60,12 +61,27 @@ class DeadLetter:
     headers: Mapping[str, bytes]
     """The message's own headers."""
     body: bytes
+    letter_sequence: int
+    """The letter's own sequence in the dead-letter queue, on `broker_group`."""
+
+    @property
+    def place(self) -> bytes:
+        """Where the letter is and when it died: the value of `headers.REPLAY_OF` on its copies."""
+        return f"{self.broker_group}/{self.letter_sequence}/{self.dead_ms}".encode()
+
+    @property
+    def name(self) -> bytes:
+        """What no other letter has: its message id and its place. A message that dies again is another letter."""
+        return self.id.to_bytes() + self.place
 
 
 _M = TypeVar("_M")
 Choose = Callable[[DeadLetter], bool]
 Progress = Callable[[int], None]
+Edit = Callable[[DeadLetter], DeadLetter]
 Do = Callable[[Sequence[DeadLetter]], Awaitable[None]]
+DoneBefore = Callable[[Sequence[DeadLetter]], Awaitable[set[bytes]]]
+"""The names of those for which it was done already."""
 
 
 def _all(_: DeadLetter) -> bool:
@@ -76,11 +92,24 @@ def _quiet(_: int) -> None:
     return
 
 
+def _as_it_is(letter: DeadLetter) -> DeadLetter:
+    return letter
+
+
 class DeadLetters:
     """The dead letters of one group. Make it with `Client.dead_letters`."""
 
-    def __init__(self, metadata: DeliveryClient, consumer: Callable[..., Consumer], send_directed: SendColumns, group: str) -> None:
+    def __init__(
+        self,
+        metadata: DeliveryClient,
+        consumer: Callable[..., Consumer],
+        send_directed: SendColumns,
+        list_ends: ListEnds,
+        read_directed: ReadDirected,
+        group: str,
+    ) -> None:
         self._metadata, self._consumer, self._send_directed = metadata, consumer, send_directed
+        self._list_ends, self._read_directed = list_ends, read_directed
         self.group = check_name("group", group)
         self.subject = dead_letter_subject(group)
 
@@ -98,35 +127,55 @@ class DeadLetters:
                     break
         return found[:messages_max]
 
-    async def replay(self, choose: Choose = _all, *, messages_max: int = 0, progress: Progress = _quiet, per_second: float = 0) -> int:
+    async def replay(
+        self,
+        choose: Choose = _all,
+        *,
+        edit: Edit = _as_it_is,
+        messages_max: int = 0,
+        progress: Progress = _quiet,
+        per_second: float = 0,
+    ) -> int:
         """Send dead letters to their subjects again, for this group only, and return their number. They keep their ids and headers;
-        attempts count from 1 again.
+        attempts count from 1 again. None is sent twice, however often a replay is ended and begun again.
 
-        At most `messages_max`, and at most `per_second` each second, if these are not 0; `progress` is called with the number that is done.
-        Raises as `Client.send`; dead letters before the failure have been replayed.
+        `edit` gives a letter as it shall be sent: its key, tags, headers and body count (`dataclasses.replace`). At most `messages_max`,
+        and at most `per_second` each second, if these are not 0; `progress` is called with the number that is done. Raises as
+        `Client.send`, and what `edit` raises; dead letters before the failure have been replayed. Needs `browse` on the subjects, too.
         """
-        return await self._done(self._send, choose, messages_max, progress, per_second)
+        replayed = ReplayedLetters(self._list_ends, self._read_directed, self.group)
+
+        async def send(letters: Sequence[DeadLetter]) -> None:
+            columns, create_time_ms = columns_of([_edited(each, edit) for each in letters], letters[0].group)
+            await self._send_directed(letters[0].subject, columns, create_time_ms)
+
+        return await self._done(send, replayed.among, choose, messages_max, progress, per_second)
 
     async def purge(self, choose: Choose = _all, *, messages_max: int = 0, progress: Progress = _quiet) -> int:
         """Delete dead letters for good and return their number. Parameters as in `replay`."""
-        return await self._done(_let_go, choose, messages_max, progress)
+        return await self._done(_let_go, _none, choose, messages_max, progress)
 
-    async def _done(self, do: Do, choose: Choose, messages_max: int, progress: Progress, per_second: float = 0) -> int:
+    async def _done(
+        self, do: Do, done_before: DoneBefore, choose: Choose, messages_max: int, progress: Progress, per_second: float = 0
+    ) -> int:
         done, loop = 0, asyncio.get_running_loop()
         begun_s = loop.time()
         async with aclosing(self._pages()) as pages:
             async for page in pages:
                 chosen = [(message, letter) for message, letter in page if choose(letter)]
-                if messages_max:
-                    chosen = chosen[: messages_max - done]
                 for part in parts_of(chosen, letters_max=max(1, int(per_second)) if per_second else 0):
+                    left = await _not_done(part, done_before)
+                    if messages_max:
+                        left = left[: messages_max - done]
+                    if not left:
+                        continue
                     if per_second:
                         await asyncio.sleep(max(0.0, begun_s + done / per_second - loop.time()))
-                    await do([letter for _, letter in part])
-                    for message, _ in part:
+                    await do([letter for _, letter in left])
+                    for message, _ in left:
                         message.ack_later()
-                    await part[-1][0].ack()
-                    done += len(part)
+                    await left[-1][0].ack()
+                    done += len(left)
                     progress(done)
                 if done == messages_max > 0:
                     break
@@ -151,14 +200,28 @@ class DeadLetters:
                 for each in seen:
                     each.release()
 
-    async def _send(self, letters: Sequence[DeadLetter]) -> None:
-        """Send letters of one subject and group (see `parts_of`). Returns when all are stored."""
-        columns, create_time_ms = columns_of(letters, letters[0].group)
-        await self._send_directed(letters[0].subject, columns, create_time_ms)
+
+async def _not_done(part: Sequence[tuple[Message, DeadLetter]], done_before: DoneBefore) -> list[tuple[Message, DeadLetter]]:
+    """Those that are still to be done; the others are settled."""
+    before = await done_before([letter for _, letter in part])
+    for message, letter in part:
+        if letter.name in before:
+            message.ack_later()
+    return [each for each in part if each[1].name not in before]
 
 
 async def _let_go(_letters: Sequence[DeadLetter]) -> None:
     return
+
+
+async def _none(_letters: Sequence[DeadLetter]) -> set[bytes]:
+    return set()
+
+
+def _edited(letter: DeadLetter, edit: Edit) -> DeadLetter:
+    """Edited, but the same letter."""
+    made = edit(letter)
+    return replace(letter, key=made.key, tags=made.tags, headers=made.headers, body=made.body)
 
 
 def letter_of(message: Message) -> DeadLetter:
@@ -179,6 +242,7 @@ def letter_of(message: Message) -> DeadLetter:
             message.tags,
             {name: value for name, value in found.items() if not name.startswith(headers.PREFIX)},
             message.body,
+            message.sequence,
         )
     except (KeyError, ValueError) as cause:
         raise InvalidArgument(f"message {message.sequence} of {message.subject} is no dead letter: {cause!r}") from None
@@ -196,12 +260,12 @@ def parts_of(chosen: Sequence[tuple[_M, DeadLetter]], letters_max: int = 0) -> l
 
 
 def columns_of(letters: Sequence[DeadLetter], group: str) -> tuple[Columns, int]:
-    """(columns, first create time) of the letters, directed to the group. Pure."""
+    """(columns, first create time) of the letters, directed to the group; each says which letter it is of. Pure."""
     return columns_of_copies(
         [each.body for each in letters],
         [each.key or b"" for each in letters],
         [each.tags for each in letters],
-        [{**each.headers, headers.GROUP: group.encode()} for each in letters],
+        [{**each.headers, headers.GROUP: group.encode(), headers.REPLAY_OF: each.place} for each in letters],
         [each.create_time_ms for each in letters],
         [each.id.to_bytes() for each in letters],
     )

@@ -168,6 +168,9 @@ class Attached(_JsonMessage):
     """After so many attempts a message goes to the dead-letter queue; 0: never."""
 
 
+ONLY_DIRECTED: Final = 2
+
+
 @dataclass(frozen=True, slots=True)
 class Fetch(_JsonMessage):
     """Read committed batches of a queue, without a group: those that hold any of `sequence` to `until` - 1, about `bytes_max` of them.
@@ -175,7 +178,8 @@ class Fetch(_JsonMessage):
     At least one batch is given if there is one and `bytes_max` is more than 0; with 0 only the queue's numbers are asked for. `since_ms`:
     begin at the first batch appended at or after that time, if that is further on (0: no matter). Batches may be passed over
     that hold no message with any of `tags_any`, or none with one of `tags_all`, or none of the logical partitions `lps` (ranges, end
-    exclusive, as "0-512"; empty: all). `directed`: 1 if batches for one consumer group only are wanted too.
+    exclusive, as "0-512"; empty: all). `directed`: 1 if batches for one consumer group are wanted too, 2 (`ONLY_DIRECTED`) if those alone
+    are wanted.
     """
 
     subject: str

@@ -187,6 +187,8 @@ async def test_directed_batches_are_given_only_to_who_wants_them(tmp_path: Path)
         it.append(number=1)
         assert bases((await it.fetch())[1]) == [0, 11]
         assert bases((await it.fetch(directed=1))[1]) == [0, 10, 11]
+        fetched, views = await it.fetch(directed=wire.ONLY_DIRECTED)
+        assert (bases(views), fetched.next_sequence) == ([10], 21)
 
 
 async def test_what_was_appended_since_a_time_begins_at_a_batch_or_at_the_end(tmp_path: Path) -> None:

@@ -96,6 +96,7 @@ def letter(**given: Any) -> DeadLetter:
         "tags": (),
         "headers": {},
         "body": b"",
+        "letter_sequence": 0,
     }
     return DeadLetter(**{**found, **given})
 
@@ -123,7 +124,7 @@ async def test_a_subject_that_takes_no_messages_does_not_double_the_letters_of_o
                 raise UnknownSubject("it was deleted (in this test)")
             await send(subject, columns, create_time_ms)
 
-        letters = DeadLetters(mq.metadata, mq.consumer, refused, "billing")
+        letters = DeadLetters(mq.metadata, mq.consumer, refused, mq.queue_ends, mq._directed, "billing")
         while sum(each.waiting for each in await letters.describe()) < 2:
             pass
         for _ in range(3):

@@ -10,9 +10,9 @@ import pytest
 from support import eventually
 
 import qmq
-from qmq.cli.parked import unparked
 from qmq.client.ordered.ordered_message import OrderedMessage
 from qmq.errors import InvalidArgument
+from qmq.operations.parked_keys import unparked
 from qmq.proto.v1 import meta_pb2 as pb
 from qmq.testing import TestCluster
 
@@ -85,7 +85,7 @@ async def test_a_parked_key_stays_parked_behind_a_change_of_the_route(kind: str,
         await it.until_parked(4)
         assert it.seen == []
         it.bad.clear()
-        await unparked(it.cluster.address, "s", "g", "k", is_replay=True, dry_run=False)
+        await unparked(it.mq, "s", "g", "k", is_replay=True, dry_run=False)
         await it.mq.send("s", b"5", key="k")
         await eventually(lambda: it.seen == [b"1", b"2", b"3", b"4", b"5"])
         assert await it.mq.metadata.parked("s", "g") == []
@@ -96,7 +96,7 @@ async def test_a_replay_while_the_route_changes_is_in_order(gate: str) -> None:
     async with world("split", gate) as it:
         it.bad.clear()
         changing = asyncio.create_task(it.change("split"))
-        replaying = asyncio.create_task(unparked(it.cluster.address, "s", "g", "k", is_replay=True, dry_run=False))
+        replaying = asyncio.create_task(unparked(it.mq, "s", "g", "k", is_replay=True, dry_run=False))
         for body in (b"3", b"4"):
             await it.mq.send("s", body, key="k")
         await asyncio.gather(changing, replaying)
@@ -105,7 +105,7 @@ async def test_a_replay_while_the_route_changes_is_in_order(gate: str) -> None:
             while len(it.seen) < 4:
                 if await it.mq.metadata.parked("s", "g"):
                     with suppress(qmq.errors.InvalidArgument):
-                        await unparked(it.cluster.address, "s", "g", "k", is_replay=True, dry_run=False)
+                        await unparked(it.mq, "s", "g", "k", is_replay=True, dry_run=False)
                 await asyncio.sleep(0)
         assert it.seen == [b"1", b"2", b"3", b"4"]
 
@@ -115,7 +115,7 @@ async def test_a_key_that_is_dropped_flows_again_from_the_next_message_on() -> N
         await it.change("split")
         await it.mq.send("s", b"3", key="k")
         await it.until_parked(3)
-        await unparked(it.cluster.address, "s", "g", "k", is_replay=False, dry_run=False)
+        await unparked(it.mq, "s", "g", "k", is_replay=False, dry_run=False)
         await it.mq.send("s", b"4", key="k")
         await eventually(lambda: it.seen == [b"4"])
 

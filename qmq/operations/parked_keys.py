@@ -15,12 +15,12 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-import qmq
 from qmq.client.partial import Partial
 from qmq.errors import InvalidArgument, NotConnected, QmqError, Unavailable, UnknownGroup
 from qmq.operations.key_texts import BASE64, HEX, key_text, parse_key
 
 if TYPE_CHECKING:
+    from qmq.client.client import Client
     from qmq.proto.v1 import control_pb2 as control
 
 Row = tuple[Any, ...]
@@ -31,9 +31,9 @@ FOLLOW_S: Final = 30.0
 AGAIN_S: Final = 0.2
 
 
-async def listed(server: str, subject: str, group: str) -> Partial[Row]:
+async def listed(mq: Client, subject: str, group: str) -> Partial[Row]:
     """The keys that a group set aside, each once, with the partitions that have messages of it."""
-    found = await _parked(server, subject, group)
+    found = await _parked(mq, subject, group)
     by_key: dict[bytes, list[control.ParkedKey]] = {}
     for each in found:
         by_key.setdefault(each.key, []).append(each)
@@ -45,41 +45,40 @@ async def listed(server: str, subject: str, group: str) -> Partial[Row]:
     return Partial(rows, found.silent)
 
 
-async def shown(server: str, subject: str, group: str, key: str) -> list[Row]:
+async def shown(mq: Client, subject: str, group: str, key: str) -> list[Row]:
     """Where one key is set aside, in all ways of writing it."""
-    found = chosen(await _parked(server, subject, group), key, group)
+    found = chosen(await _parked(mq, subject, group), key, group)
     return [(*_row(each), HEX + each.key.hex(), BASE64 + base64.b64encode(each.key).decode()) for each in found]
 
 
-async def unparked(server: str, subject: str, group: str, key: str, *, is_replay: bool, dry_run: bool) -> list[Row]:
+async def unparked(mq: Client, subject: str, group: str, key: str, *, is_replay: bool, dry_run: bool) -> list[Row]:
     """Give a key's messages back to the group, in order, before anything newer of the key; or count them as done, for good.
 
     A master that changes meanwhile is followed. Raises InvalidArgument if the key is not parked, Incomplete with what was done before.
     """
-    async with qmq.connect(server) as mq:
-        parts = await _parts(mq, subject, group, key)
-        if dry_run:
-            return [(key_text(each.key), each.partition, each.messages) for each in parts]
-        rows: list[Row] = []
-        until = time.monotonic() + FOLLOW_S
-        while parts:
-            each = parts[0]
-            try:
-                count = await mq.metadata.unpark(subject, group, each.partition, each.key, replay=is_replay)
-            except QmqError as failure:
-                if not isinstance(failure, Unavailable | UnknownGroup) or time.monotonic() > until:
-                    raise _so_far(rows, failure) from failure
-                await asyncio.sleep(AGAIN_S)
-                parts = await _left(mq, subject, group, each.key, rows)
-                if each.partition in [part.partition for part in parts]:
-                    continue
-                count = each.messages  # it was done, and the answer was lost
-            rows.append((key_text(each.key), each.partition, count))
+    parts = await _parts(mq, subject, group, key)
+    if dry_run:
+        return [(key_text(each.key), each.partition, each.messages) for each in parts]
+    rows: list[Row] = []
+    until = time.monotonic() + FOLLOW_S
+    while parts:
+        each = parts[0]
+        try:
+            count = await mq.metadata.unpark(subject, group, each.partition, each.key, replay=is_replay)
+        except QmqError as failure:
+            if not isinstance(failure, Unavailable | UnknownGroup) or time.monotonic() > until:
+                raise _so_far(rows, failure) from failure
+            await asyncio.sleep(AGAIN_S)
             parts = await _left(mq, subject, group, each.key, rows)
-        return rows
+            if each.partition in [part.partition for part in parts]:
+                continue
+            count = each.messages  # it was done, and the answer was lost
+        rows.append((key_text(each.key), each.partition, count))
+        parts = await _left(mq, subject, group, each.key, rows)
+    return rows
 
 
-async def _parts(mq: qmq.Client, subject: str, group: str, key: str) -> list[control.ParkedKey]:
+async def _parts(mq: Client, subject: str, group: str, key: str) -> list[control.ParkedKey]:
     found = await mq.metadata.parked(subject, group)
     # An older part of the key may lie where nobody answers: given back behind the newer ones, it would break the order.
     if found.silent:
@@ -87,7 +86,7 @@ async def _parts(mq: qmq.Client, subject: str, group: str, key: str) -> list[con
     return chosen(found, key, group)
 
 
-async def _left(mq: qmq.Client, subject: str, group: str, key: bytes, rows: Sequence[Row]) -> list[control.ParkedKey]:
+async def _left(mq: Client, subject: str, group: str, key: bytes, rows: Sequence[Row]) -> list[control.ParkedKey]:
     """Where the key is parked still: a change of the route may have handed it on. What was given back and failed again is left out.
 
     Raises NotConnected while a broker group is silent.
@@ -108,9 +107,8 @@ def _so_far(rows: Sequence[Row], failure: QmqError) -> QmqError:
     return type(failure)(f"{done}; then: {failure.message}", outcome=failure.outcome)
 
 
-async def _parked(server: str, subject: str, group: str) -> Partial[control.ParkedKey]:
-    async with qmq.connect(server) as mq:
-        found = await mq.metadata.parked(subject, group)
+async def _parked(mq: Client, subject: str, group: str) -> Partial[control.ParkedKey]:
+    found = await mq.metadata.parked(subject, group)
     return Partial(sorted(found, key=lambda each: (each.key, each.partition)), found.silent)
 
 

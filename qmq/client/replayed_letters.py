@@ -1,0 +1,71 @@
+"""Which dead letters were sent to their subjects already, by whoever, so that none is sent twice.
+
+A replay sends a letter and then settles it. If the process, the connection or the master ends in between, the letter is handed out again.
+Each copy says which letter it is of (`headers.REPLAY_OF`), so the copies themselves are the record of what was done: nothing else has to be
+kept. Before letters are sent, the subject's messages for single groups that were stored since the first of them died are looked through.
+
+    FIND on each queue      everything that brokers were sent before is decided: stored, or never
+    FETCH, directed only    the broker passes over other batches by the consume log, without reading them
+
+The next look goes on where the last one ended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+from qmq.headers import GROUP, REPLAY_OF
+
+if TYPE_CHECKING:
+    from qmq.client.dead_letters import DeadLetter
+    from qmq.client.message import StoredMessage
+
+CLOCKS_MS: Final = 60_000
+"""How much the clock of the broker that stored a copy may be behind that of the broker where the message died."""
+
+Ends = Mapping[tuple[str, int], int]
+ListEnds = Callable[[str], Awaitable[Ends]]
+ReadDirected = Callable[[str, int, Ends], "AsyncIterator[StoredMessage]"]
+"""(subject, stored since in ms, where to begin in each queue): directed messages."""
+
+
+@dataclass(slots=True)
+class _Look:
+    """What is known of one subject."""
+
+    since_ms: int
+    ends: Ends = field(default_factory=dict)
+    names: set[bytes] = field(default_factory=set)
+
+
+class ReplayedLetters:
+    """Of one consumer group. Needs `browse` and `produce` on the subjects."""
+
+    def __init__(self, list_ends: ListEnds, read: ReadDirected, group: str) -> None:
+        self._list_ends, self._read, self._group = list_ends, read, group
+        self._looks: dict[str, _Look] = {}
+
+    async def among(self, letters: Iterable[DeadLetter]) -> set[bytes]:
+        """The names of those that were sent again already. Raises NotConnected, AccessDenied, UnknownSubject, LogDamaged."""
+        by_subject: dict[str, list[DeadLetter]] = {}
+        for each in letters:
+            by_subject.setdefault(each.subject, []).append(each)
+        found: set[bytes] = set()
+        for subject, its in by_subject.items():
+            known = await self._looked(subject, min(each.dead_ms for each in its) - CLOCKS_MS)
+            found |= known & {each.name for each in its}
+        return found
+
+    async def _looked(self, subject: str, since_ms: int) -> set[bytes]:
+        look = self._looks.get(subject)
+        if look is None or since_ms < look.since_ms:
+            look = self._looks[subject] = _Look(since_ms)
+        ends = await self._list_ends(subject)
+        async for message in self._read(subject, look.since_ms, look.ends):
+            headers = message.headers
+            if REPLAY_OF in headers and headers.get(GROUP) == self._group.encode():
+                look.names.add(message.id.to_bytes() + headers[REPLAY_OF])
+        look.ends = ends
+        return look.names

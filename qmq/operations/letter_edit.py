@@ -1,0 +1,95 @@
+"""What is changed in dead letters before they are sent again. Pure.
+
+    LetterEdit.parse(["customer.country=DE", "retries=0"], ["card"]).of(letter)
+
+A field is named by its path in a JSON body, with dots between names. A value is JSON if it reads as JSON, and text otherwise.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from qmq.client.dead_letters import DeadLetter
+from qmq.errors import InvalidArgument
+
+
+@dataclass(frozen=True, slots=True)
+class LetterEdit:
+    """`body` takes the place of the whole body. Otherwise `fields` of the JSON body are set, and `removed` are taken out."""
+
+    body: bytes | None = None
+    fields: tuple[tuple[str, Any], ...] = ()
+    removed: tuple[str, ...] = ()
+
+    @classmethod
+    def parse(cls, fields: Iterable[str] = (), removed: Iterable[str] = (), body: str | None = None) -> LetterEdit:
+        """`fields` are FIELD=VALUE. Raises InvalidArgument."""
+        made = cls(None if body is None else body.encode(), tuple(map(_field, fields)), tuple(each.strip() for each in removed))
+        if made.body is not None and (made.fields or made.removed):
+            raise InvalidArgument("a body is replaced as a whole, or fields of it are changed: not both")
+        for path in (*[path for path, _ in made.fields], *made.removed):
+            if not all(path.split(".")):
+                raise InvalidArgument(f"{path!r} names no field: write NAME, or NAME.NAME for a field of a field")
+        return made
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is changed."""
+        return self == LetterEdit()
+
+    def of(self, letter: DeadLetter) -> DeadLetter:
+        """The letter as it shall be sent. Raises InvalidArgument if its body has no fields."""
+        if self.body is not None:
+            return replace(letter, body=self.body)
+        if not self.fields and not self.removed:
+            return letter
+        body = _object(letter)
+        for path, value in self.fields:
+            place = _inside(body, path.split(".")[:-1], letter, is_made=True)
+            place[path.split(".")[-1]] = value
+        for path in self.removed:
+            place = _inside(body, path.split(".")[:-1], letter, is_made=False)
+            place.pop(path.split(".")[-1], None)
+        return replace(letter, body=json.dumps(body, ensure_ascii=False).encode())
+
+    def options(self) -> dict[str, Any]:
+        """The same, as options of `qmq dlq replay`."""
+        body = None if self.body is None else self.body.decode()
+        return {
+            "set": [f"{path}={json.dumps(value, ensure_ascii=False)}" for path, value in self.fields],
+            "unset": self.removed,
+            "body": body,
+        }
+
+
+def _field(text: str) -> tuple[str, Any]:
+    path, equals, value = text.partition("=")
+    if not equals:
+        raise InvalidArgument(f"{text!r} sets nothing: write FIELD=VALUE")
+    try:
+        return path.strip(), json.loads(value)
+    except (ValueError, RecursionError):
+        return path.strip(), value.strip()
+
+
+def _object(letter: DeadLetter) -> dict[str, Any]:
+    try:
+        found = json.loads(letter.body)
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        raise InvalidArgument(f"dead letter {letter.id} has no JSON object as its body: leave it out, or replace its body as a whole")
+    return found
+
+
+def _inside(body: dict[str, Any], names: Sequence[str], letter: DeadLetter, *, is_made: bool) -> dict[str, Any]:
+    """The object that a path leads to. What is missing is made there, or is an object that nobody keeps."""
+    for name in names:
+        found = body.setdefault(name, {}) if is_made else body.get(name, {})
+        if not isinstance(found, dict):
+            raise InvalidArgument(f"field {name!r} of dead letter {letter.id} is no object, and has no fields")
+        body = found
+    return body
