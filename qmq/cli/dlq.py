@@ -18,7 +18,7 @@ from rich.progress import Progress, TaskID
 import qmq
 from qmq.cli.known_names import require_group
 from qmq.cli.output import SERVER, DryRun, Json, Server, console, errors, fail, run, show, time_text
-from qmq.client.dead_letters import Choose, DeadLetter
+from qmq.client.dead_letter import Choose, DeadLetter
 from qmq.client.partial import Partial
 from qmq.errors import InvalidArgument
 from qmq.operations import parked_keys

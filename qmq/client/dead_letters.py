@@ -11,21 +11,20 @@ loses none. A letter that was sent again and not settled is found by its copy, a
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import timedelta
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Final
 
-from qmq import headers, limits
+from qmq import limits
 from qmq.batch_columns import Columns
 from qmq.client.consumer import Consumer
+from qmq.client.dead_letter import Choose, DeadLetter, Edit, columns_of, letter_of, parts_of
 from qmq.client.delivery_client import DeliveryClient
 from qmq.client.message import Message, Messages
 from qmq.client.replayed_letters import ListEnds, ReadDirected, ReplayedLetters
-from qmq.copies import CREATED_SPAN_MS, columns_of_copies
-from qmq.errors import InvalidArgument
-from qmq.model import OPERATORS, MessageId, check_name, dead_letter_subject
+from qmq.model import OPERATORS, check_name, dead_letter_subject
 
 if TYPE_CHECKING:
     from qmq.proto.v1 import meta_pb2 as pb
@@ -39,46 +38,7 @@ WAIT: Final = timedelta(seconds=1)
 """A queue that delivers nothing for this long has no more dead letters for us."""
 
 
-@dataclass(frozen=True, slots=True)
-class DeadLetter:
-    """A message that failed for good. Times are milliseconds since 1970."""
-
-    group: str
-    """The consumer group; for a broadcast group with the consumer, as GROUP%CONSUMER."""
-    subject: str
-    """The subject to which the message was sent."""
-    broker_group: str
-    sequence: int
-    """The message's sequence in that subject."""
-    id: MessageId
-    attempts: int
-    error: str
-    """The error of the last attempt."""
-    dead_ms: int
-    create_time_ms: int
-    key: bytes | None
-    tags: tuple[str, ...]
-    headers: Mapping[str, bytes]
-    """The message's own headers."""
-    body: bytes
-    letter_sequence: int
-    """The letter's own sequence in the dead-letter queue, on `broker_group`."""
-
-    @property
-    def place(self) -> bytes:
-        """Where the letter is and when it died: the value of `headers.REPLAY_OF` on its copies."""
-        return f"{self.broker_group}/{self.letter_sequence}/{self.dead_ms}".encode()
-
-    @property
-    def name(self) -> bytes:
-        """What no other letter has: its message id and its place. A message that dies again is another letter."""
-        return self.id.to_bytes() + self.place
-
-
-_M = TypeVar("_M")
-Choose = Callable[[DeadLetter], bool]
 Progress = Callable[[int], None]
-Edit = Callable[[DeadLetter], DeadLetter]
 Do = Callable[[Sequence[DeadLetter]], Awaitable[None]]
 DoneBefore = Callable[[Sequence[DeadLetter]], Awaitable[set[bytes]]]
 """The names of those for which it was done already."""
@@ -222,50 +182,3 @@ def _edited(letter: DeadLetter, edit: Edit) -> DeadLetter:
     """Edited, but the same letter."""
     made = edit(letter)
     return replace(letter, key=made.key, tags=made.tags, headers=made.headers, body=made.body)
-
-
-def letter_of(message: Message) -> DeadLetter:
-    """Parse a message of a dead-letter queue. Raises InvalidArgument if it is not a dead letter."""
-    found = message.headers
-    try:
-        return DeadLetter(
-            found[headers.GROUP].decode(),
-            found[headers.SUBJECT].decode(),
-            message.broker_group,
-            int(found[headers.SEQUENCE]),
-            message.id,
-            int(found[headers.ATTEMPT]),
-            found[headers.ERROR].decode(errors="replace"),
-            int(found[headers.DEAD_MS]),
-            message.create_time_ms,
-            message.key_bytes,
-            message.tags,
-            {name: value for name, value in found.items() if not name.startswith(headers.PREFIX)},
-            message.body,
-            message.sequence,
-        )
-    except (KeyError, ValueError) as cause:
-        raise InvalidArgument(f"message {message.sequence} of {message.subject} is no dead letter: {cause!r}") from None
-
-
-def parts_of(chosen: Sequence[tuple[_M, DeadLetter]], letters_max: int = 0) -> list[list[tuple[_M, DeadLetter]]]:
-    """Letters that can be sent in one batch: to one subject and group, with create times that fit together, and at most `letters_max`
-    unless that is 0. Pure.
-    """
-    found: dict[tuple[str, str, int], list[tuple[_M, DeadLetter]]] = {}
-    for each in chosen:
-        letter = each[1]
-        found.setdefault((letter.subject, letter.group, letter.create_time_ms // CREATED_SPAN_MS), []).append(each)
-    return [part[at : at + (letters_max or len(part))] for part in found.values() for at in range(0, len(part), letters_max or len(part))]
-
-
-def columns_of(letters: Sequence[DeadLetter], group: str) -> tuple[Columns, int]:
-    """(columns, first create time) of the letters, directed to the group; each says which letter it is of. Pure."""
-    return columns_of_copies(
-        [each.body for each in letters],
-        [each.key or b"" for each in letters],
-        [each.tags for each in letters],
-        [{**each.headers, headers.GROUP: group.encode(), headers.REPLAY_OF: each.place} for each in letters],
-        [each.create_time_ms for each in letters],
-        [each.id.to_bytes() for each in letters],
-    )

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final
 from qmq.headers import GROUP, REPLAY_OF
 
 if TYPE_CHECKING:
-    from qmq.client.dead_letters import DeadLetter
+    from qmq.client.dead_letter import DeadLetter
     from qmq.client.message import StoredMessage
 
 CLOCKS_MS: Final = 60_000

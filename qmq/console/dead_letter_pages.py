@@ -22,7 +22,7 @@ from qmq.model import check_name
 from qmq.operations.letter_choice import chosen_by
 
 if TYPE_CHECKING:
-    from qmq.client.dead_letters import Choose, DeadLetter
+    from qmq.client.dead_letter import Choose, DeadLetter
 
 SHOWN_MAX: Final = 100
 READ_MAX: Final = 10_000

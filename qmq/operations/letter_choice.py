@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
-from qmq.client.dead_letters import Choose, DeadLetter
+from qmq.client.dead_letter import Choose, DeadLetter
 from qmq.errors import InvalidArgument
 
 

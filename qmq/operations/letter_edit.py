@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from qmq.client.dead_letters import DeadLetter
+from qmq.client.dead_letter import DeadLetter
 from qmq.errors import InvalidArgument
 
 

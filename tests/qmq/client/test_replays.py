@@ -14,7 +14,7 @@ import forms
 import pytest
 
 import qmq
-from qmq.client.dead_letters import DeadLetter
+from qmq.client.dead_letter import DeadLetter
 from qmq.errors import InvalidArgument, NotConnected
 from qmq.model import MessageId
 from qmq.node.dev_node import Node
