@@ -20,7 +20,6 @@ from qmq.client.consumer_session import ANSWER_S
 from qmq.client.links import Links
 from qmq.client.message import Decoded, StoredMessage
 from qmq.errors import LogDamaged, NotConnected, NotMaster, Unavailable
-from qmq.targeted import is_directed
 from qmq.wire import frame_payloads as wire
 from qmq.wire.frame import FrameKind
 
@@ -128,7 +127,7 @@ class QueueReader:
                 return
 
     def _take(self, batch: Decoded) -> None:
-        if is_directed(batch.view.header) is not self._selection.is_directed:
+        if batch.view.header.is_directed is not self._selection.is_directed:
             return  # an older broker does not know how to leave out the others
         if batch.unreadable is not None:
             log.error("messages at %d of %s cannot be read: %s", batch.view.base_sequence, self.queue, batch.unreadable)
