@@ -1,11 +1,10 @@
-"""One client's connection to the broker: reads frames, writes answers, keeps the credit. Thin: the broker decides."""
+"""One client's connection to the broker: reads frames and writes answers. Thin: the broker decides."""
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Final, TypeVar
 
@@ -14,12 +13,12 @@ from qmq.broker.broker import Broker, Flushable
 from qmq.broker.connection_access import ConnectionAccess
 from qmq.broker.dispatch import Dispatch
 from qmq.broker.fetches import pack
+from qmq.broker.flow_control import ConnectionFlow, RoundBudget, Throttle
 from qmq.broker.lanes import FIRST_SESSION, Lanes
 from qmq.broker.peers import ReplicaPeer
 from qmq.broker.produce_checks import Destination
 from qmq.broker.sessions import HeldAnswer
 from qmq.broker.stalled_connections import Ending, StallWatch
-from qmq.broker.throttle import RoundBudget, Throttle
 from qmq.errors import Overloaded, PeerError, ProtocolViolation, QmqError, UnknownConsumer
 from qmq.file_descriptors import SHORT_OF, refusal_of
 from qmq.model import check_client
@@ -63,16 +62,7 @@ class Connection(Flushable):
         throttle: Throttle | None = None,
     ) -> None:
         self._broker = broker
-        self._throttle = throttle
-        self._throttled: asyncio.TimerHandle | None = None
-        self._budget = budget
-        self._is_waiting_for_turn = False
-        self._is_over_quota = False
-        self._counted: set[int] = set()
-        """Requests whose bytes count against the principal's quota."""
         self._on_closed = on_closed
-        self._unanswered: dict[int, int] = {}
-        self._unanswered_bytes = 0
         self._outbox_bytes = 0
         self._hurried: set[int] = set()
         self._fetches: deque[tuple[int, wire.Fetch]] = deque()
@@ -92,6 +82,7 @@ class Connection(Flushable):
         )
         self._patience = StallWatch()
         self.access = ConnectionAccess(broker.access)
+        self._flow = ConnectionFlow(self.stream, self.access, broker.loop.call_later, broker.config.inflight_bytes_max, budget, throttle)
 
     # --- the broker's side ---------------------------------------------------------------------------------------------
 
@@ -103,17 +94,18 @@ class Connection(Flushable):
     @property
     def unanswered_bytes(self) -> int:
         """Unanswered bytes of PRODUCE."""
-        return self._unanswered_bytes
+        return self._flow.unanswered_bytes
 
     def send(self, *buffers: bytes) -> None:
         """Queue an answer for the end of the turn."""
         _, kind, _, _, request_id, _ = HEADER.unpack_from(buffers[0])
         if kind in _ANSWERS_PRODUCE:
-            self._answered(request_id)
+            self._flow.answered(request_id)
         self.stream.put(*buffers)
-        self._outbox_bytes += sum(map(len, buffers))
-        if kind in _ANSWERS_READ and self._throttle is not None:
-            self._rest(self._throttle.fetched(self.access.caller.principal, sum(map(len, buffers))))
+        size = sum(map(len, buffers))
+        self._outbox_bytes += size
+        if kind in _ANSWERS_READ:
+            self._flow.fetched(size)
         if kind == FrameKind.SETTLED and request_id not in self._hurried:
             self._broker.leisurely[self] = None
             return
@@ -196,8 +188,7 @@ class Connection(Flushable):
             raise ProtocolViolation(f"this broker speaks version {wire.PROTOCOL_VERSION}, the client {hello.version}")
         self.client = check_client(hello.client)
         self.access.greet(self.stream.transport, hello.token)
-        if self._throttle is not None:
-            self._throttle.admit(self.access.caller.principal)
+        self._flow.admit()
         self.has_said_hello = True
         self.stream.reader.frame_bytes_max = limits.FRAME_BYTES_MAX
         welcome = wire.Welcome(
@@ -235,56 +226,15 @@ class Connection(Flushable):
 
     def _produce(self, each: Frame, *, is_fast: bool = False, awaits_flush: bool = False) -> None:
         size = HEADER_BYTES + len(each.payload)
-        if each.request_id in self._unanswered:
-            raise ProtocolViolation(f"request {each.request_id} is not answered yet")
-        self._unanswered[each.request_id] = size
-        self._unanswered_bytes += size
+        self._flow.began(each.request_id, size)
         took = self._broker.produce(
             self, each.request_id, each.payload, is_fast=is_fast, awaits_flush=awaits_flush, find_queue=self._find_queue
         )
-        if self._unanswered_bytes > self._broker.config.inflight_bytes_max:
-            self.stream.pause_reading()
-        if self._budget is not None:
-            self._budget.took(self, size)
-        if self._throttle is not None and self._broker.access.has_quotas:
-            self._rest(self._throttle.produced(self.access.caller.principal, took))
-            self._counted.add(each.request_id)
-            if self._throttle.took(self.access.caller.principal, size, self):
-                self._is_over_quota = True
-                self.stream.pause_reading()
+        self._flow.produced(each.request_id, size, took)
 
     def _find_queue(self, subject: bytes, partition: int) -> Destination:
         self.access.require_produce(subject)
         return self._broker.find_queue(subject, partition)
-
-    def wait_for_turn(self) -> None:
-        self._is_waiting_for_turn = True
-        self.stream.pause_reading()
-
-    def take_turn(self) -> None:
-        self._is_waiting_for_turn = False
-        self._read_on(self._broker.config.inflight_bytes_max)
-
-    def _read_on(self, unanswered_max: int) -> None:
-        """Read from the connection again, if nothing prevents it."""
-        is_held = self._is_waiting_for_turn or self._is_over_quota or self._throttled is not None or not self.stream.is_writable
-        if not is_held and self._unanswered_bytes <= unanswered_max:
-            self.stream.resume_reading()
-
-    def _rest(self, pause_s: float) -> None:
-        """The principal has exceeded its quota: do not read from this connection for a while."""
-        if pause_s and self._throttled is None:
-            self.stream.pause_reading()
-            self._throttled = self._broker.loop.call_later(pause_s, self._rested)
-
-    def read_on(self) -> None:
-        """The principal's bytes in flight, over all its connections, are below its quota again."""
-        self._is_over_quota = False
-        self._read_on(self._broker.config.inflight_bytes_max)
-
-    def _rested(self) -> None:
-        self._throttled = None
-        self._read_on(self._broker.config.inflight_bytes_max)
 
     def _consuming(self) -> Dispatch:
         """The part that serves consumers. Raises NotMaster."""
@@ -296,15 +246,6 @@ class Connection(Flushable):
 
     def _produce_flushed(self, each: Frame) -> None:
         self._produce(each, awaits_flush=True)
-
-    def _answered(self, request_id: int) -> None:
-        size = self._unanswered.pop(request_id, 0)
-        self._unanswered_bytes -= size
-        if request_id in self._counted and self._throttle is not None:
-            self._counted.discard(request_id)
-            self._throttle.answered(self.access.caller.principal, size)
-        if size:
-            self._read_on(self._broker.config.inflight_bytes_max // 2)
 
     def _pull(self, each: Frame) -> None:
         self._consuming().pull(self, each.request_id, wire.unpack_pull(each.payload), each.deadline_ms)
@@ -355,9 +296,11 @@ class Connection(Flushable):
         lanes.attach(self, each.request_id, request)
 
     def _admit_group(self, subject: str, partition: int, group: str) -> None:
-        if self._throttle is not None and self._broker.access.has_quotas:
+        def known() -> Iterable[str]:
             queue = self._broker.find_queue(subject.encode(), partition).queue
-            self._throttle.admit_group(subject, group, (*queue.shares, *queue.lanes))
+            return (*queue.shares, *queue.lanes)
+
+        self._flow.admit_group(subject, group, known)
 
     def _lane_pull(self, each: Frame) -> None:
         self._lanes().pull(self, each.request_id, wire.unpack_lane_pull(each.payload), each.deadline_ms)
@@ -411,20 +354,14 @@ class Connection(Flushable):
             self.stream.put(frames.frame(FrameKind.ERROR, 0, wire.pack_error(violation)))
 
     def _writable(self) -> None:
-        self._read_on(self._broker.config.inflight_bytes_max)
+        self._flow.writable()
         self._broker.writable(self)
         self._serve_fetches()
 
     def _closed(self, _cause: Exception | None) -> None:
         if self._peer is not None:
             self._peer.ended()
-        if self._throttled is not None:
-            self._throttled.cancel()
-        if self._throttle is not None and self.has_said_hello and self._peer is None:
-            for request_id in self._counted:
-                self._throttle.answered(self.access.caller.principal, self._unanswered[request_id])
-            self._counted.clear()
-            self._throttle.ended(self.access.caller.principal)
+        self._flow.ended(was_admitted=self.has_said_hello and self._peer is None)
         self._broker.disconnected(self)
         self._on_closed(self)
 

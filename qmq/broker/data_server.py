@@ -9,8 +9,8 @@ from typing import Final
 
 from qmq.broker.broker import Broker
 from qmq.broker.connection import Connection
+from qmq.broker.flow_control import RoundBudget, Throttle
 from qmq.broker.stalled_connections import LOOKS
-from qmq.broker.throttle import RoundBudget, Throttle
 from qmq.errors import Overloaded
 from qmq.file_descriptors import connections_max, limit
 from qmq.network import NETWORK, Network, ServerListener

@@ -25,7 +25,7 @@ from test_tls import Papers, papers, secured  # noqa: F401 - a fixture
 
 import qmq
 from qmq.broker.connection import Connection
-from qmq.broker.throttle import Throttle
+from qmq.broker.flow_control import Throttle
 from qmq.security.principal import ANONYMOUS
 from qmq.wire import frame_payloads as wire
 from qmq.wire.frame import HEADER, FrameKind, frame

@@ -12,7 +12,7 @@ from support import eventually, node_config, running
 from test_access import guarded
 
 import qmq
-from qmq.broker.throttle import Throttle
+from qmq.broker.flow_control import Throttle
 from qmq.errors import AccessDenied, InvalidArgument, Overloaded, QuotaExceeded
 from qmq.security.access_control import OpenAccess
 from qmq.security.principal import Principal

@@ -1,22 +1,30 @@
-"""Why a broker does not read from a connection for a while: its principal is beyond a quota, or others share this round of the event loop.
+"""When the broker reads from a connection, and when it does not, so that the client's bytes wait at the client.
 
-*Quotas.* `Throttle` counts the usage of each principal over all its connections to this broker. The limits are in the coordination store
-(`qmq/security/quotas.py`). A principal without a quota costs one dict lookup for each frame.
+    reading stops while                                                          until
+    too many bytes of this connection's PRODUCE are unanswered                   half of them are answered
+    others share this round of the event loop (`RoundBudget`)                    its turn comes again
+    the principal has too many bytes in flight, over all its connections         half of them are answered
+    the principal is over a rate of its quota (`Throttle`)                       the pause is over
+    the client does not read its answers                                         it reads
+
+*Quotas* are in the coordination store (`qmq/security/quotas.py`). A principal without a quota costs one dict lookup for each frame.
 
 *Rounds.* Everything that arrives in one round is written together, and all answers wait for that write. Ten producers of 1 MiB batches
-bring 10 MiB a round; on a disk that takes 100 MB/s a heartbeat then waits for 100 ms. So a round takes about `ROUND_BYTES_MAX`
-(`RoundBudget`): a connection that exceeds it is not read from until its turn comes again, in the order in which connections exceeded it.
-Frames of at most `SMALL_BYTES` never wait.
+bring 10 MiB a round; on a disk that takes 100 MB/s a heartbeat then waits for 100 ms. So a round takes about `ROUND_BYTES_MAX`: a
+connection that exceeds it is not read from until its turn comes again, in the order in which connections exceeded it. Frames of at most
+`SMALL_BYTES` never wait.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final, Protocol
 
 from qmq import limits
-from qmq.errors import Overloaded, QuotaExceeded
+from qmq.broker.connection_access import ConnectionAccess
+from qmq.errors import Overloaded, ProtocolViolation, QuotaExceeded
 from qmq.log.store import Intake
 from qmq.model import base_group
 from qmq.security.access_control import OpenAccess
@@ -38,6 +46,148 @@ class UnreadConnection(Protocol):
         ...
 
 
+class FlowStream(Protocol):
+    """The stream of a connection (`qmq/wire/frame_stream.py`)."""
+
+    @property
+    def is_writable(self) -> bool: ...
+    def pause_reading(self) -> None: ...
+    def resume_reading(self) -> None: ...
+
+
+class ConnectionFlow:
+    """The flow control of one connection. `access` knows its principal. Without `budget` and `throttle` only unanswered bytes count."""
+
+    __slots__ = (
+        "_access",
+        "_budget",
+        "_call_later",
+        "_counted",
+        "_is_over_quota",
+        "_is_waiting_for_turn",
+        "_stream",
+        "_throttle",
+        "_throttled",
+        "_unanswered",
+        "_unanswered_max",
+        "unanswered_bytes",
+    )
+
+    def __init__(
+        self,
+        stream: FlowStream,
+        access: ConnectionAccess,
+        call_later: Callable[[float, Callable[[], None]], asyncio.TimerHandle],
+        unanswered_bytes_max: int,
+        budget: RoundBudget | None = None,
+        throttle: Throttle | None = None,
+    ) -> None:
+        self._stream, self._access, self._call_later = stream, access, call_later
+        self._unanswered_max = unanswered_bytes_max
+        self._budget, self._throttle = budget, throttle
+        self._unanswered: dict[int, int] = {}
+        """The bytes of each unanswered request."""
+        self.unanswered_bytes = 0
+        self._counted: set[int] = set()
+        """Requests whose bytes count against the principal's quota."""
+        self._is_waiting_for_turn = False
+        self._is_over_quota = False
+        self._throttled: asyncio.TimerHandle | None = None
+
+    # --- what comes and goes -------------------------------------------------------------------------------------------
+
+    def admit(self) -> None:
+        """The client has said HELLO. Raises Overloaded."""
+        if self._throttle is not None:
+            self._throttle.admit(self._access.caller.principal)
+
+    def admit_group(self, subject: str, group: str, known: Callable[[], Iterable[str]]) -> None:
+        """A group begins to consume a subject; `known` gives the subject's groups. Raises QuotaExceeded."""
+        if self._throttle is not None and self._throttle.has_quotas:
+            self._throttle.admit_group(subject, group, known())
+
+    def began(self, request_id: int, size: int) -> None:
+        """A PRODUCE of so many bytes has come. Raises ProtocolViolation."""
+        if request_id in self._unanswered:
+            raise ProtocolViolation(f"request {request_id} is not answered yet")
+        self._unanswered[request_id] = size
+        self.unanswered_bytes += size
+
+    def produced(self, request_id: int, size: int, batches: Sequence[Intake]) -> None:
+        """The batches of a PRODUCE were accepted."""
+        if self.unanswered_bytes > self._unanswered_max:
+            self._stream.pause_reading()
+        if self._budget is not None:
+            self._budget.took(self, size)
+        if self._throttle is not None and self._throttle.has_quotas:
+            principal = self._access.caller.principal
+            self._rest(self._throttle.produced(principal, batches))
+            self._counted.add(request_id)
+            if self._throttle.took(principal, size, self):
+                self._is_over_quota = True
+                self._stream.pause_reading()
+
+    def answered(self, request_id: int) -> None:
+        """A PRODUCE, or any other request, was answered."""
+        size = self._unanswered.pop(request_id, 0)
+        self.unanswered_bytes -= size
+        if request_id in self._counted and self._throttle is not None:
+            self._counted.discard(request_id)
+            self._throttle.answered(self._access.caller.principal, size)
+        if size:
+            self._read_on(self._unanswered_max // 2)
+
+    def fetched(self, size: int) -> None:
+        """Messages of so many bytes were sent to the client."""
+        if self._throttle is not None:
+            self._rest(self._throttle.fetched(self._access.caller.principal, size))
+
+    def ended(self, *, was_admitted: bool) -> None:
+        """The connection has ended."""
+        if self._throttled is not None:
+            self._throttled.cancel()
+        if self._throttle is not None and was_admitted:
+            for request_id in self._counted:
+                self._throttle.answered(self._access.caller.principal, self._unanswered[request_id])
+            self._counted.clear()
+            self._throttle.ended(self._access.caller.principal)
+
+    # --- reading -------------------------------------------------------------------------------------------------------
+
+    def wait_for_turn(self) -> None:
+        self._is_waiting_for_turn = True
+        self._stream.pause_reading()
+
+    def take_turn(self) -> None:
+        self._is_waiting_for_turn = False
+        self._read_on(self._unanswered_max)
+
+    def read_on(self) -> None:
+        """The principal's bytes in flight, over all its connections, are below its quota again."""
+        self._is_over_quota = False
+        self._read_on(self._unanswered_max)
+
+    def writable(self) -> None:
+        """The client reads its answers again."""
+        self._read_on(self._unanswered_max)
+
+    def _rest(self, pause_s: float) -> None:
+        """The principal has exceeded its quota: do not read from this connection for a while."""
+        if pause_s and self._throttled is None:
+            self._stream.pause_reading()
+            self._throttled = self._call_later(pause_s, self._rested)
+
+    def _rested(self) -> None:
+        self._throttled = None
+        self._read_on(self._unanswered_max)
+
+    def _read_on(self, unanswered_max: int) -> None:
+        """Read from the connection again, if nothing prevents it."""
+        is_held = self._is_waiting_for_turn or self._is_over_quota or self._throttled is not None or not self._stream.is_writable
+        if not is_held and self.unanswered_bytes <= unanswered_max:
+            self._stream.resume_reading()
+
+
 class Throttle:
     """The usage at one broker. `now_s` is a monotonic clock."""
 
@@ -49,6 +199,11 @@ class Throttle:
         self._held: dict[Principal, dict[UnreadConnection, None]] = {}
         self.paused_s = 0.0
         """How long connections were not read from, added up."""
+
+    @property
+    def has_quotas(self) -> bool:
+        """Whether there is any quota."""
+        return self._access.has_quotas
 
     def admit(self, principal: Principal) -> None:
         """A connection of this principal said HELLO. Raises Overloaded; then it does not count."""

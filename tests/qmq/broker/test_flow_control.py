@@ -1,4 +1,4 @@
-"""Producers of large batches take turns, so that one round of the event loop brings no more than so many bytes."""
+"""A connection is read from while nothing forbids it; producers of large batches take turns, so that a round brings few bytes."""
 
 from __future__ import annotations
 
@@ -7,13 +7,17 @@ from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support import node_config, running
 
 import qmq
-from qmq.broker.throttle import RoundBudget
+from qmq.broker.connection_access import ConnectionAccess
+from qmq.broker.flow_control import ConnectionFlow, RoundBudget
+from qmq.errors import ProtocolViolation
 from qmq.limits import MIB
+from qmq.security.access_control import OpenAccess
 
 BUDGET = 100
 
@@ -102,3 +106,69 @@ async def send(mq: qmq.Client, number: int) -> None:
     tickets = [producer.send(b"%02d%02d" % (number, each) + bytes(MIB)) for each in range(4)]
     for ticket in tickets:
         await ticket
+
+
+class Socket:
+    """A connection's stream, as far as flow control sees it."""
+
+    def __init__(self) -> None:
+        self.is_reading = self.is_writable = True
+
+    def pause_reading(self) -> None:
+        self.is_reading = False
+
+    def resume_reading(self) -> None:
+        self.is_reading = True
+
+
+def flow_of(socket: Socket, budget: RoundBudget | None = None) -> ConnectionFlow:
+    def never(_delay_s: float, _call: Callable[[], None]) -> asyncio.TimerHandle:
+        raise AssertionError("nothing here has a quota")
+
+    return ConnectionFlow(socket, ConnectionAccess(OpenAccess()), never, BUDGET, budget)
+
+
+def test_a_connection_is_read_again_when_half_of_its_bytes_are_answered() -> None:
+    socket = Socket()
+    flow = flow_of(socket)
+    for request_id in range(4):
+        flow.began(request_id, 30)
+        flow.produced(request_id, 30, [])
+    assert not socket.is_reading
+    flow.answered(0)
+    flow.answered(1)
+    assert not socket.is_reading
+    flow.answered(2)
+    assert socket.is_reading
+    assert flow.unanswered_bytes == 30
+
+
+def test_a_client_that_does_not_read_its_answers_is_not_read_from() -> None:
+    socket = Socket()
+    flow = flow_of(socket)
+    flow.began(0, 200)
+    flow.produced(0, 200, [])
+    socket.is_writable = False
+    flow.answered(0)
+    assert not socket.is_reading
+    socket.is_writable = True
+    flow.writable()
+    assert socket.is_reading
+
+
+def test_all_reasons_must_be_over_before_a_connection_is_read_again() -> None:
+    socket, rounds = Socket(), list[Callable[[], None]]()
+    flow = flow_of(socket, RoundBudget(rounds.append, 50, 10))
+    flow.began(0, 120)
+    flow.produced(0, 120, [])
+    flow.answered(0)
+    assert not socket.is_reading, "its turn has not come"
+    rounds.pop(0)()
+    assert socket.is_reading
+
+
+def test_a_request_that_is_not_answered_cannot_be_sent_again() -> None:
+    flow = flow_of(Socket())
+    flow.began(7, 1)
+    with pytest.raises(ProtocolViolation, match="request 7"):
+        flow.began(7, 1)
