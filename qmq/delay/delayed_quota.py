@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 
-from qmq.delay.pending_counts import PendingCounts
+from qmq.delay.schedule_state import PendingCounts
 from qmq.errors import QuotaExceeded
 from qmq.log.store import Intake, Store
 from qmq.security.quotas import Quota

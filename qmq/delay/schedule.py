@@ -37,9 +37,8 @@ from qmq.delay.buckets import Buckets
 from qmq.delay.dispatch_log import DispatchMark
 from qmq.delay.folder import Leftovers, cut_back, delete_all, unlink
 from qmq.delay.interfaces import BucketInfo, DueMessage, Places, SchedulePlace
-from qmq.delay.pending_counts import PendingCounts
 from qmq.delay.read_ahead import ReadAhead, ReadAheadPiece, Surveyed
-from qmq.delay.schedule_state import MARK_FILE, ScheduleState, capture, read_mark, restore, write_mark
+from qmq.delay.schedule_state import MARK_FILE, PendingCounts, ScheduleState, capture, read_mark, restore, write_mark
 from qmq.delay.stored_batch import BatchCache
 from qmq.errors import InvalidArgument, MessageNotFound
 from qmq.invariants import InvariantBroken, check

@@ -1,4 +1,5 @@
-"""The state of a schedule in a checkpoint: lengths of files, open plans, aliases. Pure, except for the mark of an adopted schedule.
+"""The state of a schedule in a checkpoint: lengths of files, open plans, aliases, and how many messages of each subject are pending. Pure,
+except for the mark of an adopted schedule.
 
 A schedule that came from another replica has a *mark* in its folder: the state that its files are of. It counts as long as no checkpoint of
 our own has a schedule.
@@ -6,7 +7,7 @@ our own has a schedule.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from struct import Struct
 from typing import Any, Final, cast
@@ -114,3 +115,36 @@ def read_mark(folder: Path, bucket_ms: int) -> ScheduleState | None:
 def write_mark(disk: Disk, folder: Path, state: bytes) -> None:
     """Mark the folder's files as those of `state` (MessagePack). Raises DiskFull, FlushFailed."""
     disk.replace(folder / MARK_FILE, _MAGIC + int(crc32c(state)).to_bytes(4, "little") + state)
+
+
+class PendingCounts:
+    """How many messages of each subject a delay group still has to deliver: pending or planned.
+
+    A batch counts when it is stored, a recurring message's next run when it is written. A message counts no more when it is delivered or
+    cancelled; one that is moved goes on counting. A checkpoint of an older version has no counts: what was stored before it then counts for
+    nothing, and no count falls below 0.
+    """
+
+    __slots__ = ("_counts",)
+
+    def __init__(self, counts: Mapping[str, int] | None = None) -> None:
+        self._counts = dict(counts or {})
+
+    def of(self, subject: str) -> int:
+        return self._counts.get(subject, 0)
+
+    def all(self) -> dict[str, int]:
+        """Of every subject that has any; a copy."""
+        return dict(self._counts)
+
+    def add(self, subject: str, messages: int) -> None:
+        """So many more are to be delivered."""
+        self._counts[subject] = self._counts.get(subject, 0) + messages
+
+    def take(self, subject: str, messages: int) -> None:
+        """So many were delivered or cancelled."""
+        left = self._counts.get(subject, 0) - messages
+        if left > 0:
+            self._counts[subject] = left
+        else:
+            self._counts.pop(subject, None)

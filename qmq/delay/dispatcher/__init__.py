@@ -6,8 +6,7 @@ BalancedDispatcher       (balanced_dispatcher.py)      of an unordered subject: 
 PartitionedDispatcher    (partitioned_dispatcher.py)   of an ordered subject: by the route, each key in order
 DueBatcher               (due_batcher.py)              messages that wait to be planned; makes batches of them. Pure
 BatchPlanner             (batch_planner.py)            has each batch planned in the log before it leaves
-DueBatch                 (due_batch.py)                one batch, until its fate is known. Pure
-DueWindow                (due_window.py)               the batches of one broker group or partition; decides what an answer means. Pure
+DueWindow, DueBatch      (due_window.py)               the batches of one broker group or partition; decides what an answer means. Pure
 DueConnection            (due_connection.py)           the connection of a window
 """
 

@@ -13,11 +13,10 @@ import asyncio
 from collections.abc import Sequence
 
 from qmq.client.links import Links
-from qmq.delay.dispatcher.dispatcher_owner import DispatcherOwner
-from qmq.delay.dispatcher.due_batch import DueBatch
+from qmq.delay.dispatcher.batch_planner import DispatcherOwner
 from qmq.delay.dispatcher.due_batcher import DueBatcher, encoded
 from qmq.delay.dispatcher.due_connection import DueConnection, DueConnectionOwner
-from qmq.delay.dispatcher.due_window import DueWindow
+from qmq.delay.dispatcher.due_window import DueBatch, DueWindow
 from qmq.delay.interfaces import Draft, DueMessage, SchedulePlace
 from qmq.delivery.balancer import Balancer
 from qmq.errors import QmqError, ReadOnly

@@ -11,8 +11,7 @@ from typing import Protocol
 
 from qmq.client.connection import Connection
 from qmq.client.links import Links
-from qmq.delay.dispatcher.due_batch import DueBatch
-from qmq.delay.dispatcher.due_window import DueWindow
+from qmq.delay.dispatcher.due_window import DueBatch, DueWindow
 from qmq.delivery.master_connection import MasterConnection
 from qmq.delivery.retries import pause_s
 from qmq.errors import ClientClosed, InvalidArgument, Overloaded, QmqError

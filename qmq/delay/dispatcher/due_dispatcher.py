@@ -18,8 +18,8 @@ from typing import Final
 from qmq import limits
 from qmq.client.links import Links
 from qmq.delay.dispatcher.batch_planner import BatchPlanner
-from qmq.delay.dispatcher.due_batch import DueBatch
 from qmq.delay.dispatcher.due_batcher import Limits, size_of
+from qmq.delay.dispatcher.due_window import DueBatch
 from qmq.delay.dispatcher.subject_dispatcher import SubjectDispatcher
 from qmq.delay.interfaces import Draft, DueMessage, PlanLog, SchedulePlace
 from qmq.log.actions import PlanAction

@@ -34,9 +34,11 @@ Rules:
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Final
 
-from qmq.delay.dispatcher.due_batch import DueBatch
+from qmq.delay.interfaces import Draft
+from qmq.delivery.in_flight_batch import InFlightBatch
 from qmq.delivery.retries import DELAY_SERVER, RetryRules
 from qmq.delivery.window import ASK_S, InFlightWindow
 from qmq.errors import NotConnected, QmqError
@@ -45,6 +47,29 @@ from qmq.wire.frame_payloads import Produced
 
 WINDOW: Final = 8
 """Enough to hide a commit and an answer behind full batches; far below the broker's window of remembered batches (qmq/log/producers.py)."""
+
+
+@dataclass(slots=True, eq=False)
+class DueBatch(InFlightBatch):
+    """One batch of due messages, from planning until its outcome is known.
+
+    A batch that an earlier master planned may have been sent by it, so it is uncertain from the beginning.
+    """
+
+    draft: Draft
+    plan: PlanAction | None = None
+    """None until the plan is committed: the batch must not be sent before."""
+    is_lost: bool = False
+    """Whether its outcome can never be known: its messages are sent again, with their ids."""
+    fault: QmqError | None = None
+    """Why it can never be stored as it is."""
+    says_again: bool = False
+    """Whether `encoded` has the flag `BatchFlag.AGAIN`."""
+
+    @property
+    def producer_id(self) -> int:
+        """The producer id of its number."""
+        return self.draft.producer_id
 
 
 class DueWindow(InFlightWindow[DueBatch]):

@@ -24,11 +24,10 @@ from qmq_ordering.route import LpRange, PhysicalPartition
 from qmq.client.links import Links
 from qmq.client.ordered.batch_builder import Keys
 from qmq.client.route_book import Ordering
-from qmq.delay.dispatcher.dispatcher_owner import DispatcherOwner
-from qmq.delay.dispatcher.due_batch import DueBatch
+from qmq.delay.dispatcher.batch_planner import DispatcherOwner
 from qmq.delay.dispatcher.due_batcher import DueBatcher, encoded
 from qmq.delay.dispatcher.due_connection import DueConnection, DueConnectionOwner
-from qmq.delay.dispatcher.due_window import DueWindow
+from qmq.delay.dispatcher.due_window import DueBatch, DueWindow
 from qmq.delay.interfaces import Draft, DueMessage, SchedulePlace
 from qmq.delivery.partitioner import Partitioner
 from qmq.errors import InvalidArgument, QmqError, RouteChanged

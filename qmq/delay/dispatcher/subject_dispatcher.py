@@ -22,8 +22,7 @@ from typing import NamedTuple, Protocol
 from qmq.client.route_book import Ordering
 from qmq.delay.dispatcher.balanced_dispatcher import BalancedDispatcher
 from qmq.delay.dispatcher.batch_planner import BatchPlanner
-from qmq.delay.dispatcher.due_batch import DueBatch
-from qmq.delay.dispatcher.due_window import DueWindow
+from qmq.delay.dispatcher.due_window import DueBatch, DueWindow
 from qmq.delay.dispatcher.partitioned_dispatcher import PartitionedDispatcher
 from qmq.delay.interfaces import DueMessage, SchedulePlace
 from qmq.delivery.retries import pause_s

@@ -29,8 +29,7 @@ from qmq.client.ordered.split_ticket import SplitTicket
 from qmq.client.ordered.stream import Stream
 from qmq.client.pipe_window import PipeWindow
 from qmq.client.receipts import Ticket
-from qmq.delay.dispatcher.due_batch import DueBatch
-from qmq.delay.dispatcher.due_window import DueWindow
+from qmq.delay.dispatcher.due_window import DueBatch, DueWindow
 from qmq.delay.interfaces import Draft, DueMessage, SchedulePlace
 from qmq.delivery.retries import DELAY_SERVER, ORDERED_SINK, PRODUCER, SINK
 from qmq.errors import (

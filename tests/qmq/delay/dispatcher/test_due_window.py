@@ -7,8 +7,7 @@ import itertools
 import pytest
 from memory_ledger import due
 
-from qmq.delay.dispatcher.due_batch import DueBatch
-from qmq.delay.dispatcher.due_window import WINDOW, DueWindow
+from qmq.delay.dispatcher.due_window import WINDOW, DueBatch, DueWindow
 from qmq.delay.interfaces import Draft
 from qmq.delivery.retries import DELAY_SERVER
 from qmq.delivery.window import ASK_S
