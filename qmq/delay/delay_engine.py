@@ -28,7 +28,7 @@ from qmq.delay.interfaces import BucketStatus, DueMessage, Places, SchedulePlace
 from qmq.delay.loader import Loader
 from qmq.delay.plan_log import PlanWriter, StorePlanLog, is_seed, places_of
 from qmq.delay.read_ahead import PAUSE_S
-from qmq.delay.schedule import Schedule, nobody
+from qmq.delay.schedule import Schedule
 from qmq.delay.wheel import Wheel
 from qmq.errors import NotMaster
 from qmq.invariants import InvariantBroken
@@ -121,6 +121,7 @@ class Engine:
         run: Run | None = None,
     ) -> None:
         self.schedule = schedule
+        self._unsubscribe: Callable[[], None] = lambda: None
         self.clock = clock
         self.config = config
         self._keeper = keeper
@@ -192,7 +193,7 @@ class Engine:
         """
         while self._keeper is not None and not self._keeper.is_settled:  # noqa: ASYNC110 - it is asked by another task
             await asyncio.sleep(SETTLE_S)
-        self.schedule.on_pending = self._pending
+        self._unsubscribe = self.schedule.subscribe(self._pending)
         self.loader.begin(self.clock.time_ms())
         for work in (self._tick(), self._ahead(), self._survey(), self._feed(), self._late(), self._close()):
             self._begin(work)
@@ -210,7 +211,7 @@ class Engine:
 
     def halt(self) -> None:
         """The mastership is lost, or the process ends: plan nothing more."""
-        self.schedule.on_pending = nobody
+        self._unsubscribe()
         self.dispatcher.halt()
         for task in self._tasks:
             task.cancel()

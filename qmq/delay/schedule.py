@@ -56,10 +56,6 @@ _FLAGS: Final = 0xFFFF
 CHECKPOINTS_KEPT: Final = 2
 
 
-def nobody(_: Places) -> None:
-    """The default for `on_pending`."""
-
-
 @dataclass(frozen=True, slots=True)
 class SchedulePlan:
     """A captured schedule; see `qmq.log.projection.ProjectionPlan`."""
@@ -84,8 +80,7 @@ class Schedule:
             raise InvalidArgument(f"a bucket lasts whole seconds, not {bucket_ms} ms")
         self.folder = folder
         self.bucket_ms = bucket_ms
-        self.on_pending: Callable[[Places], None] = nobody
-        """Called at once with messages that become pending: stored, moved, or next runs."""
+        self._on_pending: Callable[[Places], None] | None = None
         self._disk = disk
         self._buffer_bytes_max = buffer_bytes_max
         self._files = AppendFiles(disk, folder)
@@ -203,14 +198,24 @@ class Schedule:
         else:
             self._cut(index, append_time_ms, region, region_crc, flags & _FLAGS, dues)
 
+    def subscribe(self, on_pending: Callable[[Places], None]) -> Callable[[], None]:
+        """Have messages that become pending (stored, moved, or next runs) told at once. Returns the function that ends this."""
+        self._on_pending = on_pending
+
+        def unsubscribe() -> None:
+            if self._on_pending is on_pending:  # else an engine of a later term has subscribed
+                self._on_pending = None
+
+        return unsubscribe
+
     def _tell(self, dues: npt.NDArray[np.int64], buckets: npt.NDArray[np.int32], ordinals: npt.NDArray[np.uint32]) -> None:
-        if self.on_pending is not nobody:
-            self.on_pending(Places(dues, buckets, ordinals))
+        if self._on_pending is not None:
+            self._on_pending(Places(dues, buckets, ordinals))
 
     def _store_one(self, index: int, append_ms: int, region: bytes, crc: int, flags: int, due_ms: int) -> SchedulePlace:
         number = max(due_ms // self.bucket_ms, self.closed_before)
         ordinal = self._buckets.add(number, index, append_ms, region, crc, flags & _FLAGS, due_ms)
-        if self.on_pending is not nobody:
+        if self._on_pending is not None:
             self._tell(np.array([due_ms], np.int64), np.array([number], np.int32), np.array([ordinal], np.uint32))
         return SchedulePlace(number, ordinal)
 

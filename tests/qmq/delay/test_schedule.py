@@ -424,7 +424,7 @@ def test_a_scan_of_more_than_fit_goes_through_a_bucket_several_times_and_gives_e
 def test_pending_messages_are_told_of_in_the_order_of_their_batch(tmp_path: Path) -> None:
     schedule = opened(tmp_path)
     told: list[Places] = []
-    schedule.on_pending = told.append
+    schedule.subscribe(told.append)
     schedule.take(1, START, *delayed([START + SECOND, START, START + SECOND + 1]))
     assert told[0].dues.tolist() == [START + SECOND, START, START + SECOND + 1]
     assert (told[0].buckets - BUCKET).tolist() == [1, 0, 1]

@@ -52,7 +52,7 @@ class ScheduleMachine(RuleBasedStateMachine):
 
     def _open(self, state: Any) -> Schedule:
         found = opened(self.folder / "schedule", state, buffer_bytes_max=600)
-        found.on_pending = self._pending
+        found.subscribe(self._pending)
         return found
 
     def _pending(self, found: Places) -> None:
