@@ -63,6 +63,8 @@ class BatchFlag(IntFlag):
     """For one consumer group only, named by the header `qmq-group` of each message. Other groups skip the batch."""
     AGAIN = 16
     """The batch may be stored already under this number: the broker searches all of its history for the number."""
+    HALF = 32
+    """Delayed messages that wait for a decision: to move one is to commit it; those that are due undecided are cancelled, not delivered."""
 
 
 _DIRECTED: Final = int(BatchFlag.DIRECTED)

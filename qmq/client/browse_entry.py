@@ -41,14 +41,16 @@ class BrowsingClient:
         partial: bool = False,
         positions: Mapping[tuple[str, int], int] | None = None,
         sequences: tuple[int, int | None] = (0, None),
+        broker_group: str = "",
     ) -> AsyncIterator[BrowsedMessage]:
         """Stored messages of a subject, without a consumer group: those stored from `start` on (default: the oldest) and before `end`; with
         `last`, that many of the newest messages of each queue. With `follow` the iterator goes on with messages that are stored later,
         and does not end.
 
         Messages of one queue come in its order; those of several queues come in the order in which they were stored. `partial=True` leaves
-        out broker groups that cannot be read. Raises InvalidName, InvalidArgument, UnknownSubject, AccessDenied, NotConnected, LogDamaged,
-        ClientClosed.
+        out broker groups that cannot be read. With `broker_group`, only what that one has.
+
+        Raises InvalidName, InvalidArgument, UnknownSubject, AccessDenied, NotConnected, LogDamaged, ClientClosed.
         """
         from qmq.client.browsing import BrowseSelection, browse
 
@@ -68,7 +70,7 @@ class BrowsingClient:
         )
 
         def queues() -> Awaitable[list[BrowsedQueue]]:
-            return self._queues(subject, partial=partial)
+            return self._queues(subject, partial=partial, broker_group=broker_group)
 
         return browse(self._links, queues, selection, follow=follow, partial=partial)
 
@@ -91,13 +93,15 @@ class BrowsingClient:
         selection = BrowseSelection(start_ms=max(since_ms, 1), positions=positions, is_directed=True)
         return browse(self._links, lambda: self._queues(subject, partial=False), selection, follow=False, partial=False)
 
-    async def _queues(self, subject: str, *, partial: bool) -> list[BrowsedQueue]:
+    async def _queues(self, subject: str, *, partial: bool, broker_group: str = "") -> list[BrowsedQueue]:
         from qmq.client.browsing import BrowsedQueue
 
         found = await self.metadata.list_subjects(subject)
-        if found.silent and not partial:
-            raise NotConnected(f"messages of {', '.join(sorted(found.silent))} are missing: {'; '.join(found.silent.values())}")
+        silent = {name: why for name, why in found.silent.items() if broker_group in ("", name)}
+        if silent and not partial:
+            raise NotConnected(f"messages of {', '.join(sorted(silent))} are missing: {'; '.join(silent.values())}")
         described = next((each for each in found if each.settings.name == subject), None)
         if described is None:
             raise UnknownSubject(f"there is no subject {subject!r}: `qmq subject list` shows all")
-        return [BrowsedQueue(subject, each.broker_group, each.partition, each.next_sequence) for each in described.queues]
+        queues = [each for each in described.queues if broker_group in ("", each.broker_group)]
+        return [BrowsedQueue(subject, each.broker_group, each.partition, each.next_sequence) for each in queues]

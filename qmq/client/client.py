@@ -370,8 +370,12 @@ class Client(ListenerApi, OutboxClient, BrowsingClient):
         batch_bytes: int = 256 * 1024,
         delivery_timeout_s: float = DELIVERY_TIMEOUT_S,
         acks: str = "quorum",
+        is_half: bool = False,
     ) -> DelayedProducer:
         """A batching producer of delayed messages for one subject, unordered or ordered. It does not compress bodies.
+
+        With `is_half` its messages are half messages, which wait for a decision until they are due: `delayed.move` commits one, to be
+        delivered at the new time, and `delayed.cancel` rolls it back. One that nobody decided is cancelled when it is due.
 
         Raises InvalidName, InvalidArgument.
         """
@@ -384,6 +388,7 @@ class Client(ListenerApi, OutboxClient, BrowsingClient):
             batch_bytes=batch_bytes,
             delivery_timeout_s=delivery_timeout_s,
             acks=acks,
+            is_half=is_half,
         )
         self._own(producer)
         return producer

@@ -91,10 +91,11 @@ class Delayed:
         end: datetime | None = None,
         limit: int | None = None,
         *,
+        is_half: bool = False,
         silent: dict[str, str] | None = None,
     ) -> AsyncIterator[DelayedMessage]:
         """Pending messages of a subject (default: all subjects) that are due from `start` on and before `end`, ordered by due time, without
-        bodies; at most `limit`.
+        bodies; at most `limit`. With `is_half`, only half messages, which wait for a decision: see `Client.delayed_producer`.
 
         Raises InvalidName, InvalidArgument; NotConnected if a delay group does not answer, because the list would be incomplete. With a
         dict as `silent` an incomplete list is returned if at least one group answers; the dict then says which groups are missing, and why.
@@ -105,6 +106,7 @@ class Delayed:
             subject=check_name("subject", subject) if subject else "",
             from_ms=0 if start is None else max(due_times.time_ms(start, "start"), 1),
             to_ms=0 if end is None else max(due_times.time_ms(end, "end"), 1),
+            is_half=is_half,
         )
         left = limit
         while left is None or left > 0:

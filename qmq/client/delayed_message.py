@@ -34,7 +34,9 @@ class DelayedMessage:
     """None where the delay group did not read it: in lists, and for cancelled or moved messages. See `Delayed.show`."""
     body_bytes: int
     state: str
-    """"pending", "planned" (on its way), "delivered", "cancelled", or "moved" (and no longer pending at its new time)."""
+    """"half" (waiting for a decision), "pending", "planned" (on its way), "delivered", "cancelled", or "moved" (and no longer pending at
+    its new time).
+    """
     cron: str
     """The schedule of a recurring message; empty for others."""
     zone: str

@@ -47,7 +47,9 @@ class DelayedProducer(Producer):
         delivery_timeout_s: float = 120.0,
         body_bytes_max: int = limits.BODY_BYTES_MAX,
         acks: str = "quorum",
+        is_half: bool = False,
     ) -> None:
+        self._flags = int(BatchFlag.HALF) if is_half else 0
         self._home = DelayHome(subject)
         self._latest_ms = 0
         """The latest allowed due time, computed once for each round of the event loop."""
@@ -198,7 +200,7 @@ class DelayedProducer(Producer):
             producer_id=self._identity.producer_id,
             batch_sequence=batch.sequence,
             create_time_ms=batch.create_time_ms,
-            flags=batch.flags | (BatchFlag.ORDERED if self.is_ordered else 0),
+            flags=batch.flags | self._flags | (BatchFlag.ORDERED if self.is_ordered else 0),
         )
 
     def _receipt(self, group: str, batch: Batch, produced: Produced) -> BatchReceipt:

@@ -212,10 +212,11 @@ class MetadataClient(DeliveryClient):
         time_ms: int | None = None,
         sequence: int | None = None,
         broker_group: str | None = None,
+        directly: bool = True,
     ) -> list[control.Moved]:
         """Move a group to "earliest" or "latest" (`to`), to a time, or to a sequence. Not repeated after a lost answer.
 
-        On every broker group of the subject, or on `broker_group` only, whose master is asked directly.
+        On every broker group of the subject, or on `broker_group` only, whose master is asked `directly`, or by the metaserver.
         """
         request = control.ResetGroupRequest(subject=subject, group=group)
         if sequence is not None:
@@ -227,7 +228,8 @@ class MetadataClient(DeliveryClient):
         else:
             raise InvalidArgument("say where the group shall go: earliest, latest, a time or a sequence")
         found: control.ResetGroupResponse
-        if broker_group is None:
+        if broker_group is None or not directly:
+            request.broker_group = broker_group or ""
             found = await self._call("ResetGroup", request, retry_s=0)
         else:
             found = await self._reset_at_master(request, broker_group)

@@ -33,6 +33,7 @@ _BATCH_SEQUENCE_MASK: Final = 0xFFFF_FFFF
 _PLAIN: Final = int(Column.MESSAGE_ID | Column.DUE)
 _ZEROS: Final = tuple(map(bytes, range(8)))
 _RECURRING: Final = int(BatchFlag.RECURRING)
+_HALF: Final = int(BatchFlag.HALF)
 _T = TypeVar("_T")
 
 
@@ -181,6 +182,10 @@ class Pieces:
         )
 
     # --- batches of one ------------------------------------------------------------------------------------------------
+
+    def decide(self) -> None:
+        """Half messages are half no more."""
+        self.header = self.header._replace(flags=self.header.flags & ~_HALF)
 
     def moved(self, place: int, due_ms: int) -> bytes:
         """A batch of one: the same message with another due time."""

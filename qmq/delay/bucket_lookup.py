@@ -90,11 +90,11 @@ def find(bucket: Bucket, cache: BatchCache, append_ms: int, message_id: bytes) -
     return None
 
 
-def pending(bucket: Bucket, from_ms: int, end_ms: int) -> Iterator[Places]:
-    """Pending messages with from <= due < end, ordered by (due, ordinal), a few hundred at a time. Raises LogDamaged."""
+def pending(bucket: Bucket, from_ms: int, end_ms: int, flags: int = 0) -> Iterator[Places]:
+    """Pending messages with from <= due < end and all of `flags`, ordered by (due, ordinal), a few hundred at a time. Raises LogDamaged."""
     behind, is_more = (from_ms - 1, bucket.count), True
     while is_more:
-        dues, ordinals, is_more = _first_pending(bucket, behind, end_ms)
+        dues, ordinals, is_more = _first_pending(bucket, behind, end_ms, flags)
         for at in range(0, len(dues), _CHUNK):
             part = slice(at, at + _CHUNK)
             yield Places(dues[part], np.full(len(dues[part]), bucket.number, np.int32), ordinals[part])
@@ -102,12 +102,16 @@ def pending(bucket: Bucket, from_ms: int, end_ms: int) -> Iterator[Places]:
             behind = (int(dues[-1]), int(ordinals[-1]))
 
 
-def _first_pending(bucket: Bucket, behind: tuple[int, int], end_ms: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint32], bool]:
+def _first_pending(
+    bucket: Bucket, behind: tuple[int, int], end_ms: int, flags: int
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint32], bool]:
     dues, ordinals, is_more = np.zeros(0, np.int64), np.zeros(0, np.uint32), False
     for first in range(0, bucket.count, _SLICE_ROWS):
         rows = bucket.rows(first, min(first + _SLICE_ROWS, bucket.count))
         due, numbers = rows["due"], np.arange(first, first + len(rows), dtype=np.uint32)
         mask = bucket.marks()[first : first + len(rows)] == DispatchMark.PENDING
+        if flags:
+            mask &= rows["flags"] & flags == flags
         mask &= (due < end_ms) & ((due > behind[0]) | ((due == behind[0]) & (numbers > behind[1])))
         dues, ordinals = np.concatenate((dues, due[mask])), np.concatenate((ordinals, numbers[mask]))
         if len(dues) > 2 * SORTED_MAX or first + _SLICE_ROWS >= bucket.count:

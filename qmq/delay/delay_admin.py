@@ -102,13 +102,14 @@ class EngineAdmin:
         return self._engine().schedule.read(Places.of([place]))[0]
 
     def listed(
-        self, subject: str, from_ms: int, to_ms: int, after: tuple[int, str], most: int
+        self, subject: str, from_ms: int, to_ms: int, after: tuple[int, str], most: int, is_half: bool = False
     ) -> tuple[list[DueMessage], tuple[int, str] | None]:
         """See `DelayAdmin`. One call examines a few thousand messages, while deliveries wait."""
         found: list[DueMessage] = []
         last: DueMessage | None = None
         begin_ms = max(from_ms, after[0] + (after[1] >= HIGHEST_ID))
-        for looked, message in enumerate(self._engine().schedule.scan("", begin_ms, to_ms)):
+        flags = int(BatchFlag.HALF) if is_half else 0
+        for looked, message in enumerate(self._engine().schedule.scan("", begin_ms, to_ms, flags=flags)):
             if last is not None and message.due_ms > last.due_ms and (len(found) >= most or looked >= LOOK_MAX):
                 break  # messages with the same due time are sorted by id, so a page ends only between two due times
             last = message

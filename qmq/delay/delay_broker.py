@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("qmq.delay")
 
-_ORDERED, _RECURRING = int(BatchFlag.ORDERED), int(BatchFlag.RECURRING)
+_ORDERED, _RECURRING, _HALF = int(BatchFlag.ORDERED), int(BatchFlag.RECURRING), int(BatchFlag.HALF)
 
 
 class DelayBroker(Broker):
@@ -160,6 +160,8 @@ class DelayBroker(Broker):
             if is_ordered and layout.key < 0:
                 raise OrderMismatch(f"messages to the ordered subject {config.name!r} need keys")
             if header.flags & _RECURRING:
+                if header.flags & _HALF:
+                    raise InvalidArgument("a recurring message cannot wait for a decision: send it when it is decided")
                 check_recurring(region, header)
 
         return check

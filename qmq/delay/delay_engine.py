@@ -26,7 +26,7 @@ from qmq.clock import Clock
 from qmq.delay.delay_config import DelayConfig
 from qmq.delay.interfaces import BucketStatus, DueMessage, Places, SchedulePlace
 from qmq.delay.loader import Loader
-from qmq.delay.plan_log import PlanWriter, StorePlanLog, is_seed, places_of
+from qmq.delay.plan_log import PlanWriter, StorePlanLog, is_half, is_seed, places_of
 from qmq.delay.read_ahead import PAUSE_S
 from qmq.delay.schedule import Schedule
 from qmq.delay.wheel import Wheel
@@ -342,6 +342,8 @@ class Engine:
         for message in self._read(self._pending_of(places)):
             if is_seed(message):
                 self.plan_log.seed(message)
+            elif is_half(message):
+                self.plan_log.drop(message)
             elif not is_first and message.flags & _ORDERED:
                 held.append(message)
             else:

@@ -50,6 +50,7 @@ class Listing(NamedTuple):
     to_ms: int
     after: ListMark
     most: int
+    is_half: bool
 
 
 def listing(request: pb.ListDelayedRequest) -> Listing:
@@ -61,7 +62,7 @@ def listing(request: pb.ListDelayedRequest) -> Listing:
     if request.to_ms and request.to_ms <= request.from_ms:
         raise InvalidArgument(f"the list is to end at {request.to_ms} ms, which is not after its beginning, {request.from_ms} ms")
     most = min(request.messages_max or LIST_DEFAULT, LIST_MAX)
-    return Listing(request.subject, request.from_ms, request.to_ms, ListMark.parse(request.after), most)
+    return Listing(request.subject, request.from_ms, request.to_ms, ListMark.parse(request.after), most, request.is_half)
 
 
 def mark_of(message: pb.DelayedMessage) -> ListMark:

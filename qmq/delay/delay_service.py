@@ -19,6 +19,7 @@ import grpc
 from qmq.batch_columns import BatchFlag
 from qmq.delay.delay_requests import ListMark, listing, mark_of, new_due_ms
 from qmq.delay.interfaces import BucketInfo, BucketStatus, DelayAdmin, DueMessage, ScheduleFiles
+from qmq.delay.plan_log import is_half
 from qmq.errors import InvalidArgument, MessageNotFound, NotMaster, TooLate
 from qmq.headers import CRON, ZONE
 from qmq.limits import MIB
@@ -87,7 +88,7 @@ class DelayService(delay_pb2_grpc.DelayControlServicer):
     async def ShowDelayed(self, request: pb.ShowDelayedRequest) -> pb.DelayedMessage:
         delayed = self._id(request.id)
         found, state = self._admin().show(delayed)
-        shown = self._message(found, str(delayed), state)
+        shown = self._message(found, str(delayed), _spoken(found, state))
         shown.body = found.body
         return shown
 
@@ -116,7 +117,7 @@ class DelayService(delay_pb2_grpc.DelayControlServicer):
     async def ListDelayed(self, request: pb.ListDelayedRequest) -> pb.ListDelayedResponse:
         wanted, admin = listing(request), self._admin()
         found, behind = admin.listed(*wanted)
-        messages = [self._message(each, str(admin.id_of(each)), "pending") for each in found]
+        messages = [self._message(each, str(admin.id_of(each)), _spoken(each, "pending")) for each in found]
         page = _within(messages, PAGE_BYTES_MAX)
         if len(page) < len(messages):
             behind = mark_of(page[-1])
@@ -173,6 +174,11 @@ class DelayService(delay_pb2_grpc.DelayControlServicer):
                 f"{request.file} does not exist or was deleted: describe the schedule again and restart the transfer"
             ) from None
         return pb.ReadScheduleResponse(data=data)
+
+
+def _spoken(message: DueMessage, state: str) -> str:
+    """A message's state, for people: of pending ones, half messages have a state of their own."""
+    return "half" if state == "pending" and is_half(message) else state
 
 
 def _cancelled_before(admin: DelayAdmin, delayed: DelayedId, failure: Exception) -> DueMessage:

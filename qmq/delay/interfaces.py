@@ -188,9 +188,10 @@ class DelayAdmin(Protocol):
         ...
 
     def listed(
-        self, subject: str, from_ms: int, to_ms: int, after: tuple[int, str], most: int
+        self, subject: str, from_ms: int, to_ms: int, after: tuple[int, str], most: int, is_half: bool
     ) -> tuple[list[DueMessage], tuple[int, str] | None]:
-        """Pending messages of the subject ("": of all) with from <= due < to (0: no limit), behind (due, id), in that order.
+        """Pending messages of the subject ("": of all) with from <= due < to (0: no limit), behind (due, id), in that order; with `is_half`
+        those that wait for a decision only.
 
         And behind which (due, id) to go on, None if that was all: there may be fewer than asked for, and more to come. Raises
         InvalidArgument.

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("qmq.delay")
 
-_RECURRING = int(BatchFlag.RECURRING)
+_RECURRING, _HALF = int(BatchFlag.RECURRING), int(BatchFlag.HALF)
 
 
 class PlanWriter(Protocol):
@@ -47,7 +47,7 @@ class StorePlanLog:
 
     def __init__(self, writer: PlanWriter, schedule: Schedule, now_ms: Callable[[], int], wake: Callable[[], None]) -> None:
         self.custody: set[SchedulePlace] = set()
-        """Messages that the dispatcher has, or whose plan is not committed, and seeds whose first run is not committed."""
+        """Messages that the dispatcher has, or whose plan is not committed, and those in `_ending`."""
         self.leaving: set[SchedulePlace] = set()
         """Messages that are being cancelled or moved, which the schedule does not know yet."""
         self.lateness = Lateness()
@@ -57,22 +57,22 @@ class StorePlanLog:
         self._wake = wake
         self._next = schedule.next_plan
         self._dues: dict[int, Sequence[int]] = {}
-        self._seeds: set[SchedulePlace] = set()
-        """Seeds in custody."""
+        self._ending: set[SchedulePlace] = set()
+        """Messages in custody that are due and are not delivered themselves: seeds and half messages, until they are cancelled."""
 
     def take(self, messages: Iterable[DueMessage]) -> None:
         """These messages go to the dispatcher."""
-        self._forget_seeds()
+        self._forget_ended()
         self.custody.update(message.place for message in messages)
 
-    def _forget_seeds(self) -> None:
-        done = {place for place in self._seeds if not self._waits(place)}
+    def _forget_ended(self) -> None:
+        done = {place for place in self._ending if not self._waits(place)}
         self.custody -= done
-        self._seeds -= done
+        self._ending -= done
 
-    def _waits(self, seed: SchedulePlace) -> bool:
+    def _waits(self, ending: SchedulePlace) -> bool:
         try:
-            return self._schedule.state_of(seed) == "pending"
+            return self._schedule.state_of(ending) == "pending"
         except MessageNotFound:  # it is done, and its bucket was deleted
             return False
 
@@ -111,10 +111,18 @@ class StorePlanLog:
         except (InvalidArgument, KeyError, ValueError) as failure:
             log.error("the next run of recurring message %s cannot be computed: %r", message.message_id.hex(), failure)
         else:
-            self._seeds.add(message.place)
-            self.custody.add(message.place)
             self._writer.act(Recur(*message.place, due_ms))
-            self._writer.act(Cancel(*message.place))
+            self._end(message)
+
+    def drop(self, message: DueMessage) -> None:
+        """A half message is due and nobody decided it: it is cancelled."""
+        self._forget_ended()
+        self._end(message)
+
+    def _end(self, message: DueMessage) -> None:
+        self._ending.add(message.place)
+        self.custody.add(message.place)
+        self._writer.act(Cancel(*message.place))
 
     def _recur(self, message: DueMessage) -> None:
         try:
@@ -131,6 +139,11 @@ class StorePlanLog:
 def is_seed(message: DueMessage) -> bool:
     """Whether the message is a recurring message before its first run: it has the schedule and is not delivered itself."""
     return bool(message.flags & _RECURRING) and SCHEDULE_ID not in message.headers
+
+
+def is_half(message: DueMessage) -> bool:
+    """Whether the message waits for a decision: it is never delivered as it is."""
+    return bool(message.flags & _HALF)
 
 
 def runs_of(places: Sequence[SchedulePlace]) -> tuple[tuple[int, bytes], ...]:

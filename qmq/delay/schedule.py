@@ -320,6 +320,7 @@ class Schedule:
             return
         pieces, at = found
         known_as = first_id(pieces, at)
+        pieces.decide()
         region = pieces.moved(at, due_ms)
         new = self._store_one(index, append_ms, region, crc32c(region), pieces.header.flags, due_ms)
         self._settle(self._marked(place.bucket), DispatchMark.MOVED, _u32(place.ordinal), (new,))
@@ -453,9 +454,10 @@ class Schedule:
             raise MessageNotFound(f"no delayed message {delayed} here: it never existed, or its bucket is deleted")
         return place
 
-    def scan(self, subject: str, from_ms: int = 0, to_ms: int = 0) -> Iterator[DueMessage]:
+    def scan(self, subject: str, from_ms: int = 0, to_ms: int = 0, *, flags: int = 0) -> Iterator[DueMessage]:
         """Pending messages of the subject ("": of all) with from <= due < to (0: no limit), by due time. Nothing may change meanwhile.
 
+        With `flags`, only messages of batches that have all of these flags; the others are not read.
         What cannot be read is passed over, with a word in the log. Raises LogDamaged if an index or a dispatch log cannot be read.
         """
         end_ms = to_ms or 1 << 62
@@ -463,7 +465,7 @@ class Schedule:
         for bucket in list(self._buckets):
             is_behind = bucket.number * self.bucket_ms >= end_ms and bucket.number > self.closed_before
             if bucket.number >= first and not is_behind and bucket.settled < bucket.count:
-                for places in bucket_lookup.pending(self._marked(bucket.number), from_ms, end_ms):
+                for places in bucket_lookup.pending(self._marked(bucket.number), from_ms, end_ms, flags):
                     yield from (each for each in bucket_lookup.readable(self.read, places) if not subject or each.subject == subject)
 
     # --- the invariant -------------------------------------------------------------------------------------------------

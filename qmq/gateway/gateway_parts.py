@@ -14,6 +14,7 @@ from qmq.clock import Clock
 from qmq.gateway.client_sessions import ClientSessions
 from qmq.gateway.gateway_config import GatewayConfig
 from qmq.gateway.gateway_credentials import ClientKeys
+from qmq.gateway.group_pulling import GroupPulling
 from qmq.gateway.group_readers import GroupReaders, HandedOut
 from qmq.gateway.group_receiving import GroupReceiving
 from qmq.gateway.half_messages import CheckPlan
@@ -34,8 +35,9 @@ class GatewayParts:
         self.sessions = ClientSessions(clock.monotonic_ms)
         self.invisible = InvisibleMessages[HandedOut](os.urandom(GATEWAY_ID_BYTES), os.urandom)
         self._readers = GroupReaders(client, clock.monotonic_ms)
-        self.sending = TopicSending(client, self.catalog, config.body_bytes_max, clock)
+        self.sending = TopicSending(client, self.catalog, config, clock)
         self.receiving = GroupReceiving(self._readers, self.catalog, self.invisible, self.sessions, config, clock)
+        self.pulling = GroupPulling(client, self.catalog, config, clock)
         self.transactions = TopicTransactions(client, self.sessions, clock, CheckPlan(config.transactions))
 
     def sweep(self) -> None:

@@ -88,8 +88,8 @@ class GroupReceiving:
         invisible_ms, renews_ms = self._invisible_ms(request)
         if request.batch_size < 1:
             raise Refused(api.BAD_REQUEST, f"batch_size is 1 or more, not {request.batch_size}")
-        wait_s = self._wait_s(request, remaining_s)
-        until_ms = self._clock.monotonic_ms() + int(wait_s * 1000)
+        timeout = request.long_polling_timeout if request.HasField("long_polling_timeout") else None
+        until_ms = self._clock.monotonic_ms() + int(wait_s(timeout, self._config.long_poll_ms, remaining_s) * 1000)
         topic = await self._topic(subject, until_ms)
         key = ReaderKey(subject, group, wanted, topic.is_ordered)
         left_s = max(until_ms - self._clock.monotonic_ms(), 0) / 1000
@@ -136,11 +136,6 @@ class GroupReceiving:
         if not least <= found <= most:
             raise Refused(api.ILLEGAL_INVISIBLE_TIME, f"an invisible time is {least / 1000:g} to {most / 1000:g} s, not {found / 1000:g} s")
         return found
-
-    def _wait_s(self, request: calls.ReceiveMessageRequest, remaining_s: float | None) -> float:
-        asked_ms = length_ms(request.long_polling_timeout) if request.HasField("long_polling_timeout") else self._config.long_poll_ms
-        asked_s = max(asked_ms, 0) / 1000
-        return asked_s if remaining_s is None else max(min(asked_s, remaining_s - MARGIN_S), 0.0)
 
     def _message(self, held: Held, request: calls.ReceiveMessageRequest, topic: Topic) -> api.Message:
         handed = held.message
@@ -241,3 +236,9 @@ class GroupReceiving:
         for held in self._invisible.take_all():
             held.message.settled()
             self._retry(held, timedelta(milliseconds=max(held.until_ms - now_ms, 0)))
+
+
+def wait_s(asked: Duration | None, default_ms: int, remaining_s: float | None) -> float:
+    """How long a long poll waits: as it asks for, and not longer than its client waits."""
+    asked_s = max(default_ms if asked is None else length_ms(asked), 0) / 1000
+    return asked_s if remaining_s is None else max(min(asked_s, remaining_s - MARGIN_S), 0.0)

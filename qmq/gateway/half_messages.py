@@ -1,20 +1,18 @@
 """Half messages: how a transaction's message waits for its commit. Pure.
 
-A half message is a delayed message of its topic that is due in 700 days (`HALF_LIFE_MS` after it was taken). Its transaction id is its
-delayed id. To commit is to move it to now, to roll back is to cancel it: the delay group's log decides which of the two happens, once, and
-delivers what was committed exactly once, whatever dies meanwhile (docs/DELAY.md).
+A half message is a delayed message of its topic that waits for a decision (docs/DELAY.md), due when its transaction is too old. Its
+transaction id is its delayed id. To commit is to move it to now, to roll back is to cancel it: the delay group's log decides which of the
+two happens, once, and delivers what was committed exactly once, whatever dies meanwhile. What nobody decided is cancelled when it is due.
 
-    half ──COMMIT: move to now──▶ delivered
-      └────ROLLBACK: cancel─────▶ gone
-
-Since its due time says when it was taken, all that wait for a decision are found by their due times; a header tells them from messages that
-an application delayed for as long.
+    half ──COMMIT: move to now────────────▶ delivered
+      ├────ROLLBACK: cancel───────────────▶ gone
+      ├────asked about as often as may be─▶ gone
+      └────due────────────────────────────▶ gone
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Final
 
 from qmq.client.delayed_message import DelayedMessage
@@ -23,16 +21,14 @@ from qmq.gateway.message_mapping import TYPE
 from qmq.gateway.status_codes import Refused
 from qmq.proto.rocketmq import definition_pb2 as api
 
-HALF_LIFE_MS: Final = 700 * 24 * 3600 * 1000
 FIRST_CHECK_MS: Final = 6_000
 """A transaction is asked about when it is as old as this; RocketMQ's default."""
 CHECK_PAUSES_MS: Final = (10_000, 20_000, 30_000, 60_000)
 """Between two checks of a transaction; the last one holds for all further ones."""
+CHECKS_MAX: Final = 15
+"""So often a transaction is asked about, and then rolled back; RocketMQ's default."""
 LIMIT_MS: Final = 12 * 3600 * 1000
-"""A transaction that is as old as this is rolled back."""
-_SLACK_MS: Final = 7 * 24 * 3600 * 1000
-"""So long may all gateways be away, and what became too old meanwhile is rolled back by the first that comes."""
-_DECIDED: Final = ("planned", "delivered", "moved")
+"""A transaction that is as old as this is rolled back, whether anybody could be asked or not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +37,7 @@ class TransactionTiming:
 
     first_check_ms: int = FIRST_CHECK_MS
     pauses_ms: tuple[int, ...] = CHECK_PAUSES_MS
+    checks_max: int = CHECKS_MAX
     limit_ms: int = LIMIT_MS
     look_ms: int = 3_000
 
@@ -48,22 +45,13 @@ class TransactionTiming:
 TIMING: Final = TransactionTiming()
 
 
-def is_half(found: DelayedMessage) -> bool:
-    """Whether a delayed message is one that waits for its transaction."""
-    return found.headers.get(TYPE) == b"TRANSACTION"
-
-
-def taken_ms(found: DelayedMessage) -> int:
-    """When a half message was taken, milliseconds since 1970."""
-    return time_ms(found.due) - HALF_LIFE_MS
-
-
-def outcome_before(found: DelayedMessage, now: datetime) -> api.TransactionResolution.ValueType:
-    """What was decided of it already; unspecified for nothing."""
-    if found.state == "cancelled":
-        return api.ROLLBACK
-    is_committed = found.state in _DECIDED or found.due <= now
-    return api.COMMIT if is_committed else api.TRANSACTION_RESOLUTION_UNSPECIFIED
+def outcome_before(found: DelayedMessage) -> api.TransactionResolution.ValueType:
+    """What was decided of a transaction already; unspecified for nothing. Raises Refused if the message is of no transaction."""
+    if found.headers.get(TYPE) != b"TRANSACTION":
+        raise Refused(api.INVALID_TRANSACTION_ID, f"{found.id} is a delayed message, and no transaction")
+    if found.state == "half":
+        return api.TRANSACTION_RESOLUTION_UNSPECIFIED
+    return api.ROLLBACK if found.state == "cancelled" else api.COMMIT
 
 
 def check_decision(wanted: api.TransactionResolution.ValueType, before: api.TransactionResolution.ValueType, transaction_id: str) -> bool:
@@ -84,18 +72,14 @@ class CheckPlan:
         self._checks: dict[str, tuple[int, int]] = {}
         """By transaction: how often it was asked about, and when to ask again."""
 
-    def window(self, now_ms: int) -> tuple[int, int]:
-        """The due times of half messages that are old enough to be asked about, and were not rolled back long ago: from, to."""
-        oldest_ms = now_ms - self.timing.limit_ms - _SLACK_MS
-        return oldest_ms + HALF_LIFE_MS, now_ms - self.timing.first_check_ms + HALF_LIFE_MS
-
-    def is_over(self, half: DelayedMessage, now_ms: int) -> bool:
-        """Whether it is too old, and is to be rolled back."""
-        return now_ms - taken_ms(half) >= self.timing.limit_ms
-
     def is_time(self, half: DelayedMessage, now_ms: int) -> bool:
-        """Whether to ask now."""
-        return self._checks.get(half.id, (0, 0))[1] <= now_ms
+        """Whether it is old enough, and not asked about just now."""
+        age_ms = now_ms - time_ms(half.create_time)
+        return age_ms >= self.timing.first_check_ms and self._checks.get(half.id, (0, 0))[1] <= now_ms
+
+    def is_over(self, half: DelayedMessage) -> bool:
+        """Whether it was asked about as often as may be."""
+        return self._checks.get(half.id, (0, 0))[0] >= self.timing.checks_max
 
     def asked(self, half: DelayedMessage, now_ms: int) -> None:
         """It was asked about."""

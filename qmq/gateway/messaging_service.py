@@ -223,24 +223,46 @@ class MessagingService(service_pb2_grpc.MessagingServiceServicer):
             return calls.ForwardMessageToDeadLetterQueueResponse(status=_told(failure))
         return caller.parts.receiving.forward(request)
 
+    # --- pull consumers ------------------------------------------------------------------------------------------------
+
+    async def PullMessage(self, request: calls.PullMessageRequest, context: Context) -> AsyncIterator[calls.PullMessageResponse]:
+        try:
+            caller = self._caller(context)
+        except Exception as failure:
+            yield calls.PullMessageResponse(status=_told(failure))
+            return
+        caller.parts.sessions.hear(caller.client_id)
+        async with aclosing(caller.parts.pulling.pull(request, context.time_remaining())) as answers:
+            async for answer in answers:
+                yield answer
+
+    async def UpdateOffset(self, request: calls.UpdateOffsetRequest, context: Context) -> calls.UpdateOffsetResponse:
+        try:
+            caller = self._caller(context)
+        except Exception as failure:
+            return calls.UpdateOffsetResponse(status=_told(failure))
+        return await caller.parts.pulling.update(request)
+
+    async def GetOffset(self, request: calls.GetOffsetRequest, context: Context) -> calls.GetOffsetResponse:
+        try:
+            caller = self._caller(context)
+        except Exception as failure:
+            return calls.GetOffsetResponse(status=_told(failure))
+        return await caller.parts.pulling.get(request)
+
+    async def QueryOffset(self, request: calls.QueryOffsetRequest, context: Context) -> calls.QueryOffsetResponse:
+        try:
+            caller = self._caller(context)
+        except Exception as failure:
+            return calls.QueryOffsetResponse(status=_told(failure))
+        return await caller.parts.pulling.query(request)
+
     # --- what this gateway does not have -------------------------------------------------------------------------------
 
     async def SyncLiteSubscription(
         self, request: calls.SyncLiteSubscriptionRequest, context: Context
     ) -> calls.SyncLiteSubscriptionResponse:
         return calls.SyncLiteSubscriptionResponse(status=_told(_missing("lite topics")))
-
-    async def PullMessage(self, request: calls.PullMessageRequest, context: Context) -> AsyncIterator[calls.PullMessageResponse]:
-        yield calls.PullMessageResponse(status=_told(_missing("pull consumers")))
-
-    async def UpdateOffset(self, request: calls.UpdateOffsetRequest, context: Context) -> calls.UpdateOffsetResponse:
-        return calls.UpdateOffsetResponse(status=_told(_missing("pull consumers")))
-
-    async def GetOffset(self, request: calls.GetOffsetRequest, context: Context) -> calls.GetOffsetResponse:
-        return calls.GetOffsetResponse(status=_told(_missing("pull consumers")))
-
-    async def QueryOffset(self, request: calls.QueryOffsetRequest, context: Context) -> calls.QueryOffsetResponse:
-        return calls.QueryOffsetResponse(status=_told(_missing("pull consumers")))
 
 
 def queues_of(topic: api.Resource, found: Topic | None, endpoints: api.Endpoints) -> list[api.MessageQueue]:

@@ -15,15 +15,16 @@ import base64
 import binascii
 
 from qmq.client.client import Client
+from qmq.client.delayed_producer import DelayedProducer
 from qmq.client.due_times import time_of
 from qmq.client.receipts import Receipt
 from qmq.clock import Clock
 from qmq.errors import CallerError, MessageNotFound, OrderMismatch, UnknownSubject
-from qmq.gateway.half_messages import HALF_LIFE_MS
+from qmq.gateway.gateway_config import GatewayConfig
 from qmq.gateway.message_mapping import TopicMessage, message_from_client
 from qmq.gateway.rocketmq_names import subject_of_topic
 from qmq.gateway.status_codes import OK, Refused, joined_status, status_of_failure
-from qmq.gateway.topic_catalog import TopicCatalog
+from qmq.gateway.topic_catalog import Topic, TopicCatalog
 from qmq.proto.rocketmq import definition_pb2 as api
 from qmq.proto.rocketmq import service_pb2 as calls
 
@@ -31,8 +32,10 @@ from qmq.proto.rocketmq import service_pb2 as calls
 class TopicSending:
     """Sends with one client for all."""
 
-    def __init__(self, client: Client, catalog: TopicCatalog, body_bytes_max: int, clock: Clock) -> None:
-        self._client, self._catalog, self._body_bytes_max, self._clock = client, catalog, body_bytes_max, clock
+    def __init__(self, client: Client, catalog: TopicCatalog, config: GatewayConfig, clock: Clock) -> None:
+        self._client, self._catalog, self._config, self._clock = client, catalog, config, clock
+        self._halves: dict[str, DelayedProducer] = {}
+        """What sends half messages, by subject."""
 
     async def send(self, request: calls.SendMessageRequest) -> calls.SendMessageResponse:
         """Every entry has its own status, in the order of the request."""
@@ -41,7 +44,7 @@ class TopicSending:
 
     async def _entry(self, message: api.Message) -> calls.SendResultEntry:
         try:
-            found = message_from_client(message, self._body_bytes_max)
+            found = message_from_client(message, self._config.body_bytes_max)
             receipt = await self._send(found)
         except Exception as failure:
             return calls.SendResultEntry(status=status_of_failure(failure), message_id=message.system_properties.message_id)
@@ -61,19 +64,36 @@ class TopicSending:
                 f"subject {message.subject!r} is unordered, and takes no FIFO messages: `qmq subject create NAME --order strict` makes "
                 "an ordered one, which takes all types",
             )
-        due_ms = self._clock.time_ms() + HALF_LIFE_MS if message.kind == api.TRANSACTION else message.due_ms
         try:
+            if message.kind == api.TRANSACTION:
+                return await self._send_half(message, topic)
             return await self._client.send(
                 message.subject,
                 message.body,
                 key=message.key(is_ordered=topic.is_ordered),
                 tags=[message.tag] if message.tag else None,
                 headers=message.headers,
-                at=None if due_ms is None else time_of(due_ms),
+                at=None if message.due_ms is None else time_of(message.due_ms),
             )
         except (UnknownSubject, OrderMismatch):
             self._catalog.forget(message.subject)  # it was deleted, or is another one now
             raise
+
+    async def _send_half(self, message: TopicMessage, topic: Topic) -> Receipt:
+        producer = self._halves.get(message.subject)
+        if producer is None:
+            producer = self._halves[message.subject] = self._client.delayed_producer(message.subject, is_half=True)
+        if producer.full:
+            await producer.drain()
+        ticket = producer.send(
+            message.body,
+            message.key(is_ordered=topic.is_ordered),
+            [message.tag] if message.tag else None,
+            message.headers,
+            due_ms=self._clock.time_ms() + self._config.transactions.limit_ms,
+        )
+        place = producer.place_of_last(ticket)
+        return (await ticket).receipt(place)
 
     async def recall(self, request: calls.RecallMessageRequest) -> calls.RecallMessageResponse:
         """Cancel a delayed message."""

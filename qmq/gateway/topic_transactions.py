@@ -18,7 +18,7 @@ from qmq.client.due_times import time_of
 from qmq.clock import Clock
 from qmq.errors import InvalidArgument, MessageNotFound, QmqError, TooLate
 from qmq.gateway.client_sessions import ClientSessions
-from qmq.gateway.half_messages import CheckPlan, check_decision, is_half, outcome_before
+from qmq.gateway.half_messages import CheckPlan, check_decision, outcome_before
 from qmq.gateway.message_mapping import half_message_for_client
 from qmq.gateway.rocketmq_names import subject_of_topic
 from qmq.gateway.status_codes import OK, Refused, status_of_failure
@@ -27,8 +27,8 @@ from qmq.proto.rocketmq import service_pb2 as calls
 
 log = logging.getLogger("qmq.gateway")
 
-CHECKS_AT_ONCE = 1_000
-"""Half messages that one look asks about at most; the oldest come first."""
+CHECKS_AT_ONCE = 10_000
+"""Half messages that one look considers at most; the oldest come first."""
 
 
 class TopicTransactions:
@@ -48,32 +48,34 @@ class TopicTransactions:
         return calls.EndTransactionResponse(status=OK)
 
     async def _decide(self, subject: str, transaction_id: str, wanted: api.TransactionResolution.ValueType) -> None:
-        found = await self._find(subject, transaction_id)
-        if not check_decision(wanted, outcome_before(found, time_of(self._clock.time_ms())), transaction_id):
+        if not await self._is_open(subject, transaction_id, wanted):
             return
         try:
             await (self._commit(transaction_id) if wanted == api.COMMIT else self._client.delayed.cancel(transaction_id))
-        except TooLate:
-            # Somebody else decided in between: what it was says the log.
-            found = await self._find(subject, transaction_id)
-            check_decision(wanted, outcome_before(found, time_of(self._clock.time_ms())), transaction_id)
+        except TooLate as failure:
+            # Somebody else decided in between, or its time is over: what it was says the log.
+            if await self._is_open(subject, transaction_id, wanted):
+                raise Refused(
+                    api.INVALID_TRANSACTION_ID, f"transaction {transaction_id} is just rolled back: its time is over"
+                ) from failure
 
     async def _commit(self, transaction_id: str) -> None:
         await self._client.delayed.move(transaction_id, time_of(self._clock.time_ms()))
 
-    async def _find(self, subject: str, transaction_id: str) -> DelayedMessage:
+    async def _is_open(self, subject: str, transaction_id: str, wanted: api.TransactionResolution.ValueType) -> bool:
+        """Whether nothing was decided yet. Raises Refused if the opposite was, or there is no such transaction."""
         try:
             found = await self._client.delayed.show(transaction_id)
         except (InvalidArgument, MessageNotFound) as failure:
             raise Refused(api.INVALID_TRANSACTION_ID, failure.message) from failure
-        if found.subject != subject or not is_half(found):
+        if found.subject != subject:
             raise Refused(api.INVALID_TRANSACTION_ID, f"topic {subject!r} has no transaction {transaction_id!r}")
-        return found
+        return check_decision(wanted, outcome_before(found), transaction_id)
 
     # --- asking --------------------------------------------------------------------------------------------------------
 
     async def look(self) -> None:
-        """Ask about what is old enough, and roll back what is too old. Failures are logged: the next look comes."""
+        """Ask about what is old enough, and roll back what was asked about too often. Failures are logged: the next look comes."""
         if not self._sessions.has_producers:
             return
         try:
@@ -83,15 +85,14 @@ class TopicTransactions:
 
     async def _look(self) -> None:
         now_ms = self._clock.time_ms()
-        first_ms, last_ms = self._plan.window(now_ms)
         halves: set[str] = set()
-        async for each in self._client.delayed.list("", time_of(first_ms), time_of(last_ms), CHECKS_AT_ONCE, silent={}):
-            if not is_half(each):
-                continue
+        async for each in self._client.delayed.list(limit=CHECKS_AT_ONCE, is_half=True, silent={}):
             halves.add(each.id)
-            if self._plan.is_over(each, now_ms):
+            if not self._plan.is_time(each, now_ms):
+                continue
+            if self._plan.is_over(each):
                 await self._give_up(each)
-            elif self._plan.is_time(each, now_ms) and await self._ask(each):
+            elif await self._ask(each):
                 self._plan.asked(each, now_ms)
         self._plan.keep_only(halves)
 

@@ -1333,6 +1333,7 @@ class ResetGroupRequest(_message.Message):
     LATEST_FIELD_NUMBER: _builtins.int
     TIME_MS_FIELD_NUMBER: _builtins.int
     SEQUENCE_FIELD_NUMBER: _builtins.int
+    BROKER_GROUP_FIELD_NUMBER: _builtins.int
     subject: _builtins.str
     group: _builtins.str
     earliest: _builtins.bool
@@ -1343,6 +1344,8 @@ class ResetGroupRequest(_message.Message):
     """The first message stored at or after this time, milliseconds since 1970 UTC."""
     sequence: _builtins.int
     """This one."""
+    broker_group: _builtins.str
+    """To a metaserver, of an unordered subject: on this broker group only. Empty: on all."""
     def __init__(
         self,
         *,
@@ -1352,10 +1355,11 @@ class ResetGroupRequest(_message.Message):
         latest: _builtins.bool = ...,
         time_ms: _builtins.int = ...,
         sequence: _builtins.int = ...,
+        broker_group: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["earliest", b"earliest", "latest", b"latest", "sequence", b"sequence", "target", b"target", "time_ms", b"time_ms"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["earliest", b"earliest", "group", b"group", "latest", b"latest", "sequence", b"sequence", "subject", b"subject", "target", b"target", "time_ms", b"time_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker_group", b"broker_group", "earliest", b"earliest", "group", b"group", "latest", b"latest", "sequence", b"sequence", "subject", b"subject", "target", b"target", "time_ms", b"time_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_target: _TypeAlias = _typing.Literal["earliest", "latest", "time_ms", "sequence"]  # noqa: Y015
     _WhichOneofArgType_target: _TypeAlias = _typing.Literal["target", b"target"]  # noqa: Y015

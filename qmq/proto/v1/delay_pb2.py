@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from qmq.proto.v1 import control_pb2 as qmq_dot_proto_dot_v1_dot_control__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18qmq/proto/v1/delay.proto\x12\x06qmq.v1\x1a\x1aqmq/proto/v1/control.proto\"\x81\x02\n\x0e\x44\x65layedMessage\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0f\n\x07subject\x18\x02 \x01(\t\x12\x12\n\nmessage_id\x18\x03 \x01(\t\x12\x0e\n\x06\x64ue_ms\x18\x04 \x01(\x03\x12\x16\n\x0e\x63reate_time_ms\x18\x05 \x01(\x03\x12\x0b\n\x03key\x18\x06 \x01(\x0c\x12\x0c\n\x04tags\x18\x07 \x03(\t\x12\x1f\n\x07headers\x18\x08 \x03(\x0b\x32\x0e.qmq.v1.Header\x12\x0c\n\x04\x62ody\x18\t \x01(\x0c\x12\r\n\x05state\x18\n \x01(\t\x12\x0c\n\x04\x63ron\x18\x0b \x01(\t\x12\x0c\n\x04zone\x18\x0c \x01(\t\x12\r\n\x05group\x18\r \x01(\t\x12\x12\n\nbody_bytes\x18\x0e \x01(\x04\"\"\n\x14\x43\x61ncelDelayedRequest\x12\n\n\x02id\x18\x01 \x01(\t\"0\n\x12MoveDelayedRequest\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0e\n\x06\x64ue_ms\x18\x02 \x01(\x03\" \n\x12ShowDelayedRequest\x12\n\n\x02id\x18\x01 \x01(\t\"j\n\x12ListDelayedRequest\x12\x0f\n\x07subject\x18\x01 \x01(\t\x12\x0f\n\x07\x66rom_ms\x18\x02 \x01(\x03\x12\r\n\x05to_ms\x18\x03 \x01(\x03\x12\x14\n\x0cmessages_max\x18\x04 \x01(\r\x12\r\n\x05\x61\x66ter\x18\x05 \x01(\t\"\xb5\x01\n\x13ListDelayedResponse\x12(\n\x08messages\x18\x01 \x03(\x0b\x32\x16.qmq.v1.DelayedMessage\x12\x37\n\x06silent\x18\x0f \x03(\x0b\x32\'.qmq.v1.ListDelayedResponse.SilentEntry\x12\x0c\n\x04next\x18\x02 \x01(\t\x1a-\n\x0bSilentEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\x16\n\x14\x44\x65scribeDelayRequest\"k\n\x0b\x44\x65layBucket\x12\x10\n\x08start_ms\x18\x01 \x01(\x03\x12\x11\n\tlength_ms\x18\x02 \x01(\x03\x12\x10\n\x08messages\x18\x03 \x01(\x04\x12\x0f\n\x07pending\x18\x04 \x01(\x04\x12\x14\n\x0cstored_bytes\x18\x05 \x01(\x04\"@\n\x0c\x44\x65layTrouble\x12\x0f\n\x07subject\x18\x01 \x01(\t\x12\x0f\n\x07waiting\x18\x02 \x01(\x04\x12\x0e\n\x06reason\x18\x03 \x01(\t\"\xe1\x02\n\x10\x44\x65layDescription\x12\r\n\x05group\x18\x01 \x01(\t\x12\x0f\n\x07replica\x18\x02 \x01(\t\x12$\n\x07\x62uckets\x18\x03 \x03(\x0b\x32\x13.qmq.v1.DelayBucket\x12\x0f\n\x07pending\x18\x04 \x01(\x04\x12\x16\n\x0ewheel_messages\x18\x05 \x01(\x04\x12\x13\n\x0bwheel_bytes\x18\x06 \x01(\x04\x12\x12\n\nhorizon_ms\x18\x07 \x01(\x03\x12\x0f\n\x07waiting\x18\x08 \x01(\x04\x12\x0f\n\x07planned\x18\t \x01(\x04\x12\x17\n\x0flateness_p50_ms\x18\n \x01(\x03\x12\x17\n\x0flateness_p99_ms\x18\x0b \x01(\x03\x12\x11\n\tdelivered\x18\x0c \x01(\x04\x12&\n\x08troubles\x18\r \x03(\x0b\x32\x14.qmq.v1.DelayTrouble\x12\x0f\n\x07time_ms\x18\x0e \x01(\x03\x12\x15\n\rclock_step_ms\x18\x0f \x01(\x03\"\x19\n\x17\x44\x65scribeScheduleRequest\"3\n\x13ScheduleDescription\x12\r\n\x05state\x18\x01 \x01(\x0c\x12\r\n\x05index\x18\x02 \x01(\x03\"F\n\x13ReadScheduleRequest\x12\x0c\n\x04\x66ile\x18\x01 \x01(\t\x12\x0e\n\x06offset\x18\x02 \x01(\x03\x12\x11\n\tbytes_max\x18\x03 \x01(\r\"$\n\x14ReadScheduleResponse\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\x32\x89\x04\n\x0c\x44\x65layControl\x12\x45\n\rCancelDelayed\x12\x1c.qmq.v1.CancelDelayedRequest\x1a\x16.qmq.v1.DelayedMessage\x12\x41\n\x0bMoveDelayed\x12\x1a.qmq.v1.MoveDelayedRequest\x1a\x16.qmq.v1.DelayedMessage\x12\x41\n\x0bShowDelayed\x12\x1a.qmq.v1.ShowDelayedRequest\x1a\x16.qmq.v1.DelayedMessage\x12\x46\n\x0bListDelayed\x12\x1a.qmq.v1.ListDelayedRequest\x1a\x1b.qmq.v1.ListDelayedResponse\x12G\n\rDescribeDelay\x12\x1c.qmq.v1.DescribeDelayRequest\x1a\x18.qmq.v1.DelayDescription\x12P\n\x10\x44\x65scribeSchedule\x12\x1f.qmq.v1.DescribeScheduleRequest\x1a\x1b.qmq.v1.ScheduleDescription\x12I\n\x0cReadSchedule\x12\x1b.qmq.v1.ReadScheduleRequest\x1a\x1c.qmq.v1.ReadScheduleResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18qmq/proto/v1/delay.proto\x12\x06qmq.v1\x1a\x1aqmq/proto/v1/control.proto\"\x81\x02\n\x0e\x44\x65layedMessage\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0f\n\x07subject\x18\x02 \x01(\t\x12\x12\n\nmessage_id\x18\x03 \x01(\t\x12\x0e\n\x06\x64ue_ms\x18\x04 \x01(\x03\x12\x16\n\x0e\x63reate_time_ms\x18\x05 \x01(\x03\x12\x0b\n\x03key\x18\x06 \x01(\x0c\x12\x0c\n\x04tags\x18\x07 \x03(\t\x12\x1f\n\x07headers\x18\x08 \x03(\x0b\x32\x0e.qmq.v1.Header\x12\x0c\n\x04\x62ody\x18\t \x01(\x0c\x12\r\n\x05state\x18\n \x01(\t\x12\x0c\n\x04\x63ron\x18\x0b \x01(\t\x12\x0c\n\x04zone\x18\x0c \x01(\t\x12\r\n\x05group\x18\r \x01(\t\x12\x12\n\nbody_bytes\x18\x0e \x01(\x04\"\"\n\x14\x43\x61ncelDelayedRequest\x12\n\n\x02id\x18\x01 \x01(\t\"0\n\x12MoveDelayedRequest\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0e\n\x06\x64ue_ms\x18\x02 \x01(\x03\" \n\x12ShowDelayedRequest\x12\n\n\x02id\x18\x01 \x01(\t\"{\n\x12ListDelayedRequest\x12\x0f\n\x07subject\x18\x01 \x01(\t\x12\x0f\n\x07\x66rom_ms\x18\x02 \x01(\x03\x12\r\n\x05to_ms\x18\x03 \x01(\x03\x12\x14\n\x0cmessages_max\x18\x04 \x01(\r\x12\r\n\x05\x61\x66ter\x18\x05 \x01(\t\x12\x0f\n\x07is_half\x18\x06 \x01(\x08\"\xb5\x01\n\x13ListDelayedResponse\x12(\n\x08messages\x18\x01 \x03(\x0b\x32\x16.qmq.v1.DelayedMessage\x12\x37\n\x06silent\x18\x0f \x03(\x0b\x32\'.qmq.v1.ListDelayedResponse.SilentEntry\x12\x0c\n\x04next\x18\x02 \x01(\t\x1a-\n\x0bSilentEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\x16\n\x14\x44\x65scribeDelayRequest\"k\n\x0b\x44\x65layBucket\x12\x10\n\x08start_ms\x18\x01 \x01(\x03\x12\x11\n\tlength_ms\x18\x02 \x01(\x03\x12\x10\n\x08messages\x18\x03 \x01(\x04\x12\x0f\n\x07pending\x18\x04 \x01(\x04\x12\x14\n\x0cstored_bytes\x18\x05 \x01(\x04\"@\n\x0c\x44\x65layTrouble\x12\x0f\n\x07subject\x18\x01 \x01(\t\x12\x0f\n\x07waiting\x18\x02 \x01(\x04\x12\x0e\n\x06reason\x18\x03 \x01(\t\"\xe1\x02\n\x10\x44\x65layDescription\x12\r\n\x05group\x18\x01 \x01(\t\x12\x0f\n\x07replica\x18\x02 \x01(\t\x12$\n\x07\x62uckets\x18\x03 \x03(\x0b\x32\x13.qmq.v1.DelayBucket\x12\x0f\n\x07pending\x18\x04 \x01(\x04\x12\x16\n\x0ewheel_messages\x18\x05 \x01(\x04\x12\x13\n\x0bwheel_bytes\x18\x06 \x01(\x04\x12\x12\n\nhorizon_ms\x18\x07 \x01(\x03\x12\x0f\n\x07waiting\x18\x08 \x01(\x04\x12\x0f\n\x07planned\x18\t \x01(\x04\x12\x17\n\x0flateness_p50_ms\x18\n \x01(\x03\x12\x17\n\x0flateness_p99_ms\x18\x0b \x01(\x03\x12\x11\n\tdelivered\x18\x0c \x01(\x04\x12&\n\x08troubles\x18\r \x03(\x0b\x32\x14.qmq.v1.DelayTrouble\x12\x0f\n\x07time_ms\x18\x0e \x01(\x03\x12\x15\n\rclock_step_ms\x18\x0f \x01(\x03\"\x19\n\x17\x44\x65scribeScheduleRequest\"3\n\x13ScheduleDescription\x12\r\n\x05state\x18\x01 \x01(\x0c\x12\r\n\x05index\x18\x02 \x01(\x03\"F\n\x13ReadScheduleRequest\x12\x0c\n\x04\x66ile\x18\x01 \x01(\t\x12\x0e\n\x06offset\x18\x02 \x01(\x03\x12\x11\n\tbytes_max\x18\x03 \x01(\r\"$\n\x14ReadScheduleResponse\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\x32\x89\x04\n\x0c\x44\x65layControl\x12\x45\n\rCancelDelayed\x12\x1c.qmq.v1.CancelDelayedRequest\x1a\x16.qmq.v1.DelayedMessage\x12\x41\n\x0bMoveDelayed\x12\x1a.qmq.v1.MoveDelayedRequest\x1a\x16.qmq.v1.DelayedMessage\x12\x41\n\x0bShowDelayed\x12\x1a.qmq.v1.ShowDelayedRequest\x1a\x16.qmq.v1.DelayedMessage\x12\x46\n\x0bListDelayed\x12\x1a.qmq.v1.ListDelayedRequest\x1a\x1b.qmq.v1.ListDelayedResponse\x12G\n\rDescribeDelay\x12\x1c.qmq.v1.DescribeDelayRequest\x1a\x18.qmq.v1.DelayDescription\x12P\n\x10\x44\x65scribeSchedule\x12\x1f.qmq.v1.DescribeScheduleRequest\x1a\x1b.qmq.v1.ScheduleDescription\x12I\n\x0cReadSchedule\x12\x1b.qmq.v1.ReadScheduleRequest\x1a\x1c.qmq.v1.ReadScheduleResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -43,27 +43,27 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_SHOWDELAYEDREQUEST']._serialized_start=410
   _globals['_SHOWDELAYEDREQUEST']._serialized_end=442
   _globals['_LISTDELAYEDREQUEST']._serialized_start=444
-  _globals['_LISTDELAYEDREQUEST']._serialized_end=550
-  _globals['_LISTDELAYEDRESPONSE']._serialized_start=553
-  _globals['_LISTDELAYEDRESPONSE']._serialized_end=734
-  _globals['_LISTDELAYEDRESPONSE_SILENTENTRY']._serialized_start=689
-  _globals['_LISTDELAYEDRESPONSE_SILENTENTRY']._serialized_end=734
-  _globals['_DESCRIBEDELAYREQUEST']._serialized_start=736
-  _globals['_DESCRIBEDELAYREQUEST']._serialized_end=758
-  _globals['_DELAYBUCKET']._serialized_start=760
-  _globals['_DELAYBUCKET']._serialized_end=867
-  _globals['_DELAYTROUBLE']._serialized_start=869
-  _globals['_DELAYTROUBLE']._serialized_end=933
-  _globals['_DELAYDESCRIPTION']._serialized_start=936
-  _globals['_DELAYDESCRIPTION']._serialized_end=1289
-  _globals['_DESCRIBESCHEDULEREQUEST']._serialized_start=1291
-  _globals['_DESCRIBESCHEDULEREQUEST']._serialized_end=1316
-  _globals['_SCHEDULEDESCRIPTION']._serialized_start=1318
-  _globals['_SCHEDULEDESCRIPTION']._serialized_end=1369
-  _globals['_READSCHEDULEREQUEST']._serialized_start=1371
-  _globals['_READSCHEDULEREQUEST']._serialized_end=1441
-  _globals['_READSCHEDULERESPONSE']._serialized_start=1443
-  _globals['_READSCHEDULERESPONSE']._serialized_end=1479
-  _globals['_DELAYCONTROL']._serialized_start=1482
-  _globals['_DELAYCONTROL']._serialized_end=2003
+  _globals['_LISTDELAYEDREQUEST']._serialized_end=567
+  _globals['_LISTDELAYEDRESPONSE']._serialized_start=570
+  _globals['_LISTDELAYEDRESPONSE']._serialized_end=751
+  _globals['_LISTDELAYEDRESPONSE_SILENTENTRY']._serialized_start=706
+  _globals['_LISTDELAYEDRESPONSE_SILENTENTRY']._serialized_end=751
+  _globals['_DESCRIBEDELAYREQUEST']._serialized_start=753
+  _globals['_DESCRIBEDELAYREQUEST']._serialized_end=775
+  _globals['_DELAYBUCKET']._serialized_start=777
+  _globals['_DELAYBUCKET']._serialized_end=884
+  _globals['_DELAYTROUBLE']._serialized_start=886
+  _globals['_DELAYTROUBLE']._serialized_end=950
+  _globals['_DELAYDESCRIPTION']._serialized_start=953
+  _globals['_DELAYDESCRIPTION']._serialized_end=1306
+  _globals['_DESCRIBESCHEDULEREQUEST']._serialized_start=1308
+  _globals['_DESCRIBESCHEDULEREQUEST']._serialized_end=1333
+  _globals['_SCHEDULEDESCRIPTION']._serialized_start=1335
+  _globals['_SCHEDULEDESCRIPTION']._serialized_end=1386
+  _globals['_READSCHEDULEREQUEST']._serialized_start=1388
+  _globals['_READSCHEDULEREQUEST']._serialized_end=1458
+  _globals['_READSCHEDULERESPONSE']._serialized_start=1460
+  _globals['_READSCHEDULERESPONSE']._serialized_end=1496
+  _globals['_DELAYCONTROL']._serialized_start=1499
+  _globals['_DELAYCONTROL']._serialized_end=2020
 # @@protoc_insertion_point(module_scope)

@@ -48,7 +48,7 @@ class DelayedMessage(_message.Message):
     key: _builtins.bytes
     body: _builtins.bytes
     state: _builtins.str
-    """pending, planned (on its way), delivered, cancelled"""
+    """half (waits for a decision), pending, planned (on its way), delivered, cancelled"""
     cron: _builtins.str
     """Of a recurring message."""
     zone: _builtins.str
@@ -154,6 +154,7 @@ class ListDelayedRequest(_message.Message):
     TO_MS_FIELD_NUMBER: _builtins.int
     MESSAGES_MAX_FIELD_NUMBER: _builtins.int
     AFTER_FIELD_NUMBER: _builtins.int
+    IS_HALF_FIELD_NUMBER: _builtins.int
     subject: _builtins.str
     """Empty: all subjects."""
     from_ms: _builtins.int
@@ -163,6 +164,8 @@ class ListDelayedRequest(_message.Message):
     """0: 100; at most 1,000."""
     after: _builtins.str
     """The `next` of the answer before."""
+    is_half: _builtins.bool
+    """Only messages that wait for a decision (state "half")."""
     def __init__(
         self,
         *,
@@ -171,10 +174,11 @@ class ListDelayedRequest(_message.Message):
         to_ms: _builtins.int = ...,
         messages_max: _builtins.int = ...,
         after: _builtins.str = ...,
+        is_half: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "from_ms", b"from_ms", "messages_max", b"messages_max", "subject", b"subject", "to_ms", b"to_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "from_ms", b"from_ms", "is_half", b"is_half", "messages_max", b"messages_max", "subject", b"subject", "to_ms", b"to_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

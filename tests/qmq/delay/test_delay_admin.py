@@ -24,7 +24,7 @@ def _message(number: int, due_ms: int, subject: str = "a", flags: int = 0, heade
 
 
 def _admin(messages: list[DueMessage]) -> EngineAdmin:
-    def scan(subject: str, from_ms: int, to_ms: int) -> Iterator[DueMessage]:
+    def scan(subject: str, from_ms: int, to_ms: int, *, flags: int) -> Iterator[DueMessage]:
         assert subject == ""
         found = [each for each in messages if from_ms <= each.due_ms < (to_ms or 1 << 62)]
         yield from sorted(found, key=lambda each: (each.due_ms, each.place))

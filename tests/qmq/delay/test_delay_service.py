@@ -88,12 +88,15 @@ class FakeDelayAdmin:
         return moved
 
     def listed(
-        self, subject: str, from_ms: int, to_ms: int, after: tuple[int, str], most: int
+        self, subject: str, from_ms: int, to_ms: int, after: tuple[int, str], most: int, is_half: bool
     ) -> tuple[list[DueMessage], tuple[int, str] | None]:
         found = [
             (each.due_ms, text, each)
             for text, (each, state) in self.messages.items()
-            if state == "pending" and subject in ("", each.subject) and from_ms <= each.due_ms < (to_ms or 1 << 62)
+            if state == "pending"
+            and (not is_half or each.flags & BatchFlag.HALF)
+            and subject in ("", each.subject)
+            and from_ms <= each.due_ms < (to_ms or 1 << 62)
         ]
         behind = sorted(each for each in found if each[:2] > after)
         return [each[2] for each in behind[:most]], behind[most - 1][:2] if len(behind) > most else None

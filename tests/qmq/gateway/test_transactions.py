@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncIterator
 
@@ -86,18 +87,35 @@ async def test_a_producer_is_asked_about_a_transaction_that_it_forgot(gateway: G
     stream.cancel()
 
 
-async def test_a_transaction_that_nobody_decides_is_rolled_back_in_the_end() -> None:
-    async with TestCluster(clock=virtual()) as cluster, gateway_on(cluster, GatewayConfig(port=0)) as gateway:
+async def test_a_transaction_that_nobody_decides_is_rolled_back_without_any_gateway() -> None:
+    async with TestCluster(clock=virtual()) as cluster:
+        async with gateway_on(cluster, GatewayConfig(port=0)) as gateway:
+            transaction = await half(gateway, "orders")
+        mq = cluster.client()
+        await cluster.clock.advance(hours=11)
+        assert (await mq.delayed.show(transaction)).state == "half"
+        await cluster.clock.advance(hours=2)
+        while (await mq.delayed.show(transaction)).state == "half":
+            await cluster.clock.advance(seconds=3)
+        async with gateway_on(cluster, GatewayConfig(port=0)) as gateway:
+            assert await end(gateway, "orders", transaction, api.COMMIT) == api.INVALID_TRANSACTION_ID
+            assert await end(gateway, "orders", transaction, api.ROLLBACK) == api.OK
+            assert not await gateway.receive("orders", wait_s=0.1)
+
+
+async def test_a_producer_that_never_knows_is_asked_so_often_and_no_more() -> None:
+    timing = TransactionTiming(first_check_ms=0, pauses_ms=(1,), checks_max=3, look_ms=10)
+    config = GatewayConfig(port=0, transactions=timing)
+    async with TestCluster() as cluster, gateway_on(cluster, config) as gateway:
         transaction = await half(gateway, "orders")
         stream = gateway.stub.Telemetry(metadata=gateway.headers)
-        publishing = api.Publishing(topics=[api.Resource(name="elsewhere")])
+        publishing = api.Publishing(topics=[api.Resource(name="orders")])
         await stream.write(calls.TelemetryCommand(settings=api.Settings(client_type=api.PRODUCER, publishing=publishing)))
-        await stream.read()
-        await cluster.clock.advance(hours=11)
-        assert (await gateway.mq.delayed.show(transaction)).state == "pending"
-        await cluster.clock.advance(hours=2)
+        asked = 0
+        while asked < 3:
+            asked += (await stream.read()).HasField("recover_orphaned_transaction_command")
         while (await gateway.mq.delayed.show(transaction)).state != "cancelled":
-            await cluster.clock.advance(seconds=3)
+            await asyncio.sleep(0.01)
         assert await end(gateway, "orders", transaction, api.COMMIT) == api.INVALID_TRANSACTION_ID
         stream.cancel()
 
