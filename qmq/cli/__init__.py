@@ -1,1 +1,1 @@
-"""The `qmq` command: runs a node, sends, consumes, administers, looks into log files. One file a group of verbs."""
+"""The `qmq` command runs servers, sends and consumes messages, administers a cluster, reads log files. Each group of verbs has a file."""

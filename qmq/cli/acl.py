@@ -13,9 +13,9 @@ from qmq.cli.times import parse_delays
 if TYPE_CHECKING:
     from qmq.proto.v1 import access_pb2 as pb
 
-rules = typer.Typer(no_args_is_help=True, help="Say who may do what: rules, and whether they hold.")
-roles = typer.Typer(no_args_is_help=True, help="Roles: principals that rules name together.")
-quotas = typer.Typer(no_args_is_help=True, help="How much a principal may use.")
+rules = typer.Typer(no_args_is_help=True, help="Access rules: who may do what, and whether the rules are enforced.")
+roles = typer.Typer(no_args_is_help=True, help="Roles: sets of principals that a rule can name.")
+quotas = typer.Typer(no_args_is_help=True, help="Quotas: how much a principal may use.")
 users = typer.Typer(no_args_is_help=True, help="Tokens of applications and people.")
 
 Principal = Annotated[str, typer.Argument(help="app:NAME, op:NAME, a prefix such as 'app:billing*', role:NAME, or '*'.")]
@@ -27,9 +27,11 @@ Operations = Annotated[
     ),
 ]
 Kind = Annotated[str, typer.Argument(help="subject, group, namespace or cluster.")]
-Pattern = Annotated[str, typer.Argument(help="A name, a prefix before one '*', or '*'; of a namespace its prefix: 'payments.'.")]
-Namespace = Annotated[str, typer.Option("--namespace", help="Only what is below this prefix, which its own administrators may see.")]
-RuleId = Annotated[str, typer.Option("--id", help="The rule's name; made from its content without.")]
+Pattern = Annotated[str, typer.Argument(help="A name, a prefix before one '*', or '*'; for a namespace its prefix: 'payments.'.")]
+Namespace = Annotated[
+    str, typer.Option("--namespace", help="Only entries below this prefix; the namespace's administrators may list them.")
+]
+RuleId = Annotated[str, typer.Option("--id", help="The rule's name; default: made from the rule's content.")]
 
 _RULE_COLUMNS = ("rule", "effect", "principal", "operations", "resource", "pattern", "by", "at")
 
@@ -41,7 +43,7 @@ def _row(rule: pb.AccessRule) -> tuple[str, ...]:
 
 @rules.command("list")
 def list_rules(namespace: Namespace = "", as_json: Json = False, server: Server = SERVER) -> None:
-    """Show all rules, the roles that they name, and the mode."""
+    """List the rules, the roles they name, and the mode."""
 
     async def _list() -> pb.ListRulesResponse:
         async with qmq.connect(server) as mq:
@@ -61,7 +63,7 @@ def allow(
     as_json: Json = False,
     server: Server = SERVER,
 ) -> None:
-    """Allow operations. Consuming needs `consume` on the subject and on the group."""
+    """Allow operations. A consumer needs `consume` on the subject and on the group."""
     _put(principal, operations, kind, pattern, rule_id, as_json, server, is_deny=False)
 
 
@@ -75,7 +77,7 @@ def deny(
     as_json: Json = False,
     server: Server = SERVER,
 ) -> None:
-    """Deny operations, whatever other rules allow."""
+    """Deny operations. A deny rule takes precedence over every allow rule."""
     _put(principal, operations, kind, pattern, rule_id, as_json, server, is_deny=True)
 
 
@@ -91,9 +93,11 @@ def _put(principal: str, operations: str, kind: str, pattern: str, rule_id: str,
 
 @rules.command("remove")
 def remove(
-    rule_id: Annotated[str, typer.Argument(help="As `qmq acl list` has it.")], as_json: Json = False, server: Server = SERVER
+    rule_id: Annotated[str, typer.Argument(help="The rule's name, as `qmq acl list` shows it.")],
+    as_json: Json = False,
+    server: Server = SERVER,
 ) -> None:
-    """Take a rule away."""
+    """Remove a rule."""
 
     async def _ask() -> None:
         async with qmq.connect(server) as mq:
@@ -109,11 +113,11 @@ def tell_decision(
     principal: Exactly,
     operation: Annotated[str, typer.Argument(help="One operation.")],
     kind: Kind,
-    name: Annotated[str, typer.Argument(help="The resource's name; none for the cluster.")] = "",
+    name: Annotated[str, typer.Argument(help="The resource's name; leave it out for the cluster.")] = "",
     as_json: Json = False,
     server: Server = SERVER,
 ) -> None:
-    """Say whether the rules allow something, and which one decides. Exit code 1 if they do not."""
+    """Tell whether the rules allow an operation, and which rule decides. Exit code 1 if it is denied."""
 
     async def _ask() -> pb.TestAccessResponse:
         async with qmq.connect(server) as mq:
@@ -133,7 +137,7 @@ def mode(
     as_json: Json = False,
     server: Server = SERVER,
 ) -> None:
-    """Say whether the rules hold."""
+    """Set whether the rules are enforced."""
 
     async def _ask() -> str:
         async with qmq.connect(server) as mq:
@@ -151,7 +155,7 @@ def mode(
 
 @roles.command("list")
 def list_roles(namespace: Namespace = "", as_json: Json = False, server: Server = SERVER) -> None:
-    """Show roles and their members."""
+    """List roles and their members."""
 
     async def _list() -> pb.ListRulesResponse:
         async with qmq.connect(server) as mq:
@@ -168,7 +172,7 @@ def add_to_role(
     as_json: Json = False,
     server: Server = SERVER,
 ) -> None:
-    """Take principals into a role; it is made with the first one."""
+    """Add principals to a role. The first principal creates the role."""
     _change_role(role, principals, [], as_json, server)
 
 
@@ -179,7 +183,7 @@ def remove_from_role(
     as_json: Json = False,
     server: Server = SERVER,
 ) -> None:
-    """Take principals out of a role; it is gone with the last one."""
+    """Remove principals from a role. Removing the last one deletes the role."""
     _change_role(role, [], principals, as_json, server)
 
 
@@ -206,7 +210,7 @@ def _quota_rows(quota: pb.AccessQuota) -> list[tuple[str, str, str, int]]:
 
 @quotas.command("list")
 def list_quotas(namespace: Namespace = "", as_json: Json = False, server: Server = SERVER) -> None:
-    """Show all quotas."""
+    """List all quotas."""
 
     async def _list() -> list[pb.AccessQuota]:
         async with qmq.connect(server) as mq:
@@ -218,23 +222,26 @@ def list_quotas(namespace: Namespace = "", as_json: Json = False, server: Server
 @quotas.command("set")
 def set_quota(
     principal: Principal,
-    produce_bytes: Annotated[int, typer.Option("--produce-bytes", min=0, help="A second, at each broker; 0: no limit.")] = 0,
-    produce_messages: Annotated[int, typer.Option("--produce-messages", min=0, help="A second, at each broker.")] = 0,
-    fetch_bytes: Annotated[int, typer.Option("--fetch-bytes", min=0, help="A second, from each broker.")] = 0,
+    produce_bytes: Annotated[int, typer.Option("--produce-bytes", min=0, help="Bytes per second at each broker; 0: no limit.")] = 0,
+    produce_messages: Annotated[int, typer.Option("--produce-messages", min=0, help="Messages per second at each broker.")] = 0,
+    fetch_bytes: Annotated[int, typer.Option("--fetch-bytes", min=0, help="Bytes per second from each broker.")] = 0,
     connections: Annotated[int, typer.Option("--connections", min=0, help="At each broker.")] = 0,
-    inflight_bytes: Annotated[int, typer.Option("--inflight-bytes", min=0, help="Sent and not answered yet, at each broker.")] = 0,
-    requests: Annotated[int, typer.Option("--requests", min=0, help="A second, at each metaserver.")] = 0,
-    subjects: Annotated[int, typer.Option("--subjects", min=0, help="Of subject:PATTERN: how many subjects may fit it.")] = 0,
-    groups: Annotated[int, typer.Option("--groups", min=0, help="Of subject:PATTERN: how many groups may consume each subject.")] = 0,
+    inflight_bytes: Annotated[int, typer.Option("--inflight-bytes", min=0, help="Bytes sent and not yet answered, at each broker.")] = 0,
+    requests: Annotated[int, typer.Option("--requests", min=0, help="Requests per second at each metaserver.")] = 0,
+    subjects: Annotated[int, typer.Option("--subjects", min=0, help="For subject:PATTERN: how many subjects may match it.")] = 0,
+    groups: Annotated[int, typer.Option("--groups", min=0, help="For subject:PATTERN: how many groups may consume each subject.")] = 0,
     delayed_messages: Annotated[
-        int, typer.Option("--delayed-messages", min=0, help="Of subject:PATTERN: how many of each subject may wait in each delay group.")
+        int,
+        typer.Option(
+            "--delayed-messages", min=0, help="For subject:PATTERN: how many messages of each subject may wait in each delay group."
+        ),
     ] = 0,
     as_json: Json = False,
     server: Server = SERVER,
 ) -> None:
     """Set the limits of a principal, of a role, of 'subject:PATTERN' (each subject) or of 'namespace:PREFIX' (its subjects together).
 
-    Limits that are not named are taken away.
+    Limits that are not given are removed.
     """
     limits = {
         "produce_bytes_per_s": produce_bytes,
@@ -257,9 +264,11 @@ def set_quota(
 
 @quotas.command("remove")
 def remove_quota(
-    quota_id: Annotated[str, typer.Argument(help="As `qmq quota list` has it.")], as_json: Json = False, server: Server = SERVER
+    quota_id: Annotated[str, typer.Argument(help="The quota's name, as `qmq quota list` shows it.")],
+    as_json: Json = False,
+    server: Server = SERVER,
 ) -> None:
-    """Take a quota away."""
+    """Remove a quota."""
 
     async def _ask() -> None:
         async with qmq.connect(server) as mq:
@@ -276,11 +285,11 @@ def remove_quota(
 @users.command("token")
 def token(
     principal: Exactly,
-    ends_in: Annotated[str, typer.Option("--for", help="How long it is valid: 90d, 12h; for ever without.")] = "",
+    ends_in: Annotated[str, typer.Option("--for", help="How long the token is valid: 90d, 12h; default: for ever.")] = "",
     as_json: Json = False,
     server: Server = SERVER,
 ) -> None:
-    """Make a token, and print it. It is not shown again: put it into a file of mode 600, and name that in QMQ_TOKEN_FILE."""
+    """Make a token and print it. The token is shown only once: store it in a file of mode 600 and set QMQ_TOKEN_FILE to that file."""
     import time
 
     ends_ms = time.time_ns() // 1_000_000 + sum(parse_delays(ends_in)) if ends_in else 0
@@ -299,7 +308,7 @@ def token(
 
 @users.command("list")
 def list_tokens(namespace: Namespace = "", as_json: Json = False, server: Server = SERVER) -> None:
-    """Show whose tokens there are, without the tokens."""
+    """List tokens: ids and principals, never the secrets."""
 
     async def _list() -> list[pb.TokenInfo]:
         async with qmq.connect(server) as mq:
@@ -314,11 +323,11 @@ def list_tokens(namespace: Namespace = "", as_json: Json = False, server: Server
 
 @users.command("revoke")
 def revoke(
-    whose: Annotated[str, typer.Argument(help="app:NAME or op:NAME for all of somebody's tokens, or a token's id.")],
+    whose: Annotated[str, typer.Argument(help="app:NAME or op:NAME for all tokens of a principal, or one token's id.")],
     as_json: Json = False,
     server: Server = SERVER,
 ) -> None:
-    """Revoke tokens; connections that showed them end within a second."""
+    """Revoke tokens. Connections that use them are closed within a second."""
 
     async def _ask() -> list[str]:
         async with qmq.connect(server) as mq:
@@ -332,7 +341,7 @@ def revoke(
 
 
 def whoami(as_json: Json = False, server: Server = SERVER) -> None:
-    """Say who you are to the cluster, and how it knows."""
+    """Show which principal the cluster sees, and how it was authenticated."""
 
     async def _ask() -> pb.WhoAmIResponse:
         async with qmq.connect(server) as mq:

@@ -1,5 +1,5 @@
-"""Options that many commands share are added to them here, once, so that no command has to pass them on: `--wide`, and for those that show
-something `--watch` with `--interval`.
+"""Adds options that many commands share, so that no command has to pass them on: `--wide` to every command, and `--watch` with `--interval`
+to commands that show something.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from qmq.cli.output import EXIT_UNAVAILABLE, console
 from qmq.cli.table import View
 
 Call = Callable[[], Any]
-Wide = Annotated[bool, typer.Option("--wide", help="Show tables as wide as they are, with exact times.")]
+Wide = Annotated[bool, typer.Option("--wide", help="Show full-width tables, with exact times.")]
 
-Watch = Annotated[bool, typer.Option("--watch", "-w", help="Show it again and again, until Ctrl-C.")]
-Interval = Annotated[float, typer.Option("--interval", min=0.1, help="With --watch: seconds between two looks.")]
+Watch = Annotated[bool, typer.Option("--watch", "-w", help="Refresh until Ctrl-C.")]
+Interval = Annotated[float, typer.Option("--interval", min=0.1, help="With --watch: seconds between refreshes.")]
 VIEWS: Final = frozenset({"list", "show", "lag", "stats", "status", "settings", "history", "whoami", "meta", "broker", "trace", "why"})
-"""The last words of commands that show something that changes."""
+"""Last words of the commands that can be watched."""
 CLEAR: Final = "\x1b[H\x1b[2J"
 
 
 def add_options(app: typer.Typer) -> None:
-    """Give them to the commands of an application, and of its groups."""
+    """Add the options to all commands of an application, those of its groups included."""
     for info, name in registered(app, "qmq"):
         if info.callback is not None:
             parameters = parameters_in(info)
@@ -42,7 +42,7 @@ def add_options(app: typer.Typer) -> None:
 
 
 def registered(app: typer.Typer, name: str) -> Iterator[tuple[CommandInfo | TyperInfo, str]]:
-    """All commands below an application, each with its full name; also groups that are commands by themselves."""
+    """All commands of an application with their full names, including groups that can be called without a verb."""
     for command in app.registered_commands:
         yield command, f"{name} {command.name}"
     for group in app.registered_groups:
@@ -59,7 +59,7 @@ def parameters_in(info: CommandInfo | TyperInfo) -> Mapping[str, inspect.Paramet
 
 
 def with_option(callback: Callable[..., Any], name: str, hint: Any, default: Any, act: Callable[[Any, Call], Any]) -> Callable[..., Any]:
-    """A command with one more option: its value goes to `act`, with the call of the command itself."""
+    """The command with one more option. `act` gets the option's value and a function that runs the command."""
 
     @wraps(callback)
     def command(*positional: Any, **named: Any) -> Any:
@@ -76,12 +76,12 @@ def with_option(callback: Callable[..., Any], name: str, hint: Any, default: Any
 
 
 def is_view(name: str) -> bool:
-    """Whether a command, by its full name, shows something that changes."""
+    """Whether a command, given by its full name, can be watched."""
     return name.split()[-1] in VIEWS
 
 
 class WatchPace:
-    """How fast this process looks again."""
+    """How often this process refreshes a watched command."""
 
     interval_s = 2.0
 
@@ -92,7 +92,7 @@ def _each(interval_s: float, call: Call) -> Any:
 
 
 def _repeatedly(is_watching: bool, call: Call) -> Any:
-    """While nobody answers it goes on; every other error ends it."""
+    """Run the command until Ctrl-C. Continue while no server answers; stop at any other error."""
     if not is_watching:
         return call()
     try:
@@ -104,7 +104,7 @@ def _repeatedly(is_watching: bool, call: Call) -> Any:
 
 
 def _look(call: Call) -> None:
-    """In a terminal the new picture takes the place of the old one at once."""
+    """Run the command once. In a terminal, the new output replaces the old one in a single write."""
     with console.capture() as captured:
         try:
             call()
@@ -121,7 +121,7 @@ def _widely(is_wide: bool, call: Call) -> Any:
 
 
 def _remembered(callback: Callable[..., Any]) -> Callable[..., Any]:
-    """The same command, which leaves for error messages what it was called with."""
+    """The same command; it also records its arguments, which error messages quote."""
 
     @wraps(callback)
     def command(*positional: Any, **named: Any) -> Any:

@@ -1,4 +1,4 @@
-"""All verbs of the command line, put together."""
+"""Builds the command line from all groups of verbs."""
 
 from __future__ import annotations
 

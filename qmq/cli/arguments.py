@@ -1,4 +1,4 @@
-"""Words that commands about one message share."""
+"""Arguments shared by the commands that look at one message."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import typer
 
 Words = Annotated[
     list[str],
-    typer.Argument(metavar="[SUBJECT] ID", help="The message's id, or a delayed message's; naming its subject shortens the search."),
+    typer.Argument(metavar="[SUBJECT] ID", help="The id of a message or of a delayed message. Give the subject to search faster."),
 ]
 
 
 def subject_and_id(words: list[str]) -> tuple[str, str]:
-    """What was given. Raises BadParameter."""
+    """The subject, if given, and the id. Raises BadParameter."""
     if len(words) == 1:
         return "", words[0]
     if len(words) == 2:

@@ -1,4 +1,4 @@
-"""`qmq bench`: how fast a cluster is from here, through the public client: publishing, consuming, latency."""
+"""`qmq bench` measures a cluster through the public client: publish rate, consume rate, latency."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ if TYPE_CHECKING:
     from qmq.client.consumer import Consumer
     from qmq.client.message import Message
 
-app = typer.Typer(no_args_is_help=True, help="Measure a cluster from here: pub, sub, latency.")
+app = typer.Typer(no_args_is_help=True, help="Measure the cluster from this machine: pub, sub, latency.")
 
 SUBJECT: Final = "qmq-bench"
 GROUP: Final = "qmq-bench"
 MB: Final = 1_000_000
 
-Subject = Annotated[str, typer.Argument(help="The subject. It is created if it is not there; delete it afterwards: qmq subject delete.")]
+Subject = Annotated[str, typer.Argument(help="The subject; created if missing. Delete it afterwards with `qmq subject delete`.")]
 Messages = Annotated[int, typer.Option("--messages", "-n", min=1, help="How many.")]
-Size = Annotated[int, typer.Option("--size", min=0, help="Bytes of a body.")]
+Size = Annotated[int, typer.Option("--size", min=0, help="Body size in bytes.")]
 
 
 @dataclass(frozen=True, slots=True)
 class Throughput:
-    """Messages that went through, in so many seconds of the clock and of this process's processor time."""
+    """A number of messages, with the seconds of wall clock and of this process's CPU time that they took."""
 
     messages: int
     size: int
@@ -43,7 +43,7 @@ class Throughput:
     cpu_s: float
 
     def row(self) -> tuple[int, float, int, float, float]:
-        """As it is shown."""
+        """The table row that is shown."""
         rate = self.messages / max(self.seconds, 1e-9)
         return (
             self.messages,
@@ -62,12 +62,12 @@ def pub(
     subject: Subject = SUBJECT,
     messages: Messages = 1_000_000,
     size: Size = 100,
-    batch: Annotated[int, typer.Option("--batch", min=1, help="Messages handed to the producer at once; 1: one by one.")] = 1_000,
+    batch: Annotated[int, typer.Option("--batch", min=1, help="Messages per call of the producer; 1: one by one.")] = 1_000,
     compression: Annotated[str | None, typer.Option(help="'zstd' or 'lz4'.")] = None,
     as_json: Json = False,
     server: Server = SERVER,
 ) -> None:
-    """Publish messages as fast as the cluster takes them, and wait until the last one is stored."""
+    """Publish messages as fast as the cluster accepts them, and wait until the last one is stored."""
     found = run(_pub(server, subject, messages, size, batch, compression, as_json))
     show("published", COLUMNS, [found.row()], as_json=as_json)
 
@@ -76,12 +76,12 @@ def pub(
 def sub(
     subject: Subject = SUBJECT,
     messages: Messages = 1_000_000,
-    group: Annotated[str, typer.Option("--group", "-g", help="The consumer group, which these messages are acknowledged for.")] = GROUP,
-    each: Annotated[bool, typer.Option("--each", help="Message by message (async for), instead of whole batches.")] = False,
+    group: Annotated[str, typer.Option("--group", "-g", help="The consumer group that acknowledges the messages.")] = GROUP,
+    each: Annotated[bool, typer.Option("--each", help="Consume message by message (async for) instead of in batches.")] = False,
     as_json: Json = False,
     server: Server = SERVER,
 ) -> None:
-    """Consume and acknowledge messages as fast as they come. The clock runs from the first message to the last."""
+    """Consume and acknowledge messages as fast as they arrive. Time runs from the first message to the last."""
     found = run(_sub(server, subject, messages, group, each, as_json))
     show("consumed", COLUMNS, [found.row()], as_json=as_json)
 
@@ -95,9 +95,9 @@ def latency(
     as_json: Json = False,
     server: Server = SERVER,
 ) -> None:
-    """Send messages at a steady rate, and show how long each took until it was stored (`acks=quorum`).
+    """Send messages at a steady rate, and show how long each took to be stored (`acks=quorum`).
 
-    A message that leaves late because the ones before it took long counts from when it should have left.
+    The latency of a message counts from its planned send time, even if earlier messages delayed it.
     """
     took_us = run(_latency(server, subject, rate, seconds, size))
     columns = ("messages", "p50 us", "p90 us", "p99 us", "p99.9 us", "max us")
@@ -106,9 +106,9 @@ def latency(
 
 
 def percentile(sorted_us: Sequence[int], share: float) -> int:
-    """The value below or at which that share of the values lies. Raises InvalidArgument if there are none."""
+    """The value at or below which the given share of the values lies. Raises InvalidArgument if there are no values."""
     if not sorted_us:
-        raise InvalidArgument("nothing was measured: give more seconds")
+        raise InvalidArgument("no message was measured: give more seconds")
     return sorted_us[min(int(share * len(sorted_us)), len(sorted_us) - 1)]
 
 
@@ -125,7 +125,7 @@ def _bar(quiet: bool) -> Progress:
 async def _pub(server: str, subject: str, messages: int, size: int, batch: int, compression: str | None, quiet: bool) -> Throughput:
     body = os.urandom(size)
     async with qmq.connect(server) as mq:
-        await mq.send(subject, body)  # the connection and the subject are there before the clock runs
+        await mq.send(subject, body)  # Connect and create the subject before the clock starts.
         begin, cpu_s = time.perf_counter(), _cpu_s()
         async with mq.producer(subject, compression=compression) as producer:
             with _bar(quiet) as bar:
@@ -175,11 +175,11 @@ async def _consumed(consumer: Consumer, messages: int, each: bool, quiet: bool) 
 
 
 async def _latency(server: str, subject: str, rate: int, seconds: float, size: int) -> list[int]:
-    """Microseconds of each message, sorted."""
+    """The latency of each message in microseconds, sorted."""
     body, took_us = os.urandom(size), list[int]()
     async with qmq.connect(server) as mq:
         await mq.send(subject, body)
-        # not the event loop's time, which some loops read once in a round
+        # perf_counter, because some event loops read their own clock only once per iteration.
         begin_s, count = time.perf_counter(), int(rate * seconds)
 
         async def send(due_s: float) -> None:

@@ -1,4 +1,4 @@
-"""`qmq broker`: runs one replica of one broker group; `qmq broker drain` and `resume` say whether a group takes messages."""
+"""`qmq broker` runs one replica of a broker group. `qmq broker drain` and `resume` stop and restart the group's intake of messages."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ _MODE_COLUMNS = ("group", "from", "to")
 
 @dataclass(frozen=True)
 class BrokerOptions(RetryFlags, ShardedOptions):
-    """Of `qmq broker`."""
+    """Options of `qmq broker`."""
 
     def config(self) -> ReplicaConfig:
-        """Raises InvalidArgument, InvalidName, typer.BadParameter."""
+        """The broker's configuration. Raises InvalidArgument, InvalidName, typer.BadParameter."""
         from qmq.broker.broker_config import BrokerConfig
         from qmq.node.replica_node import ReplicaConfig
 
@@ -40,7 +40,7 @@ class BrokerOptions(RetryFlags, ShardedOptions):
 
 
 def serve_shards(options: BrokerOptions) -> None:
-    """Run all shards of a broker until they are told to stop; exits with what they exit with."""
+    """Run all shards of a broker until a signal stops them. Exits with their exit status."""
     from qmq.node.shard_supervisor import ShardSupervisor
 
     try:
@@ -61,8 +61,8 @@ def serve_shards(options: BrokerOptions) -> None:
 def broker(context: typer.Context, options: BrokerOptions) -> None:
     """Run one replica of a broker group; or, with a verb, drain or resume a group.
 
-    Prints one line, `qmq broker is ready at HOST:PORT`, when it serves its control port. Ctrl-C or SIGTERM stops it cleanly.
-    With `--shards N` it is N processes on as many cores, and prints a line for each.
+    Prints one line, `qmq broker is ready at HOST:PORT`, when its control port is open. Ctrl-C or SIGTERM stops it cleanly.
+    With `--shards N` it runs N processes, one per core, and prints a line for each.
     """
     if context.invoked_subcommand is None and options.shards > 1:
         serve_shards(options)
@@ -77,15 +77,20 @@ def drain(
     context: typer.Context,
     group: Group,
     move: Annotated[
-        bool, typer.Option("--move/--no-move", help="Move partitions of ordered subjects to other groups; without it, they stay and go on.")
+        bool,
+        typer.Option(
+            "--move/--no-move",
+            help="Move partitions of ordered subjects to other groups; --no-move leaves them in place, where they keep taking messages.",
+        ),
     ] = True,
     dry_run: DryRun = False,
     as_json: Json = False,
     server: Server = SERVER,
 ) -> None:
-    """Make a broker group read-only: producers go to the subjects' other groups, consumers take what is left.
+    """Make a broker group read-only: producers switch to the subjects' other groups, consumers read what is left.
 
-    Partitions of ordered subjects are then moved to the least loaded other groups, one after another. If that breaks off, run it again.
+    Partitions of ordered subjects are then moved to the least loaded other groups, one after another. If the command is interrupted, run
+    it again.
     """
     drained = run(_drain(group, move, dry_run, as_json, server, timing_of(context)))
     rows, moves = [each.row for each in drained], [each for found in drained for each in found.moves]
@@ -100,14 +105,14 @@ def drain(
 
 
 class _Drained(NamedTuple):
-    """A broker group, its modes before and after, and what was moved away."""
+    """A broker group, its modes before and after, and the partitions that were moved away."""
 
     row: tuple[str, str, str]
     moves: list[draining.Move]
 
 
 async def _drain(name: str, is_moving: bool, dry_run: bool, quiet: bool, server: str, timing: CliTiming) -> list[_Drained]:
-    """The plans come first: where one cannot be made, nothing is changed."""
+    """Plan all moves first: if one is impossible, change nothing."""
     async with qmq.connect(server) as mq:
         cluster = await mq.metadata.cluster()
         modes = {each.broker_group: each.mode for each in cluster.groups}
@@ -141,14 +146,14 @@ async def _move_all(mq: qmq.Client, group: str, moves: list[draining.Move], quie
         try:
             await draining.carry_out(mq.metadata, group, moves, moved, timing.conflict_s)
         except BaseException:
-            again = f"{done} of {len(moves)} partitions were moved; {group} is read-only: run `qmq broker drain {group}` again to go on"
+            again = f"{done} of {len(moves)} partitions were moved; {group} is read-only: run `qmq broker drain {group}` again to continue"
             errors.print(again, highlight=False, markup=False, soft_wrap=True)
             raise
 
 
 @app.command("resume")
 def resume(group: Group, dry_run: DryRun = False, as_json: Json = False, server: Server = SERVER) -> None:
-    """Let a drained broker group take messages again."""
+    """Make a drained broker group accept messages again."""
 
     async def _resume() -> list[tuple[str, str, str]]:
         async with qmq.connect(server) as mq:

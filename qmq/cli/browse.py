@@ -1,4 +1,4 @@
-"""`qmq browse` and `qmq tail`: stored messages, without taking part in a group (docs/BROWSE.md)."""
+"""`qmq browse` and `qmq tail` show stored messages without a consumer group (docs/BROWSE.md)."""
 
 from __future__ import annotations
 
@@ -26,27 +26,27 @@ if TYPE_CHECKING:
     from qmq.client.browsing import BrowsedMessage
 
 Subject = Annotated[str, typer.Argument(help="The subject.")]
-Key = Annotated[str | None, typer.Option("--key", help="Only messages of this key.")]
-Tag = Annotated[list[str] | None, typer.Option("--tag", help="Only messages with any of these tags; may be repeated.")]
-Grep = Annotated[str | None, typer.Option("--grep", help="Only messages whose body this regular expression finds something in.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print a JSON object for each message.")]
-Partial = Annotated[bool, typer.Option("--partial", help="Go on without broker groups that cannot be read.")]
-_MOMENT = "2026-11-24T09:00:00Z, or so long ago: 90s, 10m, 2h, 3d."
+Key = Annotated[str | None, typer.Option("--key", help="Only messages with this key.")]
+Tag = Annotated[list[str] | None, typer.Option("--tag", help="Only messages with one of these tags; repeatable.")]
+Grep = Annotated[str | None, typer.Option("--grep", help="Only messages whose body matches this regular expression anywhere.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object per message.")]
+Partial = Annotated[bool, typer.Option("--partial", help="Skip broker groups that cannot be read.")]
+_MOMENT = "2026-11-24T09:00:00Z, or an age: 90s, 10m, 2h, 3d."
 
 
 def browse(
     subject: Subject,
-    at: Annotated[str | None, typer.Option("--at", help=f"Begin with messages stored then: {_MOMENT}")] = None,
-    until: Annotated[str | None, typer.Option("--until", help=f"End before messages stored then: {_MOMENT}")] = None,
+    at: Annotated[str | None, typer.Option("--at", help=f"Start at messages stored at this time: {_MOMENT}")] = None,
+    until: Annotated[str | None, typer.Option("--until", help=f"Stop before messages stored at this time: {_MOMENT}")] = None,
     key: Key = None,
     tag: Tag = None,
     grep: Grep = None,
-    limit: Annotated[int, typer.Option("--limit", "-n", min=0, help="Stop after so many messages; 0 for no end.")] = 100,
+    limit: Annotated[int, typer.Option("--limit", "-n", min=0, help="Stop after this many messages; 0: no limit.")] = 100,
     partial: Partial = False,
     as_json: AsJson = False,
     server: Server = SERVER,
 ) -> None:
-    """Show stored messages, from the oldest on. No consumer group takes part: nothing is acknowledged, and consumers do not notice."""
+    """Show stored messages, oldest first. No consumer group is involved: no message is acknowledged, and consumers are not affected."""
     try:
         start, end = moment(at), moment(until)
         found = _pattern(grep)
@@ -58,7 +58,7 @@ def browse(
 
 def tail(
     subject: Subject,
-    lines: Annotated[int, typer.Option("--lines", "-n", min=0, help="Begin with so many of the newest messages.")] = 10,
+    lines: Annotated[int, typer.Option("--lines", "-n", min=0, help="Start with this many of the newest messages.")] = 10,
     key: Key = None,
     tag: Tag = None,
     grep: Grep = None,
@@ -66,7 +66,7 @@ def tail(
     as_json: AsJson = False,
     server: Server = SERVER,
 ) -> None:
-    """Show the newest messages, and those that are stored from now on, until Ctrl-C. No consumer group takes part."""
+    """Show the newest messages, then new ones as they are stored, until Ctrl-C. No consumer group is involved."""
     try:
         chosen: dict[str, Any] = {"last": lines, "follow": True, "key": _key(key), "tags_any": tag or (), "partial": partial}
         run(_print(server, subject, chosen, _pattern(grep), 0, as_json))
@@ -75,7 +75,7 @@ def tail(
 
 
 def moment(text: str | None) -> datetime | None:
-    """A time, or one that lies so long in the past. Raises InvalidArgument."""
+    """Parse a time, or an age such as "2h" counted back from now. Raises InvalidArgument."""
     if text is None:
         return None
     if "T" in text.upper() or ":" in text:
@@ -91,7 +91,7 @@ def _pattern(text: str | None) -> re.Pattern[bytes] | None:
     try:
         return None if text is None else re.compile(text.encode())
     except re.error as failure:
-        raise InvalidArgument(f"{text!r} is no regular expression: {failure}") from None
+        raise InvalidArgument(f"{text!r} is not a regular expression: {failure}") from None
 
 
 async def _print(server: str, subject: str, chosen: dict[str, Any], pattern: re.Pattern[bytes] | None, limit: int, as_json: bool) -> None:
@@ -114,7 +114,7 @@ async def _print(server: str, subject: str, chosen: dict[str, Any], pattern: re.
 
 
 def print_message(message: BrowsedMessage, *, as_json: bool) -> None:
-    """One message in a line."""
+    """Print one message on one line."""
     if as_json:
         sys.stdout.write(json.dumps(fields(message)) + "\n")
     else:
@@ -123,7 +123,7 @@ def print_message(message: BrowsedMessage, *, as_json: bool) -> None:
 
 
 def line(message: BrowsedMessage, width: int | None) -> Text:
-    """When it was stored, its place, its key and its body; cut to `width` characters, and exact if that is None."""
+    """Store time, position, key and body of a message, cut to `width` characters. With None the line is not cut, and the time is exact."""
     stored = datetime.fromtimestamp(message.append_time_ms / 1000, UTC)
     when = stored.isoformat(timespec="milliseconds") if width is None else relative(message.append_time_ms, time.time_ns() // 1_000_000)
     queue = f"{message.broker_group}/{message.partition}" if message.partition else message.broker_group
@@ -139,7 +139,7 @@ def line(message: BrowsedMessage, width: int | None) -> Text:
 
 
 def fields(message: BrowsedMessage) -> dict[str, Any]:
-    """The whole message, as JSON has it: `body` is null if it is no UTF-8, and `body_base64` is there always."""
+    """The whole message for JSON: `body` is null if the body is not UTF-8; `body_base64` is always present."""
     try:
         body: str | None = message.body.decode()
     except UnicodeDecodeError:

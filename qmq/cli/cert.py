@@ -1,4 +1,4 @@
-"""`qmq cert`: a small certificate authority for a cluster, and certificates for its servers and clients (docs/SECURITY.md)."""
+"""`qmq cert` makes a small certificate authority, and certificates for a cluster's servers and clients (docs/SECURITY.md)."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="Make certificates for TLS.", no_args_is_help=True)
 
-Folder = Annotated[Path, typer.Option("--folder", envvar="QMQ_CERT_FOLDER", help="Where the authority and the certificates are.")]
-Days = Annotated[int, typer.Option("--days", min=1, help="How long it is valid.")]
+Folder = Annotated[Path, typer.Option("--folder", envvar="QMQ_CERT_FOLDER", help="Folder of the authority and the certificates.")]
+Days = Annotated[int, typer.Option("--days", min=1, help="How long the certificate is valid.")]
 FOLDER = Path("qmq-certs")
 _COLUMNS = ("certificate", "key", "valid until")
 
 
 @app.command("ca")
 def ca(folder: Folder = FOLDER, days: Days = 3650, as_json: Json = False) -> None:
-    """Make the authority that signs a cluster's certificates. Keep its key (ca.key) off the servers."""
+    """Make the authority that signs a cluster's certificates. Do not copy its key (ca.key) to the servers."""
     from qmq.security.authority import create_authority
 
     try:
@@ -34,14 +34,14 @@ def ca(folder: Folder = FOLDER, days: Days = 3650, as_json: Json = False) -> Non
 
 @app.command("server")
 def server(
-    name: Annotated[str, typer.Argument(help="The server's name, such as its replica's.")],
-    hosts: Annotated[list[str], typer.Option("--host", help="A name or address by which it is reached; may be given again.")],
+    name: Annotated[str, typer.Argument(help="The server's name, for example the name of its replica.")],
+    hosts: Annotated[list[str], typer.Option("--host", help="A host name or address of the server; repeatable.")],
     kind: Annotated[str, typer.Option("--kind", help="'node' for a broker or a delay server, 'meta' for a metaserver.")] = "node",
     folder: Folder = FOLDER,
     days: Days = 365,
     as_json: Json = False,
 ) -> None:
-    """Make a server's certificate; one that was there is replaced, and the server uses the new one without a restart."""
+    """Make a server's certificate. An existing one is replaced, and the server loads the new one without a restart."""
     _issue(folder, name, kind, hosts, days, as_json)
 
 
@@ -57,7 +57,7 @@ def client(
     _issue(folder, name, kind, [], days, as_json)
 
 
-Members = Annotated[list[str] | None, typer.Option(help="NAME=HOST,HOST; HOST:PORT is a host as well. May be given again.")]
+Members = Annotated[list[str] | None, typer.Option(help="NAME=HOST,HOST (or HOST:PORT); repeatable.")]
 Names = Annotated[list[str] | None, typer.Option(help="A name; may be given again.")]
 
 
@@ -68,12 +68,12 @@ def cluster(
     node: Members = None,
     op: Names = None,
     application: Annotated[list[str] | None, typer.Option("--app", help="A name; may be given again.")] = None,
-    renew: Annotated[bool, typer.Option("--renew", help="Replace the certificates; the authorities stay.")] = False,
+    renew: Annotated[bool, typer.Option("--renew", help="Replace the certificates, but keep the authorities.")] = False,
     folder: Folder = FOLDER,
     days: Days = 365,
     as_json: Json = False,
 ) -> None:
-    """Make what is missing of a whole cluster's certificates: an authority for QMQ, another one for etcd, and a folder for each member."""
+    """Make the missing certificates of a whole cluster: one authority for QMQ, one for etcd, and a folder for each member."""
     from qmq.security.cluster_certificates import CertificateHolder, make_certificates, member_of
 
     servers = [("etcd", text) for text in etcd or ()] + [("meta", text) for text in meta or ()] + [("node", text) for text in node or ()]

@@ -1,4 +1,4 @@
-"""How long commands wait before they look again."""
+"""How long commands wait before they poll again."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import typer
 
 @dataclass(frozen=True, slots=True)
 class CliTiming:
-    """All in seconds. Handed in as the `obj` of the command's context, so that a test need not wait as an operator does."""
+    """All values are in seconds. Tests pass shorter ones as the `obj` of the command's context."""
 
     follow_s: float = 0.5
-    """Between two looks at the consumer groups that are still to follow a change of a route."""
+    """Between two polls of the consumer groups that have not yet followed a route change."""
     conflict_s: float = 0.5
-    """Between two tries while another change of the subject is under way."""
+    """Between two attempts while another change of the subject is in progress."""
 
 
 TIMING: Final = CliTiming()

@@ -1,4 +1,4 @@
-"""`qmq cluster`: the broker groups, their replicas, and how far each is behind."""
+"""`qmq cluster` shows the broker groups, their replicas, and each replica's lag."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ app = typer.Typer(no_args_is_help=True, help="The cluster: broker groups and rep
 
 _COLORS = {"read-write": "green", "read-only": "yellow", "offline": "red"}
 _STORE_SILENT_MS = 5_000
-"""From here on it is said that the coordination store is silent; below, it is the time between two of the metaserver's questions."""
+"""A coordination store that was silent for longer is reported. Shorter gaps are the metaserver's normal polling interval."""
 
 
 @app.command("status")
 def status(
-    watch: Annotated[bool, typer.Option("--watch", "-w", help="Go on, and show what changes, until Ctrl-C.")] = False,
-    interval_s: Annotated[float, typer.Option("--interval", min=0.1, help="With --watch: seconds between two looks.")] = 1.0,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Refresh until Ctrl-C.")] = False,
+    interval_s: Annotated[float, typer.Option("--interval", min=0.1, help="With --watch: seconds between refreshes.")] = 1.0,
     as_json: Json = False,
     server: Server = SERVER,
 ) -> None:
-    """Show groups and replicas: roles, epochs, positions, and what each replica lacks of its master's log."""
+    """Show broker groups and replicas: roles, epochs, positions, and how far each replica is behind its master."""
     run(_watch(server, interval_s, as_json) if watch else _once(server, as_json))
 
 
@@ -53,7 +53,7 @@ def _print(found: dict[str, Any], as_json: bool) -> None:
 
 
 async def _watch(server: str, interval_s: float, as_json: bool) -> None:
-    """While no metaserver answers, the last picture stays, with the reason under it."""
+    """Refresh until Ctrl-C. While no metaserver answers, keep the last table and show the reason below it."""
     found: dict[str, Any] = {"groups": [], "store_silent_ms": 0}
     async with qmq.connect(server) as mq:
         with Live(console=console, auto_refresh=False, screen=console.is_terminal and not as_json) as live:
@@ -71,7 +71,7 @@ async def _watch(server: str, interval_s: float, as_json: bool) -> None:
 
 
 def facts(found: pb.DescribeClusterResponse) -> dict[str, Any]:
-    """What is shown, as JSON has it. Pure."""
+    """The status as JSON values. Pure."""
     return {"store_silent_ms": found.store_silent_ms, "groups": [_group(group) for group in found.groups]}
 
 
@@ -129,7 +129,7 @@ def _bytes(status: control.ReplicaStatus) -> int:
 
 
 def view(found: dict[str, Any], trouble: str = "") -> RenderableType:
-    """The same for people: a line for each group, and below it one for each replica; it fits 80 columns."""
+    """The status as a table of at most 80 columns: a line per group, followed by a line per replica."""
     shown = LineTable(("replica", "state", "entries", "lag", "lag bytes", "note"), right=("entries", "lag", "lag bytes"))
     for group in found["groups"]:
         kind = ", delay group" if group["is_delay"] else ""
@@ -140,7 +140,7 @@ def view(found: dict[str, Any], trouble: str = "") -> RenderableType:
     silent_ms = found["store_silent_ms"]
     notes = [trouble] if trouble else []
     if silent_ms > _STORE_SILENT_MS:
-        notes.append(f"the coordination store has been silent for {silent_ms / 1000:.0f} s: this is from the metaserver's memory")
+        notes.append(f"the coordination store has been silent for {silent_ms / 1000:.0f} s: this is the metaserver's last known state")
     return Group(shown, *[Text(note, "red") for note in notes])
 
 
@@ -150,7 +150,7 @@ def _cells(replica: dict[str, Any]) -> list[str | Text]:
 
 
 def _short(number: int | None) -> str:
-    """Exact up to ten million; from there on three digits say enough, and --json says the rest."""
+    """A number, exact up to ten million, then with three digits. --json has the exact value."""
     if number is None:
         return ""
     for unit, size in (("T", 10**12), ("G", 10**9), ("M", 10**6)):

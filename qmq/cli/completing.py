@@ -1,7 +1,7 @@
-"""`qmq completion`: what a shell needs to complete commands, options, subjects and groups.
+"""`qmq completion` prints what a shell needs to complete commands, options, subjects and groups.
 
-typer completes commands and options by itself; neither shtab nor argcomplete would help, which read argparse. Here parameters learn the
-names that the cluster has (qmq/cli/known_names.py). A cluster that does not answer within five seconds completes nothing.
+typer completes commands and options (shtab and argcomplete read argparse, so they do not help). This module adds completion of names from
+the cluster (qmq/cli/known_names.py). If the cluster does not answer within five seconds, no name is offered.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ def completion(
     shell: Annotated[str, typer.Argument(help="bash, zsh or fish.")],
     as_json: Json = False,
 ) -> None:
-    """Print the script that makes a shell complete qmq's commands, options, subjects and groups.
+    """Print a script that makes the shell complete qmq's commands, options, subjects and groups.
 
-    bash: eval "$(qmq completion bash)" in ~/.bashrc; zsh: the same in ~/.zshrc, behind compinit; fish: qmq completion fish | source.
+    bash: eval "$(qmq completion bash)" in ~/.bashrc; zsh: the same in ~/.zshrc, after compinit; fish: qmq completion fish | source.
     """
     if shell not in SHELLS:
         fail(InvalidArgument(f"completion is for {', '.join(SHELLS)}, not {shell!r}"))
@@ -43,12 +43,12 @@ def completion(
 
 
 def complete_names(app: typer.Typer) -> None:
-    """Let the parameters of all commands that name a subject or a group complete such names."""
+    """Add completion to every parameter that takes the name of a subject or a group."""
     for info, command in registered(app, "qmq"):
         if info.callback is None:
             continue
         hints = get_type_hints(info.callback, include_extras=True)
-        info.callback.__annotations__ = hints  # what is noted in them would be lost if they were evaluated again
+        info.callback.__annotations__ = hints  # Evaluating the annotations again would lose what was stored in them.
         for name, hint in hints.items():
             found = completer_of(command, name)
             if found is not None and hasattr(hint, "__metadata__"):
@@ -56,7 +56,7 @@ def complete_names(app: typer.Typer) -> None:
 
 
 def completer_of(command: str, parameter: str) -> Complete | None:
-    """What completes a parameter of a command, if anything does. Pure."""
+    """The completion function of a parameter, or None. Pure."""
     if parameter in _SUBJECTS or (parameter == "name" and command.startswith("qmq subject")):
         return subjects
     if parameter == "group":
@@ -67,23 +67,23 @@ def completer_of(command: str, parameter: str) -> Complete | None:
 
 
 def subjects(context: typer.Context, incomplete: str) -> list[str]:
-    """Subjects that begin so."""
+    """Subjects that start with the typed text."""
     return _beginning(incomplete, subject_names(_server(context)))
 
 
 def groups(context: typer.Context, incomplete: str) -> list[str]:
-    """Consumer groups that begin so, of the subject if one is given before."""
+    """Consumer groups that start with the typed text; only those of the subject, if the command line names one."""
     subject = context.params.get("subject")
     return _beginning(incomplete, group_names(_server(context), subject if isinstance(subject, str) else ""))
 
 
 def broker_groups(context: typer.Context, incomplete: str) -> list[str]:
-    """Broker groups that begin so."""
+    """Broker groups that start with the typed text."""
     return _beginning(incomplete, broker_group_names(_server(context)))
 
 
 def either(context: typer.Context, incomplete: str) -> list[str]:
-    """Groups and subjects that begin so."""
+    """Groups and subjects that start with the typed text."""
     return sorted({*subjects(context, incomplete), *groups(context, incomplete)})
 
 
@@ -92,7 +92,7 @@ def _beginning(incomplete: str, names: list[str]) -> list[str]:
 
 
 def _server(context: typer.Context) -> str:
-    """As the command would find it: the shell asks before the root command has looked at the context."""
+    """The server that the command would use. Completion runs before the root command has read the context, so it is read here."""
     try:
         os.environ.update(environment_of(uses_current=True))
     except (OSError, QmqError):

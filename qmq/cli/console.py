@@ -1,4 +1,4 @@
-"""`qmq console`: a cluster in a browser (docs/CONSOLE.md)."""
+"""`qmq console` serves the web console (docs/CONSOLE.md)."""
 
 from __future__ import annotations
 
@@ -23,32 +23,31 @@ HINT = "the console needs more packages: pip install 'qmq[console]'"
 def console(
     server: Server = SERVER,
     host: Annotated[str, typer.Option(envvar="QMQ_CONSOLE_HOST", help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(envvar="QMQ_CONSOLE_PORT", help="Port to listen on; 0 for a free one.")] = 20888,
+    port: Annotated[int, typer.Option(envvar="QMQ_CONSOLE_PORT", help="Port to listen on; 0: any free port.")] = 20888,
     login: Annotated[
         str,
         typer.Option(
-            envvar="QMQ_CONSOLE_LOGIN", help="Whose rights a browser has: 'own' (yours), 'token' (typed in), 'proxy' (from a proxy)."
+            envvar="QMQ_CONSOLE_LOGIN",
+            help="Whose rights the browser has: 'own' (yours), 'token' (entered by the user), 'proxy' (from a proxy's header).",
         ),
     ] = "own",
-    writable: Annotated[
-        bool, typer.Option("--writable", envvar="QMQ_CONSOLE_WRITABLE", help="Allow changes; without it the console only reads.")
-    ] = False,
-    name: Annotated[list[str] | None, typer.Option("--name", help="A host name by which browsers reach it; repeatable.")] = None,
+    writable: Annotated[bool, typer.Option("--writable", envvar="QMQ_CONSOLE_WRITABLE", help="Allow changes; default: read-only.")] = False,
+    name: Annotated[list[str] | None, typer.Option("--name", help="A host name that browsers use; repeatable.")] = None,
     trusted_proxy: Annotated[
-        list[str] | None, typer.Option("--trusted-proxy", help="With --login proxy: an address from which the token header is taken.")
+        list[str] | None, typer.Option("--trusted-proxy", help="With --login proxy: an address that may send the token header.")
     ] = None,
     token_header: Annotated[
-        str, typer.Option("--token-header", help="With --login proxy: the header that has the token.")
+        str, typer.Option("--token-header", help="With --login proxy: the header with the token.")
     ] = "x-forwarded-access-token",  # noqa: S107 - a name
-    mask: Annotated[list[str] | None, typer.Option("--mask", help="A field of bodies that is not shown: FIELD, or SUBJECT*:FIELD.")] = None,
-    cert: Annotated[Path | None, typer.Option("--cert", help="PEM file: the certificate that browsers see.")] = None,
+    mask: Annotated[list[str] | None, typer.Option("--mask", help="A field to mask in message bodies: FIELD, or SUBJECT*:FIELD.")] = None,
+    cert: Annotated[Path | None, typer.Option("--cert", help="PEM file: the console's certificate.")] = None,
     key: Annotated[Path | None, typer.Option("--key", help="PEM file: its key.")] = None,
     insecure: Annotated[
-        bool, typer.Option("--insecure", envvar="QMQ_INSECURE", help="Listen beyond this machine without protection.")
+        bool, typer.Option("--insecure", envvar="QMQ_INSECURE", help="Listen on a public address without TLS or login.")
     ] = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log what happens.")] = False,
 ) -> None:
-    """Show the cluster in a browser. Prints one line, `the console is at URL`; Ctrl-C stops it."""
+    """Serve the web console. Prints one line, `the console is at URL`; Ctrl-C stops it."""
     try:
         from qmq.console.console_config import ConsoleConfig, LoginMode, MaskRule, check
         from qmq.console.console_server import ConsoleServer
@@ -57,7 +56,7 @@ def console(
     logging.basicConfig(level=logging.INFO if verbose else logging.WARNING, format="%(asctime)s %(name)s %(message)s")
     try:
         if login not in [each.value for each in LoginMode]:
-            raise InvalidArgument(f"--login is own, token or proxy, not {login!r}")
+            raise InvalidArgument(f"--login must be own, token or proxy, not {login!r}")
         config = ConsoleConfig(
             server,
             host,

@@ -1,4 +1,4 @@
-"""`qmq consume`: messages out, as lines or JSON; of an ordered subject, each key's in order."""
+"""`qmq consume` prints messages as lines or JSON. Messages of an ordered subject arrive in order per key."""
 
 from __future__ import annotations
 
@@ -24,42 +24,43 @@ if TYPE_CHECKING:
 def consume(
     subject: Annotated[str, typer.Argument(help="What to consume.")],
     group: Annotated[str, typer.Option("--group", "-g", help="The consumer group.")],
-    count: Annotated[int, typer.Option("--count", "-n", help="Stop after so many messages; 0 for no end.")] = 0,
-    idle_s: Annotated[float, typer.Option("--idle", help="Stop when nothing came for so many seconds; 0 for never.")] = 0.0,
-    start: Annotated[str, typer.Option("--from", help="Where a new group begins: 'earliest' or 'latest'.")] = "earliest",
-    tag: Annotated[list[str] | None, typer.Option(help="Only messages with any of these tags.")] = None,
+    count: Annotated[int, typer.Option("--count", "-n", help="Stop after this many messages; 0: no limit.")] = 0,
+    idle_s: Annotated[float, typer.Option("--idle", help="Stop after this many seconds without a message; 0: never.")] = 0.0,
+    start: Annotated[str, typer.Option("--from", help="Where a new group starts: 'earliest' or 'latest'.")] = "earliest",
+    tag: Annotated[list[str] | None, typer.Option(help="Only messages with one of these tags.")] = None,
     raw: Annotated[
-        bool, typer.Option("--raw", help="Bodies as they are, also on a terminal; without it, control characters are shown as \\x1b there.")
+        bool,
+        typer.Option("--raw", help="Print bodies unchanged on a terminal, too; by default control characters are escaped there (\\x1b)."),
     ] = False,
     as_json: Json = False,
     server: Server = SERVER,
 ) -> None:
-    """Print messages, one a line, and acknowledge them: the body, or with --json all there is to know."""
+    """Print messages, one per line, and acknowledge them. Prints the body; with --json, all fields."""
     run(_consume(server, subject, group, count, idle_s, start, tag or [], Form(as_json, is_raw=raw or not sys.stdout.isatty())))
 
 
 class Form(NamedTuple):
-    """How a message is printed. `is_raw`: its body byte by byte."""
+    """How a message is printed. `is_raw`: print the body unchanged."""
 
     as_json: bool = False
     is_raw: bool = True
 
     def line(self, message: StoredMessage, place: dict[str, Any]) -> bytes:
-        """Without the end of the line."""
+        """The printed message, without the newline."""
         if self.as_json:
             return json.dumps(place | _fields(message)).encode()
         return message.body if self.is_raw else visible(message.body.decode(errors="backslashreplace")).encode()
 
 
 async def _consume(server: str, subject: str, group: str, count: int, idle_s: float, start: str, tags: list[str], form: Form) -> None:
-    """Which kind of subject it is, its broker says at the first pull."""
+    """Consume as an unordered subject; switch to an ordered consumer if the broker says at the first pull that the subject is ordered."""
     async with qmq.connect(server, create_subjects=False) as mq:
-        await require_subject(mq, subject)  # the client itself waits for a subject that is to come
+        await require_subject(mq, subject)  # Fail at once: the client itself would wait for the subject to be created.
         try:
             await _consume_unordered(mq, subject, group, count, idle_s, start, tags, form)
         except OrderMismatch:
             if tags:
-                raise InvalidArgument(f"subject {subject!r} is ordered: all of its messages are consumed, --tag cannot choose") from None
+                raise InvalidArgument(f"subject {subject!r} is ordered: --tag cannot filter an ordered subject, leave it out") from None
             await _consume_ordered(mq, subject, group, count, idle_s, start, form)
 
 
@@ -81,7 +82,7 @@ async def _consume_unordered(
 
 
 async def _consume_ordered(mq: qmq.Client, subject: str, group: str, count: int, idle_s: float, start: str, form: Form) -> None:
-    """What is printed is acknowledged; leaving settles it."""
+    """Acknowledge every printed message. Leaving the consumer sends the acknowledgements."""
     printed = 0
     async with mq.ordered_consumer(subject, group, start=start, ack="explicit") as consumer:
         while not count or printed < count:

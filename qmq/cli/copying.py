@@ -1,4 +1,4 @@
-"""`qmq copy`: messages from one subject to another, of the same cluster or of another one (docs/TRANSFER.md)."""
+"""`qmq copy` copies messages to another subject of the same cluster or of another one (docs/TRANSFER.md)."""
 
 from __future__ import annotations
 
@@ -25,10 +25,12 @@ from qmq.security.tls_network import network_of
 
 
 def copy(
-    source: Annotated[str, typer.Argument(help="The subject that is read.")],
-    target: Annotated[str, typer.Argument(help="The subject that the messages go to; it exists.")],
-    to_context: Annotated[str, typer.Option("--to-context", help="The target's cluster, by its context: `qmq context list`.")] = "",
-    to_server: Annotated[str, typer.Option("--to-server", help="The target's cluster, by its metaservers; TLS and token as here.")] = "",
+    source: Annotated[str, typer.Argument(help="The subject to read.")],
+    target: Annotated[str, typer.Argument(help="The subject to write; it must exist.")],
+    to_context: Annotated[str, typer.Option("--to-context", help="The target cluster's context: see `qmq context list`.")] = "",
+    to_server: Annotated[
+        str, typer.Option("--to-server", help="The target cluster's metaservers; TLS and token are the same as for the source.")
+    ] = "",
     at: exporting.At = None,
     until: exporting.Until = None,
     first: exporting.First = None,
@@ -40,24 +42,25 @@ def copy(
     key_before: exporting.KeyBefore = None,
     tag: exporting.Tag = None,
     state: Annotated[
-        Path | None, typer.Option("--state", help="Keep here how far it came; in the state folder, under a name of its own, without it.")
+        Path | None, typer.Option("--state", help="File that records the progress; default: a file of this copy in the state folder.")
     ] = None,
     rate: exporting.Rate = 0.0,
     compression: exporting.Compression = None,
     as_json: Json = False,
     server: Server = SERVER,
 ) -> None:
-    """Copy stored messages, with ids, keys, tags, headers and create times; those of a key stay in order. No consumer group takes part.
+    """Copy stored messages, with ids, keys, tags, headers and create times; the order of each key is kept. No consumer group is involved.
 
-    Run it again after a crash: it goes on where it was, and stores nothing twice. Run it again when it is done: it copies what came since.
+    After a crash, run the command again: it continues where it stopped and stores no message twice. When the copy is complete, running it
+    again copies the messages stored since.
     """
     try:
         chosen = exporting.range_of(at, until, first, end, partition, broker_group, key, key_from, key_before, tag)
         there = target_of(server, to_context, to_server)
         if source == target and there.server == server:
-            raise InvalidArgument(f"{source!r} would be copied into itself: name another subject, or another cluster")
+            raise InvalidArgument(f"{source!r} would be copied into itself: give another subject or another cluster")
         words = {name: text for name, text in (("start", at), ("end", until)) if text is not None}
-        meant = {**chosen.to_json(), **words}  # "2h" ago is another time each time; the same words mean the same copy
+        meant = {**chosen.to_json(), **words}  # "2h" is another time at each run, but the same arguments mean the same copy.
         load = {"from": [server, source], "subject": target, "to": there.server, "range": meant}
         journal = LoadJournal(state or default_state(load), load)
     except (OSError, QmqError) as failure:
@@ -70,7 +73,7 @@ def copy(
 
 
 def target_of(server: str, context: str, to_server: str) -> ClusterContext:
-    """The target's cluster; this one, if none is named. Raises InvalidArgument."""
+    """The target cluster; by default the source's. Raises InvalidArgument."""
     if context and to_server:
         raise InvalidArgument("give --to-context or --to-server, not both")
     if not context:
@@ -82,15 +85,15 @@ def target_of(server: str, context: str, to_server: str) -> ClusterContext:
 
 
 def connected(there: ClusterContext) -> Client:
-    """A client of the target's cluster. A context says all of it: certificates and tokens of the environment are for the source, and are
-    not shown to another cluster. Raises InvalidArgument."""
+    """A client of the target cluster. A context supplies every setting: certificates and tokens from the environment belong to the source
+    and are never sent to another cluster. Raises InvalidArgument."""
     if not there.name:
         return qmq.connect(there.server, create_subjects=False)
     return Client(there.server, create_subjects=False, network=network_of(environment=there.variables()))
 
 
 def default_state(load: Mapping[str, Any], environment: Mapping[str, str] = os.environ) -> Path:
-    """One file for each source, target and range, in the folder of the user's states."""
+    """The state file of this source, target and range, in the user's state folder."""
     base = environment.get("XDG_STATE_HOME")
     folder = (Path(base) if base else Path.home() / ".local" / "state") / "qmq" / "copies"
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)

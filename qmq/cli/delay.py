@@ -1,4 +1,4 @@
-"""`qmq delay`: list, show, cancel and move delayed messages, and how their delivery stands. Without a verb it runs a delay server."""
+"""`qmq delay` lists, shows, cancels and moves delayed messages, and shows delivery statistics. Without a verb it runs a delay server."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 app = typer.Typer(help="Run a delay server; list, show, cancel or move delayed messages.")
 delay_role.attach(app)
 
-Id = Annotated[str, typer.Argument(metavar="ID", help="The delayed message: a receipt's `delayed_id`, or what `list` shows.")]
+Id = Annotated[str, typer.Argument(metavar="ID", help="The delayed message's id: a receipt's `delayed_id`, or an id shown by `list`.")]
 
 _CANCEL_COLUMNS: Final = ("id", "subject", "due", "cron", "state")
 _MOVE_COLUMNS: Final = ("id", "subject", "from", "to")
@@ -33,25 +33,27 @@ _MOVE_COLUMNS: Final = ("id", "subject", "from", "to")
 
 @app.command("list")
 def list_delayed(
-    subject: Annotated[str, typer.Argument(help="Only of this subject.")] = "",
-    start: Annotated[str | None, typer.Option("--from", help="Due at this time or later: 2026-11-21T09:30:00+01:00, or +2h.")] = None,
-    end: Annotated[str | None, typer.Option("--to", help="Due before this time.")] = None,
-    limit: Annotated[int, typer.Option(min=1, help="So many at most.")] = 100,
+    subject: Annotated[str, typer.Argument(help="Only messages of this subject.")] = "",
+    start: Annotated[
+        str | None, typer.Option("--from", help="Only messages due at or after this time: 2026-11-21T09:30:00+01:00, or +2h.")
+    ] = None,
+    end: Annotated[str | None, typer.Option("--to", help="Only messages due before this time.")] = None,
+    limit: Annotated[int, typer.Option(min=1, help="Show at most this many.")] = 100,
     as_json: Json = False,
     server: Server = SERVER,
 ) -> None:
-    """List messages that wait, in the order of their due times."""
+    """List pending messages in the order of their due times."""
     found = run(_list(server, subject, start, end, limit))
     tell_silent(found.silent)
     rows = [row_facts(each) for each in found[:limit]]
     emit(rows, [list_table(rows, time.time_ns() // 1_000_000)], as_json=as_json)
     if len(found) > limit:
-        more = f"these are the first {limit:,}; there are more: --limit, or --from {rows[-1]['due']}"
+        more = f"only the first {limit:,} are shown: for more, use --limit, or --from {rows[-1]['due']}"
         errors.print(more, highlight=False, soft_wrap=True)
 
 
 async def _list(server: str, subject: str, start: str | None, end: str | None, limit: int) -> Partial[DelayedMessage]:
-    """One more than the limit, if there are more."""
+    """Up to `limit` + 1 messages: the extra one tells that there are more."""
     now = datetime.now(UTC)
     first, last = (None if text is None else parse_moment(text, now) for text in (start, end))
     async with qmq.connect(server) as mq:
@@ -64,7 +66,7 @@ async def _list(server: str, subject: str, start: str | None, end: str | None, l
 
 @app.command("show")
 def show_delayed(delayed_id: Id, as_json: Json = False, server: Server = SERVER) -> None:
-    """Show a delayed message, and what became of it."""
+    """Show a delayed message and its state."""
     facts = message_facts(run(_show(server, delayed_id)))
     emit(facts, message_view(facts), as_json=as_json)
 
@@ -76,7 +78,7 @@ async def _show(server: str, delayed_id: str) -> DelayedMessage:
 
 @app.command("cancel")
 def cancel(delayed_id: Id, dry_run: DryRun = False, as_json: Json = False, server: Server = SERVER) -> None:
-    """Do not deliver a message; of a recurring one, no more runs."""
+    """Cancel a delayed message. A recurring message has no further runs."""
 
     async def _cancel() -> DelayedMessage:
         async with qmq.connect(server) as mq:
@@ -95,20 +97,20 @@ def cancel(delayed_id: Id, dry_run: DryRun = False, as_json: Json = False, serve
 @app.command("move")
 def move(
     delayed_id: Id,
-    to: Annotated[str | None, typer.Option("--to", help="When it shall be due: 2026-11-21T09:30:00+01:00, or +2h from now.")] = None,
-    by: Annotated[str | None, typer.Option("--by", help="How much later than it is due now: 30m, 1d; -30m: earlier.")] = None,
+    to: Annotated[str | None, typer.Option("--to", help="The new due time: 2026-11-21T09:30:00+01:00, or +2h from now.")] = None,
+    by: Annotated[str | None, typer.Option("--by", help="Shift the due time: 30m or 1d later; -30m earlier.")] = None,
     dry_run: DryRun = False,
     as_json: Json = False,
     server: Server = SERVER,
 ) -> None:
-    """Deliver a message at another time; a time that is past means at once. Of a recurring one, its next run."""
+    """Change the due time of a message; a time in the past means now. For a recurring message, only the next run moves."""
     row = run(_move(server, delayed_id, to, by, dry_run))
     show("would be moved" if dry_run else "moved", _MOVE_COLUMNS, [row], as_json=as_json)
 
 
 async def _move(server: str, delayed_id: str, to: str | None, by: str | None, dry_run: bool) -> tuple[str, str, str, str]:
     if (to is None) == (by is None):
-        raise InvalidArgument("say when it shall be due, --to 2026-11-21T09:30:00Z, or how much later, --by 30m: one of them")
+        raise InvalidArgument("give either --to 2026-11-21T09:30:00Z (the new due time) or --by 30m (how much later)")
     wanted = parse_moment(to, datetime.now(UTC)) if to is not None else parse_shift(by or "")
     async with qmq.connect(server) as mq:
         before = await mq.delayed.show(delayed_id)
@@ -121,14 +123,14 @@ async def _move(server: str, delayed_id: str, to: str | None, by: str | None, dr
 
 
 def _require_pending(found: DelayedMessage) -> None:
-    """For those who change nothing: what the delay group would answer. Raises TooLate."""
+    """The check of the delay group, repeated here for --dry-run. Raises TooLate."""
     if found.state != "pending":
-        raise TooLate(f"{found.id} is {found.state}: it can be cancelled or moved until it is due")
+        raise TooLate(f"{found.id} is {found.state}: only a pending message can be cancelled or moved")
 
 
 @app.command("stats")
 def stats(as_json: Json = False, server: Server = SERVER) -> None:
-    """Show how much waits and what is due when, how late deliveries are, and what cannot be delivered."""
+    """Show pending messages by due time, delivery lateness, and messages that cannot be delivered."""
 
     async def _stats() -> dict[str, Any]:
         async with qmq.connect(server) as mq:
@@ -143,21 +145,21 @@ def stats(as_json: Json = False, server: Server = SERVER) -> None:
 
 
 def parse_moment(text: str, now: datetime) -> datetime:
-    """A time with a time zone, or one relative to now: +2h, -1d. Raises InvalidArgument."""
+    """Parse a time with a time zone, or one relative to now: +2h, -1d. Raises InvalidArgument."""
     if text.startswith(("+", "-")):
         return shifted(now, parse_shift(text))
     return parse_when(text)
 
 
 def parse_shift(text: str) -> timedelta:
-    """A duration with or without a sign. Raises InvalidArgument."""
+    """Parse a duration with an optional sign. Raises InvalidArgument."""
     found = parse_duration(text.removeprefix("-").removeprefix("+"))
     return -found if text.startswith("-") else found
 
 
 def shifted(time: datetime, by: timedelta) -> datetime:
-    """Raises InvalidArgument beyond the calendar."""
+    """The time moved by a duration. Raises InvalidArgument if the result is outside the calendar."""
     try:
         return time + by
     except OverflowError:
-        raise InvalidArgument(f"{by.days:,} days from {moment(time)} is beyond the calendar") from None
+        raise InvalidArgument(f"{by.days:,} days from {moment(time)} is outside the calendar: choose a shorter duration") from None

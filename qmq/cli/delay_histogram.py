@@ -1,9 +1,10 @@
-"""What is due when: pending messages counted by hour for the next day, by day for the next month, by calendar month beyond. Pure.
+"""A histogram of due times: pending messages counted by hour for the next day, by day for the next month, by month after that. Pure.
 
 Rules:
-* Hours, days and months are UTC's, as the buckets are. The first hour is the one that it is now.
-* Every pending message is counted once: the sum of all bars, and of what is late, is what is pending.
-* A bucket's messages are counted where the bucket begins, or now, if it has begun. What a bucket that is over still has is *late*.
+* Hours, days and months are in UTC, as the buckets are. The first hour is the current one.
+* Every pending message is counted once: the bars plus `late` add up to the number of pending messages.
+* A bucket counts in the bar where the bucket begins, or in the current hour if the bucket has begun. Messages of a bucket that has ended
+  count as *late*.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ _DAY: Final = timedelta(days=1)
 
 
 class Bar(NamedTuple):
-    """What is due from `start` on and before `end`."""
+    """The messages due from `start` (included) to `end` (excluded)."""
 
     start: datetime
     end: datetime
@@ -29,7 +30,7 @@ class Bar(NamedTuple):
 
 
 class Due(NamedTuple):
-    """One bucket's part of a histogram."""
+    """One bucket: its time range and its pending messages."""
 
     start: datetime
     end: datetime
@@ -37,7 +38,7 @@ class Due(NamedTuple):
 
 
 class DelayHistogram(NamedTuple):
-    """Bars that adjoin: `hours`, then `days`, then as many `months` as anything is due in. `late` was due before."""
+    """Adjoining bars: `hours`, then `days`, then `months` up to the last one with a message. `late` counts messages due before now."""
 
     late: int
     hours: list[Bar]
@@ -46,7 +47,7 @@ class DelayHistogram(NamedTuple):
 
 
 def histogram(buckets: Iterable[Due], now: datetime) -> DelayHistogram:
-    """Count; `now` has a time zone."""
+    """The histogram of the buckets as of `now`, which has a time zone."""
     known = list(buckets)
     this_hour = now.astimezone(UTC).replace(minute=0, second=0, microsecond=0)
     edges, hours, days = _edges(this_hour, max([each.start for each in known], default=this_hour))
@@ -62,7 +63,7 @@ def histogram(buckets: Iterable[Due], now: datetime) -> DelayHistogram:
 
 
 def _edges(first: datetime, last: datetime) -> tuple[list[datetime], int, int]:
-    """Where the bars begin, and where the last one ends; how many of them are hours, how many are days."""
+    """The start of each bar and the end of the last one; the number of hours; the number of days."""
     edges = [first + number * _HOUR for number in range(HOURS + 1)]
     midnight = edges[-1].replace(hour=0) + _DAY
     edges += [midnight + number * _DAY for number in range(DAYS)]
@@ -72,12 +73,12 @@ def _edges(first: datetime, last: datetime) -> tuple[list[datetime], int, int]:
 
 
 def _next_month(time: datetime) -> datetime:
-    """The beginning of the month after this time's."""
+    """The start of the next month."""
     return datetime(time.year + time.month // 12, time.month % 12 + 1, 1, tzinfo=UTC)
 
 
 def shown(bars: list[Bar]) -> list[Bar | None]:
-    """What is worth drawing: nothing behind the last bar that has anything; None for a gap of three empty ones or more."""
+    """The bars to draw, up to the last one that is not empty. None stands for a gap of three or more empty bars."""
     kept: list[Bar | None] = []
     gap: list[Bar] = []
     for bar in bars:

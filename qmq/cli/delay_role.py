@@ -1,4 +1,4 @@
-"""`qmq delay` without a verb: runs one replica of one delay group."""
+"""`qmq delay` without a verb runs one replica of a delay group."""
 
 from __future__ import annotations
 
@@ -17,30 +17,30 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class DelayOptions(ReplicaOptions):
-    """Of `qmq delay`."""
+    """Options of `qmq delay`."""
 
-    group: Annotated[str, typer.Option(envvar="QMQ_GROUP", help="The delay group that this replica belongs to.")] = ""
-    data_port: Annotated[int, typer.Option(envvar="QMQ_DATA_PORT", help="The data port; 0 for a free one.")] = 20883
-    control_port: Annotated[int, typer.Option(envvar="QMQ_CONTROL_PORT", help="The control port; 0 for a free one.")] = 20884
+    group: Annotated[str, typer.Option(envvar="QMQ_GROUP", help="The delay group of this replica.")] = ""
+    data_port: Annotated[int, typer.Option(envvar="QMQ_DATA_PORT", help="The data port; 0: any free port.")] = 20883
+    control_port: Annotated[int, typer.Option(envvar="QMQ_CONTROL_PORT", help="The control port; 0: any free port.")] = 20884
     bucket: Annotated[
-        str, typer.Option(envvar="QMQ_BUCKET", help="What a file of the schedule holds, 5m to 24h; fixed when the group is founded.")
+        str, typer.Option(envvar="QMQ_BUCKET", help="The time span of one schedule file, 5m to 24h; fixed when the group is created.")
     ] = "1h"
     longest: Annotated[
-        str, typer.Option("--max", envvar="QMQ_DELAY_MAX", help="Longer delays are refused; fixed when the group is founded.")
+        str, typer.Option("--max", envvar="QMQ_DELAY_MAX", help="The longest delay that is accepted; fixed when the group is created.")
     ] = "732d"
-    tick_ms: Annotated[int, typer.Option(envvar="QMQ_TICK_MS", help="Due messages leave at multiples of this.")] = 500
+    tick_ms: Annotated[int, typer.Option(envvar="QMQ_TICK_MS", help="Due messages are delivered at multiples of this interval.")] = 500
     load_ahead: Annotated[
-        str, typer.Option(envvar="QMQ_LOAD_AHEAD", help="What is due within this time is in memory, if there is room.")
+        str, typer.Option(envvar="QMQ_LOAD_AHEAD", help="Keep messages due within this time in memory, if there is room.")
     ] = "10m"
-    wheel_messages: Annotated[
-        int, typer.Option(envvar="QMQ_WHEEL_MESSAGES", help="So many messages are in memory at most, 8 bytes each.")
-    ] = 16_000_000
+    wheel_messages: Annotated[int, typer.Option(envvar="QMQ_WHEEL_MESSAGES", help="How many messages may be in memory, 8 bytes each.")] = (
+        16_000_000
+    )
     retention_hours: Annotated[
-        float, typer.Option(envvar="QMQ_RETENTION_HOURS", help="The message log before this may be deleted; the schedule stays.")
+        float, typer.Option(envvar="QMQ_RETENTION_HOURS", help="How long the message log is kept; the schedule is kept longer.")
     ] = 24.0
 
     def config(self) -> DelayReplicaConfig:
-        """Raises InvalidArgument, InvalidName, typer.BadParameter."""
+        """The delay server's configuration. Raises InvalidArgument, InvalidName, typer.BadParameter."""
         from qmq_coordination.broker_groups import DelaySettings
 
         from qmq.broker.broker_config import BrokerConfig
@@ -56,15 +56,15 @@ class DelayOptions(ReplicaOptions):
 
 
 def attach(app: typer.Typer) -> None:
-    """Have `app`, called without a verb, run a delay server."""
+    """Make `app` run a delay server when it is called without a verb."""
     app.callback(invoke_without_command=True)(delay)
 
 
 @taking(DelayOptions)
 def delay(context: typer.Context, options: DelayOptions) -> None:
-    """Run one replica of a delay group, which keeps messages until they are due; or, with a verb, look after delayed messages.
+    """Run one replica of a delay group, which stores messages until they are due; or, with a verb, manage delayed messages.
 
-    Prints one line, `qmq delay is ready at HOST:PORT`, when it serves its control port. Ctrl-C or SIGTERM stops it cleanly.
+    Prints one line, `qmq delay is ready at HOST:PORT`, when its control port is open. Ctrl-C or SIGTERM stops it cleanly.
     """
     if context.invoked_subcommand is None:
         from qmq.node.delay_node import DelayNode

@@ -1,4 +1,4 @@
-"""What `qmq delay` tells: facts of delayed messages for machines, tables and a histogram for people. Pure: gives what rich prints."""
+"""The output of `qmq delay`: JSON values for programs, tables and a histogram for people. Pure: returns what rich prints."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ _EIGHTHS: Final = "▏▎▍▌▋▊▉█"
 _SECTIONS: Final = (("hours", "by hour", "%Y-%m-%d %H:%M"), ("days", "by day", "%Y-%m-%d"), ("months", "by month", "%Y-%m"))
 _GROUP_COLUMNS: Final = ("delay group", "master", "pending", "waiting", "planned", "delivered", "p50 ms", "p99 ms")
 _MEMORY_COLUMNS: Final = ("delay group", "in the wheel", "wheel MiB", "horizon", "clock step ms")
-"""Two tables: one would not fit 80 columns, and a number in two lines is a wrong number."""
+"""Two tables, because one would not fit 80 columns and a number must not be wrapped."""
 _LEFT: Final = {"delay group", "master", "horizon", "subject", "reason", "key", "tags", "recurs", "id"}
 
 
 def moment(time: datetime) -> str:
-    """A time in UTC, as it can be given back."""
+    """A time in UTC, in a form that the commands accept as input."""
     return time.astimezone(UTC).isoformat(timespec="milliseconds")
 
 
@@ -37,7 +37,7 @@ def moment(time: datetime) -> str:
 
 
 def message_facts(found: DelayedMessage) -> dict[str, Any]:
-    """All there is to say of a message; `body` is None if it is no text."""
+    """A delayed message as JSON values; `body` is None if the body is not text."""
     body = found.body or b""
     return {
         "id": found.id,
@@ -66,7 +66,7 @@ def _text_of(body: bytes) -> str | None:
 
 
 def message_view(facts: dict[str, Any]) -> list[RenderableType]:
-    """The same, a line for each fact that there is."""
+    """The message for people: one line per known field."""
     lines = Table.grid(padding=(0, 2))
     for name, value in facts.items():
         if name not in ("body", "body_base64") and value not in (None, "", [], {}):
@@ -87,7 +87,7 @@ def _cell(value: Any) -> str:
 
 
 def row_facts(found: DelayedMessage) -> dict[str, Any]:
-    """What a list says of a message."""
+    """One message of a list, as JSON values."""
     return {
         "due": moment(found.due),
         "subject": found.subject,
@@ -101,7 +101,7 @@ def row_facts(found: DelayedMessage) -> dict[str, Any]:
 
 
 def list_table(rows: list[dict[str, Any]], now_ms: int) -> LineTable:
-    """A line for each message."""
+    """A table with one line per message."""
     table = LineTable(("due", "subject", "key", "tags", "bytes", "recurs", "id"), right=("bytes",), now_ms=now_ms)
     for row in rows:
         recurs = f"{row['cron']} {row['zone']}".strip()
@@ -110,11 +110,11 @@ def list_table(rows: list[dict[str, Any]], now_ms: int) -> LineTable:
     return table
 
 
-# --- how the delivery stands --------------------------------------------------------------------------------------------
+# --- delivery statistics --------------------------------------------------------------------------------------------
 
 
 def stats_facts(found: DelayStats, now: datetime) -> dict[str, Any]:
-    """All delay groups, and what is due when in all of them, counted from `now`."""
+    """The statistics of all delay groups, with a histogram of due times counted from `now`."""
     dues = [Due(each.start, each.start + each.length, each.pending) for group in found.groups for each in group.buckets]
     return {
         "time": moment(now),
@@ -166,15 +166,15 @@ def _histogram_facts(found: DelayHistogram) -> dict[str, Any]:
 
 
 def stats_view(facts: dict[str, Any], columns: int) -> list[RenderableType]:
-    """Groups, troubles, the histogram; what is missing."""
+    """The statistics for people: groups, failures, the histogram, and groups that did not answer."""
     view: list[RenderableType] = [Text(f"delayed messages at {facts['time']}: {facts['pending']:,} pending", "bold")]
     if facts["groups"]:
         view += [_group_table(facts["groups"]), _memory_table(facts["groups"])]
     troubles = [(group["delay_group"], each) for group in facts["groups"] for each in group["troubles"]]
     if troubles:
-        view += [Text("due, and cannot be delivered", "bold red"), _trouble_table(troubles)]
+        view += [Text("due, but cannot be delivered", "bold red"), _trouble_table(troubles)]
     view += histogram_view(facts["histogram"], columns)
-    view += [Text(f"did not answer, and is missing above: {group} ({reason})", "red") for group, reason in facts["silent_groups"].items()]
+    view += [Text(f"partial: delay group {group} did not answer ({reason})", "red") for group, reason in facts["silent_groups"].items()]
     return view
 
 
@@ -209,10 +209,10 @@ def _trouble_table(troubles: list[tuple[str, dict[str, Any]]]) -> LineTable:
 
 
 def histogram_view(facts: dict[str, Any], columns: int) -> list[RenderableType]:
-    """The sections that have anything, each to its own scale."""
+    """The histogram's sections that are not empty, each drawn to its own scale."""
     view: list[RenderableType] = []
     if facts["late"]:
-        view.append(Text(f"due before now, and goes at once: {facts['late']:,}", "yellow"))
+        view.append(Text(f"overdue, delivered at once: {facts['late']:,}", "yellow"))
     for name, title, label in _SECTIONS:
         bars = [Bar(datetime.fromisoformat(each["from"]), datetime.fromisoformat(each["to"]), each["pending"]) for each in facts[name]]
         if any(bar.pending for bar in bars):
@@ -221,7 +221,7 @@ def histogram_view(facts: dict[str, Any], columns: int) -> list[RenderableType]:
 
 
 def draw(bars: list[Bar], label: str, columns: int) -> Text:
-    """A line for each bar: when (a strftime format), how many, and a length to the scale of the largest; `…` for a gap."""
+    """One line per bar: its time (a strftime format), its count, and its length relative to the largest; `…` for a gap."""
     lines = [None if bar is None else (f"{bar.start:{label}}", f"{bar.pending:,}", bar.pending) for bar in shown(bars)]
     largest = max(bar.pending for bar in bars)
     name_width, count_width = len(f"{bars[0].start:{label}}"), len(f"{largest:,}")
@@ -239,7 +239,7 @@ def draw(bars: list[Bar], label: str, columns: int) -> Text:
 
 
 def length(count: int, largest: int, width: int) -> str:
-    """A bar: `largest` is `width` columns long. In eighths of a column, rounded up: what is not nothing is seen."""
+    """A bar; `largest` fills `width` columns. Lengths are in eighths of a column, rounded up, so that every count above 0 is visible."""
     eighths = -(-count * width * 8 // largest) if largest else 0
     whole, rest = divmod(eighths, 8)
     return _EIGHTHS[-1] * whole + (_EIGHTHS[rest - 1] if rest else "")

@@ -1,4 +1,4 @@
-"""`qmq dev`: a whole node in one process."""
+"""`qmq dev` runs a whole node in one process."""
 
 from __future__ import annotations
 
@@ -23,32 +23,30 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class DevPlace:
-    """Of `qmq dev` alone."""
+    """Options that only `qmq dev` has."""
 
-    data: Annotated[Path, typer.Option(help="The node's data folder; made if absent.")] = Path("qmq-data")
+    data: Annotated[Path, typer.Option(help="The node's data folder; created if missing.")] = Path("qmq-data")
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1"
-    port: Annotated[int, typer.Option(help="The metaserver's port; 0 for a free one.")] = 20880
-    data_port: Annotated[int, typer.Option(help="The broker's data port; 0 for a free one.")] = 20881
-    control_port: Annotated[int, typer.Option(help="The broker's control port; 0 for a free one.")] = 20882
-    create_subjects: Annotated[bool, typer.Option(help="Let a first message create its subject.")] = True
-    delay: Annotated[bool, typer.Option("--delay/--no-delay", help="Have a delay group, for delayed messages.")] = True
-    delay_data_port: Annotated[int, typer.Option(help="The delay group's data port; 0 for a free one.")] = 0
-    delay_control_port: Annotated[int, typer.Option(help="The delay group's control port; 0 for a free one.")] = 0
+    port: Annotated[int, typer.Option(help="The metaserver's port; 0: any free port.")] = 20880
+    data_port: Annotated[int, typer.Option(help="The broker's data port; 0: any free port.")] = 20881
+    control_port: Annotated[int, typer.Option(help="The broker's control port; 0: any free port.")] = 20882
+    create_subjects: Annotated[bool, typer.Option(help="Create a subject at its first message.")] = True
+    delay: Annotated[bool, typer.Option("--delay/--no-delay", help="Run a delay group for delayed messages.")] = True
+    delay_data_port: Annotated[int, typer.Option(help="The delay group's data port; 0: any free port.")] = 0
+    delay_control_port: Annotated[int, typer.Option(help="The delay group's control port; 0: any free port.")] = 0
     gateway_port: Annotated[
-        int | None, typer.Option(help="Serve clients of Apache RocketMQ on this port, such as 8081; 0: a free one; without it, none.")
+        int | None, typer.Option(help="Serve Apache RocketMQ clients on this port, for example 8081; 0: any free port; default: off.")
     ] = None
-    tick_ms: Annotated[int, typer.Option(help="Due messages leave at multiples of this.")] = 500
-    console: Annotated[
-        str, typer.Option(envvar="QMQ_CONSOLE", help="The console in the browser: 'read', 'write' (with changes) or 'off'.")
-    ] = "read"
+    tick_ms: Annotated[int, typer.Option(help="Due messages are delivered at multiples of this interval.")] = 500
+    console: Annotated[str, typer.Option(envvar="QMQ_CONSOLE", help="The web console: 'read', 'write' (allows changes) or 'off'.")] = "read"
     console_port: Annotated[
-        int, typer.Option(envvar="QMQ_CONSOLE_PORT", help="Its port on this machine; a free one if that is taken, or for 0.")
+        int, typer.Option(envvar="QMQ_CONSOLE_PORT", help="The console's port; another free port if it is taken; 0: any free port.")
     ] = 20888
 
 
 @dataclass(frozen=True)
 class DevOptions(ProcessFlags, GuardFlags, RetryFlags, StorageFlags, DevPlace):
-    """Of `qmq dev`. How a broker's variables have it store is not meant for a node that is run by hand."""
+    """Options of `qmq dev`. The storage variables of brokers are ignored, because they are not meant for a node started by hand."""
 
     WITHOUT_VARIABLES: ClassVar[type] = StorageFlags
 
@@ -57,7 +55,7 @@ class DevOptions(ProcessFlags, GuardFlags, RetryFlags, StorageFlags, DevPlace):
 def dev(_: typer.Context, options: DevOptions) -> None:
     """Run a whole node in this process: metaserver, broker, delay server and coordination store, on one data folder.
 
-    Prints one line, `qmq is ready at HOST:PORT`, when clients may come, and one with the console's address if `qmq[console]` is installed.
+    Prints one line, `qmq is ready at HOST:PORT`, when clients can connect; and, if `qmq[console]` is installed, the console's address.
     Ctrl-C or SIGTERM stops it cleanly.
     """
     from qmq.broker.broker_config import BrokerConfig
@@ -69,7 +67,7 @@ def dev(_: typer.Context, options: DevOptions) -> None:
     try:
         set_up_logging(options.verbose, options.audit_log)
         if options.console not in ("read", "write", "off"):
-            raise InvalidArgument(f"--console is read, write or off, not {options.console!r}")
+            raise InvalidArgument(f"--console must be read, write or off, not {options.console!r}")
         config = NodeConfig(
             options.data,
             options.host,
@@ -97,7 +95,7 @@ def dev(_: typer.Context, options: DevOptions) -> None:
 
 
 async def _serve(node: Node, options: DevOptions, *, has_console: bool) -> None:
-    """The console never acts with the node's own certificate: with TLS, `qmq console` has to be told whose to use."""
+    """Serve until a signal. With TLS there is no console: it must not act with the node's own certificate (`qmq console` takes another)."""
     from qmq.node.process_tuning import calm_collector, tune_process
 
     tune_process()
@@ -107,7 +105,7 @@ async def _serve(node: Node, options: DevOptions, *, has_console: bool) -> None:
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     calm_collector()
     metrics = f", metrics at {node.metrics.address}" if node.metrics is not None else ""
-    metrics += f", RocketMQ's clients at {node.gateway.address}" if node.gateway is not None else ""
+    metrics += f", RocketMQ clients at {node.gateway.address}" if node.gateway is not None else ""
     sys.stdout.write(f"qmq is ready at {node.address} (data at {node.data_address}, folder {node.config.data}{metrics})\n")
     sys.stdout.flush()
     console = await _console(node, options) if has_console and options.console != "off" else None
@@ -118,7 +116,7 @@ async def _serve(node: Node, options: DevOptions, *, has_console: bool) -> None:
 
 
 async def _console(node: Node, options: DevOptions) -> ConsoleServer | None:
-    """The console, where its packages are installed; on this machine only."""
+    """The console, if its packages are installed. It listens on the loopback address only."""
     try:
         from qmq.console.console_config import ConsoleConfig
         from qmq.console.console_server import ConsoleServer
@@ -137,7 +135,7 @@ async def _console(node: Node, options: DevOptions) -> ConsoleServer | None:
 
 
 class _RecoveryBar:
-    """A progress bar for a long recovery; nothing for a short one."""
+    """A progress bar that appears only if recovery takes long."""
 
     def __init__(self) -> None:
         self._bar: Progress | None = None

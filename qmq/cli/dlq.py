@@ -1,7 +1,7 @@
-"""`qmq dlq`: what groups gave up. List, show, replay, purge, delete.
+"""`qmq dlq` lists, shows, replays, purges and deletes messages that consumer groups gave up.
 
-Of an unordered subject it is messages, in the group's dead-letter queue: the verbs take GROUP. Of an ordered subject it is keys that were
-set aside, with everything that follows for them: the verbs take SUBJECT GROUP KEY (`qmq/operations/parked_keys.py`).
+For an unordered subject these are messages in the group's dead-letter queue: the verbs take GROUP. For an ordered subject these are parked
+keys, with all later messages of the key: the verbs take SUBJECT GROUP KEY (`qmq/operations/parked_keys.py`).
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from qmq.operations.key_texts import key_text
 from qmq.operations.letter_choice import chosen_by
 from qmq.operations.letter_edit import LetterEdit
 
-app = typer.Typer(no_args_is_help=True, help="Dead letters of groups, and parked keys: list, show, replay, purge, delete.")
+app = typer.Typer(no_args_is_help=True, help="Dead letters and parked keys: list, show, replay, purge, delete.")
 
-Words = Annotated[list[str], typer.Argument(metavar="GROUP | SUBJECT GROUP KEY", help="A group; or one key of an ordered subject.")]
-Subject = Annotated[str, typer.Option("--subject", help="Only messages that were sent to this subject.")]
+Words = Annotated[list[str], typer.Argument(metavar="GROUP | SUBJECT GROUP KEY", help="A group, or a parked key of an ordered subject.")]
+Subject = Annotated[str, typer.Option("--subject", help="Only messages sent to this subject.")]
 Ids = Annotated[list[str] | None, typer.Option("--id", help="Only this message; repeatable.")]
-Error = Annotated[str, typer.Option("--error", help="Only those whose last error holds this text.")]
-Since = Annotated[datetime | None, typer.Option("--since", help="Only those that died then or later (UTC, if no zone is given).")]
-Rate = Annotated[float, typer.Option("--rate", min=0, help="At most so many a second; 0: as fast as they can be sent.")]
+Error = Annotated[str, typer.Option("--error", help="Only messages whose last error contains this text.")]
+Since = Annotated[datetime | None, typer.Option("--since", help="Only messages that failed at or after this time (UTC without a zone).")]
+Rate = Annotated[float, typer.Option("--rate", min=0, help="At most this many per second; 0: no limit.")]
 Sets = Annotated[list[str] | None, typer.Option("--set", help="Set a field of the JSON body, FIELD=VALUE; repeatable.")]
 Unsets = Annotated[list[str] | None, typer.Option("--unset", help="Take a field out of the JSON body; repeatable.")]
 Body = Annotated[str | None, typer.Option("--body", help="The body to send instead; with one --id.")]
-Most = Annotated[int, typer.Option("--max", min=0, help="At most so many; 0: all.")]
+Most = Annotated[int, typer.Option("--max", min=0, help="At most this many; 0: all.")]
 
 _QUEUES: Final = ("group", "broker group", "messages", "waiting", "newest", "oldest ago ms")
 _LETTERS: Final = ("id", "subject", "attempts", "error", "died")
@@ -68,11 +68,13 @@ async def _connected(server: str, ask: Callable[[qmq.Client], Awaitable[_R]]) ->
 
 @app.command("list")
 def list_letters(
-    words: Annotated[list[str] | None, typer.Argument(metavar="[GROUP | SUBJECT GROUP]", help="A group; or an ordered subject's.")] = None,
+    words: Annotated[
+        list[str] | None, typer.Argument(metavar="[GROUP | SUBJECT GROUP]", help="A group, or a group of an ordered subject.")
+    ] = None,
     as_json: Json = False,
     server: Server = SERVER,
 ) -> None:
-    """List dead-letter queues with how many messages wait in them; or the parked keys of an ordered subject's group."""
+    """List dead-letter queues and their number of waiting messages, or the parked keys of a group on an ordered subject."""
     given = words or []
     if len(given) == 2:
         subject, group = given
@@ -80,7 +82,7 @@ def list_letters(
         show(f"parked keys of group {group} on {subject}", parked_keys.COLUMNS, keys, as_json=as_json, silent=keys.silent)
         return
     if len(given) > 2:
-        raise typer.BadParameter("give nothing, a GROUP, or SUBJECT GROUP")
+        raise typer.BadParameter("give no argument, a GROUP, or SUBJECT GROUP")
     queues = run(_queues(server, given[0] if given else ""))
     show("dead-letter queues", _QUEUES, queues, as_json=as_json, silent=queues.silent)
 
@@ -105,7 +107,7 @@ def show_letters(
     as_json: Json = False,
     server: Server = SERVER,
 ) -> None:
-    """Show a group's oldest dead letters, with why they failed; in JSON, and those named by --id, with headers and body."""
+    """Show a group's oldest dead letters and why they failed. --json and --id add headers and body."""
     if _is_key(words):
         given, group, key = words
         rows = run(_connected(server, lambda mq: parked_keys.shown(mq, given, group, key)))
@@ -143,7 +145,7 @@ def replay(
     as_json: Json = False,
     server: Server = SERVER,
 ) -> None:
-    """Give dead letters back to the group, each once, attempts counted anew; or a parked key, in order, before anything newer of it."""
+    """Deliver dead letters to the group again, each once, with a new attempt count; or a parked key, in order, before newer messages."""
     _check_whole(words, any((subject, ids, error, since, most, sets, unsets, body)))
     if body is not None and len(ids or ()) != 1:
         raise typer.BadParameter("--body is for one message: name it with --id")
@@ -167,7 +169,7 @@ def purge(
     as_json: Json = False,
     server: Server = SERVER,
 ) -> None:
-    """Throw dead letters away, for good; or count a parked key's messages as done, so that the key flows again from the next one on."""
+    """Delete dead letters for good; or skip a parked key's messages, so that the key is delivered again from its next message on."""
     _check_whole(words, any((subject, ids, error, since, most)))
     _give_back(words, chosen_by(subject, ids or [], error, since), most, None, dry_run, as_json, server)
 
@@ -219,9 +221,9 @@ def _check_whole(words: list[str], is_filtered: bool) -> None:
 
 
 def _is_key(words: list[str]) -> bool:
-    """Whether it is about a key. Raises BadParameter for what is neither."""
+    """Whether the words name a parked key rather than a group. Raises BadParameter if they name neither."""
     if len(words) not in (1, 3):
-        raise typer.BadParameter("give a GROUP, for its dead letters; or SUBJECT GROUP KEY, for a parked key of an ordered subject")
+        raise typer.BadParameter("give a GROUP for its dead letters, or SUBJECT GROUP KEY for a parked key of an ordered subject")
     return len(words) == 3
 
 
@@ -250,7 +252,7 @@ def _whole(each: DeadLetter) -> tuple[Any, ...]:
 
 
 def _text(data: bytes) -> str:
-    """As text if it is some, as base64 otherwise."""
+    """A body as text if it is UTF-8, otherwise as base64."""
     try:
         return data.decode()
     except UnicodeDecodeError:
@@ -260,11 +262,11 @@ def _text(data: bytes) -> str:
 @app.command("delete")
 def delete(
     group: Annotated[str, typer.Argument(help="The group.")],
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask for the group's name again.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False,
     as_json: Json = False,
     server: Server = SERVER,
 ) -> None:
-    """Delete a group's dead-letter queue: all dead letters that there are now, waiting or replayed. What dies later is kept."""
+    """Delete a group's dead-letter queue with all dead letters in it, waiting or replayed. Later dead letters are kept."""
     if not yes and typer.prompt(f"type {group} to delete its dead letters", err=True) != group:
         fail(InvalidArgument("that is not the group's name: nothing was deleted"))
 

@@ -1,4 +1,4 @@
-"""`qmq doctor`: looks at a cluster twice, and says what is unusual, why it matters, and what to do (docs/OPERATIONS.md)."""
+"""`qmq doctor` examines a cluster twice and reports what is unusual, why it matters, and what to do (docs/OPERATIONS.md)."""
 
 from __future__ import annotations
 
@@ -30,21 +30,23 @@ _INDENT: Final = " " * 10
 _STYLES: Final = {Severity.NOTICE: "cyan", Severity.WARNING: "yellow", Severity.CRITICAL: "bold red"}
 _STATUS: Final = {None: 0, Severity.NOTICE: 0, Severity.WARNING: EXIT_WARNING, Severity.CRITICAL: EXIT_CRITICAL}
 
-Limit = Annotated[str, typer.Option(metavar="DURATION", help="A group is behind when its oldest message is so old.")]
+Limit = Annotated[str, typer.Option(metavar="DURATION", help="Report a group whose oldest waiting message is older than this.")]
 
 
 def doctor(
     interval_s: Annotated[
-        float, typer.Option("--interval", min=0, help="Seconds between the two looks, which show what grows; 0: one look only.")
+        float, typer.Option("--interval", min=0, help="Seconds between the two snapshots, which show what grows; 0: one snapshot.")
     ] = 1.0,
     lag: Limit = "5m",
-    lag_messages: Annotated[int, typer.Option(min=1, help="A group is behind when so many messages wait.")] = Thresholds().lag_messages,
+    lag_messages: Annotated[
+        int, typer.Option(min=1, help="Report a group with more waiting messages than this.")
+    ] = Thresholds().lag_messages,
     as_json: Json = False,
     server: Server = SERVER,
 ) -> None:
-    """Look at the cluster, and say what is unusual, why it matters, and the next command to try.
+    """Examine the cluster and report what is unusual, why it matters, and which command to try next.
 
-    Exit status: 0 all is well, or notices only; 4 warnings; 5 something critical; 3 no metaserver answers.
+    Exit status: 0 no findings, or only notices; 4 warnings; 5 critical findings; 3 no metaserver answers.
     """
     limits = Thresholds(lag_ms=_milliseconds(lag), lag_messages=lag_messages)
     snapshot, previous = run(_look(server, interval_s))
@@ -65,7 +67,7 @@ def _milliseconds(text: str) -> int:
 
 
 async def _look(server: str, interval_s: float) -> tuple[ClusterSnapshot, ClusterSnapshot | None]:
-    """The snapshot, and the one before it."""
+    """The second snapshot, and the first one, or None if only one was taken."""
     from qmq.operations.snapshot_reading import read_snapshot
 
     async with qmq.connect(server) as mq:
@@ -77,7 +79,7 @@ async def _look(server: str, interval_s: float) -> tuple[ClusterSnapshot, Cluste
 
 
 def report(snapshot: ClusterSnapshot, found: Iterable[Finding], limits: Thresholds) -> dict[str, Any]:
-    """What --json prints."""
+    """The output of --json."""
     found = tuple(found)
     severity = worst(found)
     return {
@@ -90,7 +92,7 @@ def report(snapshot: ClusterSnapshot, found: Iterable[Finding], limits: Threshol
 
 
 def show_findings(found: Iterable[Finding]) -> None:
-    """For people: a paragraph each."""
+    """Print the findings for people, a paragraph each."""
     width = console.width if console.is_terminal and not View.is_wide else None
     for each in found:
         for line in paragraph(each, width):
@@ -98,7 +100,7 @@ def show_findings(found: Iterable[Finding]) -> None:
 
 
 def paragraph(found: Finding, width: int | None) -> Iterator[Text]:
-    """What is unusual, why it matters, what to do; in lines of `width` at most, but for the command, which is never broken."""
+    """A finding in lines of at most `width` characters: what is unusual, why it matters, what to do. A command is never wrapped."""
     severity = found.severity.name.lower()
     what, *rest = _wrapped(f"{found.about}: {found.what}", width)
     yield Text.assemble((severity.ljust(len(_INDENT)), _STYLES[found.severity]), what)
@@ -114,7 +116,7 @@ def _wrapped(text: str, width: int | None) -> list[str]:
 
 
 def summary(snapshot: ClusterSnapshot, found: Iterable[Finding]) -> str:
-    """One line at the end: how much was found, and where it was looked for."""
+    """The last line: how many findings there are, and what was examined."""
     found = tuple(found)
     counts = [(each, sum(one.severity is each for one in found)) for each in reversed(Severity)]
     words = ", ".join(

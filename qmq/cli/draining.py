@@ -1,7 +1,8 @@
-"""Emptying a broker group of ordered subjects' partitions: a series of moves, one after another, to the least loaded other groups.
+"""Moves all partitions of ordered subjects away from a broker group, one after another, to the least loaded other groups.
 
-Nothing is remembered between two runs: what is still on the group is what is left to do, so a drain that broke off goes on when it is
-started again. A move is done when its route is published: from then on the group takes no messages of it. What it keeps is consumed there.
+A drain keeps no state between runs: the partitions still on the group are the work left, so an interrupted drain continues when it is
+started again. A move is done when its route is published: from then on the group takes no messages for the partition. Messages already
+stored are consumed from the old group.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ if TYPE_CHECKING:
     from qmq.proto.v1 import meta_pb2 as pb
 
 CONFLICTS_MAX: Final = 20
-"""Tries while another change of the subject is under way: with the pauses between them they outlast the lease of a lost broker group."""
+"""Attempts while another change of the subject is in progress. With their pauses they last longer than the lease of a lost broker group."""
 
 
 class Move(NamedTuple):
-    """A partition that shall leave the group."""
+    """A partition to move, and its target group."""
 
     subject: str
     partition: int
@@ -31,14 +32,14 @@ class Move(NamedTuple):
 
 @dataclass(slots=True)
 class DrainLoad:
-    """What a broker group takes of ordered subjects."""
+    """The load of a broker group from ordered subjects."""
 
     partitions: int = 0
     messages_per_s: float = 0.0
 
 
 def targets(cluster: pb.DescribeClusterResponse, drained: str) -> list[str]:
-    """Where partitions may go: groups that take messages now. Pure."""
+    """Possible targets: broker groups that accept messages now. Pure."""
     found = [each for each in cluster.groups if each.broker_group != drained and not each.is_delay]
     return sorted(each.broker_group for each in found if each.health == "read-write")
 
@@ -46,7 +47,7 @@ def targets(cluster: pb.DescribeClusterResponse, drained: str) -> list[str]:
 def plan(subjects: Iterable[pb.DescribeRouteResponse], drained: str, candidates: Iterable[str]) -> list[Move]:
     """All moves: each to the group with the fewest partitions, then the fewest messages a second, then by name. Pure.
 
-    Raises InvalidArgument if something is to move and there is nowhere to move it.
+    Raises InvalidArgument if there are partitions to move but no target.
     """
     known = list(subjects)
     loads = {name: DrainLoad() for name in candidates}
@@ -61,8 +62,8 @@ def plan(subjects: Iterable[pb.DescribeRouteResponse], drained: str, candidates:
                 _add(loads[each.broker_group], rate)
     if leaving and not loads:
         raise InvalidArgument(
-            f"{len(leaving)} partitions of ordered subjects live on {drained}, and no other broker group takes messages just now: "
-            "add or resume one; --no-move drains without moving them, and they go on taking messages"
+            f"{len(leaving)} partitions of ordered subjects are on {drained}, and no other broker group accepts messages: "
+            "add or resume a group, or use --no-move to leave the partitions there, where they keep taking messages"
         )
     moves = []
     for name, number, rate in sorted(leaving):
@@ -82,20 +83,22 @@ def _least(loads: Mapping[str, DrainLoad]) -> str:
 
 
 def warning(cluster: pb.DescribeClusterResponse, drained: str, moves: Iterable[Move]) -> str:
-    """What will become of a group that is lost; empty if it has a master. Pure."""
+    """A warning about draining a group without a master; empty if the group has one. Pure."""
     if any(each.broker_group == drained and each.master for each in cluster.groups):
         return ""
-    said = f"broker group {drained} has no master: producers go elsewhere, and what only it keeps is not consumed until it is back"
+    said = (
+        f"broker group {drained} has no master: producers use other groups, and messages that only it has are not consumed until it is back"
+    )
     if list(moves):
         said += (
-            "; its partitions are fenced, which takes until its right to write has surely lapsed (some seconds); a partition of a subject "
+            "; its partitions are fenced, which takes some seconds, until its write lease has expired; a partition of a subject "
             "with fencing 'majority' cannot leave a lost group: its move waits until the group is back"
         )
     return said
 
 
 async def find(metadata: MetadataClient, drained: str, *, leaving: Sequence[str] = ()) -> list[Move]:
-    """The plan for the cluster as it is now; nothing is moved to the groups `leaving`. Raises InvalidArgument, Unavailable."""
+    """The plan for the current cluster. The groups `leaving` are no targets. Raises InvalidArgument, Unavailable."""
     ordered = [each.settings.name for each in await metadata.list_subjects() if each.settings.order]
     described = [await metadata.describe_route(name) for name in ordered]
     return plan(described, drained, [each for each in targets(await metadata.cluster(), drained) if each not in leaving])
@@ -104,9 +107,9 @@ async def find(metadata: MetadataClient, drained: str, *, leaving: Sequence[str]
 async def carry_out(
     metadata: MetadataClient, drained: str, moves: Iterable[Move], moved: Callable[[Move], None], conflict_s: float
 ) -> None:
-    """One after another; `moved` is told of each, `conflict_s` is the pause while another change of the subject is under way.
+    """Make the moves one after another. `moved` is called after each; `conflict_s` is the pause while another change of the subject runs.
 
-    A partition that left meanwhile is passed over. Raises what ChangeRoute raises.
+    A partition that has left the group meanwhile is skipped. Raises what ChangeRoute raises.
     """
     for each in moves:
         await _move(metadata, drained, each, conflict_s)

@@ -1,4 +1,4 @@
-"""`qmq export` and `qmq import`: stored messages into a file, and records of a file into a subject (docs/TRANSFER.md)."""
+"""`qmq export` writes stored messages to a file; `qmq import` sends the records of a file to a subject (docs/TRANSFER.md)."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ from qmq.operations.key_texts import parse_key
 
 STATE_SUFFIX: Final = ".qmq-import"
 BAR_STEP: Final = 500
-_MOMENT: Final = "2026-11-24T09:00:00Z, or so long ago: 90s, 10m, 2h, 3d."
+_MOMENT: Final = "2026-11-24T09:00:00Z, or an age: 90s, 10m, 2h, 3d."
 
 Subject = Annotated[str, typer.Argument(help="The subject.")]
-At = Annotated[str | None, typer.Option("--at", help=f"Begin with messages stored then: {_MOMENT}")]
-Until = Annotated[str | None, typer.Option("--until", help=f"End before messages stored then: {_MOMENT}")]
-First = Annotated[int | None, typer.Option("--from-sequence", min=0, help="Begin in each queue with this sequence.")]
-End = Annotated[int | None, typer.Option("--until-sequence", min=0, help="End in each queue before this sequence.")]
+At = Annotated[str | None, typer.Option("--at", help=f"Start at messages stored at this time: {_MOMENT}")]
+Until = Annotated[str | None, typer.Option("--until", help=f"Stop before messages stored at this time: {_MOMENT}")]
+First = Annotated[int | None, typer.Option("--from-sequence", min=0, help="First sequence of each queue.")]
+End = Annotated[int | None, typer.Option("--until-sequence", min=0, help="Stop before this sequence in each queue.")]
 Partition = Annotated[int | None, typer.Option("--partition", min=0, help="Only this partition.")]
-BrokerGroup = Annotated[str, typer.Option("--broker-group", help="Only what this broker group has.")]
-Key = Annotated[str | None, typer.Option("--key", help="Only messages of this key.")]
-KeyFrom = Annotated[str | None, typer.Option("--from-key", help="Only keys that sort at or behind this one, byte by byte.")]
-KeyBefore = Annotated[str | None, typer.Option("--until-key", help="Only keys that sort before this one.")]
-Tag = Annotated[list[str] | None, typer.Option("--tag", help="Only messages with any of these tags; may be repeated.")]
-Rate = Annotated[float, typer.Option("--rate", min=0, help="At most so many messages a second; 0: as fast as they are stored.")]
+BrokerGroup = Annotated[str, typer.Option("--broker-group", help="Only messages of this broker group.")]
+Key = Annotated[str | None, typer.Option("--key", help="Only messages with this key.")]
+KeyFrom = Annotated[str | None, typer.Option("--from-key", help="Only keys at or after this one, compared byte by byte.")]
+KeyBefore = Annotated[str | None, typer.Option("--until-key", help="Only keys before this one.")]
+Tag = Annotated[list[str] | None, typer.Option("--tag", help="Only messages with one of these tags; repeatable.")]
+Rate = Annotated[float, typer.Option("--rate", min=0, help="At most this many messages per second; 0: no limit.")]
 Compression = Annotated[str | None, typer.Option(help="'zstd' or 'lz4'.")]
-Format = Annotated[str, typer.Option("--format", help="'jsonl' or 'parquet'; without it, what the file's name says.")]
+Format = Annotated[str, typer.Option("--format", help="'jsonl' or 'parquet'; default: by the file's name.")]
 
 
 def range_of(
@@ -52,16 +52,16 @@ def range_of(
     key_before: str | None,
     tags: list[str] | None,
 ) -> MessageRange:
-    """What the options say. Raises InvalidArgument."""
+    """The range given by the options. Raises InvalidArgument."""
     one, low, high = [None if each is None else parse_key(each) for each in (key, key_from, key_before)]
     return MessageRange(moment(at), moment(until), first, end, partition, broker_group, one, low, high, tuple(tags or ()))
 
 
 def export(
     subject: Subject,
-    file: Annotated[Path | None, typer.Option("--file", "-f", help="Write this file; standard output without it.")] = None,
+    file: Annotated[Path | None, typer.Option("--file", "-f", help="The file to write; default: standard output.")] = None,
     form: Format = "",
-    body: Annotated[str, typer.Option("--body", help="'auto': bodies as text where they are UTF-8; 'base64': all as base64.")] = "auto",
+    body: Annotated[str, typer.Option("--body", help="'auto': UTF-8 bodies as text, others as base64; 'base64': all as base64.")] = "auto",
     at: At = None,
     until: Until = None,
     first: First = None,
@@ -75,13 +75,13 @@ def export(
     as_json: Json = False,
     server: Server = SERVER,
 ) -> None:
-    """Write stored messages as JSON lines or Parquet, with ids, keys, tags, headers and times. No consumer group takes part.
+    """Write stored messages as JSON lines or Parquet, with ids, keys, tags, headers and times. No consumer group is involved.
 
-    To standard output the messages are JSON lines, and nothing else is. With --file, --json prints the summary as JSON.
+    Standard output gets JSON lines and no other text. With --file, --json prints the summary as JSON.
     """
     try:
         if body not in ("auto", "base64"):
-            raise InvalidArgument(f"--body is auto or base64, not {body!r}")
+            raise InvalidArgument(f"--body must be auto or base64, not {body!r}")
         chosen = range_of(at, until, first, end, partition, broker_group, key, key_from, key_before, tag)
         count = run(_export(server, subject, chosen, RecordForm.of(form, file), file, body == "base64", as_json))
     except (InvalidArgument, OSError) as failure:
@@ -112,7 +112,7 @@ async def _export(
 
 
 async def stored_count(mq: qmq.Client, subject: str) -> int:
-    """How many messages there are, for the bar."""
+    """The number of messages, for the progress bar."""
     known = await mq.metadata.list_subjects(subject)
     queues = [queue for each in known if each.settings.name == subject for queue in each.queues]
     return sum(queue.next_sequence - queue.start_sequence for queue in queues)
@@ -120,20 +120,21 @@ async def stored_count(mq: qmq.Client, subject: str) -> int:
 
 def load(
     subject: Subject,
-    file: Annotated[Path | None, typer.Option("--file", "-f", help="Read this file; standard input without it.")] = None,
+    file: Annotated[Path | None, typer.Option("--file", "-f", help="The file to read; default: standard input.")] = None,
     form: Format = "",
     state: Annotated[
-        Path | None, typer.Option("--state", help=f"Keep here how far it came; FILE.SUBJECT{STATE_SUFFIX} without it, none of a pipe.")
+        Path | None,
+        typer.Option("--state", help=f"File that records the progress; default: FILE.SUBJECT{STATE_SUFFIX}, or none for standard input."),
     ] = None,
     rate: Rate = 0.0,
     compression: Compression = None,
     as_json: Json = False,
     server: Server = SERVER,
 ) -> None:
-    """Send the records of a file, as `qmq export` writes it, to a subject that exists. Those of a key stay in order.
+    """Send the records of a file, in the format of `qmq export`, to an existing subject. The order of each key is kept.
 
-    Run it again after a crash: it goes on where it was, and stores nothing twice. A JSON line needs no more than a "body"; ids, keys, tags,
-    headers and create times are kept where they are given.
+    After a crash, run the command again: it continues where it stopped and stores no record twice. A JSON line needs only a "body"; ids,
+    keys, tags, headers and create times are kept if they are given.
     """
     try:
         chosen = RecordForm.of(form, file)
@@ -174,19 +175,19 @@ async def _load(
 
 
 async def keep_saying(work: Any, journal: LoadJournal) -> None:
-    """Do it; where it fails, say that running it again goes on."""
+    """Run the load; if it fails, add to the error that another run continues it."""
     try:
         await work
     except QmqError as failure:
         if journal.path is None:
             raise
         records = journal.state.records if journal.state is not None else 0
-        said = f"{failure.message}; {records:,} records are stored for sure: run it again to go on ({journal.path})"
+        said = f"{failure.message}; {records:,} records are stored: run the command again to continue ({journal.path})"
         raise type(failure)(said, outcome=failure.outcome) from failure
 
 
 def bar(quiet: bool) -> Progress:
-    """On standard error, where that is a terminal."""
+    """A progress bar on standard error, if that is a terminal."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     is_shown = errors.is_terminal and not quiet and sys.stderr.isatty()
     return Progress(*columns, console=errors, disable=not is_shown)

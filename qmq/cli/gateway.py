@@ -1,4 +1,4 @@
-"""`qmq gateway`: clients of Apache RocketMQ 5 send to and receive from the cluster."""
+"""`qmq gateway` lets Apache RocketMQ 5 clients send to and receive from the cluster."""
 
 from __future__ import annotations
 
@@ -19,47 +19,50 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class GatewayOptions:
-    """Of `qmq gateway`."""
+    """Options of `qmq gateway`."""
 
     server: Annotated[
-        str, typer.Option(envvar="QMQ_SERVER", help="The metaservers' addresses, comma-separated; without it, localhost:20880.")
+        str, typer.Option(envvar="QMQ_SERVER", help="The metaservers' addresses, comma-separated; default: localhost:20880.")
     ] = ""
     host: Host = "127.0.0.1"
-    port: Annotated[int, typer.Option(envvar="QMQ_PORT", help="The port for RocketMQ's clients; 0 for a free one.")] = 8081
+    port: Annotated[int, typer.Option(envvar="QMQ_PORT", help="The port for RocketMQ clients; 0: any free port.")] = 8081
     advertise: Annotated[
-        str, typer.Option(envvar="QMQ_ADVERTISE", help="HOST:PORT that clients are told; without it, the one by which they came.")
+        str, typer.Option(envvar="QMQ_ADVERTISE", help="HOST:PORT advertised to clients; default: the one they connected to.")
     ] = ""
     create_topics: Annotated[
-        bool, typer.Option(envvar="QMQ_CREATE_TOPICS", help="Let a first message create its topic, if the metaserver allows it.")
+        bool, typer.Option(envvar="QMQ_CREATE_TOPICS", help="Create a topic at its first message, if the metaserver allows it.")
     ] = True
     ordered_topics: Annotated[
-        bool, typer.Option("--ordered-topics", envvar="QMQ_ORDERED_TOPICS", help="Create ordered topics, which take messages of all types.")
+        bool,
+        typer.Option(
+            "--ordered-topics", envvar="QMQ_ORDERED_TOPICS", help="Create topics as ordered subjects, which take all message types."
+        ),
     ] = False
     credentials: Annotated[
         Path | None,
         typer.Option(
             envvar="QMQ_GATEWAY_CREDENTIALS",
-            help="JSON file: access and secret keys of RocketMQ's clients, and a token of QMQ for each; without it, all are served.",
+            help="JSON file: access keys and secret keys of RocketMQ clients, with a QMQ token for each; default: every client is served.",
         ),
     ] = None
     tls_cert: Annotated[
-        Path | None, typer.Option(envvar="QMQ_GATEWAY_TLS_CERT", help="PEM file: the certificate for RocketMQ's clients; turns TLS on.")
+        Path | None, typer.Option(envvar="QMQ_GATEWAY_TLS_CERT", help="PEM file: the certificate shown to RocketMQ clients; turns TLS on.")
     ] = None
     tls_key: Annotated[Path | None, typer.Option(envvar="QMQ_GATEWAY_TLS_KEY", help="PEM file: that certificate's key.")] = None
     insecure: Annotated[
         bool,
-        typer.Option("--insecure", envvar="QMQ_INSECURE", help="Listen beyond this machine without access control: on a private network."),
+        typer.Option("--insecure", envvar="QMQ_INSECURE", help="Listen on a public address without access control; for private networks."),
     ] = False
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log what happens.")] = False
 
     def config(self) -> GatewayConfig:
-        """The gateway as the options say it."""
+        """The gateway's configuration."""
         from qmq.gateway.gateway_config import GatewayConfig
 
         return GatewayConfig(self.host, self.port, self.advertise, creates_topics=self.create_topics, all_ordered=self.ordered_topics)
 
     def network(self) -> Network:
-        """For the port. Raises InvalidArgument for files that cannot be used."""
+        """The network of the RocketMQ port, with TLS if configured. Raises InvalidArgument for unusable files."""
         from qmq.network import NETWORK
         from qmq.security.expiry import ExpiryWarning
         from qmq.security.tls import Credentials, Tls
@@ -69,12 +72,12 @@ class GatewayOptions:
             if self.tls_cert is not self.tls_key:
                 raise InvalidArgument("TLS needs --tls-cert and --tls-key together: `qmq cert server` makes both files")
             return NETWORK
-        # Clients show no certificates, so whoever signed the gateway's own will do as the authority for theirs.
+        # Clients show no certificates, so any certificate can serve as the authority for theirs: the gateway's own is at hand.
         files = Credentials(Tls(self.tls_cert, self.tls_cert, self.tls_key, requires_clients=False))
         return TlsNetwork(files, ExpiryWarning(files).look)
 
     def require_closed(self) -> None:
-        """Raises InvalidArgument where strangers could reach what they must not."""
+        """Raise InvalidArgument if the gateway would listen on a public address without access control."""
         from qmq.node.exposure import require_guarded
 
         if self.credentials is None or self.tls_cert is None:
@@ -83,11 +86,11 @@ class GatewayOptions:
 
 @taking(GatewayOptions)
 def gateway(_: typer.Context, options: GatewayOptions) -> None:
-    """Run a gateway for clients of Apache RocketMQ 5 (gRPC): Java, Go, C++, C#, Node, Rust, Python. It keeps nothing, so run several.
+    """Run a gateway for Apache RocketMQ 5 clients (gRPC): Java, Go, C++, C#, Node, Rust, Python. The gateway has no state, so run several.
 
-    It reaches the cluster as any client does, with the certificates and the token of the environment (QMQ_TLS_CA, QMQ_TOKEN_FILE ...), and
-    with --credentials it shows for each of RocketMQ's clients the token that belongs to its access key.
-    Prints one line, `qmq gateway is ready at HOST:PORT`, when clients may come. Ctrl-C or SIGTERM stops it cleanly.
+    The gateway is an ordinary client of the cluster and uses the certificates and the token of the environment (QMQ_TLS_CA,
+    QMQ_TOKEN_FILE ...). With --credentials it uses, for each RocketMQ client, the token of that client's access key.
+    Prints one line, `qmq gateway is ready at HOST:PORT`, when clients can connect. Ctrl-C or SIGTERM stops it cleanly.
     """
     try:
         set_up_logging(options.verbose)

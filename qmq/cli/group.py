@@ -1,4 +1,4 @@
-"""`qmq group`: what groups consumed, and moving them."""
+"""`qmq group` shows, resets and deletes consumer groups."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ _COLUMNS = ("subject", "partition", "broker group", "group", "consumers", "lag",
 
 @app.command("list")
 def list_groups(
-    subject: Annotated[str, typer.Argument(help="Only of this subject.")] = "", as_json: Json = False, server: Server = SERVER
+    subject: Annotated[str, typer.Argument(help="Only groups of this subject.")] = "", as_json: Json = False, server: Server = SERVER
 ) -> None:
-    """List groups, with how far they are behind; of an ordered subject, with the version of the route that they read."""
+    """List groups and their lag; for an ordered subject, also the route version that each group reads."""
     found = run(_rows(server, subject))
     rows = [(*row, is_paused if as_json else _yes(is_paused)) for *row, is_paused in found]
     show("groups", _COLUMNS, rows, as_json=as_json, silent=found.silent)
@@ -48,13 +48,13 @@ async def _rows(server: str, subject: str) -> Partial[tuple[Any, ...]]:
 
 
 async def _ordered(mq: qmq.Client, subject: str) -> list[str]:
-    """The ordered subjects: of all, or this one if it is one."""
+    """All ordered subjects; or, given a name, that subject if it is ordered."""
     found = await mq.metadata.list_subjects(subject)
     return [each.settings.name for each in found if each.settings.order and subject in ("", each.settings.name)]
 
 
 def _silent(found: dict[str, Any]) -> dict[str, str]:
-    return dict.fromkeys(found["silent_groups"], "it does not answer")
+    return dict.fromkeys(found["silent_groups"], "no answer")
 
 
 def _row(each: Any) -> tuple[Any, ...]:
@@ -89,7 +89,7 @@ def lag(
     as_json: Json = False,
     server: Server = SERVER,
 ) -> None:
-    """Show how far a group is behind, and what each of its consumers holds; of an ordered subject, where its frontier is."""
+    """Show a group's lag and the unacknowledged messages of each consumer; for an ordered subject, also the group's frontier."""
     found = run(_lag(server, subject, group))
     if isinstance(found, dict):
         tell_silent(_silent(found))
@@ -130,7 +130,7 @@ def lag(
 
 
 async def _lag(server: str, subject: str, group: str) -> Partial[Any] | dict[str, Any]:
-    """One group on each queue; of an ordered subject, all of the group at once."""
+    """A group's progress on each queue; for an ordered subject, of the group as a whole."""
     async with qmq.connect(server) as mq:
         if not await _ordered(mq, subject):
             return await mq.metadata.describe_groups(subject, group)
@@ -138,7 +138,7 @@ async def _lag(server: str, subject: str, group: str) -> Partial[Any] | dict[str
     for each in found["groups"]:
         if each["group"] == group:
             return {**each, "subject": subject, "latest_version": found["latest_version"], "silent_groups": found["silent_groups"]}
-    raise UnknownGroup(f"group {group!r} has never consumed {subject!r}: `qmq group list {subject}` shows which have")
+    raise UnknownGroup(f"group {group!r} has never consumed {subject!r}: `qmq group list {subject}` shows its groups")
 
 
 def _consumers(group: Any, as_json: bool) -> Any:
@@ -162,18 +162,21 @@ def reset(
     group: Annotated[str, typer.Argument(help="The group.")],
     to: Annotated[str, typer.Option("--to", help="earliest, latest, a TIME (2026-11-21T09:30:00+01:00) or a SEQUENCE.")],
     broker_group: Annotated[
-        str | None, typer.Option(help="Only on this broker group; a SEQUENCE counts on one, so it needs this where there are several.")
+        str | None,
+        typer.Option(
+            help="Only on this broker group. A SEQUENCE belongs to one broker group, so it needs this option if there are several."
+        ),
     ] = None,
     as_json: Json = False,
     server: Server = SERVER,
 ) -> None:
-    """Move a group. What its consumers hold is void; they go on from the new place."""
+    """Move a group to another position. Messages that its consumers hold become void; the consumers continue from the new position."""
 
     async def _reset() -> list[Any]:
         target = parse_target(to)
         async with qmq.connect(server) as mq:
             if broker_group is not None and await _ordered(mq, subject):
-                raise InvalidArgument(f"{subject!r} is ordered: a group of it moves as a whole, not on one broker group")
+                raise InvalidArgument(f"{subject!r} is ordered: its groups can only be reset as a whole, so leave out the broker group")
             return await mq.metadata.reset_group(subject, group, **target, broker_group=broker_group)
 
     rows = [(each.partition, each.broker_group, each.from_sequence, each.to_sequence) for each in run(_reset())]
@@ -183,12 +186,12 @@ def reset(
 @app.command("delete")
 def delete(
     subject: Annotated[str, typer.Argument(help="The subject.")],
-    group: Annotated[str, typer.Argument(help="The group; it has no consumers.")],
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask for the group's name again.")] = False,
+    group: Annotated[str, typer.Argument(help="The group; it must have no consumers.")],
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False,
     as_json: Json = False,
     server: Server = SERVER,
 ) -> None:
-    """Forget what a group consumed, its parked keys too. One of that name that comes later is new; its dead letters stay."""
+    """Delete a group's progress and parked keys. Its dead letters stay. A later group of the same name starts as a new group."""
     if not yes and typer.prompt(f"type {group} to delete it{_lost(server, subject, group)}", err=True) != group:
         fail(InvalidArgument("that is not the group's name: nothing was deleted"))
 
@@ -200,7 +203,7 @@ def delete(
 
 
 def _lost(server: str, subject: str, group: str) -> str:
-    """What goes with a group, in words."""
+    """What is deleted with a group, for the confirmation question."""
 
     async def _parked() -> set[bytes]:
         async with qmq.connect(server) as mq:
@@ -214,7 +217,7 @@ def _lost(server: str, subject: str, group: str) -> str:
 
 
 def parse_target(to: str) -> dict[str, Any]:
-    """What `--to` means. Raises InvalidArgument."""
+    """Parse the value of `--to`. Raises InvalidArgument."""
     if to in ("earliest", "latest"):
         return {"to": to}
     if to.isdigit():

@@ -1,4 +1,4 @@
-"""`qmq group set` and `qmq group settings`: how a group's messages are tried again when they fail."""
+"""`qmq group set` and `qmq group settings`: how a group retries messages that failed."""
 
 from __future__ import annotations
 
@@ -23,22 +23,18 @@ _COLUMNS: Final = ("setting", "value", "from")
 def set_settings(
     subject: Subject,
     group: Group,
-    attempts_max: Annotated[
-        int | None, typer.Option(help="After so many attempts a message goes to the dead-letter queue; 0: never.")
-    ] = None,
-    retry_delays: Annotated[
-        str | None, typer.Option(help="How long a failed message rests, attempt by attempt: 1s,5s,1m; the last one for all further ones.")
-    ] = None,
-    default: Annotated[bool, typer.Option("--default", help="Take all that was set here away.")] = False,
+    attempts_max: Annotated[int | None, typer.Option(help="Attempts before a message goes to the dead-letter queue; 0: no limit.")] = None,
+    retry_delays: Annotated[str | None, typer.Option(help="Delay before each retry: 1s,5s,1m; the last one repeats.")] = None,
+    default: Annotated[bool, typer.Option("--default", help="Remove all settings made here.")] = False,
     as_json: Json = False,
     server: Server = SERVER,
 ) -> None:
-    """Set how a group's messages are tried again, on a subject or on all; what is not named stays as it is. Shows what holds then."""
+    """Set how a group retries messages, on one subject or on all. Settings that are not given stay unchanged. Prints the result."""
 
     async def _set() -> Any:
         delays = None if retry_delays is None else parse_delays(retry_delays)
         if default == (attempts_max is not None or delays is not None):
-            raise InvalidArgument("say what to set: --attempts-max, --retry-delays, or both; or --default alone")
+            raise InvalidArgument("give --attempts-max, --retry-delays or both; or only --default")
         async with qmq.connect(server) as mq:
             if default:
                 return await mq.metadata.clear_group_settings(subject, group)
@@ -48,7 +44,7 @@ def set_settings(
 
 
 def show_settings(subject: Subject, group: Group, as_json: Json = False, server: Server = SERVER) -> None:
-    """Show how a group's messages are tried again, and where that was set: for the subject, for all ('*'), or at the brokers' start."""
+    """Show how a group retries messages, and where each setting comes from: the subject, all subjects ('*'), or the brokers' options."""
 
     async def _settings() -> Any:
         async with qmq.connect(server) as mq:

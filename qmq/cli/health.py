@@ -1,6 +1,7 @@
-"""`qmq health`: whether a server serves, for whoever starts and watches processes. Exit status 0 if it does, 3 if it does not.
+"""`qmq health` checks whether a server is ready, for supervisors and scripts. Exit status 0: ready, 3: not ready.
 
-It asks /readyz at the server's metrics port. What asks often, as a container engine does, asks that itself and spares the machine a Python.
+The command requests /readyz at the server's metrics port. A container engine, which asks often, should request /readyz itself and save a
+Python process each time.
 """
 
 from __future__ import annotations
@@ -14,24 +15,24 @@ from qmq.cli.output import Json, fail, show
 from qmq.errors import InvalidArgument, NotConnected, QmqError
 from qmq.network import parse
 
-app = typer.Typer(no_args_is_help=True, help="Whether a server serves: exit status 0 if it does.")
+app = typer.Typer(no_args_is_help=True, help="Check whether a server is ready: exit status 0 if it is.")
 
 HEALTH_S: Final = 3.0
 PORT: Final = 20890
-"""Where docker-compose.yml has the metrics."""
+"""The metrics port in docker-compose.yml."""
 
 Address = Annotated[str, typer.Argument(help="HOST:PORT of its metrics (--metrics-port).")]
 
 
 @app.command("meta")
 def meta(address: Address = f"localhost:{PORT}", as_json: Json = False) -> None:
-    """Ask a metaserver, or `qmq dev`, whether it has listed the cluster: from then on it serves, whoever else is away."""
+    """Check a metaserver or `qmq dev`. It is ready once it has listed the cluster, even if other servers are down later."""
     _tell(address, as_json)
 
 
 @app.command("broker")
 def broker(address: Address = f"localhost:{PORT}", as_json: Json = False) -> None:
-    """Ask a replica of a broker group or delay group whether it serves as master, or follows one: a slave is as healthy as a master."""
+    """Check a replica of a broker group or delay group. It is ready if it is the master or follows one."""
     _tell(address, as_json)
 
 
@@ -44,19 +45,19 @@ def _tell(address: str, as_json: bool) -> None:
 
 
 def _asked(address: str) -> str:
-    """How it stands. Raises NotConnected, InvalidArgument."""
+    """The server's answer. Raises NotConnected, InvalidArgument."""
     place = parse(address, PORT)
     if place.path:
-        raise InvalidArgument(f"metrics and health are not at a socket: give HOST:PORT of --metrics-port, not {address}")
+        raise InvalidArgument(f"metrics and health are served over TCP: give the HOST:PORT of --metrics-port, not {address}")
     connection = http.client.HTTPConnection(place.host.strip("[]"), place.port, timeout=HEALTH_S)
     try:
         connection.request("GET", "/readyz")
         answer = connection.getresponse()
         says = answer.read(1000).decode("utf-8", "replace").strip()
     except http.client.HTTPException as cause:
-        raise NotConnected(f"what is at {address} speaks no HTTP: give the server's metrics port, not another one") from cause
+        raise NotConnected(f"the server at {address} does not speak HTTP: give its metrics port") from cause
     except OSError as cause:
-        raise NotConnected(f"nobody answers at {address}: is it running, with --metrics-port? ({cause})") from cause
+        raise NotConnected(f"no answer from {address}: is the server running with --metrics-port? ({cause})") from cause
     finally:
         connection.close()
     if answer.status != http.HTTPStatus.OK:

@@ -1,4 +1,4 @@
-"""Names that a cluster has: subjects and consumer groups, for hints and for completion. What cannot be had quickly is left out."""
+"""Names of subjects and groups in the cluster, for hints and completion. Names that the cluster does not return quickly are left out."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ import qmq
 from qmq.errors import QmqError, UnknownGroup, UnknownSubject
 
 PATIENCE_S: Final = 5.0
-"""Nobody waits longer than this for a hint."""
+"""The longest wait for the names of a hint."""
 
 
 def subject_names(server: str) -> list[str]:
-    """All subjects; none if the cluster does not say so in time."""
+    """All subjects; empty if the cluster does not answer in time."""
     return _asked(server, _subjects)
 
 
 def group_names(server: str, subject: str = "") -> list[str]:
-    """The groups that consumed a subject, or any subject; none if the cluster does not say so in time."""
+    """The groups that consumed a subject, or any subject; empty if the cluster does not answer in time."""
 
     async def groups(mq: qmq.Client) -> list[str]:
         return await groups_of(mq, subject)
@@ -28,7 +28,7 @@ def group_names(server: str, subject: str = "") -> list[str]:
 
 
 def broker_group_names(server: str) -> list[str]:
-    """All broker groups and delay groups; none if the cluster does not say so in time."""
+    """All broker groups and delay groups; empty if the cluster does not answer in time."""
 
     async def groups(mq: qmq.Client) -> list[str]:
         return [each.broker_group for each in (await mq.metadata.cluster()).groups]
@@ -48,19 +48,19 @@ async def groups_of(mq: qmq.Client, subject: str = "") -> list[str]:
 
 
 async def require_subject(mq: qmq.Client, subject: str) -> None:
-    """For a command that found nothing of a subject. Raises UnknownSubject if the cluster says that there is none."""
+    """For a command that found no data of a subject. Raises UnknownSubject if the cluster says that the subject does not exist."""
     if subject and subject not in await _or_none(_subjects(mq, subject), subject):
         raise UnknownSubject(f"there is no subject {subject!r}: `qmq subject list` shows all")
 
 
 async def require_group(mq: qmq.Client, group: str) -> None:
-    """The same for a group. Raises UnknownGroup if it never consumed anything and has no dead letters."""
+    """For a command that found no data of a group. Raises UnknownGroup if the group never consumed a message and has no dead letters."""
     if group and group not in await _or_none(groups_of(mq), group):
         raise UnknownGroup(f"there is no group {group!r}: `qmq group list` shows all")
 
 
 async def _or_none(names: Awaitable[list[str]], name: str) -> list[str]:
-    """The names; this one alone if they cannot be had: then nothing is said against it."""
+    """The known names. If the cluster does not answer, only the given name, so that no error is raised about it."""
     try:
         return await names
     except QmqError:

@@ -1,4 +1,4 @@
-"""`qmq log`: looking into segment files, without a broker."""
+"""`qmq log` reads segment files without a broker."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ app = typer.Typer(no_args_is_help=True, help="Log files: dump a segment.")
 @app.command("dump")
 def dump(
     segment: Annotated[Path, typer.Argument(help="A segment file of a message log or an action log.")],
-    columns: Annotated[bool, typer.Option(help="Show every message of every batch.")] = False,
-    limit: Annotated[int, typer.Option(help="Stop after so many entries; 0 for no end.")] = 0,
+    columns: Annotated[bool, typer.Option(help="Show each message of each batch.")] = False,
+    limit: Annotated[int, typer.Option(help="Stop after this many entries; 0: no limit.")] = 0,
     as_json: Json = False,
 ) -> None:
-    """Show a segment's entries: positions, sequences, checksums, columns. Exit status 1 if a checksum does not hold."""
+    """Show a segment's entries: positions, sequences, checksums, columns. Exit status 1 if a checksum is wrong."""
     from qmq.log.segment_dump import Line, dump_segment
 
     if not segment.is_file():
-        fail(InvalidArgument(f"{segment} is no file: segments are in DATA/broker/message and DATA/broker/action"))
+        fail(InvalidArgument(f"{segment} is not a file: segments are in DATA/broker/message and DATA/broker/action"))
     lines: list[Line] = []
     for line in dump_segment(segment, with_messages=columns):
         lines.append(line)

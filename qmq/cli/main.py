@@ -11,10 +11,10 @@ GRPC_VERBOSITY: Final = "GRPC_VERBOSITY"
 
 def main() -> None:
     """Run the command line."""
-    # gRPC reads this when it is imported. Without it, it writes a line to standard error for each stranger whose handshake fails.
+    # gRPC reads this variable when it is imported. Otherwise gRPC writes a line to standard error for each failed TLS handshake.
     os.environ.setdefault(GRPC_VERBOSITY, "ERROR")
     try:
         from qmq.cli.app import app
     except ImportError as cause:
-        sys.exit(f"the qmq command needs more libraries ({cause.name} is missing): pip install 'qmq[cli,server]'")
+        sys.exit(f"the qmq command needs another package ({cause.name} is missing): pip install 'qmq[cli,server]'")
     app()

@@ -1,4 +1,4 @@
-"""`qmq message`: one message, by its id: find, show, trace. (`qmq why` says the same in words.)"""
+"""`qmq message` finds, shows or traces one message by its id. (`qmq why` explains the state of a message in words.)"""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from qmq.cli.output import SERVER, Json, Server, console, run, show, time_text
 from qmq.operations.inquiry import Inquiry, inquire, places_of
 from qmq.operations.message_view import TIMELINE, message_facts, timeline
 
-app = typer.Typer(no_args_is_help=True, help="Messages: find, show or trace one by its id.")
+app = typer.Typer(no_args_is_help=True, help="Find, show or trace a message by its id.")
 
-Body = Annotated[str, typer.Option("--body", help="How to print the body: auto (JSON or text if it is, else hex), text, json, hex.")]
-Group = Annotated[str, typer.Option("--group", help="Only what this consumer group did.")]
+Body = Annotated[str, typer.Option("--body", help="How to print the body: auto (JSON or text if possible, else hex), text, json, hex.")]
+Group = Annotated[str, typer.Option("--group", help="Only events of this consumer group.")]
 
 
 @app.command("find")
@@ -54,10 +54,10 @@ def find(
 
 @app.command("show")
 def show_message(words: Words, body: Body = "auto", as_json: Json = False, server: Server = SERVER) -> None:
-    """Show a message with headers and body, in every place where it is kept. Without a subject all of them are searched."""
+    """Show a message with headers and body, at every place where it is stored. Without a subject, all subjects are searched."""
     subject, message_id = subject_and_id(words)
     if body not in ("auto", "text", "json", "hex"):
-        raise typer.BadParameter("--body is auto, text, json or hex")
+        raise typer.BadParameter("--body must be auto, text, json or hex")
 
     async def _places() -> list[dict[str, Any]]:
         async with qmq.connect(server) as mq:
@@ -99,13 +99,13 @@ def _body_text(facts: dict[str, Any], form: str) -> str:
             return json.dumps(json.loads(data), indent=2, ensure_ascii=False)
         except ValueError:
             if form == "json":
-                raise typer.BadParameter("the body is no JSON: use --body text or hex") from None
+                raise typer.BadParameter("the body is not JSON: use --body text or hex") from None
     return text if text is not None else data.decode(errors="replace")
 
 
 @app.command("trace")
 def trace(words: Words, group: Group = "", as_json: Json = False, server: Server = SERVER) -> None:
-    """Show what happened to a message and when: created, stored, handed out, failed, acknowledged, moved."""
+    """Show the history of a message with times: created, stored, delivered, failed, acknowledged, moved."""
     subject, message_id = subject_and_id(words)
 
     async def _inquire() -> Inquiry:
@@ -116,4 +116,4 @@ def trace(words: Words, group: Group = "", as_json: Json = False, server: Server
     show(f"message {inquiry.message_id}", TIMELINE, timeline(inquiry), as_json=as_json)
     since_ms = max([each.known_since_ms for each in inquiry.followed], default=0)
     if since_ms and not as_json:
-        console.print(f"What consumers did before {time_text(since_ms)} is not kept any more.")
+        console.print(f"Consumer events before {time_text(since_ms)} have been deleted.")

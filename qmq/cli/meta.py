@@ -1,4 +1,4 @@
-"""`qmq meta`: a metaserver."""
+"""`qmq meta` runs a metaserver."""
 
 from __future__ import annotations
 
@@ -18,34 +18,34 @@ if TYPE_CHECKING:
     from qmq.node.etcd_options import EtcdOptions
 
 ETCD_S: Final = 3.0
-"""Clients give a metaserver five seconds: they shall hear that etcd is away, not that nobody answers."""
+"""Less than the five seconds that clients wait for a metaserver, so that they get an error about etcd rather than a timeout."""
 
 
 @dataclass(frozen=True)
 class MetaPlace:
-    """Of `qmq meta` alone."""
+    """Options that only `qmq meta` has."""
 
     host: Host = "127.0.0.1"
-    port: Annotated[int, typer.Option(envvar="QMQ_PORT", help="The port; 0 for a free one.")] = 20880
-    create_subjects: Annotated[bool, typer.Option(envvar="QMQ_CREATE_SUBJECTS", help="Let a first message create its subject.")] = True
+    port: Annotated[int, typer.Option(envvar="QMQ_PORT", help="The port; 0: any free port.")] = 20880
+    create_subjects: Annotated[bool, typer.Option(envvar="QMQ_CREATE_SUBJECTS", help="Create a subject at its first message.")] = True
     groups_per_subject: Annotated[
-        int, typer.Option(envvar="QMQ_GROUPS_PER_SUBJECT", min=1, help="On how many broker groups a new subject lives.")
+        int, typer.Option(envvar="QMQ_GROUPS_PER_SUBJECT", min=1, help="How many broker groups a new subject is placed on.")
     ] = 2
     evacuate: Annotated[
-        bool, typer.Option(envvar="QMQ_EVACUATE", help="Move ordered partitions away from broker groups that have no master any more.")
+        bool, typer.Option(envvar="QMQ_EVACUATE", help="Move ordered partitions away from broker groups that have lost their master.")
     ] = True
 
 
 @dataclass(frozen=True)
 class MetaOptions(ProcessFlags, MetaPlace, GuardFlags, EtcdFlags):
-    """Of `qmq meta`."""
+    """Options of `qmq meta`."""
 
 
 @taking(MetaOptions)
 def meta(_: typer.Context, options: MetaOptions) -> None:
-    """Run a metaserver: it says where subjects are, and administers. It keeps nothing, so run two or more.
+    """Run a metaserver, which locates subjects for clients and administers the cluster. It has no state of its own, so run two or more.
 
-    Prints one line, `qmq meta is ready at HOST:PORT`, when clients may come. Ctrl-C or SIGTERM stops it cleanly.
+    Prints one line, `qmq meta is ready at HOST:PORT`, when clients can connect. Ctrl-C or SIGTERM stops it cleanly.
     """
     from qmq.meta.meta_server import MetaConfig
     from qmq.node.environment import environment_with
@@ -97,7 +97,7 @@ async def _serve(options: EtcdOptions, config: MetaConfig, metrics_port: int | N
 
     async def start() -> str:
         nonlocal metrics, is_serving
-        metrics = await serving.serve(config.host, metrics_port, sources, lambda: of_meta(is_serving))  # also while etcd is away
+        metrics = await serving.serve(config.host, metrics_port, sources, lambda: of_meta(is_serving))  # Also while etcd is unreachable.
         await view.start()
         await server.start()
         if audit is not None:

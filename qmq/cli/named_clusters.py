@@ -1,4 +1,4 @@
-"""`qmq context`: clusters that the command line knows by name (docs/ACCESS.md)."""
+"""`qmq context` stores connection settings of clusters under names (docs/ACCESS.md)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from qmq.cli.output import Json, fail, show
 from qmq.errors import QmqError
 from qmq.security.contexts import ClusterContext, ContextFile
 
-app = typer.Typer(no_args_is_help=True, help="Keep clusters under names: where they are, and what to show them.")
+app = typer.Typer(no_args_is_help=True, help="Named clusters: addresses, certificates and tokens.")
 
 Name = Annotated[str, typer.Argument(help="The context's name.")]
 Pem = Path | None
@@ -21,13 +21,13 @@ Pem = Path | None
 def add(
     name: Name,
     server: Annotated[str, typer.Option("--server", "-s", help="The metaservers: HOST:PORT,HOST:PORT.")] = "",
-    ca: Annotated[Pem, typer.Option("--tls-ca", help="PEM file: who signs the servers' certificates.")] = None,
-    cert: Annotated[Pem, typer.Option("--tls-cert", help="PEM file: our certificate.")] = None,
-    key: Annotated[Pem, typer.Option("--tls-key", help="PEM file: its key.")] = None,
-    token_file: Annotated[Pem, typer.Option("--token-file", help="File with our token.")] = None,
+    ca: Annotated[Pem, typer.Option("--tls-ca", help="PEM file: the authority of the servers' certificates.")] = None,
+    cert: Annotated[Pem, typer.Option("--tls-cert", help="PEM file: the client's certificate.")] = None,
+    key: Annotated[Pem, typer.Option("--tls-key", help="PEM file: the certificate's key.")] = None,
+    token_file: Annotated[Pem, typer.Option("--token-file", help="File with the client's token.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Keep a cluster under a name. The first one becomes the current one."""
+    """Add a context. The first context becomes the current one."""
     paths = ["" if path is None else str(path.absolute()) for path in (ca, cert, key, token_file)]
     try:
         ContextFile.of_user().add(ClusterContext(name, server, *paths))
@@ -38,7 +38,7 @@ def add(
 
 @app.command("use")
 def use(name: Name, as_json: Json = False) -> None:
-    """Make a context the current one: commands use it where nothing else is said."""
+    """Make a context the current one. Commands use it unless an option or a variable says otherwise."""
     try:
         ContextFile.of_user().use(name)
     except (OSError, QmqError) as failure:
@@ -48,7 +48,7 @@ def use(name: Name, as_json: Json = False) -> None:
 
 @app.command("remove")
 def remove(name: Name, as_json: Json = False) -> None:
-    """Forget a context; files that it names stay."""
+    """Remove a context. The files that it names stay."""
     try:
         ContextFile.of_user().remove(name)
     except (OSError, QmqError) as failure:
@@ -58,7 +58,7 @@ def remove(name: Name, as_json: Json = False) -> None:
 
 @app.command("list")
 def list_contexts(as_json: Json = False) -> None:
-    """Show all contexts."""
+    """List all contexts."""
     try:
         current, contexts = ContextFile.of_user().load()
     except (OSError, QmqError) as failure:
@@ -71,6 +71,6 @@ def list_contexts(as_json: Json = False) -> None:
 
 
 def _tell(name: str, done: str, as_json: bool) -> None:
-    """Nothing for people: what a command does without a word is done."""
+    """Print JSON if asked; print nothing for people, as a successful Unix command does."""
     if as_json:
         show("", ("context", "done"), [(name, done)], as_json=True)

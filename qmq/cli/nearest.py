@@ -1,4 +1,4 @@
-"""A subject or a group that does not exist: the nearest one that does, and the command with its name.
+"""Suggests the nearest existing name for an unknown subject or group, and the corrected command.
 
 error: [E105] there is no subject 'order': see `qmq subject list`
 did you mean 'orders'? try: qmq group list orders
@@ -16,29 +16,29 @@ from qmq.errors import QmqError, UnknownGroup, UnknownSubject
 
 
 class Given:
-    """What the command of this process was called with, by the names of its parameters (qmq/cli/added_options.py)."""
+    """The arguments of this process's command, by parameter name (set by qmq/cli/added_options.py)."""
 
     values: Mapping[str, Any] = {}
     words: Sequence[str] = ()
-    """The words as they were typed, without `qmq`."""
+    """The command line as typed, without `qmq`."""
 
 
 def nearest(wrong: str, known: Iterable[str]) -> str | None:
-    """The known name that `wrong` most likely means, if any is close. Pure."""
+    """The known name that is closest to `wrong`, or None if none is close. Pure."""
     names = {each.lower(): each for each in sorted(known)}
     found = get_close_matches(wrong.lower(), names, n=1, cutoff=0.6)
     return names[found[0]] if found and names[found[0]] != wrong else None
 
 
 def corrected(words: Sequence[str], wrong: str, right: str) -> str:
-    """The command line with the right name; empty if the wrong one does not stand in it as a word. Pure."""
+    """The command line with the right name; empty if the wrong name is not a word of it. Pure."""
     if wrong not in words:
         return ""
     return shlex.join(["qmq", *[right if word == wrong else word for word in words]])
 
 
 def hint(failure: BaseException) -> str:
-    """What to say below an error about an unknown subject or group; empty if nothing is close. Asks the cluster once."""
+    """The hint below an error about an unknown subject or group; empty if no name is close. Asks the cluster once."""
     server = Given.values.get("server")
     if not isinstance(failure, UnknownSubject | UnknownGroup) or not server:
         return ""
@@ -52,13 +52,13 @@ def hint(failure: BaseException) -> str:
 
 
 def _groups(server: str) -> list[str]:
-    """Those of the subject that was named, if one was; all others besides."""
+    """The groups of the subject in the command, if it names one, followed by all other groups."""
     subject = Given.values.get("subject")
     return group_names(server, subject) if isinstance(subject, str) else group_names(server)
 
 
 def _quoted(failure: QmqError) -> list[str]:
-    """The first name that the error is about, as the user gave it."""
+    """The first name quoted in the error message."""
     given = [each for value in Given.values.values() for each in (value if isinstance(value, list | tuple) else [value])]
     named = [each for each in given if isinstance(each, str) and each and repr(each) in failure.message]
     return sorted(named, key=lambda each: failure.message.index(repr(each)))[:1]

@@ -1,6 +1,6 @@
-"""`qmq outbox`: messages in applications' own databases: the tables' migration, the watchdog, what was set aside (docs/OUTBOX.md).
+"""`qmq outbox` manages outbox tables in applications' databases: migration, watchdog, rejected messages (docs/OUTBOX.md).
 
-A database is named by a URL as SQLAlchemy reads it, such as `postgresql+psycopg://shop@db.example/shop`; async drivers do as well.
+A database is given as a SQLAlchemy URL such as `postgresql+psycopg://shop@db.example/shop`; URLs of async drivers work, too.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ if TYPE_CHECKING:
 
 _R = TypeVar("_R")
 
-app = typer.Typer(no_args_is_help=True, help="Messages in applications' own database transactions.")
+app = typer.Typer(no_args_is_help=True, help="The outbox: messages sent in an application's database transactions.")
 
-Database = Annotated[str, typer.Option("--db", envvar="QMQ_OUTBOX_DB", help="The database's URL, as SQLAlchemy reads it.")]
-Databases = Annotated[list[str], typer.Option("--db", envvar="QMQ_OUTBOX_DB", help="A database's URL; give it as often as there are some.")]
+Database = Annotated[str, typer.Option("--db", envvar="QMQ_OUTBOX_DB", help="The database's SQLAlchemy URL.")]
+Databases = Annotated[list[str], typer.Option("--db", envvar="QMQ_OUTBOX_DB", help="A database's SQLAlchemy URL; repeatable.")]
 Table = Annotated[str, typer.Option("--table", help="The outbox's table.")]
-Ids = Annotated[list[int] | None, typer.Argument(help="Ids of messages: the first column of `qmq outbox list`.")]
-All = Annotated[bool, typer.Option("--all", help="All that were set aside.")]
+Ids = Annotated[list[int] | None, typer.Argument(help="Message ids: the first column of `qmq outbox list`.")]
+All = Annotated[bool, typer.Option("--all", help="All messages that were set aside.")]
 
 _COLUMNS: Final = ("id", "subject", "key", "bytes", "created", "due", "state", "attempts", "claimed by", "last error", "message id")
 
 
 @app.command("migration")
 def print_migration(
-    dialect: Annotated[str, typer.Option("--dialect", help="sqlite, postgresql or mysql (MariaDB too).")], table: Table = TABLE
+    dialect: Annotated[str, typer.Option("--dialect", help="sqlite, postgresql or mysql (also for MariaDB).")], table: Table = TABLE
 ) -> None:
-    """Print the statements that make an outbox's tables."""
+    """Print the SQL statements that create an outbox's tables."""
     try:
         typer.echo(migration(dialect, table), nl=False)
     except QmqError as failure:
@@ -51,11 +51,13 @@ def print_migration(
 @app.command("watchdog")
 def watchdog(
     db: Databases,
-    table: Annotated[list[str] | None, typer.Option("--table", help="An outbox's table, or several.")] = None,
-    lease_s: Annotated[float, typer.Option("--lease", min=1.0, help="Seconds after which another takes over from one that died.")] = 10.0,
+    table: Annotated[list[str] | None, typer.Option("--table", help="An outbox table; repeatable.")] = None,
+    lease_s: Annotated[
+        float, typer.Option("--lease", min=1.0, help="Seconds until another watchdog takes over from one that died.")
+    ] = 10.0,
     server: Server = SERVER,
 ) -> None:
-    """Send what committed transactions left in outboxes. Run two or more: of those of a table one works."""
+    """Send messages that committed transactions left in outboxes. Run two or more watchdogs: for each table, one of them is active."""
     run(_watch(db, table or [TABLE], lease_s, server))
 
 
@@ -63,11 +65,13 @@ def watchdog(
 def list_messages(
     db: Database,
     table: Table = TABLE,
-    aside: Annotated[bool, typer.Option("--aside", help="Only what was set aside: it cannot be sent as it is.")] = False,
-    limit: Annotated[int, typer.Option("--limit", min=1, help="At most so many.")] = 100,
+    aside: Annotated[
+        bool, typer.Option("--aside", help="Only messages that were set aside because they cannot be sent unchanged.")
+    ] = False,
+    limit: Annotated[int, typer.Option("--limit", min=1, help="Show at most this many.")] = 100,
     as_json: Json = False,
 ) -> None:
-    """List what is in an outbox, in the order in which it is sent."""
+    """List the messages in an outbox, in sending order."""
 
     async def _list(admin: OutboxAdmin) -> list[Listed]:
         return await admin.list(limit, only_aside=aside)
@@ -78,7 +82,7 @@ def list_messages(
 
 @app.command("retry")
 def retry(db: Database, ids: Ids = None, every: All = False, table: Table = TABLE, dry_run: DryRun = False, as_json: Json = False) -> None:
-    """Have messages that were set aside sent again."""
+    """Send messages again that were set aside."""
 
     async def _retry(admin: OutboxAdmin) -> tuple[str, int]:
         chosen = await _chosen(admin, ids, every)
@@ -89,7 +93,7 @@ def retry(db: Database, ids: Ids = None, every: All = False, table: Table = TABL
 
 @app.command("drop")
 def drop(db: Database, ids: Ids = None, every: All = False, table: Table = TABLE, dry_run: DryRun = False, as_json: Json = False) -> None:
-    """Delete messages that were never sent: nobody will get them."""
+    """Delete unsent messages. They will never be delivered."""
 
     async def _drop(admin: OutboxAdmin) -> tuple[str, int]:
         chosen = await _chosen(admin, ids, every)
@@ -99,7 +103,7 @@ def drop(db: Database, ids: Ids = None, every: All = False, table: Table = TABLE
 
 
 async def _looking_into(url: str, table: str, work: Callable[[OutboxAdmin], Awaitable[_R]]) -> _R:
-    """Without SQLAlchemy all other commands work."""
+    """Import SQLAlchemy here, so that other commands work without it."""
     check_installed()
     from qmq.sql.outbox_admin import looking_into
 
@@ -108,7 +112,7 @@ async def _looking_into(url: str, table: str, work: Callable[[OutboxAdmin], Awai
 
 async def _chosen(admin: OutboxAdmin, ids: list[int] | None, every: bool) -> list[int]:
     if bool(ids) == every:
-        raise InvalidArgument("give ids of messages, or --all for all that were set aside")
+        raise InvalidArgument("give message ids, or --all for all messages that were set aside")
     return ids or list(await admin.aside())
 
 
@@ -135,7 +139,7 @@ def _row(each: Listed) -> tuple[object, ...]:
 
 
 async def _watch(urls: list[str], tables: list[str], lease_s: float, server: str) -> None:
-    """Until SIGTERM or SIGINT."""
+    """Run until SIGTERM or SIGINT."""
     check_installed()
     from qmq.sql.database_connection import settle
     from qmq.sql.outbox_runner import open_engine

@@ -1,4 +1,4 @@
-"""How the CLI speaks: tables for people, JSON for machines, errors that say what to do, all in one place."""
+"""The output of the CLI: tables for people, JSON for programs, and error messages that say what to do."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ EXIT_FAILED: Final = 1
 
 
 class _Escaped:
-    """A renderable without what would act on the terminal: of what users wrote, not of rich's own colours."""
+    """A renderable whose user-written text has its control characters escaped. Colours added by rich stay."""
 
     def __init__(self, inner: ConsoleRenderable) -> None:
         self._inner = inner
@@ -45,7 +45,7 @@ class _Escaping(RenderHook):
 
 
 def escape_controls(console: Console) -> Console:
-    """Let it print nothing that others wrote as it is, whatever it is given."""
+    """Make the console escape control characters in everything that it prints."""
     console.push_render_hook(_Escaping())
     return console
 
@@ -54,10 +54,8 @@ console = escape_controls(Console())
 errors = escape_controls(Console(stderr=True))
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would change, and change nothing.")]
-Server = Annotated[
-    str, typer.Option("--server", "-s", envvar="QMQ_SERVER", help="The metaserver's address, or several: HOST:PORT,HOST:PORT.")
-]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would change, without changing it.")]
+Server = Annotated[str, typer.Option("--server", "-s", envvar="QMQ_SERVER", help="The metaservers: HOST:PORT,HOST:PORT.")]
 SERVER: Final = "localhost:20880"
 
 _R = TypeVar("_R")
@@ -66,10 +64,10 @@ _R = TypeVar("_R")
 def show(
     title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], *, as_json: bool, silent: Mapping[str, str] | None = None
 ) -> None:
-    """Print rows: a table, or a JSON array of objects with the columns' names. In a terminal the title stands above a table,
-    and everywhere if it says that nothing was done.
+    """Print rows as a table, or as a JSON array of objects with the columns as names. The title is printed above a table in a terminal; the
+    title of a dry run is printed always.
 
-    `silent`: groups whose rows are missing, and why; if there are any, each object names them in `silent_groups`.
+    `silent`: groups whose rows are missing, with the reason. If there are any, each JSON object lists them in `silent_groups`.
     """
     tell_silent(silent or {})
     if as_json and silent:
@@ -84,13 +82,13 @@ def show(
 
 
 def tell_silent(silent: Mapping[str, str]) -> None:
-    """Say on standard error that an answer is partial: which groups are missing, and why."""
+    """Report on standard error which groups are missing from a partial answer, and why."""
     for group, reason in sorted(silent.items()):
         errors.print(Text(f"partial: broker group {group} is missing ({reason})"), soft_wrap=True)
 
 
 def fail(failure: BaseException) -> NoReturn:
-    """Print an error, with the nearest name for one that is unknown, and leave: 2 the call was wrong, 3 nobody answers, 1 all else."""
+    """Print an error, with a suggestion for an unknown name, and exit: 2 wrong usage, 3 no answer, 1 any other error."""
     errors.print(f"[red]error:[/red] {escape(str(failure))}", highlight=False, soft_wrap=True)
     more = hint(failure)
     if more:
@@ -101,7 +99,7 @@ def fail(failure: BaseException) -> NoReturn:
 
 
 def run(work: Coroutine[Any, Any, _R]) -> _R:
-    """Run to the end in a fast event loop, with all the descriptors that may be had; QMQ's errors become messages."""
+    """Run a coroutine in a fast event loop, with the file-descriptor limit raised to its maximum. A QmqError is printed and exits."""
     raise_limit()
     try:
         with asyncio.Runner(loop_factory=loop_factory()) as runner:
@@ -113,5 +111,5 @@ def run(work: Coroutine[Any, Any, _R]) -> _R:
 
 
 def time_text(time_ms: int) -> Time:
-    """A time for people; empty for none."""
+    """A time for people; empty for 0."""
     return Time(time_ms)

@@ -1,6 +1,6 @@
-"""`qmq pause` and `qmq resume`: have brokers hand nothing to a group, to one of its consumers, or to a client, and have them go on.
+"""`qmq pause` and `qmq resume` stop and restart delivery to a group, to one of its consumers, or to a client.
 
-What they were handed before they go on with, and settle. The pause holds until it is taken back, whoever comes and goes meanwhile.
+Paused consumers finish and acknowledge messages that were delivered before. A pause lasts until `qmq resume`, even if consumers restart.
 """
 
 from __future__ import annotations
@@ -18,9 +18,11 @@ resuming = typer.Typer(no_args_is_help=True, help="Let a paused group, consumer 
 
 Subject = Annotated[str, typer.Argument(help="The subject; '*' (quoted) for the group on all subjects.")]
 Group = Annotated[str, typer.Argument(help="The consumer group.")]
-Name = Annotated[str, typer.Argument(help="The consumer's name, as `qmq group show` has it.")]
-ClientName = Annotated[str, typer.Argument(help="The client's name: qmq.connect(..., name=...), or HOST-PROCESS; `qmq group show` has it.")]
-Reason = Annotated[str, typer.Option("--reason", help="Why, for whoever finds it paused.")]
+Name = Annotated[str, typer.Argument(help="The consumer's name, as shown by `qmq group show`.")]
+ClientName = Annotated[
+    str, typer.Argument(help="The client's name: qmq.connect(..., name=...), by default HOST-PID; shown by `qmq group show`.")
+]
+Reason = Annotated[str, typer.Option("--reason", help="The reason, shown by `qmq pause list`.")]
 
 _COLUMNS: Final = ("kind", "subject", "group", "name", "from", "to")
 _STATES: Final = ("running", "paused")
@@ -28,26 +30,26 @@ _STATES: Final = ("running", "paused")
 
 @pausing.command("group")
 def pause_group(subject: Subject, group: Group, reason: Reason = "", as_json: Json = False, server: Server = SERVER) -> None:
-    """Hand nothing to any consumer of a group, on a subject or on all; also to those that come later."""
+    """Stop delivery to all consumers of a group, on a subject or on all. Consumers that join later are paused, too."""
     _tell(("group", subject, group, ""), True, lambda mq: mq.metadata.pause_group(subject, group, reason=reason), server, as_json)
 
 
 @pausing.command("consumer")
 def pause_consumer(subject: Subject, group: Group, name: Name, reason: Reason = "", as_json: Json = False, server: Server = SERVER) -> None:
-    """Hand nothing to one consumer of a group; the others get what it would have got."""
+    """Stop delivery to one consumer of a group. The other consumers get its share."""
     whom = ("consumer", subject, group, name)
     _tell(whom, True, lambda mq: mq.metadata.pause_consumer(subject, group, name, reason=reason), server, as_json)
 
 
 @pausing.command("client")
 def pause_client(name: ClientName, reason: Reason = "", as_json: Json = False, server: Server = SERVER) -> None:
-    """Hand nothing to the consumers of a client, whatever they consume. It may send as ever."""
+    """Stop delivery to all consumers of a client, on all subjects. The client can still send."""
     _tell(("client", "", "", name), True, lambda mq: mq.metadata.pause_client(name, reason=reason), server, as_json)
 
 
 @pausing.command("list")
 def list_pauses(as_json: Json = False, server: Server = SERVER) -> None:
-    """List who is paused, since when, and why."""
+    """List paused groups, consumers and clients, with time and reason."""
 
     async def _list() -> list[tuple[str, ...]]:
         async with qmq.connect(server) as mq:
@@ -59,26 +61,26 @@ def list_pauses(as_json: Json = False, server: Server = SERVER) -> None:
 
 @resuming.command("group")
 def resume_group(subject: Subject, group: Group, as_json: Json = False, server: Server = SERVER) -> None:
-    """Take the pause of a group back, as it was made: on the subject, or on all."""
+    """Resume a group. Give the same subject as for the pause, or '*' for all."""
     _tell(("group", subject, group, ""), False, lambda mq: mq.metadata.resume_group(subject, group), server, as_json)
 
 
 @resuming.command("consumer")
 def resume_consumer(subject: Subject, group: Group, name: Name, as_json: Json = False, server: Server = SERVER) -> None:
-    """Take the pause of one consumer back."""
+    """Resume one consumer."""
     _tell(("consumer", subject, group, name), False, lambda mq: mq.metadata.resume_consumer(subject, group, name), server, as_json)
 
 
 @resuming.command("client")
 def resume_client(name: ClientName, as_json: Json = False, server: Server = SERVER) -> None:
-    """Take the pause of a client back."""
+    """Resume a client."""
     _tell(("client", "", "", name), False, lambda mq: mq.metadata.resume_client(name), server, as_json)
 
 
 def _tell(
     whom: tuple[str, str, str, str], is_paused: bool, change: Callable[[qmq.Client], Awaitable[bool]], server: str, as_json: bool
 ) -> None:
-    """Do it, and say what was and what is."""
+    """Make the change, and print the state before and after."""
 
     async def _change() -> bool:
         async with qmq.connect(server) as mq:

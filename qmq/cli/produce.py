@@ -1,4 +1,4 @@
-"""`qmq produce`: lines or JSON in, messages out, now or later."""
+"""`qmq produce` sends lines or JSON objects as messages, now or with a delay."""
 
 from __future__ import annotations
 
@@ -29,28 +29,28 @@ Content = tuple[bytes, str | None, list[str] | None, dict[str, str] | None]
 
 
 class ProduceJob(NamedTuple):
-    """What is to be done."""
+    """What to send, how and when."""
 
     server: str
     subject: str
     compression: str | None
     due: When | None
-    """When the messages are to be delivered; None: now."""
+    """When to deliver the messages; None: now."""
     is_quiet: bool
 
     @property
     def keeps_receipts(self) -> bool:
-        """Whether each message's receipt is printed."""
+        """Whether the receipt of each message is printed."""
         return self.due is not None and self.is_quiet
 
 
 def produce(
-    subject: Annotated[str, typer.Argument(help="What to send to.")],
-    file: Annotated[Path | None, typer.Option("--file", "-f", help="Read this instead of standard input.")] = None,
-    form: Annotated[str, typer.Option("--format", help="'lines': each line is a body; 'json': each is an object.")] = "lines",
+    subject: Annotated[str, typer.Argument(help="The subject to send to.")],
+    file: Annotated[Path | None, typer.Option("--file", "-f", help="File to read; default: standard input.")] = None,
+    form: Annotated[str, typer.Option("--format", help="'lines': each line is a body; 'json': each line is an object.")] = "lines",
     key: Annotated[str | None, typer.Option(help="The key of every message.")] = None,
-    tag: Annotated[list[str] | None, typer.Option(help="A tag of every message; may be repeated.")] = None,
-    delay: Annotated[str | None, typer.Option(help="Deliver each so long after it is sent: 90s, 10m, 1h30m, 2d.")] = None,
+    tag: Annotated[list[str] | None, typer.Option(help="A tag of every message; repeatable.")] = None,
+    delay: Annotated[str | None, typer.Option(help="Deliver each message this long after it is sent: 90s, 10m, 1h30m, 2d.")] = None,
     at: Annotated[str | None, typer.Option(help="Deliver then: 2027-01-01T09:00:00+01:00.")] = None,
     compression: Annotated[str | None, typer.Option(help="'zstd' or 'lz4'.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
@@ -58,15 +58,15 @@ def produce(
 ) -> None:
     """Send each line as a message, from a file or standard input.
 
-    With --format json a line is an object: {"body": ..., "key": "...", "tags": [...], "headers": {...}}; a body that is no string is sent
-    as JSON. With --delay or --at, --json prints each message's delayed id, by which `qmq delay` cancels it.
+    With --format json a line is an object: {"body": ..., "key": "...", "tags": [...], "headers": {...}}; another kind of body is sent
+    as JSON. With --delay or --at, --json prints each message's delayed id, which `qmq delay cancel` takes.
     """
     if form not in ("lines", "json"):
-        raise typer.BadParameter(f"format is 'lines' or 'json', not {form!r}")
+        raise typer.BadParameter(f"--format must be 'lines' or 'json', not {form!r}")
     try:
         job = ProduceJob(server, subject, compression, _due(delay, at), as_json)
         if job.due is not None and compression is not None:
-            raise InvalidArgument("delayed messages are not compressed by the batch: leave --compression out")
+            raise InvalidArgument("delayed messages are not compressed in batches: leave out --compression")
     except InvalidArgument as failure:
         fail(failure)
     with file.open("rb") if file else nullcontext(sys.stdin.buffer) as source:
@@ -84,7 +84,7 @@ def produce(
 
 
 def _said(subject: str, stored: dict[str, int], delayed: list[DelayedReceipt]) -> str:
-    """One line for people."""
+    """The summary line for people."""
     count = sum(stored.values())
     where = ", ".join(f"{messages:,} to {group}" if len(stored) > 1 else group for group, messages in sorted(stored.items()))
     line = f"sent {count:,} {'message' if count == 1 else 'messages'} to {subject}{f' ({where})' if where else ''}"
@@ -92,7 +92,7 @@ def _said(subject: str, stored: dict[str, int], delayed: list[DelayedReceipt]) -
 
 
 def _due(delay: str | None, at: str | None) -> When | None:
-    """Raises InvalidArgument."""
+    """The due time given by --delay or --at. Raises InvalidArgument."""
     if delay is not None and at is not None:
         raise InvalidArgument("give --delay or --at, not both")
     if delay is not None:
@@ -101,9 +101,9 @@ def _due(delay: str | None, at: str | None) -> When | None:
 
 
 async def _produce(job: ProduceJob, contents: Iterator[Content], total: int | None) -> tuple[dict[str, int], list[Receipt]]:
-    """How many messages each broker group stored; and of delayed messages their receipts, if they are wanted or there is but one.
+    """The number of messages stored by each broker group; for delayed messages also the receipts, if they are printed or if there is one.
 
-    What is wrong with the first message is mostly wrong with all, so it goes alone.
+    The first message is sent alone, because an error of the first message is usually an error of all.
     """
     first = next(contents, None)
     if first is None:
@@ -133,7 +133,7 @@ def _send(producer: Producer | OrderedProducer, content: Content, due: When | No
 
 
 async def _begin(mq: qmq.Client, job: ProduceJob, first: Content, tickets: list[Ticket]) -> Producer | OrderedProducer:
-    """The producer that stored the first message; of a delayed one also the ticket. Which kind of subject it is, its broker says."""
+    """The producer that stored the first message; for a delayed message also its receipt. The broker tells whether it is ordered."""
     subject, compression = job.subject, job.compression
     if job.due is not None:
         later = mq.delayed_producer(subject)
@@ -164,6 +164,6 @@ def _parse(number: int, line: bytes, key: str | None, tags: list[str] | None) ->
         found: dict[str, Any] = json.loads(line)
         body = found["body"]
     except (ValueError, KeyError, TypeError) as cause:
-        raise InvalidArgument(f'line {number} is no object with a "body": {cause}') from None
+        raise InvalidArgument(f'line {number} is not an object with a "body": {cause}') from None
     data = body.encode() if isinstance(body, str) else json.dumps(body).encode()
     return data, found.get("key", key), found.get("tags", tags), found.get("headers")

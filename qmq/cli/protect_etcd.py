@@ -1,4 +1,4 @@
-"""`qmq etcd`: etcd's own access control, for a cluster whose etcd knows its clients by certificates (docs/SECURITY.md)."""
+"""`qmq etcd` sets up etcd's own access control, for an etcd that identifies clients by certificates (docs/SECURITY.md)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ WITHIN_S = 30.0
 
 @app.callback()
 def etcd() -> None:
-    """etcd's own users."""
+    """Manage etcd's users."""
 
 
 @app.command("protect")
@@ -32,17 +32,17 @@ def protect(
     etcd_key: EtcdKey = None,
     user: Annotated[str, typer.Option("--user", help="The common name of the certificates that QMQ's servers show to etcd.")] = "qmq",
     member: Annotated[
-        str, typer.Option("--member", help="The common name of the certificates of etcd's members; may do nothing.")
+        str, typer.Option("--member", help="The common name of the etcd members' certificates; this user gets no rights.")
     ] = "etcd",
     prefix: Annotated[str, typer.Option("--prefix", help="The keys that this user may read and write.")] = "/qmq/",
 ) -> None:
-    """Make the users and turn etcd's access control on. Takes a certificate with the common name root; may be repeated."""
+    """Create the users and turn on etcd's access control. Needs a certificate with the common name root. Safe to run again."""
     try:
         options = etcd_options(etcd, None, None, etcd_ca, etcd_cert, etcd_key)
         asyncio.run(_protect(options, user, member, prefix))
     except QmqError as failure:
         fail(failure)
-    typer.echo(f"etcd knows its clients by their certificates: {user} may read and write {prefix}, root everything, nobody else anything")
+    typer.echo(f"etcd's access control is on: {user} may read and write {prefix}, root everything, no other user anything")
 
 
 async def _protect(options: EtcdOptions, user: str, member: str, prefix: str) -> None:

@@ -1,4 +1,4 @@
-"""`qmq replica` and `qmq transfer`: who belongs to a broker group, and who leads it."""
+"""`qmq replica` and `qmq transfer` change the members and the master of a broker group."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ _COLUMNS = ("group", "version", "voters", "learners")
 
 
 async def described(mq: qmq.Client, group: str) -> Any:
-    """A group as it is now. Raises InvalidArgument."""
+    """The current state of a broker group. Raises InvalidArgument."""
     found = (await mq.metadata.cluster()).groups
     for each in found:
         if each.broker_group == group:
             return each
     known = ", ".join(each.broker_group for each in found) or "none"
-    raise InvalidArgument(f"there is no broker group {group!r}: there are {known}")
+    raise InvalidArgument(f"there is no broker group {group!r}; existing groups: {known}")
 
 
 @app.command("add")
 def add(
     group: Group,
-    replica: Annotated[str, typer.Argument(help="The new replica's name; its process runs already, with the group's name.")],
+    replica: Annotated[str, typer.Argument(help="The new replica's name. Its process must already run, with this group's name.")],
     dry_run: DryRun = False,
     as_json: Json = False,
     server: Server = SERVER,
 ) -> None:
-    """Let a replica join. It learns first, and counts once it has caught up: `qmq cluster status --watch`."""
+    """Add a replica. It starts as a learner and becomes a voter once it has caught up: see `qmq cluster status --watch`."""
 
     async def _add() -> tuple[Any, ...]:
         async with qmq.connect(server) as mq:
@@ -42,7 +42,7 @@ def add(
                 return _row(group, await mq.metadata.add_replica(group, replica))
             now = await described(mq, group)
             if replica in (*now.voters, *now.learners):
-                raise InvalidArgument(f"{replica!r} is a replica of this group already")
+                raise InvalidArgument(f"{replica!r} is already a replica of this group")
             return (group, "", _join(now.voters), _join([*now.learners, replica]))
 
     _show(run(_add()), dry_run, as_json)
@@ -56,7 +56,7 @@ def remove(
     as_json: Json = False,
     server: Server = SERVER,
 ) -> None:
-    """Have a replica leave. Its data stays on its disk; what the others hold counts."""
+    """Remove a replica. Its data stays on its disk, but no longer counts for the majority."""
 
     async def _remove() -> tuple[Any, ...]:
         async with qmq.connect(server) as mq:
@@ -64,7 +64,7 @@ def remove(
                 return _row(group, await mq.metadata.remove_replica(group, replica))
             now = await described(mq, group)
             if replica not in (*now.voters, *now.learners):
-                raise InvalidArgument(f"{replica!r} is no replica of this group")
+                raise InvalidArgument(f"{replica!r} is not a replica of this group")
             left = [[each for each in names if each != replica] for names in (now.voters, now.learners)]
             return (group, "", _join(left[0]), _join(left[1]))
 
@@ -85,20 +85,20 @@ def _show(row: tuple[Any, ...], dry_run: bool, as_json: bool) -> None:
 
 def transfer(
     group: Group,
-    to: Annotated[str, typer.Option("--to", help="The replica that shall lead; without it, the most advanced other one.")] = "",
+    to: Annotated[str, typer.Option("--to", help="The new master; default: the most advanced other replica.")] = "",
     dry_run: DryRun = False,
     as_json: Json = False,
     server: Server = SERVER,
 ) -> None:
-    """Hand a group's mastership over, before a machine is taken away: messages are refused for a moment only, and none is lost."""
+    """Transfer a group's mastership, for example before maintenance. Messages are refused for a moment; none is lost."""
 
     async def _transfer() -> tuple[Any, ...]:
         async with qmq.connect(server) as mq:
             before = await described(mq, group)
             if dry_run:
                 if to and to not in before.voters:
-                    raise InvalidArgument(f"{to!r} is no voter of group {group!r}: {_join(before.voters)}")
-                return (group, before.master, to or "the most advanced other one", before.epoch, 0)
+                    raise InvalidArgument(f"{to!r} is not a voter of group {group!r}; voters: {_join(before.voters)}")
+                return (group, before.master, to or "the most advanced other replica", before.epoch, 0)
             done = await mq.metadata.transfer(group, to)
             return (group, before.master, done.master, done.epoch, done.refused_ms)
 

@@ -1,4 +1,4 @@
-"""The options of the commands that run a role: dataclasses, from whose fields the options are made, and what they mean.
+"""Options of the commands that run a server. Each field of these dataclasses becomes an option.
 
     ReplicaPlace      which replica of which group this is, where its data is, where it listens
     EtcdFlags         how to reach etcd
@@ -6,8 +6,8 @@
     StorageFlags      how the logs are stored
     ProcessFlags      metrics, logging
 
-A command's class inherits from those it needs; the last base's options come first in `--help`. A field's name is its option's, and its
-default the option's. `taking` makes the command.
+A command's class inherits from the classes it needs; the options of the last base come first in `--help`. An option has the name and the
+default of its field. `taking` makes the command.
 """
 
 from __future__ import annotations
@@ -40,9 +40,11 @@ _O = TypeVar("_O")
 _C = TypeVar("_C", bound="ReplicaConfig")
 
 Etcd = Annotated[str, typer.Option("--etcd", envvar="QMQ_ETCD", help="etcd's members: HOST:PORT,HOST:PORT.")]
-EtcdCa = Annotated[Path | None, typer.Option("--etcd-ca", envvar="QMQ_ETCD_CA", help="PEM file: who signs etcd's certificates.")]
-EtcdCert = Annotated[Path | None, typer.Option("--etcd-cert", envvar="QMQ_ETCD_CERT", help="PEM file: our certificate for etcd.")]
-EtcdKey = Annotated[Path | None, typer.Option("--etcd-key", envvar="QMQ_ETCD_KEY", help="PEM file: our certificate's key.")]
+EtcdCa = Annotated[Path | None, typer.Option("--etcd-ca", envvar="QMQ_ETCD_CA", help="PEM file: the authority of etcd's certificates.")]
+EtcdCert = Annotated[
+    Path | None, typer.Option("--etcd-cert", envvar="QMQ_ETCD_CERT", help="PEM file: this server's client certificate for etcd.")
+]
+EtcdKey = Annotated[Path | None, typer.Option("--etcd-key", envvar="QMQ_ETCD_KEY", help="PEM file: that certificate's key.")]
 Host = Annotated[str, typer.Option(envvar="QMQ_HOST", help="Address to listen on.")]
 
 ATTEMPTS_MAX: Final = GroupSettings().attempts_max
@@ -50,7 +52,7 @@ RETRY_DELAYS: Final = delays_text(GroupSettings().retry_delays_ms)
 
 
 def taking(options: type[_O]) -> Callable[[Callable[[typer.Context, _O], None]], Callable[..., None]]:
-    """Make a command with an option for each field of a dataclass from a function that takes one value of it."""
+    """Turn a function that takes one value of a dataclass into a command with an option for each field."""
     context_of = inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
     parameters = [context_of, *parameters_of(options)]
 
@@ -67,7 +69,7 @@ def taking(options: type[_O]) -> Callable[[Callable[[typer.Context, _O], None]],
 
 
 def parameters_of(options: type) -> list[inspect.Parameter]:
-    """A parameter for each field of a dataclass, annotated as typer wants it."""
+    """A parameter for each field of a dataclass, annotated for typer."""
     hints, kind = get_type_hints(options, include_extras=True), inspect.Parameter.KEYWORD_ONLY
     bare = {each.name for each in fields(options.WITHOUT_VARIABLES)} if hasattr(options, "WITHOUT_VARIABLES") else set()
     return [
@@ -89,17 +91,19 @@ def _without_variable(hint: Any) -> Any:
 
 @dataclass(frozen=True)
 class ReplicaPlace:
-    group: Annotated[str, typer.Option(envvar="QMQ_GROUP", help="The broker group that this replica belongs to.")] = ""
-    replica: Annotated[str, typer.Option(envvar="QMQ_REPLICA", help="This replica's name; it keeps it as long as its data.")] = ""
-    replicas: Annotated[
-        str, typer.Option(envvar="QMQ_REPLICAS", help="The group's first replicas, comma-separated; counts only when it is founded.")
+    group: Annotated[str, typer.Option(envvar="QMQ_GROUP", help="The broker group of this replica.")] = ""
+    replica: Annotated[
+        str, typer.Option(envvar="QMQ_REPLICA", help="This replica's name; it must stay the same as long as the data is kept.")
     ] = ""
-    data: Annotated[Path, typer.Option(envvar="QMQ_DATA", help="The replica's data folder; made if absent.")] = Path("qmq-data")
+    replicas: Annotated[
+        str, typer.Option(envvar="QMQ_REPLICAS", help="The initial replicas, comma-separated; used only when the group is created.")
+    ] = ""
+    data: Annotated[Path, typer.Option(envvar="QMQ_DATA", help="The replica's data folder; created if missing.")] = Path("qmq-data")
     host: Host = "127.0.0.1"
-    data_port: Annotated[int, typer.Option(envvar="QMQ_DATA_PORT", help="The data port; 0 for a free one.")] = 20881
-    control_port: Annotated[int, typer.Option(envvar="QMQ_CONTROL_PORT", help="The control port; 0 for a free one.")] = 20882
+    data_port: Annotated[int, typer.Option(envvar="QMQ_DATA_PORT", help="The data port; 0: any free port.")] = 20881
+    control_port: Annotated[int, typer.Option(envvar="QMQ_CONTROL_PORT", help="The control port; 0: any free port.")] = 20882
     advertise: Annotated[
-        str, typer.Option(envvar="QMQ_ADVERTISE", help="The host name that clients and replicas are told; --host without it.")
+        str, typer.Option(envvar="QMQ_ADVERTISE", help="The host name advertised to clients and replicas; default: --host.")
     ] = ""
 
 
@@ -108,7 +112,7 @@ class EtcdFlags:
     etcd: Etcd = ""
     etcd_user: Annotated[str | None, typer.Option(envvar="QMQ_ETCD_USER", help="etcd's user.")] = None
     etcd_password: Annotated[
-        str | None, typer.Option(envvar="QMQ_ETCD_PASSWORD", help="Its password; the variable keeps it out of sight.")
+        str | None, typer.Option(envvar="QMQ_ETCD_PASSWORD", help="etcd's password; prefer the variable, which `ps` does not show.")
     ] = None
     etcd_ca: EtcdCa = None
     etcd_cert: EtcdCert = None
@@ -122,7 +126,7 @@ class EtcdFlags:
 @dataclass(frozen=True)
 class GuardFlags:
     tls_ca: Annotated[
-        Path | None, typer.Option(envvar="QMQ_TLS_CA", help="PEM file: who signs certificates of clients and servers; turns TLS on.")
+        Path | None, typer.Option(envvar="QMQ_TLS_CA", help="PEM file: the authority of clients' and servers' certificates; turns TLS on.")
     ] = None
     tls_cert: Annotated[Path | None, typer.Option(envvar="QMQ_TLS_CERT", help="PEM file: this server's certificate.")] = None
     tls_key: Annotated[Path | None, typer.Option(envvar="QMQ_TLS_KEY", help="PEM file: that certificate's key.")] = None
@@ -130,36 +134,34 @@ class GuardFlags:
         str, typer.Option(envvar="QMQ_TLS_CLIENTS", help="'required' or 'optional': whether clients must show a certificate.")
     ] = "required"
     tls_principal: Annotated[
-        str, typer.Option(envvar="QMQ_TLS_PRINCIPAL", help="What of a certificate names its principal: uri, dns, email or cn.")
+        str, typer.Option(envvar="QMQ_TLS_PRINCIPAL", help="The certificate field that names the principal: uri, dns, email or cn.")
     ] = "uri"
-    admins: Annotated[
-        str, typer.Option(envvar="QMQ_ADMINS", help="Principals that may do everything, comma-separated: op:alice,op:bob.")
-    ] = ""
+    admins: Annotated[str, typer.Option(envvar="QMQ_ADMINS", help="Principals with all rights, comma-separated: op:alice,op:bob.")] = ""
     access_stale_s: Annotated[
-        int, typer.Option(envvar="QMQ_ACCESS_STALE_S", min=10, help="How long the last rules hold while the coordination store is away.")
+        int, typer.Option(envvar="QMQ_ACCESS_STALE_S", min=10, help="How long the last known rules apply while etcd is unreachable.")
     ] = 300
-    audit_log: Annotated[
-        Path | None, typer.Option(envvar="QMQ_AUDIT_LOG", help="File for the audit log; without it, part of the ordinary log.")
-    ] = None
-    audit_subject: Annotated[
-        str, typer.Option(envvar="QMQ_AUDIT_SUBJECT", help="Subject that the audit log goes to, too; none without.")
-    ] = ""
-    jwt_issuer: Annotated[str, typer.Option(envvar="QMQ_JWT_ISSUER", help="The identity provider whose tokens are taken: their `iss`.")] = (
-        ""
+    audit_log: Annotated[Path | None, typer.Option(envvar="QMQ_AUDIT_LOG", help="File for the audit log; default: the ordinary log.")] = (
+        None
     )
+    audit_subject: Annotated[
+        str, typer.Option(envvar="QMQ_AUDIT_SUBJECT", help="Subject that gets a copy of the audit log; default: none.")
+    ] = ""
+    jwt_issuer: Annotated[
+        str, typer.Option(envvar="QMQ_JWT_ISSUER", help="The identity provider whose tokens are accepted: their `iss`.")
+    ] = ""
     jwt_keys: Annotated[
         str, typer.Option(envvar="QMQ_JWT_KEYS", help="Its public keys: a file (JWKS or PEM), or the https:// address of its JWKS.")
     ] = ""
-    jwt_audience: Annotated[str, typer.Option(envvar="QMQ_JWT_AUDIENCE", help="What its tokens must say in `aud`.")] = "qmq"
-    jwt_claim: Annotated[str, typer.Option(envvar="QMQ_JWT_CLAIM", help="Which claim names the principal.")] = "sub"
+    jwt_audience: Annotated[str, typer.Option(envvar="QMQ_JWT_AUDIENCE", help="The `aud` that tokens must have.")] = "qmq"
+    jwt_claim: Annotated[str, typer.Option(envvar="QMQ_JWT_CLAIM", help="The claim that names the principal.")] = "sub"
 
     def tls(self) -> Tls | None:
-        """A server's certificates; None: no TLS. Raises InvalidArgument."""
+        """The server's certificates, or None without TLS. Raises InvalidArgument."""
         from qmq.security.tls import Tls
 
         ca, cert, key = self.tls_ca, self.tls_cert, self.tls_key
         if self.tls_clients not in ("required", "optional"):
-            raise InvalidArgument(f"--tls-clients is 'required' or 'optional', not {self.tls_clients!r}")
+            raise InvalidArgument(f"--tls-clients must be 'required' or 'optional', not {self.tls_clients!r}")
         if ca is None and cert is None and key is None:
             return None
         if ca is None or cert is None or key is None:
@@ -167,17 +169,17 @@ class GuardFlags:
         return Tls(ca, cert, key, requires_clients=self.tls_clients == "required")
 
     def access(self) -> AccessConfig:
-        """Access control as the options say it. Raises InvalidArgument, InvalidName."""
+        """The access control settings. Raises InvalidArgument, InvalidName."""
         from qmq.security.access_control import AccessConfig, JwtConfig
         from qmq.security.principal import Principal, PrincipalField, PrincipalRule
 
         try:
             named_by = PrincipalField(self.tls_principal)
         except ValueError:
-            raise InvalidArgument(f"--tls-principal is uri, dns, email or cn, not {self.tls_principal!r}") from None
+            raise InvalidArgument(f"--tls-principal must be uri, dns, email or cn, not {self.tls_principal!r}") from None
         names = frozenset(str(Principal.parse(each.strip())) for each in self.admins.split(",") if each.strip())
         if bool(self.jwt_issuer) is not bool(self.jwt_keys):
-            raise InvalidArgument("--jwt-issuer and --jwt-keys go together: who signs the tokens, and with which keys")
+            raise InvalidArgument("--jwt-issuer and --jwt-keys must be given together")
         provider = JwtConfig(self.jwt_issuer, self.jwt_keys, self.jwt_audience, self.jwt_claim) if self.jwt_issuer else None
         subject = check_name("subject", self.audit_subject) if self.audit_subject else ""
         return AccessConfig(names, PrincipalRule(named_by), self.access_stale_s * 1000, provider, subject)
@@ -185,23 +187,27 @@ class GuardFlags:
 
 @dataclass(frozen=True)
 class StorageFlags:
-    flush: Annotated[str, typer.Option(envvar="QMQ_FLUSH", help="'async' or 'sync': when the disk must have a message.")] = "async"
-    flush_interval_ms: Annotated[int, typer.Option(envvar="QMQ_FLUSH_INTERVAL_MS", help="With async: flush at most so often.")] = (
-        FLUSH_INTERVAL_MS
-    )
+    flush: Annotated[
+        str, typer.Option(envvar="QMQ_FLUSH", help="'sync': flush before acknowledging; 'async': flush in the background.")
+    ] = "async"
+    flush_interval_ms: Annotated[
+        int, typer.Option(envvar="QMQ_FLUSH_INTERVAL_MS", help="With async: the shortest interval between flushes.")
+    ] = FLUSH_INTERVAL_MS
     segment_mib: Annotated[int, typer.Option(envvar="QMQ_SEGMENT_MIB", help="Size of a segment of the message log.")] = 1024
-    retention_hours: Annotated[float, typer.Option(envvar="QMQ_RETENTION_HOURS", help="Messages older than this may be deleted.")] = 168.0
+    retention_hours: Annotated[float, typer.Option(envvar="QMQ_RETENTION_HOURS", help="How long messages are kept.")] = 168.0
     retention_mib: Annotated[
-        int | None, typer.Option(envvar="QMQ_RETENTION_MIB", help="The message log's size beyond which old segments go.")
+        int | None, typer.Option(envvar="QMQ_RETENTION_MIB", help="Delete old segments when the message log exceeds this size.")
     ] = None
-    disk_free_mib: Annotated[int, typer.Option(envvar="QMQ_DISK_FREE_MIB", help="Free space below which messages are refused.")] = 64
+    disk_free_mib: Annotated[
+        int, typer.Option(envvar="QMQ_DISK_FREE_MIB", help="Refuse messages when less disk space than this is free.")
+    ] = 64
 
     def log_config(self) -> LogConfig:
-        """Storage as the options say it. Raises typer.BadParameter."""
+        """The storage settings. Raises typer.BadParameter."""
         from qmq.log.log_config import Flush, LogConfig
 
         if self.flush not in ("async", "sync"):
-            raise typer.BadParameter(f"flush is 'async' or 'sync', not {self.flush!r}")
+            raise typer.BadParameter(f"--flush must be 'async' or 'sync', not {self.flush!r}")
         return LogConfig(
             segment_bytes=self.segment_mib << 20,
             flush=Flush(self.flush),
@@ -215,38 +221,38 @@ class StorageFlags:
 @dataclass(frozen=True)
 class RetryFlags:
     attempts_max: Annotated[
-        int, typer.Option(envvar="QMQ_ATTEMPTS_MAX", help="Attempts before a dead-letter queue, unless a group has others.")
+        int, typer.Option(envvar="QMQ_ATTEMPTS_MAX", help="Attempts before a message becomes a dead letter; groups can override it.")
     ] = ATTEMPTS_MAX
     retry_delays: Annotated[
-        str, typer.Option(envvar="QMQ_RETRY_DELAYS", help="Rests between attempts: 1s,5s,1m; unless a group has others.")
+        str, typer.Option(envvar="QMQ_RETRY_DELAYS", help="Delays between attempts: 1s,5s,1m; groups can override them.")
     ] = RETRY_DELAYS
 
     def retries(self) -> GroupSettings:
-        """How messages are tried again. Raises InvalidArgument."""
+        """The retry policy. Raises InvalidArgument."""
         return retries_of(self.attempts_max, self.retry_delays)
 
 
 @dataclass(frozen=True)
 class ProcessFlags:
     metrics_port: Annotated[
-        int | None, typer.Option(envvar="QMQ_METRICS_PORT", help="Show metrics for Prometheus at /metrics on this port; 0: a free one.")
+        int | None, typer.Option(envvar="QMQ_METRICS_PORT", help="Serve Prometheus metrics at /metrics on this port; 0: any free port.")
     ] = None
     insecure: Annotated[
         bool,
-        typer.Option("--insecure", envvar="QMQ_INSECURE", help="Listen beyond this machine without access control: on a private network."),
+        typer.Option("--insecure", envvar="QMQ_INSECURE", help="Listen on a public address without access control; for private networks."),
     ] = False
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log what happens.")] = False
 
 
 @dataclass(frozen=True)
 class ReplicaOptions(ProcessFlags, StorageFlags, GuardFlags, EtcdFlags, ReplicaPlace):
-    """What `qmq broker` and `qmq delay` have in common."""
+    """Options shared by `qmq broker` and `qmq delay`."""
 
     def shared_config(self, kind: str) -> dict[str, Any]:
-        """What both configurations have of it; `kind` says what the group is. Raises InvalidArgument, InvalidName, typer.BadParameter."""
+        """The shared part of both configurations; `kind`: the kind of group. Raises InvalidArgument, InvalidName, typer.BadParameter."""
         log = self.log_config()
         if not self.group or not self.replica:
-            raise InvalidArgument("say which replica of which group this is: --group (QMQ_GROUP) and --replica (QMQ_REPLICA)")
+            raise InvalidArgument("name this replica and its group: --group (QMQ_GROUP) and --replica (QMQ_REPLICA)")
         return {
             "group": check_name(kind, self.group),
             "replica": check_name("replica", self.replica),
@@ -269,7 +275,7 @@ class ReplicaOptions(ProcessFlags, StorageFlags, GuardFlags, EtcdFlags, ReplicaP
 def serve_replica(
     options: ReplicaOptions, configure: Callable[[], _C], node: Callable[[_C, Environment], ReplicaNode], role: str = "broker"
 ) -> None:
-    """Run one replica until it is told to stop; what is wrong with its options is said on standard error."""
+    """Run one replica until a signal stops it. Prints errors of its options to standard error."""
     from qmq.node.environment import environment_with
     from qmq.node.exposure import require_guarded
     from qmq.node.replica_node import run_replica
@@ -285,10 +291,10 @@ def serve_replica(
 
 
 def names_of(text: str, option: str) -> tuple[str, ...]:
-    """A comma-separated option. Raises InvalidArgument if it is empty."""
+    """The names of a comma-separated option. Raises InvalidArgument if there are none."""
     found = tuple(part.strip() for part in text.split(",") if part.strip())
     if not found:
-        raise InvalidArgument(f"{option} is missing: give it as an option, or by its variable")
+        raise InvalidArgument(f"{option} is missing: give the option or set its variable")
     return found
 
 
@@ -298,12 +304,12 @@ def etcd_options(etcd: str, user: str | None, password: str | None, ca: Path | N
 
     for path in (ca, cert, key):
         if path is not None and not path.is_file():
-            raise InvalidArgument(f"{path} is no file: etcd's certificates are PEM files")
+            raise InvalidArgument(f"{path} is not a file: etcd's certificates are PEM files")
     return EtcdOptions(names_of(etcd, "--etcd (QMQ_ETCD)"), user, password, ca, cert, key)
 
 
 def set_up_logging(verbose: bool, audit_log: Path | None = None) -> None:
-    """How a role's process logs. Raises InvalidArgument for an audit log that cannot be written."""
+    """Set up logging of a server's process. Raises InvalidArgument for an audit log that cannot be written."""
     logging.basicConfig(level=logging.INFO if verbose else logging.WARNING, format="%(asctime)s %(name)s %(message)s")
     if audit_log is not None:
         from qmq.security.audit import write_audit_to
@@ -312,5 +318,5 @@ def set_up_logging(verbose: bool, audit_log: Path | None = None) -> None:
 
 
 def retries_of(attempts_max: int, retry_delays: str) -> GroupSettings:
-    """How messages are tried again, as the options say it. Raises InvalidArgument."""
+    """The retry policy given by the options. Raises InvalidArgument."""
     return GroupSettings(attempts_max, parse_delays(retry_delays)).check()

@@ -1,9 +1,9 @@
-"""`qmq route split`, `merge` and `move`: a subject's route is changed while messages flow.
+"""`qmq route split`, `merge` and `move` change a subject's route while messages flow.
 
 Rules:
-* A change starts from the version that was looked at first, so what is done is what was planned, or nothing (RouteConflict).
-* It is done when the next route is published; consumer groups follow by themselves. Waiting for them is for the person who looks on:
-  Ctrl-C ends the looking, never the change.
+* A change names the route version that it was planned for, so either exactly the plan is carried out or the change fails (RouteConflict).
+* The change is done when the next route is published. Consumer groups follow by themselves; waiting for them is for the operator's
+  information: Ctrl-C ends the waiting, never the change.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from qmq.operations.route_facts import change_facts, left_in, plan_facts, undo_c
 if TYPE_CHECKING:
     from qmq.proto.v1 import meta_pb2 as pb
 
-Subject = Annotated[str, typer.Argument(help="The subject; an ordered one.")]
-Partition = Annotated[int, typer.Argument(help="The partition's number, as `qmq route show` has it.")]
-Reason = Annotated[str, typer.Option("--reason", help="Why, for `qmq route history`.")]
+Subject = Annotated[str, typer.Argument(help="An ordered subject.")]
+Partition = Annotated[int, typer.Argument(help="The partition's number, as shown by `qmq route show`.")]
+Reason = Annotated[str, typer.Option("--reason", help="The reason, shown by `qmq route history`.")]
 Wait = Annotated[bool, typer.Option("--wait/--no-wait", help="Wait until every consumer group reads the new partitions.")]
 
 Planned = Callable[["pb.DescribeRouteResponse"], dict[str, Any]]
-"""The operation, as `MetadataClient.change_route` takes it, from how the subject is now. Raises InvalidArgument, UnknownPartition."""
+"""Makes the operation for `MetadataClient.change_route` from the subject's current state. Raises InvalidArgument, UnknownPartition."""
 
 
 @dataclass(frozen=True, slots=True)
 class Manner:
-    """How a change is made, and told."""
+    """Options of a change: dry run, waiting, output."""
 
     reason: str
     dry_run: bool
@@ -53,29 +53,27 @@ def split(
     context: typer.Context,
     subject: Subject,
     partition: Partition,
-    at: Annotated[list[int] | None, typer.Option("--at", help="Where a part begins: a logical partition; may be repeated.")] = None,
-    parts: Annotated[int, typer.Option("--parts", min=0, help="Without --at: into how many, cut by load; two if not given.")] = 0,
-    to: Annotated[
-        list[str] | None, typer.Option("--to", help="Where the parts shall live: one broker group for all, or one for each part.")
-    ] = None,
+    at: Annotated[list[int] | None, typer.Option("--at", help="First logical partition of a part; repeatable.")] = None,
+    parts: Annotated[int, typer.Option("--parts", min=0, help="Without --at: the number of parts, cut by load; default: 2.")] = 0,
+    to: Annotated[list[str] | None, typer.Option("--to", help="The parts' broker groups: one for all, or one for each part.")] = None,
     reason: Reason = "",
     wait: Wait = True,
     dry_run: DryRun = False,
     as_json: Json = False,
     server: Server = SERVER,
 ) -> None:
-    """Split a partition: its messages stay where they are, new ones go to the parts."""
+    """Split a partition. Stored messages stay where they are; new messages go to the parts."""
 
     def planned(now: pb.DescribeRouteResponse) -> dict[str, Any]:
         from qmq.proto.v1 import meta_pb2 as pb
 
         require(now, [partition])
         if at and parts and parts != len(at) + 1:
-            raise InvalidArgument(f"--at makes {len(at) + 1} parts, --parts says {parts}: give one of them")
+            raise InvalidArgument(f"--at makes {len(at) + 1} parts, but --parts is {parts}: give only one of them")
         count = len(at) + 1 if at else parts or 2
         groups = names(to)
         if len(groups) not in (0, 1, count):
-            raise InvalidArgument(f"--to names {len(groups)} broker groups for {count} parts: name one for all, or one for each")
+            raise InvalidArgument(f"--to names {len(groups)} broker groups for {count} parts: give one for all, or one for each")
         groups = groups * count if len(groups) == 1 else groups
         return {"split": pb.SplitOperation(partition=partition, at=sorted(at or ()), parts=0 if at else count, broker_groups=groups)}
 
@@ -85,22 +83,22 @@ def split(
 def merge(
     context: typer.Context,
     subject: Subject,
-    partitions: Annotated[list[int], typer.Argument(help="The partitions' numbers; neighbours.")],
-    to: Annotated[str, typer.Option("--to", help="Where the new one shall live; without it, where the first one lives.")] = "",
+    partitions: Annotated[list[int], typer.Argument(help="The numbers of neighbouring partitions.")],
+    to: Annotated[str, typer.Option("--to", help="The new partition's broker group; default: the first partition's.")] = "",
     reason: Reason = "",
     wait: Wait = True,
     dry_run: DryRun = False,
     as_json: Json = False,
     server: Server = SERVER,
 ) -> None:
-    """Make one partition of neighbours."""
+    """Merge neighbouring partitions into one."""
 
     def planned(now: pb.DescribeRouteResponse) -> dict[str, Any]:
         from qmq.proto.v1 import meta_pb2 as pb
 
         require(now, partitions)
         if len(set(partitions)) < 2:
-            raise InvalidArgument("name two partitions or more: a merge makes one of them")
+            raise InvalidArgument("give two or more partitions to merge")
         return {"merge": pb.MergeOperation(partitions=partitions, broker_group=to)}
 
     change(subject, planned, Manner(reason, dry_run, wait, as_json, server, timing_of(context)))
@@ -110,33 +108,33 @@ def move(
     context: typer.Context,
     subject: Subject,
     partition: Partition,
-    to: Annotated[str, typer.Option("--to", help="The broker group that shall take its messages.")],
+    to: Annotated[str, typer.Option("--to", help="The new broker group.")],
     reason: Reason = "",
     wait: Wait = True,
     dry_run: DryRun = False,
     as_json: Json = False,
     server: Server = SERVER,
 ) -> None:
-    """Let another broker group take a partition's messages; what is stored stays where it is, and is consumed from there."""
+    """Move a partition to another broker group. Stored messages stay on the old group and are consumed from there."""
 
     def planned(now: pb.DescribeRouteResponse) -> dict[str, Any]:
         from qmq.proto.v1 import meta_pb2 as pb
 
         (place,) = require(now, [partition])
         if place.broker_group == to:
-            raise InvalidArgument(f"partition {partition} lives on {to} already")
+            raise InvalidArgument(f"partition {partition} is already on {to}")
         return {"move": pb.MoveOperation(partition=partition, broker_group=to)}
 
     change(subject, planned, Manner(reason, dry_run, wait, as_json, server, timing_of(context)))
 
 
 def names(words: list[str] | None) -> list[str]:
-    """An option that may be repeated, or hold several with commas."""
+    """The values of an option that may be repeated, or hold several values separated by commas."""
     return [part.strip() for word in words or () for part in word.split(",") if part.strip()]
 
 
 def require(now: pb.DescribeRouteResponse, numbers: list[int]) -> list[pb.OrderedPartition]:
-    """Partitions of the latest route. Raises UnknownPartition."""
+    """The named partitions of the latest route. Raises UnknownPartition."""
     known = {each.number: each for each in now.route.partitions}
     strangers = [number for number in numbers if number not in known]
     if strangers:
@@ -146,7 +144,7 @@ def require(now: pb.DescribeRouteResponse, numbers: list[int]) -> list[pb.Ordere
 
 
 def change(subject: str, planned: Planned, manner: Manner) -> None:
-    """Look, then plan or do. Prints the plan, or what was done."""
+    """Read the subject, then print the plan (a dry run), or make the change and print the result."""
     done = run(_plan(subject, planned, manner) if manner.dry_run else _do(subject, planned, manner))
     if manner.as_json:
         sys.stdout.write(json.dumps(done) + "\n")
@@ -190,7 +188,7 @@ async def _do(subject: str, planned: Planned, manner: Manner) -> dict[str, Any]:
 async def follow(
     describe: Callable[[], Awaitable[pb.DescribeRouteResponse]], made: pb.RouteChangeInfo, following: Following, look_s: float
 ) -> list[pb.OrderedGroup]:
-    """Until every consumer group has advanced. While no metaserver answers, what was seen last stays."""
+    """Wait until every consumer group has advanced. While no metaserver answers, keep showing the last known state."""
     while True:
         try:
             groups = list((await describe()).groups)
@@ -204,7 +202,7 @@ async def follow(
 
 
 class Following:
-    """How it goes on, on standard error: a bar for each group on a terminal, a line for what happens otherwise."""
+    """Shows the progress on standard error: a bar for each group on a terminal, otherwise a line for each event."""
 
     def __init__(self, subject: str, *, quiet: bool) -> None:
         self._subject = subject
@@ -225,13 +223,13 @@ class Following:
         self._bars.stop()
 
     def publish(self, made: pb.RouteChangeInfo) -> None:
-        """Producers use the new route."""
+        """The new route is published; producers use it."""
         self._is_published = True
         self._bars.update(self._first, description=f"version {made.to_version} is published", total=1, completed=1)
         self._say(f"version {made.to_version} of {self._subject} is published")
 
     def look(self, groups: list[pb.OrderedGroup], made: pb.RouteChangeInfo) -> None:
-        """How far the groups are."""
+        """Show the groups' progress."""
         for group in groups:
             left = left_in(group, made.sources)
             is_there = group.version >= made.to_version
@@ -245,20 +243,23 @@ class Following:
                 self._say(f"group {group.group} reads version {group.version}")
             elif not is_there and not group.consumers and group.group not in self._warned:
                 self._warned.add(group.group)
-                self._tell(f"group {group.group} has no consumer: it follows when one comes")
+                self._tell(f"group {group.group} has no consumer: it follows when one connects")
 
     def trouble(self, what: str) -> None:
-        """Nobody answers for now."""
+        """No metaserver answers at the moment."""
         self._bars.update(self._first, note=what)
 
     def leave(self) -> None:
-        """The one who looks on goes."""
-        published, begun = "the change is published; consumer groups follow by themselves", "if the change was begun, it goes on by itself"
+        """Ctrl-C: say that the change continues."""
+        published, begun = (
+            "the change is published; consumer groups follow by themselves",
+            "if the change has begun, it continues by itself",
+        )
         state = published if self._is_published else begun
-        self._tell(f"{state}: `qmq route show {self._subject}` says how far it is", always=True)
+        self._tell(f"{state}: `qmq route show {self._subject}` shows its progress", always=True)
 
     def _say(self, what: str) -> None:
-        """What the bars show anyway."""
+        """Print an event, unless the bars show it."""
         if self._bars.disable:
             self._tell(what)
 

@@ -1,4 +1,4 @@
-"""`qmq route`: how an ordered subject's keys are spread over partitions, and changing it while messages flow (docs/ORDERING.md)."""
+"""`qmq route` shows and changes how an ordered subject's keys are spread over partitions (docs/ORDERING.md)."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ POLICY_FIELDS: Final = (
 
 
 def emit(found: Any, view: Iterable[RenderableType], *, as_json: bool) -> None:
-    """Print facts as JSON, or their view."""
+    """Print the facts as JSON, or their view for people."""
     if as_json:
         sys.stdout.write(json.dumps(found) + "\n")
         return
@@ -57,11 +57,11 @@ def emit(found: Any, view: Iterable[RenderableType], *, as_json: bool) -> None:
 @app.command("show")
 def show_route(
     subject: Subject,
-    version: Annotated[int, typer.Option("--version", min=0, help="An older version of the route; 0: the latest.")] = 0,
+    version: Annotated[int, typer.Option("--version", min=0, help="The version of the route; 0: the latest.")] = 0,
     as_json: Json = False,
     server: Server = SERVER,
 ) -> None:
-    """Draw a subject's route, and show its partitions and how far each consumer group is."""
+    """Draw a subject's route, and show its partitions and the progress of each consumer group."""
 
     async def _show() -> dict[str, Any]:
         async with qmq.connect(server) as mq:
@@ -73,7 +73,7 @@ def show_route(
 
 @app.command("history")
 def history(subject: Subject, as_json: Json = False, server: Server = SERVER) -> None:
-    """Show what changes led to the route, the oldest first, and how long writers were refused."""
+    """Show the changes of the route, oldest first, and how long writers were refused."""
 
     async def _history() -> list[Any]:
         async with qmq.connect(server) as mq:
@@ -85,7 +85,7 @@ def history(subject: Subject, as_json: Json = False, server: Server = SERVER) ->
 
 @app.command("explain")
 def explain(subject: Subject, as_json: Json = False, server: Server = SERVER) -> None:
-    """Say what the policy of automatic resharding would do now, and why; and what it did last."""
+    """Show what automatic resharding would do now, and why, and what it did last."""
 
     async def _explain() -> Any:
         async with qmq.connect(server) as mq:
@@ -106,7 +106,7 @@ def explain(subject: Subject, as_json: Json = False, server: Server = SERVER) ->
 def _explanation(found: dict[str, Any]) -> list[RenderableType]:
     policy = found["policy"]
     state = "on" if policy["is_enabled"] else f"off: `qmq route policy {policy['subject']} --enable` switches it on"
-    would = "would be done" if policy["is_enabled"] else "would be done if it were on"
+    would = "would be done" if policy["is_enabled"] else "would do if it were on"
     said: list[RenderableType] = [f"automatic resharding of {policy['subject']} is {state}"]
     said.append(f"{would} now: {found['operation'] or 'nothing'}")
     said += [f"  {reason}" for reason in found["reasons"]]
@@ -122,21 +122,25 @@ def _explanation(found: dict[str, Any]) -> list[RenderableType]:
 @app.command("policy")
 def policy(
     subject: Subject,
-    enable: Annotated[bool | None, typer.Option("--enable/--disable", help="Reshard automatically, or not.")] = None,
-    split_messages: Annotated[float | None, typer.Option(min=0, help="Hot: a partition takes more messages a second.")] = None,
-    split_bytes: Annotated[float | None, typer.Option(min=0, help="Hot: a partition takes more bytes a second.")] = None,
-    split_backlog: Annotated[int | None, typer.Option(min=0, help="Hot: more messages wait in it for the slowest group.")] = None,
-    merge_messages: Annotated[float | None, typer.Option(min=0, help="Cold: neighbours together take fewer messages a second.")] = None,
-    merge_bytes: Annotated[float | None, typer.Option(min=0, help="Cold: neighbours together take fewer bytes a second.")] = None,
-    merge_quiet_s: Annotated[float | None, typer.Option(min=0, help="Neighbours must have been cold for so many seconds.")] = None,
-    cool_down_s: Annotated[float | None, typer.Option(min=0, help="Nothing is changed for so many seconds after a change.")] = None,
-    partitions_min: Annotated[int | None, typer.Option(min=1, help="Fewer partitions are never made.")] = None,
-    partitions_max: Annotated[int | None, typer.Option(min=1, help="More partitions are never made.")] = None,
+    enable: Annotated[bool | None, typer.Option("--enable/--disable", help="Turn automatic resharding on or off.")] = None,
+    split_messages: Annotated[float | None, typer.Option(min=0, help="Hot: a partition gets more messages per second than this.")] = None,
+    split_bytes: Annotated[float | None, typer.Option(min=0, help="Hot: a partition gets more bytes per second than this.")] = None,
+    split_backlog: Annotated[int | None, typer.Option(min=0, help="Hot: more messages than this wait for the slowest group.")] = None,
+    merge_messages: Annotated[
+        float | None, typer.Option(min=0, help="Cold: neighbours together get fewer messages per second than this.")
+    ] = None,
+    merge_bytes: Annotated[
+        float | None, typer.Option(min=0, help="Cold: neighbours together get fewer bytes per second than this.")
+    ] = None,
+    merge_quiet_s: Annotated[float | None, typer.Option(min=0, help="Seconds that neighbours must be cold before a merge.")] = None,
+    cool_down_s: Annotated[float | None, typer.Option(min=0, help="Seconds between two changes.")] = None,
+    partitions_min: Annotated[int | None, typer.Option(min=1, help="The smallest number of partitions.")] = None,
+    partitions_max: Annotated[int | None, typer.Option(min=1, help="The largest number of partitions.")] = None,
     dry_run: DryRun = False,
     as_json: Json = False,
     server: Server = SERVER,
 ) -> None:
-    """Show by what a subject is resharded automatically; with options, change that and leave the rest as it is."""
+    """Show the policy of automatic resharding; with options, change it. Options that are not given stay unchanged."""
     wanted = {
         "is_enabled": enable,
         "split_messages_per_s": split_messages,
@@ -177,5 +181,5 @@ def _ms(seconds: float | None) -> int | None:
 
 
 def policy_facts(found: pb.ReshardPolicy, subject: str) -> dict[str, Any]:
-    """A policy, as JSON has it."""
+    """A policy as JSON values."""
     return {"subject": subject, "is_enabled": found.is_enabled} | {field: getattr(found, field) for field in POLICY_FIELDS}

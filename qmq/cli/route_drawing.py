@@ -1,14 +1,14 @@
-"""Routes as a line of text: the logical partitions from 0 to N, cut into cells as wide as their ranges. Pure; `plain` has no colour.
+"""Draws a route as a line of text: the logical partitions from 0 to N in cells as wide as their ranges. Pure; `plain` has no colour.
 
     │1░░░░░░░░░░│3▒▒▒▒│4░░░░│2▒▒▒▒▒▒▒▒▒▒│
     0           256   384   512      1024
     ░ g1  ▒ g2
 
 Rules:
-* A cell begins with its wall and is never narrower than that one column, however small its range: neighbours give way.
-* More cells than columns cannot be drawn to scale: the first ones get a column each, and the line ends in "and N more".
-* A kind (a broker group, a version) has a pattern and a colour, by its place in `kinds`: two bars with the same kinds can be compared.
-* A label or a number that does not fit is left out, never cut: half a number is a wrong number.
+* A cell begins with its wall and is at least that one column wide, even for a tiny range; its neighbours get narrower.
+* If there are more cells than columns, the first cells get one column each, and the line ends in "and N more".
+* The position of a kind (a broker group, a version) in `kinds` determines its pattern and colour: bars with the same kinds look alike.
+* A label or a number that does not fit is left out, because a truncated number would be misread.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from rich.text import Text
 
 PATTERNS: Final = "░▒▓─═"
 COLORS: Final = ("green", "cyan", "magenta", "yellow", "blue", "red")
-"""As many as have no common divisor with the patterns: pattern and colour together repeat only after 30 kinds."""
+"""The number of colours is coprime to the number of patterns, so a pair of pattern and colour repeats only after 30 kinds."""
 
 _WALL: Final = "│"
 
@@ -35,18 +35,18 @@ class DrawnRange(NamedTuple):
 
 
 def draw(cells: Sequence[DrawnRange], columns: int, kinds: Sequence[str]) -> Text:
-    """The bar, the numbers below it, and the legend, in so many columns."""
+    """The bar, the ruler below it, and the legend, in `width` columns."""
     bar, ruler = draw_bar(cells, columns, kinds), draw_ruler(cells, columns)
     return Text("\n").join([bar, ruler, draw_legend(kinds, columns)])
 
 
 def kinds_of(*bars: Sequence[DrawnRange]) -> list[str]:
-    """All kinds of some bars, in order."""
+    """All kinds of the bars, sorted."""
     return sorted({cell.kind for bar in bars for cell in bar})
 
 
 def walls(cells: Sequence[DrawnRange], columns: int) -> list[int]:
-    """Where each cell begins, and, last, where the closing wall is. There are to be more columns than cells."""
+    """The column of each cell's wall, followed by the column of the closing wall. Needs more columns than cells."""
     whole = cells[-1].end - cells[0].first
     inner = columns - 1
     found = [round((cell.first - cells[0].first) * inner / whole) for cell in cells] + [inner]
@@ -80,7 +80,7 @@ def _room(cells: Sequence[DrawnRange], columns: int) -> int:
 
 
 def draw_ruler(cells: Sequence[DrawnRange], columns: int) -> Text:
-    """Where each cell begins, below its wall, where there is room; and the end of all below the closing wall."""
+    """The first logical partition of each cell below its wall, if there is room, and the end below the closing wall."""
     room = _room(cells, columns)
     if room < len(cells):
         return Text(f"{cells[0].first} to {cells[room - 1].end} of {cells[-1].end}", "dim")
@@ -95,7 +95,7 @@ def draw_ruler(cells: Sequence[DrawnRange], columns: int) -> Text:
 
 
 def draw_legend(kinds: Sequence[str], columns: int) -> Text:
-    """Which pattern is which kind."""
+    """The pattern of each kind."""
     legend, used = Text(), 0
     for kind in kinds:
         pattern, color = _look(kind, kinds)

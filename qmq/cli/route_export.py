@@ -1,4 +1,4 @@
-"""`qmq route export`: all routes of ordered subjects in one file, for who reads the log's files without a metaserver (docs/FORMAT.md)."""
+"""`qmq route export` writes all routes of ordered subjects to a file, for readers of log files without a metaserver (docs/FORMAT.md)."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
     from qmq.proto.v1 import meta_pb2 as pb
 
 Subjects = Annotated[list[str], typer.Argument(help="Ordered subjects.")]
-Out = Annotated[Path | None, typer.Option("--out", "-o", help="A file, replaced all or nothing; standard output without it.")]
+Out = Annotated[Path | None, typer.Option("--out", "-o", help="The file to write, replaced atomically; default: standard output.")]
 
 
 def export(subjects: Subjects, out: Out = None, server: Server = SERVER) -> None:
-    """Write all partitions that routes ever had, which followed which, and where they were sealed, as JSON.
+    """Write all partitions of all route versions, their successors, and where they were sealed, as JSON.
 
-    Spark reads ordered subjects from files with it: option qmq.routes. What is published later is not in it; export again then.
+    Spark needs this file to read ordered subjects from log files: option qmq.routes. After a route change, export again.
     """
 
     from pyspark_qmq.files.file_routes import to_json
@@ -65,7 +65,7 @@ def _replace(path: Path, text: str) -> None:
 def routes_of(
     subject: str, first: pb.OrderedRoute, changes: Sequence[pb.RouteChangeInfo], order: str = Order.STRICT.value
 ) -> dict[str, Any]:
-    """A subject's part of the file: of its first route, and of what changed since, the oldest first. Pure."""
+    """A subject's part of the file, made from its first route and its changes, oldest first. Pure."""
     from pyspark_qmq.files.file_routes import subject_json
     from pyspark_qmq.servers.server_routes import routes_of as followed
 

@@ -1,4 +1,4 @@
-"""What `qmq route` tells, for people: bars, tables and sentences of the facts of `route_facts`. Pure: gives what rich prints."""
+"""The output of `qmq route` for people: bars, tables and sentences made from `route_facts`. Pure: returns what rich prints."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ _RIGHT |= {"done ms", "refused ms"}
 
 
 def route_cells(partitions: Iterable[dict[str, Any]]) -> list[DrawnRange]:
-    """A route's partitions, for drawing."""
+    """A route's partitions as cells of a drawing."""
     return [DrawnRange(each["first"], each["end"], str(each["partition"]), each["broker_group"]) for each in partitions]
 
 
 def subject_view(found: dict[str, Any], columns: int) -> list[RenderableType]:
-    """A subject: its route, its partitions, its groups, the change under way."""
+    """A subject: its route, partitions, groups, and the change in progress."""
     cells = route_cells(found["partitions"])
     latest = found["latest_version"]
     which = f"version {found['version']}" + ("" if found["version"] == latest else f" (the latest is {latest})")
     head = f"subject {found['subject']}: {found['order']} order, {found['logical_partitions']:,} logical partitions, route {which}"
     view: list[RenderableType] = [Text(head, "bold"), draw(cells, columns, kinds_of(cells)), partition_table(found["partitions"])]
     if found["older_partitions"]:
-        view += [Text("partitions of older versions that are still read, or waited for"), partition_table(found["older_partitions"])]
+        view += [Text("partitions of older versions that are still read or waited for"), partition_table(found["older_partitions"])]
     for group in found["groups"]:
         view += group_view(group, latest, columns)
     if not found["groups"]:
@@ -40,7 +40,7 @@ def subject_view(found: dict[str, Any], columns: int) -> list[RenderableType]:
 
 
 def partition_table(partitions: Sequence[dict[str, Any]]) -> LineTable:
-    """A line for each partition."""
+    """A table with one line per partition."""
     shown = LineTable(("partition", "range", "width", "broker group", "state", "messages", "bytes", "messages/s"), right=_RIGHT)
     for each in partitions:
         state = f"sealed at {each['sealed_at']:,}" if each["state"] == "sealed" else each["state"]
@@ -59,7 +59,7 @@ def partition_table(partitions: Sequence[dict[str, Any]]) -> LineTable:
 
 
 def group_view(group: dict[str, Any], latest: int, columns: int) -> list[RenderableType]:
-    """A consumer group: where it is, the frontier if it is not the same everywhere, and what it reads."""
+    """A consumer group: its route version, its frontier if keys differ, and what it reads."""
     head = f"group {group['group']}: version {group['version']} of {latest}, gate {group['gate']}"
     if not group["is_ready"]:
         head += ", being placed"
@@ -79,7 +79,7 @@ def group_view(group: dict[str, Any], latest: int, columns: int) -> list[Rendera
 
 
 def reading_table(partitions: Iterable[dict[str, Any]]) -> LineTable:
-    """What a group has not done, by partition, and who reads there."""
+    """A group's unread messages by partition, and the consumers that read them."""
     shown = LineTable(("partition", "range", "broker group", "left", "lag ms", "parked keys", "consumers"), right=_RIGHT)
     for each in partitions:
         holders = ", ".join(
@@ -93,12 +93,12 @@ def reading_table(partitions: Iterable[dict[str, Any]]) -> LineTable:
 
 
 def notes(found: dict[str, Any]) -> list[RenderableType]:
-    """What an operator should know beside the figures."""
+    """Notes for the operator: silent groups, order violations."""
     said: list[RenderableType] = []
     if found["change"] is not None:
         said.append(Text(f"under way: {change_text(found['change'])}", "yellow"))
     if found["silent_groups"]:
-        said.append(Text(f"did not answer, and is missing above: {', '.join(found['silent_groups'])}", "red"))
+        said.append(Text(f"partial: no answer from {', '.join(found['silent_groups'])}", "red"))
     bent = sum(each["bent_messages"] or 0 for each in (*found["partitions"], *found["older_partitions"]))
     if bent:
         said.append(Text(f"{bent:,} messages were taken out of order, as best-effort order allows", "yellow"))
@@ -109,7 +109,7 @@ def notes(found: dict[str, Any]) -> list[RenderableType]:
 
 
 def change_text(change: dict[str, Any]) -> str:
-    """A change in a line."""
+    """A change on one line."""
     targets = ", ".join(f"{each['partition']} {range_text(each)} on {each['broker_group']}" for each in change["targets"])
     sources = ", ".join(map(str, change["sources"]))
     why = f" ({change['reason']})" if change["reason"] else ""
@@ -117,7 +117,7 @@ def change_text(change: dict[str, Any]) -> str:
 
 
 def history_table(changes: Iterable[dict[str, Any]]) -> LineTable:
-    """A line for each change: when it was prepared, and how much later it came into each phase."""
+    """A table with one line per change: when it was prepared, and how much later each phase began."""
     shown = LineTable(("version", "change", "prepared", "sealed ms", "published ms", "done ms", "refused ms", "reason"), right=_RIGHT)
     for change in changes:
         times = change["times_ms"]
@@ -142,7 +142,7 @@ def _refused(change: dict[str, Any]) -> str:
 
 
 def plan_view(plan: dict[str, Any], columns: int) -> list[RenderableType]:
-    """A change that was only planned: the route before and after, who waits for what, and the way back."""
+    """The plan of a dry run: the route before and after, what each group waits for, and how to undo the change."""
     before, after = route_cells(plan["before"]), route_cells(plan["after"])
     kinds = kinds_of(before, after)
     view: list[RenderableType] = [
@@ -160,13 +160,13 @@ def plan_view(plan: dict[str, Any], columns: int) -> list[RenderableType]:
         Text(f"Writers of {word} {sources} ({plan['refused_percent']:g} % of the keys) are refused until it is published: {so_long}.")
     )
     for group in plan["groups"]:
-        said = f"Group {group['group']} (version {group['version']}) finishes {group['left']:,} messages in {sources} before it goes on."
+        said = f"Group {group['group']} (version {group['version']}) finishes {group['left']:,} messages in {sources} before it continues."
         view.append(Text(said))
     return [*view, Text(f"To undo it: {plan['undo']}")]
 
 
 def range_text(found: dict[str, Any]) -> str:
-    """A range of logical partitions; empty if it is not known."""
+    """A range of logical partitions; empty if unknown."""
     return "" if found["first"] is None else f"[{found['first']}, {found['end']})"
 
 

@@ -1,6 +1,6 @@
-"""`qmq config`: what commands would use here, and where each setting comes from.
+"""`qmq config` shows the settings that commands use, and where each one comes from.
 
-An argument goes before a variable, a variable before the context, the context before the default (qmq/security/contexts.py).
+Precedence: argument, variable, context, default (qmq/security/contexts.py).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _COLUMNS: Final = ("setting", "value", "from", "variable")
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One setting: its value, and where that comes from; both empty if nothing is set."""
+    """One setting: its value and its origin; both empty if it is not set."""
 
     name: str
     value: str
@@ -41,13 +41,13 @@ class Setting:
     variable: str
 
     def row(self) -> tuple[str, str, str, str]:
-        """As it is shown: secrets are not."""
+        """The table row; secrets are masked."""
         is_secret = self.value and any(self.variable.endswith(each) for each in _SECRETS)
         return self.name, HIDDEN if is_secret else self.value, self.origin, self.variable
 
 
 def settings_of(server: str | None, environment: Mapping[str, str], current: str, whole: Mapping[str, str]) -> list[Setting]:
-    """What a client would use. `current` is the context that holds, `whole` the environment with what it stands for. Pure."""
+    """The settings of a client. `current`: the current context; `whole`: the environment with the context applied. Pure."""
     found = []
     for name, variable, default in _CLIENT:
         if name == "server" and server is not None:
@@ -64,7 +64,7 @@ def settings_of(server: str | None, environment: Mapping[str, str], current: str
 
 
 def other_variables(environment: Mapping[str, str], read_by: Mapping[str, Iterable[str]]) -> list[Setting]:
-    """QMQ_ variables besides, with the commands that read each; one that none reads is most likely misspelt. Pure."""
+    """Other QMQ_ variables, with the commands that read them. A variable that no command reads is probably misspelt. Pure."""
     known = {variable for _, variable, _ in _CLIENT}
     found = []
     for variable in sorted(each for each in environment if each.startswith("QMQ_") and each not in known):
@@ -75,7 +75,7 @@ def other_variables(environment: Mapping[str, str], read_by: Mapping[str, Iterab
 
 
 def variables_of(command: Any, name: str = "qmq") -> dict[str, set[str]]:
-    """Which commands read each variable: all below a command of typer's."""
+    """The commands below a typer command that read each variable."""
     found: dict[str, set[str]] = {}
     for parameter in command.params:
         given = parameter.envvar or ()
@@ -89,10 +89,12 @@ def variables_of(command: Any, name: str = "qmq") -> dict[str, set[str]]:
 
 def config(
     context: typer.Context,
-    server: Annotated[str | None, typer.Option("--server", "-s", help="As other commands take it: shows that it goes first.")] = None,
+    server: Annotated[
+        str | None, typer.Option("--server", "-s", help="As for other commands; shows that the argument takes precedence.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
-    """Show the settings that commands use here, and where each comes from: argument, environment, context or default."""
+    """Show the settings that commands use, and the origin of each: argument, environment, context or default."""
     environment = context.find_root().meta.get(GIVEN, os.environ)
     try:
         whole = environment_of(environment, uses_current=True)
@@ -105,4 +107,4 @@ def config(
 
 
 GIVEN: Final = "qmq.environment"
-"""Under this name the root command keeps the environment as it was before a context was put into it."""
+"""The key under which the root command stores the environment before a context was applied."""

@@ -1,4 +1,4 @@
-"""How the shards of `qmq broker --shards N` are started: from the options of the whole, those of each shard. Pure; docs/SHARDS.md."""
+"""Derives the options of each shard from those of `qmq broker --shards N`. Pure; docs/SHARDS.md."""
 
 from __future__ import annotations
 
@@ -21,16 +21,18 @@ SHARDS_MAX: Final = 256
 PORT_STEP: Final = 10
 PORT_MAX: Final = 65_535
 _SHOWN: Final = ("group", "replica", "data", "data_port", "control_port", "metrics_port")
-"""Options that stand in a shard's command line, where `ps` shows them. All others go by their variables, since some are secret."""
+"""Options passed on a shard's command line, where `ps` shows them. All others are passed as variables, because some are secret."""
 
 
 @dataclass(frozen=True)
 class ShardedOptions(ReplicaOptions):
-    """Of a role that can run as several processes."""
+    """Options of a server that can run as several processes."""
 
     shards: Annotated[
         int,
-        typer.Option(envvar="QMQ_SHARDS", min=1, max=SHARDS_MAX, help="Processes, each a broker group of its own: GROUP.1, GROUP.2 ..."),
+        typer.Option(
+            envvar="QMQ_SHARDS", min=1, max=SHARDS_MAX, help="Number of processes, each its own broker group: GROUP.1, GROUP.2 ..."
+        ),
     ] = 1
 
 
@@ -38,7 +40,7 @@ _S = TypeVar("_S", bound=ShardedOptions)
 
 
 def shard_options(options: _S, shard: int) -> _S:
-    """The options of one shard, from 1 on. Raises InvalidArgument for ports that do not exist."""
+    """The options of one shard; shards count from 1. Raises InvalidArgument if a port would be out of range."""
     added = PORT_STEP * (shard - 1)
 
     def port(given: int) -> int:
@@ -60,7 +62,7 @@ def shard_options(options: _S, shard: int) -> _S:
 
 
 def shard_command(options: ShardedOptions, environment: Mapping[str, str]) -> ShardCommand:
-    """The process that runs with these options, whatever `environment`, the supervisor's own, says of them."""
+    """The command and environment of a shard's process. The given options override `environment`, which is the supervisor's."""
     from qmq.node.shard_supervisor import ShardCommand
 
     variables = _variables(type(options))
@@ -77,7 +79,7 @@ def shard_command(options: ShardedOptions, environment: Mapping[str, str]) -> Sh
 
 
 def _variables(options: type) -> dict[str, str]:
-    """Of each option its variable."""
+    """The variable of each option."""
     hints = get_type_hints(options, include_extras=True)
     found: dict[str, Any] = {each.name: hints[each.name].__metadata__[0].envvar for each in fields(options)}
     return {name: variable for name, variable in found.items() if variable is not None}

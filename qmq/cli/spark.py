@@ -1,6 +1,6 @@
-"""`qmq spark`: jobs over the log (docs/SPARK.md). Needs `pip install qmq[spark]`; nothing of it is loaded before it is used.
+"""`qmq spark` runs Spark jobs over the log (docs/SPARK.md). Needs `pip install qmq[spark]`, which is imported only when a job runs.
 
-Words behind a job's name are the job's own: `qmq spark archive --help` explains them. A job's exit status is ours.
+Arguments after a job's name are passed to the job: `qmq spark archive --help` explains them. The exit status is the job's.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ CONTEXT: Final = {
     "ignore_unknown_options": True,
     "help_option_names": list[str](),
 }
-"""What typer must know, so that it leaves a job's words alone, `--help` too."""
+"""Makes typer pass a job's arguments through, `--help` included."""
 
-Words = Annotated[list[str] | None, typer.Argument(metavar="[JOB [OPTIONS]...]", help="Without a job: which there are.")]
+Words = Annotated[list[str] | None, typer.Argument(metavar="[JOB [OPTIONS]...]", help="The job; leave it out for a list of jobs.")]
 
 
 def spark(words: Words = None) -> None:
-    """Run a Spark job over the log; alone: list the jobs."""
+    """Run a Spark job over the log. Without a job, list the jobs."""
     from pyspark_qmq import jobs
 
     if not words or words[0] in ("--help", "-h"):
-        show("jobs: qmq spark JOB --help says more", ("job", "what it does"), list(jobs.JOBS.items()), as_json=False)
+        show("jobs: see qmq spark JOB --help", ("job", "what it does"), list(jobs.JOBS.items()), as_json=False)
         return
     try:
         status = jobs.run(words[0], words[1:])
@@ -36,5 +36,5 @@ def spark(words: Words = None) -> None:
         missing = (cause.name or "").split(".")[0]
         if missing in ("qmq", "pyspark_qmq"):
             raise
-        fail(InvalidArgument(f"qmq spark needs more libraries ({missing} is missing): pip install 'qmq[spark]'"))
+        fail(InvalidArgument(f"qmq spark needs another package ({missing} is missing): pip install 'qmq[spark]'"))
     raise typer.Exit(status)

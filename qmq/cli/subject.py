@@ -1,4 +1,4 @@
-"""`qmq subject`: which subjects there are, and on which broker groups."""
+"""`qmq subject` lists, creates, changes and deletes subjects."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from qmq.shard_names import shards_of
 app = typer.Typer(no_args_is_help=True, help="Subjects: list, create, show, place, purge, delete.")
 
 FlushOf = Annotated[
-    str, typer.Option("--flush", help="'sync': producers are answered when a majority has flushed the message; 'default': as brokers do.")
+    str, typer.Option("--flush", help="'sync': acknowledge a message when a majority has flushed it; 'default': the brokers' setting.")
 ]
 _COLUMNS = ("subject", "partition", "broker group", "first", "next", "messages", "bytes", "last stored", "order")
 
 
 @app.command("list")
 def list_subjects(
-    prefix: Annotated[str, typer.Argument(help="Only subjects that begin so.")] = "",
+    prefix: Annotated[str, typer.Argument(help="Only subjects with this prefix.")] = "",
     as_json: Json = False,
     server: Server = SERVER,
 ) -> None:
-    """List subjects, with what is stored of them."""
+    """List subjects with their stored messages."""
     found = run(_list(server, prefix))
     show("subjects", _COLUMNS, [row for each in found for row in _rows(each)], as_json=as_json, silent=found.silent)
 
@@ -61,26 +61,32 @@ def _rows(subject: Any) -> list[tuple[Any, ...]]:
 @app.command("create")
 def create(
     name: Annotated[str, typer.Argument(help="The subject.")],
-    retention_hours: Annotated[float | None, typer.Option(help="Messages older than this may be deleted.")] = None,
-    retention_mib: Annotated[int | None, typer.Option(help="Of a queue, the oldest messages beyond this may be deleted.")] = None,
+    retention_hours: Annotated[float | None, typer.Option(help="How long messages are kept.")] = None,
+    retention_mib: Annotated[int | None, typer.Option(help="The size of a queue beyond which its oldest messages are deleted.")] = None,
     body_bytes_max: Annotated[int, typer.Option(help="The largest body.")] = BODY_BYTES_MAX,
     order: Annotated[
-        str, typer.Option(help="'strict': the messages of a key stay in order, always; 'best-effort': while all goes well.")
+        str, typer.Option(help="'strict': messages of a key are always in order; 'best-effort': in order unless there are failures.")
     ] = "",
     logical_partitions: Annotated[
-        int | None, typer.Option(min=1, help=f"Ordered: into how many parts keys are hashed, for ever; {LOGICAL_PARTITIONS:,} by default.")
+        int | None,
+        typer.Option(
+            min=1, help=f"Ordered: number of logical partitions for hashing keys; cannot be changed; default: {LOGICAL_PARTITIONS:,}."
+        ),
     ] = None,
     partitions: Annotated[
-        int | None, typer.Option(min=1, help="Ordered: how many partitions to begin with; one for each broker group if not given.")
+        int | None, typer.Option(min=1, help="Ordered: the initial number of partitions; default: one per broker group.")
     ] = None,
     fencing: Annotated[
-        str | None, typer.Option(help="Ordered: 'lease', a lost broker group can be left; 'majority', writing needs no coordination store.")
+        str | None,
+        typer.Option(
+            help="Ordered: 'lease': partitions can leave a lost broker group; 'majority': writes do not depend on the coordination store."
+        ),
     ] = None,
     flush: FlushOf = SubjectFlush.DEFAULT.value,
     as_json: Json = False,
     server: Server = SERVER,
 ) -> None:
-    """Create a subject. One that is there with the same settings is fine. Whether it is ordered never changes."""
+    """Create a subject. Succeeds if it exists with the same settings. A subject cannot change between ordered and unordered."""
 
     async def _create() -> None:
         config = qmq.SubjectConfig(
@@ -101,12 +107,12 @@ def create(
 def _flush(text: str) -> SubjectFlush:
     known = [each.value for each in SubjectFlush]
     if text not in known:
-        raise InvalidArgument(f"--flush is {' or '.join(known)}, not {text!r}")
+        raise InvalidArgument(f"--flush must be {' or '.join(known)}, not {text!r}")
     return SubjectFlush(text)
 
 
 def ordering(order: str, logical_partitions: int | None, partitions: int | None, fencing: str | None) -> dict[str, Any]:
-    """What the options say of order, as SubjectConfig takes it. Raises InvalidArgument."""
+    """The fields of SubjectConfig about order. Raises InvalidArgument."""
     known = [each.value for each in Order if each.value]
     if not order:
         given = {"--logical-partitions": logical_partitions, "--partitions": partitions, "--fencing": fencing}
@@ -115,10 +121,10 @@ def ordering(order: str, logical_partitions: int | None, partitions: int | None,
             raise InvalidArgument(f"{', '.join(extra)} needs an ordered subject: --order {' or '.join(known)}")
         return {}
     if order not in known:
-        raise InvalidArgument(f"--order is {' or '.join(known)}, not {order!r}")
+        raise InvalidArgument(f"--order must be {' or '.join(known)}, not {order!r}")
     fencings = [each.value for each in Fencing]
     if fencing is not None and fencing not in fencings:
-        raise InvalidArgument(f"--fencing is {' or '.join(fencings)}, not {fencing!r}")
+        raise InvalidArgument(f"--fencing must be {' or '.join(fencings)}, not {fencing!r}")
     return {
         "order": Order(order),
         "logical_partitions": logical_partitions or LOGICAL_PARTITIONS,
@@ -129,7 +135,7 @@ def ordering(order: str, logical_partitions: int | None, partitions: int | None,
 @app.command("show")
 @app.command("describe", hidden=True)
 def describe(name: Annotated[str, typer.Argument(help="The subject.")], as_json: Json = False, server: Server = SERVER) -> None:
-    """Show a subject's settings and what is stored of it."""
+    """Show a subject's settings and stored messages."""
 
     async def _describe() -> tuple[Any, dict[str, str]]:
         async with qmq.connect(server) as mq:
@@ -155,11 +161,11 @@ def describe(name: Annotated[str, typer.Argument(help="The subject.")], as_json:
 
 
 async def _find(mq: qmq.Client, name: str) -> tuple[Any, dict[str, str]]:
-    """The subject, and which of its broker groups are silent, and why."""
+    """The subject, and its broker groups that did not answer, with the reason."""
     known = await mq.metadata.list_subjects(name)
     found = [each for each in known if each.settings.name == name]
     if not found:
-        raise UnknownSubject(f"there is no subject {name!r}: `qmq subject list` shows which there are")
+        raise UnknownSubject(f"there is no subject {name!r}: `qmq subject list` shows all")
     return found[0], known.silent
 
 
@@ -167,7 +173,7 @@ async def _find(mq: qmq.Client, name: str) -> tuple[Any, dict[str, str]]:
 def set_flush(
     name: Annotated[str, typer.Argument(help="The subject.")], flush: FlushOf, as_json: Json = False, server: Server = SERVER
 ) -> None:
-    """Say when a subject's producers are answered; brokers follow within moments."""
+    """Set when messages of a subject are acknowledged. Brokers apply the change within a second or two."""
 
     async def _set() -> str:
         async with qmq.connect(server) as mq:
@@ -181,13 +187,13 @@ def place(
     name: Annotated[str, typer.Argument(help="The subject.")],
     groups: Annotated[
         str,
-        typer.Option("--groups", help="The broker groups that shall take its messages: g1,g2. A broker's name means its shards."),
+        typer.Option("--groups", help="The new broker groups: g1,g2. A sharded broker's name stands for all its shards."),
     ],
     dry_run: DryRun = False,
     as_json: Json = False,
     server: Server = SERVER,
 ) -> None:
-    """Let other broker groups take a subject's messages. What is stored elsewhere stays there, and is consumed from there."""
+    """Place a subject on other broker groups. Stored messages stay on their groups and are consumed from there."""
 
     async def _place() -> tuple[str, str, str]:
         async with qmq.connect(server) as mq:
@@ -201,7 +207,7 @@ def place(
 
 
 async def _groups_of(mq: qmq.Client, name: str) -> str:
-    """None of them may have a master: that is when a subject is placed elsewhere."""
+    """The broker groups by name. They need no master: a subject is often moved because its group has lost it."""
     try:
         return ",".join((await mq.metadata.locate(name)).settings.broker_groups)
     except Unavailable:
@@ -219,7 +225,7 @@ def purge(
     as_json: Json = False,
     server: Server = SERVER,
 ) -> None:
-    """Delete all messages of a subject that are stored now. The subject stays, and its groups go on with what comes after."""
+    """Delete all messages of a subject that are stored now. The subject stays, and its groups continue with later messages."""
 
     async def _count() -> int:
         async with qmq.connect(server) as mq:
@@ -242,7 +248,7 @@ def delete(
     as_json: Json = False,
     server: Server = SERVER,
 ) -> None:
-    """Delete a subject: its messages, groups, routes, settings and pauses. One of that name that comes later is new."""
+    """Delete a subject with its messages, groups, routes, settings and pauses. A later subject of the same name starts empty."""
     if not yes and typer.prompt(f"type {name} to delete it", err=True) != name:
         fail(InvalidArgument("that is not the subject's name: nothing was deleted"))
 

@@ -1,14 +1,14 @@
-"""Tables for people: one style, without boxes, that fits the terminal. Pure: the width and the time are handed in.
+"""Tables for people: one style, without boxes, fitted to the terminal. Pure: the caller passes width and time.
 
-What gives way in a terminal that is too narrow, one after the other until the rest fits:
+If the terminal is too narrow, these steps are taken one after another until the table fits:
 
-    1  times are relative ("3 s ago"), which they are anyway unless the table is wide
-    2  columns in which nothing stands, or the same small word in every row, are left out, from the right
+    1  times are relative ("3 s ago"); only a wide table has exact times
+    2  columns that are empty, or have the same short value in every row, are left out, from the right
     3  the widest columns of text are cut, with "…", to CUT_CHARS_MIN characters at least
     4  columns are left out, from the right; the first one stays
 
-Ids are never cut, since somebody will want to copy them, and are left out last. A wide table (`--wide`, or standard output that is no
-terminal) is as wide as it has to be, with exact times.
+Ids are never cut, because people copy them, and are left out last. A wide table (`--wide`, or standard output that is not a terminal) is
+as wide as necessary, with exact times.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ def relative(time_ms: int, now_ms: int) -> str:
 
 
 class View:
-    """How tables are shown in this process: `--wide` says so once (qmq/cli/app.py)."""
+    """Whether this process shows wide tables; set by `--wide`."""
 
     is_wide = False
 
 
 class LineTable:
-    """A table that rich prints. `right` names columns that stand to the right though they hold no numbers."""
+    """A table that rich prints. `right`: columns to align right although they hold no numbers."""
 
     def __init__(self, headers: Sequence[str], rows: Iterable[Sequence[Any]] = (), *, right: Iterable[str] = (), now_ms: int = 0) -> None:
         self._headers, self._rows, self._right, self._now_ms = headers, list(rows), right, now_ms
@@ -69,14 +69,14 @@ class LineTable:
 
 @dataclass(frozen=True, slots=True)
 class TableLayout:
-    """Which columns are shown, each with its width, and how many are not."""
+    """The columns to show with their widths, and the number of columns left out."""
 
     shown: tuple[tuple[int, int], ...]
     left_out: int
 
 
 def lay_out(headers: Sequence[str], cells: Sequence[Sequence[str]], width: int | None) -> TableLayout:
-    """The columns that fit `width` characters; all of them, if that is None."""
+    """The columns that fit into `width` characters; all columns if `width` is None."""
     widths = [max(len(header), *[len(row[at]) for row in cells], 0) for at, header in enumerate(headers)]
     shown = list(range(len(headers)))
     if width is None:
@@ -102,7 +102,7 @@ def _says_nothing(column: Sequence[str]) -> bool:
 
 
 def _cut(columns: Sequence[int], widths: list[int], headers: Sequence[str], excess: int) -> None:
-    """Make the widest columns narrower, a character at a time, so that the wide ones end equal."""
+    """Shrink the widest column by one character at a time, so that the wide columns end up equally wide."""
     least = {at: max(CUT_CHARS_MIN, len(headers[at])) for at in columns}
     while excess > 0:
         wide = [at for at in columns if widths[at] > least[at]]
@@ -113,7 +113,7 @@ def _cut(columns: Sequence[int], widths: list[int], headers: Sequence[str], exce
 
 
 def text_of(cell: Any, *, is_wide: bool, now_ms: int) -> str:
-    """A cell as it is shown, without what would act on the terminal."""
+    """A cell's text, with control characters escaped."""
     if isinstance(cell, Time):
         return str(cell) if is_wide else relative(cell.time_ms, now_ms)
     if isinstance(cell, Text):
@@ -128,7 +128,7 @@ def text_of(cell: Any, *, is_wide: bool, now_ms: int) -> str:
 def table_lines(
     headers: Sequence[str], rows: Sequence[Sequence[Any]], *, width: int | None, now_ms: int, right: Iterable[str] = ()
 ) -> list[Text]:
-    """The lines of a table, the header first; a wide one if `width` is None. Numbers stand to the right, and the columns in `right`."""
+    """The lines of a table, header first; a wide table if `width` is None. Numbers and the columns in `right` are right-aligned."""
     is_wide = width is None
     cells = [[text_of(cell, is_wide=is_wide, now_ms=now_ms) for cell in row] for row in rows]
     layout = lay_out(headers, cells, width)

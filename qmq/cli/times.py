@@ -1,4 +1,4 @@
-"""Times as people type them: how long, and when."""
+"""Parses durations and times as people type them."""
 
 from __future__ import annotations
 
@@ -14,33 +14,33 @@ _PART: Final = re.compile(r"(\d+(?:\.\d+)?)(ms|[smhdw])", re.ASCII)
 
 
 def parse_duration(text: str) -> timedelta:
-    """Such as "10m", "1h30m", "2d", "1.5s", "500ms"; weeks are "w". Raises InvalidArgument."""
+    """Parse a duration such as "10m", "1h30m", "2d", "1w", "1.5s" or "500ms". Raises InvalidArgument."""
     parts = _PART.findall(text)
     if not parts or "".join(number + unit for number, unit in parts) != text:
-        raise InvalidArgument(f"{text!r} is no duration: write 90s, 10m, 1h30m, 2d or 1w")
+        raise InvalidArgument(f"{text!r} is not a duration: write 90s, 10m, 1h30m, 2d or 1w")
     try:
         return sum((timedelta(**{_UNITS[unit]: float(number)}) for number, unit in parts), timedelta())
     except OverflowError:
-        raise InvalidArgument(f"{text!r} is longer than any calendar") from None
+        raise InvalidArgument(f"{text!r} is too long a duration") from None
 
 
 def parse_delays(text: str) -> tuple[int, ...]:
-    """Durations with commas between them, in milliseconds: "1s,5s,1m". Raises InvalidArgument."""
+    """Parse comma-separated durations such as "1s,5s,1m" into milliseconds. Raises InvalidArgument."""
     return tuple([round(parse_duration(part.strip()) / timedelta(milliseconds=1)) for part in text.split(",")])
 
 
 def delays_text(delays_ms: Iterable[int]) -> str:
-    """The inverse, each in the largest unit that fits."""
+    """The inverse of `parse_delays`; each duration in the largest unit that divides it."""
     units = (("h", 3_600_000), ("m", 60_000), ("s", 1_000), ("ms", 1))
     return ",".join([next(f"{delay // size}{unit}" for unit, size in units if delay % size == 0) if delay else "0s" for delay in delays_ms])
 
 
 def parse_when(text: str) -> datetime:
-    """Such as "2027-01-01T09:00:00+01:00", or with Z for UTC. Raises InvalidArgument; also without a time zone."""
+    """Parse a time such as "2027-01-01T09:00:00+01:00", or with Z for UTC. Raises InvalidArgument, also for a time without a zone."""
     try:
         found = datetime.fromisoformat(text)
     except ValueError:
-        raise InvalidArgument(f"{text!r} is no time: write 2027-01-01T09:00:00+01:00, or ...Z for UTC") from None
+        raise InvalidArgument(f"{text!r} is not a time: write 2027-01-01T09:00:00+01:00, or ...Z for UTC") from None
     if found.utcoffset() is None:
         raise InvalidArgument(f"{text!r} has no time zone: write {found.isoformat()}+01:00, say, or {found.isoformat()}Z for UTC")
     return found

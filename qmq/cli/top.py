@@ -1,8 +1,8 @@
-"""`qmq top`: what flows through a cluster now, on one screen that is drawn anew every other second (docs/OPERATIONS.md).
+"""`qmq top` shows the message rates of a cluster on one screen, refreshed every two seconds (docs/OPERATIONS.md).
 
-a terminal          the alternate screen, single keys; what was on the screen before is there again afterwards, however it ends
-a dumb terminal     screens below each other, without control sequences
-no terminal         the same, as wide as the figures are
+a terminal          uses the alternate screen and single keys; the previous screen content is restored at any exit
+a dumb terminal     prints one screen below the other, without control sequences
+no terminal         the same, as wide as the figures need
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ if TYPE_CHECKING:
 
 CONTROL: Final = "\x1b["
 REST: Final = 9
-"""Looking takes a tenth of the time at most."""
+"""Taking snapshots takes at most a tenth of the time."""
 REST_S_MAX: Final = 10.0
 ENTER: Final = f"{CONTROL}?1049h{CONTROL}?25l"
-"""The alternate screen, without a cursor."""
+"""Switches to the alternate screen and hides the cursor."""
 LEAVE: Final = f"{CONTROL}?25h{CONTROL}?1049l"
 HOME: Final = f"{CONTROL}H"
 CLEAR_LINE: Final = f"{CONTROL}K"
@@ -41,18 +41,18 @@ CLEAR_BELOW: Final = f"{CONTROL}J"
 
 
 def top(
-    by: Annotated[TopBy, typer.Option("--by", help="What a line stands for.")] = TopBy.SUBJECT,
+    by: Annotated[TopBy, typer.Option("--by", help="What each line shows.")] = TopBy.SUBJECT,
     sort: Annotated[TopSort, typer.Option("--sort", help="What comes first.")] = TopSort.IN,
     interval_s: Annotated[
-        float, typer.Option("--interval", min=0.1, help="Seconds between two looks; more where a look takes long.")
+        float, typer.Option("--interval", min=0.1, help="Seconds between snapshots; more if a snapshot takes long.")
     ] = 2.0,
-    once: Annotated[bool, typer.Option("--once", help="Look twice, show the rates between, and end.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Take two snapshots, show the rates, and exit.")] = False,
     as_json: Json = False,
     server: Server = SERVER,
 ) -> None:
-    """Show rates in and out, lag in messages and in time, and broker groups, drawn anew until q or Ctrl-C.
+    """Show rates in and out, lag in messages and in time, and broker groups, refreshed until q or Ctrl-C.
 
-    With --json a line of JSON for each look.
+    With --json, prints a line of JSON per snapshot.
     """
     shown = Screen(TopChoice(by, sort))
     is_live = not once and not as_json and console.is_terminal and not console.is_dumb_terminal and sys.stdin.isatty()
@@ -62,7 +62,7 @@ def top(
 
 
 class Screen:
-    """What is shown, and what it was last made of."""
+    """The screen's options, and the snapshots it shows."""
 
     def __init__(self, choice: TopChoice) -> None:
         self.choice = choice
@@ -71,7 +71,7 @@ class Screen:
         self.trouble = ""
 
     def take(self, found: ClusterSnapshot) -> bool:
-        """Show a new snapshot; where no metaserver answers, the last one stays, and False is returned."""
+        """Take a new snapshot. If no metaserver answers, keep the last one and return False."""
         if not found.is_reachable:
             self.trouble = "; ".join(f"metaserver {each.address}: {each.failure}" for each in found.metaservers)
             return False
@@ -79,14 +79,14 @@ class Screen:
         return True
 
     def as_json(self) -> dict[str, Any]:
-        """What --json prints for a look."""
+        """The output of --json for a snapshot."""
         if self.now is None:
             return {"error": self.trouble}
         silent = {"silent": dict(self.now.silent), "missing": dict(self.now.missing), "error": self.trouble}
         return rates(self.previous, self.now).as_json() | silent
 
     def lines(self, *, width: int | None, height: int | None = None) -> list[Text]:
-        """The screen now."""
+        """The lines of the current screen."""
         if self.now is None:
             return [Text(self.trouble or "looking ...")]
         found = rates(self.previous, self.now)
@@ -94,7 +94,7 @@ class Screen:
 
 
 async def _top(server: str, interval_s: float, once: bool, as_json: bool, shown: Screen, is_live: bool) -> bool:
-    """Whether a metaserver answered, of `once`; without that, it ends when it is told to."""
+    """Run until stopped; with `once`, return whether a metaserver answered."""
     async with qmq.connect(server) as mq:
         if once:
             return await _once(mq, interval_s, as_json, shown)
@@ -120,7 +120,7 @@ async def _once(mq: qmq.Client, interval_s: float, as_json: bool, shown: Screen)
 
 
 async def _looks(mq: qmq.Client, interval_s: float, shown: Screen) -> AsyncIterator[bool]:
-    """After each look: whether a metaserver answered."""
+    """Yields after each snapshot whether a metaserver answered."""
     from qmq.operations.snapshot_reading import CLUSTER, GROUPS, SUBJECTS, read_snapshot
 
     loop = asyncio.get_running_loop()
@@ -133,7 +133,7 @@ async def _looks(mq: qmq.Client, interval_s: float, shown: Screen) -> AsyncItera
 
 
 def pause_s(interval_s: float, took_s: float) -> float:
-    """How long to wait after a look that took so long: very many subjects are looked at less often, but every ten seconds at least."""
+    """The pause after a snapshot that took `took_s` seconds: longer for very many subjects, but at most ten seconds."""
     return max(interval_s, min(took_s * REST, REST_S_MAX))
 
 
@@ -152,7 +152,7 @@ def _print(shown: Screen, as_json: bool) -> None:
 
 
 async def _live(mq: qmq.Client, interval_s: float, shown: Screen) -> None:
-    """Draw until q, Ctrl-C or SIGTERM; at each look and at each key."""
+    """Draw after each snapshot and each key, until q, Ctrl-C or SIGTERM."""
     stopped = asyncio.Event()
 
     def typed() -> None:
@@ -193,7 +193,7 @@ def _keys() -> str:
 
 @contextmanager
 def full_screen() -> Iterator[None]:
-    """Keys come one by one and are not shown, on the alternate screen; afterwards all is as it was."""
+    """Use the alternate screen and read single keys without echo. The terminal's settings are restored at exit."""
     import termios
     import tty
 
@@ -214,7 +214,7 @@ def _write(text: str) -> None:
 
 
 def draw(shown: Screen) -> None:
-    """The whole screen anew, over the old one, so that nothing flickers."""
+    """Draw the whole screen over the old one, without flicker."""
     width, height = console.size
     lines = [*shown.lines(width=width, height=height - 1)]
     lines += [Text()] * (height - 1 - len(lines))

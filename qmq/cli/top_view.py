@@ -1,4 +1,4 @@
-"""What `qmq top` draws: one screen of rates, as lines of text. Pure: size and figures are handed in."""
+"""The screen of `qmq top` as lines of text. Pure: the caller passes size and figures."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from qmq.operations.rates import BrokerGroupRate, ClusterRates, GroupRate, Subje
 
 
 class TopBy(StrEnum):
-    """What a line stands for."""
+    """What each line shows."""
 
     SUBJECT = "subject"
     GROUP = "group"
@@ -24,7 +24,7 @@ class TopBy(StrEnum):
 
 
 class TopSort(StrEnum):
-    """What comes first: the highest, or the first name."""
+    """The sort order: highest value first, or by name."""
 
     IN = "in"
     OUT = "out"
@@ -43,7 +43,7 @@ KEYS: Final = {
     "a": TopSort.AGE,
     "n": TopSort.NAME,
 }
-"""What is typed while it runs; q ends it."""
+"""The keys of `qmq top`; q quits."""
 HELP: Final = "s subjects  g groups  b brokers | by i in  o out  l lag  a age  n name | q quit"
 _COLUMNS: Final = {
     TopBy.SUBJECT: ("subject", "in/s", "out/s", "lag", "age", "groups", "messages", "bytes"),
@@ -55,13 +55,13 @@ _RIGHT: Final = {"in/s", "out/s", "lag", "age", "groups", "messages", "bytes", "
 
 @dataclass(frozen=True, slots=True)
 class TopChoice:
-    """What is shown, and in which order."""
+    """What is shown, and its sort order."""
 
     by: TopBy = TopBy.SUBJECT
     sort: TopSort = TopSort.IN
 
     def after(self, key: str) -> TopChoice:
-        """What a key makes of it; the same for a key that means nothing."""
+        """The choice after a key; unchanged for an unknown key."""
         meant = KEYS.get(key)
         if isinstance(meant, TopBy):
             return TopChoice(meant, self.sort)
@@ -71,7 +71,7 @@ class TopChoice:
 def screen(
     snapshot: ClusterSnapshot, found: ClusterRates, choice: TopChoice, *, width: int | None, height: int | None = None, trouble: str = ""
 ) -> list[Text]:
-    """The lines of a screen: a head, a table, and what is not known. As wide and as long as it has to be where no size is given."""
+    """The lines of a screen: a header, a table, and notes about missing data. Without a size, as large as necessary."""
     head = [Text(line if width is None else line[:width], "bold") for line in _head(snapshot, found)]
     notes = [Text(line if width is None else line[:width], "red") for line in _notes(snapshot, trouble)]
     rows = [cells for _, cells in sorted(_rows(found, choice), key=lambda each: each[0])]
@@ -101,7 +101,7 @@ def _notes(snapshot: ClusterSnapshot, trouble: str) -> list[str]:
 
 
 _Row = tuple[tuple[Any, ...], Sequence[Any]]
-"""(by what it is sorted, its cells)."""
+"""(the values to sort by, the cells)."""
 
 
 def _rows(found: ClusterRates, choice: TopChoice) -> list[_Row]:
@@ -113,7 +113,7 @@ def _rows(found: ClusterRates, choice: TopChoice) -> list[_Row]:
 
 
 def _key(sort: TopSort, name: str, figures: dict[TopSort, Callable[[], float | None]]) -> tuple[Any, ...]:
-    """The highest first, those of the same height by name. What a line does not have does not sort it."""
+    """Sorts the highest value first, equal values by name. Lines without the value come last."""
     figure = figures.get(sort)
     return (-((figure() if figure is not None else 0) or 0), name)
 
@@ -181,14 +181,14 @@ def _broker_cells(each: BrokerGroupRate) -> Sequence[Any]:
 
 
 def per_second(rate: float | None) -> str:
-    """A rate: with a decimal below ten, since one message in ten seconds is not nothing; empty where it is not known."""
+    """A rate, with one decimal below ten so that a message every ten seconds is visible; empty if unknown."""
     if rate is None:
         return ""
     return f"{rate:.1f}" if 0 < rate < 10 else short(round(rate))
 
 
 def short(number: int) -> str:
-    """Exact up to a hundred thousand, then three digits."""
+    """A number, exact up to a hundred thousand, then with three digits."""
     if number < 100_000:
         return f"{number:,}"
     for unit, size in (("T", 10**12), ("G", 10**9), ("M", 10**6), ("k", 10**3)):
@@ -198,5 +198,5 @@ def short(number: int) -> str:
 
 
 def age(lag_ms: int) -> str:
-    """How old the oldest waiting message is, in seconds and more; "0 s" if none waits."""
+    """The age of the oldest waiting message; "0 s" if none waits."""
     return in_words(lag_ms - lag_ms % 1000) if lag_ms >= 1_000 else "<1 s" if lag_ms else "0 s"

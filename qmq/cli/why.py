@@ -1,4 +1,4 @@
-"""`qmq why`: where a message is and what it waits for, in plain words."""
+"""`qmq why` explains in words where a message is and what it waits for."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Group = Annotated[str, typer.Option("--group", help="Only for this consumer grou
 
 
 def why(words: Words, group: Group = "", as_json: Json = False, server: Server = SERVER) -> None:
-    """Say in plain words where a message is and what it waits for. A subject before the id makes the search shorter."""
+    """Explain where a message is and what it waits for. Give the subject before the id to search faster."""
     subject, message_id = subject_and_id(words)
 
     async def _inquire() -> Inquiry:

@@ -1,10 +1,10 @@
-"""Keys of ordered subjects that a group set aside because a message failed, with everything that follows for them: the dead letters of
-ordered subjects, under the same verbs of `qmq dlq`.
+"""Parked keys: keys of ordered subjects that a group set aside because a message failed, together with all later messages of the key. They
+are the dead letters of ordered subjects, under the same verbs of `qmq dlq`.
 
-A key is written as text, or `hex:00ff`, or `base64:AP8=`; so is what is printed, and what is printed can be given back.
+A key is written as text, as `hex:00ff` or as `base64:AP8=`. Printed keys have the same forms and can be used as input.
 
-A key that was parked before its route changed is parked in the partitions that followed, too, also where nothing of it came yet. A later
-partition always has the higher number, so a key is given back from the lowest number on: that is the order in which it was sent.
+A key that was parked before a route change is also parked in the successor partitions, even if they hold no message of the key yet. A
+successor always has a higher number, so a key is unparked in ascending order of partitions, which is the order of sending.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ Row = tuple[Any, ...]
 COLUMNS: Final = ("key", "logical partition", "messages", "partitions", "may be passed")
 MORE_COLUMNS: Final = ("key", "partition", "logical partition", "messages", "first sequence", "hex", "base64")
 FOLLOW_S: Final = 30.0
-"""How long a key is tried to be given back while its partition's master changes."""
+"""How long `unparked` retries while a partition's master changes."""
 AGAIN_S: Final = 0.2
 
 
 async def listed(mq: Client, subject: str, group: str) -> Partial[Row]:
-    """The keys that a group set aside, each once, with the partitions that have messages of it."""
+    """The parked keys of a group, each once, with the partitions that hold its messages."""
     found = await _parked(mq, subject, group)
     by_key: dict[bytes, list[control.ParkedKey]] = {}
     for each in found:
@@ -46,15 +46,15 @@ async def listed(mq: Client, subject: str, group: str) -> Partial[Row]:
 
 
 async def shown(mq: Client, subject: str, group: str, key: str) -> list[Row]:
-    """Where one key is set aside, in all ways of writing it."""
+    """One parked key with its partitions, in every notation."""
     found = chosen(await _parked(mq, subject, group), key, group)
     return [(*_row(each), HEX + each.key.hex(), BASE64 + base64.b64encode(each.key).decode()) for each in found]
 
 
 async def unparked(mq: Client, subject: str, group: str, key: str, *, is_replay: bool, dry_run: bool) -> list[Row]:
-    """Give a key's messages back to the group, in order, before anything newer of the key; or count them as done, for good.
+    """Deliver a parked key's messages to the group again, in order and before newer ones of the key; or skip them for good.
 
-    A master that changes meanwhile is followed. Raises InvalidArgument if the key is not parked, Incomplete with what was done before.
+    Follows a change of master. Raises InvalidArgument if the key is not parked, and Incomplete with the partitions already done.
     """
     parts = await _parts(mq, subject, group, key)
     if dry_run:
@@ -72,7 +72,7 @@ async def unparked(mq: Client, subject: str, group: str, key: str, *, is_replay:
             parts = await _left(mq, subject, group, each.key, rows)
             if each.partition in [part.partition for part in parts]:
                 continue
-            count = each.messages  # it was done, and the answer was lost
+            count = each.messages  # The broker had done it, and the answer was lost.
         rows.append((key_text(each.key), each.partition, count))
         parts = await _left(mq, subject, group, each.key, rows)
     return rows
@@ -80,14 +80,15 @@ async def unparked(mq: Client, subject: str, group: str, key: str, *, is_replay:
 
 async def _parts(mq: Client, subject: str, group: str, key: str) -> list[control.ParkedKey]:
     found = await mq.metadata.parked(subject, group)
-    # An older part of the key may lie where nobody answers: given back behind the newer ones, it would break the order.
+    # A silent broker group may hold older messages of the key. Delivered after the newer ones, they would break the order.
     if found.silent:
         raise NotConnected(f"nothing was done: {'; '.join(found.silent.values())}")
     return chosen(found, key, group)
 
 
 async def _left(mq: Client, subject: str, group: str, key: bytes, rows: Sequence[Row]) -> list[control.ParkedKey]:
-    """Where the key is parked still: a change of the route may have handed it on. What was given back and failed again is left out.
+    """The partitions where the key is still parked: a route change may have passed it on. Partitions already done are left out, even if
+    the key failed there again.
 
     Raises NotConnected while a broker group is silent.
     """
@@ -101,9 +102,11 @@ async def _left(mq: Client, subject: str, group: str, key: bytes, rows: Sequence
 
 
 def _so_far(rows: Sequence[Row], failure: QmqError) -> QmqError:
-    """The same error, with what was done before it."""
+    """The error, extended by what was done before it."""
     places = ", ".join(str(row[1]) for row in rows)
-    done = f"{sum(row[2] for row in rows)} messages of the key were done (partition {places})" if rows else "nothing of the key was done"
+    done = (
+        f"{sum(row[2] for row in rows)} messages of the key were done (partition {places})" if rows else "no message of the key was changed"
+    )
     return type(failure)(f"{done}; then: {failure.message}", outcome=failure.outcome)
 
 
@@ -117,9 +120,9 @@ def _row(each: control.ParkedKey) -> tuple[Any, ...]:
 
 
 def chosen(parked: Sequence[control.ParkedKey], key: str, group: str) -> list[control.ParkedKey]:
-    """Where a key is parked, from the oldest partition on. Raises InvalidArgument if it is nowhere."""
+    """The partitions where a key is parked, oldest first. Raises InvalidArgument if there are none."""
     wanted = parse_key(key)
     found = sorted((each for each in parked if each.key == wanted), key=lambda each: each.partition)
     if not found:
-        raise InvalidArgument(f"group {group!r} has not set the key {key!r} aside: `qmq dlq list SUBJECT GROUP` shows which it has")
+        raise InvalidArgument(f"group {group!r} has not parked the key {key!r}: `qmq dlq list SUBJECT GROUP` shows its parked keys")
     return found

@@ -1,4 +1,4 @@
-"""QMQ for Spark: `spark.read.format("qmq")`, `df.write.format("qmq")`, and jobs. docs/SPARK.md says what is promised.
+"""QMQ for Spark: `spark.read.format("qmq")`, `df.write.format("qmq")`, and jobs. docs/SPARK.md has the guarantees.
 
 session.py   a SparkSession that finds Java and the data source
 source.py, stream_reader.py, sink/   what Spark calls
@@ -20,15 +20,15 @@ __all__ = ["DefaultSource", "register"]
 
 
 def __getattr__(name: str) -> Any:
-    """`DefaultSource`, for Spark's discovery, loaded when it is asked for.
+    """Import `DefaultSource`, which Spark's discovery asks for, at its first use.
 
-    Where a library that it needs is missing there is no such name: an error here would keep Spark from finding anybody else's data
-    sources, too.
+    If a required library is missing, the name does not exist: another error would keep Spark from finding the data sources of other
+    packages.
     """
     if name != "DefaultSource":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
         from pyspark_qmq.source import QmqDataSource
     except ImportError as cause:
-        raise AttributeError(f"the data source needs more libraries ({cause}): pip install 'qmq[spark]'") from cause
+        raise AttributeError(f"the data source needs another package ({cause}): pip install 'qmq[spark]'") from cause
     return QmqDataSource

@@ -1,15 +1,16 @@
-"""How far a micro-batch may go: admission by order and by amount. Pure.
+"""Decides where a micro-batch ends: by order and by amount. Pure.
 
 A partition of an ordered subject is *open* when each partition that was closed for it is open and finished in the offsets from which the
-micro-batch starts. What is not open gives nothing. So between the last message of a source and the first of a target lies the border of
-two micro-batches, which Spark runs one after the other: per key, rows come in the order of the log (docs/SPARK.md, "Order in a stream").
+micro-batch starts. A micro-batch reads no messages of a partition that is not open. So the last message of a source and the first message
+of a target are in different micro-batches, which Spark runs one after the other: per key, rows arrive in log order (docs/SPARK.md, "Order
+in a stream").
 
 Rules:
-* Finished means: sealed, and the offset is at the command message. A partition that a fence closed is not, while its command message is
-  not known.
-* A source that is not read at all (`assign` leaves it out) holds nobody up.
-* Nothing depends on when it is asked, only on topology, offsets and limit; a queue that gets nothing is not named, so that offsets that
-  are equal stay equal.
+* Finished means: sealed, and the offset has reached the command message. A partition closed by a fence is not finished until its command
+  message is known.
+* A source that is not read (`assign` excludes it) does not hold back its targets.
+* The result depends only on topology, offsets and limit, never on the time of the call. A queue without progress is left out, so that equal
+  offsets stay equal.
 
 Worked example: partition 1 is split into 2 and 3. Offsets {1: 90}, sealed at 100, all of 2 and 3 waiting. First micro-batch: {1: 100};
 second: {1: 100, 2: ..., 3: ...}.
@@ -26,7 +27,7 @@ from pyspark_qmq.source_model import QueueKey, Routes, SourceQueue, Topology
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """How much one micro-batch may read; None: all that is there."""
+    """How much one micro-batch may read; None: no limit."""
 
     rows_max: int | None = None
     bytes_max: int | None = None
@@ -36,13 +37,13 @@ NO_LIMIT = Limit()
 
 
 def open_partitions(subject: str, routes: Routes, offsets: Offsets, known: Container[QueueKey]) -> frozenset[int]:
-    """The partitions of an ordered subject before whose messages nothing is to be read any more.
+    """The partitions of an ordered subject whose sources have been read completely.
 
-    What lies behind a source counts as well: an empty source is finished at once, its own source perhaps is not.
+    Sources of sources count, too: an empty source is finished at once, but its own source may not be.
     """
     is_open: dict[int, bool] = {}
     is_past: dict[int, bool] = {}
-    for number in sorted(routes.partitions):  # a source has a lower number than its targets
+    for number in sorted(routes.partitions):  # A source has a lower number than its targets.
         partition = routes.partitions[number]
         key = QueueKey(subject, number, partition.broker_group)
         is_open[number] = all(is_past.get(source, True) for source in partition.sources)
@@ -51,13 +52,13 @@ def open_partitions(subject: str, routes: Routes, offsets: Offsets, known: Conta
 
 
 def is_finished(key: QueueKey, routes: Routes, offsets: Offsets) -> bool:
-    """Whether all of a partition was read, and nothing will ever follow."""
+    """Whether a partition is sealed and has been read to its end."""
     sealed_at = routes.sealed_at.get(key.partition)
     return sealed_at is not None and offsets.get(key, 0) >= sealed_at
 
 
 def admit(topology: Topology, start: Offsets, limit: Limit = NO_LIMIT, until: Offsets | None = None) -> dict[QueueKey, int]:
-    """Offsets at which the micro-batch that starts at `start` ends. `until`: not beyond these, and nothing of other queues."""
+    """The end offsets of the micro-batch that starts at `start`. `until`: upper bounds; queues not in it are not read."""
     opened = {subject: open_partitions(subject, routes, start, topology.queues) for subject, routes in topology.routes.items()}
     waiting: dict[QueueKey, int] = {}
     for key, queue in topology.queues.items():
@@ -69,7 +70,7 @@ def admit(topology: Topology, start: Offsets, limit: Limit = NO_LIMIT, until: Of
 
 
 def share_out(waiting: Mapping[QueueKey, int], queues: Mapping[QueueKey, SourceQueue], limit: Limit) -> dict[QueueKey, int]:
-    """How many of each queue's waiting messages: in proportion, at least one of each."""
+    """The number of messages to read from each queue: in proportion to its backlog, at least one."""
     part = 1.0
     total = sum(waiting.values())
     if limit.rows_max is not None and total > limit.rows_max:
@@ -83,5 +84,5 @@ def share_out(waiting: Mapping[QueueKey, int], queues: Mapping[QueueKey, SourceQ
 
 
 def bytes_per_message(queue: SourceQueue) -> float:
-    """What a stored message of the queue takes, on average."""
+    """The average size of a stored message of the queue."""
     return queue.stored_bytes / max(queue.end - queue.start, 1)

@@ -1,8 +1,8 @@
-"""The columns' Arrow types, exactly as Spark wants them.
+"""The columns' Arrow types, exactly as Spark requires them.
 
-Spark compares the first record batch of a task with what it derives from the schema: names, order, types, the names of inner fields, and
-whether they may be null. A large string, a dictionary, a field that may be null and should not: the task fails. Later batches are not
-looked at, and another type in one would be read as garbage, so every batch of ours is made against one schema.
+Spark compares the first record batch of a task with its own schema: names, order, types, names of inner fields, and nullability. With a
+large string, a dictionary, or a field that is wrongly nullable, the task fails. Spark does not check later batches, and would read another
+type as garbage, so all batches are built with one schema.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ TYPES: Final[dict[str, pa.DataType]] = {
     "is_bent": pa.bool_(),
     "entry": pa.int64(),
 }
-"""Of all columns in `schema.COLUMNS` and `schema.MORE_COLUMNS`."""
+"""The types of all columns in `schema.COLUMNS` and `schema.MORE_COLUMNS`."""
 
 
 def arrow_schema(schema: StructType | Sequence[str]) -> pa.Schema:
-    """The schema of record batches with these columns, in this order. Raises InvalidArgument for a name that is no column."""
+    """The schema of record batches with these columns, in this order. Raises InvalidArgument for an unknown column."""
     nullable = dict.fromkeys(schema, True) if not isinstance(schema, StructType) else {each.name: each.nullable for each in schema.fields}
     unknown = [name for name in nullable if name not in TYPES]
     if unknown:
-        raise InvalidArgument(f"the log has no column {unknown[0]!r}; there are {', '.join(TYPES)}")
+        raise InvalidArgument(f"the log has no column {unknown[0]!r}; columns: {', '.join(TYPES)}")
     return pa.schema([pa.field(name, TYPES[name], nullable=may_be) for name, may_be in nullable.items()])

@@ -1,11 +1,11 @@
 """Arrow arrays from the buffers of batches. Pure.
 
-A column of byte strings lies in a batch as Arrow lays it out: int32 marks, then bytes. Of one batch it is taken as it lies, without a
-copy; of several, marks and bytes are put behind each other, which is far cheaper than what Spark pays for a record batch more.
+A batch stores a column of byte strings in Arrow's layout: int32 offsets ("marks"), then bytes. A column of one batch is used without a
+copy. Columns of several batches are concatenated, which costs far less than another record batch costs Spark.
 
-Nothing of a batch is believed, although its checksums hold: brokers check offsets at intake, but who wrote a file is not known. Marks
-that do not rise, or point outside, would let Arrow and the JVM read foreign memory, so they are CorruptBatch; one look at all lengths
-as a vector finds them. Names that are no UTF-8 are mended (U+FFFD, as consumers see them), for Spark would pass them on unchecked.
+A batch is validated even if its checksums are right: brokers check offsets at intake, but the writer of a file is unknown. Marks that
+decrease or point outside the column would let Arrow and the JVM read foreign memory, so they raise CorruptBatch; one vector operation over
+all lengths finds them. Invalid UTF-8 in names is replaced by U+FFFD, as consumers see it, because Spark does not check it.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ Ints = npt.NDArray[np.int32]
 Bytes = bytes | memoryview
 
 _HEX: Final = np.frombuffer("".join(f"{each:02x}" for each in range(256)).encode(), "<u2")
-"""For each byte its two hexadecimal digits, as one number."""
+"""The two hexadecimal digits of each byte value, as one number."""
 _PLACES: Final = np.frombuffer("".join(f"{each:04x}" for each in range(65_536)).encode(), "S4")
-"""For each place in a batch the last four digits of the message id."""
+"""The last four digits of the message id, for each position in a batch."""
 ID_DIGITS: Final = 32
 
 
@@ -38,26 +38,26 @@ class Strings(NamedTuple):
 
 
 class Joined(NamedTuple):
-    """Byte strings of several batches, checked. `marks` begin at 0 and rise to the length of `data`."""
+    """Validated byte strings of several batches. `marks` begin at 0 and rise to the length of `data`."""
 
     marks: Ints
     data: Bytes
 
     def array(self, kind: pa.DataType, valid: npt.NDArray[np.bool_] | None = None) -> pa.Array:
-        """As an Arrow array of strings or binaries; `valid` says which are not null (None: all)."""
+        """An Arrow array of strings or binaries. `valid`: which items are not null (None: all)."""
         bits = None if valid is None else pa.py_buffer(np.packbits(valid, bitorder="little"))
         return pa.Array.from_buffers(kind, len(self.marks) - 1, [bits, pa.py_buffer(self.marks), pa.py_buffer(self.data)])
 
 
 def marks_of(lengths: npt.NDArray[Any]) -> Ints:
-    """Where items of these lengths begin, and the last one ends."""
+    """The start of each item of the given lengths, and the end of the last one."""
     marks = np.zeros(len(lengths) + 1, np.int32)
     np.cumsum(lengths, out=marks[1:])
     return marks
 
 
 def stacked(marks: Sequence[Ints]) -> Ints:
-    """The marks of at least one batch as if all items lay behind each other, from 0. Raises CorruptBatch if marks fall."""
+    """The marks of one or more batches, concatenated and starting at 0. Raises CorruptBatch if marks decrease."""
     if len(marks) == 1:
         only = marks[0]
         joined = only if only[0] == 0 and only.flags.aligned else only - only[0]
@@ -75,13 +75,13 @@ def stacked(marks: Sequence[Ints]) -> Ints:
 
 
 def join(parts: Sequence[Strings]) -> Joined:
-    """Put the items of at least one batch behind each other. Raises CorruptBatch if marks fall or point outside."""
+    """Concatenate the items of one or more batches. Raises CorruptBatch if marks decrease or point outside the column."""
     chunks = [data[_within(marks, len(data))] for marks, data in parts]
     return Joined(stacked([marks for marks, _ in parts]), chunks[0] if len(chunks) == 1 else b"".join(chunks))
 
 
 def _within(marks: Ints, size: int) -> slice:
-    """What of a column's bytes its marks span. Raises CorruptBatch if that is not within `size`."""
+    """The range of bytes spanned by a column's marks. Raises CorruptBatch if it exceeds `size`."""
     first, last = int(marks[0]), int(marks[-1])
     if not 0 <= first <= last <= size:
         raise CorruptBatch("an offset points outside its column, although the batch's checksum holds: the program that wrote it has a bug")
@@ -89,7 +89,7 @@ def _within(marks: Ints, size: int) -> slice:
 
 
 def texts(joined: Joined) -> pa.Array:
-    """As an Arrow array of strings. What is no UTF-8 gets U+FFFD in the place of its wrong bytes."""
+    """An Arrow array of strings. Bytes that are not valid UTF-8 are replaced by U+FFFD."""
     if bytes(joined.data).isascii():
         return joined.array(pa.string())
     found = joined.array(pa.binary())
@@ -102,7 +102,7 @@ def texts(joined: Joined) -> pa.Array:
 
 
 def hex_texts(digits: npt.NDArray[np.uint8]) -> pa.Array:
-    """Rows of as many ASCII digits each, as strings."""
+    """Rows of equally many ASCII digits, as strings."""
     rows, width = digits.shape
     marks = np.arange(0, rows * width + 1, width, dtype=np.int32)
     return Joined(marks, digits.data.cast("B", (rows * width,))).array(pa.string())
@@ -115,28 +115,28 @@ def hex_of(raw: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
 
 
 def place_digits(places: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
-    """Four hexadecimal digits for each place in a batch."""
+    """Four hexadecimal digits for each position in a batch."""
     digits: npt.NDArray[np.uint8] = _PLACES[places].view(np.uint8).reshape(-1, 4)
     return digits
 
 
 def map_array(marks: Ints, names: pa.Array, values: pa.Array, kind: pa.DataType) -> pa.Array:
-    """A map for each message, from marks into names and values."""
+    """An Arrow array with a map per message, from marks into names and values."""
     entries = pa.StructArray.from_arrays([names, values], fields=[kind.key_field, kind.item_field])
     return pa.Array.from_buffers(kind, len(marks) - 1, [None, pa.py_buffer(marks)], children=[entries])
 
 
 def list_array(marks: Ints, items: pa.Array, kind: pa.DataType) -> pa.Array:
-    """A list for each message, from marks into items."""
+    """An Arrow array with a list per message, from marks into items."""
     return pa.Array.from_buffers(kind, len(marks) - 1, [None, pa.py_buffer(marks)], children=[items])
 
 
 def last_of_each(rows: npt.NDArray[Any], names: pa.Array) -> npt.NDArray[np.bool_] | None:
-    """Of names that occur twice in one row, the last of each; None if no row has one twice. `rows` rise."""
+    """A mask that keeps the last of equal names within a row; None if no row repeats a name. `rows` is ascending."""
     codes = pc.dictionary_encode(names)
     width = max(len(codes.dictionary), 1)
     marks = rows.astype(np.int64) * width + codes.indices.to_numpy()
-    if (np.diff(marks) > 0).all():  # nearly always: headers come in one order
+    if (np.diff(marks) > 0).all():  # The common case, because messages usually have their headers in the same order.
         return None
     _, newest = np.unique(marks[::-1], return_index=True)
     if len(newest) == len(marks):

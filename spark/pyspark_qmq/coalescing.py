@@ -1,12 +1,11 @@
-"""Stored batches in chunks, so that Spark gets record batches of a size that suits it. Pure.
+"""Combines stored batches into chunks, so that Spark gets record batches of an efficient size. Pure.
 
 A stored batch may hold a single message, and a record batch costs Spark as much as hundreds of messages do, so several become one:
 
     stored batches ──spans──▶ the rows of each that are wanted ──chunks──▶ spans that become one record batch ──shaped──▶ what Spark gets
 
-A chunk ends before it would hold more than 8,192 rows or 4 MiB, as they will be, not as they are compressed. What a selection left of
-a few of them is put together once more; what a single large batch gave is cut. So a record batch has at most 65,536 rows, and at most
-32 MiB unless it is one row.
+A chunk has at most 8,192 rows and 4 MiB, counted uncompressed. If a selection leaves few rows of several chunks, they are combined once
+more; the rows of one large batch are cut. So a record batch has at most 65,536 rows, and at most 32 MiB unless it has one row.
 """
 
 from __future__ import annotations
@@ -25,17 +24,17 @@ from qmq.errors import CorruptBatch
 
 ROWS_WANTED: Final = 8192
 BYTES_WANTED: Final = 4 * limits.MIB
-"""Measured: from about 4,000 rows on a record batch's own cost does not show; beyond a few MiB nothing is gained and memory is lost."""
+"""Measured: from about 4,000 rows on, the fixed cost of a record batch is negligible; beyond a few MiB, only memory use grows."""
 ROWS_MAX: Final = 65_536
 BYTES_MAX: Final = 32 * limits.MIB
 BODIES_BYTES_MAX: Final = 4 * limits.BATCH_BYTES_MAX
-"""What compressed bodies may say they are before."""
+"""The largest uncompressed size that compressed bodies may claim."""
 ROWS_FEW: Final = 1024
-"""Record batches with fewer rows wait for others."""
+"""Record batches with fewer rows are combined with others."""
 
 
 class Span(NamedTuple):
-    """The messages at places `first` to `end` - 1 of a stored batch."""
+    """The messages at positions `first` to `end` - 1 of a stored batch."""
 
     envelope: Envelope
     region: bytes | memoryview
@@ -46,12 +45,12 @@ class Span(NamedTuple):
 
     @property
     def rows(self) -> int:
-        """How many; at least one."""
+        """The number of messages; at least one."""
         return self.end - self.first
 
 
 def spans(batches: Iterable[SourceBatch], piece: QueuePiece, *, with_directed: bool) -> Iterator[Span]:
-    """What of each batch lies within the piece, and applications may see. Raises CorruptBatch."""
+    """The parts of the batches that lie within the piece and are visible to applications. Raises CorruptBatch."""
     for envelope, region in batches:
         if envelope.kind != Kind.DATA:
             continue
@@ -63,15 +62,15 @@ def spans(batches: Iterable[SourceBatch], piece: QueuePiece, *, with_directed: b
 
 
 def bodies_bytes(span: Span) -> int:
-    """How many bytes the bodies of the whole batch have, decompressed. Raises CorruptBatch if that cannot be."""
+    """The uncompressed size of all bodies of the batch. Raises CorruptBatch if the size is impossible."""
     size = int(np.frombuffer(span.region, "<i4", 1, span.layout.body + 4 * span.header.count)[0])
     if not 0 <= size <= BODIES_BYTES_MAX:
-        raise CorruptBatch(f"a batch that says its bodies have {size} bytes cannot be")
+        raise CorruptBatch(f"a batch claims an impossible size of its bodies: {size} bytes")
     return size
 
 
 def chunks(found: Iterable[Span]) -> Iterator[list[Span]]:
-    """Spans in lists: each within ROWS_WANTED and BYTES_WANTED, or of one span. Raises CorruptBatch."""
+    """Lists of spans; each list is within ROWS_WANTED and BYTES_WANTED, or has one span. Raises CorruptBatch."""
     hand: list[Span] = []
     rows = size = 0
     for span in found:
@@ -87,7 +86,7 @@ def chunks(found: Iterable[Span]) -> Iterator[list[Span]]:
 
 
 def shaped(found: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The same rows in record batches that are neither tiny, where that can be helped, nor too large."""
+    """The same rows in record batches that are not too large and, where possible, not tiny."""
     few: list[pa.RecordBatch] = []
     rows = 0
     for batch in found:
@@ -104,7 +103,7 @@ def shaped(found: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def _cut(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    """In halves until each is small enough."""
+    """Halve a record batch until each part is small enough."""
     rows = batch.num_rows
     if rows <= ROWS_MAX and (batch.nbytes <= BYTES_MAX or rows == 1):
         if rows:

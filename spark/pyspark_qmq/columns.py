@@ -1,13 +1,13 @@
-"""Stored batches become Arrow record batches. Pure; nothing loops over messages.
+"""Converts stored batches to Arrow record batches. Pure, and without loops over messages.
 
-A `Projector` belongs to one task. For each column of its schema it has a *maker*, a function of a `JoinedBatches`; what the schema does not
-name is not made:
+A `Projector` belongs to one task. It has a *maker* for each column of its schema: a function of a `JoinedBatches`. Other columns are not
+made:
 
     stored batches ─▶ spans ─▶ chunks ─▶ wanted rows (filtering.py) ─▶ makers ─▶ record batches, shaped (coalescing.py)
 
-Bodies, keys, tags and headers are the log's own buffers. What follows from a batch's head is computed as vectors: sequence and times by
-addition, message ids by tables of hexadecimal digits. What is the same all through a piece (subject, partition, broker group, route
-version) is one array, made once and sliced.
+Bodies, keys, tags and headers use the log's own buffers. Columns derived from a batch's header are computed as vectors: sequence and times
+by addition, message ids by tables of hexadecimal digits. Columns that are constant within a piece (subject, partition, broker group, route
+version) are slices of one array.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ _BATCH_SEQUENCE_MASK: Final = (1 << 48) - 1
 class Projector:
     """Makes record batches with a schema's columns, in its order.
 
-    `routes` has of partitions, as (subject, number), the route version that opened them; where it is missing, route_version is null.
+    `routes` maps partitions, as (subject, number), to the route version that opened them. For a missing partition, route_version is null.
 
     Raises:
-        InvalidArgument: the schema names what is no column.
+        InvalidArgument: the schema names an unknown column.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class Projector:
         self._constants: dict[tuple[str, object], pa.Array] = {}
 
     def convert(self, batches: Iterable[SourceBatch], piece: QueuePiece) -> Iterator[pa.RecordBatch]:
-        """The wanted rows of a piece of the log, in order; none if there are none. Raises CorruptBatch, and what `batches` raises."""
+        """Yields the selected rows of a piece of the log, in order. Raises CorruptBatch, and what `batches` raises."""
         makers = [self._maker(name, piece.queue) for name in self.schema.names]
         return shaped(self._record_batches(batches, piece, makers))
 
@@ -90,7 +90,7 @@ class Projector:
                 return _MAKERS[name]
 
     def _constant(self, name: str, value: object) -> Maker:
-        """One array for all record batches, as long as the longest of them."""
+        """A constant column: slices of one array that is as long as the longest record batch."""
 
         def make(chunk: JoinedBatches) -> pa.Array:
             found = self._constants.get((name, value))
@@ -103,7 +103,7 @@ class Projector:
 
 
 def _made(kind: pa.DataType, numbers: npt.NDArray[Any]) -> pa.Array:
-    """An array over a vector's memory."""
+    """An Arrow array over a vector's memory, without a copy."""
     return pa.Array.from_buffers(kind, len(numbers), [None, pa.py_buffer(numbers)])
 
 
@@ -127,7 +127,7 @@ def _tags(chunk: JoinedBatches) -> pa.Array:
 
 
 def _headers(chunk: JoinedBatches) -> pa.Array:
-    """A name that occurs twice in a message counts once, the last: so consumers see it, and Spark wants no key twice."""
+    """If a message has a header twice, the last one counts: consumers see it that way, and Spark forbids duplicate keys in a map."""
     marks, names, values = chunk.headers()
     lengths = np.diff(marks)
     rows = np.arange(chunk.rows).repeat(lengths)
@@ -141,7 +141,7 @@ def _headers(chunk: JoinedBatches) -> pa.Array:
 
 
 def _message_id(chunk: JoinedBatches) -> pa.Array:
-    """As it is stored, or by producer id (16 digits), batch sequence (12) and place (4)."""
+    """The stored id, or one made of producer id (16 digits), batch sequence (12) and position (4)."""
     heads = "".join([f"{s.header.producer_id:016x}{s.header.batch_sequence & _BATCH_SEQUENCE_MASK:012x}0000" for s in chunk.spans])
     digits = np.frombuffer(heads.encode(), np.uint8).reshape(-1, 32).repeat(chunk.counts, axis=0)
     digits[:, 28:] = place_digits(chunk.places)

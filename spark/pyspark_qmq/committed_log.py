@@ -1,6 +1,6 @@
-"""The interface between the data source and the log, which brokers or files provide. Both give the same rows for the same offsets.
+"""The interface of the data source to the log. Brokers and files implement it, and return the same rows for the same offsets.
 
-A `LogAddress` travels to executors; a `CommittedLog` is opened from it in each process, and used by one thread.
+A `LogAddress` is sent to executors. Each process opens a `CommittedLog` from it, which one thread uses.
 """
 
 from __future__ import annotations
@@ -12,56 +12,56 @@ from pyspark_qmq.source_model import QueueKey, QueuePiece, ReadSelection, Source
 
 
 class CommittedLog(Protocol):
-    """Everything committed, and nothing else."""
+    """Reads committed messages, and only those."""
 
     def subjects(self) -> list[str]:
-        """All names, sorted. Raises NotConnected, LogDamaged."""
+        """The names of all subjects, sorted. Raises NotConnected, LogDamaged."""
         ...
 
     def topology(self, subjects: list[str]) -> Topology:
-        """The queues and routes of these subjects, now. Asked anew each time.
+        """The current queues and routes of these subjects, without caching.
 
         Raises:
             UnknownSubject: one of them does not exist.
-            NotConnected: a broker group did not answer in time: nobody can say where its queues end.
-            LogDamaged: files do not hold.
+            NotConnected: a broker group did not answer in time, so the ends of its queues are unknown.
+            LogDamaged: a file is damaged.
         """
         ...
 
     def find_time(self, queue: QueueKey, time_ms: int) -> int:
-        """The first sequence appended at or after a time (milliseconds since 1970); the queue's end if there is none.
+        """The sequence of the first message stored at or after a time (milliseconds since 1970); the queue's end if there is none.
 
         Raises as `topology`.
         """
         ...
 
     def pieces(self, queue: QueueKey, first: int, end: int, bytes_max: int) -> list[QueuePiece]:
-        """`first` to `end` - 1 in pieces of about `bytes_max` stored bytes, ascending, covering all of it; none if first >= end.
+        """Split `first` to `end` - 1 into ascending pieces of about `bytes_max` stored bytes; no pieces if first >= end.
 
         Raises as `topology`.
         """
         ...
 
     def read(self, piece: QueuePiece, selection: ReadSelection, *, skips_lost: bool) -> Iterator[SourceBatch]:
-        """The piece's batches, whole, ascending; each holds at least one of its sequences. Batches that cannot match may be left out.
+        """Yields, in ascending order, all batches that have a sequence of the piece. Batches that cannot match may be left out.
 
-        Batches of command messages are never given, directed ones only if the selection wants them.
+        Command messages are never returned, and directed batches only if the selection asks for them.
 
         Raises:
-            MessagesExpired: retention took something of the piece, and `skips_lost` is False. Before the first batch, or in the middle.
+            MessagesExpired: retention deleted messages of the piece, and `skips_lost` is False. Possible at any batch.
             NotConnected: no master could be reached for `qmq.retryMs`.
-            LogDamaged: a checksum does not hold.
+            LogDamaged: a checksum is wrong.
         """
         ...
 
     def close(self) -> None:
-        """Give back files and connections."""
+        """Close files and connections."""
         ...
 
 
 class LogAddress(Protocol):
-    """Where a log is; small, and can be sent to executors."""
+    """The address of a log; small and picklable for executors."""
 
     def open(self) -> CommittedLog:
-        """In this process. Raises InvalidArgument, NotConnected, LogDamaged."""
+        """Open the log in this process. Raises InvalidArgument, NotConnected, LogDamaged."""
         ...

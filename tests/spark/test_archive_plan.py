@@ -77,7 +77,7 @@ def test_a_checkpoint_says_who_the_query_is_and_where_epochs_end(tmp_path: Path)
     notes = noted(tmp_path, [100, 250], 1)
     assert notes.query_id() == "q-1"
     assert [notes.ends_of(epoch) for epoch in (0, 1)] == [{KEY: 100}, {KEY: 250}]
-    with pytest.raises(LogDamaged, match="epoch 2 ends"):
+    with pytest.raises(LogDamaged, match="the end of epoch 2"):
         notes.ends_of(2)
 
 
@@ -154,7 +154,7 @@ def test_nothing_is_taken_behind_the_end(tmp_path: Path) -> None:
 def test_the_report_says_what_was_taken_and_what_is_left() -> None:
     made = Manifest("archive", {KEY: ((0, 1000),)}, {KEY: 1000}, (file(1), file(2, day="2026-01-02")), number=1)
     found = archive_report.taken(ROOT, Archive().after([made]), [made], {KEY: 3})
-    assert found.headline == "2 messages archived; 3 messages left behind."
+    assert found.headline == "2 messages archived; 3 messages left in the log."
     assert found.is_clean
     assert found.facts["days"] == "2026-01-01 to 2026-01-02"
     assert found.tables[0].rows == (("orders", "2026-01-01", 1, MIB, 1), ("orders", "2026-01-02", 1, MIB, 1))
@@ -180,7 +180,7 @@ def compared(**changed: object) -> Compared:
         ({"in_archive": Fingerprint(9, 0, 9, 1, 2)}, "7  only in the log"),
         ({"repeated": 1}, "orders/0@g1"),
         ({"archived": 9}, "hold 9 rows, its manifests say 10"),
-        ({"is_log_shorter": True}, "ends before the archive does"),
+        ({"is_log_shorter": True}, "ends before the archive"),
     ],
 )
 def test_what_differs_is_a_finding_with_an_example(changed: dict[str, object], words: str) -> None:

@@ -98,7 +98,7 @@ def test_whole_actions_of_a_copy_without_a_mark_are_read_on_demand(folder: Path)
     store = open_store(folder, small_log(), ManualClock())
     act(store, 1)
     store.close()
-    with pytest.raises(InvalidArgument, match="does not say what of it is committed"):
+    with pytest.raises(InvalidArgument, match="so its committed position is unknown"):
         list(committed_actions(folder))
     assert len(list(committed_actions(folder, "all"))) == 1
 
@@ -125,7 +125,7 @@ def test_of_two_replicas_the_one_that_is_committed_further_is_taken(folder: Path
     assert found.broker_group == GROUP
     for name in ("two", "three"):
         (folder / name / GROUP / "committed.qmm").unlink()
-    with pytest.raises(InvalidArgument, match="does not say what of it is committed"):
+    with pytest.raises(InvalidArgument, match="so its committed position is unknown"):
         action_folders([str(folder / "*")])
 
 

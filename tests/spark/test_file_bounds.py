@@ -124,7 +124,7 @@ def test_mark_that_names_more_than_there_is_is_refused(traffic: Traffic) -> None
 def test_mark_that_ends_within_an_entry_is_refused(traffic: Traffic) -> None:
     found = commit_mark.note(traffic.store)
     commit_mark.write(traffic.store.disk, traffic.folder, found._replace(message_position=found.message_position - 8))
-    with pytest.raises(LogDamaged, match="what says so is not this log's"):
+    with pytest.raises(LogDamaged, match="the commit mark is another log's"):
         end_of(traffic.folder)
 
 

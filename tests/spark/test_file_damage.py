@@ -83,7 +83,7 @@ def test_segment_that_was_cut_short_is_refused(traffic: Traffic, number: int, is
         checkpoint(traffic.store)
     path = segments(traffic)[number]
     path.write_bytes(path.read_bytes()[:-16])
-    with pytest.raises(LogDamaged, match=rf"{path.name} has \d+ bytes.*cut short"):
+    with pytest.raises(LogDamaged, match=rf"{path.name} has \d+ bytes.*truncated"):
         [read(traffic, subject) for subject in ("a", "b", "ab")]
 
 
@@ -93,14 +93,14 @@ def test_segment_that_is_missing_in_the_middle_is_damage_not_retention(traffic: 
     path.unlink()
     with pytest.raises(LogDamaged, match=f"{path.name} is missing, although retention deletes only the oldest"):
         rows_of(pieces, skips_lost=True)
-    with pytest.raises(LogDamaged, match="one is missing"):
+    with pytest.raises(LogDamaged, match="a segment is missing"):
         read(traffic)
 
 
 def test_log_without_segments_says_so(traffic: Traffic) -> None:
     for path in segments(traffic):
         path.unlink()
-    with pytest.raises(LogDamaged, match="has no segments, and the log is committed up to"):
+    with pytest.raises(LogDamaged, match="has no segments, but the log is committed up to"):
         read(traffic)
 
 

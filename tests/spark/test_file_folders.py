@@ -72,13 +72,13 @@ def test_delay_groups_are_left_out_and_that_is_said_if_there_is_nothing_else(tmp
     replica(tmp_path / "d1", "delay", is_delay=True)
     assert found(tmp_path / "*") == [("g1", "message")]
     assert found(tmp_path / "*", with_delay=True) == [("delay", "message"), ("g1", "message")]
-    with pytest.raises(InvalidArgument, match="d1/broker is of a delay group: it contains pending delayed messages"):
+    with pytest.raises(InvalidArgument, match="d1/broker belongs to a delay group: it has pending delayed messages"):
         found(tmp_path / "d1")
 
 
 @pytest.mark.parametrize(
     ("path", "what"),
-    [("nowhere", "is no folder"), ("no*", "matches nothing"), ("", "has no log"), ("  ,", "qmq.path is empty")],
+    [("nowhere", "is not a folder"), ("no*", "matches nothing"), ("", "has no log"), ("  ,", "qmq.path is empty")],
 )
 def test_path_that_names_nothing_to_read_is_refused(tmp_path: Path, path: str, what: str) -> None:
     with pytest.raises(InvalidArgument, match=what):

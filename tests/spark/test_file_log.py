@@ -308,7 +308,7 @@ def test_unknown_subject_and_queue_say_what_there_is(traffic: Traffic) -> None:
     traffic.send("a")
     mark(traffic.store)
     log = opened(traffic.folder)
-    with pytest.raises(UnknownSubject, match="subject 'orders': there are a"):
+    with pytest.raises(UnknownSubject, match="subject 'orders': subjects there: a"):
         log.topology(["a", "orders"])
     with pytest.raises(UnknownSubject, match="orders/1@g1"):
         log.pieces(key("orders", 1), 0, 10, 100)

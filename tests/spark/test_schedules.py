@@ -333,5 +333,5 @@ async def test_a_delay_group_of_a_node_is_found_in_its_data_folder(tmp_path: Pat
 async def test_a_folder_without_a_delay_group_is_refused(tmp_path: Path) -> None:
     async with running(node_config(tmp_path)):
         pass
-    with pytest.raises(InvalidArgument, match="no folder of a delay group"):
+    with pytest.raises(InvalidArgument, match="not the folder of a delay group"):
         datasets.partitions("schedules", address(tmp_path))

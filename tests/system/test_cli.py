@@ -86,7 +86,7 @@ def test_a_user_can_look_at_a_node_as_a_cluster_and_administer_it(node_process: 
     assert b"master" in qmq(node_process, "cluster", "status").stdout
     assert table(qmq(node_process, "health", "meta", node_process.metrics_address, "--json"))[0]["health"] == "serving"
     wrong = qmq(node_process, "health", "broker", replica["control_address"])
-    assert (wrong.returncode, b"speaks no HTTP" in wrong.stderr.replace(b"\n", b" ")) == (3, True)
+    assert (wrong.returncode, b"does not speak HTTP" in wrong.stderr.replace(b"\n", b" ")) == (3, True)
     drained = {"group": "broker-0", "from": "read-write", "to": "read-only"}
     assert table(qmq(node_process, "broker", "drain", "broker-0", "--dry-run", "--json")) == [drained]
     assert table(qmq(node_process, "broker", "drain", "broker-0", "--json")) == [drained]
@@ -101,7 +101,7 @@ def test_a_user_can_look_at_a_node_as_a_cluster_and_administer_it(node_process: 
     for words, says in (
         (("transfer", "broker-0"), b"no other replica to hand over to"),
         (("replica", "add", "broker-0", "other"), b"cannot have replicas"),
-        (("replica", "remove", "broker-0", "other", "--dry-run"), b"is no replica of this group"),
+        (("replica", "remove", "broker-0", "other", "--dry-run"), b"is not a replica of this group"),
         (("broker", "drain", "g9"), b"there is no broker group 'g9'"),
         (("subject", "place", "orders", "--groups", "g9"), b"there is no broker group 'g9'"),
     ):

@@ -121,7 +121,7 @@ def test_what_ordered_subjects_cannot_do_is_said(node_process: NodeProcess) -> N
         (("route", "move", "orders", "1", "--to", "g9"), "there is no broker group g9"),
         (("group", "reset", "orders", "billing", "--to", "5"), "the earliest, the latest, or a time"),
         (("consume", "orders", "-g", "billing", "--tag", "t"), "--tag cannot choose"),
-        (("broker", "drain", "broker-0"), "no other broker group takes messages"),
+        (("broker", "drain", "broker-0"), "no other broker group accepts messages"),
     ):
         done = qmq(node_process, *words)
         assert (done.returncode, says in done.stderr.decode().replace("\n", " ")) == (2, True), (words, done.stderr)

@@ -168,7 +168,7 @@ def test_a_state_file_of_another_load_is_refused(shop: NodeProcess, plain: str, 
     assert (done.returncode, b"the state of another load" in done.stderr) == (2, True)
     Path(state).write_text("[]\n")
     done = run(shop, "import", plain, "--file", str(tmp_path / "one"), "--state", state)
-    assert (done.returncode, b"is no state file" in done.stderr) == (2, True)
+    assert (done.returncode, b"is not a state file" in done.stderr) == (2, True)
 
 
 def test_a_copy_goes_to_another_cluster_and_later_takes_what_came_since(

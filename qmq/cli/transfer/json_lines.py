@@ -1,10 +1,10 @@
-"""Records as lines of JSON, an object each. Pure. `qmq browse --json` writes lines of the same shape, with the body in both forms.
+"""Records as lines of JSON, one object each. Pure. `qmq browse --json` writes the same format, with the body in both forms.
 
     {"subject": "orders", "broker_group": "g1", "partition": 0, "sequence": 7, "append_time_ms": 1795...,
      "id": "0123...", "key": "N14228", "tags": [], "headers": {}, "create_time_ms": 1795..., "body": "{}"}
 
-A body that is no UTF-8 is in "body_base64" instead. Keys and values of headers are text, or "hex:00ff" where that could not be read back.
-Only a body is needed to read a line.
+A body that is not UTF-8 is in "body_base64" instead. Keys and header values are text, or "hex:00ff" where text could not be read back. A
+line to import needs only a body.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ SHOWN_CHARS: Final = 80
 
 
 def json_line(record: TransferRecord, place: Mapping[str, Any], *, as_base64: bool = False) -> bytes:
-    """A record as a line, with its end; `as_base64`: the body too if it is text."""
+    """A record as a line with its newline. `as_base64`: encode every body, also text."""
     found = {
         **place,
         "id": None if record.id is None else str(record.id),
@@ -47,14 +47,14 @@ def _body(body: bytes, as_base64: bool) -> dict[str, str]:
 
 
 def record_of_line(line: bytes, number: int) -> TransferRecord:
-    """The inverse. A body that is no string is taken as JSON. Raises InvalidArgument with the line's number."""
+    """The inverse of `json_line`. A body that is not a string is kept as JSON text. Raises InvalidArgument with the line's number."""
     try:
         found = json.loads(line)
         if not isinstance(found, dict):
             raise TypeError(f"it is {type(found).__name__}")
         key, time_ms, headers = found.get("key"), found.get("create_time_ms"), found.get("headers") or {}
         if not (time_ms is None or isinstance(time_ms, int)) or not isinstance(headers, dict):
-            raise TypeError("create_time_ms is a number, and headers are an object")
+            raise TypeError("create_time_ms must be a number, and headers an object")
         return TransferRecord(
             _bytes_of(found),
             None if key is None else parse_key(key),
@@ -65,7 +65,7 @@ def record_of_line(line: bytes, number: int) -> TransferRecord:
         )
     except (ValueError, KeyError, TypeError, AttributeError, InvalidArgument) as cause:
         shown = line[:SHOWN_CHARS].decode(errors="replace").strip()
-        raise InvalidArgument(f'line {number:,} is no object with a "body" or a "body_base64" ({cause}): {shown}') from None
+        raise InvalidArgument(f'line {number:,} is not an object with a "body" or a "body_base64" ({cause}): {shown}') from None
 
 
 def _bytes_of(found: dict[str, Any]) -> bytes:

@@ -1,13 +1,13 @@
-"""The state file of a load: what is stored for sure, so that another attempt goes on from there. Lines of JSON, of which the last whole
-one counts; each is flushed to the disk before the load goes on.
+"""The state file of a load: what has been stored, so that another attempt continues from there. The file has lines of JSON; the last whole
+line counts. Each line is flushed to disk before the load continues.
 
     {"version": 1, "load": {"subject": "orders", ...}, "base": "0123...", "mark": ..., "ends": [["g1", 0, 17]], "records": 4000,
      "is_done": false}
 
-    load       what is loaded where: another load is refused
-    base       the first half of the ids that records get which have none
-    mark       the source's own note of how far it was read; everything before is stored
-    ends       where the target's queues ended then: nothing from the mark on is stored before these places
+    load       source and target; the file is refused for another load
+    base       the first half of the ids given to records without one
+    mark       the source's position: all records before it are stored
+    ends       the ends of the target's queues: records after the mark are stored only behind these positions
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Ends = Mapping[tuple[str, int], int]
 
 @dataclass(frozen=True, slots=True)
 class LoadState:
-    """How far a load has come."""
+    """The progress of a load."""
 
     base: int
     mark: Any
@@ -38,19 +38,19 @@ class LoadState:
     is_done: bool = False
 
     def to_json(self) -> dict[str, Any]:
-        """As the file has it."""
+        """The state as a JSON value."""
         ends = [[group, partition, sequence] for (group, partition), sequence in sorted(self.ends.items())]
         return {"base": f"{self.base:016x}", "mark": self.mark, "ends": ends, "records": self.records, "is_done": self.is_done}
 
     @classmethod
     def of_json(cls, found: Mapping[str, Any]) -> LoadState:
-        """The inverse. Raises ValueError, KeyError or TypeError."""
+        """The inverse of `to_json`. Raises ValueError, KeyError or TypeError."""
         ends = {(group, partition): sequence for group, partition, sequence in found["ends"]}
         return cls(int(found["base"], 16), found["mark"], ends, found["records"], found["is_done"])
 
 
 class LoadJournal:
-    """Of one load; None as the path: nothing is kept. One process holds it, until `close`. Raises InvalidArgument."""
+    """The state file of one load; with None as its path, no state is kept. Locked by one process until `close`. Raises InvalidArgument."""
 
     def __init__(self, path: Path | None, load: Mapping[str, Any]) -> None:
         self.path, self._load, self._fd = path, dict(load), -1
@@ -66,13 +66,13 @@ class LoadJournal:
             self.state = self._read(path)
         except OSError:
             self.close()
-            raise InvalidArgument(f"{path} is used by another process: wait for it, or give --state another file") from None
+            raise InvalidArgument(f"{path} is in use by another process: wait for it, or give another file with --state") from None
         except InvalidArgument:
             self.close()
             raise
 
     def _read(self, path: Path) -> LoadState | None:
-        """The last whole line; what is behind it, torn by a crash, is cut off."""
+        """The last whole line. A partial line after it, left by a crash, is cut off."""
         data = path.read_bytes()
         end = data.rfind(b"\n") + 1
         os.ftruncate(self._fd, end)
@@ -85,15 +85,17 @@ class LoadJournal:
                 raise ValueError(f"version {found['version']}")
             state = LoadState.of_json(found)
         except (ValueError, KeyError, TypeError) as cause:
-            raise InvalidArgument(f"{path} is no state file ({cause}): remove it to begin anew, or give --state another file") from None
+            raise InvalidArgument(
+                f"{path} is not a state file ({cause}): remove it to start over, or give another file with --state"
+            ) from None
         if found["load"] != self._load:
             raise InvalidArgument(
-                f"{path} is the state of another load ({json.dumps(found['load'])}): remove it, or give --state another file"
+                f"{path} is the state of another load ({json.dumps(found['load'])}): remove it, or give another file with --state"
             )
         return state
 
     def save(self, state: LoadState) -> None:
-        """Note how far it has come; on the disk when this returns."""
+        """Record the progress. It is on disk when this returns."""
         self.state = state
         if self._fd >= 0:
             line = json.dumps({"version": VERSION, "load": self._load, **state.to_json()}) + "\n"
@@ -101,7 +103,7 @@ class LoadJournal:
             os.fdatasync(self._fd)
 
     def close(self) -> None:
-        """Let another process have it."""
+        """Release the file's lock."""
         if self._fd >= 0:
             os.close(self._fd)
         self._fd = -1

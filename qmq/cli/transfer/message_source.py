@@ -1,4 +1,4 @@
-"""A subject as a source of records: which messages are meant, and how far it was read."""
+"""A subject as a source of records: a range of messages, and the position of the reader."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from qmq.client.browsing import BrowsedMessage
 
 @dataclass(frozen=True, slots=True)
 class MessageRange:
-    """Which messages of a subject. Times are those of storing; `end` and the upper bounds are not included. None or empty: all."""
+    """A selection of a subject's messages. Times are store times; upper bounds are exclusive. None or empty: no restriction."""
 
     start: datetime | None = None
     end: datetime | None = None
@@ -29,11 +29,11 @@ class MessageRange:
 
     @property
     def has_key_range(self) -> bool:
-        """Whether only messages with a key can be meant."""
+        """Whether the range has only messages with a key."""
         return self.key_from is not None or self.key_before is not None
 
     def has(self, message: BrowsedMessage) -> bool:
-        """Whether a message that was read is meant; what `browse` selects by is not looked at again. Pure."""
+        """Whether the range has a message that `browse` returned. Conditions that `browse` applies itself are not checked again. Pure."""
         key = message.key_bytes
         return (
             (self.partition is None or message.partition == self.partition)
@@ -44,7 +44,7 @@ class MessageRange:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """For the state file: a load of other messages is another load."""
+        """The range for the state file; a different range is a different load."""
         texts = {
             "start": None if self.start is None else self.start.isoformat(),
             "end": None if self.end is None else self.end.isoformat(),
@@ -57,15 +57,15 @@ class MessageRange:
 
 
 class MessageSource:
-    """The messages of a range, those of a queue in its order; from a mark on, if one is given. Its marks are `[group, partition, sequence]`
-    of each queue that it has read from."""
+    """Reads the messages of a range, each queue in order, starting at a mark if one is given. A mark is a list of
+    `[group, partition, sequence]`, one for each queue read so far."""
 
     def __init__(self, mq: qmq.Client, subject: str, chosen: MessageRange, mark: Any = None) -> None:
         self._mq, self._subject, self._chosen = mq, subject, chosen
         self._next = {(group, partition): sequence for group, partition, sequence in mark or ()}
 
     async def messages(self) -> AsyncIterator[BrowsedMessage]:
-        """As they are stored. Raises as `Client.browse`."""
+        """Yields the messages as stored. Raises what `Client.browse` raises."""
         chosen = self._chosen
         async for message in self._mq.browse(
             self._subject,
@@ -84,10 +84,10 @@ class MessageSource:
         return dict(self._next)
 
     async def records(self) -> AsyncIterator[TransferRecord]:
-        """The same as records."""
+        """Yields the messages as records."""
         async for message in self.messages():
             yield record_of(message)
 
     def mark(self) -> list[list[Any]]:
-        """How far each queue was read."""
+        """The position in each queue."""
         return [[group, partition, sequence] for (group, partition), sequence in sorted(self._next.items())]

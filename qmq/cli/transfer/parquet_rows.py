@@ -34,7 +34,7 @@ SCHEMA: Final = pa.schema(
 
 
 class ParquetWriter:
-    """Writes records into a file, a row group at a time."""
+    """Writes records to a file, one row group at a time."""
 
     def __init__(self, path: Path) -> None:
         self._file = pq.ParquetWriter(path, SCHEMA, compression="zstd")
@@ -42,7 +42,7 @@ class ParquetWriter:
         self._bytes = 0
 
     def write(self, record: TransferRecord, place: Mapping[str, Any]) -> None:
-        """Add a row."""
+        """Add a record."""
         self._rows.append(
             {
                 **{name: value for name, value in place.items() if name != "append_time_ms"},
@@ -65,13 +65,13 @@ class ParquetWriter:
         self._rows, self._bytes = [], 0
 
     def close(self) -> None:
-        """Write what is left, and the file's end."""
+        """Write the remaining rows and the file's footer."""
         self._put()
         self._file.close()
 
 
 def parquet_records(path: Path, skip: int) -> Iterator[TransferRecord]:
-    """The records of a file, without the first `skip`. Only the column `body` is needed. Raises InvalidArgument."""
+    """The records of a file after the first `skip`. Only the column `body` is required. Raises InvalidArgument."""
     try:
         file = pq.ParquetFile(path)
     except (pa.ArrowInvalid, OSError) as cause:
@@ -91,7 +91,7 @@ def parquet_records(path: Path, skip: int) -> Iterator[TransferRecord]:
 
 
 def row_count(path: Path) -> int:
-    """How many rows a file has."""
+    """The number of rows of a file."""
     return int(pq.read_metadata(path).num_rows)
 
 
@@ -115,7 +115,7 @@ def _record(row: dict[str, Any], number: int) -> TransferRecord:
             None if row.get("id") is None else MessageId.parse(row["id"]),
         )
     except (TypeError, ValueError, AttributeError, InvalidArgument) as cause:
-        raise InvalidArgument(f"row {number:,} is no message: {cause}") from None
+        raise InvalidArgument(f"row {number:,} is not a message: {cause}") from None
 
 
 def _bytes(value: bytes | str | None) -> bytes | None:

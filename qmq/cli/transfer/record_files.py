@@ -1,6 +1,6 @@
-"""Files of records: JSON lines or Parquet, standard input and output too.
+"""Files of records: JSON lines or Parquet, including standard input and output.
 
-A file that is written has the suffix `.partial` until it is whole, so that nobody takes half an export for one.
+A file has the suffix `.partial` until it is complete, so that a partial export cannot be mistaken for a complete one.
 """
 
 from __future__ import annotations
@@ -22,34 +22,34 @@ HEAD_BYTES: Final = 4096
 
 
 class RecordForm(Enum):
-    """How records lie in a file."""
+    """The format of a file of records."""
 
     JSON_LINES = "jsonl"
     PARQUET = "parquet"
 
     @classmethod
     def of(cls, name: str, path: Path | None) -> RecordForm:
-        """What was asked for, or else what the file's name says. Raises InvalidArgument."""
+        """The format given by --format, otherwise by the file's name. Raises InvalidArgument."""
         if not name:
             return cls.PARQUET if path is not None and path.suffix == ".parquet" else cls.JSON_LINES
         try:
             form = cls(name)
         except ValueError:
-            raise InvalidArgument(f"--format is jsonl or parquet, not {name!r}") from None
+            raise InvalidArgument(f"--format must be jsonl or parquet, not {name!r}") from None
         if form is cls.PARQUET and path is None:
-            raise InvalidArgument("Parquet needs a file: a pipe cannot be read or written in any order; give --file")
+            raise InvalidArgument("Parquet needs a file, because it is not read or written sequentially: give --file")
         return form
 
 
 class RecordWriter(Protocol):
-    """Takes records, in order."""
+    """Writes records in order."""
 
     def write(self, record: TransferRecord, place: Mapping[str, Any]) -> None:
-        """One more, with where it was stored."""
+        """Write a record, with the position where it was stored."""
         ...
 
     def close(self) -> None:
-        """All of them are in the file."""
+        """Finish the file."""
         ...
 
 
@@ -69,7 +69,7 @@ class LineWriter:
 
 
 def writer_of(form: RecordForm, path: Path | None, *, as_base64: bool) -> RecordWriter:
-    """A writer beside the file that is to be made, or of standard output. Raises InvalidArgument."""
+    """A writer of the partial file, or of standard output. Raises InvalidArgument."""
     if path is None:
         return LineWriter(sys.stdout.buffer, as_base64=as_base64)
     try:
@@ -84,12 +84,12 @@ def writer_of(form: RecordForm, path: Path | None, *, as_base64: bool) -> Record
 
 
 def partial_of(path: Path) -> Path:
-    """Where a file is while it is not whole."""
+    """The path of an unfinished file."""
     return path.with_name(path.name + PARTIAL)
 
 
 def finish(path: Path) -> None:
-    """The file is whole: put it in its place, for good."""
+    """Flush the complete file and rename it to its final name."""
     beside = partial_of(path)
     fd = os.open(beside, os.O_RDONLY)
     try:
@@ -100,7 +100,7 @@ def finish(path: Path) -> None:
 
 
 def require_parquet() -> None:
-    """Raises InvalidArgument where pyarrow is not installed."""
+    """Raise InvalidArgument if pyarrow is not installed."""
     try:
         import pyarrow  # noqa: F401
     except ImportError:
@@ -108,19 +108,19 @@ def require_parquet() -> None:
 
 
 class FileSource:
-    """Records of a file or of standard input, without the first `skip`. Its marks are numbers of records."""
+    """The records of a file or of standard input after the first `skip`. A mark is a number of records."""
 
     def __init__(self, form: RecordForm, path: Path | None, skip: int = 0) -> None:
         self._form, self._path, self._count = form, path, skip
 
     async def records(self) -> AsyncIterator[TransferRecord]:
-        """Raises InvalidArgument, MessageTooLarge, with the number of the record."""
+        """Yields the records. Raises InvalidArgument or MessageTooLarge with the record's number."""
         for record in self._read(self._count):
             self._count += 1
             yield record.check(self._count)
 
     def mark(self) -> int:
-        """How many records were given, by this attempt and those before."""
+        """The number of records read so far, including earlier attempts."""
         return self._count
 
     def _read(self, skip: int) -> Iterator[TransferRecord]:
@@ -137,7 +137,7 @@ class FileSource:
 
 
 def _lines(file: BinaryIO, skip: int) -> Iterator[TransferRecord]:
-    """Empty lines are no records."""
+    """The records of the lines; empty lines are skipped."""
     count = 0
     for number, line in enumerate(file, 1):
         if line.strip():
@@ -147,7 +147,7 @@ def _lines(file: BinaryIO, skip: int) -> Iterator[TransferRecord]:
 
 
 def describe(form: RecordForm, path: Path | None) -> dict[str, Any]:
-    """What tells a file from another one, for the state file. Raises InvalidArgument if there is none."""
+    """The identity of a file, for the state file. Raises InvalidArgument if the file does not exist."""
     if path is None:
         return {"from": "standard input"}
     try:
@@ -159,7 +159,7 @@ def describe(form: RecordForm, path: Path | None) -> dict[str, Any]:
 
 
 def count_of(form: RecordForm, path: Path | None) -> int | None:
-    """How many records there are, if that is known without reading them all twice over a pipe."""
+    """The number of records, or None if it cannot be known without consuming a pipe."""
     if path is None:
         return None
     if form is RecordForm.PARQUET:

@@ -1,12 +1,12 @@
-"""Sends records to a subject, each once over any number of attempts, those of a key in order.
+"""Sends records to a subject: each exactly once over any number of attempts, and in order per key.
 
     send until a second is over ─▶ wait until all of it is stored ─▶ note the mark and the ends of the queues ─▶ send ...
 
 Rules:
-* Every message is stored under the id of its record, which another attempt gives it again.
-* Another attempt begins at the last note. It reads what the target has behind the noted ends, and leaves out records whose ids are there.
-* Before it reads, each broker group says that everything that it was sent is decided (`Client.queue_ends`): a batch of the dead process
-  is stored before the reading, or never.
+* Every message is stored under its record's id, and another attempt uses the same id.
+* Another attempt starts at the last note. It reads the target from the noted ends on, and skips records whose ids it finds there.
+* Before it reads, every broker group confirms that all batches sent to it are decided (`Client.queue_ends`), so a batch of the dead process
+  is stored before the read, or never.
 """
 
 from __future__ import annotations
@@ -28,25 +28,25 @@ from qmq.model import MessageId
 
 BATCH_RECORDS: Final = 500
 PACE_S: Final = 0.02
-"""What may go a little early goes together."""
+"""Records due within this time are sent together."""
 NOTE_S: Final = 1.0
-"""Between two notes: what another attempt has to look through."""
+"""The interval between two notes; it bounds what another attempt must read again."""
 
 
 class RecordSource(Protocol):
-    """Gives the records that are not behind the mark with which it was made."""
+    """Yields the records that come after the mark given at construction."""
 
     def records(self) -> AsyncIterator[TransferRecord]:
-        """In order. Raises InvalidArgument for what is no record."""
+        """Yields the records in order. Raises InvalidArgument for an invalid record."""
         ...
 
     def mark(self) -> Any:
-        """How far it was read: everything that `records` gave is before it. JSON."""
+        """The position after the last yielded record, as a JSON value."""
         ...
 
 
 class RecordLoader:
-    """Of one load. `rate` is records a second, 0 for as fast as they are stored; `progress` is told how many are dealt with."""
+    """Loads records. `rate`: records per second, 0 for no limit. `progress` is called with the number of finished records."""
 
     def __init__(
         self,
@@ -65,12 +65,12 @@ class RecordLoader:
         self._bytes = 0
         self._state = journal.state or LoadState(0, None, {}, 0)
         self.sent = 0
-        """Records that this attempt stored."""
+        """Records stored by this attempt."""
         self.found = 0
-        """Records that an earlier attempt had stored behind its last note."""
+        """Records that an earlier attempt stored after its last note."""
 
     async def load(self, source: RecordSource) -> None:
-        """Store what the source gives. Raises as `Client.send`, and as the source: then another attempt goes on."""
+        """Store all records of the source. Raises what `Client.send` and the source raise; another attempt then continues."""
         producer = await self._producer()
         try:
             stored = await self._stored_already()
@@ -89,7 +89,7 @@ class RecordLoader:
         return make(self._subject, compression=self._compression)
 
     async def _stored_already(self) -> Counter[bytes]:
-        """Ids of what an earlier attempt stored behind its last note; a new load begins with a note."""
+        """The ids that an earlier attempt stored after its last note. A new load first writes a note."""
         ends = await self._mq.queue_ends(self._subject)
         if self._journal.state is None:
             self._state = LoadState(new_producer_id(), None, ends, 0)
@@ -157,7 +157,7 @@ class RecordLoader:
                 await asyncio.sleep(early_s)
 
     async def _note(self, source: RecordSource, producer: Producer | OrderedProducer, number: int, *, is_done: bool) -> None:
-        """Everything that was sent is stored when this returns, and noted."""
+        """Wait until everything sent is stored, then note the progress."""
         self._send(producer)
         await producer.flush()
         ends = await self._mq.queue_ends(self._subject)

@@ -1,4 +1,4 @@
-"""One message on its way from one place to another: a value, and what must hold of it."""
+"""A message in an export, an import or a copy: a value and its validity checks."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class TransferRecord:
-    """A message with all that travels with it. Times are milliseconds since 1970."""
+    """A message with its id, key, tags, headers and create time. Times are milliseconds since 1970."""
 
     body: bytes
     key: bytes | None = None
     tags: tuple[str, ...] = ()
     headers: Mapping[str, bytes] = field(default_factory=dict)
     create_time_ms: int | None = None
-    """None: it is made when it is sent."""
+    """None: an id is made when the message is sent."""
     id: MessageId | None = None
-    """None: it gets one when it is sent."""
+    """None: the time of sending."""
 
     @property
     def size(self) -> int:
-        """Bytes in a batch, about."""
+        """The approximate size in a batch, in bytes."""
         return size_of_copy(self.body, self.key or b"", self.tags, self.headers)
 
     def check(self, number: int) -> TransferRecord:
-        """The same. Raises InvalidArgument or MessageTooLarge, with the record's number, if no broker would take it."""
+        """Return the record. Raises InvalidArgument or MessageTooLarge with the record's number if a broker would refuse it."""
         try:
             message_checks.body_bytes(self.body, limits.BODY_BYTES_MAX)
             message_checks.key_bytes(self.key)
@@ -52,7 +52,7 @@ def record_of(message: BrowsedMessage) -> TransferRecord:
 
 
 def place_of(message: BrowsedMessage) -> dict[str, Any]:
-    """Where and when a message was stored, for those who read an export; an import does not need it."""
+    """Where and when a message was stored. Exports contain it for readers; imports ignore it."""
     return {
         "subject": message.subject,
         "broker_group": message.broker_group,

@@ -1,10 +1,10 @@
-"""Datasets beside the messages: option `qmq.log` of the data source. Their columns: tables.py.
+"""Other datasets than the messages: option `qmq.log` of the data source. tables.py lists their columns.
 
-    deliveries    what consumers were handed, and what became of it        from the action logs of brokers or of folders
-    progress      how far groups were, second by second                    from the same
-    schedules     delayed messages, and what became of them                from a delay group's folder
+    deliveries    what was delivered to consumers, with outcomes       from the action logs of brokers or of folders
+    progress      the progress of groups, second by second             from the same logs
+    schedules     delayed messages and their states                    from a delay group's folder
 
-An action log is one story, so a task reads all of a broker group's; a schedule is cut into stretches.
+An action log can only be replayed as a whole, so one task reads all of a broker group's log. A schedule is split into parts.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ NAMES: Final = ("deliveries", "progress", "schedules")
 
 
 class ActionLog(NamedTuple):
-    """One broker group's action log, for one task: in a folder, or at brokers."""
+    """One broker group's action log, in a folder or at brokers, read by one task."""
 
     broker_group: str
     folder: str = ""
@@ -38,21 +38,21 @@ class ActionLog(NamedTuple):
 
 
 def schema_of(name: str) -> StructType:
-    """A dataset's columns. Raises InvalidArgument if there is none of this name."""
+    """A dataset's columns. Raises InvalidArgument for an unknown dataset."""
     from pyspark_qmq.datasets import tables
 
     return tables.struct(check_name(name))
 
 
 def check_name(name: str) -> str:
-    """Raises InvalidArgument if no dataset has this name."""
+    """Raise InvalidArgument for an unknown dataset."""
     if name not in NAMES:
-        raise InvalidArgument(f"there is no dataset {name!r}; there are {', '.join(NAMES)}")
+        raise InvalidArgument(f"there is no dataset {name!r}; datasets: {', '.join(NAMES)}")
     return name
 
 
 def partitions(name: str, address: LogAddress) -> list[ActionLog | FolderStretch]:
-    """The tasks of a read; they can be sent to executors. Raises InvalidArgument, NotConnected, LogDamaged."""
+    """The tasks of a read, which are sent to executors. Raises InvalidArgument, NotConnected, LogDamaged."""
     files = _files(address)
     if check_name(name) == "schedules":
         if files is None:
@@ -70,12 +70,12 @@ def _servers(address: LogAddress) -> ServerAddress:
     from pyspark_qmq.servers.server_address import ServerAddress
 
     if not isinstance(address, ServerAddress):
-        raise InvalidArgument(f"no action log is known at {address}: give qmq.servers or qmq.path")
+        raise InvalidArgument(f"{address} has no action log: give qmq.servers or qmq.path")
     return address
 
 
 def _files(address: LogAddress) -> FileAddress | None:
-    """Where the folders are, if the address names any: it may have them beside the servers that know the routes."""
+    """The folders of the address, if it has any. An address may have folders together with servers, which know the routes."""
     from pyspark_qmq.files.file_address import FileAddress
     from pyspark_qmq.log_opening import RoutedAddress
 
@@ -89,7 +89,7 @@ def _folder_tasks(files: FileAddress) -> Iterator[ActionLog]:
 
     found = [each for each in action_folders(list(files.paths), files.committed) if not each.is_delay]
     if not found:
-        raise InvalidArgument(f"{', '.join(files.paths)} has no action log of a broker: it lies in a broker's folder, as action/")
+        raise InvalidArgument(f"{', '.join(files.paths)} has no action log: it is the folder action/ in a broker's folder")
     for each in found:
         yield ActionLog(each.broker_group, str(each.path), files.committed)
 
@@ -100,13 +100,13 @@ def _schedule_tasks(files: FileAddress) -> Iterator[FolderStretch]:
 
     delays = [each for each in find_folders(files.paths, with_delay=True) if each.is_delay]
     if not delays:
-        raise InvalidArgument(f"{', '.join(files.paths)} is no folder of a delay group: that has a folder schedule/")
+        raise InvalidArgument(f"{', '.join(files.paths)} is not the folder of a delay group, which has a subfolder schedule/")
     for group, (folder, state) in sorted(furthest((each.broker_group, each.path) for each in delays).items()):
         yield from stretches(folder, group, state)
 
 
 def read(name: str, partition: ActionLog | FolderStretch, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    """A task's rows, with these columns in this order. Raises InvalidArgument, LogDamaged, NotConnected, MessagesExpired."""
+    """Yields a task's rows with these columns, in this order. Raises InvalidArgument, LogDamaged, NotConnected, MessagesExpired."""
     from pyspark_qmq.datasets import schedule_folder, tables
     from pyspark_qmq.datasets.deliveries import deliveries
     from pyspark_qmq.datasets.group_progress import standings

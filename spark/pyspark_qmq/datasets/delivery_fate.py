@@ -1,24 +1,24 @@
-"""A delivery: a range of sequences that had one fate. Values.
+"""A delivery: a range of sequences with the same outcome. Values.
 
-Those with `settled_ms` are events; those without say what is so where the action log ends:
+Deliveries with `settled_ms` are events. Those without describe the state at the end of the action log:
 
-    open       a consumer has it            waiting    it came back, and waits to be handed out again       parked    set aside with its key
+    open       a consumer holds it          waiting    returned, waits for its next delivery          parked    set aside with its key
 
-Events of shares, where messages are handed to whoever asks:
+Events of shares, where any consumer of the group gets messages:
 
     ack, nack, release     the consumer's verdict
-    return                 it never got them: the connection was lost on the way
-    left, lost, again      it went; its lease ended; it came anew, as another incarnation
+    return                 the consumer never got them: the connection was lost before
+    left, lost, again      the consumer left; its lease ended; it reconnected as a new incarnation
     reset                  an operator moved the group
-    expired                they came back, and retention took them before they went out again
-    passed                 they were never handed out: other tags, or directed to another group
+    expired                they were returned, and retention deleted them before their next delivery
+    passed                 they were skipped: other tags, or directed to another group
 
-Events of lanes, where nothing is remembered of what was handed out, so `pulled_ms` is not known:
+Events of lanes, which do not record deliveries, so `pulled_ms` is unknown:
 
-    done                   worked on, all messages of `lps` in these sequences
+    done                   acknowledged: all messages of `lps` in these sequences
     nack                   it failed for the `attempt`-th time
-    park                   set aside; `attempt` 0: only because an earlier message of its key was
-    replay, drop, reset    an operator gave parked messages back, counted them as done, moved the group
+    park                   set aside; `attempt` 0: only because an earlier message of its key failed
+    replay, drop, reset    an operator replayed parked messages, skipped them, or moved the group
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class DeliveryFate(StrEnum):
 
 
 class ShareKey(NamedTuple):
-    """One group's part in one queue of the broker group."""
+    """A consumer group on one queue of the broker group."""
 
     subject: str
     partition: int
@@ -59,23 +59,23 @@ class ShareKey(NamedTuple):
 
 
 class Delivery(NamedTuple):
-    """A range of sequences, both ends included, and its fate. Times are milliseconds since 1970."""
+    """A range of sequences, both ends included, with its outcome. Times are milliseconds since 1970."""
 
     share: ShareKey
     consumer: str
-    """Empty where none is meant."""
+    """Empty if no consumer is involved."""
     first: int
     last: int
     attempt: int | None
-    """From 1; of what waits: which one comes next."""
+    """Counts from 1; for waiting messages, the next attempt."""
     pulled_ms: int | None
-    """When it was handed out; None if that is not known, or it was not."""
+    """When it was delivered; None if it was not, or if the time is unknown."""
     settled_ms: int | None
-    """None: it is so still."""
+    """None: this is the current state."""
     fate: DeliveryFate
     delay_ms: int = 0
-    """Of a nack: what the consumer asked for."""
+    """For a nack: the delay that the consumer asked for."""
     lps: LpRange | None = None
-    """Of partitions of ordered subjects: only messages of these logical partitions are meant."""
+    """For ordered subjects: only messages of these logical partitions."""
     key: bytes | None = None
-    """Of what was parked."""
+    """The key of parked messages."""

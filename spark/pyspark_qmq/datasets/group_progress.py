@@ -1,10 +1,10 @@
-"""How far each group was, over time: the same replay, looked at once a second. Pure.
+"""The progress of each group over time: the replay of the action log, sampled once a second. Pure.
 
-One row for each second in which a group did something on a queue: how it stood at that second's last entry. The newest row of a queue and
-group is how it stands where the log ends. With the queue's end at that time (the messages' append times say it) this is the group's lag:
+There is one row for each second in which a group made progress on a queue: its state after that second's last entry. The newest row is the
+state at the end of the log. Together with the queue's end at that time (known from the messages' append times) it gives the group's lag:
 
-    of a share         end - next_sequence messages were never handed out, and `held` + `waiting` were and are not done
-    of a partition     at most end - done_before are not done: lanes go their own ways, and the slowest of them counts
+    for a share        end - next_sequence messages were never delivered; `held` + `waiting` were delivered but are not done
+    for a partition    at most end - done_before messages are not done: lanes progress independently, and the slowest one counts
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ STEP_MS: Final = 1_000
 
 
 class GroupStanding(NamedTuple):
-    """How far one group is on one queue."""
+    """The progress of one group on one queue."""
 
     share: ShareKey
     time_ms: int
     done_before: int
     """Everything before this sequence is done."""
     next_sequence: int | None
-    """The first message that nobody was handed yet; None on partitions of ordered subjects, where nothing remembers it."""
+    """The first message that was not yet delivered; None for partitions of ordered subjects, where it is not recorded."""
     held: int
-    """Messages that consumers have."""
+    """Messages held by consumers."""
     waiting: int
-    """Messages that came back, to be handed out again."""
+    """Messages that were returned and wait for another delivery."""
     parked: int
     expired: int
-    """Messages that retention took before they were done, ever, as far as the group heard of it."""
+    """Messages that retention deleted before they were done, as far as the group has noticed."""
     consumers: int
 
 

@@ -1,7 +1,7 @@
-"""One group's lanes on a partition of an ordered subject, replayed: what was done, failed and set aside. Pure.
+"""Replays one group's lanes on a partition of an ordered subject: messages done, failed and parked. Pure.
 
-The lanes are the broker's own (qmq/log/lane_share.py). Before an action changes them, the replay looks at what the action will do. What was
-handed out is not remembered by anybody, so when that was is not known.
+The lanes are the broker's own code (qmq/log/lane_share.py). Before it applies an action, the replay determines what the action will change.
+The log does not record deliveries, so their times are unknown.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ class LaneReplay:
         self.share = share or LaneShare()
 
     def apply(self, action: LaneAction, time_ms: int) -> Iterator[Delivery]:
-        """Apply it; give what it ended. Exhaust it before the next."""
+        """Apply an action and yield the deliveries that it ended. Consume the iterator before the next call."""
         if isinstance(action, LaneDone):
             for first, last in action.ranges:
                 yield from self._done(action, first, last, time_ms)
-                self.share.apply(msgspec.structs.replace(action, ranges=((first, last),)))  # one by one: they may overlap
+                self.share.apply(msgspec.structs.replace(action, ranges=((first, last),)))  # One by one, because they may overlap.
             return
         if isinstance(action, LaneFail):
             holder = self.share.holder(action.token)
@@ -50,7 +50,7 @@ class LaneReplay:
         return Delivery(self.key, consumer, sequence, sequence, None, None, time_ms, fate, 0, lps)
 
     def _done(self, action: LaneDone, first: int, last: int, time_ms: int) -> Iterator[Delivery]:
-        """What was not done before, in whichever part of the lane's range."""
+        """The messages of the range that were not done before, in any part of the lane."""
         holder = self.share.holder(action.token)
         if holder is None:
             return
@@ -84,7 +84,7 @@ class LaneReplay:
             yield self._one("", sequence, LpRange(parked.lp, parked.lp + 1), fate, time_ms)._replace(key=key)  # type: ignore[union-attr]
 
     def rest(self) -> Iterator[Delivery]:
-        """What failed and waits, and what is parked."""
+        """Messages that wait for a retry, and parked messages."""
         whole = LpRange(self.share.progress[0].lps.first, self.share.progress[-1].lps.end) if self.share.progress else LpRange(0, 1)
         for sequence, attempts in self.share.failures.items():
             yield self._one("", sequence, whole, DeliveryFate.WAITING, None)._replace(attempt=attempts + 1)
@@ -93,7 +93,7 @@ class LaneReplay:
 
 
 def _without(begin: int, end: int, done: list[tuple[int, int]]) -> Iterator[tuple[int, int]]:
-    """[begin, end) without [first, end) spans, which ascend."""
+    """[begin, end) without the given spans, which are ascending."""
     for first, after in done:
         if first >= end:
             break

@@ -1,4 +1,4 @@
-"""A delay group's folder: its newest checkpoint says which files count and how much of each, and these are read, a stretch at a time."""
+"""Reads a delay group's folder in parts. Its newest checkpoint determines which files are valid, and up to which length."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from qmq.log import checkpoint
 
 SCHEDULE: Final = "schedule"
 TASK_MESSAGES_MAX: Final = 1 << 20
-"""Messages that one task reads."""
+"""Messages per task."""
 
 
 class FolderStretch(NamedTuple):
     """Ordinals `first` to `end` - 1 of one bucket, for one task."""
 
     folder: str
-    """The store's."""
+    """The folder of the store."""
     group: str
     bucket: BucketFiles
     first: int
@@ -35,7 +35,7 @@ class FolderStretch(NamedTuple):
 
 
 def read_state(store: Path) -> ScheduleContents:
-    """As of the newest checkpoint, or of the adoption from another replica; nothing if there is neither. Raises LogDamaged."""
+    """The state at the newest checkpoint, or at the copy from another replica; empty if there is neither. Raises LogDamaged."""
     found = checkpoint.load(store / "checkpoint")
     if found is not None and found.projection is not None:
         return delay_schedule.of_checkpoint(found.projection)
@@ -47,7 +47,7 @@ def read_state(store: Path) -> ScheduleContents:
 
 
 def furthest(stores: Iterable[tuple[str, Path]]) -> dict[str, tuple[Path, ScheduleContents]]:
-    """Of (delay group, store): by group the store whose checkpoint is the newest. Raises LogDamaged."""
+    """For each delay group, the store with the newest checkpoint. Raises LogDamaged."""
     found: dict[str, tuple[Path, ScheduleContents]] = {}
     for group, store in stores:
         state = read_state(store)
@@ -66,12 +66,12 @@ def stretches(store: Path, group: str, state: ScheduleContents) -> list[FolderSt
 
 
 def read(stretch: FolderStretch, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    """A task's rows. Raises MessagesExpired if the bucket was closed and deleted since, LogDamaged."""
+    """Yields a task's rows. Raises LogDamaged, and MessagesExpired if the bucket has been closed and deleted since."""
     name = Path(stretch.folder, SCHEDULE, stretch.bucket.name)
     try:
         yield from _read(stretch, name, columns)
     except FileNotFoundError as cause:
-        raise MessagesExpired(f"{cause.filename} was completely delivered and deleted after the read began: read again") from None
+        raise MessagesExpired(f"{cause.filename} was delivered completely and deleted after the read began: read again") from None
     except CorruptBatch as cause:
         raise LogDamaged(
             f"{name}.*: {cause.message}: restore the files from a copy, or move the replica's data folder away and start it again"
@@ -120,7 +120,7 @@ def _part(path: Path, at: int, size: int) -> bytes:
 
 
 def _mapped(path: Path, size: int) -> npt.NDArray[np.uint8]:
-    """A file's first bytes, without reading them yet."""
+    """A memory map of a file's first bytes."""
     with path.open("rb") as file:
         if path.stat().st_size < size:
             raise CorruptBatch(f"{path.name} ends at byte {path.stat().st_size}, and had {size} when the checkpoint was written")

@@ -1,11 +1,11 @@
-"""Delayed messages as a bucket's three files have them, in columns. Pure, and without a loop over messages: bytes in, numpy out.
+"""Reads delayed messages from a bucket's three files into columns. Pure, and without loops over messages: bytes in, numpy arrays out.
 
-    NAME.idx    16 bytes a message: due time, where its batch lies, its place there, flags
-    NAME.log    the batches; of each only the envelope, the region's header, the ids and the create times are looked at
-    NAME.done   what became of messages
+    NAME.idx    16 bytes per message: due time, position of its batch, position in the batch, flags
+    NAME.log    the batches, of which only envelope, region header, ids and create times are read
+    NAME.done   the outcome of messages
 
-Batches of a schedule may be of one message each, so they are not looped over either, but for their checksums: all envelopes are gathered
-into one table, then all headers; ids and create times lie at places that follow from these (docs/FORMAT.md: the first two columns).
+Batches of a schedule may have one message each, so there is no loop over batches either, except for their checksums: all envelopes are
+gathered into one table, then all headers. They determine the positions of ids and create times (docs/FORMAT.md: the first two columns).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from qmq.batch_columns import REGION_BYTES, BatchFlag, Column
 from qmq.errors import CorruptBatch
 
 ROWS_MAX: Final = 65_536
-"""Messages of one record batch."""
+"""Messages per record batch."""
 IDX_ROW: Final = np.dtype([("due", "<i8"), ("position8", "<u4"), ("place", "<u2"), ("flags", "<u2")])
 _ENVELOPE: Final = np.dtype(
     [
@@ -65,22 +65,22 @@ _Bytes = npt.NDArray[np.uint8]
 
 
 class ScheduledState(IntEnum):
-    """What became of a message; the numbers are the dispatch log's kinds."""
+    """The state of a message; the numbers are the kinds of the dispatch log."""
 
     PENDING = 0
     DELIVERED = 1
     CANCELLED = 2
     MOVED = 3
-    """To another due time: there it is another row."""
+    """Moved to another due time, where the message has another row."""
     PLANNED = 4
-    """It is on its way."""
+    """Its delivery has begun."""
 
 
 STATES: Final = tuple(each.name.lower() for each in ScheduledState)
 
 
 def states(messages: int, done: bytes, planned: tuple[bytes, ...]) -> npt.NDArray[np.uint8]:
-    """By ordinal. `done` is the dispatch log, `planned` the ordinals in open plans. Raises CorruptBatch."""
+    """The states by ordinal. `done`: the dispatch log; `planned`: the ordinals in open plans. Raises CorruptBatch."""
     found = np.zeros(messages, np.uint8)
     at = 0
     while at < len(done):
@@ -90,7 +90,7 @@ def states(messages: int, done: bytes, planned: tuple[bytes, ...]) -> npt.NDArra
         size = 4 * count + (_TARGET_BYTES * count if kind == ScheduledState.MOVED else 0)
         end = at + _RECORD.size + size + (-size & 7)
         if end > len(done) or crc32c(done[at + 4 : end]) != crc:
-            raise CorruptBatch(f"the checksum of the record at byte {at} does not hold")
+            raise CorruptBatch(f"the checksum of the record at byte {at} is wrong")
         _mark(found, np.frombuffer(done, "<u4", count, at + _RECORD.size), kind)
         at = end
     for ordinals in planned:
@@ -100,7 +100,7 @@ def states(messages: int, done: bytes, planned: tuple[bytes, ...]) -> npt.NDArra
 
 def _mark(found: npt.NDArray[np.uint8], ordinals: npt.NDArray[np.uint32], kind: int) -> None:
     if len(ordinals) and int(ordinals.max()) >= len(found):
-        raise CorruptBatch(f"it names message {int(ordinals.max())} of {len(found)}")
+        raise CorruptBatch(f"a record names message {int(ordinals.max())} of {len(found)}")
     if kind not in ScheduledState.__members__.values():
         raise CorruptBatch(f"the record has an unknown kind {kind}")
     found[ordinals] = kind
@@ -108,31 +108,31 @@ def _mark(found: npt.NDArray[np.uint8], ordinals: npt.NDArray[np.uint32], kind: 
 
 @dataclass(frozen=True, slots=True)
 class ScheduleRows:
-    """Messages of a bucket, column by column. Times are milliseconds since 1970."""
+    """Messages of a bucket as columns. Times are milliseconds since 1970."""
 
     due_ms: npt.NDArray[np.int64]
     flags: npt.NDArray[np.uint16]
     ids: _Bytes
-    """16 bytes each."""
+    """The ids, 16 bytes each."""
     create_ms: npt.NDArray[np.int64]
     append_ms: npt.NDArray[np.int64]
     subjects: pa.DictionaryArray
 
     def message_ids(self) -> pa.Array:
-        """32 hexadecimal digits each."""
+        """The ids as 32 hexadecimal digits."""
         count = len(self.ids)
         ends = np.arange(0, 32 * (count + 1), 32, dtype=np.int32)
         return pa.StringArray.from_buffers(count, pa.py_buffer(ends), pa.py_buffer(np.ascontiguousarray(_HEX[self.ids])))
 
     def has_flag(self, flag: BatchFlag) -> npt.NDArray[np.bool_]:
-        """Whether each came in a batch with this flag."""
+        """For each message, whether its batch has this flag."""
         return (self.flags & int(flag)).astype(np.bool_)
 
 
 def rows(log: _Bytes, idx: npt.NDArray[Any], first: int) -> ScheduleRows:
-    """The messages of these lines of the index, the first of which is ordinal `first`. `log` is the schedule log, up to its length.
+    """The messages of these index entries, the first of which has the ordinal `first`. `log`: the valid part of the schedule log.
 
-    Raises CorruptBatch: a checksum does not hold, or the index says another thing than the log.
+    Raises CorruptBatch if a checksum is wrong, or if index and log disagree.
     """
     positions, which = np.unique(idx["position8"], return_inverse=True)
     at = positions.astype(np.int64) << 3
@@ -160,9 +160,9 @@ def _padded(sizes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
 
 
 def _gathered(log: _Bytes, at: npt.NDArray[np.int64], kind: np.dtype[Any]) -> npt.NDArray[Any]:
-    """A table of what lies at these places. Raises CorruptBatch if one is outside."""
+    """A table of the bytes at these positions. Raises CorruptBatch if a position is outside the log."""
     if len(at) and (int(at.max()) + kind.itemsize > len(log) or int(at.min()) < 0):
-        raise CorruptBatch(f"something is to lie at byte {int(at.max())} of a log of {len(log)}")
+        raise CorruptBatch(f"the index points to byte {int(at.max())} of a log of {len(log)} bytes")
     found: npt.NDArray[Any] = log[at[:, None] + np.arange(kind.itemsize)].reshape(-1).view(kind)
     return found
 
@@ -173,17 +173,17 @@ def _check(log: _Bytes, at: npt.NDArray[np.int64], envelopes: npt.NDArray[Any]) 
     if is_odd.any():
         raise CorruptBatch(f"there is no whole batch at byte {int(at[is_odd][0])}")
     crcs = zip(at.tolist(), envelopes["total"].tolist(), envelopes["crc"].tolist(), envelopes["region_crc"].tolist(), strict=True)
-    for begin, total, crc, region_crc in crcs:  # over batches; checksums are made one by one
+    for begin, total, crc, region_crc in crcs:  # A loop over batches, because checksums are computed one by one.
         if crc32c(log[begin : begin + ENVELOPE_BYTES - 4].tobytes()) != crc:
-            raise CorruptBatch(f"the checksum of the envelope at byte {begin} does not hold")
+            raise CorruptBatch(f"the checksum of the envelope at byte {begin} is wrong")
         if crc32c(log[begin + ENVELOPE_BYTES : begin + total].tobytes()) != region_crc:
-            raise CorruptBatch(f"the checksum of the batch at byte {begin} does not hold")
+            raise CorruptBatch(f"the checksum of the batch at byte {begin} is wrong")
 
 
 def _ids(
     log: _Bytes, ids_at: npt.NDArray[np.int64], headers: npt.NDArray[Any], which: npt.NDArray[np.intp], places: npt.NDArray[np.int64]
 ) -> _Bytes:
-    """As stored; where a batch does not store them, of producer, number and place."""
+    """The stored ids; for a batch without ids, made of producer id, batch sequence and position."""
     is_stored = ((headers["columns"] & Column.MESSAGE_ID) != 0)[which]
     found = np.zeros((len(which), 16), np.uint8)
     at = ids_at[which][is_stored] + 16 * places[is_stored]
@@ -211,7 +211,7 @@ def _create_times(
 
 
 def _subjects(log: _Bytes, at: npt.NDArray[np.int64], headers: npt.NDArray[Any], which: npt.NDArray[np.intp]) -> pa.DictionaryArray:
-    """One text for each batch, and which of them each message has."""
+    """The subjects of the batches, and for each message the index of its subject."""
     sizes = headers["subject_bytes"].astype(np.int64)
     ends = np.zeros(len(sizes) + 1, np.int32)
     np.cumsum(sizes, out=ends[1:])

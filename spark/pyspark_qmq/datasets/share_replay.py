@@ -1,7 +1,7 @@
-"""One group's share of a queue, replayed: what it was handed when, and what became of it. Pure.
+"""Replays one group's share of a queue: when messages were delivered, and their outcomes. Pure.
 
-The share is the broker's own (qmq/log/share.py), and tells what each action does to its messages. The replay adds when
-they were handed out.
+The share is the broker's own code (qmq/log/share.py), which emits an event for each change of a message. The replay adds the times of
+delivery.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from qmq.log.share import Share
 from qmq.log.share_events import ShareEvent, ShareEventKind
 
 _PULLS_KEPT: Final = 512
-"""Pulls of a consumer whose times are remembered before those that are settled are looked for."""
+"""How many pulls of a consumer are kept before settled ones are removed."""
 
 
 class ShareReplay:
-    """One share, with the times at which its ranges were handed out."""
+    """A share, with the delivery times of its ranges."""
 
     __slots__ = ("_pulls", "key", "share")
 
@@ -29,7 +29,7 @@ class ShareReplay:
         self._pulls: dict[str, _PullTimes] = {}
 
     def apply(self, action: Any, time_ms: int) -> Iterator[Delivery]:
-        """Apply it; give what it ended. Exhaust it before the next."""
+        """Apply an action and yield the deliveries that it ended. Consume the iterator before the next call."""
         events: list[ShareEvent] = []
         self.share.apply(action, events)
         for each in events:
@@ -42,13 +42,13 @@ class ShareReplay:
                 )
 
     def _delivery(self, consumer: str, pull: int, first: int, count: int, attempt: int) -> Delivery:
-        """A range that was handed out, and that is not settled."""
+        """A range that was delivered and is not settled."""
         times = self._pulls.get(consumer)
         pulled_ms = times.at(pull) if times is not None else None
         return Delivery(self.key, consumer, first, first + count - 1, attempt or None, pulled_ms, None, DeliveryFate.OPEN)
 
     def rest(self) -> Iterator[Delivery]:
-        """What is not settled."""
+        """Yields the deliveries that are not settled."""
         for name, holder in self.share.holders.items():
             for each in holder.held:
                 yield self._delivery(name, *each)
@@ -57,7 +57,7 @@ class ShareReplay:
 
 
 class _PullTimes:
-    """When a consumer's pull sequences were handed out: of each pull its first, and the time. Both ascend."""
+    """The times of a consumer's pulls: the first pull sequence of each pull, and its time. Both are ascending."""
 
     __slots__ = ("_firsts", "_times")
 
@@ -66,7 +66,7 @@ class _PullTimes:
         self._times: list[int] = []
 
     def add(self, first: int, time_ms: int, oldest: int) -> None:
-        """A pull; what lies before `oldest` is not asked for any more."""
+        """Add a pull. Pulls before `oldest` are no longer needed."""
         if len(self._firsts) >= _PULLS_KEPT:
             done = max(bisect_right(self._firsts, oldest) - 1, 0)
             del self._firsts[:done], self._times[:done]
@@ -75,6 +75,6 @@ class _PullTimes:
             self._times.append(time_ms)
 
     def at(self, pull: int) -> int | None:
-        """When it was handed out; None if that was before the log begins."""
+        """The time of a pull sequence; None if it was before the start of the log."""
         place = bisect_right(self._firsts, pull) - 1
         return self._times[place] if place >= 0 else None

@@ -1,18 +1,18 @@
-"""The datasets' columns, and record batches of them.
+"""The columns of the datasets, and their record batches.
 
-All columns may be null, as Spark wants them. Times are milliseconds in the log, and timestamps here.
+All columns are nullable, as Spark requires. Times are milliseconds in the log and timestamps here.
 
-`deliveries`: a row for each range of sequences that had one fate (delivery_fate.py has the fates, which are its `verdict`s)
+`deliveries`: a row per range of sequences with the same outcome (delivery_fate.py lists the outcomes, which are its `verdict`s)
 
-    subject, partition, broker_group, consumer_group, consumer, first_sequence, last_sequence, attempt, pulled_time, settled_time (null: it
-    is so still), verdict, delay_ms, and of partitions of ordered subjects first_lp, end_lp (only messages of these logical partitions are
-    meant; null: all), of parked messages key
+    subject, partition, broker_group, consumer_group, consumer, first_sequence, last_sequence, attempt, pulled_time, settled_time
+    (null: the current state), verdict, delay_ms; for ordered subjects first_lp, end_lp (only messages of these logical partitions; null:
+    all); for parked messages key
 
-`progress`: a row for each second in which a group did something on a queue (group_progress.py)
+`progress`: a row per second in which a group made progress on a queue (group_progress.py)
 
     subject, partition, broker_group, consumer_group, time, done_before, next_sequence, held, waiting, parked, expired, consumers
 
-`schedules`: a row for each delayed message that a delay group's files know (schedules.py)
+`schedules`: a row per delayed message in a delay group's files (schedules.py)
 
     subject, message_id, delay_group, due_time, append_time, create_time, state, bucket (when it begins), ordinal, is_recurring, is_directed
 """
@@ -41,7 +41,7 @@ from pyspark_qmq.datasets.group_progress import GroupStanding
 from qmq.errors import InvalidArgument
 
 ROWS_MAX: Final = 16_384
-"""Rows of one record batch."""
+"""Rows per record batch."""
 
 DELIVERIES: Final[dict[str, DataType]] = {
     "subject": StringType(),
@@ -88,7 +88,7 @@ SCHEDULES: Final[dict[str, DataType]] = {
     "is_directed": BooleanType(),
 }
 COLUMNS: Final[dict[str, Mapping[str, DataType]]] = {"deliveries": DELIVERIES, "progress": PROGRESS, "schedules": SCHEDULES}
-"""By dataset."""
+"""The schema of each dataset."""
 
 _ARROW: Final[dict[type[DataType], pa.DataType]] = {
     BinaryType: pa.binary(),
@@ -106,19 +106,19 @@ def struct(name: str) -> StructType:
 
 
 def check_columns(name: str, columns: Sequence[str]) -> None:
-    """Raises InvalidArgument if the dataset does not have one of these columns."""
+    """Raise InvalidArgument if the dataset lacks one of these columns."""
     for each in columns:
         if each not in COLUMNS[name]:
-            raise InvalidArgument(f"{name} has no column {each!r}; there are {', '.join(COLUMNS[name])}")
+            raise InvalidArgument(f"{name} has no column {each!r}; columns: {', '.join(COLUMNS[name])}")
 
 
 def arrow_schema(name: str, columns: Sequence[str]) -> pa.Schema:
-    """The schema of its record batches, exactly as Spark checks it."""
+    """The schema of the dataset's record batches, exactly as Spark checks it."""
     return pa.schema([pa.field(each, _ARROW[type(COLUMNS[name][each])], nullable=True) for each in columns])
 
 
 def record_batch(name: str, columns: Sequence[str], values: Mapping[str, Any]) -> pa.RecordBatch:
-    """One of these columns. `values` are lists, numpy arrays or Arrow arrays, all of one length; times are milliseconds."""
+    """A record batch of these columns. `values`: lists, numpy arrays or Arrow arrays of equal length; times are milliseconds."""
     schema = arrow_schema(name, columns)
     return pa.RecordBatch.from_arrays([_array(values[field.name], field.type) for field in schema], schema=schema)
 
@@ -132,7 +132,7 @@ def _array(values: Any, kind: pa.DataType) -> pa.Array:
 
 
 def delivery_batches(broker_group: str, found: Iterable[Delivery], columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    """Deliveries of one broker group, in their order."""
+    """Record batches of one broker group's deliveries, in order."""
     for rows in _chunks(found):
         keys, consumers, firsts, lasts, attempts, pulled, settled, fates, delays, lps, parked = zip(*rows, strict=True)
         yield record_batch(
@@ -156,7 +156,7 @@ def delivery_batches(broker_group: str, found: Iterable[Delivery], columns: Sequ
 
 
 def progress_batches(broker_group: str, found: Iterable[GroupStanding], columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    """How groups stood, in time."""
+    """Record batches of the groups' progress, in order of time."""
     for rows in _chunks(found):
         keys, times, done, following, held, waiting, parked, expired, consumers = zip(*rows, strict=True)
         yield record_batch(

@@ -1,1 +1,1 @@
-"""The committed log as it lies in files: a broker's folder, or copies of its segments."""
+"""The committed log in files: a broker's folder, or copies of its segments."""

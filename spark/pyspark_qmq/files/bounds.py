@@ -1,7 +1,7 @@
-"""Up to where a folder's logs are committed: by its commit mark or its newest checkpoint, whichever knows more.
+"""Determines up to which position a folder's logs are committed, from its commit mark and its newest checkpoint.
 
-Both name only what is committed, so the further of the two counts. A folder without either says nothing of the kind; then somebody else
-must (`qmq.committed=all`), and everything whole in it counts. Where there is nothing at all, nothing is committed.
+Both name only committed positions, so the larger one is used. For a folder with neither, the user must say that everything is committed
+(`qmq.committed=all`); then all whole entries count. In an empty folder, no entry is committed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _CHECKPOINT: Final = "checkpoint-*.qmc"
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """Everything before these positions is committed; -1: everything whole is."""
+    """Entries before these positions are committed; -1: all whole entries are."""
 
     index: int
     messages: int
@@ -32,7 +32,7 @@ class Bound:
 
     @property
     def is_open(self) -> bool:
-        """Whether nobody says where it ends."""
+        """Whether no position is known."""
         return self.messages < 0
 
 
@@ -40,24 +40,24 @@ EVERYTHING: Final = Bound(-1, -1, -1)
 
 
 def check_committed(committed: str) -> None:
-    """Raises InvalidArgument if the option is neither absent nor `all`."""
+    """Raise InvalidArgument if the option is neither absent nor `all`."""
     if committed not in ("", ALL):
-        raise InvalidArgument(f"qmq.committed is 'all' or absent, not {committed!r}")
+        raise InvalidArgument(f"qmq.committed must be 'all' or absent, not {committed!r}")
 
 
 def checkpoint_folder(folder: LogFolder) -> Path:
-    """Where its checkpoints lie; of copies perhaps beside the segments."""
+    """The folder with the checkpoints; for copies it may be next to the segments."""
     found = folder.path / "checkpoint"
     return found if found.is_dir() else folder.path
 
 
 def newest_checkpoint(folder: LogFolder) -> str:
-    """Name of its newest checkpoint's file; empty if there is none. It changes when there is something new to know."""
+    """The file name of the newest checkpoint; empty if there is none. It changes with each new checkpoint."""
     return max((each.name for each in checkpoint_folder(folder).glob(_CHECKPOINT)), default="")
 
 
 def load_checkpoint(folder: LogFolder) -> Checkpoint | None:
-    """The newest that is whole. A running broker deletes old ones, so it is looked for twice. Raises OSError."""
+    """The newest valid checkpoint. A running broker deletes old ones, so a failed read is repeated once. Raises OSError."""
     try:
         return checkpoints.load(checkpoint_folder(folder))
     except FileNotFoundError:
@@ -65,12 +65,12 @@ def load_checkpoint(folder: LogFolder) -> Checkpoint | None:
 
 
 def bound_of_checkpoint(found: Checkpoint | None) -> Bound | None:
-    """What a checkpoint knows."""
+    """The committed positions in a checkpoint."""
     return None if found is None else Bound(found.index, found.message_position, found.action_position)
 
 
 def read_bound(folder: LogFolder, of_checkpoint: Bound | None, committed: str = "") -> Bound:
-    """Up to where it is committed. Raises InvalidArgument if nothing says so, NotConnected if the folder is gone."""
+    """The committed positions of a folder. Raises InvalidArgument if they are unknown, NotConnected if the folder is gone."""
     if not folder.messages.is_dir():
         raise NotConnected(f"{folder.messages} does not exist: is its disk mounted?")
     mark = commit_mark.read(folder.path, lambda: time.sleep(_PAUSE_S))
@@ -84,7 +84,7 @@ def read_bound(folder: LogFolder, of_checkpoint: Bound | None, committed: str = 
     if not any(each.stat().st_size for log in (folder.messages, folder.actions) for each in log.glob("*.log")):
         return Bound(0, 0, 0)
     raise InvalidArgument(
-        f"{folder.path} does not say what of it is committed: it has neither {commit_mark.FILE} nor a checkpoint. A running broker writes "
-        "the first within a second of its start; of copies, copy it too, before the segments. If all that is here is known to be "
+        f"{folder.path} has neither {commit_mark.FILE} nor a checkpoint, so its committed position is unknown. A running broker writes "
+        "the former within a second of its start; copy it too, before the segments. If all messages of the folder are known to be "
         "committed, set qmq.committed to 'all'"
     )

@@ -1,4 +1,4 @@
-"""What is committed of an action log's files: who consumed what, and what a delay group did with its messages."""
+"""Reads committed entries of an action log's files: what groups consumed, and what a delay group did with its messages."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from qmq.errors import InvalidArgument, LogDamaged, MessagesExpired
 
 
 def action_folders(paths: list[str], committed: str = "") -> list[LogFolder]:
-    """Those of brokers and of delay groups, each group's once: of its replicas the furthest committed one.
+    """The folders of brokers and delay groups, one per group: the replica with the largest committed position.
 
-    Raises InvalidArgument: a path names nothing that could be read, or nothing says what of it is committed.
+    Raises InvalidArgument if a path cannot be read, or if the committed position is unknown.
     """
     groups: dict[str, list[LogFolder]] = {}
     for folder in find_folders(paths, with_delay=True):
@@ -27,7 +27,7 @@ def action_folders(paths: list[str], committed: str = "") -> list[LogFolder]:
 
 
 def _furthest(replicas: list[LogFolder], committed: str) -> LogFolder:
-    """One that says nothing of what is committed, since it has just begun, is behind all others. Raises InvalidArgument if all are so."""
+    """The replica with the largest committed position. A new replica without one comes last. Raises InvalidArgument if none has one."""
     known: list[tuple[int, LogFolder]] = []
     for folder in replicas:
         with suppress(InvalidArgument):
@@ -38,19 +38,21 @@ def _furthest(replicas: list[LogFolder], committed: str) -> LogFolder:
 
 
 def bound_of(folder: LogFolder, committed: str = "") -> Bound:
-    """Up to where a folder is committed. Raises InvalidArgument if nothing says so."""
+    """The committed position of a folder. Raises InvalidArgument if it is unknown."""
     return read_bound(folder, bound_of_checkpoint(load_checkpoint(folder)), committed)
 
 
 def committed_actions(folder: LogFolder | Path | str, committed: str = "") -> Iterator[tuple[Envelope, bytes]]:
-    """Every committed entry of the folder's action log, the oldest first: kinds ACTIONS and SNAPSHOT, with their regions (`unwrap` them).
+    """Yields all committed entries of the folder's action log, oldest first: kinds ACTIONS and SNAPSHOT, with their regions (`unwrap`
+    them).
 
-    A snapshot opens each segment but the first; only the one at the log's begin says something that no entry before it did.
+    Each segment but the first begins with a snapshot. Only the snapshot at the start of the log has information that is not in earlier
+    entries.
 
     Raises:
-        InvalidArgument: the folder has no action log, or nothing says what of it is committed.
-        LogDamaged: a checksum does not hold, or a file is missing.
-        MessagesExpired: retention took what was to be read next: begin again.
+        InvalidArgument: the folder has no action log, or its committed position is unknown.
+        LogDamaged: a checksum is wrong, or a file is missing.
+        MessagesExpired: retention deleted entries that were not yet read; start again.
     """
     if not isinstance(folder, LogFolder):
         found = find_folders([str(folder)], with_delay=True)

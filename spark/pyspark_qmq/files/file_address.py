@@ -1,4 +1,4 @@
-"""Where files are: small, and can be sent to executors, which must see the same folders under the same names."""
+"""The address of a log in files; small and picklable for executors, which must see the same folders under the same names."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from pyspark_qmq.files.file_log import FileLog
 @dataclass(frozen=True, slots=True)
 class FileAddress:
     paths: tuple[str, ...]
-    """Folders; each may have a glob in it, or be several with commas."""
+    """Folders. Each item may be a glob, or several folders separated by commas."""
     committed: str = ""
-    """`all`: where nothing says what is committed, everything whole is."""
+    """`all`: treat all whole entries as committed if no committed position is known."""
     routes: str = ""
-    """The file that `qmq route export` wrote, for ordered subjects."""
+    """The file written by `qmq route export`, for ordered subjects."""
 
     def open(self) -> FileLog:
-        """Looks at no file yet. Raises InvalidArgument if `committed` is neither empty nor `all`."""
+        """Does not read files yet. Raises InvalidArgument if `committed` is neither empty nor `all`."""
         return FileLog(self.paths, self.committed, self.routes)

@@ -1,7 +1,7 @@
-"""The committed log in files (committed_log.CommittedLog): folders, what is committed in them, where it lies.
+"""The committed log in files (implements committed_log.CommittedLog).
 
-The driver keeps an index of each folder (`folder_index.py`) and asks it anew each time; of a broker group's replicas the one that is
-committed furthest counts. Tasks need none of this: a piece says where it lies (`piece_location.py`), and is read from there
+The driver keeps an index of each folder (`folder_index.py`) and refreshes it at each call. It uses the replica of a broker group with the
+largest committed position. Tasks need no index: a piece contains its location (`piece_location.py`) and is read from there
 (`file_reader.py`)."""
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ class FileLog:
             found = {key: self._described(key) for key in self._queues_of(subject)}
             if not found:
                 raise UnknownSubject(
-                    f"no folder of qmq.path has messages of subject {subject!r}: there are {', '.join(self._names()) or 'none at all'}"
+                    f"no folder of qmq.path has messages of subject {subject!r}: subjects there: {', '.join(self._names()) or 'none'}"
                 )
             queues |= found
         return self.routed(queues, self._known_routes(subjects))
 
     def routed(self, queues: Mapping[QueueKey, SourceQueue], routes: Mapping[str, Routes]) -> Topology:
-        """With the partitions of these routes that have no message in our folders yet: they are there, and may be what others follow."""
+        """The topology with partitions of these routes that have no message in the folders yet: other partitions may succeed them."""
         return Topology({**empty_queues(routes, self._chosen), **queues}, routes)
 
     def find_time(self, queue: QueueKey, time_ms: int) -> int:
@@ -62,8 +62,8 @@ class FileLog:
         index, found = self._require(queue, end)
         if end > found.end:
             raise LogDamaged(
-                f"{queue}: messages up to {end - 1} are needed, and {index.folder.path} has them up to {found.end - 1}, as far as it says "
-                "what is committed: the folder is an older copy, or a power cut took its end"
+                f"{queue}: messages up to {end - 1} are needed, but {index.folder.path} has committed messages only up to {found.end - 1}: "
+                "the folder is an older copy, or a power cut has truncated it"
             )
         entries = found.between(first, end)
         cuts = _cuts(entries["bytes"].cumsum(dtype=np.int64), max(bytes_max, 1))
@@ -76,14 +76,14 @@ class FileLog:
         return FilePieceReader(piece, selection, skips_lost=skips_lost).batches()
 
     def close(self) -> None:
-        """Forget everything; files are closed when nothing looks at them any more."""
+        """Release the indexes. Files are closed when the last view of them is gone."""
         self._indexes.clear()
         self._chosen.clear()
 
     # --- folders -------------------------------------------------------------------------------------------------------
 
     def _refresh(self) -> None:
-        """Choose of each group the replica that is committed furthest, and know what is committed there."""
+        """Choose the replica of each group with the largest committed position, and read that position."""
         self._look_for_folders()
         groups: dict[str, list[FolderIndex]] = {}
         for folder, index in self._indexes.items():
@@ -96,7 +96,7 @@ class FileLog:
             self._chosen[group] = best
 
     def _look_for_folders(self) -> None:
-        """A glob may name more by now. What was there once is not forgotten: a replica may just begin anew. Raises InvalidArgument."""
+        """Evaluate the globs again. Folders found earlier are kept, because a replica may be restarting. Raises InvalidArgument."""
         try:
             found = find_folders(self._paths)
         except InvalidArgument:
@@ -120,7 +120,7 @@ class FileLog:
         return sorted({subject.decode() for index in self._chosen.values() for subject, _ in index.queues})[:20]
 
     def _require(self, queue: QueueKey, end: int = 0) -> tuple[FolderIndex, QueueIndex]:
-        """The queue, known up to `end` if it goes so far. Raises UnknownSubject."""
+        """The queue, indexed up to `end` if it is that long. Raises UnknownSubject."""
         for is_fresh in (False, True):
             if is_fresh:
                 self._refresh()
@@ -142,7 +142,7 @@ class FileLog:
 
 
 def _committed_index(replica: FolderIndex) -> int:
-    """Up to where a replica is committed as far as it says; one that has just begun, and says nothing, is behind all others."""
+    """The committed position of a replica; lowest for a new replica that has none."""
     try:
         return replica.peek().index
     except (InvalidArgument, NotConnected):
@@ -150,7 +150,7 @@ def _committed_index(replica: FolderIndex) -> int:
 
 
 def _cuts(ends: np.ndarray[tuple[int], np.dtype[np.int64]], bytes_max: int) -> list[int]:
-    """Numbers of the batches with which pieces begin, and behind the last one. At least one piece, even of nothing."""
+    """The numbers of the first batch of each piece, and the end. There is at least one piece, even if it is empty."""
     cuts, before = [0], 0
     while cuts[-1] < len(ends):
         following = max(int(np.searchsorted(ends, before + bytes_max, "right")), cuts[-1] + 1)

@@ -1,7 +1,7 @@
-"""Reading a piece from mapped segments: whole batches, each checked, those that cannot match left out.
+"""Reads a piece from mapped segments: whole, checked batches, without those that cannot match.
 
-The bloom is looked at before a batch is touched. Everything else is believed only once both checksums hold: a batch is never passed over
-for what a flipped bit says of it.
+The Bloom filter is tested before a batch is read. All other fields are used only after both checksums were verified, so that a flipped bit
+never causes a batch to be skipped.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class FilePieceReader:
                 yield from self._read(mapped, stretch)
 
     def _map(self, stretch: FileStretch) -> Mapped | None:
-        """The stretch's segment; None if it is lost, and that is all right. Raises MessagesExpired, LogDamaged."""
+        """The segment of a stretch; None if it is gone and lost messages are allowed. Raises MessagesExpired, LogDamaged."""
         folder = Path(self._place.folder)
         path = folder / segment_name(stretch.base)
         try:
@@ -65,7 +65,7 @@ class FilePieceReader:
     def _expired(self, what: str) -> MessagesExpired:
         piece = self._piece
         return MessagesExpired(
-            f"{piece.queue}: messages {piece.first} to {piece.end - 1} are needed, but retention deleted some of them ({what}); "
+            f"{piece.queue}: messages {piece.first} to {piece.end - 1} are needed, but retention has deleted some of them ({what}); "
             "failOnDataLoss=false continues with the remaining ones"
         )
 
@@ -80,17 +80,17 @@ class FilePieceReader:
                 yield SourceBatch(envelope, region)
 
     def _look_up(self, mapped: Mapped, stretch: FileStretch) -> Iterator[tuple[WalkedBatch, RegionHeader]]:
-        """The batches that may have the wanted tags. Raises LogDamaged."""
+        """Read the batches at known positions that may have the wanted tags. Raises LogDamaged."""
         for position in stretch.wanted(self._any, self._all).tolist():
             found = entry_at(mapped, position)
             header = self._header(found)
             if header is None:
-                mapped.region(position, found.envelope)  # damage is the likelier reason
+                mapped.region(position, found.envelope)  # Damage is the more likely reason.
                 raise self._other(mapped, position)
             yield found, header
 
     def _look_through(self, mapped: Mapped, stretch: FileStretch) -> Iterator[tuple[WalkedBatch, RegionHeader]]:
-        """The queue's batches in a stretch, among others'. Raises LogDamaged if there are not as many as there were."""
+        """Read all batches of a stretch and keep the queue's. Raises LogDamaged if their number differs from the plan's."""
         position, count = stretch.begin, 0
         while position < stretch.end:
             found = entry_at(mapped, position)
@@ -103,15 +103,15 @@ class FilePieceReader:
             raise self._other(mapped, stretch.begin)
 
     def _header(self, found: WalkedBatch) -> RegionHeader | None:
-        """Of a batch of the queue."""
+        """The header of a batch of the queue."""
         header, queue = found.header, self._piece.queue
         is_ours = header is not None and found.subject == self._subject and header.partition == queue.partition
         return header if is_ours and found.envelope.kind == Kind.DATA else None
 
     def _other(self, mapped: Mapped, position: int) -> LogDamaged:
         return LogDamaged(
-            f"{mapped.path}: from byte {position - mapped.base} on it does not hold the batches of {self._piece.queue} that it held when "
-            "the piece was planned: it is damaged, or another log has taken the folder's place. Plan anew; if that does not help, restore "
+            f"{mapped.path}: from byte {position - mapped.base} on it no longer has the batches of {self._piece.queue} that it had when "
+            "the piece was planned: it is damaged, or the folder now has another log. Read again; if that does not help, restore "
             "the file from a copy"
         )
 

@@ -1,4 +1,4 @@
-"""Routes of ordered subjects as `qmq route export` writes them into a file, and read from there (docs/FORMAT.md, "Exported routes")."""
+"""Writes and reads the file of `qmq route export` with the routes of ordered subjects (docs/FORMAT.md, "Exported routes")."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ VERSION: Final = 1
 
 
 def read_routes(path: str) -> dict[str, Routes]:
-    """By subject. Raises InvalidArgument if the file is not there, or is something else."""
+    """The routes by subject. Raises InvalidArgument if the file is missing or is not an export of routes."""
     try:
         return parse_routes(Path(path).read_bytes())
     except OSError as cause:
@@ -28,7 +28,7 @@ def read_routes(path: str) -> dict[str, Routes]:
 
 
 def parse_routes(data: bytes | str) -> dict[str, Routes]:
-    """The same of the file's content. Raises ValueError, KeyError, TypeError."""
+    """The routes in the file's content. Raises ValueError, KeyError, TypeError."""
     found = json.loads(data)
     if found["format"] != FORMAT or found["version"] != VERSION:
         raise ValueError(f"format {found['format']!r}, version {found['version']!r}")
@@ -36,7 +36,7 @@ def parse_routes(data: bytes | str) -> dict[str, Routes]:
 
 
 def empty_queues(routes: Mapping[str, Routes], groups: Container[str]) -> dict[QueueKey, SourceQueue]:
-    """A queue without messages for each partition that lives on one of these broker groups."""
+    """An empty queue for each partition on one of these broker groups."""
     found: dict[QueueKey, SourceQueue] = {}
     for subject, each in routes.items():
         for partition in each.partitions.values():
@@ -47,12 +47,12 @@ def empty_queues(routes: Mapping[str, Routes], groups: Container[str]) -> dict[Q
 
 
 def to_json(subjects: Sequence[dict[str, Any]], time_ms: int) -> dict[str, Any]:
-    """What such a file holds: these subjects' parts, as they were at that time."""
+    """The content of the file: the subjects' parts, and the time of the export."""
     return {"format": FORMAT, "version": VERSION, "time_ms": time_ms, "subjects": list(subjects)}
 
 
 def subject_json(subject: str, routes: Routes) -> dict[str, Any]:
-    """One subject's part of it."""
+    """One subject's part of the file."""
     return {
         "subject": subject,
         "order": (Order.STRICT if routes.is_strict else Order.BEST_EFFORT).value,

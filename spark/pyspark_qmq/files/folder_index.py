@@ -1,12 +1,12 @@
-"""All queues of one folder, as far as they are committed: kept while a broker goes on writing, and forgetting, under it.
+"""An index of the committed part of all queues in a folder, while a broker may be writing to it and deleting from it.
 
-    load        the newest checkpoint names the queues; their consume logs are read when they are asked for
-    walk        from there, or from the log's begin, envelope by envelope up to where it is committed; next time from where it ended
-    refresh     a newer checkpoint only moves the queues' starts. If the log is not the one that was walked any more (cut after a power cut,
-                begun anew, or retention took what was not walked yet), everything is loaded again
+    load        read the queues from the newest checkpoint; their consume logs are read on demand
+    walk        read envelopes from the checkpoint (or the start of the log) to the committed position; the next walk continues there
+    refresh     a newer checkpoint only moves the queues' starts. If the log is no longer the one that was walked (truncated after a power
+                cut, started anew, or unwalked segments deleted by retention), everything is loaded again
 
-A broker deletes segments, checkpoints and consume logs whenever it likes: what is gone while it is read is looked for once more, by what
-is known then. If it still is not there, it is damage.
+A broker may delete segments, checkpoints and consume logs at any time. If a file disappears during a read, the read is repeated once with
+fresh information. If the file is still missing then, that is damage.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Key = tuple[bytes, int]
 
 
 class FolderIndex:
-    """One folder's. `refresh` before anything else; one thread."""
+    """The index of one folder. Call `refresh` first. Not thread-safe."""
 
     def __init__(self, folder: LogFolder, committed: str = "") -> None:
         self.folder = folder
@@ -44,27 +44,27 @@ class FolderIndex:
         self._of_checkpoint: Bound | None = None
         self._peeked: tuple[str, Bound | None] = "", None
         self._walks_all = False
-        """The consume logs are not to be believed."""
+        """Whether the consume logs are inconsistent and not used."""
         self._position = -1
-        """Everything before it was walked; -1: nothing is loaded."""
+        """The position up to which the log was walked; -1: not loaded."""
         self._snapshot_at = -1
-        """Where, at the log's begin, a snapshot would say what was before it."""
+        """The position at the start of the log where a snapshot would describe the deleted part."""
         self._last: tuple[int, Envelope] | None = None
-        """The newest entry that was walked, and where it lies."""
+        """The newest walked entry, and its position."""
 
     def peek(self) -> Bound:
-        """Up to where it is committed now; nothing else is looked at. Raises InvalidArgument."""
+        """The current committed position; reads no other data. Raises InvalidArgument."""
         name = newest_checkpoint(self.folder)
         if name != self._peeked[0]:
             self._peeked = name, bound_of_checkpoint(load_checkpoint(self.folder))
         return read_bound(self.folder, self._peeked[1], self._committed)
 
     def refresh(self) -> None:
-        """Know what is committed now.
+        """Update the index to the current committed position.
 
         Raises:
-            InvalidArgument: nothing says what is committed.
-            LogDamaged: an envelope or a snapshot does not hold, or a file is short or missing.
+            InvalidArgument: the committed position is unknown.
+            LogDamaged: an envelope or a snapshot is damaged, or a file is short or missing.
         """
         for left in reversed(range(_TRIES)):
             try:
@@ -76,7 +76,7 @@ class FolderIndex:
                     raise LogDamaged(f"{cause.filename} is missing: restore it from a copy") from cause
 
     def require(self, key: Key) -> QueueIndex | None:
-        """The queue with its consume log read; None if the folder does not have it. Raises as `refresh`."""
+        """The queue, with its consume log loaded; None if the folder does not have the queue. Raises what `refresh` raises."""
         for _ in range(_TRIES):
             queue = self.queues.get(key)
             if queue is None:
@@ -110,7 +110,7 @@ class FolderIndex:
             self._move_starts(found)
 
     def _is_same_log(self) -> bool:
-        """Whether what was walked is still there, and what follows it."""
+        """Whether the walked part is still there and is continued."""
         if self._position < self.files.start or 0 <= self.bound.messages < self._position:
             return False
         if self._last is None:
@@ -153,7 +153,7 @@ class FolderIndex:
         if 0 <= self.bound.messages <= self._position:
             return
         if not self.files.bases and self.bound.messages > 0:
-            raise LogDamaged(f"{self.folder.messages} has no segments, and the log is committed up to {self.bound.messages}: restore them")
+            raise LogDamaged(f"{self.folder.messages} has no segments, but the log is committed up to {self.bound.messages}: restore them")
         for found in walk(self.files, self._position, self.bound.messages):
             self._take(found)
             self._position, self._last = found.end, (found.position, found.envelope)
@@ -163,7 +163,7 @@ class FolderIndex:
         if header is not None:
             base = envelope.base_sequence
             queue = self.queues.get((found.subject, header.partition))
-            if queue is None or queue.end != base:  # unusual, though possible: or does the region name another queue than it was made for?
+            if queue is None or queue.end != base:  # Unusual, but possible; or the region names another queue by mistake.
                 found.mapped.region(found.position, envelope)
             if queue is None:
                 queue = self.queues[found.subject, header.partition] = QueueIndex(base, base)

@@ -1,10 +1,10 @@
-"""What `qmq.path` names: the folders of stores, and whose they are.
+"""Finds the stores named by `qmq.path`, and their broker groups.
 
-    DATA                a data folder: of a replica (replica.json says of which group), or of `qmq dev` (its database does)
-    DATA/broker         the store in it
-    anything else       copies of message/*.log; the folder's name stands for the broker group. A commit mark may lie beside them
+    DATA                a data folder of a replica (replica.json names its group), or of `qmq dev` (its database names the group)
+    DATA/broker         the store in a data folder
+    anything else       copies of message/*.log; the folder's name is the broker group. A commit mark may be next to them
 
-A store with a schedule is a delay group's: what is in it waits to be sent, under subjects whose messages are elsewhere. It is left out.
+A store with a schedule belongs to a delay group. It has pending messages for subjects that are stored elsewhere, so it is left out.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _MESSAGES, _ACTIONS, _SCHEDULE = "message", "action", "schedule"
 _SEGMENT: Final = "[0-9]" * 20 + ".log"
 _REPLICA: Final = "replica.json"
 _DELAY: Final = "delay.json"
-"""Beside a delay group's store."""
+"""The folder next to a delay group's store."""
 _DATABASE: Final = "coordination.db"
 _GROUPS: Final = "/qmq/groups/"
 _DEV_GROUP: Final = "broker-0"
@@ -36,22 +36,22 @@ class LogFolder:
     """One store's files."""
 
     path: Path
-    """Has the commit mark, and the folders `checkpoint`, `consume` and `action`, as far as they are there."""
+    """The folder with the commit mark and the subfolders `checkpoint`, `consume` and `action`, if they exist."""
     messages: Path
-    """Has the segments of the message log."""
+    """The folder with the segments of the message log."""
     broker_group: str
     is_delay: bool = False
 
     @property
     def actions(self) -> Path:
-        """Has the segments of the action log, if they are there."""
+        """The folder with the segments of the action log, if it exists."""
         return self.path / _ACTIONS
 
 
 def find_folders(paths: Iterable[str], *, with_delay: bool = False) -> list[LogFolder]:
-    """The stores that these paths name, each once; replicas of one group are all there. With `with_delay` delay groups' too.
+    """The stores named by these paths, each once, with all replicas of a group. `with_delay`: include delay groups.
 
-    Raises InvalidArgument: a path names nothing that could be read.
+    Raises InvalidArgument if a path cannot be read.
     """
     found: dict[Path, LogFolder] = {}
     for path in _expanded(paths):
@@ -61,7 +61,7 @@ def find_folders(paths: Iterable[str], *, with_delay: bool = False) -> list[LogF
     if not kept:
         names = ", ".join(str(each.path) for each in found.values())
         raise InvalidArgument(
-            f"{names} is of a delay group: it contains pending delayed messages, not the subjects' logs. Name the folders of brokers"
+            f"{names} belongs to a delay group: it has pending delayed messages, not the subjects' logs. Give folders of brokers"
         )
     return kept
 
@@ -76,14 +76,14 @@ def _expanded(paths: Iterable[str]) -> list[Path]:
             raise InvalidArgument(f"qmq.path {each!r} matches nothing")
         found += [Path(name).absolute() for name in names]
     if not found:
-        raise InvalidArgument("qmq.path is empty: name a broker's data folder, or a folder with copies of its message/*.log")
+        raise InvalidArgument("qmq.path is empty: give a broker's data folder, or a folder with copies of its message/*.log")
     return found
 
 
 def _stores(path: Path) -> list[LogFolder]:
-    """The stores in a folder: a node's has one of a broker and perhaps one of a delay group. Raises InvalidArgument."""
+    """The stores in a folder. A node's folder has a broker's store and possibly a delay group's. Raises InvalidArgument."""
     if not path.is_dir():
-        raise InvalidArgument(f"qmq.path {str(path)!r} is no folder")
+        raise InvalidArgument(f"qmq.path {str(path)!r} is not a folder")
     if path.name == _MESSAGES and _is_store(path.parent):
         path = path.parent
     if _is_store(path):

@@ -1,7 +1,6 @@
-"""Walking the envelopes of a message log: what a checkpoint and the consume logs do not know yet, or everything.
+"""Walks the envelopes of a message log: the part after a checkpoint, or everything.
 
-Of each batch the envelope is checked, and the first bytes of its region are read, which name its queue; the rest is left for those who
-read it.
+The walk verifies the envelope of each batch and reads the first bytes of its region, which name the queue. Readers verify the rest.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from qmq.log.envelopes import unwrap
 
 
 class WalkedBatch(NamedTuple):
-    """An entry of the message log. Of batches and command messages `header` is set, and `subject`."""
+    """An entry of the message log. `header` and `subject` are set for batches and command messages."""
 
     position: int
     envelope: Envelope
@@ -31,12 +30,12 @@ class WalkedBatch(NamedTuple):
 
     @property
     def end(self) -> int:
-        """Position behind it."""
+        """The position after the entry."""
         return self.position + self.envelope.total_bytes
 
 
 class WalkedPast(NamedTuple):
-    """What a snapshot says of a queue."""
+    """The state of a queue in a snapshot."""
 
     subject: str
     partition: int
@@ -46,11 +45,11 @@ class WalkedPast(NamedTuple):
 
 
 def walk(files: SegmentFiles, position: int, committed: int) -> Iterator[WalkedBatch]:
-    """Every entry from `position` on that lies before `committed`; -1: every whole one.
+    """Yields the entries from `position` up to `committed`; -1: all whole entries.
 
     Raises:
-        LogDamaged: an envelope does not hold, or a file is shorter than it must be.
-        FileNotFoundError: a segment is gone.
+        LogDamaged: an envelope is damaged, or a file is too short.
+        FileNotFoundError: a segment has been deleted.
     """
     if not files.bases:
         return
@@ -66,7 +65,7 @@ def walk(files: SegmentFiles, position: int, committed: int) -> Iterator[WalkedB
 
 
 def entry_at(mapped: Mapped, position: int) -> WalkedBatch:
-    """The entry there, without a look at the region's checksum. Raises LogDamaged."""
+    """The entry at a position, without verifying the region's checksum. Raises LogDamaged."""
     envelope = mapped.entry(position)
     if envelope.kind not in (Kind.DATA, Kind.COMMAND):
         return WalkedBatch(position, envelope, b"", None, mapped)
@@ -79,7 +78,7 @@ def entry_at(mapped: Mapped, position: int) -> WalkedBatch:
 
 
 def whole_end(mapped: Mapped, position: int = -1) -> int:
-    """Where the last whole entry of a log's last segment ends: what follows was being written. Raises LogDamaged if it was not."""
+    """The end of the last whole entry in a log's last segment; a partial entry may follow. Raises LogDamaged if it is not the last."""
     position = max(position, mapped.base)
     while position + ENVELOPE_BYTES <= mapped.end:
         if mapped.is_blank(position):
@@ -92,7 +91,7 @@ def whole_end(mapped: Mapped, position: int = -1) -> int:
 
 
 def pasts(found: WalkedBatch) -> list[WalkedPast]:
-    """What a snapshot says. Raises LogDamaged."""
+    """The states of the queues in a snapshot. Raises LogDamaged."""
     region = bytes(found.mapped.region(found.position, found.envelope))
     try:
         states = msgspec.msgpack.decode(unwrap(region), strict=False)

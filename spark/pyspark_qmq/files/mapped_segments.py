@@ -1,12 +1,12 @@
-"""The segment files of one log, as somebody else's broker may be writing, cutting and deleting them: mapped into memory, never copied.
+"""Maps the segment files of a log into memory, without copying, while a broker may be writing, truncating and deleting them.
 
-Only what is committed is looked at, and that is never cut; a file that retention deletes stays readable while it is mapped. What is here:
+Only committed entries are read, and they are never truncated. A file deleted by retention stays readable while it is mapped.
 
-* `SegmentFiles.list` says which segments there are; a gap between two is damage.
-* `SegmentFiles.map` gives one segment's bytes up to a position. A file that is shorter is damage: it was committed once.
-* `Mapped.entry` gives an entry's envelope, checked, and `Mapped.region` its region, checked, as a view that stays as it is.
+* `SegmentFiles.list` lists the segments; a gap between two is damage.
+* `SegmentFiles.map` maps one segment up to a position. A shorter file is damage, because the position was committed.
+* `Mapped.entry` returns an entry's verified envelope, `Mapped.region` its verified region as a view that does not change.
 
-Errors name the file and the byte, and say what to do.
+Errors name the file and the byte offset, and say what to do.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from qmq.batch import ENVELOPE_BYTES, Envelope, parse_envelope
 from qmq.errors import CorruptBatch, LogDamaged
 from qmq.log.segments import SUFFIX, segment_name
 
-_RESTORE: Final = "restore the file from a copy or from another replica (`qmq log dump` shows what of it is whole)"
+_RESTORE: Final = "restore the file from a copy or from another replica (`qmq log dump` shows its valid entries)"
 
 
 class Mapped:
@@ -36,40 +36,40 @@ class Mapped:
         self.path = path
         self.base = base
         self.end = end
-        self._bytes = np.frombuffer(memory, np.uint8)  # of which a checksum is made without a copy
+        self._bytes = np.frombuffer(memory, np.uint8)  # A view, so that checksums need no copy.
         self._view = memoryview(memory)
 
     def envelope(self, position: int) -> Envelope:
-        """The envelope at a position. Raises LogDamaged if it does not hold."""
+        """The envelope at a position. Raises LogDamaged if it is damaged."""
         try:
             return parse_envelope(self._view, position - self.base)
         except CorruptBatch as cause:
             raise self.damaged(position, cause.message) from cause
 
     def entry(self, position: int) -> Envelope:
-        """The envelope of an entry that is all there. Raises LogDamaged if it is not, or does not hold."""
+        """The envelope of a whole entry. Raises LogDamaged if it is damaged or the entry is incomplete."""
         at, envelope = position - self.base, self.envelope(position)
         if position + envelope.total_bytes > self.end:
             raise LogDamaged(
-                f"{self.path}: the entry at byte {at} ends behind byte {self.end - self.base}, up to where the log is said to be "
-                "committed: what says so is not this log's, or the file is cut short. Start the broker once on its folder, or restore "
-                "the file from a copy"
+                f"{self.path}: the entry at byte {at} ends after byte {self.end - self.base}, which is said to be "
+                "the committed end: the commit mark is another log's, or the file is truncated. Start the broker once on its "
+                "folder, or restore the file from a copy"
             )
         return envelope
 
     def region(self, position: int, envelope: Envelope) -> memoryview:
-        """The region of the entry there. Raises LogDamaged if it does not hold."""
+        """The region of the entry at a position. Raises LogDamaged if it is damaged."""
         begin, end = position - self.base + ENVELOPE_BYTES, position - self.base + envelope.total_bytes
         if crc32c(self._bytes[begin:end]) != envelope.region_crc:
             raise self.damaged(position, "the producer's checksum is wrong")
         return self._view[begin:end]
 
     def head(self, position: int, envelope: Envelope) -> memoryview:
-        """The same without looking at the checksum: for the walk, which needs its first bytes only."""
+        """The region without verification, for the walk, which needs only its first bytes."""
         return self._view[position - self.base + ENVELOPE_BYTES : position - self.base + envelope.total_bytes]
 
     def is_blank(self, position: int) -> bool:
-        """Whether nothing but zeros follows, as a power cut may leave it."""
+        """Whether only zeros follow, which a power cut may leave."""
         at = position - self.base
         return not self._bytes[at : at + ENVELOPE_BYTES].any() and not self._bytes[at:].any()
 
@@ -79,7 +79,7 @@ class Mapped:
 
 @dataclass(frozen=True, slots=True)
 class SegmentFiles:
-    """The segments that are in a folder at one moment."""
+    """The segments of a folder at one point in time."""
 
     folder: Path
     bases: tuple[int, ...]
@@ -93,23 +93,23 @@ class SegmentFiles:
 
     @property
     def start(self) -> int:
-        """Position of the first byte that is here."""
+        """The position of the first byte."""
         return self.bases[0] if self.bases else 0
 
     def base_of(self, position: int) -> int:
-        """Begin of the segment that holds a position that is not before the start."""
+        """The start of the segment that contains a position."""
         return self.bases[bisect_right(self.bases, position) - 1]
 
     def path(self, base: int) -> Path:
-        """Of the segment that begins there."""
+        """The path of the segment that starts at this position."""
         return self.folder / segment_name(base)
 
     def map(self, base: int, committed: int) -> Mapped:
-        """The segment, up to `committed` or its end; -1: all that is in the file.
+        """Map a segment up to `committed` or its end; -1: the whole file.
 
         Raises:
-            FileNotFoundError: it is gone.
-            LogDamaged: it is shorter than it must be.
+            FileNotFoundError: the segment has been deleted.
+            LogDamaged: the file is too short.
         """
         path = self.path(base)
         after = bisect_right(self.bases, base)
@@ -126,7 +126,7 @@ class SegmentFiles:
 
 
 def map_part(path: Path, base: int, end: int) -> Mapped:
-    """A segment's bytes up to a position that is known to be committed. Raises FileNotFoundError, LogDamaged as `SegmentFiles.map`."""
+    """Map a segment up to a committed position. Raises FileNotFoundError and LogDamaged like `SegmentFiles.map`."""
     with path.open("rb") as file:
         size = file.seek(0, 2)
         if base + size < end:
@@ -135,7 +135,9 @@ def map_part(path: Path, base: int, end: int) -> Mapped:
 
 
 def _short(path: Path, size: int, needed: int, what: str) -> LogDamaged:
-    return LogDamaged(f"{path} has {size} bytes, and {what} up to byte {needed} of it: it is cut short, or one is missing; {_RESTORE}")
+    return LogDamaged(
+        f"{path} has {size} bytes, and {what} up to byte {needed} of it: it is truncated, or a segment is missing; {_RESTORE}"
+    )
 
 
 def _mapped(file: BinaryIO, path: Path, base: int, end: int) -> Mapped:

@@ -1,7 +1,8 @@
-"""Where a piece lies: all that a task needs to read it, without a checkpoint and without a walk. Small, and can be sent.
+"""The location of a piece: all that a task needs to read it, without a checkpoint and without a walk. Small and picklable.
 
-Two ways to say it. Where there are not too many batches, each one's position, with its bloom of tags, so that those without the wanted tags
-are not even looked at. Otherwise, if the queue has most of a stretch of the log, that stretch; the task passes over what is others'.
+A location has one of two forms. For a moderate number of batches, it has the position and the Bloom filter of tags of each batch, so that
+batches without the wanted tags are not read. If the queue has most batches of a stretch of the log, it has only the stretch, and the task
+skips the batches of other queues.
 """
 
 from __future__ import annotations
@@ -24,29 +25,29 @@ _FILL_MIN: Final = 0.5
 
 @dataclass(frozen=True, slots=True)
 class FileStretch:
-    """A part of one segment."""
+    """A range of one segment."""
 
     base: int
     begin: int
-    """Position of the first batch that is wanted."""
+    """The position of the first batch of the piece."""
     end: int
-    """Behind the last one."""
+    """The end of the last batch."""
     count: int
-    """How many of the queue's batches lie in it."""
+    """The number of the queue's batches in the stretch."""
     positions: bytes = b""
-    """i64 each: where the batches lie; empty if all of the stretch has to be looked at."""
+    """The positions of the batches, i64 each; empty if the whole stretch must be read."""
     blooms: bytes = b""
-    """u64 each: which tags may be in them."""
+    """The Bloom filters of their tags, u64 each."""
 
     def wanted(self, any_of: Sequence[int], all_of: Sequence[int]) -> NDArray[np.int64]:
-        """Positions of the batches that may have tags with such hashes."""
+        """The positions of batches that may have tags with these hashes."""
         may_have = may_have_tags(np.frombuffer(self.blooms, np.uint64), any_of, all_of)
         return np.frombuffer(self.positions, np.int64)[may_have]
 
 
 @dataclass(frozen=True, slots=True)
 class PieceLocation:
-    """A piece's stretches, in the segments of `folder`; sequences before `start` were gone when it was planned."""
+    """A piece's stretches in the segments of `folder`. Sequences before `start` had been deleted when the piece was planned."""
 
     folder: str
     start: int
@@ -54,7 +55,7 @@ class PieceLocation:
 
 
 def place_of(files: SegmentFiles, start: int, entries: Entries) -> PieceLocation:
-    """Where these batches of a queue lie."""
+    """The location of these batches of a queue."""
     return PieceLocation(str(files.folder), start, tuple(_stretch(base, part) for base, part in _by_segment(files, entries)))
 
 

@@ -1,8 +1,7 @@
-"""Where one queue's batches lie, in columns: what its consume log says up to a checkpoint, and what a walk found behind it.
+"""The positions of one queue's batches, in columns: from its consume log up to a checkpoint, then from a walk of the log.
 
-The files of the consume log are read when the queue is first asked for: a folder may have ten thousand queues, and a job reads two. They
-have no checksums; so what they say is looked over (sequences without gaps, rising positions, nothing where it cannot lie), and not used if
-anything is strange about it.
+The consume log is read at the first use of the queue, because a folder may have ten thousand queues of which a job reads two. Its files
+have no checksums, so they are validated (sequences without gaps, ascending positions within bounds) and not used if they are inconsistent.
 """
 
 from __future__ import annotations
@@ -30,17 +29,17 @@ _FROM: Final = {
     "bytes": "total_bytes",
     "count": "count",
 }
-"""What of a consume log's entry is kept."""
+"""The fields kept of a consume log's entry."""
 _CAPACITY_MIN: Final = 64
 
 
 class IndexLost(Exception):
-    """The consume log's files are gone, short or wrong: there may be a newer checkpoint; if not, the log itself has to be walked."""
+    """The consume log's files are missing, short or inconsistent. If there is no newer checkpoint, the message log must be walked."""
 
 
 @dataclass(frozen=True, slots=True)
 class Persisted:
-    """What a checkpoint says of a queue's consume log."""
+    """A queue's consume log as described by a checkpoint."""
 
     folder: Path
     name: str
@@ -48,18 +47,18 @@ class Persisted:
     persisted: int
     tail: bytes
     end: int
-    """The sequence behind its last message."""
+    """The sequence after its last message."""
     until: int
-    """Everything in it lies before this position of the message log."""
+    """All its entries are before this position of the message log."""
 
     @classmethod
     def of(cls, folder: Path, state: QueueState, until: int) -> Persisted:
-        """Of a queue's state in a checkpoint."""
+        """Made from a queue's state in a checkpoint."""
         queue = QueueId(state.snapshot[0], Partition(state.snapshot[1]))
         return cls(folder, digest(queue), state.first_entry, state.persisted, state.tail, state.snapshot[2], until)
 
     def load(self) -> Entries:
-        """All of it. Raises IndexLost."""
+        """Read the whole consume log. Raises IndexLost."""
         bases = range(self.first - self.first % FILE_ENTRIES, self.persisted, FILE_ENTRIES)
         parts = [self._file(base) for base in bases if self.first < self.persisted]
         parts.append(self.tail)
@@ -84,7 +83,7 @@ class Persisted:
         return data
 
     def _check(self, found: Entries) -> None:
-        """Raises IndexLost."""
+        """Validate the entries. Raises IndexLost."""
         if not len(found):
             return
         base, position = found["base"], found["position"]
@@ -96,7 +95,7 @@ class Persisted:
 
 
 class QueueIndex:
-    """One queue on one broker group. `start` to `end` - 1 are its sequences that are kept and committed."""
+    """One queue on one broker group. Its sequences `start` to `end` - 1 are stored and committed."""
 
     __slots__ = ("_data", "_persisted", "_size", "end", "last_append_ms", "sealed_at", "start")
 
@@ -107,13 +106,13 @@ class QueueIndex:
         self._data: Entries = np.empty(0, ENTRY)
         self._size = 0
         self.sealed_at = sealed_at
-        """The sequence of its command message."""
+        """The sequence of its command message, if the queue is sealed."""
         self.end = end if sealed_at is None else sealed_at
         self.start = min(start, self.end)
         self.last_append_ms = last_append_ms
 
     def add(self, base: int, position: int, time_ms: int, size: int, count: int) -> None:
-        """The queue's next batch, found by the walk: which tags it has nobody looked at."""
+        """Add the queue's next batch, found by the walk; its tags are unknown."""
         if self._size == len(self._data):
             self._data = np.concatenate([self._data, np.empty(max(self._size, _CAPACITY_MIN), ENTRY)])
         self._data[self._size] = (base, position, time_ms, LOOK_INSIDE, size, count)
@@ -122,17 +121,17 @@ class QueueIndex:
         self.last_append_ms = time_ms
 
     def seal(self, sequence: int, time_ms: int) -> None:
-        """Its command message was found: the queue ends there."""
+        """End the queue at its command message, found by the walk."""
         self.sealed_at = self.end = sequence
         self.last_append_ms = time_ms
 
     def load(self) -> None:
-        """Read what is in the consume log, if that was not done yet. Raises IndexLost."""
+        """Read the consume log, unless that is done. Raises IndexLost."""
         if self._persisted is None:
             return
         found = self._persisted.load()
         if self.sealed_at is not None:
-            found = found[found["base"] < self.sealed_at]  # the last one is the command message
+            found = found[found["base"] < self.sealed_at]  # The last entry is the command message.
         if len(found) and self._size and found["position"][-1] >= self._data["position"][0]:
             raise IndexLost("the walk began before the checkpoint")
         self._data = np.concatenate([found, self._data[: self._size]])
@@ -141,13 +140,13 @@ class QueueIndex:
         self._trim()
 
     def move_start(self, start: int) -> None:
-        """Retention took what is before `start`."""
+        """Retention deleted the messages before `start`."""
         self.start = min(max(self.start, start), self.end)
         if self._persisted is None:
             self._trim()
 
     def forget_before(self, position: int) -> None:
-        """The log's files begin there: what lies before is not here, whoever took it."""
+        """Drop batches before the first position of the log's files."""
         gone = int(np.searchsorted(self.entries["position"], position, "left"))
         if gone:
             self.move_start(int(self._data["base"][gone]) if gone < self._size else self.end)
@@ -160,7 +159,7 @@ class QueueIndex:
 
     @property
     def entries(self) -> Entries:
-        """All batches that are kept, ascending. Not yours to change."""
+        """All stored batches, ascending. Callers must not modify the result."""
         assert self._persisted is None, "load() comes first"
         return self._data[: self._size]
 
@@ -169,7 +168,7 @@ class QueueIndex:
         return int(self.entries["bytes"].sum(dtype=np.int64))
 
     def find(self, sequence: int) -> int:
-        """Number of the first batch that has a sequence at or behind this one."""
+        """The number of the first batch with a sequence at or after this one."""
         found = self._data[: self._size]
         number = int(np.searchsorted(found["base"], sequence, "right")) - 1
         if number < 0:
@@ -177,17 +176,17 @@ class QueueIndex:
         return number + int(found["base"][number] + found["count"][number] <= sequence)
 
     def between(self, first: int, end: int) -> Entries:
-        """The batches that have a sequence of `first` to `end` - 1."""
+        """The batches with a sequence in `first` to `end` - 1."""
         return self.entries[self.find(first) : int(np.searchsorted(self.entries["base"], end, "left"))]
 
     def find_time(self, time_ms: int) -> int:
-        """The first kept sequence that was stored at or after a time; the end if there is none."""
+        """The first sequence stored at or after a time; the end if there is none."""
         found = self.entries
         number = int(np.searchsorted(found["time"], time_ms, "left"))
         return self.end if number == len(found) else max(int(found["base"][number]), self.start)
 
 
 def sealed_at_of(snapshot: list[Any]) -> int | None:
-    """The sequence of a queue's command message, by a snapshot of it."""
+    """The sequence of a queue's command message, from a snapshot."""
     found = snapshot[6] if len(snapshot) > 6 else None
     return int(found[0]) if found else None

@@ -1,7 +1,7 @@
-"""Jobs over the log. Each is a module with a `JOB`; here are their names, so that listing them loads no Spark.
+"""Jobs over the log. Each is a module with a `JOB`. Their names are listed here, so that the list can be shown without importing Spark.
 
-job.py       what a job is, its common arguments, its exit status
-report.py    what a job found: printed, as a page (report.html.j2, plots.py), as JSON and Parquet
+job.py       the interface of a job, common arguments, exit status
+report.py    a job's results: printed, as a page (report.html.j2, plots.py), as JSON and Parquet
 archive*.py, order_audit*.py, duplicates.py, lag_report*.py, dead_letters*.py, delay_accuracy*.py   the jobs
 """
 
@@ -16,22 +16,22 @@ from typing import Final
 from qmq.errors import InvalidArgument
 
 JOBS: Final[dict[str, str]] = {
-    "archive": "Keep messages as Parquet, by subject and day: each once, and only what is new.",
-    "order_audit": "Prove per key that the log has the order in which messages were sent, across all routes.",
-    "duplicates": "Find messages that are stored more than once, and gaps in sequences.",
-    "lag_report": "How far consumer groups are behind, and how long messages took until they were settled.",
-    "dead_letters": "Messages that failed for good, by cause; give them back.",
-    "delay_accuracy": "How exactly delayed messages came when they were due.",
+    "archive": "Archive new messages as Parquet files by subject and day, each exactly once.",
+    "order_audit": "Check for each key that the log has the order of sending, across all routes.",
+    "duplicates": "Find messages stored more than once, and gaps in sequences.",
+    "lag_report": "Report the lag of consumer groups, and the time until messages were settled.",
+    "dead_letters": "Report dead letters by cause, and replay them.",
+    "delay_accuracy": "Report how punctually delayed messages were delivered.",
 }
-"""Name and summary; a job's module has its name."""
+"""The summary of each job. A job's module has the job's name."""
 
 
 def run(name: str, argv: Sequence[str]) -> int:
-    """Run a job as its own command would: 0 nothing was found, 1 something was, 2 it failed. Errors are printed, not raised."""
+    """Run a job like its own command. Returns 0: no findings, 1: findings, 2: failure. Errors are printed, not raised."""
     known = name.replace("-", "_")
     if known not in JOBS:
         near = difflib.get_close_matches(known, JOBS, 1)
-        hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(JOBS)}"
+        hint = f"did you mean {near[0]}?" if near else f"jobs: {', '.join(JOBS)}"
         sys.stderr.write(f"error: {InvalidArgument(f'there is no job {name!r}: {hint}')}\n")
         return 2
     module = importlib.import_module(f"{__name__}.{known}")

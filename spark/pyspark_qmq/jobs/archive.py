@@ -1,13 +1,13 @@
-"""`archive`: keep a log's messages as Parquet, by subject and day; each once, and only what is new.
+"""`archive` writes a log's new messages to Parquet files by subject and day, each message exactly once.
 
-    qmq spark archive --servers HOST:PORT --subject orders --out /archive   take what is new, and end
-    … --continuous 30                                                      go on, a micro-batch every 30 seconds
+    qmq spark archive --servers HOST:PORT --subject orders --out /archive   archive new messages, and exit
+    … --continuous 30                                                      continue, with a micro-batch every 30 seconds
     … --verify                                                             compare with the log; exit status 1 if it differs
-    qmq spark archive --out /archive --compact                             small files of days that are over become large ones
-    qmq spark archive --out /archive --sweep                               delete what nobody reads any more
+    qmq spark archive --out /archive --compact                             combine small files of past days into large ones
+    qmq spark archive --out /archive --sweep                               delete files that are no longer read
 
-Readers take `read_archive`: it sees each change whole or not at all. `spark.read.parquet("/archive/data")`, and any other reader of
-Parquet, sees the same as long as nothing is at work there. All of these may run at the same time. Why it holds: docs/SPARK_JOBS.md.
+Read an archive with `read_archive`, which sees each change completely or not at all. `spark.read.parquet("/archive/data")`, and any other
+Parquet reader, sees the same rows while no writer is active. All these commands may run at the same time. docs/SPARK_JOBS.md explains why.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ from pyspark_qmq.jobs.report import Report
 from qmq.errors import InvalidArgument
 
 GRACE_HOURS: Final = 24.0
-"""How long files that left the archive stay for those who are reading them."""
+"""How long replaced files are kept for running readers."""
 
 HOUR_MS: Final = 3_600_000
 
 
 def read_archive(spark: SparkSession, path: str) -> DataFrame:
-    """What an archive holds at this moment: all columns of the log, and `day`.
+    """The current content of an archive: all columns of the log, and `day`.
 
-    The DataFrame names its files, so it gives the same rows however often it is used, until a sweep deletes files that were rewritten
-    meanwhile (not before they are out of the archive for a day).
+    The DataFrame refers to fixed files, so repeated use gives the same rows, until a sweep deletes files that were replaced meanwhile (at
+    least a day after their replacement).
 
-    Raises InvalidArgument if there is no archive; LogDamaged if its manifests do not hold together.
+    Raises InvalidArgument if there is no archive, LogDamaged if its manifests are inconsistent.
     """
     root = local_path(path)
     return archive_files.read_files(spark, root / "_qmq" / "files", _chain(root).latest().files)
@@ -50,24 +50,26 @@ def read_archive(spark: SparkSession, path: str) -> DataFrame:
 
 @dataclass(frozen=True, slots=True)
 class ArchiveJob:
-    """The job. Tests hand in a disk and a clock."""
+    """The job. Tests pass a disk and a clock."""
 
     name: str = "archive"
-    summary: str = "Keep messages as Parquet, by subject and day: each once, and only what is new."
+    summary: str = "Archive new messages as Parquet files by subject and day, each exactly once."
     disk: ArchiveDisk = field(default_factory=ArchiveDisk)
     now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000
     new_run: Callable[[], str] = lambda: uuid.uuid4().hex
 
     def options(self, parser: argparse.ArgumentParser) -> None:
-        what = parser.add_argument_group("archive: what to do, instead of taking what is new").add_mutually_exclusive_group()
-        what.add_argument("--continuous", type=float, metavar="SECONDS", help="take what is new every so often, until Ctrl-C or SIGTERM")
-        what.add_argument("--compact", action="store_true", help="make few files of the many of days that are over")
-        what.add_argument("--sweep", action="store_true", help="delete files that were replaced, and what crashes left")
+        what = parser.add_argument_group("archive: other actions than archiving new messages").add_mutually_exclusive_group()
+        what.add_argument(
+            "--continuous", type=float, metavar="SECONDS", help="archive new messages at this interval, until Ctrl-C or SIGTERM"
+        )
+        what.add_argument("--compact", action="store_true", help="combine the small files of past days")
+        what.add_argument("--sweep", action="store_true", help="delete replaced files, and files left by crashes")
         what.add_argument("--verify", action="store_true", help="compare the archive with the log")
-        parser.add_argument("--grace", type=float, default=GRACE_HOURS, metavar="HOURS", help="--sweep keeps replaced files so long (24)")
+        parser.add_argument("--grace", type=float, default=GRACE_HOURS, metavar="HOURS", help="how long --sweep keeps replaced files (24)")
 
     def run(self, spark: SparkSession, args: argparse.Namespace) -> Report:
-        """Raises InvalidArgument, FolderInUse, DiskFull, LogDamaged; what the data source raises."""
+        """Run the job. Raises InvalidArgument, FolderInUse, DiskFull, LogDamaged, and what the data source raises."""
         root = _root(args)
         if args.verify:
             return self._verify(spark, root, checked_source(source_options(args)))
@@ -92,7 +94,7 @@ class ArchiveJob:
         return archive_report.taken(folder.root, archive, made, archive_stream.waiting(options, archive))
 
     def _verify(self, spark: SparkSession, root: Path, options: dict[str, str]) -> Report:
-        """Reads only: what a crash left is found, not mended."""
+        """Compare the archive with the log. Read-only: leftovers of a crash are reported, not repaired."""
         chain = _chain(root)
         archive = chain.latest()
         files = root / "_qmq" / "files"
@@ -105,9 +107,9 @@ class ArchiveJob:
 
 def _root(args: argparse.Namespace) -> Path:
     if not args.out:
-        raise InvalidArgument("name the archive's folder: --out FOLDER")
+        raise InvalidArgument("give the archive's folder: --out FOLDER")
     if args.until_time != "latest":
-        raise InvalidArgument("an archive takes all committed messages: leave --until out")
+        raise InvalidArgument("an archive takes all committed messages: leave out --until")
     return local_path(args.out)
 
 

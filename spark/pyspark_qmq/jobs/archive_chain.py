@@ -1,10 +1,10 @@
-"""The chain of manifests on disk: read it, and add to it.
+"""The chain of manifests on disk: reading it and adding to it.
 
-`manifests/0000000007.json` is made if it is not there, in one step. So of two writers that have both seen number 6 one makes number 7; the
-other one looks again, and makes number 8 if its change still fits, or gives up. Nothing is ever written over, and no manifest is ever
-deleted: a writer that slept for a day must find its number taken.
+`manifests/0000000007.json` is created atomically and only if it does not exist. Of two writers that have both read number 6, one creates
+number 7; the other reads again, and creates number 8 if its change is still valid. Manifests are never overwritten or deleted, so that a
+writer that was suspended for a day finds its number taken.
 
-Snapshots spare a reader most of the chain. They follow from it, and can be deleted at any time.
+Snapshots save readers from reading the whole chain. They are derived from it and can be deleted at any time.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from pyspark_qmq.jobs.archive_manifest import Archive, Manifest, numbered, parse
 from qmq.errors import LogDamaged
 
 SNAPSHOT_EVERY: Final = 64
-"""Manifests. A snapshot is as large as the list of files."""
+"""Manifests between snapshots. A snapshot is as large as the list of files."""
 
 
 class ManifestChain:
-    """An archive's manifests. Reading needs no right to write. Used by one thread at a time."""
+    """An archive's manifests. Readers need no write permission. Used by one thread at a time."""
 
     def __init__(self, folder: Path, disk: ArchiveDisk) -> None:
         """`folder` is the archive's `_qmq`."""
@@ -32,12 +32,12 @@ class ManifestChain:
         self._known: Archive | None = None
 
     def make_folders(self) -> None:
-        """Those of a new archive."""
+        """Create the folders of a new archive."""
         self._disk.make_folder(self._manifests)
         self._disk.make_folder(self._snapshots)
 
     def latest(self) -> Archive:
-        """What the archive holds now. Raises LogDamaged if manifests are missing or cannot be read."""
+        """The current archive. Raises LogDamaged if manifests are missing or unreadable."""
         if self._known is None:
             self._known = self._follow(self._newest_snapshot())
             self._check_end(self._known.number)
@@ -46,9 +46,9 @@ class ManifestChain:
         return self._known
 
     def add(self, manifest: Manifest, now_ms: Callable[[], int], writer: str) -> Manifest | None:
-        """Make a change, durable when this returns; None if it does not fit any more.
+        """Make a change, durable when this returns; None if the change is no longer valid.
 
-        Raises LogDamaged, DiskFull, InvalidArgument; OSError, and then the change may have been made or not: look again.
+        Raises LogDamaged, DiskFull, InvalidArgument; OSError, after which the change may have been made: read again.
         """
         while True:
             archive = self.latest()
@@ -79,16 +79,16 @@ class ManifestChain:
         if not self._manifests.is_dir():
             return
         beyond = [each.name for each in self._manifests.glob("*.json") if each.stem.isdigit() and int(each.stem) > number]
-        # another writer may have made the next ones since; what is missing for good does not come
+        # Another writer may have created the next ones meanwhile; a manifest that is really missing does not appear.
         if beyond and not self._path(number + 1).exists():
-            raise LogDamaged(f"the archive's manifest {number + 1} is missing, but there is {max(beyond)}: restore it from a copy")
+            raise LogDamaged(f"the archive's manifest {number + 1} is missing, but number {max(beyond)} exists: restore it from a copy")
 
     def _newest_snapshot(self) -> Archive:
         for path in sorted(self._snapshots.glob("[0-9]*.json"), reverse=True):
             try:
                 return parse_snapshot(path.read_bytes())
             except (OSError, ValueError):
-                continue  # the chain has it all
+                continue  # The chain has all the information.
         return Archive()
 
     def _save_snapshot(self, archive: Archive, writer: str) -> None:
@@ -97,7 +97,7 @@ class ManifestChain:
             self._disk.unlink(path)
 
     def clear_drafts(self, is_dead: Callable[[str], bool]) -> None:
-        """Remove what dead writers left half-written."""
+        """Remove partial files of dead writers."""
         for folder in (self._manifests, self._snapshots):
             for path in folder.glob(".*"):
                 if is_dead(path.name.rsplit(".", 1)[-1]):

@@ -1,10 +1,10 @@
-"""Compaction: many small files of a day that is over become few, with the same rows.
+"""Compaction: combines the small files of a past day into few large ones with the same rows.
 
-A day is over when it is not today any more (UTC); what comes late into it is small files again, for the next compaction. Files are small
-below `SMALL_BYTES`; what replaces them aims at `AIM_BYTES`. The old files leave the archive in the moment in which the new ones come in,
-and stay on disk until `--sweep`, for those who are reading them.
+Days are in UTC. Late messages of a past day are in new small files, for the next compaction. A file is small below `SMALL_BYTES`; its
+replacement aims at `AIM_BYTES`. The same manifest removes the old files from the archive and adds the new ones. Old files stay on disk
+until `--sweep`, for running readers.
 
-Before that moment the new files are compared with the old ones: rows, sequences and a fingerprint over all columns, queue by queue.
+Before that, the new files are compared with the old ones, queue by queue: rows, sequences and a fingerprint over all columns.
 """
 
 from __future__ import annotations
@@ -29,25 +29,25 @@ from qmq.limits import MIB
 SMALL_BYTES: Final = 128 * MIB
 AIM_BYTES: Final = 192 * MIB
 STEP_BYTES: Final = 4096 * MIB
-"""At most about so much is rewritten for one manifest: what is done stays done if the process dies."""
+"""About how much is rewritten per manifest. Completed steps survive a crash of the process."""
 
 
 @dataclass(frozen=True, slots=True)
 class CompactionStep:
-    """Files of one subject and day that become `files` new ones."""
+    """Files of one subject and day to be combined into `files` new ones."""
 
     old: tuple[ArchivedFile, ...]
     files: int
 
     @property
     def paths(self) -> tuple[str, ...]:
-        """Of the old ones."""
+        """The paths of the old files."""
         return tuple(each.path for each in self.old)
 
 
 @dataclass(frozen=True, slots=True)
 class Fingerprint:
-    """What tells two sets of rows of a queue apart, in whatever order they are."""
+    """A fingerprint of a set of rows of a queue, independent of their order."""
 
     rows: int
     first: int
@@ -57,7 +57,7 @@ class Fingerprint:
 
 
 def plan(archive: Archive, today: str) -> list[CompactionStep]:
-    """What is worth rewriting: steps that leave fewer files. Days from `today` (YYYY-MM-DD) on are left alone."""
+    """The steps that reduce the number of files. Days from `today` (YYYY-MM-DD) on are not compacted."""
     by_day: dict[tuple[str, str], list[ArchivedFile]] = {}
     for file in archive.files.values():
         if file.day < today and file.size < SMALL_BYTES:
@@ -85,14 +85,15 @@ def _parts(files: list[ArchivedFile]) -> Iterator[list[ArchivedFile]]:
 
 
 def _place(file: ArchivedFile) -> tuple[tuple[int, str, int], str]:
-    """By where a file begins in the order of rows: neighbours are rewritten together."""
+    """Sorts files by their first row, so that neighbours are rewritten together."""
     keys = (QueueKey.parse(file.subject, within) for within in file.queues)
     first = min(((key.partition, key.broker_group, file.queues[key.within].first) for key in keys), default=(0, "", 0))
     return first, file.path
 
 
 def compact(spark: SparkSession, folder: ArchiveFolder, disk: ArchiveDisk, now_ms: int) -> list[Manifest]:
-    """Do what is planned; gives what was made. What another process took out meanwhile is left. Raises LogDamaged, OSError."""
+    """Carry out the plan and return the steps done. Steps whose files another process has replaced are skipped. Raises LogDamaged,
+    OSError."""
     today = datetime.fromtimestamp(now_ms / 1000, UTC).date().isoformat()
     made = (_rewrite(spark, folder, disk, step) for step in plan(folder.latest(), today))
     return [each for each in made if each is not None]
@@ -106,17 +107,20 @@ def _rewrite(spark: SparkSession, folder: ArchiveFolder, disk: ArchiveDisk, step
     new = archive_files.read_files(spark, folder.files, (each.path for each in files))
     if fingerprints(old) != fingerprints(new):
         folder.discard(attempt)
-        raise LogDamaged(f"{step.old[0].subject}, {step.old[0].day}: the rewritten rows are not those that were read; nothing was changed")
+        raise LogDamaged(
+            f"{step.old[0].subject}, {step.old[0].day}: the rewritten rows differ from the original ones; the archive is unchanged"
+        )
     return folder.commit(attempt, Manifest("compact", files=files, gone=step.paths, origin=f"{len(step.old)} files"))
 
 
 def hash_of(columns: Iterable[str]) -> Column:
-    """Of a row, over these columns; headers in whatever order. Its name is `hash`."""
+    """The column `hash` of a row over these columns, independent of the order of headers."""
     return F.xxhash64(*(F.array_sort(F.map_entries(name)) if name == "headers" else F.col(name) for name in columns)).alias("hash")
 
 
 def fingerprints(rows: DataFrame) -> Mapping[QueueKey, Fingerprint]:
-    """Of each queue; two sums of 32 bits of a hash over all columns cannot overflow, nor does a row that comes twice undo itself."""
+    """The fingerprint of each queue: two sums of 32-bit halves of a hash over all columns. Sums cannot overflow, and unlike XOR, duplicate
+    rows do not cancel out."""
     queue = ("subject", "partition", "broker_group")
     sums = (
         rows.select(*queue, "sequence", hash_of(COLUMNS))

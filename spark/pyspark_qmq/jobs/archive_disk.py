@@ -1,7 +1,7 @@
-"""The calls that the archive makes to the disk. Tests pass a disk that fails at any of them.
+"""The archive's disk operations. Tests pass a disk that fails at any of them.
 
-It needs two things of a file system: a hard link is made or refused in one step, and a rename replaces in one step. So local file systems
-will do, and what is mounted as one and behaves like it (NFS); object stores will not.
+An archive needs a file system with atomic hard links and atomic renames: local file systems, and network file systems that behave alike
+(NFS). Object stores do not work.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class ArchiveDisk:
     """The real file system."""
 
     def make_folder(self, path: Path) -> None:
-        """With its parents; durable. There may be one already."""
+        """Create a folder with its parents, durably. It may exist."""
         if path.is_dir():
             return
         self.make_folder(path.parent)
@@ -31,11 +31,11 @@ class ArchiveDisk:
         self.sync_folder(path.parent)
 
     def create(self, path: Path, data: bytes, writer: str) -> bool:
-        """Put a whole file there, all or nothing and durable, if there is none: False if there is. `writer` is like no other writer's.
+        """Create a file atomically and durably; False if it exists. `writer` must be unique among writers.
 
         Raises:
             InvalidArgument: the file system has no hard links.
-            DiskFull: nothing was made.
+            DiskFull: no file was created.
         """
         draft = path.with_name(f".{path.name}.{writer}")
         self._write(draft, data)
@@ -45,7 +45,7 @@ class ArchiveDisk:
             draft.unlink(missing_ok=True)
 
     def replace(self, path: Path, data: bytes, writer: str) -> None:
-        """Put a whole file there, instead of what is there. Raises DiskFull."""
+        """Replace a file atomically. Raises DiskFull."""
         draft = path.with_name(f".{path.name}.{writer}")
         self._write(draft, data)
         draft.rename(path)
@@ -59,15 +59,16 @@ class ArchiveDisk:
         except OSError as cause:
             path.unlink(missing_ok=True)
             if cause.errno in _NO_SPACE:
-                raise DiskFull(f"no space left for {path.parent}: free some, and run it again") from cause
+                raise DiskFull(f"no space left for {path.parent}: free some space and run the job again") from cause
             raise
 
     def link(self, source: Path, target: Path) -> bool:
-        """A second name for a file, durable; False if another file has it. Raises InvalidArgument if the file system cannot do it."""
+        """Create a hard link durably; False if the name belongs to another file. Raises InvalidArgument if the file system has no hard
+        links."""
         try:
             os.link(source, target)
         except FileExistsError:
-            # over a network the answer to a link that was made may get lost, and the repeated request be refused
+            # On a network file system, the answer to a successful request may be lost, and the repeated request be refused.
             if not os.path.samefile(source, target):
                 return False
         except OSError as cause:
@@ -78,15 +79,15 @@ class ArchiveDisk:
         return True
 
     def unlink(self, path: Path) -> None:
-        """Take a name away; it may be gone already."""
+        """Remove a file name, if it exists."""
         path.unlink(missing_ok=True)
 
     def remove_folder(self, path: Path) -> None:
-        """With all that is in it; what cannot be removed now is for another time."""
+        """Remove a folder and its content, as far as possible. A later sweep removes the rest."""
         shutil.rmtree(path, ignore_errors=True)
 
     def sync_tree(self, folder: Path) -> None:
-        """Make all files below a folder, and their names, survive a power cut."""
+        """Flush all files below a folder, and their names, to disk."""
         for path in walk(folder):
             fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             try:
@@ -98,7 +99,7 @@ class ArchiveDisk:
         self.sync_folder(folder.parent)
 
     def sync_folder(self, folder: Path) -> None:
-        """Make new and deleted names survive a power cut."""
+        """Flush created and deleted names of a folder to disk."""
         fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             os.fsync(fd)
@@ -107,7 +108,7 @@ class ArchiveDisk:
 
 
 def walk(folder: Path) -> Iterator[Path]:
-    """All files below a folder, in the order of their paths."""
+    """All files below a folder, sorted by path."""
     for parent, folders, names in os.walk(folder):
         folders.sort()
         for name in sorted(names):

@@ -1,8 +1,8 @@
-"""Rows to Parquet files and back: the only part of the archive that touches rows, and Spark does it.
+"""Writes rows to Parquet files and reads them, with Spark. No other part of the archive handles rows.
 
-A file holds one subject's messages of one day (of `append_time`, UTC), sorted by partition, broker group and sequence. Subject and day are
-in its path, as Hive and its descendants have them, all other columns in the file. What was written is read back before it counts: the rows
-of each queue and the first and last sequence come from the file itself.
+A file has one subject's messages of one day (of `append_time`, UTC), sorted by partition, broker group and sequence. Subject and day are in
+its path, as in Hive; all other columns are in the file. New files are read back before they are used: the number of rows per queue, and
+the first and last sequence, come from the file itself.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from qmq.errors import LogDamaged
 DAY: Final = "day"
 SORTED_BY: Final = ("partition", "broker_group", "sequence")
 SCHEMA: Final = StructType([*(StructField(name, kind, True) for name, kind in COLUMNS.items()), StructField(DAY, DateType(), True)])
-"""Of the archive: all columns of the log, and the day."""
+"""The archive's schema: all columns of the log, and the day."""
 
 _DAY_MICROS: Final = 24 * 3600 * 1_000_000
 _TIMES: Final = "spark.sql.parquet.outputTimestampType"
@@ -39,13 +39,13 @@ def day_of(time: Column) -> Column:
 
 
 def write_rows(rows: DataFrame, folder: Path) -> None:
-    """Rows with all columns to new files below a new folder: one or more for each subject and day that there is."""
+    """Write rows with all columns to new files below a new folder: one or more files per subject and day."""
     dated = rows.select(*COLUMNS, day_of(F.col("append_time")).alias(DAY))
     _write(dated.sortWithinPartitions("subject", DAY, *SORTED_BY), folder)
 
 
 def rewrite_rows(rows: DataFrame, folder: Path, files: int) -> None:
-    """An archive's rows to about so many files for each subject and day; each file then has a stretch of the order."""
+    """Write an archive's rows to about `files` files per subject and day. Each file has a contiguous range of the sorted rows."""
     placed = rows.coalesce(1) if files == 1 else rows.repartitionByRange(files, "subject", DAY, *SORTED_BY)
     _write(placed.sortWithinPartitions("subject", DAY, *SORTED_BY), folder)
 
@@ -57,7 +57,7 @@ def _write(rows: DataFrame, folder: Path) -> None:
 
 @contextmanager
 def _exact_times(spark: SparkSession) -> Iterator[None]:
-    """Times as INT64: others than Spark read them too, and Parquet keeps their least and greatest."""
+    """Store times as INT64, which other readers support and for which Parquet keeps statistics."""
     before = spark.conf.get(_TIMES)
     spark.conf.set(_TIMES, "TIMESTAMP_MICROS")
     try:
@@ -67,9 +67,9 @@ def _exact_times(spark: SparkSession) -> Iterator[None]:
 
 
 def written_files(spark: SparkSession, attempt: Path, disk: ArchiveDisk) -> tuple[ArchivedFile, ...]:
-    """What lies in an attempt's folder, told from the files themselves; Spark's own notes beside them are removed.
+    """The files in an attempt's folder, described from their content. Spark's own marker files are removed.
 
-    Raises LogDamaged if a file does not hold what it should.
+    Raises LogDamaged if a file does not have the expected rows.
     """
     sizes: dict[str, int] = {}
     for path in list(walk(attempt)):
@@ -89,7 +89,7 @@ def _extents(spark: SparkSession, attempt: Path) -> dict[str, dict[str, Extent]]
         F.min("sequence").alias("first"), F.max("sequence").alias("last"), F.count("*").alias("rows")
     )
     found: dict[str, dict[str, Extent]] = {}
-    for each in counted.collect():  # a row for each file and queue
+    for each in counted.collect():  # One row per file and queue.
         path = f"{attempt.name}/subject={each['subject']}/{DAY}={each[DAY]}/{each['file']}"
         within = QueueKey(each["subject"], each["partition"], each["broker_group"]).within
         found.setdefault(path, {})[within] = Extent(each["first"], each["last"], each["rows"])
@@ -110,7 +110,7 @@ def _with_attempt() -> StructType:
 
 
 def within(rows: DataFrame, wanted: Ranges) -> DataFrame:
-    """Those rows that are in one of the ranges."""
+    """The rows that are in one of the ranges."""
     listed = [(*key, first, end) for key, found in wanted.items() for first, end in found]
     ranges = rows.sparkSession.createDataFrame(listed, "w_subject string, w_partition int, w_group string, w_first bigint, w_end bigint")
     is_queue = (rows["subject"] == ranges["w_subject"]) & (rows["partition"] == ranges["w_partition"])
@@ -120,7 +120,7 @@ def within(rows: DataFrame, wanted: Ranges) -> DataFrame:
 
 
 def check_within(files: Iterable[ArchivedFile], wanted: Ranges) -> None:
-    """Files hold rows of these ranges alone. Raises LogDamaged: then offsets and rows do not belong together."""
+    """Check that the files have only rows of these ranges. Raises LogDamaged if offsets and rows do not match."""
     for file in files:
         for name, extent in file.queues.items():
             key = QueueKey.parse(file.subject, name)

@@ -1,16 +1,16 @@
-"""An archive's folder: where things are, who is writing, and what plain readers see.
+"""An archive's folder: its layout, its writers, and what plain readers see.
 
-    data/subject=S/day=D/*.parquet     for plain readers: second names (hard links) of what the archive holds
-    _qmq/archive.json                  what the archive takes: made once
-    _qmq/manifests/, _qmq/snapshots/   the chain: the truth (archive_chain.py)
-    _qmq/files/attempt=A/subject=S/…   the files; a path never changes and never gets another content
-    _qmq/running/RUN                   locked by a process as long as it writes here
-    _qmq/checkpoint/                   Spark's
+    data/subject=S/day=D/*.parquet     for plain readers: hard links to the archive's files
+    _qmq/archive.json                  the archive's selection, written once
+    _qmq/manifests/, _qmq/snapshots/   the chain of manifests, which is authoritative (archive_chain.py)
+    _qmq/files/attempt=A/subject=S/…   the files; they are immutable
+    _qmq/running/RUN                   locked by a process while it writes to the archive
+    _qmq/checkpoint/                   Spark's checkpoints
 
-A change goes: files are written into an attempt's own folder; flushed; the manifest is made (from here on it is done); the plain folder
-follows. A crash before the manifest leaves an attempt that nobody knows: it is removed when its process is dead. A crash behind it leaves a
-plain folder that is behind: the next start of any writer mends it. So `read_archive` sees each change whole or not at all; a plain reader
-may see a change in part while it is made, and after a crash until the next start.
+A change has these steps: write files to the attempt's own folder; flush them; create the manifest, which commits the change; update the
+plain folder. A crash before the manifest leaves an unreferenced attempt, which is removed once its process is dead. A crash after it leaves
+an outdated plain folder, which the next start of any writer repairs. So `read_archive` sees each change completely or not at all. A plain
+reader may see part of a change while it is made, and after a crash until the next start.
 """
 
 from __future__ import annotations
@@ -31,20 +31,24 @@ _GLOB: Final = frozenset("*?[]{}\\")
 
 
 def local_path(text: str) -> Path:
-    """The folder that a user names. Raises InvalidArgument for what is no folder of a mounted file system, or looks like a pattern."""
+    """The folder given by a user. Raises InvalidArgument if it is not on a mounted file system, or if it contains a glob character."""
     path = text.removeprefix("file://")
     if "://" in path or path.startswith(("s3:", "gs:", "hdfs:")):
-        raise InvalidArgument(f"{text!r} is no local folder: an archive needs a mounted file system with hard links (copy its data/ there)")
+        raise InvalidArgument(
+            f"{text!r} is not a local folder: an archive needs a mounted file system with hard links (copy its data/ there)"
+        )
     if _GLOB & set(path):
-        raise InvalidArgument(f"{text!r}: a folder's name must not hold any of {' '.join(sorted(_GLOB))}, which Spark takes for a pattern")
+        raise InvalidArgument(
+            f"{text!r}: the folder's name must not contain any of {' '.join(sorted(_GLOB))}, which Spark interprets as a pattern"
+        )
     return Path(path).absolute()
 
 
 class ArchiveFolder:
-    """An archive that this process writes to; `close` it. Several processes may, at the same time. Used by one thread at a time."""
+    """An archive opened for writing; call `close` at the end. Several processes may write at the same time. Not thread-safe."""
 
     def __init__(self, root: Path, *, disk: ArchiveDisk, now_ms: Callable[[], int], run: str) -> None:
-        """`run` names this process's life, like no other's: letters and digits. Mends what a crash left.
+        """Open the archive and repair the effects of a crash. `run`: a unique name for this process, of letters and digits.
 
         Raises LogDamaged, InvalidArgument, OSError.
         """
@@ -68,7 +72,7 @@ class ArchiveFolder:
             raise
 
     def close(self) -> None:
-        """Let others clean up behind this process."""
+        """Release the lock, so that others may clean up."""
         self._disk.unlink(self._own / "running" / self._run)
         for each in (self._lock, self._checkpoint):
             if each is not None:
@@ -76,41 +80,41 @@ class ArchiveFolder:
         self._lock = self._checkpoint = None
 
     def latest(self) -> Archive:
-        """What the archive holds now. Raises LogDamaged."""
+        """The current archive. Raises LogDamaged."""
         return self._chain.latest()
 
     def identify(self, wanted: Mapping[str, str]) -> None:
-        """Say what of a log the archive takes; it is the same for all its life. Raises InvalidArgument if it was something else."""
+        """Record the archive's selection, which never changes. Raises InvalidArgument if the recorded selection differs."""
         path = self._own / "archive.json"
         self._disk.create(path, (json.dumps({"format": 1, "selection": dict(sorted(wanted.items()))}) + "\n").encode(), self._run)
         known = json.loads(path.read_bytes())["selection"]
         if known != dict(wanted):
             raise InvalidArgument(
-                f"{self.root} was begun with the selection {known or 'everything'}, not {dict(wanted) or 'everything'}: use another folder"
+                f"{self.root} has the selection {known or 'everything'}, not {dict(wanted) or 'everything'}: use another folder"
             )
 
     def checkpoint(self, name: str) -> Path:
-        """The folder of a query's checkpoint, for this process alone. Raises FolderInUse if another one has it."""
+        """Lock and return the folder of a query's checkpoint. Raises FolderInUse if another process has it."""
         self._checkpoint = _locked(self._own / "checkpoint" / f"{name}.lock")
         if self._checkpoint is None:
-            raise FolderInUse(f"another process is archiving the same subjects to {self.root}: stop it first, or let it do the work")
+            raise FolderInUse(f"another process is archiving the same subjects to {self.root}: stop that process first")
         return self._own / "checkpoint" / name
 
     # --- changes -------------------------------------------------------------------------------------------------------
 
     def attempt(self) -> Path:
-        """A name for a new folder of files, below `files`, that nobody else uses; it is made by whoever writes there."""
+        """A unique name for a new folder below `files`. The writer creates the folder."""
         self._attempts += 1
         return self.files / f"attempt={self._run}-{self._attempts}"
 
     def discard(self, attempt: Path) -> None:
-        """Remove what was written in vain."""
+        """Remove the files of an attempt that failed."""
         self._disk.remove_folder(attempt)
 
     def commit(self, attempt: Path, manifest: Manifest) -> Manifest | None:
-        """Make a change whose new files lie in `attempt`; None (and the attempt is removed) if it does not fit any more.
+        """Commit a change whose new files are in `attempt`. If the change is no longer valid, remove the attempt and return None.
 
-        Raises DiskFull, LogDamaged, OSError: whether it was made the next start will see.
+        Raises DiskFull, LogDamaged, OSError. After an error, the next start determines whether the change was committed.
         """
         if attempt.is_dir():
             self._disk.sync_tree(attempt)
@@ -122,7 +126,7 @@ class ArchiveFolder:
         return made
 
     def _show(self, made: Manifest) -> None:
-        """What came is shown before what went is hidden: a plain reader that looks in between sees messages twice, not too few."""
+        """Link new files before removing old ones, so that a plain reader may see messages twice, but never misses one."""
         for file in made.files:
             self._link(file.path, file.plain)
         for path in made.gone:
@@ -130,7 +134,7 @@ class ArchiveFolder:
         self._hide(file.path for file in made.files)
 
     def _hide(self, linked: Iterable[str]) -> None:
-        """Somebody may have taken a file out of the archive while it was being shown: look behind, not before."""
+        """Check again after linking, because another process may have removed a file from the archive meanwhile."""
         archive = self.latest()
         for path in linked:
             if path not in archive.files:
@@ -144,12 +148,12 @@ class ArchiveFolder:
         except FileNotFoundError:
             raise LogDamaged(f"{self.files / path} is gone, but the archive's manifests name it: restore it from a copy") from None
 
-    # --- upkeep --------------------------------------------------------------------------------------------------------
+    # --- maintenance --------------------------------------------------------------------------------------------------------
 
     def mend(self) -> None:
-        """Have the plain folder show what the archive holds, after a crash or whatever else. Raises LogDamaged if files are gone."""
+        """Make the plain folder match the archive, for example after a crash. Raises LogDamaged if files are missing."""
         shown = {str(each.relative_to(self.data)) for each in walk(self.data)}
-        archive = self.latest()  # behind the look: what somebody hides meanwhile is not shown again
+        archive = self.latest()  # Read after the listing, so that a file hidden meanwhile is not linked again.
         hidden = [file for file in archive.files.values() if file.plain not in shown]
         for file in hidden:
             self._link(file.path, file.plain)
@@ -159,7 +163,7 @@ class ArchiveFolder:
         self._hide(file.path for file in hidden)
 
     def sweep(self, before_ms: int) -> tuple[str, ...]:
-        """Delete files that went out before a time, and what dead processes left; gives the deleted files. Raises LogDamaged, OSError."""
+        """Delete files replaced before a time, and leftovers of dead processes. Returns the deleted files. Raises LogDamaged, OSError."""
         self.mend()
         due = tuple(path for path, went_ms in self.latest().kept.items() if went_ms < before_ms)
         for path in due:
@@ -174,7 +178,7 @@ class ArchiveFolder:
         attempts = list(self.files.glob("attempt=*"))
         runs = {_run_of(each) for each in attempts} | {each.name for each in (self._own / "running").iterdir()}
         dead = {run for run in runs if self._is_dead(run)}
-        archive = self.latest()  # behind the look at who is dead: who is dead adds nothing more
+        archive = self.latest()  # Read after finding the dead processes, because they add no more manifests.
         named = {path.split("/", 1)[0] for path in (*archive.files, *archive.kept)}
         for each in attempts:
             if _run_of(each) in dead and each.name not in named:
@@ -196,7 +200,7 @@ class ArchiveFolder:
 
 
 def _lock_of_own(path: Path) -> int:
-    """Locked for this process alone. Somebody who looks for the dead may hold it for a moment, or have just removed it."""
+    """Create and lock this process's own lock file. Another process looking for dead ones may hold it briefly, or have just removed it."""
     while True:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         fcntl.flock(fd, fcntl.LOCK_EX)
@@ -209,7 +213,7 @@ def _lock_of_own(path: Path) -> int:
 
 
 def _locked(path: Path) -> int | None:
-    """Lock a file, made if absent, until the process ends or closes it; None if another one has it, or has just removed it."""
+    """Lock a file, created if missing, until it is closed. None if another process holds it or has just removed it."""
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,16 +1,14 @@
-"""What an archive holds, as a chain of manifests. Pure.
+"""The content of an archive as a chain of manifests. Pure.
 
-Manifest number n + 1 says what changed after n; all of them together are the truth, and nothing else is: a file that no manifest names is
-not in the archive, whatever folder it lies in.
+Manifest n + 1 describes the change after manifest n. The chain is authoritative: a file that no manifest names is not in the archive.
 
-| kind | says |
+| kind | meaning |
 |---|---|
-| archive | ranges of queues were taken from the log, their rows are in these files |
-| compact | these files hold the rows of those, which are out of the archive now, but kept for a while |
-| sweep | of these nobody can be reading any more: they are deleted |
+| archive | ranges of queues were read from the log; their rows are in these files |
+| compact | new files replace old ones with the same rows; the old files are kept for a while |
+| sweep | these replaced files are no longer read and are deleted |
 
-Two rules make it exact, and `Archive.after` refuses what breaks them: a range is taken once; a file goes out of the archive once, and only
-if it is in.
+`Archive.after` enforces two rules that make the archive exact: a range is archived once, and only a file in the archive can be removed.
 """
 
 from __future__ import annotations
@@ -34,7 +32,7 @@ Kind = Literal["archive", "compact", "sweep"]
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """What a file holds of one queue: the first and last sequence, and how many rows."""
+    """One queue in a file: its first and last sequence, and the number of rows."""
 
     first: int
     last: int
@@ -43,14 +41,14 @@ class Extent:
 
 @dataclass(frozen=True, slots=True)
 class ArchivedFile:
-    """A Parquet file of one subject and day; it never changes."""
+    """An immutable Parquet file of one subject and day."""
 
     path: str
-    """Within the folder of files: `attempt=A/subject=S/day=YYYY-MM-DD/NAME`."""
+    """Relative to the folder of files: `attempt=A/subject=S/day=YYYY-MM-DD/NAME`."""
     size: int
     """Bytes."""
     queues: Mapping[str, Extent]
-    """By name within the subject, `0@g1`."""
+    """The extents by queue name within the subject, such as `0@g1`."""
 
     @property
     def subject(self) -> str:
@@ -58,12 +56,12 @@ class ArchivedFile:
 
     @property
     def day(self) -> str:
-        """On which they were stored, UTC: `YYYY-MM-DD`."""
+        """The day of storing in UTC: `YYYY-MM-DD`."""
         return self.path.split("/")[2].removeprefix("day=")
 
     @property
     def plain(self) -> str:
-        """Where plain readers find it, within their folder."""
+        """The file's path in the plain readers' folder."""
         return self.path.split("/", 1)[1]
 
     @property
@@ -77,22 +75,22 @@ class Manifest:
 
     kind: Kind
     ranges: Ranges = field(default_factory=dict)
-    """What was taken from the log; only of kind archive."""
+    """The ranges read from the log; only for kind archive."""
     reached: Offsets = field(default_factory=dict)
-    """Where the stream was behind it, also in queues that gave nothing; only of kind archive."""
+    """The stream's offsets after the change, including queues without new messages; only for kind archive."""
     files: tuple[ArchivedFile, ...] = ()
-    """What came in."""
+    """The new files."""
     gone: tuple[str, ...] = ()
-    """Paths that went out (compact), or that were deleted (sweep)."""
+    """The paths that were replaced (compact) or deleted (sweep)."""
     origin: str = ""
-    """Which query and epoch it was, for people."""
+    """The query and epoch, for information."""
     number: int = 0
-    """Its place in the chain, from 1."""
+    """The number in the chain, from 1."""
     time_ms: int = 0
-    """When it was made."""
+    """The creation time."""
 
     def to_json(self) -> bytes:
-        """As it is stored."""
+        """The stored form."""
         found = {
             "format": FORMAT,
             "number": self.number,
@@ -121,31 +119,31 @@ def parse_manifest(data: bytes, name: str) -> Manifest:
 
 @dataclass(frozen=True, slots=True)
 class Archive:
-    """What an archive holds behind manifest `number`."""
+    """The content of an archive after manifest `number`."""
 
     number: int = 0
     covered: Ranges = field(default_factory=dict)
-    """What was ever taken from the log."""
+    """All ranges ever read from the log."""
     reached: Offsets = field(default_factory=dict)
-    """Where a stream that goes on from here begins."""
+    """The offsets from which a stream continues."""
     files: Mapping[str, ArchivedFile] = field(default_factory=dict)
-    """What is in it, by path."""
+    """The archive's files by path."""
     kept: Mapping[str, int] = field(default_factory=dict)
-    """Paths that went out and are not deleted yet, and when they went (milliseconds since 1970)."""
+    """Replaced paths that are not deleted yet, with the time of replacement (milliseconds since 1970)."""
 
     @property
     def rows(self) -> int:
-        """How many messages there are."""
+        """The number of messages."""
         return sum(each.rows for each in self.files.values())
 
     def fits(self, manifest: Manifest) -> bool:
-        """Whether the change can be made: nothing it takes was taken, and all that it takes away is there."""
+        """Whether a change is valid: its ranges are not archived yet, and the files it removes are in the archive."""
         away = self.kept if manifest.kind == "sweep" else self.files
         is_new = not any(each.path in self.files for each in manifest.files)
         return is_new and all(path in away for path in manifest.gone) and not ranges.overlap(manifest.ranges, self.covered)
 
     def after(self, manifests: Iterable[Manifest]) -> Archive:
-        """What it holds behind these too, which follow it without a gap. Raises LogDamaged if they do not."""
+        """The archive after these manifests. Raises LogDamaged if they do not follow without a gap."""
         number, covered, reached, files, kept = self.number, self.covered, dict(self.reached), dict(self.files), dict(self.kept)
         for each in manifests:
             before = Archive(number, covered, reached, files, kept)
@@ -163,11 +161,11 @@ class Archive:
         return Archive(number, covered, reached, files, kept)
 
     def lacks(self, wanted: Ranges) -> dict[QueueKey, tuple[ranges.Range, ...]]:
-        """What of these ranges is not covered."""
+        """The parts of these ranges that are not archived."""
         return ranges.subtract(wanted, self.covered)
 
     def to_json(self) -> bytes:
-        """As a snapshot is stored, so that nobody has to read the whole chain."""
+        """The stored form of a snapshot."""
         found = {
             "format": FORMAT,
             "number": self.number,
@@ -180,7 +178,7 @@ class Archive:
 
 
 def parse_snapshot(data: bytes) -> Archive:
-    """The inverse of `to_json`. Raises ValueError: a snapshot that cannot be read is done without."""
+    """The inverse of `to_json`. Raises ValueError; readers then ignore the snapshot."""
     try:
         found = _checked(data)
         files = (_file(each) for each in found["files"])
@@ -192,14 +190,14 @@ def parse_snapshot(data: bytes) -> Archive:
 
 
 def numbered(manifest: Manifest, number: int, time_ms: int) -> Manifest:
-    """The same change, at a place in the chain."""
+    """The change with a number in the chain."""
     return replace(manifest, number=number, time_ms=time_ms)
 
 
 def _checked(data: bytes) -> Any:
     found = json.loads(data)
     if found["format"] != FORMAT:
-        raise ValueError(f"format {found['format']}, known is {FORMAT}")
+        raise ValueError(f"format {found['format']}; this version supports {FORMAT}")
     return found
 
 

@@ -1,6 +1,6 @@
-"""Ranges of sequences, queue by queue: what an archive has, and what of a micro-batch it still lacks. Pure.
+"""Sets of sequence ranges by queue: what an archive has, and what it lacks of a micro-batch. Pure.
 
-A range is (first, end), the end exclusive. Ranges of one queue are ascending, do not touch, and none is empty: so equal sets are equal
+A range is (first, end) with an exclusive end. The ranges of a queue are ascending, not empty and not adjacent, so equal sets are equal
 values.
 """
 
@@ -16,7 +16,7 @@ Ranges = Mapping[QueueKey, tuple[Range, ...]]
 
 
 def joined(ranges: Iterable[Range]) -> tuple[Range, ...]:
-    """The same sequences, each once, in as few ranges as can be."""
+    """The union of the ranges, in normal form."""
     found: list[Range] = []
     for first, end in sorted(each for each in ranges if each[0] < each[1]):
         if found and first <= found[-1][1]:
@@ -27,7 +27,7 @@ def joined(ranges: Iterable[Range]) -> tuple[Range, ...]:
 
 
 def without(ranges: Iterable[Range], taken: Iterable[Range]) -> tuple[Range, ...]:
-    """What of `ranges` is not in `taken`."""
+    """The sequences of `ranges` that are not in `taken`."""
     rest = list(joined(ranges))
     for low, high in joined(taken):
         rest = [piece for first, end in rest for piece in ((first, min(end, low)), (max(first, high), end)) if piece[0] < piece[1]]
@@ -39,7 +39,7 @@ def add(ranges: Ranges, more: Ranges) -> dict[QueueKey, tuple[Range, ...]]:
 
 
 def subtract(ranges: Ranges, taken: Ranges) -> dict[QueueKey, tuple[Range, ...]]:
-    """What is left of `ranges`; queues of which nothing is left are not named."""
+    """`ranges` minus the other ranges. Queues without remaining sequences are left out."""
     left = {key: without(ranges[key], taken.get(key, ())) for key in sorted(ranges)}
     return {key: rest for key, rest in left.items() if rest}
 
@@ -49,17 +49,17 @@ def overlap(ranges: Ranges, others: Ranges) -> dict[QueueKey, tuple[Range, ...]]
 
 
 def between(start: Offsets, end: Offsets) -> dict[QueueKey, tuple[Range, ...]]:
-    """From offsets to offsets. A queue that `start` does not name begins at 0, as in a stream."""
+    """The ranges between two sets of offsets. A queue missing from `start` begins at 0, as in a stream."""
     return {key: ((start.get(key, 0), end[key]),) for key in sorted(end) if start.get(key, 0) < end[key]}
 
 
 def ends(ranges: Ranges) -> dict[QueueKey, int]:
-    """Behind the newest sequence of each queue."""
+    """The end of each queue's ranges."""
     return {key: found[-1][1] for key, found in ranges.items() if found}
 
 
 def count(ranges: Ranges) -> int:
-    """How many sequences there are."""
+    """The number of sequences."""
     return sum(end - first for found in ranges.values() for first, end in found)
 
 

@@ -1,4 +1,4 @@
-"""What the archive job says: pure, from what an archive holds and what a run did."""
+"""The reports of the archive job, made from the archive and the changes of a run. Pure."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from pyspark_qmq.jobs.report import Report, ReportTable
 from pyspark_qmq.source_model import QueueKey
 
 FOLDER: Final = "report"
-"""Of reports, in an archive."""
+"""The folder of reports in an archive."""
 SUBJECTS_SHOWN: Final = 6
-"""With a colour of their own; the others are one bar."""
+"""Subjects with their own colour; the others share a bar."""
 
 
 def taken(root: Path, archive: Archive, made: Sequence[Manifest], lag: Mapping[QueueKey, int]) -> Report:
-    """Of a run that took from the log."""
+    """The report of a run that archived messages."""
     files = [file for each in made for file in each.files]
     rows = sum(each.rows for each in files)
     left = sum(lag.values())
@@ -34,7 +34,7 @@ def taken(root: Path, archive: Archive, made: Sequence[Manifest], lag: Mapping[Q
     }
     queues = tuple((key.subject, key.within, archive.reached.get(key, 0), waiting) for key, waiting in lag.items())
     table = ReportTable("Queues", ("subject", "queue", "archived up to", "waiting"), queues, "queues")
-    headline = f"{_messages(rows)} archived; {_messages(left) if left else 'nothing'} left behind."
+    headline = f"{_messages(rows)} archived; {_messages(left) if left else 'none'} left in the log."
     return Report("archive", headline, True, facts, (*_days(archive), table), _plots(archive), folder=FOLDER)
 
 
@@ -42,7 +42,7 @@ def compacted(root: Path, archive: Archive, made: Sequence[Manifest]) -> Report:
     new = sum(len(each.files) for each in made)
     old = sum(len(each.gone) for each in made)
     facts = {**_holdings(root, archive), "days rewritten": len(made), "files before": old, "files behind": new}
-    headline = f"{old:,} files became {new:,}, with the same rows." if made else "Nothing was worth rewriting."
+    headline = f"{old:,} files became {new:,}, with the same rows." if made else "No files needed compaction."
     return Report("archive", headline, True, facts, _days(archive), _plots(archive), folder=FOLDER)
 
 
@@ -54,7 +54,7 @@ def swept(root: Path, archive: Archive, deleted: Sequence[str]) -> Report:
 def verified(
     root: Path, archive: Archive, found: Sequence[Compared], wrong: Sequence[tuple[str, str]], example: Sequence[tuple[int, str]]
 ) -> Report:
-    """Of a comparison with the log; `example` is of the first queue that differs."""
+    """The report of a comparison with the log. `example`: a counterexample from the first queue that differs."""
     bad = [each for each in found if not each.is_same]
     rows = sum(each.in_archive.rows for each in found)
     facts = {
@@ -62,7 +62,7 @@ def verified(
         "rows compared": rows,
         "queues": len(found),
         "queues that differ": len(bad),
-        "files that are not as they should be": len(wrong),
+        "wrong files": len(wrong),
     }
     columns = ("subject", "queue", "from", "to", "archive", "log", "gaps", "repeated", "same")
     lines = tuple(
@@ -79,12 +79,12 @@ def verified(
         )
         for each in found
     )
-    files = ReportTable("Files that are not as they should be", ("file", "what is wrong"), tuple(wrong), "wrong_files")
+    files = ReportTable("Wrong files", ("file", "what is wrong"), tuple(wrong), "wrong_files")
     tables = (ReportTable("Queues", columns, lines, "verified"), files)
     headline = (
-        f"{_messages(rows)} are in the archive as they are in the log."
+        f"{_messages(rows)} are identical in archive and log."
         if not bad and not wrong
-        else f"{len(bad):,} of {len(found):,} queues and {len(wrong):,} files are not as they should be."
+        else f"{len(bad):,} of {len(found):,} queues and {len(wrong):,} files differ."
     )
     return Report("archive", headline, not bad and not wrong, facts, tables, counterexample=_example(bad, example), folder=FOLDER)
 
@@ -95,7 +95,7 @@ def _example(bad: Sequence[Compared], example: Sequence[tuple[int, str]]) -> str
     first = bad[0]
     lines = [f"{first.queue}, sequences {first.first} to {first.end - 1}"]
     if first.is_log_shorter:
-        lines.append("  the log ends before the archive does: it is not the log that was archived, or it lost its end")
+        lines.append("  the log ends before the archive: it is another log, or its end was lost")
     if first.archived != first.listed:
         lines.append(f"  the archive's files hold {first.archived} rows, its manifests say {first.listed}")
     return "\n".join(lines + [f"  {sequence:>12}  {how}" for sequence, how in example])

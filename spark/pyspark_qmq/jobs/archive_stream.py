@@ -1,9 +1,9 @@
-"""From the log into an archive: a stream whose micro-batches become manifests.
+"""Streams the log into an archive: each micro-batch becomes a manifest.
 
-Spark keeps the stream's offsets in a checkpoint, and repeats a micro-batch after a crash. That alone would not do: a file sink that died
-between its files and Spark's commit log would write twice. So the manifests decide. A micro-batch is from offsets to offsets; what of it
-the archive has is not taken again, whoever took it, under whatever query and epoch. The checkpoint may even be lost, torn, or older or
-newer than the manifests: then a new one begins where the manifests end.
+Spark keeps the stream's offsets in a checkpoint, and repeats a micro-batch after a crash. That is not enough: a crash between writing the
+files and writing Spark's commit log would write rows twice. So the manifests decide. A micro-batch is a set of offset ranges, and ranges
+that are already archived are skipped, whichever query and epoch archived them. If the checkpoint is lost, torn, or older or newer than the
+manifests, a new one starts where the manifests end.
 """
 
 from __future__ import annotations
@@ -36,29 +36,29 @@ from pyspark_qmq.source_schema import default_schema
 from qmq.errors import ClientClosed, LogDamaged
 
 SELECTING: Final = ("tags", "tagsall", "keys", "keyfrom", "keyuntil", "includedirected")
-"""Options that say which messages of a subject are wanted, in lower case."""
+"""Options that select messages of a subject, in lower case."""
 _CHOOSING: Final = ("subscribe", "subscribepattern", "assign")
 _STARTING: Final = ("startingoffsets", "startingtimestamp")
 
 
 class Taking:
-    """What becomes of each micro-batch. Steps can be repeated; between any two the process may die."""
+    """Archives each micro-batch. All steps are idempotent; the process may crash between any two."""
 
     def __init__(self, folder: ArchiveFolder, disk: ArchiveDisk, notes: CheckpointNotes, start: Offsets) -> None:
-        """`start`: where the stream begins if it has no checkpoint."""
+        """`start`: the stream's start if it has no checkpoint."""
         self._folder = folder
         self._disk = disk
         self._notes = notes
         self._start = start
         self.made: list[Manifest] = []
-        """What this process added."""
+        """The manifests added by this process."""
         self.failure: BaseException | None = None
-        """What ended the stream, as it was raised: Spark wraps it."""
+        """The original error that ended the stream; Spark wraps it."""
         self._turn = threading.Lock()
         self._is_over = False
 
     def __call__(self, rows: DataFrame, epoch: int) -> None:
-        """For `foreachBatch`, which calls it in a thread of its own."""
+        """Called by `foreachBatch`, in another thread."""
         with self._turn:
             if self._is_over:
                 raise ClientClosed("the archive was closed")
@@ -69,7 +69,7 @@ class Taking:
                 raise
 
     def end(self) -> None:
-        """Wait until a step that is under way has ended; there will be no other."""
+        """Wait for the current step to finish, and prevent further ones."""
         with self._turn:
             self._is_over = True
 
@@ -95,17 +95,17 @@ class Taking:
 
 
 class CheckpointNotes:
-    """What Spark noted in a stream's checkpoint: one query with one source."""
+    """Spark's notes in the checkpoint of a query with one source."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     def query_id(self) -> str:
-        """The stream's identity; it lasts as long as the checkpoint."""
+        """The query's id, which stays the same as long as the checkpoint."""
         return str(json.loads((self._folder / "metadata").read_bytes())["id"])
 
     def ends_of(self, epoch: int) -> dict[QueueKey, int]:
-        """Where an epoch ends, which Spark notes before it runs it. Raises LogDamaged."""
+        """The end offsets of an epoch, which Spark notes before it runs the epoch. Raises LogDamaged."""
         path = self._folder / "offsets" / str(epoch)
         try:
             version, _, *sources = path.read_text().split("\n")
@@ -113,10 +113,10 @@ class CheckpointNotes:
                 raise ValueError(f"version {version!r} with {len(sources)} sources")
             return offsets.of_json(json.loads(sources[0]))
         except (OSError, ValueError, AttributeError) as cause:
-            raise LogDamaged(f"{path} does not say where epoch {epoch} ends ({cause}): remove {self._folder}, and start again") from cause
+            raise LogDamaged(f"{path} does not have the end of epoch {epoch} ({cause}): remove {self._folder} and start again") from cause
 
     def fits(self, archive: Archive) -> bool:
-        """Whether a stream can go on from here: nothing is torn, and it begins no later than the archive ends."""
+        """Whether a stream can continue from this checkpoint: it is intact, and its offsets are not beyond the archive's end."""
         try:
             planned, done = _numbers(self._folder / "offsets"), _numbers(self._folder / "commits")
             if not planned:
@@ -138,7 +138,7 @@ def _numbers(folder: Path) -> list[int]:
 def run_stream(
     spark: SparkSession, folder: ArchiveFolder, disk: ArchiveDisk, options: Mapping[str, str], trigger: Mapping[str, Any]
 ) -> list[Manifest]:
-    """Archive what is there, or go on until somebody asks to stop; gives what was added. Raises QmqError, PySparkException."""
+    """Archive the stored messages, or continue until a signal. Returns the added manifests. Raises QmqError, PySparkException."""
     given = {name.lower(): value for name, value in options.items()}
     folder.identify({name: given[name] for name in SELECTING if name in given})
     checkpoint = folder.checkpoint(_name({name: given[name] for name in _CHOOSING if name in given}))
@@ -161,17 +161,17 @@ def run_stream(
 
 
 class Query(Protocol):
-    """What is needed of Spark's StreamingQuery."""
+    """The used part of Spark's StreamingQuery."""
 
     def awaitTermination(self, timeout: int | None = None) -> bool | None:  # noqa: N802 - the name is Spark's
-        """Whether it has ended within so many seconds. Raises what ended it."""
+        """Whether the query ended within the given seconds. Raises the query's error."""
         ...
 
     def stop(self) -> None: ...
 
 
 def wait(query: Query) -> None:
-    """Until a query ends by itself, or somebody asks for it: Ctrl-C or SIGTERM. Raises what ended it."""
+    """Wait until a query ends, or stop it at Ctrl-C or SIGTERM. Raises the query's error."""
     with _asked_to_stop() as asked:
         while not asked.is_set():
             if query.awaitTermination(1):
@@ -181,7 +181,7 @@ def wait(query: Query) -> None:
 
 @contextmanager
 def _asked_to_stop() -> Iterator[threading.Event]:
-    """Set by a signal, instead of an exception amid whatever Python is doing; where signals can be had at all."""
+    """An event set by a signal, so that no exception interrupts arbitrary code. Without effect outside the main thread."""
     asked = threading.Event()
     if threading.current_thread() is not threading.main_thread():
         yield asked
@@ -203,7 +203,7 @@ def _name(choice: Mapping[str, str]) -> str:
 
 
 def _starting(options: Mapping[str, str], archive: Archive) -> dict[QueueKey, int]:
-    """Behind what the archive has; what it does not know from where the options say, or else from the oldest message on."""
+    """The starting offsets: the archive's ends; for other queues, as the options say, by default the oldest message."""
     if not any(name in options for name in _STARTING):
         options = {**options, "startingoffsets": offsets.EARLIEST}
     asked = parse(options, is_stream=True)
@@ -213,11 +213,11 @@ def _starting(options: Mapping[str, str], archive: Archive) -> dict[QueueKey, in
 
 
 def queues_of(options: Mapping[str, str]) -> dict[QueueKey, SourceQueue]:
-    """What is committed now of the chosen queues. Raises UnknownSubject, NotConnected, LogDamaged."""
+    """The committed ranges of the selected queues. Raises UnknownSubject, NotConnected, LogDamaged."""
     asked = parse({name: value for name, value in options.items() if name.lower() not in _STARTING}, is_stream=True)
     return dict(sorted(look(log_at(address_of(asked.where)), asked.choice).queues.items()))
 
 
 def waiting(options: Mapping[str, str], archive: Archive) -> dict[QueueKey, int]:
-    """How many sequences of each queue are committed, and not in the archive yet. Raises as `queues_of`."""
+    """The number of committed sequences of each queue that are not archived yet. Raises what `queues_of` raises."""
     return {key: max(queue.end - archive.reached.get(key, queue.start), 0) for key, queue in queues_of(options).items()}

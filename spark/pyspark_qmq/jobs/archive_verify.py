@@ -1,7 +1,7 @@
-"""Does an archive hold what the log holds? Queue by queue, over what was archived and the log still keeps.
+"""Compares an archive with the log, queue by queue, for all archived messages that the log still has.
 
-Both sides are counted and fingerprinted over all columns; the archive by itself also for sequences that come twice, for files that are not
-as the manifests say, and for a plain folder that shows something else. What retention took from the log can only be compared with the
+Both sides are counted and fingerprinted over all columns. The archive is also checked for duplicate sequences, for files that differ from
+their manifests, and for a plain folder that differs from the archive. Messages deleted from the log can only be compared with the
 manifests.
 """
 
@@ -27,44 +27,44 @@ from pyspark_qmq.source_model import QueueKey
 from pyspark_qmq.source_schema import COLUMNS, default_schema
 
 SHOWN_MAX: Final = 10
-"""Sequences of a counterexample."""
+"""Sequences shown in a counterexample."""
 
 _NOTHING: Final = Fingerprint(0, -1, -1, 0, 0)
 
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """One queue, in the archive and in the log, over what both should have."""
+    """One queue in the archive and in the log, over the range that both should have."""
 
     queue: QueueKey
     archived: int
-    """Rows of the queue in the archive."""
+    """The queue's rows in the archive."""
     listed: int
-    """Rows that the manifests say."""
+    """The queue's rows according to the manifests."""
     repeated: int
-    """Rows of a sequence that another row has."""
+    """Rows with a duplicate sequence."""
     first: int
-    """Compared from this sequence on."""
+    """The first compared sequence."""
     end: int
-    """And up to before this one: the archive's, or the log's if that ends earlier."""
+    """The end of the comparison (exclusive): the archive's end, or the log's if that is earlier."""
     in_archive: Fingerprint
     in_log: Fingerprint
     is_log_shorter: bool
-    """Whether the log ends before the archive does."""
+    """Whether the log ends before the archive."""
 
     @property
     def gaps(self) -> int:
-        """Sequences without a row in the archive: numbers that were never used, copies for one group, what `-o tags` left out."""
+        """Sequences without a row in the archive: unused sequences, directed copies, messages excluded by `-o tags`."""
         return self.end - self.first - self.in_archive.rows
 
     @property
     def is_same(self) -> bool:
-        """Whether there is nothing to find."""
+        """Whether the two sides are equal."""
         return self.in_archive == self.in_log and not self.repeated and self.archived == self.listed and not self.is_log_shorter
 
 
 def compare(spark: SparkSession, archive: Archive, files: Path, options: Mapping[str, str]) -> list[Compared]:
-    """All queues that the options choose and the archive has. Raises as the data source does."""
+    """Compare all queues that are selected and archived. Raises what the data source raises."""
     known = {key: queue for key, queue in queues_of(options).items() if key in archive.covered}
     kept = {key: ((queue.start, queue.end),) for key, queue in known.items()}
     shared = overlap({key: archive.covered[key] for key in known}, kept)
@@ -94,7 +94,7 @@ def compare(spark: SparkSession, archive: Archive, files: Path, options: Mapping
 
 
 def log_rows(spark: SparkSession, options: Mapping[str, str], wanted: Ranges) -> DataFrame:
-    """Those ranges of the log, with all columns."""
+    """The rows of these ranges in the log, with all columns."""
     where = {name: value for name, value in options.items() if name.lower().startswith("qmq.") or name.lower() in (*SELECTING, "path")}
     first = offsets.to_json({key: found[0][0] for key, found in wanted.items()})
     end = offsets.to_json(ends(wanted))
@@ -120,7 +120,7 @@ def _listed(archive: Archive) -> dict[QueueKey, int]:
 
 
 def wrong_files(archive: Archive, latest: Callable[[], Archive], files: Path, data: Path) -> list[tuple[str, str]]:
-    """Files that are not as the manifests say, and what is wrong with each. `latest`: others may be at work meanwhile."""
+    """Files that differ from their manifests, with the difference. `latest`: reads the archive again, because others may be writing."""
     found = []
     for file in archive.files.values():
         path = files / file.path
@@ -136,7 +136,7 @@ def wrong_files(archive: Archive, latest: Callable[[], Archive], files: Path, da
 
 
 def differing(spark: SparkSession, archive: Archive, files: Path, options: Mapping[str, str], wrong: Compared) -> list[tuple[int, str]]:
-    """The first sequences of a queue that differ, and how."""
+    """The first differing sequences of a queue, with the difference."""
     wanted: Ranges = overlap({wrong.queue: archive.covered[wrong.queue]}, {wrong.queue: ((wrong.first, wrong.end),)})
     if not wanted:
         return []
@@ -154,4 +154,4 @@ def _by_sequence(rows: DataFrame, side: str) -> DataFrame:
 def _how(ours: int | None, theirs: int | None) -> str:
     if not ours or not theirs:
         return "only in the archive" if ours else "only in the log"
-    return f"{ours} times in the archive" if ours > 1 else "not the same in both"
+    return f"{ours} times in the archive" if ours > 1 else "different"

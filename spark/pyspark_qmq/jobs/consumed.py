@@ -1,4 +1,4 @@
-"""What the jobs about consumption share: datasets beside the messages, queues as they are now, and messages joined with ranges of them."""
+"""Shared by the jobs about consumption: other datasets, the current queues, and joins of messages with ranges of sequences."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from pyspark_qmq.source_model import Topology
 from qmq.errors import InvalidArgument
 
 QUEUE: Final = ("subject", "partition", "broker_group")
-"""Columns that name a queue."""
+"""The columns that identify a queue."""
 _BLOCK_BITS: Final = 6
-"""Ranges and messages meet in blocks of 64 sequences: a range of one message is compared with 64 messages, a long one is cut in many."""
+"""Ranges and messages are joined by blocks of 64 sequences: a range of one message is compared with 64 messages, a long one is split."""
 _BROADCAST_ROWS_MAX: Final = 300_000
 
 
 def read_dataset(spark: SparkSession, args: argparse.Namespace, name: str, *, path: Sequence[str] = ()) -> DataFrame:
-    """A dataset beside the messages, from where the common arguments say, or from other folders. Raises InvalidArgument."""
+    """Another dataset, from the log given by the common arguments or from other folders. Raises InvalidArgument."""
     found = {key: value for key, value in source_options(args).items() if key.startswith("qmq.")}
     if path:
         found = {"qmq.path": ",".join(path)} | {key: value for key, value in found.items() if key == "qmq.committed"}
@@ -36,7 +36,7 @@ def read_dataset(spark: SparkSession, args: argparse.Namespace, name: str, *, pa
 def read_subjects(
     spark: SparkSession, args: argparse.Namespace, columns: Sequence[str], subjects: Sequence[str], *, is_whole: bool = False
 ) -> DataFrame:
-    """Other subjects than the arguments name; with `is_whole` all that is kept of them, whatever times the arguments name."""
+    """Messages of other subjects than the arguments name. `is_whole`: ignore the arguments' time range."""
     found = {key: value for key, value in source_options(args).items() if key not in ("subscribe", "subscribePattern")}
     if is_whole:
         found = {key: value for key, value in found.items() if key.startswith("qmq.")} | {"failOnDataLoss": "false"}
@@ -45,62 +45,62 @@ def read_subjects(
 
 
 def queues_now(args: argparse.Namespace) -> Topology:
-    """The queues that the arguments name. Raises InvalidArgument, UnknownSubject, NotConnected, LogDamaged."""
+    """The queues selected by the arguments. Raises InvalidArgument, UnknownSubject, NotConnected, LogDamaged."""
     asked = read_options.parse(checked_source(source_options(args)), is_stream=False)
     return look(log_at(address_of(asked.where)), asked.choice)
 
 
 def covered(messages: DataFrame, ranges: DataFrame) -> DataFrame:
-    """Each message beside each range of sequences that it lies in; those in none are left out.
+    """Join each message with each range that contains it.
 
-    `ranges` are deliveries: they name a queue, `first_sequence` and `last_sequence`, and perhaps the logical partitions that are meant.
-    `messages` have `sequence` and `logical_partition`. Only blocks of ranges are exploded, never their messages.
+    `ranges` are deliveries: a queue, `first_sequence`, `last_sequence`, and possibly logical partitions. `messages` have `sequence` and
+    `logical_partition`. Only the blocks of ranges are exploded, never their messages.
     """
     blocks = F.sequence(F.shiftright("first_sequence", _BLOCK_BITS), F.shiftright("last_sequence", _BLOCK_BITS))
     cut = ranges.withColumn("block", F.explode(blocks))
     keyed = messages.withColumn("block", F.shiftright("sequence", _BLOCK_BITS))
     is_in = (F.col("sequence") >= F.col("first_sequence")) & (F.col("sequence") <= F.col("last_sequence"))
     is_meant = F.col("first_lp").isNull() | F.col("logical_partition").between(F.col("first_lp"), F.col("end_lp") - 1)
-    if cut.count() <= _BROADCAST_ROWS_MAX:  # Spark cannot know how small they are
+    if cut.count() <= _BROADCAST_ROWS_MAX:  # Spark cannot know that they are small.
         cut = F.broadcast(cut)
     return keyed.join(cut, [*QUEUE, "block"]).where(is_in & is_meant).drop("block")
 
 
 def of_groups(rows: DataFrame, groups: Sequence[str], subjects: Sequence[str]) -> DataFrame:
-    """Rows about these consumer groups (none named: all) and subjects."""
+    """Rows of these consumer groups (empty: all) and subjects."""
     found = rows.where(F.col("subject").isin(list(subjects)))
     return found.where(F.col("consumer_group").isin(list(groups))) if groups else found
 
 
 def now_ms(args: argparse.Namespace, known: Iterable[int]) -> int:
-    """What "now" means: of brokers it is now, of files the newest time that is known from them. Milliseconds since 1970."""
+    """The current time for brokers, or the newest time found in files. Milliseconds since 1970."""
     if args.servers and not args.path:
         return int(time.time() * 1000)
     return max(known, default=0)
 
 
 def utc(time_ms: int) -> datetime:
-    """A time as reports show it. Spark itself hands out times without a zone, as the machine's."""
+    """A time in UTC for reports. Spark returns local times without a zone."""
     return datetime.fromtimestamp(0, UTC) + timedelta(milliseconds=time_ms)
 
 
 def positive(text: str) -> int:
-    """For argparse: a whole number from 1 on."""
+    """For argparse: an integer of 1 or more."""
     if not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no whole number from 1 on")
+        raise argparse.ArgumentTypeError(f"{text!r} is not an integer of 1 or more")
     return int(text)
 
 
 def not_negative(text: str) -> int:
-    """For argparse: a whole number from 0 on."""
+    """For argparse: an integer of 0 or more."""
     if not text.isdigit():
-        raise argparse.ArgumentTypeError(f"{text!r} is no whole number from 0 on")
+        raise argparse.ArgumentTypeError(f"{text!r} is not an integer of 0 or more")
     return int(text)
 
 
 def require_groups(found: Sequence[str], wanted: Sequence[str]) -> None:
-    """Raises InvalidArgument if a named group is not among those that were found."""
+    """Raise InvalidArgument if a named group was not found."""
     missing = sorted(set(wanted) - set(found))
     if missing:
         known = ", ".join(sorted(set(found))) or "none"
-        raise InvalidArgument(f"no group {missing[0]!r} has consumed these subjects, as far as the action log goes back; there is {known}")
+        raise InvalidArgument(f"no group {missing[0]!r} has consumed these subjects within the action log; groups: {known}")

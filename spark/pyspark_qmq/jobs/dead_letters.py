@@ -1,10 +1,10 @@
-"""Messages that failed for good, by cause; and giving them back.
+"""Reports dead letters by cause, and replays them.
 
-What failed is in the action logs (dead_letters_found.py has the causes); with `--dead-subject` a subject is read besides to which
-applications, or brokers, send what they gave up, with headers that say why. `--replay` gives back what can be: parked keys, and messages
-of the dead-letter subject (dead_letters_replay.py); `--dry-run` only says what would be.
+Failures are in the action logs (dead_letters_found.py lists the causes). With `--dead-subject`, the job also reads a subject to which
+applications or brokers send dead letters, with headers that give the reason. `--replay` replays parked keys and messages of the dead-letter
+subject (dead_letters_replay.py); `--dry-run` only reports what would be replayed.
 
-Something is found (exit status 1) if there are dead letters that were not given back by this run.
+Exit status 1 (findings) if there are dead letters that this run did not replay.
 """
 
 from __future__ import annotations
@@ -32,23 +32,27 @@ _BY: Final = ("cause", "subject", "consumer_group")
 
 class DeadLettersJob:
     name = "dead_letters"
-    summary = "Messages that failed for good, by cause; give them back."
+    summary = "Report dead letters by cause, and replay them."
 
     def options(self, parser: argparse.ArgumentParser) -> None:
         """Add this job's arguments."""
         parser.add_argument("--group", action="append", default=[], metavar="NAME", help="only this consumer group; repeatable")
         parser.add_argument("--cause", action="append", default=[], metavar="NAME", help="only this cause; repeatable")
-        parser.add_argument("--attempts", type=positive, default=5, metavar="N", help="after how many failures a message counts (5)")
-        parser.add_argument("--dead-subject", default="", metavar="NAME", help="a subject of dead letters, to be read besides")
-        parser.add_argument("--cause-header", default="qmq-error", metavar="NAME", help="header of dead letters that says why (qmq-error)")
-        parser.add_argument("--subject-header", default="qmq-subject", metavar="NAME", help="... where it was sent to (qmq-subject)")
-        parser.add_argument("--group-header", default="qmq-group", metavar="NAME", help="... which group gave it up (qmq-group)")
-        parser.add_argument("--replay", action="store_true", help="give back parked keys, and messages of the dead-letter subject")
-        parser.add_argument("--rate", type=not_negative, default=1_000, metavar="N", help="replay so many a second (1000); 0: no limit")
-        parser.add_argument("--dry-run", action="store_true", help="with --replay: only say what would be given back")
+        parser.add_argument("--attempts", type=positive, default=5, metavar="N", help="count messages that failed this many times (5)")
+        parser.add_argument("--dead-subject", default="", metavar="NAME", help="a dead-letter subject to read as well")
+        parser.add_argument(
+            "--cause-header", default="qmq-error", metavar="NAME", help="header of dead letters with the reason (qmq-error)"
+        )
+        parser.add_argument("--subject-header", default="qmq-subject", metavar="NAME", help="... with the original subject (qmq-subject)")
+        parser.add_argument("--group-header", default="qmq-group", metavar="NAME", help="... with the consumer group (qmq-group)")
+        parser.add_argument("--replay", action="store_true", help="replay parked keys and messages of the dead-letter subject")
+        parser.add_argument(
+            "--rate", type=not_negative, default=1_000, metavar="N", help="replay at most this many per second (1000); 0: no limit"
+        )
+        parser.add_argument("--dry-run", action="store_true", help="with --replay: only report what would be replayed")
 
     def run(self, spark: SparkSession, args: argparse.Namespace) -> Report:
-        """Find them, and give them back if that is asked. Raises QmqError."""
+        """Find dead letters, and replay them if requested. Raises QmqError."""
         if args.replay and not args.servers and not args.dry_run:
             raise InvalidArgument("--replay needs --servers: a metaserver replays parked keys")
         if args.dead_subject and not args.subject and not args.pattern:
@@ -80,7 +84,7 @@ class DeadLettersJob:
     def _replay(
         self, spark: SparkSession, args: argparse.Namespace, parked: Sequence[ReplayedKey], dead: DataFrame | None
     ) -> tuple[dict[str, object], int]:
-        """What is for the report, and how many messages were given back, now or before."""
+        """The report's part about the replay, and the number of messages replayed now or before."""
         rows, homeless = self._to_send(spark, args, dead) if dead is not None else (None, 0)
         waiting = rows.count() if rows is not None else 0
         before = dead.count() - homeless - waiting if dead is not None else 0
@@ -93,7 +97,7 @@ class DeadLettersJob:
         return {"given back by brokers": given, "sent again": sent, **others}, given + sent + before
 
     def _to_send(self, spark: SparkSession, args: argparse.Namespace, dead: DataFrame) -> tuple[DataFrame | None, int]:
-        """What is to be sent, and how many letters do not say where to."""
+        """The messages to send, and the number of letters without a target subject."""
         targets = sorted(row[0] for row in dead.select("original_subject").distinct().collect() if row[0])
         homeless = dead.where(F.coalesce("original_subject", F.lit("")) == "").count()
         if not targets:
@@ -106,7 +110,7 @@ class DeadLettersJob:
 
 
 def counted(ranges: DataFrame, dead: DataFrame | None) -> list[Row]:
-    """Messages, and the most attempts, by cause, subject and group; the most first."""
+    """The number of messages and the largest attempt by cause, subject and group, most messages first."""
     size = F.col("last_sequence") - F.col("first_sequence") + 1
     found = ranges.select(*_BY, size.alias("size"), "attempts")
     if dead is not None:
@@ -116,7 +120,7 @@ def counted(ranges: DataFrame, dead: DataFrame | None) -> list[Row]:
 
 
 def tagged(every: DataFrame, dead: DataFrame | None) -> list[Row]:
-    """Messages that are kept, by cause, subject, group and tag."""
+    """Stored messages by cause, subject, group and tag."""
     found = every.select(*_BY, "tags")
     if dead is not None:
         found = found.unionByName(dead.select(*_BY, "tags"))
@@ -125,13 +129,13 @@ def tagged(every: DataFrame, dead: DataFrame | None) -> list[Row]:
 
 
 def parked_keys(ranges: DataFrame) -> list[ReplayedKey]:
-    """The keys that are parked, those whose followers alone fit the choice too."""
+    """The parked keys, including keys of which only followers match the selection."""
     rows = ranges.where(F.col("cause").isin(PARKED, FOLLOWER)).groupBy("subject", "consumer_group", "key", "partition").count().collect()
     return sorted(ReplayedKey(row.subject, row.consumer_group, bytes(row.key), row.partition, row["count"]) for row in rows)
 
 
 def examples(every: DataFrame, dead: DataFrame | None) -> list[Row]:
-    """Some letters, the newest first."""
+    """Some letters, newest first."""
     columns = (F.unix_millis("append_time").alias("stored"), *_BY, "partition", "broker_group", "sequence", "key", "message_id")
     found = every.select(*columns)
     if dead is not None:
@@ -151,7 +155,7 @@ def report(
     given: int,
     details: dict[str, DataFrame],
 ) -> Report:
-    """Everything in its place. Pure."""
+    """The report. Pure."""
     total = sum(row.messages for row in counts)
     left = max(total - given, 0)
     causes: dict[str, int] = {}

@@ -1,14 +1,14 @@
-"""Which messages failed for good, and why: from deliveries, and from a dead-letter subject. DataFrames in, a DataFrame out.
+"""Finds dead letters and their causes in deliveries and in a dead-letter subject. DataFrames in, a DataFrame out.
 
-A *letter* is such a message, or a range of messages of one queue that came to the same end. Causes:
+A *letter* is a failed message, or a range of messages of one queue with the same outcome. Causes:
 
-    failing      it was handed out and failed so many times, and is not done still
+    failing      it was delivered, failed at least the given number of times, and is not done
     parked       it failed, and was set aside with its key                     (ordered subjects)
     follower     it was set aside only because an earlier one of its key was
-    skipped      an operator counted it as done while it was parked
-    expired      it came back, and retention took it before it was handed out again
-    dead         its group gave it up: its copy is in the group's dead-letter queue (`%dlq%GROUP`)
-    ...          what the header says that an application, or the broker, put into a dead letter; `unknown` if there is none
+    skipped      an operator skipped it while it was parked
+    expired      it was returned, and retention deleted it before its next delivery
+    dead         its attempts are exhausted: a copy is in the group's dead-letter queue (`%dlq%GROUP`)
+    ...          the value of a dead letter's reason header; `unknown` if there is none
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ RANGE: Final = (*QUEUE, "consumer_group", "first_sequence", "last_sequence", "fi
 MESSAGE: Final = (*QUEUE, "sequence", "logical_partition", "key", "tags", "message_id", "append_time")
 DEAD: Final = "dead"
 _CAUSES: Final = {"drop": SKIPPED, "expired": EXPIRED, "dead": DEAD}
-"""By the fate of a delivery."""
+"""The cause for each outcome of a delivery."""
 
 
 def failed_ranges(deliveries: DataFrame, attempts: int, *, with_dead: bool = True) -> DataFrame:
-    """The deliveries that failed for good, with columns RANGE. `attempts`: after how many a message counts as failing.
+    """The deliveries that failed for good, with the columns RANGE. `attempts`: failures from which a message counts as failing.
 
-    Without `with_dead` what is in a dead-letter queue is left out: it is read there.
+    Without `with_dead`, messages in a dead-letter queue are left out, because they are read from the queue.
     """
     tried = F.col("verdict").isin("open", "waiting") & (F.col("attempt") > attempts)
     failing = deliveries.where(tried).withColumns({"attempts": F.col("attempt") - 1, "cause": F.lit(FAILING)})
@@ -47,7 +47,7 @@ def failed_ranges(deliveries: DataFrame, attempts: int, *, with_dead: bool = Tru
 
 
 def _parked(deliveries: DataFrame) -> DataFrame:
-    """What is parked now; which of them failed themselves says the event, if the log still has it."""
+    """The parked messages. Whether a message failed itself is known from its event, if the log still has it."""
     names = (*QUEUE, "consumer_group", "first_sequence")
     events = deliveries.where("verdict = 'park'").groupBy(*names).agg(F.max_by("attempt", "settled_time").alias("attempts"))
     found = deliveries.where("verdict = 'parked'").join(events, list(names), "left")
@@ -55,13 +55,13 @@ def _parked(deliveries: DataFrame) -> DataFrame:
 
 
 def letters(messages: DataFrame, ranges: DataFrame) -> DataFrame:
-    """Those messages of the ranges that are kept, each with its cause."""
+    """The stored messages of the ranges, each with its cause."""
     found = covered(messages.select(*MESSAGE), ranges.drop("key"))
     return found.select(*MESSAGE, "consumer_group", "cause", "attempts")
 
 
 def dead_letters(dead: DataFrame, cause_header: str, subject_header: str, group_header: str) -> DataFrame:
-    """Messages of a dead-letter subject as letters: with what their headers say, and all that a replay needs."""
+    """Messages of a dead-letter subject as letters, with the values of their headers and all columns that a replay needs."""
     return dead.select(
         *dead.columns,
         F.coalesce(_text(cause_header), F.lit(UNKNOWN)).alias("cause"),

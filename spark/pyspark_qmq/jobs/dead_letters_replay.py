@@ -1,11 +1,11 @@
-"""Giving dead letters back.
+"""Replays dead letters.
 
-* Parked keys by the brokers themselves, the oldest partition of a key first: its messages then come before anything newer of the key.
-* Messages of a dead-letter subject as new messages of their original subject, with the same message id, and a header that says which dead
-  letter it was (REPLAYED). What the original subject has with that header was given back before: it is left out. So a second replay is
-  harmless, whatever else it chooses. A slice that a dying replay and the next one both write has one writer's name, and is stored once.
+* The brokers replay parked keys, oldest partition of a key first, so that its messages come before newer ones of the key.
+* Messages of a dead-letter subject are sent as new messages to their original subject, with the same message id and a header that names the
+  dead letter (REPLAYED). Letters named by such a header in the original subject are skipped, so a second replay is harmless. If a crashed
+  replay and the next one both write a slice, they use the same writer's name, and the slice is stored once.
 
-Messages leave in slices, in the order in which they were stored, so the order of a key is kept, and no faster than a rate.
+Messages are sent in slices, in the order of storing (which keeps the order of keys), at a limited rate.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from qmq.errors import UnknownGroup
 from qmq.headers import PREFIX
 
 REPLAYED: Final = "replayed-from"
-"""Header of a message that was given back: the dead letter's subject/partition@group#sequence."""
+"""Header of a replayed message: the dead letter's subject/partition@group#sequence."""
 SLICE_ROWS_MAX: Final = 10_000
 _ORDER: Final = ("append_time", "subject", "partition", "broker_group", "sequence")
 
 
 class ReplayedKey(NamedTuple):
-    """A key that a group set aside on one partition."""
+    """A parked key of a group on one partition."""
 
     subject: str
     group: str
@@ -39,7 +39,7 @@ class ReplayedKey(NamedTuple):
 
 
 class Pace:
-    """Not more than so many messages a second (0: as fast as it goes). `clock` counts seconds, `sleep` waits."""
+    """Limits messages per second (0: no limit). `clock` returns seconds, `sleep` waits."""
 
     def __init__(self, rate: int, clock: Callable[[], float] = time.monotonic, sleep: Callable[[float], None] = time.sleep) -> None:
         self.rate = rate
@@ -48,24 +48,24 @@ class Pace:
         self._free_s = clock()
 
     def wait(self) -> None:
-        """Until the next may go."""
+        """Wait until more messages may be sent."""
         ahead_s = self._free_s - self._clock()
         if ahead_s > 0:
             self._sleep(ahead_s)
 
     def went(self, messages: int) -> None:
-        """So many went just now."""
+        """Count sent messages."""
         if self.rate:
             self._free_s = max(self._free_s, self._clock()) + messages / self.rate
 
     @property
     def slice_rows(self) -> int:
-        """How many to send at once."""
+        """The number of messages to send at once."""
         return min(self.rate, SLICE_ROWS_MAX) if self.rate else SLICE_ROWS_MAX
 
 
 def unpark(servers: str, keys: Iterable[ReplayedKey], pace: Pace) -> int:
-    """Give parked keys back, the oldest partition of each first; how many messages. Keys that are parked no more are passed over.
+    """Replay parked keys, oldest partition of each key first; returns the number of messages. Keys that are no longer parked are skipped.
 
     Raises NotConnected, UnknownSubject, OrderMismatch.
     """
@@ -90,13 +90,13 @@ async def _unpark(servers: str, keys: list[ReplayedKey], pace: Pace) -> int:
 
 
 def not_replayed(letters: DataFrame, stored: DataFrame) -> DataFrame:
-    """The letters that no message of their original subject (`stored`, with `headers`) says it was."""
+    """The letters that are not named by the REPLAYED header of a message in `stored`, which must have `headers`."""
     back = stored.select(F.decode(F.try_element_at("headers", F.lit(REPLAYED)), "UTF-8").alias("mark")).where("mark is not null")
     return letters.join(back.distinct(), "mark", "left_anti")
 
 
 def outgoing(letters: DataFrame) -> DataFrame:
-    """The letters as new messages, numbered from 0 in the order in which they were stored: column `number` besides the sink's."""
+    """The letters as new messages, numbered from 0 in the order of storing: the sink's columns and `number`."""
     kept = F.map_filter(F.coalesce("headers", F.create_map().cast("map<string,binary>")), lambda name, _: ~name.startswith(PREFIX))
     own = F.map_filter(kept, lambda name, _: name != REPLAYED)
     headers = F.map_concat(own, F.create_map(F.lit(REPLAYED), F.encode("mark", "UTF-8")))
@@ -115,7 +115,7 @@ def outgoing(letters: DataFrame) -> DataFrame:
 
 
 def send(rows: DataFrame, servers: str, pace: Pace) -> int:
-    """Write what `outgoing` gave, slice by slice; how many messages."""
+    """Write the messages of `outgoing`, slice by slice; returns their number."""
     numbered = rows.persist()
     try:
         count = numbered.count()
@@ -130,7 +130,7 @@ def send(rows: DataFrame, servers: str, pace: Pace) -> int:
 
 
 def _write(piece: DataFrame, servers: str) -> None:
-    """One slice, as one task, in order. Its writer's name follows from which letters are in it."""
+    """Write one slice in order, as one task. The writer's name is derived from the slice's letters."""
     name = piece.select(F.md5(F.concat_ws(",", F.sort_array(F.collect_list("mark"))))).collect()[0][0]
     rows = piece.coalesce(1).sortWithinPartitions("number").drop("number", "mark")
     rows.write.format("qmq").mode("append").option("qmq.servers", servers).option("qmq.txnId", f"dead_letters {name}").save()

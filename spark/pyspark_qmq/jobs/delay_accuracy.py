@@ -1,10 +1,10 @@
-"""How exactly delayed messages came when they were due, and whether any came early or not at all.
+"""Reports how punctually delayed messages were delivered, and whether any was early or lost.
 
-A delay group's folder says what was to come when (dataset `schedules`); the log, from brokers or folders, says what came. `--from` and
-`--until` are about due times here. A delay group deletes a bucket's files when everything in it has come and no checkpoint names it any
-more, so what is looked at is what its files still know.
+A delay group's folder has the due times (dataset `schedules`); the log, from brokers or folders, has the delivered messages. `--from` and
+`--until` refer to due times here. A delay group deletes a bucket's files once all its messages are delivered and no checkpoint names the
+bucket, so the report covers the buckets that still have files.
 
-Something is found (exit status 1) if a message came early, is lost or overdue, or came although it was cancelled (delay_judging.py).
+Exit status 1 (findings) if a message was early, lost, overdue, or delivered although it was cancelled (delay_judging.py).
 """
 
 from __future__ import annotations
@@ -27,28 +27,28 @@ from qmq.errors import InvalidArgument
 
 EXAMPLES: Final = 20
 HOURS: Final = 48
-"""How many are shown, the newest."""
+"""The number of findings shown, newest first."""
 HOUR_MS: Final = 3_600_000
 _NEVER_MS: Final = 1 << 62
 
 
 class DelayAccuracy:
     name = "delay_accuracy"
-    summary = "How exactly delayed messages came when they were due."
+    summary = "Report how punctually delayed messages were delivered."
 
     def options(self, parser: argparse.ArgumentParser) -> None:
         """Add this job's arguments."""
         parser.add_argument("--delay-path", action="append", default=[], metavar="FOLDER", help="a delay group's data folder; repeatable")
-        parser.add_argument("--clock-ms", type=not_negative, default=10, metavar="N", help="how far the groups' clocks may be apart (10)")
+        parser.add_argument("--clock-ms", type=not_negative, default=10, metavar="N", help="allowed difference of the groups' clocks (10)")
 
     def run(self, spark: SparkSession, args: argparse.Namespace) -> Report:
         """Compare the schedule with the log. Raises QmqError."""
         folders = args.delay_path or args.path
         if not folders:
-            raise InvalidArgument("name the schedule: --delay-path FOLDER, a delay group's data folder")
+            raise InvalidArgument("give the schedule: --delay-path FOLDER, a delay group's data folder")
         schedules = chosen(read_dataset(spark, args, "schedules", path=folders), args).persist()
         try:
-            schedules.count()  # before the log is looked at: what has come by now is in it
+            schedules.count()  # Read before the log, so that messages delivered until now are in the log.
             queues = queues_now(args).queues
             subjects = sorted({key.subject for key in queues})
             messages = read_subjects(spark, args, (*QUEUE, "message_id", "append_time"), subjects, is_whole=True)
@@ -64,7 +64,7 @@ class DelayAccuracy:
 
 
 def chosen(schedules: DataFrame, args: argparse.Namespace) -> DataFrame:
-    """Rows of the subjects that the arguments name, due between `--from` and `--until`. Raises InvalidArgument."""
+    """The rows of the selected subjects that are due between `--from` and `--until`. Raises InvalidArgument."""
     due = F.unix_millis("due_time")
     if args.subject:
         schedules = schedules.where(F.col("subject").isin(args.subject))
@@ -84,7 +84,7 @@ def oldest_kept(messages: DataFrame) -> dict[tuple[str, int, str], int]:
 
 
 def horizons(queues: Any, oldest: Mapping[tuple[str, int, str], int]) -> dict[str, int]:
-    """By subject, from when on nothing that was stored is gone. A queue from which nothing was taken reaches back to the beginning."""
+    """For each subject, the time from which on all messages are still stored; 0 if retention has deleted none."""
     found: dict[str, int] = {}
     for queue in queues:
         kept_from = oldest.get(tuple(queue.key), _NEVER_MS) if queue.start else 0
@@ -93,7 +93,7 @@ def horizons(queues: Any, oldest: Mapping[tuple[str, int, str], int]) -> dict[st
 
 
 class DelayFinding(NamedTuple):
-    """A message of which something must not be. Times are milliseconds since 1970."""
+    """A message that violates a guarantee. Times are milliseconds since 1970."""
 
     verdict: str
     subject: str
@@ -119,7 +119,7 @@ Errors = Sequence[tuple[str, int, Sequence[float]]]
 
 
 def figures(rows: DataFrame) -> tuple[dict[str, int], int, Errors, Errors, tuple[list[float], list[float]], list[DelayFinding]]:
-    """Messages by verdict, how many came more than once, errors by delay and by hour, the histogram, and findings."""
+    """Messages by verdict, the number of repeated deliveries, errors by delay and by hour, the histogram, and findings."""
     counts = {row.verdict: row["count"] for row in rows.groupBy("verdict").count().collect()}
     twice = rows.where("copies > 1").count()
     by_delay = [(row.delay, row.messages, row.errors) for row in errors_by(rows, "delay", F.col("delay")).collect()]
@@ -146,7 +146,7 @@ def report(
     now: int,
     details: dict[str, DataFrame],
 ) -> Report:
-    """Everything in its place. Pure."""
+    """The report. Pure."""
     wrong = {name: counts[name] for name in FINDINGS if counts.get(name)}
     total = sum(counts.values())
     columns = ("messages", "min", *NAMED)
@@ -164,7 +164,7 @@ def report(
         (
             ReportTable("Error in ms, by delay", ("delay", *columns), _error_rows(by_delay), "by_delay"),
             ReportTable("Error in ms, by the hour (UTC) in which messages were due", ("hour", *columns), _error_rows(by_hour), "by_hour"),
-            ReportTable("What must not be", findings, tuple(_row(each) for each in some), "findings"),
+            ReportTable("Violations", findings, tuple(_row(each) for each in some), "findings"),
         ),
         tuple(_plots(by_delay, bins)),
         counterexample="\n".join(map(str, some[:3])),

@@ -1,19 +1,19 @@
-"""What became of each delayed message: a delay group's schedule beside the log that it delivered into. DataFrames in, DataFrames out.
+"""Judges each delayed message by comparing a delay group's schedule with the log. DataFrames in, DataFrames out.
 
-A delayed message keeps its id when it is delivered, and a run of a recurring one has an id of its own: so the two are joined by message
-id. What is left out: rows that were moved (they are rows elsewhere), seeds of recurring messages (their runs are delivered), and directed
-messages, which have the id of the message that failed, and which nobody but their group sees.
+A delayed message keeps its id when it is delivered, and each run of a recurring message has its own id, so both sides are joined by message
+id. Left out are moved rows (they have another row), seeds of recurring messages (their runs are delivered), and directed messages, which
+have the id of the failed message and are visible only to their group.
 
     delivered    it is in the log, and not before it was due
     early        in the log before it was due, by more than the clocks may differ
-    lost         delivered, says the schedule, and not in the log, although the log would still have it
-    gone         delivered, and not in the log, but retention may have taken it
-    resurrected  cancelled, and in the log all the same
+    lost         delivered according to the schedule, but not in the log, although the log still has its time
+    gone         delivered according to the schedule, not in the log, but retention may have deleted it
+    resurrected  cancelled, but in the log
     overdue      pending or planned, not in the log, and due for longer than OVERDUE_MS
-    waiting      pending, and not due yet (or only just)
+    waiting      pending, and not due yet (or just now)
     cancelled    cancelled, and not in the log
 
-A checkpoint is older than the log: what is pending in it may be in the log already, and is judged as delivered.
+A checkpoint is older than the log: a message that is pending in the checkpoint may be in the log, and then counts as delivered.
 """
 
 from __future__ import annotations
@@ -35,28 +35,28 @@ OVERDUE: Final = "overdue"
 WAITING: Final = "waiting"
 CANCELLED: Final = "cancelled"
 FINDINGS: Final = (EARLY, LOST, RESURRECTED, OVERDUE)
-"""What must not be."""
+"""The verdicts that are violations."""
 OVERDUE_MS: Final = 60_000
 DELAYS: Final = ("up to 1 s", "up to 1 min", "up to 1 h", "up to 1 day", "up to 30 days", "longer")
 _DELAY_ENDS_MS: Final = (1_000, 60_000, 3_600_000, 86_400_000, 30 * 86_400_000)
 BINS: Final = 60
-"""Of the histogram, up to the 99.9th percentile; what lies above is in the last bin."""
+"""Bins of the histogram up to the 99.9th percentile; larger values are in the last bin."""
 
 
 def arrivals(messages: DataFrame) -> DataFrame:
-    """By subject and message id when it was first stored by a real-time broker, and how often it is there."""
+    """For each subject and message id: when it was first stored by a real-time broker, and how often."""
     return messages.groupBy("subject", "message_id").agg(F.min("append_time").alias("arrival"), F.count("*").alias("copies"))
 
 
 def judged(schedules: DataFrame, messages: DataFrame, horizons: Mapping[str, int], now_ms: int, clock_ms: int) -> DataFrame:
-    """Each row of the schedule with `verdict`, `arrival`, `copies`, and `error_ms`: from when it could first come to when it came.
+    """The rows of the schedule with `verdict`, `arrival`, `copies`, and `error_ms`: the lateness after the first possible delivery time.
 
     Args:
         schedules: the dataset.
-        messages: subject, message_id and append_time of everything that the log has.
-        horizons: by subject, from when on (milliseconds since 1970) the log surely has everything. What is not named is in no log.
-        now_ms: the time that overdue messages are measured by.
-        clock_ms: how far the clocks of a delay group and a broker may be apart.
+        messages: subject, message_id and append_time of all messages in the log.
+        horizons: for each subject, the time (milliseconds since 1970) from which on the log is complete. Other subjects are in no log.
+        now_ms: the current time, for overdue messages.
+        clock_ms: the allowed difference between the clocks of a delay group and a broker.
     """
     is_judged = (F.col("state") != "moved") & ~F.col("is_directed") & ~((F.col("state") == "cancelled") & F.col("is_recurring"))
     rows = schedules.where(is_judged).join(arrivals(messages), ["subject", "message_id"], "left")
@@ -91,14 +91,14 @@ def _delay_name(delay_ms: Column) -> Column:
 
 
 def errors_by(rows: DataFrame, name: str, by: Column) -> DataFrame:
-    """Quantiles of the error (at PERCENTAGES) of what arrived and was not cancelled, by something: `name`, messages, errors."""
+    """Quantiles of the error (at PERCENTAGES) of delivered messages, grouped by a column: `name`, messages, errors."""
     arrived = rows.where(F.col("verdict").isin(CAME, EARLY))
     shares = F.array(*map(F.lit, PERCENTAGES))
     return arrived.groupBy(by.alias(name)).agg(F.count("*").alias("messages"), F.percentile("error_ms", shares).alias("errors"))
 
 
 def binned(rows: DataFrame, low: float, high: float) -> tuple[list[float], list[float]]:
-    """(edges, counts) of a histogram of errors from `low` to `high`; what is above is in the last bin."""
+    """(edges, counts) of a histogram of errors from `low` to `high`; larger values are in the last bin."""
     width = max((high - low) / BINS, 1.0)
     number = F.least(F.floor((F.col("error_ms") - low) / width), F.lit(BINS - 1)).cast("int")
     arrived = rows.where(F.col("verdict").isin(CAME, EARLY))

@@ -1,18 +1,19 @@
-"""Find messages that are stored more than once, say why; find what applications sent twice, and what is missing between.
+"""Finds messages stored more than once and the reasons, messages that applications sent twice, and gaps in sequences.
 
-A message id names one message for ever, so an id that is there twice in a subject has a cause. Some are allowed, the others are findings:
+A message id identifies one message for ever, so an id that occurs twice in a subject has a cause. Some causes are allowed, others are
+findings:
 
     replay          allowed   ordered subjects: a fenced partition did not answer, and its messages were sent again, in order
                               (docs/ORDERING.md, "Duplicates")
-    directed        allowed   a copy for one consumer group, which had it retried later than a broker waits (docs/DELAY.md, "Retries")
+    directed        allowed   a copy for one consumer group, for a retry later than a broker can delay it (docs/DELAY.md, "Retries")
     broken_replay             ordered subjects: sent again, but not as a replay in order
-    stored_twice              one batch, under one number, twice in a queue: its broker did not know it any more
-    two_queues                one batch, under one number, in two queues: sent elsewhere although its fate was not known
-    repeated                  the id came again in another batch: a program, or a sink whose plan is not deterministic, gave it twice
+    stored_twice              one batch twice in a queue under one number: its broker had forgotten it
+    two_queues                one batch in two queues under one number: sent elsewhere although its outcome was unknown
+    repeated                  the id occurs in another batch: a program, or a sink with a non-deterministic plan, used it twice
     gap                       sequences are missing between two messages of a queue
 
 With --by-content also `same_content`: messages of one key (or without one) with the same body and other ids, stored within --window-s of
-each other. Whether an application meant that, it alone knows; they are findings.
+each other. They count as findings; only the application knows whether they are intended.
 """
 
 from __future__ import annotations
@@ -58,12 +59,12 @@ CAUSES: Final = {
     "same_content": "the same key and body, under another id",
     "gap": "sequences are missing before this message",
 }
-"""By name, in the order in which they are told."""
+"""The causes by name, in the order of the report."""
 ALLOWED: Final = frozenset(("replay", "directed"))
 SHOWN_MAX: Final = 3
 HOUR_MS: Final = 3_600_000
 HOURS_MAX: Final = 2_000
-"""In a plot."""
+"""The colours in plots."""
 _QUEUE: Final = ("subject", "partition", "broker_group")
 _PLACE: Final = ("partition", "broker_group", "sequence", "message_id", "append_time")
 _SELECTING: Final = frozenset(("tags", "tagsall", "keys", "keyfrom", "keyuntil"))
@@ -71,15 +72,15 @@ _SELECTING: Final = frozenset(("tags", "tagsall", "keys", "keyfrom", "keyuntil")
 
 class Duplicates:
     name = "duplicates"
-    summary = "Find messages that are stored more than once, and gaps in sequences."
+    summary = "Find messages stored more than once, and gaps in sequences."
 
     def options(self, parser: argparse.ArgumentParser) -> None:
         """Add this job's arguments."""
-        parser.add_argument("--by-content", action="store_true", help="also messages with the same key and body under other ids")
-        parser.add_argument("--window-s", type=positive, default=60, metavar="S", help="such messages are at most so far apart (60)")
+        parser.add_argument("--by-content", action="store_true", help="also find messages with the same key and body but other ids")
+        parser.add_argument("--window-s", type=positive, default=60, metavar="S", help="the largest distance of such messages (60)")
 
     def run(self, spark: SparkSession, args: argparse.Namespace) -> Report:
-        """Look through the log. Raises QmqError."""
+        """Search the log. Raises QmqError."""
         columns = (*COLUMNS, "body") if args.by_content else COLUMNS
         rows = prepare(read_log(spark, args, columns, includeDirected="true")).persist()
         try:
@@ -95,7 +96,7 @@ class Duplicates:
 
 
 def prepare(messages: DataFrame) -> DataFrame:
-    """One row for each message, with only what is used; `content` is a body's digest, null if bodies were not read."""
+    """One row per message with only the needed columns. `content`: the body's digest, null if bodies were not read."""
     content = F.md5("body") if "body" in messages.columns else F.lit(None).cast("string")
     return messages.select(
         *_QUEUE,
@@ -116,7 +117,7 @@ def prepare(messages: DataFrame) -> DataFrame:
 
 
 def copies(rows: DataFrame) -> DataFrame:
-    """Each copy of a message but its first, with its cause, and the copy that lies before it."""
+    """Each copy of a message except the first, with its cause and the preceding copy."""
     repeated = rows.groupBy("subject", "message_id").agg(F.count("*").alias("copies")).filter("copies > 1")
     same = Window.partitionBy("subject", "message_id").orderBy("is_directed", "version", "partition", "append_time", "sequence")
     chosen = rows.join(repeated, ["subject", "message_id"], "left_semi")
@@ -141,7 +142,7 @@ def _cause(before: Column) -> Column:
 
 
 def _broken_chains(rows: DataFrame, chosen: DataFrame) -> DataFrame:
-    """(subject, key, message id) of copies in partitions whose key and first producer saw no replay in order; with is_broken."""
+    """(subject, key, message id) of copies that are not part of a replay in order, with `is_broken`."""
     whole_key = F.concat(F.col("subject").cast("binary"), F.lit(b"\0"), "key")
     keyed = rows.filter(F.col("key").isNotNull() & (F.col("partition") > 0)).withColumn("whole_key", whole_key)
     chain = keyed.select(
@@ -167,7 +168,7 @@ def _broken_chains(rows: DataFrame, chosen: DataFrame) -> DataFrame:
 
 
 def same_content(rows: DataFrame, window_s: int) -> DataFrame:
-    """Messages whose key and body came before within so many seconds, under another id."""
+    """Messages whose key and body occurred under another id within the given number of seconds before."""
     alike = Window.partitionBy("subject", "key", "content").orderBy("append_time", "partition", "sequence")
     seen = rows.withColumn("before", F.lag(F.struct(*_PLACE)).over(alike))
     before = F.col("before")
@@ -176,7 +177,7 @@ def same_content(rows: DataFrame, window_s: int) -> DataFrame:
 
 
 def gaps(rows: DataFrame) -> DataFrame:
-    """Messages before which sequences are missing; `earlier` is the message before the gap."""
+    """Messages after a gap in sequences; `earlier` is the message before the gap."""
     queue = Window.partitionBy(*_QUEUE).orderBy("sequence")
     seen = rows.withColumn("before", F.lag(F.struct(*_PLACE)).over(queue))
     return _told(seen.filter(F.col("sequence") > F.col("before.sequence") + 1), F.lit("gap"))
@@ -191,7 +192,7 @@ def _told(rows: DataFrame, cause: Column) -> DataFrame:
 
 
 def report(rows: DataFrame, found: DataFrame) -> Report:
-    """Everything in its place. `rows` are those of `prepare`, `found` all findings."""
+    """The report. `rows`: the result of `prepare`; `found`: all findings."""
     counted = {(row["cause"], row["subject"]): row["count"] for row in found.groupBy("cause", "subject").count().collect()}
     by_cause = {cause: sum(count for (its, _), count in counted.items() if its == cause) for cause in CAUSES}
     bad = {cause: count for cause, count in by_cause.items() if count and cause not in ALLOWED}
@@ -237,7 +238,7 @@ def _plots(found: DataFrame) -> Iterator[Plot]:
 
 
 def _hours(seen: list[int]) -> list[int]:
-    """All hours from the first to the last, also those without findings; only those with, if that is too many."""
+    """All hours from the first to the last finding; if these are too many, only the hours with findings."""
     return list(range(seen[0], seen[-1] + 1)) if seen[-1] - seen[0] < HOURS_MAX else seen
 
 

@@ -1,8 +1,8 @@
-"""What a job is, the arguments that all jobs have, and how one is run: by `spark-submit`, by `qmq spark JOB`, or by a test.
+"""The interface of a job, the arguments of all jobs, and running a job from `spark-submit`, `qmq spark JOB` or a test.
 
-A job's exit status is 0 if nothing was found, 1 if something was, 2 if it failed; so a script can tell a bad log from a job that did not
-run. What went wrong is one line on stderr. Errors that Spark wraps in a traceback of several processes are unwrapped: the line is that of
-the error which the data source raised.
+A job's exit status is 0 without findings, 1 with findings, 2 after a failure, so a script can tell a bad log from a job that did not run.
+An error is printed as one line on stderr. Errors that Spark wraps in a traceback of several processes are unwrapped: the line is that of
+the data source's error.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ _TYPED: Final = re.compile(r"\[E\d{3}\] [^\n]*")
 
 
 class Job(Protocol):
-    """Something that reads the log and says what it found. Its module has an instance of it, named JOB."""
+    """A job that reads the log and reports findings. Its module has an instance named JOB."""
 
     @property
     def name(self) -> str:
-        """As in `pyspark_qmq.jobs.JOBS`, and of its files."""
+        """The name in `pyspark_qmq.jobs.JOBS`, also used for the job's files."""
         ...
 
     @property
@@ -56,7 +56,7 @@ class Job(Protocol):
         ...
 
     def options(self, parser: argparse.ArgumentParser) -> None:
-        """Add arguments of its own to the common ones."""
+        """Add the job's own arguments."""
         ...
 
     def run(self, spark: SparkSession, args: argparse.Namespace) -> Report:
@@ -65,9 +65,9 @@ class Job(Protocol):
 
 
 def main(job: Job, argv: Sequence[str] | None = None, spark: SparkSession | None = None) -> int:
-    """Parse arguments (of the process, if none are given), run, print, write the report; gives the exit status.
+    """Parse the arguments (default: those of the process), run the job, print and write the report. Returns the exit status.
 
-    Without `spark` the active session is used, or one is made, and stopped at the end.
+    Without `spark`, the active session is used, or a new one is made and stopped at the end.
     """
     parser = common_parser(job)
     try:
@@ -82,13 +82,13 @@ def main(job: Job, argv: Sequence[str] | None = None, spark: SparkSession | None
         sys.stderr.write(f"error: {error_line(failure)}\n")
     except KeyboardInterrupt:
         sys.stderr.write("error: interrupted\n")
-    except Exception:  # a bug: Python's own exit status for it is 1, which would say that something was found
+    except Exception:  # A bug. Python's own exit status would be 1, which means findings.
         traceback.print_exc()
     return FAILED
 
 
 def _run(job: Job, args: argparse.Namespace, argv: list[str], spark: SparkSession | None) -> int:
-    source_options(args)  # refuse what is wrong before a session costs seconds
+    source_options(args)  # Check the arguments before starting a session, which takes seconds.
     active = spark or SparkSession.getActiveSession()
     if active is not None and spark is None:
         register(active)
@@ -114,38 +114,42 @@ def _new_session(job: Job, master: str | None) -> SparkSession:
 
 
 def error_line(failure: BaseException) -> str:
-    """One line for people. Of an error that Spark wraps, QMQ's own line in it, if there is one: the last, which is the cause."""
+    """An error in one line. For an error wrapped by Spark, the last line with a QMQ error in it, which is the cause."""
     if isinstance(failure, QmqError):
         return str(failure).replace("\n", " ")
     typed = _TYPED.findall(str(failure))
     if typed:
         return str(typed[-1]).rstrip()
     lines = str(failure).strip().splitlines()
-    return f"{type(failure).__name__}: {lines[0] if lines else 'no more is known'}"
+    return f"{type(failure).__name__}: {lines[0] if lines else 'no details'}"
 
 
 def common_parser(job: Job) -> argparse.ArgumentParser:
     """The arguments of all jobs, and the job's own."""
     parser = argparse.ArgumentParser(prog=f"qmq spark {job.name}", description=job.summary, allow_abbrev=False)
-    log = parser.add_argument_group("which part of which log")
-    log.add_argument("--servers", metavar="HOST:PORT,...", help="metaservers: read from the brokers they know (also QMQ_SERVER)")
+    log = parser.add_argument_group("the log and the messages to read")
+    log.add_argument("--servers", metavar="HOST:PORT,...", help="metaservers; read from their brokers (also QMQ_SERVER)")
     log.add_argument("--path", action="append", default=[], metavar="FOLDER", help="read data folders (or copies of segments); repeatable")
-    log.add_argument("--routes", metavar="FILE", help="routes that `qmq route export` wrote, where only folders can be read")
+    log.add_argument("--routes", metavar="FILE", help="file written by `qmq route export`, for folders without metaservers")
     log.add_argument("--subject", action="append", default=[], metavar="NAME", help="repeatable")
-    log.add_argument("--pattern", metavar="REGEX", help="all subjects whose whole name matches")
-    log.add_argument("--from", dest="from_time", default="earliest", metavar="TIME", help="earliest (default), or stored from TIME on")
-    log.add_argument("--until", dest="until_time", default="latest", metavar="TIME", help="latest (default), or stored before TIME")
+    log.add_argument("--pattern", metavar="REGEX", help="regular expression for the whole name of subjects")
+    log.add_argument(
+        "--from", dest="from_time", default="earliest", metavar="TIME", help="earliest (default), or messages stored at or after TIME"
+    )
+    log.add_argument(
+        "--until", dest="until_time", default="latest", metavar="TIME", help="latest (default), or messages stored before TIME"
+    )
     log.add_argument("-o", "--option", action="append", default=[], metavar="KEY=VALUE", help="any option of the data source; repeatable")
-    result = parser.add_argument_group("what comes of it")
-    result.add_argument("--out", metavar="FOLDER", help=f"write {job.name}.html, {job.name}.json and Parquet there")
+    result = parser.add_argument_group("output")
+    result.add_argument("--out", metavar="FOLDER", help=f"folder for {job.name}.html, {job.name}.json and Parquet files")
     result.add_argument("--json", action="store_true", help="print a summary as JSON instead of tables")
-    result.add_argument("--master", metavar="URL", help="Spark's master; default: that of spark-submit, or this machine")
+    result.add_argument("--master", metavar="URL", help="Spark's master; default: the one of spark-submit, or this machine")
     job.options(parser)
     return parser
 
 
 def source_options(args: argparse.Namespace) -> dict[str, str]:
-    """The data source's options that the common arguments say; those given by `-o` win. Raises InvalidArgument."""
+    """The data source's options for the common arguments; `-o` takes precedence. Raises InvalidArgument."""
     found: dict[str, str] = {}
     if args.servers:
         found["qmq.servers"] = args.servers
@@ -164,7 +168,7 @@ def source_options(args: argparse.Namespace) -> dict[str, str]:
     for text in args.option:
         key, equals, value = text.partition("=")
         if not equals or not key:
-            raise InvalidArgument(f"-o {text!r} is no option: write KEY=VALUE, such as tags=paid,late")
+            raise InvalidArgument(f"-o {text!r} is not an option: write KEY=VALUE, such as tags=paid,late")
         found[key] = value
     return found
 
@@ -182,7 +186,7 @@ def time_ms(text: str, argument: str) -> int:
     try:
         found = datetime.fromisoformat(text)
     except ValueError:
-        raise InvalidArgument(f"{argument} {text!r} is no time: write earliest, latest, 2027-01-31, or 2027-01-31T09:00:00Z") from None
+        raise InvalidArgument(f"{argument} {text!r} is not a time: write earliest, latest, 2027-01-31, or 2027-01-31T09:00:00Z") from None
     if found.tzinfo is None and re.fullmatch(r"[\d-]{8,10}", text):
         found = found.replace(tzinfo=UTC)
     if found.tzinfo is None:
@@ -191,29 +195,29 @@ def time_ms(text: str, argument: str) -> int:
 
 
 def read_log(spark: SparkSession, args: argparse.Namespace, columns: Sequence[str], **options: str) -> DataFrame:
-    """A batch of what the common arguments name, with these columns only: others are not read at all (source_schema.py has their names).
+    """A batch read of the log selected by the common arguments. Only the given columns are read (source_schema.py has their names).
 
-    `options` are the data source's; they win over the arguments (`**{"qmq.log": "deliveries"}` reads another log, whose columns are in
-    `pyspark_qmq.datasets`). The DataFrame is one moment's: the same rows however often it is used.
-    Raises InvalidArgument; what else the source raises comes from Spark when the rows are asked for.
+    `options` are the data source's and take precedence over the arguments (`**{"qmq.log": "deliveries"}` reads another dataset, whose
+    columns are in `pyspark_qmq.datasets`). The DataFrame is a snapshot: repeated use gives the same rows.
+    Raises InvalidArgument. Spark raises other errors of the source when the rows are read.
     """
     merged = checked_source({**source_options(args), **options})
     return spark.read.format("qmq").schema(projection(columns, log_of(merged))).options(**merged).load()
 
 
 def checked_source(options: dict[str, str]) -> dict[str, str]:
-    """The same. Raises InvalidArgument if they do not say where the log is, or which subjects (other logs than messages need none)."""
+    """The options. Raises InvalidArgument if they do not name a log, or no subjects (which only messages need)."""
     if not {"qmq.servers", "qmq.path", "path"} & options.keys():
-        raise InvalidArgument("name the log: --servers HOST:PORT, or --path FOLDER")
+        raise InvalidArgument("give the log: --servers HOST:PORT, or --path FOLDER")
     if log_of(options) == MESSAGES and not {"subscribe", "subscribePattern", "assign"} & options.keys():
-        raise InvalidArgument("name the subjects: --subject NAME, or --pattern '.*' for all")
+        raise InvalidArgument("give the subjects: --subject NAME, or --pattern '.*' for all")
     return options
 
 
 def projection(columns: Sequence[str], log: str = MESSAGES) -> StructType:
-    """A schema of these columns. Raises InvalidArgument for one that the log does not have."""
+    """A schema of these columns. Raises InvalidArgument for an unknown column."""
     known = {**COLUMNS, **MORE_COLUMNS} if log == MESSAGES else {field.name: field.dataType for field in datasets.schema_of(log).fields}
     missing = [name for name in columns if name not in known]
     if missing:
-        raise InvalidArgument(f"the log has no column {missing[0]!r}; there are {', '.join(known)}")
+        raise InvalidArgument(f"the log has no column {missing[0]!r}; columns: {', '.join(known)}")
     return StructType([StructField(name, known[name], True) for name in columns])

@@ -1,12 +1,12 @@
-"""How far groups are behind: from positions and ends to figures. Pure.
+"""Computes the lag of groups from positions and ends of queues. Pure.
 
-A group's lag on a queue is what it has not done of the messages that are kept:
+A group's lag on a queue is the number of stored messages that it has not done:
 
-    of a share         what was never handed out, and what was and is not done: exact
-    of a partition     everything from the oldest message that is not done: the most it can be, since lanes go their own ways
+    for a share        messages never delivered, plus messages delivered but not done: exact
+    for a partition    all messages from the oldest one that is not done: an upper bound, because lanes progress independently
 
-A group that has begun on one of an ordered subject's partitions will read the others, too: one that is not closed, and where it has not
-begun, lies before it, whole.
+A group that has begun on one partition of an ordered subject will read the others, too: an open partition on which it has not begun counts
+as a whole.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from typing import Final, NamedTuple
 from pyspark_qmq.source_model import QueueKey, SourceQueue
 
 PERCENTAGES: Final = (0.0, *(each / 100 for each in range(1, 100)), 0.999, 1.0)
-"""Of which quantiles are asked: the named ones, and enough for a curve."""
+"""The computed quantiles: the named ones, and enough for a curve."""
 NAMED: Final = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "p99.9": 0.999, "max": 1.0}
 
 
 class Position(NamedTuple):
-    """How far one group is on one queue."""
+    """The position of one group on one queue."""
 
     queue: QueueKey
     group: str
     time_ms: int
     done_before: int
     next_sequence: int | None
-    """None on partitions of ordered subjects."""
+    """None for partitions of ordered subjects."""
     held: int = 0
     waiting: int = 0
     parked: int = 0
@@ -39,25 +39,25 @@ class Position(NamedTuple):
 
     @property
     def reads_from(self) -> int:
-        """Where what was not handed out begins."""
+        """The first message that was not delivered."""
         return self.done_before if self.next_sequence is None else self.next_sequence
 
     @property
     def came_back(self) -> int:
-        """Of what was handed out, what is not done."""
+        """The number of delivered messages that are not done."""
         return 0 if self.next_sequence is None else self.held + self.waiting
 
     def lag(self, end: int, start: int = 0) -> int:
-        """Messages before `end` and kept (from `start` on) that are not done."""
+        """The number of stored messages (from `start` to `end`) that are not done."""
         return max(end - max(self.reads_from, start), 0) + self.came_back
 
     def lost(self, start: int) -> int:
-        """Messages that retention took before the group was handed them."""
+        """The number of messages that retention deleted before their delivery to the group."""
         return max(start - self.reads_from, 0)
 
 
 class GroupLag(NamedTuple):
-    """How far a group is behind, over all queues of a subject."""
+    """The lag of a group over all queues of a subject."""
 
     subject: str
     group: str
@@ -69,11 +69,11 @@ class GroupLag(NamedTuple):
     expired: int
     consumers: int
     not_begun: int
-    """Partitions where it has not begun."""
+    """Partitions on which the group has not begun."""
 
 
 def group_lags(positions: Iterable[Position], queues: Mapping[QueueKey, SourceQueue]) -> list[GroupLag]:
-    """By subject and group, the furthest behind first. Queues that are not named are passed over."""
+    """The lags by subject and group, largest first. Unknown queues are ignored."""
     by_group: dict[tuple[str, str], list[Position]] = {}
     for each in positions:
         if each.queue in queues:
@@ -102,12 +102,12 @@ def _group_lag(subject: str, group: str, positions: list[Position], queues: Mapp
 
 
 def _lost(position: Position, queue: SourceQueue) -> int:
-    """Of a closed partition that is done up to its end nothing is lost, whatever retention takes."""
+    """The lost messages; none for a closed partition that is done to its end."""
     return 0 if position.reads_from >= queue.end else position.lost(min(queue.start, queue.end))
 
 
 class LagStep(NamedTuple):
-    """A value from a step of the time axis on, until the next one."""
+    """A lag from one step of the time axis to the next."""
 
     step: int
     value: int
@@ -116,7 +116,7 @@ class LagStep(NamedTuple):
 def lag_series(
     steps: int, ends: Mapping[QueueKey, Sequence[LagStep]], positions: Iterable[tuple[int, Position]], starts: Mapping[QueueKey, int]
 ) -> dict[tuple[str, str], list[float]]:
-    """By (subject, group) the lag at each step.
+    """The lag at each step by (subject, group).
 
     `positions` are (step, position), ascending for each queue and group; a group's lag is nan until the first of them. `starts` are the
     queues' oldest sequences.
@@ -151,19 +151,19 @@ def _filled(changes: Sequence[LagStep], steps: int, before: int) -> list[int]:
 
 
 def quantile(values: Sequence[float], percentage: float) -> float:
-    """One of the quantiles that were asked for by PERCENTAGES."""
+    """One of the quantiles at PERCENTAGES."""
     return values[PERCENTAGES.index(percentage)]
 
 
 def log_edges(low: float, high: float, count: int = 120) -> list[float]:
-    """Values for a curve's axis from 1 to `high`, evenly spread on a logarithmic scale; before them `low`, if it is less."""
+    """Values for a logarithmic axis from 1 to `high`, preceded by `low` if it is smaller."""
     first, last = max(low, 1.0), max(high, 2.0)
     found = [first * (last / first) ** (each / (count - 1)) for each in range(count)]
     return [low, *found] if low < 1 else found
 
 
 def share_at(values: Sequence[float], xs: Sequence[float]) -> list[float]:
-    """Which share lies at or below each x, by quantiles at PERCENTAGES: between two of them, in a straight line."""
+    """The share of values at or below each x, interpolated linearly between the quantiles at PERCENTAGES."""
     return [_share(values, x) for x in xs]
 
 

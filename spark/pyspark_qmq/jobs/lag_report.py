@@ -1,14 +1,14 @@
-"""How far consumer groups are behind, and how long messages took until they were settled.
+"""Reports the lag of consumer groups, and the time until messages were settled.
 
-What groups have done is in the action logs (datasets `deliveries` and `progress`), so it needs neither the groups nor their consumers, and
-also works on copies of folders. Latencies are exact: every message's own, not samples. They are differences of two machines' clocks: where
-these disagree a latency may be negative, and is reported as it is.
+The progress of groups is in the action logs (datasets `deliveries` and `progress`), so the report needs no running consumers and also works
+on copies of folders. Latencies are computed for every message, not sampled. They are differences between two machines' clocks; if these
+disagree, a latency may be negative, and is reported unchanged.
 
-    from creation    handed to the producer → acknowledged
+    from creation    passed to the producer → acknowledged
     from storing     stored by the broker → acknowledged
-    to the pull      stored by the broker → first handed out (not known on ordered subjects)
+    to the pull      stored by the broker → first delivered (unknown for ordered subjects)
 
-Something is found (exit status 1) if retention took messages before a group was handed them.
+Exit status 1 (findings) if retention deleted messages before their delivery to a group.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ CURVES_MAX: Final = 8
 
 class LagReport:
     name = "lag_report"
-    summary = "How far consumer groups are behind, and how long messages took until they were settled."
+    summary = "Report the lag of consumer groups, and the time until messages were settled."
 
     def options(self, parser: argparse.ArgumentParser) -> None:
         """Add this job's arguments."""
         parser.add_argument("--group", action="append", default=[], metavar="NAME", help="only this consumer group; repeatable")
-        parser.add_argument("--top", type=positive, default=20, metavar="N", help="how many queues to list, the furthest behind first (20)")
+        parser.add_argument("--top", type=positive, default=20, metavar="N", help="number of queues to list, largest lag first (20)")
 
     def run(self, spark: SparkSession, args: argparse.Namespace) -> Report:
-        """Read both logs, and say how groups stand. Raises QmqError."""
+        """Read both logs and report the lag. Raises QmqError."""
         subjects = sorted({key.subject for key in queues_now(args).queues})
         messages = read_log(spark, args, COLUMNS)
         kept = of_groups(read_dataset(spark, args, "progress"), args.group, subjects).persist()
@@ -49,7 +49,7 @@ class LagReport:
         try:
             positions = [position_of(row) for row in newest(kept).collect()]
             require_groups([each.group for each in positions], args.group)
-            queues = queues_now(args).queues  # behind the positions: no group is ahead of its queue's end
+            queues = queues_now(args).queues  # Read after the positions, so that no group is ahead of its queue's end.
             now = now_ms(args, [*(each.last_append_ms for each in queues.values()), *(each.time_ms for each in positions)])
             ages = oldest_open(spark, messages, positions, queues)
             latencies = [row.asDict() for row in measured(messages, deliveries).collect()]
@@ -72,7 +72,7 @@ def report(
     now: int,
     top: int,
 ) -> Report:
-    """Everything in its place. Pure."""
+    """The report. Pure."""
     lags = group_lags(positions, queues)
     lost = [each for each in lags if each.lost]
     negative = sum(each[f"{name}_negative"] for each in latencies for name in MEASURES)
@@ -102,14 +102,14 @@ def report(
 
 def _headline(lags: Sequence[GroupLag], lost: Sequence[GroupLag]) -> str:
     if not lags:
-        return "no group has consumed these subjects, as far as the action log goes back"
+        return "no group has consumed these subjects within the action log"
     if lost:
         total = sum(each.lost for each in lost)
-        return f"retention took {total:,} messages before {', '.join(sorted({each.group for each in lost}))} consumed them"
+        return f"retention deleted {total:,} messages before {', '.join(sorted({each.group for each in lost}))} consumed them"
     worst = lags[0]
     if not worst.lag:
-        return f"{len(lags)} groups have done everything"
-    return f"{len(lags)} groups; the furthest behind is {worst.group} on {worst.subject}, by {worst.lag:,} messages"
+        return f"{len(lags)} groups have consumed everything"
+    return f"{len(lags)} groups; the largest lag is {worst.lag:,} messages, of {worst.group} on {worst.subject}"
 
 
 def _group_table(lags: Sequence[GroupLag], ages: Ages, now: int) -> ReportTable:
@@ -134,7 +134,7 @@ def _group_table(lags: Sequence[GroupLag], ages: Ages, now: int) -> ReportTable:
         )
         for each in lags
     )
-    return ReportTable("How far groups are behind", columns, rows, "groups")
+    return ReportTable("Lag of groups", columns, rows, "groups")
 
 
 def _latency_table(latencies: Sequence[Latencies]) -> ReportTable:
@@ -171,7 +171,7 @@ def _queue_table(positions: Sequence[Position], queues: Mapping[QueueKey, Source
     ]
     rows.sort(key=lambda row: (-row[4], row[:4]))
     columns = (*QUEUE, "group", "not done", "oldest ms", "done before", "end")
-    return ReportTable("Queues that are furthest behind", tuple(each.replace("_", " ") for each in columns), tuple(rows[:top]), "queues")
+    return ReportTable("Queues with the largest lag", tuple(each.replace("_", " ") for each in columns), tuple(rows[:top]), "queues")
 
 
 def _plots(latencies: Sequence[Latencies], axis: Sequence[datetime], curves: Mapping[tuple[str, str], Sequence[float]]) -> list[Plot]:

@@ -1,15 +1,15 @@
-"""Prove per key that the log has the order in which messages were sent, across all versions of the route, or print the counterexample.
+"""Checks for each key that the log has the order of sending, across all versions of the route, and prints counterexamples.
 
-The log is read up to where it ends when the job begins, together with the routes of that moment, so what is written meanwhile does not
-disturb. What is checked, and what each way of judging proves, is said in order_checks.py and order_keys.py; in short:
+The log is read up to its end at the start of the job, together with the routes of that time, so messages written meanwhile have no effect.
+order_checks.py and order_keys.py describe the checks and what each of them proves; in short:
 
     qmq spark order_audit --servers localhost:20880 --subject flights                      by the producers' clock
-    qmq spark order_audit ... --by header:n --dense     by a number that the application counts up for each key: exact, and finds losses
+    qmq spark order_audit ... --by header:n --dense     by a number that the application increments for each key: exact, and finds losses
 
-Something is found (exit status 1) if there is a violation. Replays (docs/ORDERING.md, "Duplicates"), bent messages of best-effort subjects,
-and targets that seem to overtake their source by two masters' clocks are facts.
+Exit status 1 (findings) if there is a violation. Replays (docs/ORDERING.md, "Duplicates"), bent messages of best-effort subjects, and
+targets that seem to overtake their source according to two masters' clocks are reported as facts.
 
-Messages are kept in Spark's storage during the job, about 200 bytes each, on disk if memory does not do.
+The job keeps about 200 bytes per message in Spark's storage, on disk if memory is not sufficient.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from qmq.errors import InvalidArgument, OrderMismatch
 
 _ENDING: Final = frozenset(("endingoffsets", "endingtimestamp"))
 _SELECTING: Final = frozenset(("tags", "tagsall", "keys", "keyfrom", "keyuntil"))
-"""Options of the data source, in lower case, that leave messages out."""
+"""Options of the data source that exclude messages, in lower case."""
 
 
 class OrderAudit:
     name = "order_audit"
-    summary = "Prove per key that the log has the order in which messages were sent, across all routes."
+    summary = "Check for each key that the log has the order of sending, across all routes."
 
     def options(self, parser: argparse.ArgumentParser) -> None:
         """Add this job's arguments."""
@@ -47,19 +47,25 @@ class OrderAudit:
             "--by",
             default="create_time",
             metavar="WHAT",
-            help="what says in which order messages were sent: create_time (default), or a number per key: header:NAME, json:FIELD",
+            help="the source of the sending order: create_time (default), or a number per key: header:NAME, json:FIELD",
         )
-        parser.add_argument("--dense", action="store_true", help="the number rises by one: what is missing between two is lost")
+        parser.add_argument("--dense", action="store_true", help="the number increases by one, so a missing number is a lost message")
         parser.add_argument(
-            "--clock-ms", type=_whole, default=0, metavar="MS", help="how far clocks of processes that write the same key may differ (0)"
+            "--clock-ms",
+            type=_whole,
+            default=0,
+            metavar="MS",
+            help="allowed clock difference between processes that write the same key (0)",
         )
-        parser.add_argument("--keys-max", type=positive, default=KEYS_MAX, metavar="N", help=f"hash so many distinct keys ({KEYS_MAX:,})")
+        parser.add_argument(
+            "--keys-max", type=positive, default=KEYS_MAX, metavar="N", help=f"number of distinct keys to hash ({KEYS_MAX:,})"
+        )
 
     def run(self, spark: SparkSession, args: argparse.Namespace) -> Report:
-        """Audit the ordered subjects among those that are named. Raises QmqError."""
+        """Audit the ordered subjects of the selection. Raises QmqError."""
         by = parse_by(args.by)
         if args.dense and not by.is_exact:
-            raise InvalidArgument("--dense checks a number: give it together with --by header:NAME or --by json:FIELD")
+            raise InvalidArgument("--dense checks a number: use it with --by header:NAME or --by json:FIELD")
         _refuse_selections(args)
         topology = queues_now(args)
         found: dict[str, Findings] = {}
@@ -85,11 +91,11 @@ def _whole(text: str) -> int:
 
 
 def ordered_subjects(topology: Topology, *, is_named: bool) -> list[str]:
-    """Those whose routes are known, sorted.
+    """The ordered subjects of the selection, sorted.
 
     Raises:
-        OrderMismatch: one that was named is unordered, or none is ordered.
-        InvalidArgument: one is ordered, and its routes are not known.
+        OrderMismatch: a named subject is unordered, or none is ordered.
+        InvalidArgument: the routes of an ordered subject are unknown.
     """
     subjects = sorted({key.subject for key in topology.queues} | topology.routes.keys())
     partitioned = {key.subject for key in topology.queues if key.partition > 0}
@@ -106,18 +112,18 @@ def ordered_subjects(topology: Topology, *, is_named: bool) -> list[str]:
 
 
 def reads_to_end(args: argparse.Namespace) -> bool:
-    """Whether nothing is left out at the queues' ends."""
+    """Whether the queues are read to their ends."""
     return not _ENDING & {name.lower() for name in source_options(args)}
 
 
 def _refuse_selections(args: argparse.Namespace) -> None:
     chosen = [name for name in source_options(args) if name.lower() in _SELECTING]
     if chosen:
-        raise InvalidArgument(f"an audit needs all messages, or it would report the others as lost: leave out option {chosen[0]}")
+        raise InvalidArgument(f"an audit needs all messages, because it reports missing ones as lost: leave out option {chosen[0]}")
 
 
 def _read(spark: SparkSession, args: argparse.Namespace, queues: Sequence[SourceQueue], columns: Sequence[str]) -> DataFrame:
-    """These queues, and of them nothing that came later, unless the arguments say where to end."""
+    """Read these queues up to their current ends, or to the end given by the arguments."""
     ends: dict[QueueKey, int] = {queue.key: queue.end for queue in queues}
     offsets = to_json(ends)
     options = {"assign": json.dumps({subject: list(named) for subject, named in offsets.items()})}

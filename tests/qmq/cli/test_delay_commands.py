@@ -122,7 +122,7 @@ def test_a_list_ends_at_its_limit_and_says_that_there_is_more(meta: FakeMeta, qm
         done = qmq("delay", "list", "orders", "--limit", str(limit), "--json")
         assert done.exit_code == 0
         assert done.stdout.count('"id"') == limit
-        assert ("there are more" in done.stderr) == has_more
+        assert ("for more, use" in done.stderr) == has_more
         assert [each.after for each in meta.requests("ListDelayed")][:2] == ["", "5:x"]
 
 
@@ -333,16 +333,16 @@ def test_stats_show_people_what_is_due_when_and_what_is_wrong(meta: FakeMeta, qm
     shown = qmq.text("delay", "stats")
     for text in (
         f"delayed messages at {DUE}: 1,554 pending",
-        "due, and cannot be delivered",
+        "due, but cannot be delivered",
         "[E105] there is no subject 'gone'",
-        "due before now, and goes at once: 3",
+        "overdue, delivered at once: 3",
         "due by hour (UTC)",
         "2026-11-21 13:00 1,500 " + "█" * 60,
         "due by day (UTC)",
         "2026-11-30 50 █",
         "due by month (UTC)",
         "2027-06 1 █",
-        "did not answer, and is missing above: d3 (delay group 'd3' has no master)",
+        "partial: delay group d3 did not answer (delay group 'd3' has no master)",
     ):
         assert text in shown, text
 
@@ -363,7 +363,7 @@ def test_stats_of_nothing_are_no_histogram_and_no_troubles(meta: FakeMeta, qmq: 
     assert "0 pending" in shown
     assert "due" not in shown
     meta.answers["DescribeDelays"] = meta_pb2.DescribeDelaysResponse(silent={"d1": "away"})
-    assert "is missing above: d1 (away)" in qmq.text("delay", "stats")
+    assert "delay group d1 did not answer (away)" in qmq.text("delay", "stats")
 
 
 def test_without_a_delay_group_stats_say_how_to_start_one(meta: FakeMeta, qmq: Command) -> None:
@@ -375,4 +375,4 @@ def test_without_a_delay_group_stats_say_how_to_start_one(meta: FakeMeta, qmq: C
 def test_a_shift_beyond_the_calendar_is_an_error_that_says_so(meta: FakeMeta, qmq: Command) -> None:
     meta.answers["ShowDelayed"] = message()
     status, said = qmq.error("delay", "move", ID, "--by", f"{timedelta.max.days}d")
-    assert (status, "beyond the calendar" in said) == (2, True)
+    assert (status, "outside the calendar" in said) == (2, True)

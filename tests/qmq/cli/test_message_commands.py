@@ -222,7 +222,7 @@ def test_show_prints_headers_and_body_in_the_form_that_was_asked_for(meta: FakeM
 def test_trace_asks_page_by_page_and_says_since_when_it_knows(meta: FakeMeta, qmq: Command) -> None:
     canned(meta, place())
     shown = qmq.text("message", "trace", "orders", str(ID), "--group", "billing")
-    assert [word in shown for word in ("handed out", "acknowledged", f"before {AT} is not kept")] == [True] * 3
+    assert [word in shown for word in ("handed out", "acknowledged", f"before {AT} have been deleted")] == [True] * 3
     asked = [(each.subject, each.broker_group, each.sequence, each.group, each.cursor) for each in meta.requests("TraceMessage")]
     assert asked == [("orders", "g1", 4711, "billing", b""), ("orders", "g1", 4711, "billing", b"more")]
     assert [row["what"] for row in qmq.json("message", "trace", str(ID))] == ["created", "stored", "handed out", "acknowledged"]

@@ -125,7 +125,7 @@ def test_a_torn_note_is_cut_off_and_the_one_before_counts(cut: int) -> None:
 
 def test_two_processes_do_not_share_a_state_file(tmp_path: Path) -> None:
     held = LoadJournal(tmp_path / "state", LOAD)
-    with pytest.raises(InvalidArgument, match="used by another process"):
+    with pytest.raises(InvalidArgument, match="in use by another process"):
         LoadJournal(tmp_path / "state", LOAD)
     held.close()
     LoadJournal(tmp_path / "state", LOAD).close()
@@ -160,4 +160,4 @@ def refusal(line: bytes) -> str:
 
 @given(st.binary(max_size=60) | st.sampled_from([b"[]", b'{"body": 1, "key": 3}', b'{"body": "", "tags": 5}', b'{"body_base64": "?"}']))
 def test_any_bytes_are_a_record_or_an_error_that_names_the_line(line: bytes) -> None:
-    assert refusal(line) == "" or refusal(line).startswith("line 17 is no object")
+    assert refusal(line) == "" or refusal(line).startswith("line 17 is not an object")

@@ -64,11 +64,11 @@ def test_a_change_is_asked_for_from_the_version_that_was_looked_at(
     ("words", "says"),
     [
         (("split", "orders", "9"), "partition 9 is not in route version 1 of 'orders': it has 1, 2, 3"),
-        (("split", "orders", "2", "--at", "300", "--parts", "3"), "--at makes 2 parts, --parts says 3"),
+        (("split", "orders", "2", "--at", "300", "--parts", "3"), "--at makes 2 parts, but --parts is 3"),
         (("split", "orders", "2", "--parts", "3", "--to", "g1,g2"), "--to names 2 broker groups for 3 parts"),
-        (("merge", "orders", "1"), "name two partitions or more"),
+        (("merge", "orders", "1"), "give two or more partitions"),
         (("merge", "orders", "1", "7", "8"), "partition 7, 8 is not in route version 1"),
-        (("move", "orders", "3", "--to", "g2"), "partition 3 lives on g2 already"),
+        (("move", "orders", "3", "--to", "g2"), "partition 3 is already on g2"),
         (("move", "orders", "3"), "Missing option '--to'"),
     ],
 )
@@ -112,7 +112,7 @@ def test_a_dry_run_draws_the_new_route_below_the_old_one(meta: FakeMeta, qmq: Co
     assert bars[0].index("│2") == bars[1].index("│4")
     text = " ".join(lines)
     assert "Writers of partition 2 (25 % of the keys) are refused until it is published: no change of this subject has been made" in text
-    assert "Group billing (version 1) finishes 40 messages in 2 before it goes on." in text
+    assert "Group billing (version 1) finishes 40 messages in 2 before it continues." in text
     assert lines[-1] == "To undo it: qmq route merge orders 4 5 --to g1"
 
 
@@ -149,7 +149,7 @@ def test_a_change_is_over_when_every_group_has_advanced(meta: FakeMeta, qmq: Com
     assert done.stdout.startswith("split 2 -> 4 [256, 384) on g1, 5 [384, 512) on g2, to version 2: published (hot)")
     assert done.stderr.splitlines() == [
         "version 2 of orders is published",
-        "group audit has no consumer: it follows when one comes",
+        "group audit has no consumer: it follows when one connects",
         "group billing reads version 2",
         "group audit reads version 3",
     ]
@@ -193,4 +193,4 @@ def test_ctrl_c_ends_the_waiting_and_says_that_the_change_goes_on() -> None:
         waiting.send_signal(signal.SIGINT)
         _, said = waiting.communicate(timeout=30)
     assert waiting.returncode == 130
-    assert "the change is published; consumer groups follow by themselves: `qmq route show orders` says how far it is" in said
+    assert "the change is published; consumer groups follow by themselves: `qmq route show orders` shows its progress" in said

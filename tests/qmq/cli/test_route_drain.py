@@ -102,7 +102,7 @@ def test_a_drain_that_broke_off_goes_on_when_it_is_run_again(meta: FakeMeta, qmq
     cluster.refusals = [None, InvalidArgument("the disk of g3 is full")]
     status, said = qmq.error("broker", "drain", "g1")
     assert status == 2
-    assert "1 of 3 partitions were moved; g1 is read-only: run `qmq broker drain g1` again to go on" in said
+    assert "1 of 3 partitions were moved; g1 is read-only: run `qmq broker drain g1` again to continue" in said
     assert "the disk of g3 is full" in said
     assert list(cluster.subjects["orders"].values()).count("g1") == 2
     (found,) = qmq.json("broker", "drain", "g1")
@@ -143,7 +143,7 @@ def test_nothing_is_changed_if_there_is_nowhere_to_move_to(meta: FakeMeta, qmq: 
     cluster = Cluster(meta, {"orders": {1: "g1"}})
     cluster.health = {"g1": "read-write", "g2": "read-only", "g3": "offline"}
     status, said = qmq.error("broker", "drain", "g1")
-    assert (status, "--no-move drains without moving them" in said) == (2, True)
+    assert (status, "--no-move to leave the partitions there" in said) == (2, True)
     assert meta.requests("SetGroupMode") == []
 
 

@@ -65,7 +65,7 @@ def test_a_replay_follows_a_master_that_changes(meta: FakeMeta, qmq: Command) ->
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (("replay", "orders", "billing", "N99999"), "has not set the key 'N99999' aside"),
+        (("replay", "orders", "billing", "N99999"), "has not parked the key 'N99999'"),
         (("skip", "orders", "billing", "hex:0"), "'hex:0' is no key"),
         (("show", "orders", "billing", "base64:AP8"), "'base64:AP8' is no key"),
     ],

@@ -139,7 +139,7 @@ def test_people_see_the_route_the_groups_and_what_is_under_way(meta: FakeMeta, q
     assert len(lines[1]) == 160
     assert lines[3] == "░ g1  ▒ g2"
     for text in (
-        "partitions of older versions that are still read, or waited for",
+        "partitions of older versions that are still read or waited for",
         "sealed at 99",
         "group billing: version 1 of 2, gate lanes",
         "consumers 1, lanes 1, backlog 20, lag 700 ms, parked keys 1",
@@ -148,7 +148,7 @@ def test_people_see_the_route_the_groups_and_what_is_under_way(meta: FakeMeta, q
         "░ version 1  ▒ version 2",
         "c1 [384, 512)",
         "under way: move 3 -> 6 [512, 1024) on g1, to version 3: prepared (full disk)",
-        "did not answer, and is missing above: g3",
+        "partial: no answer from g3",
     ):
         assert text in shown, text
 

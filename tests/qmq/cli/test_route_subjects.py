@@ -70,8 +70,8 @@ def test_a_subject_is_created_with_the_order_that_was_asked_for(
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (("--order", "loose"), "--order is strict or best-effort, not 'loose'"),
-        (("--order", "strict", "--fencing", "wall"), "--fencing is lease or majority, not 'wall'"),
+        (("--order", "loose"), "--order must be strict or best-effort, not 'loose'"),
+        (("--order", "strict", "--fencing", "wall"), "--fencing must be lease or majority, not 'wall'"),
         (("--partitions", "4", "--fencing", "lease"), "--partitions, --fencing needs an ordered subject: --order strict or best-effort"),
         (("--order", "strict", "--logical-partitions", "70000"), "1 to 65536 logical partitions"),
     ],
@@ -126,5 +126,5 @@ def test_a_group_of_an_ordered_subject_is_reset_as_a_whole(meta: FakeMeta, qmq: 
     status, said = qmq.error(*words, "7")
     assert (status, "a sequence counts in one partition only" in said) == (2, True)
     status, said = qmq.error(*words, "earliest", "--broker-group", "g1")
-    assert (status, "moves as a whole, not on one broker group" in said) == (2, True)
+    assert (status, "can only be reset as a whole" in said) == (2, True)
     assert len(meta.requests("ResetGroup")) == 3

@@ -140,7 +140,7 @@ async def test_a_signal_ends_it_cleanly_with_watches_open_and_while_it_waits_for
         (("meta", "--etcd", ""), 2, "--etcd (QMQ_ETCD) is missing"),
         (("meta", "--etcd", "h:1", "--etcd-ca", "nowhere.pem"), 2, "nowhere.pem is no file"),
         (("broker",), 2, "--group (QMQ_GROUP)"),
-        (("health", "meta", "127.0.0.1:1"), 3, "nobody answers at 127.0.0.1:1"),
+        (("health", "meta", "127.0.0.1:1"), 3, "no answer from 127.0.0.1:1"),
         (("health", "broker", "unix:/q:1"), 2, "give HOST:PORT of --metrics-port"),
     ],
 )
