@@ -232,8 +232,10 @@ class Broker:
         is_fast: bool = False,
         awaits_flush: bool = False,
         find_queue: FindQueue | None = None,
+        admit: Callable[[list[Intake]], None] | None = None,
     ) -> list[Intake]:
-        """Check the batches of a PRODUCE, stage them and return them. Raises as `read_batches`, and Stopping, NotMaster, ReadOnly.
+        """Check the batches of a PRODUCE, stage them and return them. Raises as `read_batches` and `admit`, and Stopping, NotMaster,
+        ReadOnly.
 
         `find_queue` is the broker's own, or one that accepts fewer subjects.
         """
@@ -241,6 +243,8 @@ class Broker:
         if self.is_stopping:
             raise Stopping("the broker is shutting down: send again to the new master")
         batches = read_batches(payload, find_queue or self.find_queue)
+        if admit is not None:
+            admit(batches)
         if self.is_read_only and not all(map(self._may_pass_drain, batches)):
             raise ReadOnly(f"the broker group of {self.config.name} is drained: send to another one, or resume it")
         awaits_flush = awaits_flush or any([batch.awaits_flush for batch in batches])  # noqa: C419 - faster than a generator

@@ -17,6 +17,7 @@ from qmq.broker.flow_control import ConnectionFlow, RoundBudget, Throttle
 from qmq.broker.lanes import FIRST_SESSION, Lanes
 from qmq.broker.peers import ReplicaPeer
 from qmq.broker.produce_checks import Destination
+from qmq.broker.producer_owners import ProducerOwners
 from qmq.broker.sessions import HeldAnswer
 from qmq.broker.stalled_connections import Ending, StallWatch
 from qmq.errors import Overloaded, PeerError, ProtocolViolation, QmqError, UnknownConsumer
@@ -60,6 +61,7 @@ class Connection(Flushable):
         partial: PartialFrames | None = None,
         budget: RoundBudget | None = None,
         throttle: Throttle | None = None,
+        owners: ProducerOwners | None = None,
     ) -> None:
         self._broker = broker
         self._on_closed = on_closed
@@ -81,7 +83,7 @@ class Connection(Flushable):
             partial=partial,
         )
         self._patience = StallWatch()
-        self.access = ConnectionAccess(broker.access)
+        self.access = ConnectionAccess(broker.access, owners or ProducerOwners())
         self._flow = ConnectionFlow(self.stream, self.access, broker.loop.call_later, broker.config.inflight_bytes_max, budget, throttle)
 
     # --- the broker's side ---------------------------------------------------------------------------------------------
@@ -178,7 +180,7 @@ class Connection(Flushable):
             try:
                 self._peer = self._broker.accept_replica(each, self)
             except ProtocolViolation as failure:
-                self.access.refused_replica("hello", failure)
+                self.access.refused("REPLICA_HELLO", "hello", failure)
                 raise
             return
         if each.kind != FrameKind.HELLO:
@@ -206,7 +208,7 @@ class Connection(Flushable):
         try:
             peer.take(each)
         except ProtocolViolation as failure:
-            self.access.refused_replica("proof", failure)
+            self.access.refused("REPLICA_HELLO", "proof", failure)
             raise
 
     def answer_peer(self, payload: bytes) -> None:
@@ -228,7 +230,13 @@ class Connection(Flushable):
         size = HEADER_BYTES + len(each.payload)
         self._flow.began(each.request_id, size)
         took = self._broker.produce(
-            self, each.request_id, each.payload, is_fast=is_fast, awaits_flush=awaits_flush, find_queue=self._find_queue
+            self,
+            each.request_id,
+            each.payload,
+            is_fast=is_fast,
+            awaits_flush=awaits_flush,
+            find_queue=self._find_queue,
+            admit=self.access.require_producers if self._broker.access.is_enforced else None,
         )
         self._flow.produced(each.request_id, size, took)
 

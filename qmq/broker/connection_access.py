@@ -3,7 +3,7 @@
 What a frame needs:
 
     HELLO, REAUTH, WELCOME ...                    nothing: these frames authenticate
-    PRODUCE, PRODUCE_FAST, PRODUCE_FLUSHED        produce on the subject of each batch
+    PRODUCE, PRODUCE_FAST, PRODUCE_FLUSHED        produce on the subject of each batch; and its producer id is no other's
     FIND                                          produce on the subject: it tells a producer which of its batches are stored
     ATTACH, LANE_ATTACH                           consume on the subject and on the group
     FETCH                                         browse on the subject
@@ -19,7 +19,9 @@ from __future__ import annotations
 import asyncio
 from typing import Final
 
-from qmq.errors import QmqError
+from qmq.broker.producer_owners import ProducerOwners
+from qmq.errors import AccessDenied, QmqError
+from qmq.log.store import Intake
 from qmq.network import uid_of_peer
 from qmq.security.access_control import Caller, OpenAccess
 from qmq.security.access_rules import Need, Operation, on_group, on_subject
@@ -55,8 +57,8 @@ FRAME_OPERATIONS: Final[dict[int, tuple[Operation, ...]]] = {
 
 
 class ConnectionAccess:
-    def __init__(self, access: OpenAccess) -> None:
-        self._access = access
+    def __init__(self, access: OpenAccess, owners: ProducerOwners) -> None:
+        self._access, self._owners = access, owners
         self.caller = Caller()
         self.request_id = 0
         """Of the frame that is being handled."""
@@ -87,9 +89,9 @@ class ConnectionAccess:
         if self._is_encrypted:
             self._access.require_replica(self.caller._replace(request=str(self.request_id)))
 
-    def refused_replica(self, step: str, failure: QmqError) -> None:
-        """Tell the audit log that the peer did not prove to be a replica. `step`: hello or proof."""
-        self._access.refused_replica(self.caller._replace(request=str(self.request_id)), step, failure.message)
+    def refused(self, action: str, on: str, failure: QmqError) -> None:
+        """Tell the audit log of a refusal that no rule decided."""
+        self._access.refused(self.caller._replace(request=str(self.request_id)), action, on, failure.message)
 
     # --- what it may do ------------------------------------------------------------------------------------------------
 
@@ -101,6 +103,18 @@ class ConnectionAccess:
         if subject not in self._subjects:
             self._require("PRODUCE", on_subject(Operation.PRODUCE, subject.decode("utf-8", "replace")))
             self._subjects.add(subject)
+
+    def require_producers(self, batches: list[Intake]) -> None:
+        """Called for each PRODUCE while rules are enforced: nobody sends under another principal's id. Raises AccessDenied."""
+        principal = self.caller.principal
+        if principal.is_server:
+            return
+        for batch in batches:
+            try:
+                self._owners.claim(batch.header.producer_id, principal)
+            except AccessDenied as failure:
+                self.refused("PRODUCE", f"subject {batch.queue.id.subject}", failure)
+                raise
 
     def require_consume(self, subject: str, group: str) -> None:
         """Called once for each session, and again when the rules change."""

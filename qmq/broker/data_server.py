@@ -10,10 +10,12 @@ from typing import Final
 from qmq.broker.broker import Broker
 from qmq.broker.connection import Connection
 from qmq.broker.flow_control import RoundBudget, Throttle
+from qmq.broker.producer_owners import ProducerOwners
 from qmq.broker.stalled_connections import LOOKS
 from qmq.errors import Overloaded
 from qmq.file_descriptors import connections_max, limit
 from qmq.network import NETWORK, Network, ServerListener
+from qmq.security.access_control import Caller
 from qmq.security.quotas import RateMeter
 from qmq.wire.frame import BUFFER_BYTES
 from qmq.wire.frame_stream import FrameStream
@@ -35,6 +37,7 @@ class DataServer:
         self._received = bytearray(BUFFER_BYTES)
         self._budget = RoundBudget(broker.loop.call_soon)
         self.throttle = Throttle(broker.access, broker.loop.time)
+        self._owners = ProducerOwners()
         self._partial = PartialFrames(broker.config.partial_frames_bytes_max, self._exceeded)
         """The buffer for all incoming bytes: they are handled before the next bytes come."""
         self._connections: set[Connection] = set()
@@ -50,14 +53,14 @@ class DataServer:
 
     async def start(self, host: str, port: int) -> None:
         """Listen; port 0 takes a free port (`self.port`). Raises OSError if the port is taken, InvalidArgument."""
-        self._listener = await self._network.listen(host, port, self._accept, self._broker.access.refused_handshake)
+        self._listener = await self._network.listen(host, port, self._accept, self._refused)
         self.port = self._listener.port
         self._forget_access = self._broker.access.on_change(self._look_at_access)
         self._look_later()
         self._watch_clock()
 
     def _accept(self) -> asyncio.BaseProtocol:
-        connection = Connection(self._broker, self._closed, self._received, self._partial, self._budget, self.throttle)
+        connection = Connection(self._broker, self._closed, self._received, self._partial, self._budget, self.throttle, self._owners)
         self._broker.tallies.accepted += 1
         loop = asyncio.get_running_loop()
         self._limit_handshakes()
@@ -68,6 +71,10 @@ class DataServer:
         self._connections.add(connection)
         loop.call_later(self._broker.config.hello_timeout_ms / 1000, self._expect_hello, connection)
         return connection.stream
+
+    def _refused(self, address: str, why: str) -> None:
+        """TLS did not accept a peer. Strangers repeat this as often as they like: equal ones are counted."""
+        self._broker.access.refused(Caller(address=address), "TLS handshake", why)
 
     def _limit_handshakes(self) -> None:
         owed_s = self._handshakes.take(1, self._broker.loop.time())

@@ -110,6 +110,7 @@ class OpenAccess:
     """Everybody may do everything: for a broker that belongs to no cluster."""
 
     is_on = False
+    is_enforced = False
     is_stale = False
     version = 0
 
@@ -125,10 +126,7 @@ class OpenAccess:
     def require_replica(self, caller: Caller) -> None:
         return
 
-    def refused_handshake(self, address: str, why: str) -> None:
-        return
-
-    def refused_replica(self, caller: Caller, step: str, why: str) -> None:
+    def refused(self, caller: Caller, action: str, on: str, why: str = "") -> None:
         return
 
     def check(self, caller: Caller) -> None:
@@ -184,7 +182,7 @@ class AccessControl(OpenAccess):
         return self.mode is not AccessMode.OFF or self._source.revision == 0
 
     @property
-    def is_enforced(self) -> bool:
+    def is_enforced(self) -> bool:  # type: ignore[override]
         return self.mode is AccessMode.ENFORCE
 
     @property
@@ -249,15 +247,7 @@ class AccessControl(OpenAccess):
         if newer.principal == caller.principal:
             return newer
         why = f"this connection is {caller.principal}'s: open another one for {newer.principal}"
-        self.audit.refuse(
-            principal=str(caller.principal),
-            how=caller.how,
-            address=caller.address,
-            action="REAUTH",
-            on=str(newer.principal),
-            request=caller.request,
-            error=why,
-        )
+        self.refused(caller, "REAUTH", str(newer.principal), why)
         raise AccessDenied(why)
 
     def has_ended(self, caller: Caller) -> bool:
@@ -330,20 +320,10 @@ class AccessControl(OpenAccess):
         if self.is_on and not caller.principal.is_server:
             self._refuse(caller, "REPLICA_HELLO", on_cluster(Operation.REPLICATE), Decision(False, by="no rule makes a server"))
 
-    def refused_handshake(self, address: str, why: str) -> None:
-        """A peer whose certificate, or version of TLS, was not accepted. Equal refusals are counted, as strangers may repeat them."""
-        self.audit.refuse(principal=str(ANONYMOUS), how="none", address=address, action="TLS handshake", on=why)
-
-    def refused_replica(self, caller: Caller, step: str, why: str) -> None:
-        """A peer that claimed to be a replica, and did not prove it. `step`: hello or proof."""
+    def refused(self, caller: Caller, action: str, on: str, why: str = "") -> None:
+        """Record a refusal that no rule decided."""
         self.audit.refuse(
-            principal=str(caller.principal),
-            how=caller.how,
-            address=caller.address,
-            action="REPLICA_HELLO",
-            on=step,
-            error=why,
-            request=caller.request,
+            principal=str(caller.principal), how=caller.how, address=caller.address, action=action, on=on, error=why, request=caller.request
         )
 
     def decide(self, principal: Principal, need: Need) -> Decision:

@@ -69,7 +69,7 @@ class ClosedPort:
 
     async def send(self, connection: Connection) -> None:
         """One message to `orders`. Raises what it is answered with."""
-        envelope, region = encode(b"orders", Columns([b"x"]), producer_id=7, batch_sequence=next(self._numbers), create_time_ms=1)
+        envelope, region = encode(b"orders", Columns([b"x"]), producer_id=next(self._numbers), batch_sequence=0, create_time_ms=1)
         await connection.call(FrameKind.PRODUCE, envelope + region, timeout_s=10)
 
 
