@@ -76,7 +76,12 @@ class Worker:
     def __init__(self, role: str, server: str, path: Path, *more: str) -> None:
         self.path = path
         command = [sys.executable, "-m", "system.soak_worker", role, server, str(path), *more]
-        self.process = subprocess.Popen(command, cwd=TESTS, env={**os.environ, "PYTHONPATH": str(TESTS)})
+        # A child inherits the mask: told to leave before it can hear that, it leaves when it can.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+        try:
+            self.process = subprocess.Popen(command, cwd=TESTS, env={**os.environ, "PYTHONPATH": str(TESTS)})
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     def signal(self, number: signal.Signals) -> None:
         """Send a signal."""

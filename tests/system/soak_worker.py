@@ -125,6 +125,7 @@ async def main(words: list[str]) -> None:
     role, server, path, *more = words
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})  # see Worker
     notes = Notes(Path(path))
     if role == "produce":
         await produce(server, notes, float(more[0]), stop)
