@@ -49,9 +49,9 @@ class Tls:
     allows_tls12: whether TLS 1.2 is spoken besides 1.3.
     """
 
-    ca: Path
-    cert: Path | None = None
-    key: Path | None = None
+    ca: Path | str
+    cert: Path | str | None = None
+    key: Path | str | None = None
     requires_clients: bool = True
     allows_tls12: bool = False
 
@@ -124,7 +124,7 @@ class Credentials:
         log.info("new certificates are in use")
 
     def _paths(self) -> tuple[Path, ...]:
-        return tuple(path for path in (self.files.ca, self.files.cert, self.files.key) if path is not None)
+        return tuple(Path(path) for path in (self.files.ca, self.files.cert, self.files.key) if path is not None)
 
     def _sign(self) -> Signature:
         try:
@@ -135,7 +135,7 @@ class Credentials:
 
     def _read(self, version: int) -> Pem:
         try:
-            contents = [None if path is None else path.read_bytes() for path in (self.files.ca, self.files.cert, self.files.key)]
+            contents = [None if path is None else Path(path).read_bytes() for path in (self.files.ca, self.files.cert, self.files.key)]
             pem = Pem(version, contents[0] or b"", contents[1], contents[2])
             self._fill(ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), pem)
         except (OSError, ValueError) as cause:  # ssl.SSLError is an OSError

@@ -291,6 +291,14 @@ async def control_serial(address: str, papers: Papers) -> str:
     return str(found)
 
 
+def test_certificates_are_named_by_path_or_by_text(papers: Papers) -> None:
+    files = papers.client
+    named = Credentials(replace(files, ca=str(files.ca), cert=str(files.cert), key=str(files.key)))
+    assert named.pem == Credentials(files).pem
+    with pytest.raises(InvalidArgument, match="nowhere"):
+        Credentials(qmq.Tls("nowhere"))
+
+
 def test_files_that_do_not_fit_each_other_change_nothing(papers: Papers, caplog: pytest.LogCaptureFixture) -> None:
     clock = FakeClock()
     credentials = Credentials(papers.server, clock)
