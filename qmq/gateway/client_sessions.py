@@ -30,16 +30,17 @@ class ClientSession:
 
 
 class TelemetryStream:
-    """The gateway's end of a stream: commands are written one after another."""
+    """The gateway's end of a stream: commands are written one after another. `note` hears of each."""
 
-    def __init__(self, write: Write) -> None:
-        self._write = write
+    def __init__(self, write: Write, note: Callable[[calls.TelemetryCommand], None]) -> None:
+        self._write, self._note = write, note
         self._lock = asyncio.Lock()
 
     async def send(self, command: calls.TelemetryCommand) -> None:
         """Returns when gRPC has taken it."""
         async with self._lock:
             await self._write(command)
+        self._note(command)
 
 
 class ClientSessions:

@@ -11,6 +11,7 @@ import grpc
 from qmq.client.client import Client
 from qmq.clock import Clock, SystemClock
 from qmq.file_descriptors import connections_max, limit
+from qmq.gateway.call_tally import CallTally
 from qmq.gateway.client_sessions import SESSIONS_MAX
 from qmq.gateway.gateway_config import GatewayConfig
 from qmq.gateway.gateway_credentials import GatewayCredentials
@@ -50,6 +51,11 @@ class GatewayServer:
         self._server: grpc.aio.Server | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self.port = config.port
+
+    @property
+    def tally(self) -> CallTally:
+        """How calls were answered."""
+        return self._service.tally
 
     @property
     def address(self) -> str:

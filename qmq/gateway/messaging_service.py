@@ -1,19 +1,21 @@
 """RocketMQ's calls as gRPC has them (`apache.rocketmq.v2.MessagingService`): headers, routes, Telemetry; the rest is handed on.
 
-Every answer has a status; gRPC's own errors are for what this gateway does not have.
+Every answer has a status, and is counted by it; gRPC's own errors are for what this gateway does not have.
 """
 
 from __future__ import annotations
 
 import ipaddress
 import logging
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import aclosing
-from typing import Any, Final, NamedTuple
+from functools import wraps
+from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 import grpc
 
 from qmq.errors import QmqError
+from qmq.gateway.call_tally import CallTally
 from qmq.gateway.client_sessions import TelemetryStream
 from qmq.gateway.client_settings import CONSUMERS, check_client_type, settings_for_consumer, settings_for_producer
 from qmq.gateway.gateway_config import GatewayConfig
@@ -31,6 +33,7 @@ from qmq.proto.rocketmq import service_pb2_grpc
 log = logging.getLogger("qmq.gateway")
 
 CLIENT_ID: Final = "x-mq-client-id"
+LANGUAGE: Final = "x-mq-language"
 ORDERED_BROKER: Final = "qmq"
 """The broker of an ordered topic's one queue: which broker groups it is on may change at any time, and clients need not know."""
 
@@ -38,10 +41,89 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class MessagingCaller(NamedTuple):
-    """Which client calls, and what serves it."""
+    """Which client calls, and what serves it. `remaining_s` is how long it waits for the answer."""
 
     client_id: str
+    language: str
     parts: GatewayParts
+    remaining_s: float | None
+
+
+_Request = TypeVar("_Request")
+_Answer = TypeVar("_Answer", bound="HasStatus")
+
+
+class HasStatus(Protocol):
+    """An answer."""
+
+    def __init__(self, *, status: api.Status) -> None: ...
+
+    @property
+    def status(self) -> api.Status: ...
+
+
+def answered(
+    answer: type[_Answer],
+) -> Callable[
+    [Callable[[MessagingService, _Request, MessagingCaller], Awaitable[_Answer]]],
+    Callable[[MessagingService, _Request, Context], Awaitable[_Answer]],
+]:
+    """A call with one answer: whatever the method raises is the answer's status."""
+
+    def decorate(
+        serve: Callable[[MessagingService, _Request, MessagingCaller], Awaitable[_Answer]],
+    ) -> Callable[[MessagingService, _Request, Context], Awaitable[_Answer]]:
+        @wraps(serve)
+        async def call(self: MessagingService, request: _Request, context: Context) -> _Answer:
+            headers = headers_of(context)
+            try:
+                found = await serve(self, request, self.caller(headers, context))
+            except Exception as failure:
+                found = answer(status=_told(failure))
+            self.tally.note(serve.__name__, headers.get(LANGUAGE, ""), found.status.code)
+            return found
+
+        return call
+
+    return decorate
+
+
+def streamed(
+    answer: type[_Answer],
+) -> Callable[
+    [Callable[[MessagingService, _Request, MessagingCaller], AsyncGenerator[_Answer, None]]],
+    Callable[[MessagingService, _Request, Context], AsyncIterator[_Answer]],
+]:
+    """A call with a stream of answers, the first of which has the status."""
+
+    def decorate(
+        serve: Callable[[MessagingService, _Request, MessagingCaller], AsyncGenerator[_Answer, None]],
+    ) -> Callable[[MessagingService, _Request, Context], AsyncIterator[_Answer]]:
+        @wraps(serve)
+        async def call(self: MessagingService, request: _Request, context: Context) -> AsyncIterator[_Answer]:
+            headers = headers_of(context)
+            try:
+                caller = self.caller(headers, context)
+            except Exception as failure:
+                self.tally.note(serve.__name__, headers.get(LANGUAGE, ""), _told(failure).code)
+                yield answer(status=_told(failure))
+                return
+            is_first = True
+            async with aclosing(serve(self, request, caller)) as answers:
+                async for each in answers:
+                    if is_first:
+                        self.tally.note(serve.__name__, caller.language, each.status.code)
+                        is_first = False
+                    yield each
+
+        return call
+
+    return decorate
+
+
+def headers_of(context: Context) -> dict[str, str]:
+    """A call's headers that are text."""
+    return {str(name): value for name, value in context.invocation_metadata() or () if isinstance(value, str)}
 
 
 class MessagingService(service_pb2_grpc.MessagingServiceServicer):
@@ -50,32 +132,27 @@ class MessagingService(service_pb2_grpc.MessagingServiceServicer):
     def __init__(self, parts_for: Callable[[Mapping[str, str]], GatewayParts], config: GatewayConfig) -> None:
         self._parts_for, self._config = parts_for, config
         self._advertised = endpoints_of(config.advertise) if config.advertise else None
+        self.tally = CallTally()
+        """How calls were answered."""
 
-    def _caller(self, context: Context) -> MessagingCaller:
+    def caller(self, headers: Mapping[str, str], context: Context) -> MessagingCaller:
         """Who calls. Raises Refused."""
-        headers = {str(name): value for name, value in context.invocation_metadata() or () if isinstance(value, str)}
         parts = self._parts_for(headers)
         if not headers.get(CLIENT_ID):
             raise Refused(api.CLIENT_ID_REQUIRED, f"the call has no header {CLIENT_ID}: every client names itself")
-        return MessagingCaller(headers[CLIENT_ID], parts)
+        return MessagingCaller(headers[CLIENT_ID], headers.get(LANGUAGE, ""), parts, context.time_remaining())
 
     # --- where things are ----------------------------------------------------------------------------------------------
 
-    async def QueryRoute(self, request: calls.QueryRouteRequest, context: Context) -> calls.QueryRouteResponse:
-        try:
-            caller = self._caller(context)
-            return calls.QueryRouteResponse(status=OK, message_queues=await self._queues(caller, request.topic, request.endpoints))
-        except Exception as failure:
-            return calls.QueryRouteResponse(status=_told(failure))
+    @answered(calls.QueryRouteResponse)
+    async def QueryRoute(self, request: calls.QueryRouteRequest, caller: MessagingCaller) -> calls.QueryRouteResponse:
+        return calls.QueryRouteResponse(status=OK, message_queues=await self._queues(caller, request.topic, request.endpoints))
 
-    async def QueryAssignment(self, request: calls.QueryAssignmentRequest, context: Context) -> calls.QueryAssignmentResponse:
+    @answered(calls.QueryAssignmentResponse)
+    async def QueryAssignment(self, request: calls.QueryAssignmentRequest, caller: MessagingCaller) -> calls.QueryAssignmentResponse:
         """Every consumer reads all queues: messages are divided as they are asked for."""
-        try:
-            caller = self._caller(context)
-            group_of_resource(request.group)
-            queues = await self._queues(caller, request.topic, request.endpoints)
-        except Exception as failure:
-            return calls.QueryAssignmentResponse(status=_told(failure))
+        group_of_resource(request.group)
+        queues = await self._queues(caller, request.topic, request.endpoints)
         return calls.QueryAssignmentResponse(status=OK, assignments=[api.Assignment(message_queue=each) for each in queues])
 
     async def _queues(self, caller: MessagingCaller, topic: api.Resource, endpoints: api.Endpoints) -> list[api.MessageQueue]:
@@ -90,34 +167,29 @@ class MessagingService(service_pb2_grpc.MessagingServiceServicer):
 
     # --- clients -------------------------------------------------------------------------------------------------------
 
-    async def Heartbeat(self, request: calls.HeartbeatRequest, context: Context) -> calls.HeartbeatResponse:
-        try:
-            caller = self._caller(context)
-            check_client_type(request.client_type)
-            caller.parts.sessions.hear(caller.client_id)
-        except Exception as failure:
-            return calls.HeartbeatResponse(status=_told(failure))
+    @answered(calls.HeartbeatResponse)
+    async def Heartbeat(self, request: calls.HeartbeatRequest, caller: MessagingCaller) -> calls.HeartbeatResponse:
+        check_client_type(request.client_type)
+        caller.parts.sessions.hear(caller.client_id)
         return calls.HeartbeatResponse(status=OK)
 
+    @answered(calls.NotifyClientTerminationResponse)
     async def NotifyClientTermination(
-        self, request: calls.NotifyClientTerminationRequest, context: Context
+        self, request: calls.NotifyClientTerminationRequest, caller: MessagingCaller
     ) -> calls.NotifyClientTerminationResponse:
-        try:
-            caller = self._caller(context)
-            caller.parts.sessions.end(caller.client_id)
-            if request.group.name:
-                caller.parts.receiving.client_ended(caller.client_id, group_of_resource(request.group))
-        except Exception as failure:
-            return calls.NotifyClientTerminationResponse(status=_told(failure))
+        caller.parts.sessions.end(caller.client_id)
+        if request.group.name:
+            caller.parts.receiving.client_ended(caller.client_id, group_of_resource(request.group))
         return calls.NotifyClientTerminationResponse(status=OK)
 
     async def Telemetry(  # type: ignore[override]  # it writes by the context, since commands go out at any time
         self, requests: AsyncIterator[calls.TelemetryCommand], context: Context
     ) -> None:
         """Settings come in and are answered; other commands of clients answer what was asked of them."""
-        stream = TelemetryStream(context.write)
+        headers = headers_of(context)
+        stream = TelemetryStream(context.write, lambda command: self._note(headers, command))
         try:
-            caller = self._caller(context)
+            caller = self.caller(headers, context)
         except Exception as failure:
             await stream.send(calls.TelemetryCommand(status=_told(failure)))
             return
@@ -134,6 +206,10 @@ class MessagingService(service_pb2_grpc.MessagingServiceServicer):
                     await stream.send(answer)
         finally:
             session.streams.remove(stream)
+
+    def _note(self, headers: Mapping[str, str], command: calls.TelemetryCommand) -> None:
+        what = command.WhichOneof("command") or "settings"  # without a command it is a refusal of settings
+        self.tally.note(f"Telemetry: {what}", headers.get(LANGUAGE, ""), command.status.code or api.OK)
 
     async def _settled(self, parts: GatewayParts, told: api.Settings) -> calls.TelemetryCommand:
         try:
@@ -164,105 +240,69 @@ class MessagingService(service_pb2_grpc.MessagingServiceServicer):
 
     # --- messages ------------------------------------------------------------------------------------------------------
 
-    async def SendMessage(self, request: calls.SendMessageRequest, context: Context) -> calls.SendMessageResponse:
-        try:
-            caller = self._caller(context)
-            if any(each.system_properties.message_type == api.TRANSACTION for each in request.messages):
-                caller.parts.sessions.hear(caller.client_id).published |= {subject_of_topic(each.topic) for each in request.messages}
-        except Exception as failure:
-            return calls.SendMessageResponse(status=_told(failure))
+    @answered(calls.SendMessageResponse)
+    async def SendMessage(self, request: calls.SendMessageRequest, caller: MessagingCaller) -> calls.SendMessageResponse:
+        if any(each.system_properties.message_type == api.TRANSACTION for each in request.messages):
+            caller.parts.sessions.hear(caller.client_id).published |= {subject_of_topic(each.topic) for each in request.messages}
         return await caller.parts.sending.send(request)
 
-    async def EndTransaction(self, request: calls.EndTransactionRequest, context: Context) -> calls.EndTransactionResponse:
-        try:
-            caller = self._caller(context)
-        except Exception as failure:
-            return calls.EndTransactionResponse(status=_told(failure))
+    @answered(calls.EndTransactionResponse)
+    async def EndTransaction(self, request: calls.EndTransactionRequest, caller: MessagingCaller) -> calls.EndTransactionResponse:
         return await caller.parts.transactions.end(request)
 
-    async def RecallMessage(self, request: calls.RecallMessageRequest, context: Context) -> calls.RecallMessageResponse:
-        try:
-            caller = self._caller(context)
-        except Exception as failure:
-            return calls.RecallMessageResponse(status=_told(failure))
+    @answered(calls.RecallMessageResponse)
+    async def RecallMessage(self, request: calls.RecallMessageRequest, caller: MessagingCaller) -> calls.RecallMessageResponse:
         return await caller.parts.sending.recall(request)
 
-    async def ReceiveMessage(self, request: calls.ReceiveMessageRequest, context: Context) -> AsyncIterator[calls.ReceiveMessageResponse]:
-        try:
-            caller = self._caller(context)
-        except Exception as failure:
-            yield calls.ReceiveMessageResponse(status=_told(failure))
-            return
+    @streamed(calls.ReceiveMessageResponse)
+    def ReceiveMessage(
+        self, request: calls.ReceiveMessageRequest, caller: MessagingCaller
+    ) -> AsyncGenerator[calls.ReceiveMessageResponse, None]:
         caller.parts.sessions.hear(caller.client_id)
-        async with aclosing(caller.parts.receiving.receive(request, caller.client_id, context.time_remaining())) as answers:
-            async for answer in answers:
-                yield answer
+        return caller.parts.receiving.receive(request, caller.client_id, caller.remaining_s)
 
-    async def AckMessage(self, request: calls.AckMessageRequest, context: Context) -> calls.AckMessageResponse:
-        try:
-            caller = self._caller(context)
-        except Exception as failure:
-            return calls.AckMessageResponse(status=_told(failure))
+    @answered(calls.AckMessageResponse)
+    async def AckMessage(self, request: calls.AckMessageRequest, caller: MessagingCaller) -> calls.AckMessageResponse:
         return await caller.parts.receiving.ack(request)
 
+    @answered(calls.ChangeInvisibleDurationResponse)
     async def ChangeInvisibleDuration(
-        self, request: calls.ChangeInvisibleDurationRequest, context: Context
+        self, request: calls.ChangeInvisibleDurationRequest, caller: MessagingCaller
     ) -> calls.ChangeInvisibleDurationResponse:
-        try:
-            caller = self._caller(context)
-        except Exception as failure:
-            return calls.ChangeInvisibleDurationResponse(status=_told(failure))
         return caller.parts.receiving.change_time(request)
 
+    @answered(calls.ForwardMessageToDeadLetterQueueResponse)
     async def ForwardMessageToDeadLetterQueue(
-        self, request: calls.ForwardMessageToDeadLetterQueueRequest, context: Context
+        self, request: calls.ForwardMessageToDeadLetterQueueRequest, caller: MessagingCaller
     ) -> calls.ForwardMessageToDeadLetterQueueResponse:
-        try:
-            caller = self._caller(context)
-        except Exception as failure:
-            return calls.ForwardMessageToDeadLetterQueueResponse(status=_told(failure))
         return caller.parts.receiving.forward(request)
 
     # --- pull consumers ------------------------------------------------------------------------------------------------
 
-    async def PullMessage(self, request: calls.PullMessageRequest, context: Context) -> AsyncIterator[calls.PullMessageResponse]:
-        try:
-            caller = self._caller(context)
-        except Exception as failure:
-            yield calls.PullMessageResponse(status=_told(failure))
-            return
+    @streamed(calls.PullMessageResponse)
+    def PullMessage(self, request: calls.PullMessageRequest, caller: MessagingCaller) -> AsyncGenerator[calls.PullMessageResponse, None]:
         caller.parts.sessions.hear(caller.client_id)
-        async with aclosing(caller.parts.pulling.pull(request, context.time_remaining())) as answers:
-            async for answer in answers:
-                yield answer
+        return caller.parts.pulling.pull(request, caller.remaining_s)
 
-    async def UpdateOffset(self, request: calls.UpdateOffsetRequest, context: Context) -> calls.UpdateOffsetResponse:
-        try:
-            caller = self._caller(context)
-        except Exception as failure:
-            return calls.UpdateOffsetResponse(status=_told(failure))
+    @answered(calls.UpdateOffsetResponse)
+    async def UpdateOffset(self, request: calls.UpdateOffsetRequest, caller: MessagingCaller) -> calls.UpdateOffsetResponse:
         return await caller.parts.pulling.update(request)
 
-    async def GetOffset(self, request: calls.GetOffsetRequest, context: Context) -> calls.GetOffsetResponse:
-        try:
-            caller = self._caller(context)
-        except Exception as failure:
-            return calls.GetOffsetResponse(status=_told(failure))
+    @answered(calls.GetOffsetResponse)
+    async def GetOffset(self, request: calls.GetOffsetRequest, caller: MessagingCaller) -> calls.GetOffsetResponse:
         return await caller.parts.pulling.get(request)
 
-    async def QueryOffset(self, request: calls.QueryOffsetRequest, context: Context) -> calls.QueryOffsetResponse:
-        try:
-            caller = self._caller(context)
-        except Exception as failure:
-            return calls.QueryOffsetResponse(status=_told(failure))
+    @answered(calls.QueryOffsetResponse)
+    async def QueryOffset(self, request: calls.QueryOffsetRequest, caller: MessagingCaller) -> calls.QueryOffsetResponse:
         return await caller.parts.pulling.query(request)
 
     # --- what this gateway does not have -------------------------------------------------------------------------------
 
+    @answered(calls.SyncLiteSubscriptionResponse)
     async def SyncLiteSubscription(
-        self, request: calls.SyncLiteSubscriptionRequest, context: Context
+        self, request: calls.SyncLiteSubscriptionRequest, caller: MessagingCaller
     ) -> calls.SyncLiteSubscriptionResponse:
-        return calls.SyncLiteSubscriptionResponse(status=_told(_missing("lite topics")))
+        raise Refused(api.UNSUPPORTED, "this gateway has no lite topics: docs/ROCKETMQ.md says what it has")
 
 
 def queues_of(topic: api.Resource, found: Topic | None, endpoints: api.Endpoints) -> list[api.MessageQueue]:
@@ -290,10 +330,6 @@ def endpoints_of(address: str) -> api.Endpoints:
     except ValueError:
         scheme = api.DOMAIN_NAME
     return api.Endpoints(scheme=scheme, addresses=[api.Address(host=host, port=place.port)])
-
-
-def _missing(what: str) -> Refused:
-    return Refused(api.UNSUPPORTED, f"this gateway does not serve {what}: docs/ROCKETMQ.md says what it serves")
 
 
 def _told(failure: Exception) -> api.Status:

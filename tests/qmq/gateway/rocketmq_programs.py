@@ -141,6 +141,30 @@ def push_consumer(address: str, topic: str, group: str) -> object:
     return seen
 
 
+def load_producer(address: str, topic: str, what: str) -> object:
+    """Sends COUNT messages of BYTES, AT_ONCE under way: for scripts/bench_gateway.py."""
+    count, size, at_once = map(int, what.split(","))
+    producer = producer_of(address, topic)
+    body, took, room = "x" * size, [], threading.Semaphore(at_once)
+    begun = time.monotonic()
+    for _ in range(count):
+        room.acquire()
+        sent = time.monotonic()
+
+        def stored(future: Any, sent: float = sent) -> None:
+            future.result()
+            took.append(time.monotonic() - sent)
+            room.release()
+
+        producer.send_async(message_of(topic, body)).add_done_callback(stored)
+    for _ in range(at_once):
+        room.acquire()
+    seconds = time.monotonic() - begun
+    took.sort()
+    producer.shutdown()
+    return {"seconds": seconds, "p50_us": took[count // 2] * 1e6, "p99_us": took[count * 99 // 100] * 1e6}
+
+
 def _told(message: Any) -> dict[str, Any]:
     return {
         "id": message.message_id,
@@ -155,7 +179,8 @@ def _told(message: Any) -> dict[str, Any]:
 
 
 PROGRAMS: Final[dict[str, Callable[[str, str, str], object]]] = {
-    each.__name__: each for each in (normal_producer, fifo_producer, delay_producer, transaction_producer, simple_consumer, push_consumer)
+    each.__name__: each
+    for each in (normal_producer, fifo_producer, delay_producer, transaction_producer, simple_consumer, push_consumer, load_producer)
 }
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""RocketMQ's own clients for Java and Node, as they are, against a gateway: each runs its programs in one process."""
+"""RocketMQ's own clients for Java, Node and Rust, as they are, against a gateway: each runs its programs in one process."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Final, NamedTuple
 
+import client_table
 import pytest
 from gateway_stub import GatewayStub, gateway_on
 
@@ -25,12 +26,14 @@ pytestmark = pytest.mark.long
 PROGRAMS: Final = Path(__file__).parent / "programs"
 CLIENTS: Final = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "qmq-tests" / "rocketmq"
 JAR: Final = CLIENTS / "rocketmq-client-java-5.2.0.jar"
+RUST_PROGRAMS: Final = CLIENTS / "rust" / "debug" / "rocketmq_programs"
 MODULES: Final = CLIENTS / "node_modules"
 PROGRAM_S: Final = 240
 COUNT: Final = 20
 CONFIG: Final = GatewayConfig(port=0, sweep_ms=10, transactions=TransactionTiming(first_check_ms=500, look_ms=100))
 
 needs_java = pytest.mark.skipif(not JAR.is_file() or shutil.which("javac") is None, reason="needs a JDK, and scripts/rocketmq_clients")
+needs_rust = pytest.mark.skipif(not RUST_PROGRAMS.is_file(), reason="needs Rust, and scripts/rocketmq_clients")
 needs_node = pytest.mark.skipif(not MODULES.is_dir() or shutil.which("node") is None, reason="needs Node, and scripts/rocketmq_clients")
 
 
@@ -131,6 +134,7 @@ async def test_the_java_clients_programs_see_all_their_messages(sealed_gateway: 
     assert ids["in time"] == "true"
     received = {each.id for each in told[8]}
     assert received == {ids["commit"], ids["forget"]}
+    client_table.check_column(gateway.gateway.tally.counts, "JAVA")
 
 
 @needs_node
@@ -142,3 +146,22 @@ async def test_the_node_clients_programs_see_all_their_messages(gateway: Gateway
     check_normal(told[0], told[1])
     check_order(told[3])
     check_pushed(told[4])
+    client_table.check_column(gateway.gateway.tally.counts, "NODE_JS")
+
+
+@needs_rust
+async def test_the_rust_clients_programs_see_all_their_messages(gateway: GatewayStub, tmp_path: Path) -> None:
+    names = ("normal_producer", "normal", "simple_consumer", "normal", "fifo_producer", "fifo", "simple_consumer", "fifo")
+    more = ("delay_producer", "delayed", "simple_consumer", "delayed")
+    last = ("transaction_producer", "transactions", "simple_consumer", "transactions")
+    command = [str(RUST_PROGRAMS), f"127.0.0.1:{gateway.gateway.port}", *names, *more, *last]
+    told = [seen for _, seen in await run(command, tmp_path)]
+    assert {each.id for each in told[1]} == {each.id for each in told[0]}
+    assert {each.tag for each in told[1]} == {"red"}
+    bodies = [[int(each.body) for each in told[3] if each.group == f"group-{number}"] for number in range(3)]
+    assert bodies == [list(range(number, COUNT, 3)) for number in range(3)]
+    assert [(each.body, each.attempt) for each in told[5]] == [("soon", "1")]
+    ids = {what: named for what, named, *_ in told[6]}
+    assert (ids["checked"], ids["in time"]) == (ids["forget"], "true")
+    assert {each.id for each in told[7]} == {ids["commit"], ids["forget"]}
+    client_table.check_column(gateway.gateway.tally.counts, "RUST")

@@ -11,6 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import client_table
 import pytest
 import rocketmq_programs
 from gateway_stub import GatewayStub, gateway_on
@@ -53,6 +54,17 @@ async def run(program: str, gateway: GatewayStub, topic: str, home: Path, group:
     lines = [each for each in out.decode().splitlines() if each.startswith("result ")]
     assert process.returncode == 0, errors.decode()
     return json.loads(lines[-1].removeprefix("result "))
+
+
+@pytest.mark.long
+async def test_its_calls_are_those_of_the_page(gateway: GatewayStub, tmp_path: Path) -> None:
+    for program in ("normal_producer", "simple_consumer"):
+        await run(program, gateway, "normal", tmp_path)
+    await run("push_consumer", gateway, "normal", tmp_path, "pushed")
+    for program, topic in (("fifo_producer", "fifo"), ("delay_producer", "delayed"), ("transaction_producer", "transactions")):
+        await run(program, gateway, topic, tmp_path)
+        await run("simple_consumer", gateway, topic, tmp_path)
+    client_table.check_column(gateway.gateway.tally.counts, "PYTHON")
 
 
 async def test_its_normal_messages_reach_a_consumer_of_its_own(gateway: GatewayStub, tmp_path: Path) -> None:

@@ -1,0 +1,115 @@
+"""Figures of the RocketMQ gateway: messages a second and latency with RocketMQ's own clients, beside RocketMQ 5's own broker and proxy.
+
+    .venv/bin/python scripts/bench_gateway.py [--count N] [--runs N]
+
+Needs scripts/rocketmq_clients --servers. Every scenario runs at one gateway process and at RocketMQ's proxy in turn, with the same client
+program. CPU time is that of the gateway (or proxy) process alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from typing import Any, Final, NamedTuple
+
+from bench_processes import Node
+from gateway_processes import PROGRAMS, Gateway, Load, RocketMQ, cpu_s
+
+ROOM_S: Final = 20
+TOPIC: Final = "bench"
+
+
+class Place(NamedTuple):
+    """Where a scenario runs, and the process whose CPU time counts."""
+
+    name: str
+    address: str
+    pid: int
+
+
+class Scenario(NamedTuple):
+    """`kind` is the client and what it does; `at_once` are messages under way, or of one batch."""
+
+    kind: str
+    bytes: int
+    at_once: int
+
+
+SCENARIOS: Final = (
+    Scenario("java send", 100, 64),
+    Scenario("java send", 1_000, 64),
+    Scenario("java send", 100, 1),
+    Scenario("java receive", 100, 1),
+    Scenario("java receive", 100, 32),
+    Scenario("python send", 100, 64),
+    Scenario("python send", 100, 1),
+)
+
+
+def python_send(address: str, count: int, size: int, at_once: int) -> dict[str, Any]:
+    """With RocketMQ's Python client, in a process of its own: it and QMQ both bring RocketMQ's API."""
+    environment = {**os.environ, "HOME": tempfile.mkdtemp(prefix="rocketmq-load-")}
+    command = [sys.executable, str(PROGRAMS.parent / "rocketmq_programs.py"), "load_producer", address, TOPIC, f"{count},{size},{at_once}"]
+    out = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+    line = next(each for each in out.splitlines() if each.startswith("result "))
+    return dict(json.loads(line.removeprefix("result ")))
+
+
+def run(scenario: Scenario, place: Place, count: int, number: int) -> dict[str, float]:
+    """One run: messages a second, CPU time of a message, latency if it was measured."""
+    begun_s = cpu_s(place.pid)
+    few = count // 10 if scenario.at_once == 1 else count
+    if scenario.kind == "java send":
+        found = Load(place.address, "send", TOPIC, few, scenario.bytes, scenario.at_once, 0).result()
+    elif scenario.kind == "python send":
+        few = few // 4
+        found = python_send(place.address, few, scenario.bytes, scenario.at_once)
+    else:
+        few = few * 2 if scenario.at_once == 1 else few
+        found = Load(place.address, "receive", TOPIC, f"g-{number}-{scenario.at_once}", few, 4, scenario.at_once, ROOM_S).result()
+        few = found["received"]
+    used_s = cpu_s(place.pid) - begun_s
+    figures = {"a second": few / found["seconds"], "CPU µs": used_s / few * 1e6}
+    return figures | {f"{name} ms": found[f"{name}_us"] / 1000 for name in ("p50", "p99") if f"{name}_us" in found}
+
+
+def main() -> None:
+    arguments = argparse.ArgumentParser(description=__doc__)
+    arguments.add_argument("--count", type=int, default=20_000)
+    arguments.add_argument("--runs", type=int, default=3)
+    arguments.add_argument("--json", action="store_true")
+    chosen = arguments.parse_args()
+    node, rocketmq = Node(), RocketMQ()
+    gateway = Gateway(node.address)
+    places = [Place("QMQ", gateway.address, gateway.process.pid), Place("RocketMQ", rocketmq.address, rocketmq.processes[-1].pid)]
+    results: dict[str, dict[str, dict[str, float]]] = {}
+    try:
+        for place in places:  # warm up
+            Load(place.address, "send", TOPIC, chosen.count // 2, 100, 64, 0).result()
+        for scenario in SCENARIOS:
+            runs: dict[str, list[dict[str, float]]] = {each.name: [] for each in places}
+            for number in range(chosen.runs):
+                for place in places if number % 2 == 0 else places[::-1]:
+                    runs[place.name].append(run(scenario, place, chosen.count, number))
+            medians = {name: {key: statistics.median([each[key] for each in of]) for key in of[0]} for name, of in runs.items()}
+            title = f"{scenario.kind}, {scenario.bytes} B, {scenario.at_once} at once"
+            results[title] = medians
+            print(title)
+            for name, figures in medians.items():
+                print(f"    {name:9} " + ", ".join(f"{key} {value:,.1f}" for key, value in figures.items()), flush=True)
+            print(f"    ratio     {medians['QMQ']['a second'] / medians['RocketMQ']['a second']:.2f}", flush=True)
+        if chosen.json:
+            print(json.dumps(results))
+    finally:
+        gateway.stop()
+        rocketmq.stop()
+        node.stop()
+
+
+if __name__ == "__main__":
+    main()
