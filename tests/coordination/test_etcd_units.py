@@ -19,7 +19,6 @@ from qmq_coordination.coordination_store import (
     WatchedChanges,
     WatchEvent,
 )
-from qmq_coordination.etcd import etcd_pb2 as pb
 from qmq_coordination.etcd.endpoints import EtcdEndpoint, Rotation, parse_endpoint
 from qmq_coordination.etcd.etcd_process import EtcdFailed, EtcdProcess, find_binary, free_ports
 from qmq_coordination.etcd.etcd_store import EtcdStore
@@ -28,6 +27,7 @@ from qmq_coordination.etcd.failures import CallVerdict, LeaseExists, refusal, ve
 from qmq_coordination.etcd.watch import WholeRevisions
 
 from qmq.errors import Compacted, CoordinationError, InvalidArgument, LeaseNotFound
+from qmq.proto.etcd import etcd_pb2 as pb
 
 CODE = grpc.StatusCode
 

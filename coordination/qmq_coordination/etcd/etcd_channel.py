@@ -24,8 +24,8 @@ from typing import Any, Final
 import grpc
 
 from qmq.errors import CoordinationError
+from qmq.proto.etcd import etcd_pb2 as pb
 from qmq.security.tls import Credentials, Tls
-from qmq_coordination.etcd import etcd_pb2 as pb
 from qmq_coordination.etcd.endpoints import EtcdEndpoint, EtcdTls, Rotation
 from qmq_coordination.etcd.etcd_methods import AUTHENTICATE, STATUS, Method, Request, Response
 

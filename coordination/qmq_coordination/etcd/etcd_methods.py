@@ -7,7 +7,7 @@ from typing import Final, Generic, TypeVar
 
 from google.protobuf.message import Message
 
-from qmq_coordination.etcd import etcd_pb2 as pb
+from qmq.proto.etcd import etcd_pb2 as pb
 
 Request = TypeVar("Request", bound=Message)
 Response = TypeVar("Response", bound=Message)

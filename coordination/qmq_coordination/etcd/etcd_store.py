@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from qmq.errors import InvalidArgument, LeaseNotFound
+from qmq.proto.etcd import etcd_pb2 as pb
 from qmq_coordination.coordination_store import (
     NO_LEASE,
     Compare,
@@ -31,7 +32,6 @@ from qmq_coordination.coordination_store import (
     TxnResult,
     WatchedChanges,
 )
-from qmq_coordination.etcd import etcd_pb2 as pb
 from qmq_coordination.etcd.endpoints import EtcdTls, Rotation, parse_endpoint
 from qmq_coordination.etcd.etcd_calls import CALL_S, TOTAL_S, EtcdCalls
 from qmq_coordination.etcd.etcd_channel import Channels

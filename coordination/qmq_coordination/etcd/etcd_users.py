@@ -12,7 +12,7 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import Final
 
-from qmq_coordination.etcd import etcd_pb2 as pb
+from qmq.proto.etcd import etcd_pb2 as pb
 from qmq_coordination.etcd.etcd_calls import EtcdCalls
 from qmq_coordination.etcd.etcd_methods import AUTH_ENABLE, ROLE_ADD, ROLE_GRANT_PERMISSION, USER_ADD, USER_GRANT_ROLE
 from qmq_coordination.etcd.failures import UserOrRoleExists

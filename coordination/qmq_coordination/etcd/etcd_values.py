@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import Final
 
 from qmq.errors import CoordinationError
+from qmq.proto.etcd import etcd_pb2 as pb
 from qmq_coordination.coordination_store import Compare, CompareTarget, Delete, Get, KeyValue, LeaseId, Operation, Put, WatchEvent
-from qmq_coordination.etcd import etcd_pb2 as pb
 
 _RESULTS: Final = {"=": pb.Compare.EQUAL, "!=": pb.Compare.NOT_EQUAL, "<": pb.Compare.LESS, ">": pb.Compare.GREATER}
 _NO_END: Final = b"\0"

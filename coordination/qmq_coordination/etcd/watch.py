@@ -23,8 +23,8 @@ from typing import Final
 import grpc
 
 from qmq.errors import Compacted, CoordinationError
+from qmq.proto.etcd import etcd_pb2 as pb
 from qmq_coordination.coordination_store import Revision, WatchedChanges, WatchEvent
-from qmq_coordination.etcd import etcd_pb2 as pb
 from qmq_coordination.etcd.etcd_calls import TryAgain, is_cancelling, judge
 from qmq_coordination.etcd.etcd_channel import Channels, EtcdConnection, Metadata, NotReady
 from qmq_coordination.etcd.etcd_methods import WATCH
