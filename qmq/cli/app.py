@@ -28,6 +28,7 @@ from qmq.cli import (
     gateway,
     group,
     health,
+    lake_commands,
     logs,
     message_commands,
     meta,
@@ -91,6 +92,7 @@ app.command("top")(top.top)
 app.add_typer(replica.app, name="replica")
 app.command("transfer")(replica.transfer)
 app.add_typer(health.app, name="health")
+app.add_typer(lake_commands.app, name="lake")
 app.command("spark", context_settings=spark.CONTEXT)(spark.spark)
 
 

@@ -8,12 +8,14 @@ type as garbage, so all batches are built with one schema.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
-from pyspark.sql.types import StructType
 
 from qmq.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
 
 TIMESTAMP: Final = pa.timestamp("us", tz="UTC")
 TAGS: Final = pa.list_(pa.field("element", pa.string(), nullable=True))
@@ -45,7 +47,8 @@ TYPES: Final[dict[str, pa.DataType]] = {
 
 def arrow_schema(schema: StructType | Sequence[str]) -> pa.Schema:
     """The schema of record batches with these columns, in this order. Raises InvalidArgument for an unknown column."""
-    nullable = dict.fromkeys(schema, True) if not isinstance(schema, StructType) else {each.name: each.nullable for each in schema.fields}
+    # StructType is no Sequence; it is not named here, so that readers without Spark need not have it installed.
+    nullable = dict.fromkeys(schema, True) if isinstance(schema, Sequence) else {each.name: each.nullable for each in schema.fields}
     unknown = [name for name in nullable if name not in TYPES]
     if unknown:
         raise InvalidArgument(f"the log has no column {unknown[0]!r}; columns: {', '.join(TYPES)}")

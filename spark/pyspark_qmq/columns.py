@@ -13,12 +13,11 @@ version) are slices of one array.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-from pyspark.sql.types import StructType
 
 from pyspark_qmq import filtering
 from pyspark_qmq.arrow_schema import TYPES, arrow_schema
@@ -27,6 +26,9 @@ from pyspark_qmq.coalescing import Span, chunks, shaped, spans
 from pyspark_qmq.joined_batches import JoinedBatches
 from pyspark_qmq.source_model import ALL, QueueKey, QueuePiece, ReadSelection, SourceBatch
 from qmq.batch_columns import BatchFlag
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
 
 Maker = Callable[[JoinedBatches], pa.Array]
 

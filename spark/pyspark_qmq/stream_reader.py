@@ -26,9 +26,10 @@ from pyspark.sql.types import StructType
 from pyspark_qmq import admission, offsets
 from pyspark_qmq.admission import Limit
 from pyspark_qmq.log_opening import address_of, forget, log_at
-from pyspark_qmq.log_reader import TaskPartition, look, read_task, starts
+from pyspark_qmq.log_reader import TaskPartition
 from pyspark_qmq.planning import ranges, tasks
 from pyspark_qmq.read_options import ReadOptions
+from pyspark_qmq.read_ranges import look, read_task, starts
 from pyspark_qmq.source_model import QueueKey, Topology
 from qmq.errors import InvalidArgument
 

@@ -28,9 +28,9 @@ from pyspark_qmq.jobs.archive_folder import ArchiveFolder
 from pyspark_qmq.jobs.archive_manifest import Archive, Manifest
 from pyspark_qmq.jobs.archive_ranges import Ranges, between
 from pyspark_qmq.log_opening import address_of, log_at
-from pyspark_qmq.log_reader import look, starts
 from pyspark_qmq.offsets import Offsets
 from pyspark_qmq.read_options import parse
+from pyspark_qmq.read_ranges import look, starts
 from pyspark_qmq.source_model import QueueKey, SourceQueue
 from pyspark_qmq.source_schema import default_schema
 from qmq.errors import ClientClosed, LogDamaged

@@ -14,7 +14,7 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own custom
 from pyspark_qmq import read_options
 from pyspark_qmq.jobs.job import checked_source, projection, source_options
 from pyspark_qmq.log_opening import address_of, log_at
-from pyspark_qmq.log_reader import look
+from pyspark_qmq.read_ranges import look
 from pyspark_qmq.source_model import Topology
 from qmq.errors import InvalidArgument
 

@@ -30,6 +30,7 @@ WITHOUT_JSON = {
     "qmq delay": "serves",
     "qmq dev": "serves",
     "qmq gateway": "serves",
+    "qmq lake follow": "serves",
     "qmq meta": "serves",
     "qmq outbox watchdog": "serves",
     "qmq dedup migration": "prints SQL",

@@ -1,0 +1,145 @@
+"""Record batches into Parquet files, one for each day of `append_time` (UTC).
+
+A file is on disk when `close` returns: a commit must not name a file that a power cut takes. Object stores keep a file when it is closed.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Final, NamedTuple, Protocol
+from urllib.parse import unquote, urlparse
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyiceberg.io import OutputStream
+
+from pyspark_qmq.lake.lake_schema import SCHEMA, WITHOUT_BOUNDS
+
+ROW_GROUP_BYTES: Final = 32 << 20
+_DAY_US: Final = 86_400_000_000
+_DICTIONARY: Final = ["partition", "broker_group", "route_version", "logical_partition", "key", "tags.list.element", "epoch"]
+_STATISTICS: Final = [each for each in SCHEMA.names if each not in {name.split(".")[0] for name in WITHOUT_BOUNDS}]
+
+
+class OutputFiles(Protocol):
+    """Where files go; PyIceberg's FileIO, bound to a table."""
+
+    def location(self, name: str) -> str:
+        """The address of a data file of this name."""
+        ...
+
+    def create(self, location: str) -> OutputStream:
+        """A new file, to be written. Raises FileExistsError."""
+        ...
+
+
+class DayFile(NamedTuple):
+    location: str
+    rows: int
+
+
+@dataclass(slots=True)
+class _OpenFile:
+    location: str
+    stream: OutputStream
+    writer: pq.ParquetWriter
+    rows: int = 0
+    waiting: list[pa.RecordBatch] = field(default_factory=list)
+    waiting_bytes: int = 0
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        self.waiting.append(batch)
+        self.waiting_bytes += batch.nbytes
+        if self.waiting_bytes >= ROW_GROUP_BYTES:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write what waits as one row group."""
+        if self.waiting:
+            table = pa.Table.from_batches(self.waiting, SCHEMA)
+            self.rows += table.num_rows
+            self.writer.write_table(table, row_group_size=table.num_rows)
+            self.waiting, self.waiting_bytes = [], 0
+
+
+class DayFiles:
+    """The files of one commit.
+
+    `name`: unique to the commit; files of different days lie in different folders.
+    """
+
+    def __init__(self, output: OutputFiles, name: str) -> None:
+        self._output = output
+        self._name = name
+        self._open: dict[int, _OpenFile] = {}
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        """Add rows with the columns of `SCHEMA`. Raises OSError."""
+        batch = pa.RecordBatch.from_arrays(batch.columns, schema=SCHEMA)  # a reader of the log says of no column that it is never null
+        days = np.asarray(batch.column("append_time").cast(pa.int64())) // _DAY_US
+        first, last = int(days.min()), int(days.max())
+        if first == last:
+            self._of(first).add(batch)
+            return
+        for day in np.unique(days):
+            self._of(int(day)).add(batch.filter(pa.array(days == day)))
+
+    def _of(self, day: int) -> _OpenFile:
+        found = self._open.get(day)
+        if found is None:
+            date = (datetime(1970, 1, 1, tzinfo=UTC) + timedelta(days=day)).date()
+            location = self._output.location(f"day={date.isoformat()}/{self._name}.parquet")
+            stream = self._output.create(location)
+            writer = pq.ParquetWriter(
+                stream, SCHEMA, compression="zstd", compression_level=1, use_dictionary=_DICTIONARY, write_statistics=_STATISTICS
+            )
+            found = self._open[day] = _OpenFile(location, stream, writer)
+        return found
+
+    def close(self, sync: Callable[[str], None] | None = None) -> list[DayFile]:
+        """Finish all files, and see that they are on disk. Raises OSError."""
+        made = []
+        for _, each in sorted(self._open.items()):
+            each.flush()
+            each.writer.close()
+            each.stream.close()
+            (sync or sync_local)(each.location)
+            made.append(DayFile(each.location, each.rows))
+        self._open = {}
+        return made
+
+    def abandon(self) -> None:
+        """Close the files without finishing them: no commit will name them."""
+        for each in self._open.values():
+            with suppress(OSError, pa.ArrowException):
+                each.writer.close()  # or its destructor would complain that the stream is closed
+            with suppress(OSError):
+                each.stream.close()
+        self._open = {}
+
+
+def local_path(location: str) -> Path | None:
+    """The path of a location on this machine's disk; None for an object store."""
+    parsed = urlparse(location)
+    if parsed.scheme not in ("", "file"):
+        return None
+    return Path(unquote(parsed.path) if parsed.scheme else location)
+
+
+def sync_local(location: str) -> None:
+    """Flush a local file and its folder to disk. Raises OSError."""
+    path = local_path(location)
+    if path is None:
+        return
+    for each in (path, path.parent):
+        handle = os.open(each, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)

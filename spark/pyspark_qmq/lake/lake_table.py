@@ -1,0 +1,138 @@
+"""One Iceberg table: open or create it, read its positions, commit files together with positions.
+
+A commit requires that the current snapshot is the one that `positions` were read from. PyIceberg must not repeat a refused commit on
+another snapshot: two writers would both add the same messages. So each table has `commit.retry.num-retries` 0, and opening a table sets it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from typing import Final
+
+from pyiceberg.catalog import Catalog
+from pyiceberg.exceptions import (
+    CommitFailedException,
+    CommitStateUnknownException,
+    NamespaceAlreadyExistsError,
+    NoSuchTableError,
+    TableAlreadyExistsError,
+)
+from pyiceberg.io import OutputStream
+from pyiceberg.table import Table
+from pyiceberg.transforms import DayTransform
+
+from pyspark_qmq.lake import positions
+from pyspark_qmq.lake.lake_schema import SCHEMA, WITHOUT_BOUNDS, table_name
+from pyspark_qmq.lake.positions import Snapshot
+from pyspark_qmq.offsets import Offsets
+from pyspark_qmq.source_model import QueueKey
+from qmq.errors import InvalidArgument, UnknownSubject
+
+SUBJECT: Final = "qmq.subject"
+_RETRIES: Final = "commit.retry.num-retries"
+_OLD_METADATA: Final = {"write.metadata.delete-after-commit.enabled": "true", "write.metadata.previous-versions-max": "20"}
+"""A commit every ten seconds would leave 8,640 metadata files a day."""
+
+
+class LakeTable:
+    """The table of one subject."""
+
+    def __init__(self, subject: str, table: Table) -> None:
+        self.subject = subject
+        self.iceberg = table
+
+    # --- files ---------------------------------------------------------------------------------------------------------
+
+    def location(self, name: str) -> str:
+        """The address of a data file."""
+        return f"{self.iceberg.location().rstrip('/')}/data/{name}"
+
+    def create(self, location: str) -> OutputStream:
+        """A new data file. Raises FileExistsError."""
+        return self.iceberg.io.new_output(location).create()
+
+    def delete(self, locations: Iterable[str]) -> None:
+        """Delete files that no snapshot names; one that is gone already is no error."""
+        for each in locations:
+            with suppress(FileNotFoundError):
+                self.iceberg.io.delete(each)
+
+    # --- positions -----------------------------------------------------------------------------------------------------
+
+    def positions(self) -> dict[QueueKey, int]:
+        """How far the table has each queue. Raises LogDamaged."""
+        metadata = self.iceberg.metadata
+
+        def snapshot(number: int) -> Snapshot | None:
+            found = metadata.snapshot_by_id(number)
+            if found is None:
+                return None
+            return Snapshot(found.parent_snapshot_id, found.summary.additional_properties if found.summary is not None else {})
+
+        return positions.newest(self.subject, metadata.current_snapshot_id, snapshot, metadata.properties)
+
+    def commit(self, locations: Sequence[str], reached: Offsets) -> bool:
+        """Add files, and say how far the table is with them. Without files: say so in a table that has no snapshot yet.
+
+        False if another snapshot came between: the files are deleted, and the table is read again. An answer that was lost counts as
+        False, too; the files stay, and `positions` tell whether the commit is there.
+        """
+        told = positions.encode(self.subject, reached)
+        try:
+            with self.iceberg.transaction() as change:
+                change.set_properties({positions.PROPERTY: told})
+                if locations:
+                    change.add_files(list(locations), {positions.PROPERTY: told}, check_duplicate_files=False)
+        except CommitFailedException:
+            self.delete(locations)
+            self.iceberg.refresh()
+            return False
+        except CommitStateUnknownException:
+            self.iceberg.refresh()
+            return False
+        return True
+
+
+def open_table(catalog: Catalog, namespace: str, subject: str) -> LakeTable:
+    """The table of a subject, created if there is none.
+
+    Raises:
+        InvalidArgument: the name is taken by a table of something else.
+    """
+    name = (namespace, table_name(subject))
+    with suppress(NamespaceAlreadyExistsError):  # by another writer, just now
+        catalog.create_namespace_if_not_exists(namespace)
+    if not catalog.table_exists(name):
+        with suppress(TableAlreadyExistsError):
+            _create(catalog, name, subject)
+    return find_table(catalog, namespace, subject)
+
+
+def find_table(catalog: Catalog, namespace: str, subject: str) -> LakeTable:
+    """The table of a subject.
+
+    Raises:
+        UnknownSubject: there is none.
+        InvalidArgument: the name is taken by a table of something else.
+    """
+    try:
+        found = catalog.load_table((namespace, table_name(subject)))
+    except NoSuchTableError:
+        raise UnknownSubject(f"subject {subject!r} has no table {namespace}.{table_name(subject)}: `qmq lake follow` makes it") from None
+    owner = found.properties.get(SUBJECT)
+    if owner != subject:
+        what = f"belongs to subject {owner!r}" if owner else "was not made by qmq lake"
+        raise InvalidArgument(f"table {namespace}.{table_name(subject)} {what}: choose another --namespace for subject {subject!r}")
+    if found.properties.get(_RETRIES) != "0":
+        with found.transaction() as change:
+            change.set_properties({_RETRIES: "0"})
+    return LakeTable(subject, found)
+
+
+def _create(catalog: Catalog, name: tuple[str, str], subject: str) -> None:
+    """One transaction, so that nobody sees the table without its partitions."""
+    bounds = {f"write.metadata.metrics.column.{each}": "none" for each in WITHOUT_BOUNDS}
+    properties = {SUBJECT: subject, _RETRIES: "0", **_OLD_METADATA, **bounds}
+    with catalog.create_table_transaction(name, SCHEMA, properties=properties) as table, table.update_spec() as spec:
+        spec.add_field("append_time", DayTransform(), "append_day")

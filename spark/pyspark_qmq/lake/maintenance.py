@@ -1,0 +1,185 @@
+"""Compaction, expiry, and leftovers of crashes. None of it changes a row.
+
+Compaction replaces small files of a day that is over by sorted ones, in one snapshot that requires the files to be there still. Expiry
+forgets old snapshots, and then deletes files that no snapshot names. A file that a writer has made and not committed yet looks the same, so
+a file has to be older than `grace`.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, date, datetime, timedelta
+from typing import Final, NamedTuple
+from urllib.parse import urlparse
+
+import pyarrow as pa
+import pyarrow.fs as pafs
+import pyarrow.parquet as pq
+from pyiceberg.exceptions import CommitFailedException
+from pyiceberg.io.pyarrow import PyArrowFileIO, parquet_files_to_data_files
+from pyiceberg.manifest import DataFile
+from pyiceberg.table import Table
+
+from pyspark_qmq.lake import positions
+from pyspark_qmq.lake.day_files import DayFiles
+from pyspark_qmq.lake.lake_schema import ORDER, SCHEMA
+from pyspark_qmq.lake.lake_table import LakeTable
+from qmq.errors import InvalidArgument, LogDamaged, Overloaded
+
+SMALL_BYTES: Final = 128 << 20
+STEP_BYTES: Final = 256 << 20
+"""As much of a day as one step sorts, in memory; compressed."""
+GRACE: Final = timedelta(days=1)
+_TRIES: Final = 20
+
+
+class Step(NamedTuple):
+    """Files of one day that become one file."""
+
+    day: date
+    files: list[DataFile]
+
+
+class CompactedDay(NamedTuple):
+    day: date
+    files_before: int
+    rows: int
+
+
+def compact(table: LakeTable, today: date) -> Iterator[CompactedDay]:
+    """Compact days before `today` (UTC); each step is a commit of its own.
+
+    Raises:
+        LogDamaged: a file does not hold what its table says.
+        Overloaded: writers were faster, many times.
+    """
+    for step in _steps(_files_of_days(table.iceberg), today):
+        yield CompactedDay(step.day, len(step.files), _rewrite(table, step))
+
+
+def _files_of_days(table: Table) -> dict[date, list[DataFile]]:
+    found: dict[date, list[DataFile]] = {}
+    for task in table.scan().plan_files():
+        day = date(1970, 1, 1) + timedelta(days=int(task.file.partition[0]))
+        found.setdefault(day, []).append(task.file)
+    return found
+
+
+def _steps(days: dict[date, list[DataFile]], today: date) -> list[Step]:
+    """Small files of a day, together up to `STEP_BYTES`; a file that would stay alone stays as it is."""
+    found: list[Step] = []
+    for day in sorted(days):
+        if day >= today:
+            continue
+        group: list[DataFile] = []
+        small = sorted((each for each in days[day] if each.file_size_in_bytes < SMALL_BYTES), key=lambda each: each.file_path)
+        for file in small:
+            if group and sum(each.file_size_in_bytes for each in group) + file.file_size_in_bytes > STEP_BYTES:
+                found.append(Step(day, group))
+                group = []
+            group.append(file)
+        found.append(Step(day, group))
+    return [each for each in found if len(each.files) > 1]
+
+
+def _rewrite(table: LakeTable, step: Step) -> int:
+    rows = pa.concat_tables([_read(table.iceberg, each) for each in step.files])
+    if rows.num_rows != sum(each.record_count for each in step.files):
+        raise LogDamaged(f"files of {step.day} hold {rows.num_rows} rows, and the table says {sum(f.record_count for f in step.files)}")
+    files = DayFiles(table, f"compacted-{uuid.uuid4().hex}")
+    for batch in rows.sort_by([(name, "ascending") for name in ORDER]).to_batches():
+        files.write(batch)
+    made = files.close()
+    if sum(each.rows for each in made) != rows.num_rows or len(made) != 1:
+        raise LogDamaged(f"{step.day}: {rows.num_rows} rows became {made}: the files hold another day's rows")
+    for _ in range(_TRIES):
+        if _replace(table, step.files, [each.location for each in made]):
+            return sum(each.rows for each in made)
+        table.iceberg.refresh()
+        held = {each.file.file_path for each in table.iceberg.scan().plan_files()}
+        if not held.issuperset(each.file_path for each in step.files):
+            break
+    table.delete(each.location for each in made)
+    raise Overloaded(f"files of {step.day} were replaced by somebody else, or writers did not let the compaction in: start it again")
+
+
+def _read(table: Table, file: DataFile) -> pa.Table:
+    with table.io.new_input(file.file_path).open() as stream:
+        return pq.read_table(stream, schema=SCHEMA)
+
+
+def _replace(table: LakeTable, old: Iterable[DataFile], new: list[str]) -> bool:
+    """Whether it was committed: not if another snapshot came between."""
+    told = {positions.PROPERTY: positions.encode(table.subject, table.positions())}
+    try:
+        with table.iceberg.transaction() as change, change.update_snapshot(told).overwrite() as files:
+            for each in old:
+                files.delete_data_file(each)
+            for made in parquet_files_to_data_files(table.iceberg.io, table.iceberg.metadata, iter(new)):
+                files.append_data_file(made)
+    except CommitFailedException:
+        return False
+    return True
+
+
+@dataclass(frozen=True, slots=True)
+class Expired:
+    snapshots: int
+    files: int
+
+
+def expire(table: LakeTable, now: datetime, keep: timedelta, grace: timedelta = GRACE) -> Expired:
+    """Forget snapshots older than `keep`, except the current one. Delete files older than `grace` that no snapshot names."""
+    before = len(table.iceberg.metadata.snapshots)
+    table.iceberg.maintenance.expire_snapshots().older_than(now - keep).commit()
+    table.iceberg.refresh()
+    left = list(_leftovers(table.iceberg, now - grace))
+    table.delete(left)
+    return Expired(before - len(table.iceberg.metadata.snapshots), len(left))
+
+
+def _leftovers(table: Table, until: datetime) -> Iterator[str]:
+    """Data files and manifests of the table's folder that no snapshot names."""
+    named = set(_named(table))
+    for folder in ("data", "metadata"):
+        for location, changed in _listed(table, folder):
+            is_metadata = location.endswith(".metadata.json")  # PyIceberg deletes old ones itself
+            if not is_metadata and _path(location) not in named and changed < until:
+                yield location
+
+
+def _named(table: Table) -> Iterator[str]:
+    for snapshot in table.metadata.snapshots:
+        yield _path(snapshot.manifest_list)
+        for manifest in snapshot.manifests(table.io):
+            yield _path(manifest.manifest_path)
+            for entry in manifest.fetch_manifest_entry(table.io, discard_deleted=True):
+                yield _path(entry.data_file.file_path)
+
+
+def _listed(table: Table, folder: str) -> Iterator[tuple[str, datetime]]:
+    root = f"{table.location().rstrip('/')}/{folder}"
+    scheme, netloc, path = PyArrowFileIO.parse_location(root)
+    if not isinstance(table.io, PyArrowFileIO):
+        raise InvalidArgument(f"expiry lists files by pyarrow, not by {type(table.io).__name__}: leave out the property py-io-impl")
+
+    selector = pafs.FileSelector(path, recursive=True, allow_not_found=True)
+    for info in table.io.fs_by_scheme(scheme, netloc).get_file_info(selector):
+        if info.is_file:
+            yield root + info.path[len(path) :], info.mtime.astimezone(UTC)
+
+
+def _path(location: str) -> str:
+    parsed = urlparse(location)
+    return f"{parsed.netloc}{parsed.path}"
+
+
+def totals(table: LakeTable) -> list[tuple[str, int, int, int]]:
+    """Day, files, rows and bytes of the current snapshot."""
+    found = _files_of_days(table.iceberg)
+    return [
+        (day.isoformat(), len(files), sum(each.record_count for each in files), sum(each.file_size_in_bytes for each in files))
+        for day, files in sorted(found.items())
+    ]

@@ -1,0 +1,64 @@
+"""How far a table has each queue of its subject. Pure.
+
+A position is the sequence after the last message of a queue that the table has. The positions of all queues are a property of the snapshot
+that added the files, so both change in one commit. Other tools (compaction by Spark, say) make snapshots without the property: the nearest
+ancestor that has it counts. When no ancestor is left that has it, the table's own property counts, which each commit writes as well.
+
+The nearest ancestor comes first, because a table that was rolled back to an older snapshot has that snapshot's messages, and no more.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any, Final, NamedTuple
+
+from pyspark_qmq.offsets import Offsets
+from pyspark_qmq.source_model import QueueKey
+from qmq.errors import InvalidArgument, LogDamaged
+
+PROPERTY: Final = "qmq.positions"
+
+
+class Snapshot(NamedTuple):
+    """What matters here of a snapshot."""
+
+    parent: int | None
+    properties: Mapping[str, str]
+
+
+def encode(subject: str, positions: Offsets) -> str:
+    """As JSON, `{"0@g1":120}`, sorted, so that equal positions are equal text."""
+    return json.dumps({key.within: positions[key] for key in sorted(positions) if key.subject == subject}, separators=(",", ":"))
+
+
+def decode(subject: str, text: str) -> dict[QueueKey, int]:
+    """The inverse. Raises LogDamaged."""
+    try:
+        found: Any = json.loads(text)
+        return {QueueKey.parse(subject, within): int(sequence) for within, sequence in found.items()}
+    except (ValueError, AttributeError, TypeError, InvalidArgument) as cause:
+        raise LogDamaged(f"the table of {subject!r} has positions that nobody can read, {text[:200]!r}: {cause}") from None
+
+
+def newest(subject: str, current: int | None, snapshot: Callable[[int], Snapshot | None], table: Mapping[str, str]) -> dict[QueueKey, int]:
+    """The positions of a table.
+
+    Args:
+        current: the id of its current snapshot; None of a new table.
+        snapshot: a snapshot by its id; None for one that has expired.
+        table: the table's properties.
+
+    Raises:
+        LogDamaged: there are messages in the table, and nothing says which.
+    """
+    at = current
+    while at is not None and (found := snapshot(at)) is not None:
+        if PROPERTY in found.properties:
+            return decode(subject, found.properties[PROPERTY])
+        at = found.parent
+    if PROPERTY in table:
+        return decode(subject, table[PROPERTY])
+    if current is None:
+        return {}
+    raise LogDamaged(f"the table of {subject!r} has a snapshot, and no property {PROPERTY}: it was not written by qmq lake")
