@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -25,9 +24,9 @@ class Shell:
 
 
 @pytest.fixture
-def shell(node_process: NodeProcess, tmp_path: Path) -> Iterator[Shell]:
+def shell(node_process: NodeProcess, tmp_path: Path) -> Shell:
     node_process.start()
-    yield Shell(node_process.address, tmp_path)
+    return Shell(node_process.address, tmp_path)
 
 
 def test_a_subject_becomes_a_table_that_can_be_looked_at_compacted_and_expired(shell: Shell, node_process: NodeProcess) -> None:
