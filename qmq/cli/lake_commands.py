@@ -185,12 +185,12 @@ def _table(
 ) -> Iterator[tuple[LakeTable, Any]]:
     """A table that there is, and what can be done with it."""
     with _loaded():
-        from pyspark_qmq.lake import maintenance
+        from pyspark_qmq.lake import table_maintenance
         from pyspark_qmq.lake.catalogs import open_catalog
         from pyspark_qmq.lake.lake_table import find_table
 
         catalog: Catalog = open_catalog(name, uri, warehouse, properties or [])
-        yield find_table(catalog, namespace, subject), maintenance
+        yield find_table(catalog, namespace, subject), table_maintenance
 
 
 def _told(done: RoundResult) -> None:

@@ -14,7 +14,7 @@ import pytest
 from publishing import change_route, create_ordered, send, send_ordered, until_in_files
 from pyiceberg.catalog import Catalog, load_catalog
 from pyspark_qmq.committed_log import CommittedLog
-from pyspark_qmq.lake import maintenance
+from pyspark_qmq.lake import table_maintenance
 from pyspark_qmq.lake.lake_table import LakeTable, open_table
 from pyspark_qmq.lake.lake_writer import LakeOptions, LakeWriter, RoundResult
 from pyspark_qmq.log_opening import address_of
@@ -161,7 +161,7 @@ def test_a_table_of_another_subject_is_refused(lake: Lake) -> None:
 
 
 def test_the_writer_needs_no_spark() -> None:
-    program = "import sys; sys.modules['pyspark'] = None; import pyspark_qmq.lake.lake_writer, pyspark_qmq.lake.maintenance"
+    program = "import sys; sys.modules['pyspark'] = None; import pyspark_qmq.lake.lake_writer, pyspark_qmq.lake.table_maintenance"
     subprocess.run([sys.executable, "-c", program], check=True)
 
 
@@ -184,7 +184,7 @@ def tomorrow() -> date:
 def test_compaction_changes_no_row_and_sorts_by_logical_partition_and_key(lake: Lake) -> None:
     table = filled(lake)
     before = lake.rows("bank")
-    done = list(maintenance.compact(table, tomorrow()))
+    done = list(table_maintenance.compact(table, tomorrow()))
     assert [(each.files_before, each.rows) for each in done] == [(4, 200)]
     assert lake.rows("bank").equals(before)
     (file,) = [each.file for each in lake.catalog.load_table("qmq.bank").scan().plan_files()]
@@ -196,7 +196,7 @@ def test_a_writer_goes_on_behind_a_compaction(lake: Lake) -> None:
     table = filled(lake)
     running = lake.writer(lake.asked("bank"))
     assert list(running.round()) == []
-    list(maintenance.compact(table, tomorrow()))
+    list(table_maintenance.compact(table, tomorrow()))
     send_ordered(lake.server, "bank", [("k0", "last")])
     assert [each.is_refused for each in running.round()] == [True]
     assert [(each.rows, each.is_refused) for each in running.round()] == [(1, False)]
@@ -205,18 +205,18 @@ def test_a_writer_goes_on_behind_a_compaction(lake: Lake) -> None:
 
 def test_days_that_are_not_over_are_left_alone(lake: Lake) -> None:
     table = filled(lake)
-    assert list(maintenance.compact(table, datetime.now(UTC).date())) == []
+    assert list(table_maintenance.compact(table, datetime.now(UTC).date())) == []
 
 
 def test_expiry_deletes_what_no_snapshot_names_and_nothing_else(lake: Lake, tmp_path: Path) -> None:
     table = filled(lake)
-    list(maintenance.compact(table, tomorrow()))
+    list(table_maintenance.compact(table, tomorrow()))
     before = lake.rows("bank")
     (leftover := tmp_path / "warehouse/qmq/bank/data/day=2026-01-01").mkdir()
     (leftover / "crashed.parquet").write_bytes(b"half a file")
     later = datetime.now(UTC) + timedelta(days=10)
-    assert maintenance.expire(table, datetime.now(UTC), timedelta()).files == 0  # all are younger than a day
-    done = maintenance.expire(table, later, timedelta(days=5))
+    assert table_maintenance.expire(table, datetime.now(UTC), timedelta()).files == 0  # all are younger than a day
+    done = table_maintenance.expire(table, later, timedelta(days=5))
     assert done.snapshots + len(table.iceberg.metadata.snapshots) >= 1
     assert len(list(tmp_path.rglob("*.parquet"))) == 1
     assert lake.rows("bank").equals(before)

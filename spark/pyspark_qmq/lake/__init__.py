@@ -5,5 +5,5 @@ positions.py         how far a table has each queue, and where a table keeps tha
 day_files.py         record batches into Parquet files, one for each day
 lake_table.py        one table: open, commit files with positions
 lake_writer.py       rounds: what is committed in the log and not in the table goes into it
-maintenance.py       compaction, expiry, leftovers of crashes
+table_maintenance.py compaction, expiry, leftovers of crashes
 """

@@ -35,7 +35,7 @@ GRACE: Final = timedelta(days=1)
 _TRIES: Final = 20
 
 
-class Step(NamedTuple):
+class CompactionStep(NamedTuple):
     """Files of one day that become one file."""
 
     day: date
@@ -67,9 +67,9 @@ def _files_of_days(table: Table) -> dict[date, list[DataFile]]:
     return found
 
 
-def _steps(days: dict[date, list[DataFile]], today: date) -> list[Step]:
+def _steps(days: dict[date, list[DataFile]], today: date) -> list[CompactionStep]:
     """Small files of a day, together up to `STEP_BYTES`; a file that would stay alone stays as it is."""
-    found: list[Step] = []
+    found: list[CompactionStep] = []
     for day in sorted(days):
         if day >= today:
             continue
@@ -77,14 +77,14 @@ def _steps(days: dict[date, list[DataFile]], today: date) -> list[Step]:
         small = sorted((each for each in days[day] if each.file_size_in_bytes < SMALL_BYTES), key=lambda each: each.file_path)
         for file in small:
             if group and sum(each.file_size_in_bytes for each in group) + file.file_size_in_bytes > STEP_BYTES:
-                found.append(Step(day, group))
+                found.append(CompactionStep(day, group))
                 group = []
             group.append(file)
-        found.append(Step(day, group))
+        found.append(CompactionStep(day, group))
     return [each for each in found if len(each.files) > 1]
 
 
-def _rewrite(table: LakeTable, step: Step) -> int:
+def _rewrite(table: LakeTable, step: CompactionStep) -> int:
     rows = pa.concat_tables([_read(table.iceberg, each) for each in step.files])
     if rows.num_rows != sum(each.record_count for each in step.files):
         raise LogDamaged(f"files of {step.day} hold {rows.num_rows} rows, and the table says {sum(f.record_count for f in step.files)}")
