@@ -35,7 +35,7 @@ GRACE: Final = timedelta(days=1)
 _TRIES: Final = 20
 
 
-class CompactionStep(NamedTuple):
+class FileGroup(NamedTuple):
     """Files of one day that become one file."""
 
     day: date
@@ -55,7 +55,7 @@ def compact(table: LakeTable, today: date) -> Iterator[CompactedDay]:
         LogDamaged: a file does not hold what its table says.
         Overloaded: writers were faster, many times.
     """
-    for step in _steps(_files_of_days(table.iceberg), today):
+    for step in _groups(_files_of_days(table.iceberg), today):
         yield CompactedDay(step.day, len(step.files), _rewrite(table, step))
 
 
@@ -67,9 +67,9 @@ def _files_of_days(table: Table) -> dict[date, list[DataFile]]:
     return found
 
 
-def _steps(days: dict[date, list[DataFile]], today: date) -> list[CompactionStep]:
+def _groups(days: dict[date, list[DataFile]], today: date) -> list[FileGroup]:
     """Small files of a day, together up to `STEP_BYTES`; a file that would stay alone stays as it is."""
-    found: list[CompactionStep] = []
+    found: list[FileGroup] = []
     for day in sorted(days):
         if day >= today:
             continue
@@ -77,14 +77,14 @@ def _steps(days: dict[date, list[DataFile]], today: date) -> list[CompactionStep
         small = sorted((each for each in days[day] if each.file_size_in_bytes < SMALL_BYTES), key=lambda each: each.file_path)
         for file in small:
             if group and sum(each.file_size_in_bytes for each in group) + file.file_size_in_bytes > STEP_BYTES:
-                found.append(CompactionStep(day, group))
+                found.append(FileGroup(day, group))
                 group = []
             group.append(file)
-        found.append(CompactionStep(day, group))
+        found.append(FileGroup(day, group))
     return [each for each in found if len(each.files) > 1]
 
 
-def _rewrite(table: LakeTable, step: CompactionStep) -> int:
+def _rewrite(table: LakeTable, step: FileGroup) -> int:
     rows = pa.concat_tables([_read(table.iceberg, each) for each in step.files])
     if rows.num_rows != sum(each.record_count for each in step.files):
         raise LogDamaged(f"files of {step.day} hold {rows.num_rows} rows, and the table says {sum(f.record_count for f in step.files)}")
