@@ -82,6 +82,7 @@ def dev(_: typer.Context, options: DevOptions) -> None:
             delay_control_port=options.delay_control_port,
             delay_config=DelayConfig(tick_ms=options.tick_ms),
             metrics_port=options.metrics_port,
+            metrics_host=options.metrics_host,
             access=options.access(),
             gateway_port=options.gateway_port,
         )

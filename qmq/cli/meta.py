@@ -58,12 +58,12 @@ def meta(_: typer.Context, options: MetaOptions) -> None:
         config = MetaConfig(
             options.host, options.port, options.create_subjects, options.groups_per_subject, options.evacuate, access=access
         )
-        run(_serve(etcd, config, options.metrics_port, environment_with(tls).network))
+        run(_serve(etcd, config, options.metrics_port, options.metrics_host, environment_with(tls).network))
     except (OSError, QmqError) as failure:
         fail(failure)
 
 
-async def _serve(options: EtcdOptions, config: MetaConfig, metrics_port: int | None, network: Network) -> None:
+async def _serve(options: EtcdOptions, config: MetaConfig, metrics_port: int | None, metrics_host: str, network: Network) -> None:
     from qmq_coordination.view import ClusterView
 
     from qmq.meta.meta_server import MetaServer
@@ -97,7 +97,9 @@ async def _serve(options: EtcdOptions, config: MetaConfig, metrics_port: int | N
 
     async def start() -> str:
         nonlocal metrics, is_serving
-        metrics = await serving.serve(config.host, metrics_port, sources, lambda: of_meta(is_serving))  # Also while etcd is unreachable.
+        metrics = await serving.serve(
+            serving.metrics_host(config.host, metrics_host), metrics_port, sources, lambda: of_meta(is_serving)
+        )  # Also while etcd is unreachable.
         await view.start()
         await server.start()
         if audit is not None:

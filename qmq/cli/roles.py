@@ -237,6 +237,13 @@ class ProcessFlags:
     metrics_port: Annotated[
         int | None, typer.Option(envvar="QMQ_METRICS_PORT", help="Serve Prometheus metrics at /metrics on this port; 0: any free port.")
     ] = None
+    metrics_host: Annotated[
+        str,
+        typer.Option(
+            envvar="QMQ_METRICS_HOST",
+            help="Address of the metrics port, which asks nobody who they are; without it, this machine only.",
+        ),
+    ] = ""
     insecure: Annotated[
         bool,
         typer.Option("--insecure", envvar="QMQ_INSECURE", help="Listen on a public address without access control; for private networks."),
@@ -265,6 +272,7 @@ class ReplicaOptions(ProcessFlags, StorageFlags, GuardFlags, EtcdFlags, ReplicaP
             "etcd": self.etcd_options(),
             "log": log,
             "metrics_port": self.metrics_port,
+            "metrics_host": self.metrics_host,
             "access": self.access(),
         }
 

@@ -75,6 +75,8 @@ class NodeConfig:
     delay_config: DelayConfig = field(default_factory=DelayConfig)
     metrics_port: int | None = None
     """The port of /metrics; None: none."""
+    metrics_host: str = ""
+    """Where that port listens; empty: where only this machine reaches it."""
     access: AccessConfig = field(default_factory=AccessConfig)
     gateway_port: int | None = None
     """Where RocketMQ's clients are served; None: nowhere."""
@@ -189,7 +191,9 @@ class Node:
 
             self.gateway = DevGateway(self.address, config.host, config.gateway_port, self._clock, self._given_network)
             await self.gateway.start()
-        self.metrics = await serving.serve(config.host, config.metrics_port, self.sources(), self.readiness)
+        self.metrics = await serving.serve(
+            serving.metrics_host(config.host, config.metrics_host), config.metrics_port, self.sources(), self.readiness
+        )
 
     def readiness(self) -> Readiness:
         """The state for /readyz."""

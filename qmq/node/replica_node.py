@@ -87,6 +87,8 @@ class ReplicaConfig:
     broker: BrokerConfig = field(default_factory=BrokerConfig)
     metrics_port: int | None = None
     """The port of /metrics; None: none."""
+    metrics_host: str = ""
+    """Where that port listens; empty: where only this machine reaches it."""
     access: AccessConfig = field(default_factory=AccessConfig)
 
 
@@ -149,7 +151,9 @@ class ReplicaNode:
         self._take_part()
         if self._audit is not None:
             self._audit.start()
-        self.metrics = await serving.serve(config.host, config.metrics_port, self.sources(), self.readiness)
+        self.metrics = await serving.serve(
+            serving.metrics_host(config.host, config.metrics_host), config.metrics_port, self.sources(), self.readiness
+        )
 
     def _assemble(self) -> ReplicaBroker[Broker]:
         config = self.config

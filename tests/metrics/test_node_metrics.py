@@ -22,7 +22,7 @@ from qmq.client.connection import connect
 from qmq.errors import LogDamaged, ReadOnly
 from qmq.log.log_config import LogConfig
 from qmq.node.dev_node import Node
-from qmq.node.metering.serving import figures_by_role
+from qmq.node.metering.serving import figures_by_role, metrics_host
 from qmq.wire.frame import FrameKind
 
 GROUP = {"subject": "flights", "group": "ops"}
@@ -149,6 +149,33 @@ async def test_a_pause_is_shown_by_broker_and_metaserver(metered: Node, mq: qmq.
         values = await once(metered, "qmq_group_paused", 1, **GROUP)
         assert values("qmq_pauses", kind="group") == 1
         assert values("qmq_pauses", kind="client") == 0
+
+
+@pytest.mark.parametrize(
+    ("host", "named", "address"),
+    [
+        ("127.0.0.1", "", "127.0.0.1"),
+        ("127.77.0.1", "", "127.77.0.1"),
+        ("0.0.0.0", "", "127.0.0.1"),
+        ("10.0.0.7", "", "127.0.0.1"),
+        ("broker0", "", "127.0.0.1"),
+        ("unix:/run/qmq/a", "", "127.0.0.1"),
+        ("10.0.0.7", "10.0.0.7", "10.0.0.7"),
+        ("unix:/run/qmq/a", "10.0.0.7", "10.0.0.7"),
+    ],
+)
+def test_metrics_are_served_to_this_machine_only_unless_an_address_is_named(host: str, named: str, address: str) -> None:
+    assert metrics_host(host, named) == address
+
+
+async def test_metrics_are_served_where_the_operator_says(tmp_path: Path) -> None:
+    async with running(replace(node_config(tmp_path), metrics_port=0, metrics_host="127.0.0.2")) as node:
+        assert node.metrics is not None
+        assert node.metrics.address.startswith("127.0.0.2:")
+        _, writer = await asyncio.open_connection("127.0.0.2", node.metrics.port)
+        writer.close()
+        with pytest.raises(ConnectionRefusedError):
+            await asyncio.open_connection("127.0.0.1", node.metrics.port)
 
 
 async def test_a_batch_sent_twice_is_stored_once_and_old_batches_are_not_counted_anew(tmp_path: Path) -> None:

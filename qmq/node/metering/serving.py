@@ -10,7 +10,7 @@ from qmq.broker.data_server import DataServer
 from qmq.delay.delay_broker import DelayBroker
 from qmq.metrics.figures import Figure, FigureSource
 from qmq.metrics.readiness import Readiness
-from qmq.network import UNIX
+from qmq.network import UNIX, is_local
 from qmq.node.metering.broker_metrics import BrokerSource
 from qmq.node.metering.delay_metrics import DelaySource
 from qmq.node.metering.groups_metrics import GroupsSource
@@ -37,16 +37,19 @@ def sources_of(
     return [ReplicaSource(group, describe, roles, refused), LogSource(broker, group), BrokerSource(broker, group, server), own]
 
 
+def metrics_host(host: str, given: str) -> str:
+    """Where a role that listens on `host` serves its metrics: as the operator says, or else where only this machine reaches them."""
+    return given or (host if is_local(host) and not host.startswith(UNIX) else LOOPBACK)
+
+
 async def serve(host: str, port: int | None, sources: Sequence[FigureSource], readiness: Callable[[], Readiness]) -> MetricsServer | None:
-    """Listen on the role's own host, or on loopback if that is a Unix domain socket; None if no port is wanted. Raises OSError if the port
-    is taken.
-    """
+    """Listen; None if no port is wanted. Raises OSError if the port is taken."""
     if port is None:
         return None
     from qmq.metrics.endpoint import MetricsServer
 
     endpoint = MetricsServer(sources, readiness)
-    await endpoint.start(LOOPBACK if host.startswith(UNIX) else host, port)
+    await endpoint.start(host, port)
     return endpoint
 
 

@@ -38,6 +38,14 @@ def test_no_role_listens_beyond_its_machine_unasked(role: list[str], host: str, 
     assert all(way in said for way in ("--host 127.0.0.1", "--insecure", "QMQ_INSECURE=1", "docs/SECURITY.md"))
 
 
+@pytest.mark.parametrize("role", ["gateway", "console"])
+@pytest.mark.parametrize("host", ["0.0.0.0", "10.1.2.3"])
+def test_neither_gateway_nor_console_listens_beyond_its_machine_unasked(role: str, host: str, tmp_path: Path) -> None:
+    said = refusal([role, "--host", host], tmp_path)
+    assert host in said
+    assert "--insecure" in said
+
+
 @pytest.mark.parametrize("role", ROLES[1:], ids=lambda role: role[0])
 def test_no_role_gives_etcds_password_away_unasked(role: list[str], tmp_path: Path) -> None:
     said = refusal([*role, *PASSWORD], tmp_path)
