@@ -3,6 +3,7 @@ import { drawCharts } from "./chart";
 import { copyButtons } from "./copy";
 import { keyboard } from "./keys";
 import { keepLive } from "./live";
+import { rings } from "./ring";
 import { tails } from "./tail";
 
 keepLive();
@@ -10,3 +11,4 @@ drawCharts();
 tails();
 copyButtons();
 keyboard();
+rings();

@@ -21,8 +21,16 @@ export function keepLive(): void {
       underWay = false;
     }
   };
-  setInterval(look, EVERY_MS);
+  const next = (): void => {
+    void look().finally(() => setTimeout(next, everyMs()));
+  };
+  setTimeout(next, everyMs());
   document.addEventListener("visibilitychange", look);
+}
+
+// What changes fast is asked for more often: an element with data-every says so.
+function everyMs(): number {
+  return Number(document.querySelector<HTMLElement>("[data-live] [data-every]")?.dataset.every ?? EVERY_MS);
 }
 
 function replaceParts(fresh: Document): void {

@@ -28,7 +28,7 @@ def console(
         str,
         typer.Option(
             envvar="QMQ_CONSOLE_LOGIN",
-            help="Whose rights the browser has: 'own' (yours), 'token' (entered by the user), 'proxy' (from a proxy's header).",
+            help="Whose rights the browser has: 'own' (yours), 'token' (entered by the user), 'oidc' (identity provider), 'proxy'.",
         ),
     ] = "own",
     writable: Annotated[bool, typer.Option("--writable", envvar="QMQ_CONSOLE_WRITABLE", help="Allow changes; default: read-only.")] = False,
@@ -39,6 +39,18 @@ def console(
     token_header: Annotated[
         str, typer.Option("--token-header", help="With --login proxy: the header with the token.")
     ] = "x-forwarded-access-token",  # noqa: S107 - a name
+    oidc_issuer: Annotated[str, typer.Option("--oidc-issuer", help="With --login oidc: the identity provider's address.")] = "",
+    oidc_client: Annotated[str, typer.Option("--oidc-client-id", help="With --login oidc: what the provider calls this console.")] = "",
+    oidc_secret: Annotated[
+        Path | None, typer.Option("--oidc-secret-file", help="With --login oidc: the client's secret, if it has one.")
+    ] = None,
+    oidc_scope: Annotated[str, typer.Option("--oidc-scope", help="With --login oidc: the scopes to ask for.")] = "openid",
+    oidc_token: Annotated[
+        str, typer.Option("--oidc-token", help="With --login oidc: which token the cluster is shown, 'access_token' or 'id_token'.")
+    ] = "access_token",  # noqa: S107 - a name
+    public_url: Annotated[
+        str, typer.Option("--public-url", help="With --login oidc: where browsers find this console; default: where it listens.")
+    ] = "",
     mask: Annotated[list[str] | None, typer.Option("--mask", help="A field to mask in message bodies: FIELD, or SUBJECT*:FIELD.")] = None,
     cert: Annotated[Path | None, typer.Option("--cert", help="PEM file: the console's certificate.")] = None,
     key: Annotated[Path | None, typer.Option("--key", help="PEM file: its key.")] = None,
@@ -49,14 +61,20 @@ def console(
 ) -> None:
     """Serve the web console. Prints one line, `the console is at URL`; Ctrl-C stops it."""
     try:
-        from qmq.console.console_config import ConsoleConfig, LoginMode, MaskRule, check
+        from qmq.console.console_config import ConsoleConfig, LoginMode, MaskRule, OidcConfig, check
         from qmq.console.console_server import ConsoleServer
     except ImportError:
         fail(InvalidArgument(HINT))
     logging.basicConfig(level=logging.INFO if verbose else logging.WARNING, format="%(asctime)s %(name)s %(message)s")
     try:
         if login not in [each.value for each in LoginMode]:
-            raise InvalidArgument(f"--login must be own, token or proxy, not {login!r}")
+            raise InvalidArgument(f"--login must be own, token, oidc or proxy, not {login!r}")
+        public = public_url.rstrip("/") or f"{'https' if cert else 'http'}://{host}:{port}"
+        oidc = (
+            OidcConfig(oidc_issuer, oidc_client, f"{public}/login/callback", _secret(oidc_secret), oidc_scope, oidc_token)
+            if oidc_issuer and oidc_client
+            else None
+        )
         config = ConsoleConfig(
             server,
             host,
@@ -69,12 +87,17 @@ def console(
             cert,
             key,
             tuple(MaskRule.parse(each) for each in mask or ()),
+            oidc,
         )
         for each in check(config, is_insecure=insecure):
             logging.getLogger("qmq.console").warning("insecure: %s", each)
         run(_serve(ConsoleServer(config)))
     except (OSError, QmqError) as failure:
         fail(failure)
+
+
+def _secret(file: Path | None) -> str:
+    return "" if file is None else file.read_text().strip()
 
 
 async def _serve(console: ConsoleServer) -> None:

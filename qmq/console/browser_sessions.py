@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from qmq.console.caller import ConsoleCaller
+    from qmq.console.oidc import ShownToken
 
 IDLE_S: Final = 8 * 3600.0
 LIFE_S: Final = 24 * 3600.0
@@ -32,6 +33,8 @@ class BrowserSession:
     caller: ConsoleCaller
     began_s: float
     seen_s: float
+    shown: ShownToken | None = None
+    """With the login mode "oidc": the token, which is renewed."""
     notes: list[str] = field(default_factory=list)
     """Said once, on the next page."""
 
@@ -52,10 +55,10 @@ class Sessions:
         self._monotonic_s, self._make_secret = monotonic_s, make_secret
         self._by_id: dict[str, BrowserSession] = {}
 
-    def open(self, token: str | None, caller: ConsoleCaller) -> BrowserSession:
+    def open(self, token: str | None, caller: ConsoleCaller, shown: ShownToken | None = None) -> BrowserSession:
         """A new one."""
         now_s = self._monotonic_s()
-        made = BrowserSession(self._make_secret(), self._make_secret(), token, caller, now_s, now_s)
+        made = BrowserSession(self._make_secret(), self._make_secret(), token, caller, now_s, now_s, shown)
         self._by_id[made.id] = made
         return made
 

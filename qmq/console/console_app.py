@@ -1,6 +1,6 @@
 """The console as an ASGI application: addresses, who may see them, and how failures are shown.
 
-/login, /logout     who is asked for, by the login mode
+/login, /logout     who is asked for, by the login mode; /login/begin and /login/callback: by an identity provider
 /static/...         scripts and styles; open to all
 everything else     needs a session; a POST needs its CSRF token and `--writable`, and acts with the session's own rights
 """
@@ -37,6 +37,8 @@ from qmq.security.client_tokens import check as check_token
 
 if TYPE_CHECKING:
     from qmq.client.client import Client
+    from qmq.console.oidc import ShownToken
+    from qmq.console.oidc_login import OidcLogin
 
 log = logging.getLogger("qmq.console")
 
@@ -76,12 +78,21 @@ class ConsoleSite:
         self._make_client, self._monotonic_s, self._wall_s = make_client, monotonic_s, wall_s
         self._environment = templates()
         self._own: ConsoleCaller | None = None
+        self.oidc = self._oidc()
         self.app = Starlette(
             routes=self._routes(),
             middleware=[Middleware(ConsoleGuard, hosts=config.hosts, is_tls=config.is_tls)],
             exception_handlers={HTTPException: self._no_page},
             lifespan=self._lifespan,
         )
+
+    def _oidc(self) -> OidcLogin | None:
+        if self.config.oidc is None:
+            return None
+        from qmq.console.oidc import OidcFlow
+        from qmq.console.oidc_login import OidcLogin
+
+        return OidcLogin(OidcFlow(self.config.oidc, monotonic_s=self._monotonic_s), is_https=self.config.is_https)
 
     @asynccontextmanager
     async def _lifespan(self, _: Starlette) -> AsyncIterator[None]:
@@ -91,6 +102,7 @@ class ConsoleSite:
     def _routes(self) -> list[Route | Mount]:
         return [
             Route("/login", self._login, methods=["GET", "POST"]),
+            Route("/login/{step}", self._login_step, methods=["GET"]),
             Route("/logout", self._logout, methods=["POST"]),
             Mount("/static", StaticFiles(directory=Path(__file__).parent / "static")),
             *[Route(path, self._page(act, is_act=True), methods=["POST"]) for path, act in ACTS],
@@ -151,6 +163,9 @@ class ConsoleSite:
     async def _session(self, request: Request) -> BrowserSession | None:
         await self._forget()
         found = self.sessions.find(request.cookies.get(COOKIE, ""))
+        if found is not None and self.oidc is not None and not await self.oidc.keeps(found):
+            await self._end(found)
+            return None
         if self.config.login is not LoginMode.PROXY:
             return found
         token = request.headers.get(self.config.token_header, "").removeprefix("Bearer ")
@@ -160,6 +175,10 @@ class ConsoleSite:
             found = self.sessions.open(token, self._caller(check_token(token, self.config.token_header)))
         return found
 
+    async def _end(self, session: BrowserSession) -> None:
+        self.sessions.close(session)
+        await self._release(session.caller)
+
     async def _forget(self) -> None:
         for each in self.sessions.ended():
             await self._release(each.caller)
@@ -168,9 +187,10 @@ class ConsoleSite:
         if caller is not self._own and caller not in self.sessions.callers():
             await caller.close()
 
-    def _caller(self, token: str | None) -> ConsoleCaller:
+    def _caller(self, token: str | Callable[[], str] | None) -> ConsoleCaller:
         if token is not None:
-            return ConsoleCaller(self._make_client(lambda: token), self._monotonic_s, self._wall_s)
+            source = token if callable(token) else lambda: token
+            return ConsoleCaller(self._make_client(source), self._monotonic_s, self._wall_s)
         if self._own is None:
             self._own = ConsoleCaller(self._make_client(None), self._monotonic_s, self._wall_s)
         return self._own
@@ -179,7 +199,7 @@ class ConsoleSite:
         return self._known(RedirectResponse(target, HTTPStatus.SEE_OTHER), session)
 
     def _known(self, answer: Response, session: BrowserSession) -> Response:
-        answer.set_cookie(COOKIE, session.id, httponly=True, samesite="strict", secure=self.config.is_tls)
+        answer.set_cookie(COOKIE, session.id, httponly=True, samesite="strict", secure=self.config.is_https)
         return answer
 
     # --- logging in and out --------------------------------------------------------------------------------------------
@@ -202,26 +222,47 @@ class ConsoleSite:
             return self._login_page(request, HTTPStatus.FORBIDDEN, str(failure))
         return self._login_page(request)
 
+    async def _login_step(self, request: Request) -> Response:
+        """To the identity provider, and back from there."""
+        if self.oidc is None or (step := request.path_params["step"]) not in ("begin", "callback"):
+            raise HTTPException(HTTPStatus.NOT_FOUND)
+        try:
+            if step == "begin":
+                return await self.oidc.begin(own_path(request.query_params.get("next", "/")))
+            shown, target = await self.oidc.came_back(request)
+            session = await self._known_to_cluster(self._caller(shown), None, shown)
+        except Unavailable as failure:
+            return self._login_page(request, HTTPStatus.SERVICE_UNAVAILABLE, str(failure))
+        except QmqError as failure:
+            return self._login_page(request, HTTPStatus.FORBIDDEN, str(failure))
+        # A page and no redirection: the cookie is Strict, and who comes from another site by a redirection would go on without it.
+        return self._known(rendered(request, self._environment, "logged_in.html", target=target), session)
+
     def _login_page(self, request: Request, status: int = 200, failure: str = "") -> Response:
-        return rendered(request, self._environment, "login.html", status, mode=self.config.login.value, failure=failure)
+        begin = f"/login/begin?{urlencode({'next': own_path(request.query_params.get('next', '/'))})}"
+        issuer = self.config.oidc.issuer if self.config.oidc is not None else ""
+        return rendered(
+            request, self._environment, "login.html", status, mode=self.config.login.value, failure=failure, begin=begin, issuer=issuer
+        )
 
     async def _with_token(self, token: str) -> BrowserSession:
         """A session for who shows a token that the cluster knows. Raises NotAuthenticated, InvalidArgument, NotConnected."""
-        caller = self._caller(check_token(token, "the form"))
+        return await self._known_to_cluster(self._caller(check_token(token, "the form")), token)
+
+    async def _known_to_cluster(self, caller: ConsoleCaller, token: str | None, shown: ShownToken | None = None) -> BrowserSession:
         try:
             await caller.principal()
         except BaseException:
             await caller.close()
             raise
-        return self.sessions.open(token, caller)
+        return self.sessions.open(token, caller, shown)
 
     async def _logout(self, request: Request) -> Response:
         session = self.sessions.find(request.cookies.get(COOKIE, ""))
         if session is not None and session.is_csrf(await _posted(request, "csrf")):
-            self.sessions.close(session)
-            await self._release(session.caller)
+            await self._end(session)
         answer = RedirectResponse("/login", HTTPStatus.SEE_OTHER)
-        answer.delete_cookie(COOKIE, httponly=True, samesite="strict", secure=self.config.is_tls)
+        answer.delete_cookie(COOKIE, httponly=True, samesite="strict", secure=self.config.is_https)
         return answer
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 from typing import Final
+from urllib.parse import urlsplit
 
 from qmq.errors import InvalidArgument
 from qmq.network import is_local
@@ -23,6 +24,8 @@ class LoginMode(Enum):
     """Those of the token that is typed in: the cluster's own, or the identity provider's."""
     PROXY = "proxy"
     """Those of the token that a proxy adds to each request, such as oauth2-proxy does."""
+    OIDC = "oidc"
+    """Those of the token that the identity provider gives to who logs in there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +44,34 @@ class MaskRule:
         return cls(field, subject.removesuffix("*"))
 
 
+def require_safe(name: str, url: str) -> None:
+    """Raises InvalidArgument for an address over which secrets would travel in the open."""
+    parts = urlsplit(url)
+    if not (parts.scheme == "https" or (parts.scheme == "http" and is_local(parts.hostname or ""))) or not parts.netloc:
+        raise InvalidArgument(f"{name} is an address that begins with https:// (http:// on this machine only), not {url!r}")
+
+
+@dataclass(frozen=True, slots=True)
+class OidcConfig:
+    """`token` names which of the provider's tokens the cluster is shown: access_token or id_token."""
+
+    issuer: str
+    client_id: str
+    redirect_url: str
+    client_secret: str = field(default="", repr=False)
+    scope: str = "openid"
+    token: str = "access_token"  # noqa: S105 - the name of a field
+
+    def check(self) -> None:
+        """Raises InvalidArgument."""
+        for name, url in (("--oidc-issuer", self.issuer), ("--public-url", self.redirect_url)):
+            require_safe(name, url)
+        if self.token not in ("access_token", "id_token"):
+            raise InvalidArgument(f"--oidc-token is access_token or id_token, not {self.token!r}")
+        if "openid" not in self.scope.split():
+            raise InvalidArgument("--oidc-scope must have openid in it")
+
+
 @dataclass(frozen=True, slots=True)
 class ConsoleConfig:
     """Port 0 takes a free one. `names` are host names by which browsers reach it beside loopback and `host`."""
@@ -57,6 +88,7 @@ class ConsoleConfig:
     tls_cert: Path | None = None
     tls_key: Path | None = None
     masks: tuple[MaskRule, ...] = ()
+    oidc: OidcConfig | None = None
 
     @property
     def is_tls(self) -> bool:
@@ -64,9 +96,15 @@ class ConsoleConfig:
         return self.tls_cert is not None
 
     @property
+    def is_https(self) -> bool:
+        """Whether browsers reach it by https: its own, or that of what stands before it."""
+        return self.is_tls or (self.oidc is not None and self.oidc.redirect_url.startswith("https://"))
+
+    @property
     def hosts(self) -> frozenset[str]:
         """What a request's Host may name, without a port."""
-        return frozenset(each.lower() for each in (*LOOPBACK, self.host, *self.names))
+        public = [urlsplit(self.oidc.redirect_url).hostname or ""] if self.oidc is not None else []
+        return frozenset(each.lower() for each in (*LOOPBACK, self.host, *self.names, *public))
 
 
 def check(config: ConsoleConfig, *, is_insecure: bool) -> tuple[str, ...]:
@@ -77,6 +115,10 @@ def check(config: ConsoleConfig, *, is_insecure: bool) -> tuple[str, ...]:
         raise InvalidArgument("--login proxy needs --trusted-proxy ADDRESS: from anybody else the token header is not taken")
     if config.proxies and config.login is not LoginMode.PROXY:
         raise InvalidArgument("--trusted-proxy is for --login proxy")
+    if (config.oidc is None) is (config.login is LoginMode.OIDC):
+        raise InvalidArgument("--login oidc needs --oidc-issuer and --oidc-client-id, and they are for --login oidc alone")
+    if config.oidc is not None:
+        config.oidc.check()
     found = [] if is_local(config.host) else _weaknesses(config)
     if found and not is_insecure:
         raise InvalidArgument(f"{'; '.join(found)}; --insecure (QMQ_INSECURE=1) allows it on a private network (docs/CONSOLE.md)")

@@ -1,4 +1,8 @@
-"""*Dead letters*: what groups gave up, by error and age; what a filter chooses; replay and purge of just that, at a rate."""
+"""*Dead letters*: what groups gave up, by error and age; what a filter chooses; replay and purge of just that, edited, at a rate.
+
+A replay is planned first: the address says which letters, how they are edited and how fast, and the page shows what would be sent. Nothing
+is kept here. Which letters are done is in the cluster (`qmq/client/replayed_letters.py`), so the same address goes on after a restart.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,8 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import urlencode
 
 from starlette.responses import RedirectResponse, Response
 
@@ -17,9 +22,11 @@ from qmq.console.message_finding import moment_ms
 from qmq.console.page import ConsolePage, RefusedRequest, number_of
 from qmq.console.replay_jobs import ReplayJob
 from qmq.console.wording import exact_time
-from qmq.errors import InvalidArgument, UnknownGroup
+from qmq.errors import InvalidArgument, QmqError, UnknownGroup
 from qmq.model import check_name
 from qmq.operations.letter_choice import chosen_by
+from qmq.operations.letter_edit import LetterEdit
+from qmq.printable import visible
 
 if TYPE_CHECKING:
     from qmq.client.dead_letter import Choose, DeadLetter
@@ -30,6 +37,8 @@ READ_MAX: Final = 10_000
 RATE_MAX: Final = 100_000
 AGES: Final = (("hour", 3_600_000), ("day", 86_400_000), ("week", 7 * 86_400_000))
 FILTER: Final = ("subject", "error", "since", "id")
+RATE: Final = 100
+EXAMPLES: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +68,43 @@ class LetterFilter:
 
 
 @dataclass(frozen=True, slots=True)
+class ReplayPlan:
+    """How letters are sent again. `sets` and `unsets` are the fields to change, one in a line; `body` replaces the whole body."""
+
+    rate: int = RATE
+    most: int = 0
+    sets: str = ""
+    unsets: str = ""
+    body: str | None = None
+
+    @classmethod
+    def of(cls, given: Mapping[str, str]) -> ReplayPlan:
+        """From an address or a form. Raises InvalidArgument."""
+        body = given.get("body", "").replace("\r\n", "\n") if given.get("edit") == "body" else None
+        return cls(
+            number_of("rate", given.get("rate", "").strip(), RATE, RATE_MAX),
+            number_of("max", given.get("max", "").strip(), 0, 1_000_000_000),
+            given.get("set", "").replace("\r\n", "\n").strip(),
+            given.get("unset", "").replace("\r\n", "\n").strip(),
+            body,
+        )
+
+    def edit(self) -> LetterEdit:
+        """Raises InvalidArgument."""
+        return LetterEdit.parse(_lines(self.sets), _lines(self.unsets), self.body)
+
+    def state(self) -> dict[str, str]:
+        """The same for an address."""
+        told = {"rate": str(self.rate), "max": str(self.most or ""), "set": self.sets, "unset": self.unsets}
+        body = {} if self.body is None else {"edit": "body", "body": self.body}
+        return {name: value for name, value in told.items() if value} | body
+
+
+def _lines(text: str) -> list[str]:
+    return [line for line in text.split("\n") if line.strip()]
+
+
+@dataclass(frozen=True, slots=True)
 class ShownLetter:
     """A dead letter as the page shows it."""
 
@@ -66,6 +112,12 @@ class ShownLetter:
     key: str
     headers: dict[str, str]
     body: BodyView
+
+    @property
+    def is_editable(self) -> bool:
+        """Whether the body that is shown is the whole body, so that somebody may change it as text."""
+        body = self.body
+        return body.form in ("json", "text", "empty") and not body.is_masked and not body.is_cut and visible(body.text) == body.text
 
 
 async def show_dead_letters(page: ConsolePage) -> Response:
@@ -81,15 +133,31 @@ def group_of(page: ConsolePage) -> str:
 
 
 async def show_group_letters(page: ConsolePage) -> Response:
-    """One group's, as far as a filter chooses them."""
+    """One group's, as far as a filter chooses them; with `plan` in the address, what a replay would send."""
     group, chosen = group_of(page), LetterFilter.of(page.request.query_params)
     if not any(each.group == group for each in await page.mq.metadata.dead_letter_queues(group)):
         raise UnknownGroup(f"group {group!r} has no dead letters: `qmq dlq list` shows which groups have")
     letters = await page.mq.dead_letters(group).show(READ_MAX, chosen.choose())
+    plan, examples, failure = ReplayPlan(), list[tuple[ShownLetter, BodyView]](), ""
+    is_planned = "plan" in page.request.query_params
+    try:
+        plan = ReplayPlan.of(page.request.query_params)
+        if is_planned:
+            examples = _examples(page, letters[: plan.most or None], plan, chosen)
+    except QmqError as cause:
+        failure = str(cause)
+    replayed = min(len(letters), plan.most or len(letters))
     return await page.render(
         "group_letters.html",
+        400 if failure else 200,
         group=group,
         asked=chosen,
+        plan=plan,
+        is_planned=is_planned and not failure,
+        examples=examples,
+        failure=failure,
+        replayed=replayed,
+        takes_ms=1000 * replayed // plan.rate if plan.rate else 0,
         count=len(letters),
         is_more=len(letters) == READ_MAX,
         by_error=Counter(each.error[:200] for each in letters).most_common(10),
@@ -97,9 +165,31 @@ async def show_group_letters(page: ConsolePage) -> Response:
         by_subject=Counter(each.subject for each in letters).most_common(10),
         letters=[_shown(page, each) for each in letters[:SHOWN_MAX]],
         jobs=[each for each in page.caller.jobs if each.group == group],
-        replay_command=command("dlq", "replay", group, **_options(chosen)),
+        replay_command="" if failure else _replay_line(group, chosen, plan),
         purge_command=command("dlq", "purge", group, **_options(chosen)),
     )
+
+
+def _examples(page: ConsolePage, letters: list[DeadLetter], plan: ReplayPlan, chosen: LetterFilter) -> list[tuple[ShownLetter, BodyView]]:
+    """The first letters, and the bodies that they would be sent with. All are edited here, to find those that cannot be.
+
+    Raises InvalidArgument.
+    """
+    edit = plan.edit()
+    _check_edit(edit, chosen)
+    edited = [edit.of(each) for each in letters]
+    shown = zip(letters[:EXAMPLES], edited[:EXAMPLES], strict=True)
+    return [(_shown(page, old), body_view(new.body, masked_fields(page.config.masks, new.subject))) for old, new in shown]
+
+
+def _check_edit(edit: LetterEdit, chosen: LetterFilter) -> None:
+    if edit.body is not None and not chosen.id:
+        raise InvalidArgument("a whole body is for one letter: choose it by its id first")
+
+
+def _replay_line(group: str, chosen: LetterFilter, plan: ReplayPlan) -> str:
+    options: dict[str, Any] = {**_options(chosen), **plan.edit().options(), "max": plan.most or None, "rate": plan.rate or None}
+    return command("dlq", "replay", group, **options)
 
 
 def _options(chosen: LetterFilter) -> dict[str, str]:
@@ -126,16 +216,18 @@ async def act_on_letters(page: ConsolePage) -> Response:
         raise InvalidArgument(f"letters are replayed or purged, not {verb!r}")
     if verb == "purge" and form.get("confirm", "").strip() != group:
         raise RefusedRequest(HTTPStatus.BAD_REQUEST, page.words("refused.confirm", name=group))
-    rate, most = number_of("rate", form.get("rate", ""), 0, RATE_MAX), number_of("max", form.get("max", ""), 0, 1_000_000_000)
-    choose = chosen.choose()
-    line = command("dlq", verb, group, **_options(chosen), max=most or None, **({"rate": rate} if rate and verb == "replay" else {}))
-    job = page.caller.start_job(ReplayJob(group, verb, line, page.now_ms))
-    letters = page.mq.dead_letters(group)
-    if verb == "replay":
-        job.start(letters.replay(choose, messages_max=most, progress=job.tell, per_second=rate))
+    choose, plan, letters = chosen.choose(), ReplayPlan.of(form), page.mq.dead_letters(group)
+    if verb == "purge":
+        line = command("dlq", "purge", group, **_options(chosen), max=plan.most or None)
+        job = page.caller.start_job(ReplayJob(group, verb, line, page.now_ms))
+        job.start(letters.purge(choose, messages_max=plan.most, progress=job.tell))
     else:
-        job.start(letters.purge(choose, messages_max=most, progress=job.tell))
-    return RedirectResponse(f"/jobs/{job.id}", HTTPStatus.SEE_OTHER)
+        edit = plan.edit()
+        _check_edit(edit, chosen)
+        job = page.caller.start_job(ReplayJob(group, verb, _replay_line(group, chosen, plan), page.now_ms))
+        job.start(letters.replay(choose, edit=edit.of, messages_max=plan.most, progress=job.tell, per_second=plan.rate))
+    state = {"group": group, **chosen.state(), **(plan.state() if verb == "replay" else {})}
+    return RedirectResponse(f"/jobs/{job.id}?{urlencode(state)}", HTTPStatus.SEE_OTHER)
 
 
 def job_of(page: ConsolePage) -> ReplayJob:
@@ -147,8 +239,17 @@ def job_of(page: ConsolePage) -> ReplayJob:
 
 
 async def show_job(page: ConsolePage) -> Response:
-    """How far a job is."""
-    return await page.render("job.html", job=job_of(page))
+    """How far a job is. One that ended with an earlier console is begun again from its address."""
+    given = dict(page.request.query_params)
+    group = given.pop("group", "")
+    again = f"/dead-letters/{check_name('group', group)}?{urlencode({**given, 'plan': 1})}#plan" if group else ""
+    try:
+        job = job_of(page)
+    except RefusedRequest:
+        if not group:
+            raise
+        return await page.render("job_over.html", group=group, again=again)
+    return await page.render("job.html", job=job, again=again)
 
 
 async def stop_job(page: ConsolePage) -> Response:

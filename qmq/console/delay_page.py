@@ -15,6 +15,7 @@ from qmq.console.command_lines import command
 from qmq.console.message_finding import moment_ms
 from qmq.console.page import ConsolePage, RefusedRequest
 from qmq.console.wording import exact_time
+from qmq.delay.recurrence import next_run
 from qmq.errors import InvalidArgument, QmqError
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ DAYS: Final = 731
 LEVELS: Final = 4
 """Shades of a day that has anything, by powers of ten."""
 SHOWN_MAX: Final = 100
+RUNS: Final = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +61,19 @@ def calendar(buckets: Iterable[DelayBucket], today: date) -> tuple[list[Calendar
     return [CalendarDay(day, number // 7, number % 7, counts.get(day, 0) if day >= today else 0) for number, day in enumerate(days)], late
 
 
+def next_runs(message: DelayedMessage) -> list[int]:
+    """When a recurring message runs after its next run, in milliseconds since 1970; empty for others. Pure."""
+    if not message.cron:
+        return []
+    runs = [int(message.due.timestamp() * 1000)]
+    try:
+        while len(runs) <= RUNS:
+            runs.append(next_run(message.cron, message.zone, runs[-1]))
+    except InvalidArgument:
+        pass  # it has no more runs
+    return runs[1:]
+
+
 def months(days: Iterable[CalendarDay]) -> list[tuple[str, int]]:
     """How many are due in each month that has any: the calendar as text. Pure."""
     found: dict[str, int] = {}
@@ -90,7 +105,9 @@ async def show_delays(page: ConsolePage) -> Response:
         months=months(days),
         late=late,
         weeks=days[-1].week + 1,
-        messages=[(each, int(each.due.timestamp() * 1000), text_or_hex(each.key_bytes or b"")) for each in messages[:SHOWN_MAX]],
+        messages=[
+            (each, int(each.due.timestamp() * 1000), text_or_hex(each.key_bytes or b""), next_runs(each)) for each in messages[:SHOWN_MAX]
+        ],
         is_more=len(messages) > SHOWN_MAX,
         subject=subject,
         start=asked["from"],
@@ -99,6 +116,11 @@ async def show_delays(page: ConsolePage) -> Response:
         command=command("delay", "list", *([subject] if subject else []), **asked),
         make_command=command,
     )
+
+
+def _shown(message: DelayedMessage) -> tuple[DelayedMessage, int, str, list[int]]:
+    """(message, due in ms, key, later runs)."""
+    return message, int(message.due.timestamp() * 1000), text_or_hex(message.key_bytes or b""), next_runs(message)
 
 
 def _time(time_ms: int) -> datetime | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -11,10 +12,13 @@ from starlette.responses import Response
 
 from qmq.console.command_lines import command
 from qmq.console.page import ConsolePage, RefusedRequest, number_of
+from qmq.console.route_ring import VERSIONS_MAX, ring
 from qmq.console.subject_pages import subject_of
 from qmq.errors import InvalidArgument, QmqError
+from qmq.model import check_name
 from qmq.operations.key_texts import key_text
-from qmq.operations.route_facts import change_facts, plan_facts
+from qmq.operations.parked_keys import unparked
+from qmq.operations.route_facts import change_facts, place_facts, plan_facts
 from qmq.operations.route_reading import described
 from qmq.proto.v1 import meta_pb2 as pb
 
@@ -119,7 +123,9 @@ async def show_route(page: ConsolePage) -> Response:
         route=found,
         drawn=cells(found["partitions"], count, groups),
         planned=cells(plan["after"], count, groups) if plan else [],
+        ring=ring(await _versions(page, subject, found), count, groups, KINDS),
         broker_groups=groups,
+        following=_following(found),
         history=[change_facts(each) for each in reversed(history)],
         asked=asked,
         plan=plan,
@@ -130,6 +136,37 @@ async def show_route(page: ConsolePage) -> Response:
         verbs=VERBS,
         make_command=command,
     )
+
+
+async def _versions(page: ConsolePage, subject: str, found: dict[str, Any]) -> dict[int, list[dict[str, Any]]]:
+    """The partitions of the latest versions."""
+    latest = found["version"]
+    older = range(max(1, latest - VERSIONS_MAX + 1), latest)
+    routes = await asyncio.gather(*[page.mq.metadata.describe_route(subject, version) for version in older])
+    return {each.route.version: [place_facts(part) for part in each.route.partitions] for each in routes} | {latest: found["partitions"]}
+
+
+def _following(found: dict[str, Any]) -> list[dict[str, Any]]:
+    """Groups that have not wholly come to the latest version, each with the versions that its lanes read. Pure."""
+    count, latest = found["logical_partitions"], found["latest_version"]
+    return [
+        {
+            "group": group["group"],
+            "gate": group["gate"],
+            "left": group["backlog"],
+            "lanes": [
+                DrawnCell(
+                    round(WIDTH * each["first"] / count, 2),
+                    round(WIDTH * (each["end"] - each["first"]) / count, 2),
+                    0 if each["version"] >= latest else 1,
+                    f"{each['first']} - {each['end'] - 1}: v{each['version']}",
+                )
+                for each in group["frontier"]
+            ],
+        }
+        for group in found["groups"]
+        if group["version"] < latest or any(each["version"] < latest for each in group["frontier"])
+    ]
 
 
 async def _plan(page: ConsolePage, subject: str, asked: RouteRequest) -> dict[str, Any]:
@@ -162,6 +199,21 @@ async def change_route(page: ConsolePage) -> Response:
     return page.back(f"/subjects/{subject}/route", page.words("route.changed", version=made.change.to_version))
 
 
+async def act_on_key(page: ConsolePage) -> Response:
+    """Give a parked key's messages back in order, or skip them for good; a skip asks for the key."""
+    form, subject = await page.form(), subject_of(page)
+    verb, group, key = form.get("verb", ""), check_name("group", form.get("group", "")), form.get("key", "")
+    if verb not in ("replay", "skip"):
+        raise InvalidArgument(f"a parked key is replayed or skipped, not {verb!r}")
+    if verb == "skip" and form.get("confirm", "") != key:
+        raise RefusedRequest(HTTPStatus.BAD_REQUEST, page.words("refused.confirm", name=key))
+    done = await unparked(page.mq, subject, group, key, is_replay=verb == "replay", dry_run=False)
+    return page.back(f"/subjects/{subject}/route", page.words(f"route.key_{verb}", name=key, count=sum(row[2] for row in done)))
+
+
 Show = Callable[[ConsolePage], Awaitable[Response]]
 PAGES: Final[tuple[tuple[str, Show], ...]] = (("/subjects/{subject}/route", show_route),)
-ACTS: Final[tuple[tuple[str, Show], ...]] = (("/subjects/{subject}/route", change_route),)
+ACTS: Final[tuple[tuple[str, Show], ...]] = (
+    ("/subjects/{subject}/route", change_route),
+    ("/subjects/{subject}/parked", act_on_key),
+)

@@ -78,6 +78,11 @@ class JwtVerifier:
 
     def verify(self, token: str) -> tuple[Principal, int]:
         """Whose token it is, and when it ends in milliseconds since 1970, with the leeway. Raises NotAuthenticated."""
+        claims, ends_ms = self.claims(token)
+        return self._principal(claims), ends_ms
+
+    def claims(self, token: str) -> tuple[dict[str, Any], int]:
+        """What a token that holds says, and when it ends, as `verify`. Raises NotAuthenticated."""
         key = self._key_of(token)
         try:
             claims = jwt.decode(
@@ -98,7 +103,7 @@ class JwtVerifier:
             raise NotAuthenticated("the token has ended: get a new one from the identity provider")
         if now_ms < begins_ms - LEEWAY_S * 1000:
             raise NotAuthenticated("the token is not valid yet: do the clocks differ?")
-        return self._principal(claims), ends_ms
+        return claims, ends_ms
 
     def _principal(self, claims: dict[str, Any]) -> Principal:
         claim = claims.get(self._config.claim)

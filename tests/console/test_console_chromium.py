@@ -270,6 +270,8 @@ async def test_dead_letters_are_narrowed_by_error_and_one_is_replayed(stage: Sta
     assert "8 dead letters are chosen" in await page.locator("main").inner_text()
     await page.locator("[aria-labelledby=by-error] a", has_text="7 * 7").click()
     assert "1 dead letters are chosen" in await page.locator("main").inner_text()
+    await page.get_by_role("button", name="Show what would be sent").first.click()
+    assert "1 dead letters would be sent again" in await page.locator("main").inner_text()
     await page.get_by_role("button", name="Replay").click()
     await page.wait_for_url("**/jobs/*")
     await page.locator("#job", has_text="done: 1 dead letters").wait_for()

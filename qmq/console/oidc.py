@@ -1,0 +1,250 @@
+"""Login at an identity provider by OpenID Connect: the authorization code flow with PKCE (RFC 6749, RFC 7636, OpenID Connect Core 1.0).
+
+    browser ──▶ /login ──▶ the provider's page ──▶ /login/callback?code&state ──▶ console ──▶ token endpoint ──▶ session
+
+What must hold:
+* A code is exchanged only by the browser that began the login: `state` is bound to a cookie, and is used once.
+* A code that somebody stole is worth nothing without the verifier, which never leaves the console (PKCE, S256).
+* The id token is the provider's: its signature by the provider's keys, its issuer, that it is for this client, its end and its `nonce` are
+  checked. Nothing of it decides about rights: the cluster checks the token that the session shows, each time (`--jwt-issuer`).
+* Nothing is stored. A restart of the console forgets logins under way; people begin again.
+
+The provider's addresses come from its own description (`/.well-known/openid-configuration`). All are https, except on this machine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hashlib
+import hmac
+import json
+import secrets
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+from urllib.parse import quote, urlencode, urlsplit
+
+from qmq.console.console_config import OidcConfig, require_safe
+from qmq.errors import InvalidArgument, NotAuthenticated, NotConnected
+from qmq.security.access_control import JwtConfig
+from qmq.security.jwt_tokens import JwtVerifier
+
+ANSWER_S: Final = 10.0
+ANSWER_BYTES_MAX: Final = 1 << 20
+LOGIN_S: Final = 600.0
+"""How long a person may take at the provider's page."""
+LOGINS_MAX: Final = 1_000
+RENEW_S: Final = 60.0
+"""A token is renewed so long before its end, if the provider gave a refresh token."""
+
+Ask = Callable[[str, Mapping[str, str] | None], bytes]
+"""(address, form or None for GET) -> the answer's body. Raises NotConnected, NotAuthenticated."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProviderAddresses:
+    """From the provider's description."""
+
+    authorize: str
+    token: str
+    keys: str
+
+
+@dataclass(frozen=True, slots=True)
+class OidcTokens:
+    """What the provider gave. `ends_s` is by the clock of the flow; 0: it did not say."""
+
+    shown: str = field(repr=False)
+    """The token that the cluster is shown."""
+    refresh: str = field(default="", repr=False)
+    ends_s: float = 0.0
+
+
+@dataclass(slots=True, eq=False)
+class ShownToken:
+    """The token that a session's client shows, which changes when it is renewed. Call it for the present one."""
+
+    tokens: OidcTokens
+    renewing: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    def __call__(self) -> str:
+        return self.tokens.shown
+
+
+@dataclass(frozen=True, slots=True)
+class LoginUnderWay:
+    """What the console keeps of a login until the browser comes back. `browser` is the value of that browser's cookie."""
+
+    browser: str = field(repr=False)
+    verifier: str = field(repr=False)
+    nonce: str = field(repr=False)
+    target: str
+    began_s: float
+
+
+class OidcFlow:
+    """Logins of one console. `ask` speaks with the provider and blocks: call `addresses`, `finish` and `renewed` in a thread."""
+
+    def __init__(
+        self,
+        config: OidcConfig,
+        *,
+        ask: Ask | None = None,
+        monotonic_s: Callable[[], float] = time.monotonic,
+        make_secret: Callable[[], str] = lambda: secrets.token_urlsafe(32),
+    ) -> None:
+        self.config = config
+        self._ask, self._monotonic_s, self._make_secret = ask or ask_provider, monotonic_s, make_secret
+        self._addresses: ProviderAddresses | None = None
+        self._verifier: JwtVerifier | None = None
+        self._under_way: dict[str, LoginUnderWay] = {}
+
+    # --- the provider --------------------------------------------------------------------------------------------------
+
+    def addresses(self) -> ProviderAddresses:
+        """Read once. Raises NotConnected, InvalidArgument if the description is not the issuer's."""
+        if self._addresses is None:
+            found = _object(self._ask(self.config.issuer.rstrip("/") + "/.well-known/openid-configuration", None))
+            if found.get("issuer") != self.config.issuer:
+                raise InvalidArgument(
+                    f"{self.config.issuer} calls itself {found.get('issuer')!r}: set --oidc-issuer to that, letter by letter"
+                )
+            names = ("authorization_endpoint", "token_endpoint", "jwks_uri")
+            for name in names:
+                require_safe(name, str(found.get(name, "")))
+            self._addresses = ProviderAddresses(*[str(found[name]) for name in names])
+        return self._addresses
+
+    def _keys(self) -> JwtVerifier:
+        if self._verifier is None:
+            keys = self.addresses().keys
+            config = JwtConfig(self.config.issuer, keys, audience=self.config.client_id)
+            self._verifier = JwtVerifier(config, fetch=lambda: self._ask(keys, None))
+        return self._verifier
+
+    # --- a login -------------------------------------------------------------------------------------------------------
+
+    def begin(self, addresses: ProviderAddresses, target: str) -> tuple[str, str]:
+        """(where to send the browser, the cookie's value to give it). `target` is where the person wanted to go."""
+        self._forget()
+        state, browser, verifier, nonce = (self._make_secret() for _ in range(4))
+        self._under_way[state] = LoginUnderWay(browser, verifier, nonce, target, self._monotonic_s())
+        asked = {
+            "response_type": "code",
+            "client_id": self.config.client_id,
+            "redirect_uri": self.config.redirect_url,
+            "scope": self.config.scope,
+            "state": state,
+            "nonce": nonce,
+            "code_challenge": challenge(verifier),
+            "code_challenge_method": "S256",
+        }
+        return f"{addresses.authorize}{'&' if '?' in addresses.authorize else '?'}{urlencode(asked)}", browser
+
+    def _forget(self) -> None:
+        until_s = self._monotonic_s() - LOGIN_S
+        while self._under_way:
+            state, oldest = next(iter(self._under_way.items()))
+            if oldest.began_s > until_s and len(self._under_way) < LOGINS_MAX:
+                return
+            del self._under_way[state]
+
+    def came_back(self, state: str, browser: str) -> LoginUnderWay:
+        """The login that a browser comes back from, once. Raises NotAuthenticated."""
+        self._forget()
+        found = self._under_way.get(state)
+        if found is None or not hmac.compare_digest(found.browser.encode(), browser.encode()):
+            raise NotAuthenticated("this browser did not begin this login, or it took too long: log in again")
+        del self._under_way[state]
+        return found
+
+    def finish(self, login: LoginUnderWay, code: str) -> OidcTokens:
+        """Exchange the code. Raises NotAuthenticated, NotConnected."""
+        asked = {
+            "grant_type": "authorization_code",
+            "code": code,
+            "redirect_uri": self.config.redirect_url,
+            "code_verifier": login.verifier,
+        }
+        told = self._tokens(asked)
+        claims, _ = self._keys().claims(str(told.get("id_token", "")))
+        if not hmac.compare_digest(str(claims.get("nonce", "")).encode(), login.nonce.encode()):
+            raise NotAuthenticated("the identity provider answered another login than this one: log in again")
+        if claims.get("azp", self.config.client_id) != self.config.client_id:
+            raise NotAuthenticated(f"the token was made for {claims['azp']!r}, not for this console")
+        return self._given(told, "")
+
+    def renewed(self, tokens: OidcTokens) -> OidcTokens:
+        """Newer tokens in the place of some that end. Raises NotAuthenticated, NotConnected."""
+        return self._given(self._tokens({"grant_type": "refresh_token", "refresh_token": tokens.refresh}), tokens.refresh)
+
+    def is_ending(self, tokens: OidcTokens) -> bool:
+        """Whether it is time to renew them."""
+        return bool(tokens.refresh) and 0 < tokens.ends_s < self._monotonic_s() + RENEW_S
+
+    def _tokens(self, asked: dict[str, str]) -> dict[str, Any]:
+        asked["client_id"] = self.config.client_id
+        if self.config.client_secret:
+            asked["client_secret"] = self.config.client_secret
+        return _object(self._ask(self.addresses().token, asked))
+
+    def _given(self, told: dict[str, Any], refresh: str) -> OidcTokens:
+        shown = told.get(self.config.token)
+        if not isinstance(shown, str) or not shown:
+            raise NotAuthenticated(f"the identity provider gave no {self.config.token}")
+        lasts = told.get("expires_in", 0)
+        ends_s = self._monotonic_s() + float(lasts) if isinstance(lasts, int | float) and lasts > 0 else 0.0
+        return OidcTokens(shown, str(told.get("refresh_token") or refresh), ends_s)
+
+
+def challenge(verifier: str) -> str:
+    """What the provider is told of a verifier before it sees it (RFC 7636, S256). Pure."""
+    return base64.urlsafe_b64encode(hashlib.sha256(verifier.encode()).digest()).rstrip(b"=").decode()
+
+
+def ask_provider(url: str, form: Mapping[str, str] | None) -> bytes:
+    """GET, or POST of a form. Raises NotConnected, NotAuthenticated if the provider refuses."""
+    require_safe("the identity provider's address", url)
+    data = None if form is None else urlencode(form, quote_via=quote).encode()
+    request = urllib.request.Request(url, data, {"Accept": "application/json"})  # noqa: S310 - https, or this machine
+    try:
+        with _OPENER.open(request, timeout=ANSWER_S) as answer:
+            found: bytes = answer.read(ANSWER_BYTES_MAX)
+            return found
+    except urllib.error.HTTPError as failure:
+        with failure:
+            said = _error_of(failure.read(4096))
+        raise NotAuthenticated(f"the identity provider refused: {said or failure}") from None
+    except (OSError, ValueError) as failure:
+        raise NotConnected(f"the identity provider at {urlsplit(url).netloc} does not answer: {failure}") from failure
+
+
+class _NoRedirects(urllib.request.HTTPRedirectHandler):
+    def redirect_request(self, *_: Any) -> None:
+        """A form with a secret goes where it was meant to go."""
+        return
+
+
+_OPENER: Final = urllib.request.build_opener(_NoRedirects)
+
+
+def _error_of(body: bytes) -> str:
+    try:
+        told = json.loads(body)
+        return f"{told['error']} {told.get('error_description', '')}".strip()
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return ""
+
+
+def _object(body: bytes) -> dict[str, Any]:
+    try:
+        found = json.loads(body)
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise NotAuthenticated("the identity provider answered with something else than JSON")
+    return found

@@ -1,0 +1,64 @@
+"""The login mode "oidc" as pages: begin a login, come back from the provider, renew what ends."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Final
+
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+
+from qmq.console.oidc import LOGIN_S, OidcFlow, ShownToken
+from qmq.errors import NotAuthenticated, QmqError
+
+if TYPE_CHECKING:
+    from qmq.console.browser_sessions import BrowserSession
+
+log = logging.getLogger("qmq.console")
+
+LOGIN_COOKIE: Final = "qmq_console_login"
+
+
+class OidcLogin:
+    """Of one console. The provider is asked in threads: nobody else waits for it."""
+
+    def __init__(self, flow: OidcFlow, *, is_https: bool) -> None:
+        self.flow = flow
+        self._is_https = is_https
+
+    async def begin(self, target: str) -> Response:
+        """To the provider's page. Raises NotConnected, InvalidArgument."""
+        addresses = await asyncio.to_thread(self.flow.addresses)
+        url, browser = self.flow.begin(addresses, target)
+        answer = RedirectResponse(url, HTTPStatus.SEE_OTHER)
+        # Lax: the browser comes back from another site.
+        answer.set_cookie(LOGIN_COOKIE, browser, max_age=int(LOGIN_S), path="/login", httponly=True, samesite="lax", secure=self._is_https)
+        return answer
+
+    async def came_back(self, request: Request) -> tuple[ShownToken, str]:
+        """(the token of who logged in, where that person wanted to go). Raises NotAuthenticated, NotConnected."""
+        given = request.query_params
+        login = self.flow.came_back(given.get("state", ""), request.cookies.get(LOGIN_COOKIE, ""))
+        if "code" not in given:
+            said = f"{given.get('error', 'no code')} {given.get('error_description', '')}".strip()
+            raise NotAuthenticated(f"the identity provider did not log you in: {said[:300]}")
+        return ShownToken(await asyncio.to_thread(self.flow.finish, login, given["code"])), login.target
+
+    async def keeps(self, session: BrowserSession) -> bool:
+        """Whether a session goes on: its token holds, or was renewed. While the provider is away the last token counts."""
+        shown = session.shown
+        if shown is None or not self.flow.is_ending(shown.tokens):
+            return True
+        async with shown.renewing:
+            if not self.flow.is_ending(shown.tokens):
+                return True  # another request renewed it
+            try:
+                shown.tokens = await asyncio.to_thread(self.flow.renewed, shown.tokens)
+            except NotAuthenticated as failure:
+                log.info("a login is not renewed: %s", failure)
+                return False
+            except QmqError as failure:
+                log.warning("a token is not renewed yet: %s", failure)
+        return True

@@ -1,0 +1,59 @@
+"""A subject's route as a ring: the logical partitions around the clock, the latest version outside, older ones inside. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+SIZE: Final = 400
+"""The drawing is SIZE wide and high, its middle in the middle."""
+OUTER: Final = 190.0
+WIDTH: Final = 34.0
+STEP: Final = 40.0
+VERSIONS_MAX: Final = 4
+
+
+@dataclass(frozen=True, slots=True)
+class RingArc:
+    """One partition in one version: an SVG path, its colour, and what it is."""
+
+    path: str
+    kind: int
+    version: int
+    partition: int
+    first: int
+    end: int
+    broker_group: str
+
+    @property
+    def title(self) -> str:
+        return f"v{self.version} · {self.partition}: {self.first} - {self.end - 1}, {self.broker_group}"
+
+
+def ring(routes: Mapping[int, Sequence[Mapping[str, Any]]], count: int, groups: Sequence[str], kinds: int) -> list[RingArc]:
+    """The arcs of `routes` (partitions by version), the latest VERSIONS_MAX versions, of `count` logical partitions."""
+    arcs: list[RingArc] = []
+    for place, version in enumerate(sorted(routes, reverse=True)[:VERSIONS_MAX]):
+        outer = OUTER - place * STEP
+        for each in sorted(routes[version], key=lambda each: int(each["first"])):
+            name = each["broker_group"]
+            kind = groups.index(name) % kinds if name in groups else 0
+            path = arc_path(each["first"] / count, each["end"] / count, outer, outer - WIDTH)
+            arcs.append(RingArc(path, kind, version, each["partition"], each["first"], each["end"], name))
+    return arcs
+
+
+def arc_path(begin: float, end: float, outer: float, inner: float) -> str:
+    """From `begin` to `end` of a turn (0 to 1, from the top, clockwise), between two radii. A whole turn is two half ones."""
+    if end - begin >= 1.0:
+        return arc_path(begin, begin + 0.5, outer, inner) + " " + arc_path(begin + 0.5, begin + 0.99999, outer, inner)
+    large = 1 if end - begin > 0.5 else 0
+    a, b, c, d = _point(begin, outer), _point(end, outer), _point(end, inner), _point(begin, inner)
+    return f"M{a} A{outer:g} {outer:g} 0 {large} 1 {b} L{c} A{inner:g} {inner:g} 0 {large} 0 {d} Z"
+
+
+def _point(turn: float, radius: float) -> str:
+    angle = 2 * math.pi * turn
+    return f"{SIZE / 2 + radius * math.sin(angle):.2f} {SIZE / 2 - radius * math.cos(angle):.2f}"
