@@ -25,6 +25,7 @@ from typing import Any, Final
 import bench_delay as delay
 import bench_delivery as delivery
 import bench_everyday as everyday
+import bench_lake as lake
 import bench_many as many
 import bench_ordered as ordered
 import bench_replicas as replicas
@@ -345,6 +346,11 @@ def scenarios(scale: float) -> dict[str, dict[str, Callable[[], Any]]]:
             "1 M of 1 KB": lambda: spark.source(spark.session(), n(1_000_000), 1024),
             "micro-batch of 1,000 rows": lambda: spark.micro_batches(spark.session()),
             "sink, 100 B": lambda: spark.sink(spark.session(), n(1_000_000), 100),
+        },
+        "lake": {
+            "5 M of 100 B into a table": lambda: lake.backfill(n(5_000_000), 100),
+            "1 M of 1 KB into a table": lambda: lake.backfill(n(1_000_000), 1024),
+            "100,000 messages/s, followed": lambda: lake.visible(100_000, max(40 * scale, 15)),
         },
         "others": {
             "loopback 100 B, messages/s": lambda: loopback(100, n(20_000_000)),
