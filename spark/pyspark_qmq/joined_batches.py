@@ -1,7 +1,7 @@
-"""The columns of a few stored batches, as if they were one. Pure.
+"""Presents the columns of several stored batches as if they were one batch. Pure.
 
-A `JoinedBatches` finds a column's buffers in each of its spans and puts them behind each other (buffers.py). What nobody asks for is not
-touched: bodies are decompressed only where a schema has the body, tags are read only where it has them or a selection needs them.
+A `JoinedBatches` finds a column's buffers in each of its spans and concatenates them (buffers.py). Unused columns are not read: bodies are
+decompressed only for a schema with the body, tags are read only for a schema with tags or a selection by tags.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Headers(NamedTuple):
 
 
 class JoinedBatches:
-    """The rows of some spans, one after another. At least one span. All columns raise CorruptBatch if their offsets lie."""
+    """The rows of one or more spans. All columns raise CorruptBatch if their offsets are invalid."""
 
     def __init__(self, spans: Sequence[Span]) -> None:
         self.spans = spans
@@ -47,7 +47,7 @@ class JoinedBatches:
         self.rows = int(self.counts.sum())
 
     def each(self, value: Callable[[Span], int], kind: type[np.generic] = np.int64) -> npt.NDArray[Any]:
-        """A number that all rows of a span share, for each row."""
+        """Expand one number per span to one number per row."""
         found = np.array([value(span) for span in self.spans], kind)
         return found.repeat(self.counts)
 
@@ -57,25 +57,25 @@ class JoinedBatches:
 
     @cached_property
     def places(self) -> npt.NDArray[np.int64]:
-        """Each row's place in its stored batch."""
+        """Each row's position in its stored batch."""
         shifts = np.array([span.first for span in self.spans], np.int64) - (np.cumsum(self.counts) - self.counts)
         return np.arange(self.rows) + shifts.repeat(self.counts)
 
     def create_deltas(self) -> npt.NDArray[Any]:
-        """To be added to the batches' times; 0 where there are none."""
+        """Offsets to add to the batches' create times; 0 if absent."""
         return np.concatenate([_numbers(span, span.layout.create_delta, "<u4", 0) for span in self.spans])
 
     def lps(self) -> npt.NDArray[np.int32]:
-        """The logical partitions; -1 where there are none."""
+        """The logical partitions; -1 if absent."""
         return np.concatenate([_numbers(span, span.layout.logical_partition, "<u2", -1).astype(np.int32) for span in self.spans])
 
     def stored_ids(self) -> npt.NDArray[np.uint8]:
-        """Rows of 16 bytes; zeros where a batch does not have its ids stored."""
+        """The stored ids, 16 bytes per row; zeros if a batch stores no ids."""
         return np.concatenate([_stored_ids(span) for span in self.spans])
 
     @cached_property
     def keys(self) -> Joined:
-        """Empty where there is none."""
+        """The keys; empty if absent."""
         return join([_keys(span) for span in self.spans])
 
     def bodies(self) -> Joined:

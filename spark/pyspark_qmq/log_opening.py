@@ -1,6 +1,6 @@
-"""From options to the log: brokers, files, or files whose routes come from brokers.
+"""Opens the log given by options: brokers, files, or files with routes from brokers.
 
-Opened logs are kept for the life of a process, by address: a task of a stream that runs every second should not connect anew each time.
+Opened logs are cached by address for the life of a process, so that a stream with a task every second does not reconnect each time.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _opened: dict[LogAddress, CommittedLog] = {}
 
 
 def address_of(where: StartPosition) -> LogAddress:
-    """Where a log is."""
+    """The address of the log."""
     servers = ServerAddress(where.servers, where.retry_ms)
     if not where.paths:
         return servers
@@ -28,7 +28,7 @@ def address_of(where: StartPosition) -> LogAddress:
 
 
 def log_at(address: LogAddress) -> CommittedLog:
-    """The log, opened once in this process. Raises InvalidArgument, NotConnected, LogDamaged."""
+    """The log, opened once per process. Raises InvalidArgument, NotConnected, LogDamaged."""
     found = _opened.get(address)
     if found is None:
         found = _opened[address] = address.open()
@@ -36,7 +36,7 @@ def log_at(address: LogAddress) -> CommittedLog:
 
 
 def forget(address: LogAddress) -> None:
-    """Close it, if it is open: something went wrong there, or nobody needs it any more."""
+    """Close the log if it is open, after an error or when it is no longer needed."""
     found = _opened.pop(address, None)
     if found is not None:
         found.close()

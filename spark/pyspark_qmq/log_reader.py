@@ -1,4 +1,4 @@
-"""Reading messages in a batch: what is committed of the chosen queues, cut into tasks; and a task's rows, in an executor."""
+"""A batch read of messages: splits the committed part of the selected queues into tasks, and reads a task's rows in an executor."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class TaskPartition(InputPartition):
-    """One Spark partition; None where there is nothing to read, but Spark wants one all the same."""
+    """One Spark partition; None for an empty read, because Spark requires at least one."""
 
     def __init__(self, task: ReadTask | None) -> None:
         super().__init__(None)
@@ -35,7 +35,7 @@ class LogReader(DataSourceReader):
         self._address = address_of(asked.where)
 
     def partitions(self) -> list[InputPartition]:
-        """The tasks, for the offsets as they are now. Raises UnknownSubject, InvalidArgument, MessagesExpired, NotConnected, LogDamaged."""
+        """The tasks for the current offsets. Raises UnknownSubject, InvalidArgument, MessagesExpired, NotConnected, LogDamaged."""
         asked, log = self._asked, log_at(self._address)
         topology = look(log, asked.choice)
         if not topology.queues:
@@ -45,6 +45,6 @@ class LogReader(DataSourceReader):
         return [TaskPartition(each) for each in tasks(log, topology, wanted, asked.plan, asked.selection)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """A task's rows, in an executor."""
+        """Read a task's rows in an executor."""
         task = partition.task if isinstance(partition, TaskPartition) else None
         return read_task(self._address, task, self._schema, self._asked.selection, skips_lost=self._asked.skips_lost)

@@ -1,12 +1,12 @@
-"""Offsets: how far a read has come, queue by queue, and the JSON in which Spark and people see them. Pure.
+"""Offsets: the position of a read in each queue, and their JSON form for Spark and people. Pure.
 
     {"bank": {"1@g1": 5000, "2@g2": 1200}, "orders": {"0@g1": 120, "0@g2": 77}}
 
 An offset is the sequence of the next message. Rules:
-* Equal offsets are equal text: subjects and queues are sorted. Spark compares offsets as text.
-* People may write -2 for the earliest and -1 for the latest message, as with Kafka, and a bare partition number where one broker group
-  alone has it.
-* A queue that is missing begins at 0 in a stream; where a user's JSON leaves one out, at the earliest (to start) or the latest (to end).
+* Equal offsets have equal text, because Spark compares offsets as text: subjects and queues are sorted.
+* Users may write -2 for the earliest and -1 for the latest message, as for Kafka, and a bare partition number if only one broker group
+  has the partition.
+* A missing queue starts at 0 in a stream. A queue missing from a user's JSON starts at the earliest or ends at the latest message.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _SPECIAL: Final = {-2: EARLIEST, -1: LATEST}
 
 Offsets = Mapping[QueueKey, int]
 Given = str | Mapping[str, Mapping[str, int]]
-"""What a user said: `earliest`, `latest`, or subject → queue → sequence."""
+"""Offsets given by a user: `earliest`, `latest`, or subject → queue → sequence."""
 
 
 def to_json(offsets: Offsets) -> dict[str, dict[str, int]]:
@@ -40,7 +40,7 @@ def of_json(found: Mapping[str, Mapping[str, int]]) -> dict[QueueKey, int]:
 
 
 def parse_given(option: str, text: str) -> Given:
-    """Read what a user wrote for option `option`. Raises InvalidArgument."""
+    """Parse a user's value of the option `option`. Raises InvalidArgument."""
     word = text.strip().lower()
     if word in (EARLIEST, LATEST):
         return word
@@ -58,7 +58,7 @@ def parse_given(option: str, text: str) -> Given:
 
 
 def resolve(option: str, given: Given, queues: Iterable[SourceQueue], default: str) -> dict[QueueKey, int]:
-    """Sequences for all of `queues`; those that a user's JSON leaves out get the `default` end. Raises InvalidArgument."""
+    """The sequences of all `queues`. Queues missing from the user's JSON get the `default` end. Raises InvalidArgument."""
     by_key = {queue.key: queue for queue in queues}
     if isinstance(given, str):
         return {key: _place(queue, given) for key, queue in by_key.items()}
@@ -71,13 +71,13 @@ def _named(option: str, given: Mapping[str, Mapping[str, int]], known: Mapping[Q
 
 
 def find_queue(option: str, subject: str, within: str, known: Iterable[QueueKey]) -> QueueKey:
-    """The queue that a user names, `3@g1` or just `3`. Raises InvalidArgument if there is none, or more than one."""
+    """The queue named by a user, `3@g1` or just `3`. Raises InvalidArgument if there is no such queue, or more than one."""
     fitting = [key for key in known if key.subject == subject and within in (key.within, str(key.partition))]
     if len(fitting) == 1:
         return fitting[0]
     names = ", ".join(sorted(key.within for key in known if key.subject == subject)) or "none that are read here"
     what = "several queues" if fitting else "no queue"
-    raise InvalidArgument(f"{option}: {what} of subject {subject!r} are called {within!r}; there are {names}")
+    raise InvalidArgument(f"{option}: {what} of subject {subject!r} are called {within!r}; queues: {names}")
 
 
 def _sequence(queue: SourceQueue, number: int | None, default: str) -> int:
@@ -91,5 +91,5 @@ def _place(queue: SourceQueue, word: str) -> int:
 
 
 def by_time(queues: Iterable[SourceQueue], time_ms: int, find_time: Callable[[QueueKey, int], int]) -> dict[QueueKey, int]:
-    """In each queue the first message appended at or after a time; its end if there is none."""
+    """The first sequence in each queue that was stored at or after a time; the queue's end if there is none."""
     return {queue.key: min(find_time(queue.key, time_ms), queue.end) for queue in queues}

@@ -1,11 +1,11 @@
-"""From offsets to tasks: which queues, cut into which pieces, with what each task must know. Pure but for the log that it asks.
+"""Plans tasks from offsets: splits queues into pieces, with all data that a task needs. Pure except for queries to the log.
 
 Rules:
-* A piece is of one queue: no task ever mixes partitions.
-* In a stream a partition of an ordered subject is one piece, so that a task gives its messages in their order. Everything else is cut by
-  size, so that a big queue keeps all cores busy.
-* Exact keys of an ordered subject are its logical partitions: partitions that hold none of them are not read, and of the others only
-  batches that do. Not where order is best-effort: there a message may lie where its key does not belong.
+* A piece belongs to one queue, so a task never mixes partitions.
+* In a stream, a partition of an ordered subject is one piece, so that a task returns its messages in order. Other queues are split by size,
+  so that a large queue keeps all cores busy.
+* A selection of exact keys on an ordered subject determines logical partitions: other partitions and other batches are not read. This does
+  not hold for best-effort order, where a message may be in a partition that does not have its key.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from pyspark_qmq.source_model import QueueKey, QueuePiece, ReadSelection, Source
 from qmq.errors import MessagesExpired
 
 PIECE_BYTES: Final = 128 << 20
-"""As much as Spark gives a task of a file by default: with half of it a third of the time goes into starting tasks."""
+"""Spark's default task size for files. With half of it, a third of the time is spent on starting tasks."""
 _WHOLE: Final = 1 << 62
 
 
 class PlannedRange(NamedTuple):
-    """Sequences of one queue, still whole."""
+    """A range of sequences of one queue, not split yet."""
 
     queue: QueueKey
     first: int
@@ -36,15 +36,15 @@ class PlannedRange(NamedTuple):
 
 
 class ReadTask(NamedTuple):
-    """What one Spark partition reads."""
+    """The task of one Spark partition."""
 
     piece: QueuePiece
     route_version: int | None
-    """The version that opened its partition; None where order is not kept, or routes are not known."""
+    """The version that opened its partition; None for unordered subjects, or if the routes are unknown."""
 
 
 class Plan(NamedTuple):
-    """How to cut."""
+    """How to split ranges."""
 
     piece_bytes_max: int = PIECE_BYTES
     pieces_min: int = 1
@@ -56,7 +56,7 @@ PLAN: Final = Plan()
 
 
 def ranges(start: Offsets, end: Offsets, queues: Mapping[QueueKey, SourceQueue], *, skips_lost: bool) -> list[PlannedRange]:
-    """What lies between two offsets, without what is empty. Raises MessagesExpired if retention took some of it, unless that is skipped."""
+    """The non-empty ranges between two offsets. Raises MessagesExpired if retention deleted some messages, unless these are skipped."""
     found: list[PlannedRange] = []
     for key in sorted(end):
         first, last = start.get(key, 0), end[key]
@@ -71,7 +71,7 @@ def ranges(start: Offsets, end: Offsets, queues: Mapping[QueueKey, SourceQueue],
 
 
 def lost(key: QueueKey, needed: int, oldest: int) -> MessagesExpired:
-    """The error that says what retention took."""
+    """The error that names the messages deleted by retention."""
     return MessagesExpired(
         f"messages {needed} to {oldest - 1} of {key} were deleted by retention (the oldest kept is {oldest}); to continue with the "
         "remaining messages: option failOnDataLoss=false; to keep them longer: the subject's retention"
@@ -99,7 +99,7 @@ def _task(piece: QueuePiece, topology: Topology, selection: ReadSelection) -> Re
 
 
 def wanted_lps(key: QueueKey, topology: Topology, selection: ReadSelection) -> tuple[LpRange, ...]:
-    """Logical partitions in which the wanted keys are; empty if nothing follows from the keys."""
+    """The logical partitions of the wanted keys; empty for no restriction."""
     routes = topology.routes.get(key.subject)
     if routes is None or not routes.is_strict or not selection.keys:
         return ()

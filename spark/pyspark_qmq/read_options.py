@@ -1,27 +1,27 @@
-"""What a user may ask of a read, in words that users of the Kafka source know. Pure.
+"""The options of a read, named like those of Spark's Kafka source. Pure.
 
 | option | |
 |---|---|
 | qmq.servers | metaservers, `host:port,host:port`: read from brokers |
 | qmq.path (or `path`) | folders, with commas or a glob: read segment files |
 | qmq.routes | with a path: a file that `qmq route export` wrote |
-| qmq.committed | with a path: `all`: take everything whole for committed |
-| qmq.retryMs | how long a broker may be away in mid-read (60000) |
+| qmq.committed | with a path: `all`: treat all whole entries as committed |
+| qmq.retryMs | how long a broker may be unreachable during a read (60000) |
 | qmq.log | messages (default), deliveries, progress, schedules |
 | subscribe, subscribePattern, assign | one of them: subjects with commas; a regular expression; JSON `{"orders":["0@g1"]}` |
 | startingOffsets | earliest, latest, or JSON per queue; default: batch earliest, stream latest, and only without a checkpoint |
 | endingOffsets | the same, batch only; default latest |
 | startingTimestamp, endingTimestamp | milliseconds since 1970, by append time, instead of offsets; the end is exclusive, batch only |
-| maxOffsetsPerTrigger, maxBytesPerTrigger | at most about so much in one micro-batch |
-| minPartitions, maxBytesPerPartition | cut in at least so many tasks; of at most about so much (128 MiB) |
-| failOnDataLoss | true (default): fail when retention took what is needed; false: go on with what is left |
-| includeHeaders | false (default): no column `headers` |
-| includeDirected | false (default): without copies that are for one consumer group |
-| tags, tagsAll | any of these; all of these. With commas, or as a JSON array |
-| keys | exactly these keys. With commas, or as a JSON array |
-| keyFrom, keyUntil | a range of keys, in the order of their bytes; the end is exclusive |
+| maxOffsetsPerTrigger, maxBytesPerTrigger | approximate upper bounds of a micro-batch |
+| minPartitions, maxBytesPerPartition | minimum number of tasks; approximate maximum size of a task (128 MiB) |
+| failOnDataLoss | true (default): fail if retention deleted needed messages; false: continue with the remaining ones |
+| includeHeaders | true: add the column `headers`; default false |
+| includeDirected | true: include copies for one consumer group; default false |
+| tags, tagsAll | messages with one of these tags; with all of these tags. Separated by commas, or as a JSON array |
+| keys | exactly these keys. Separated by commas, or as a JSON array |
+| keyFrom, keyUntil | a range of keys, compared byte by byte; the end is exclusive |
 
-Names are case-insensitive. What is misspelt is refused with the nearest name.
+Names are case-insensitive. An unknown name is refused with the nearest known one.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ _CHOICES: Final = ("subscribe", "subscribePattern", "assign")
 
 @dataclass(frozen=True, slots=True)
 class StartPosition:
-    """What keeps the log. `paths` given: files, and `servers` say only the routes."""
+    """The location of the log. With `paths`, messages come from files, and `servers` provide only the routes."""
 
     servers: str = ""
     paths: tuple[str, ...] = ()
@@ -88,7 +88,7 @@ class StartPosition:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """Which subjects; exactly one of these is given."""
+    """The selection of subjects; exactly one field is given."""
 
     subjects: tuple[str, ...] = ()
     pattern: str = ""
@@ -98,7 +98,7 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class ReadOptions:
-    """Everything that is asked, checked as far as it can be without looking at the log."""
+    """All options of a read, validated as far as possible without the log."""
 
     where: StartPosition
     choice: Choice
@@ -113,7 +113,7 @@ class ReadOptions:
 
 
 class Asked:
-    """A user's options by their lower-case names; refuses what is misspelt. Raises InvalidArgument."""
+    """A user's options by lower-case name. Raises InvalidArgument for unknown names."""
 
     def __init__(self, options: Mapping[str, str]) -> None:
         known = {name.lower(): name for name in NAMES}
@@ -123,30 +123,30 @@ class Asked:
                 raise unknown_option(name, NAMES)
 
     def text(self, name: str, default: str = "") -> str:
-        """As it was written."""
+        """The value as given."""
         return self._values.get(name.lower(), default).strip()
 
     def has(self, name: str) -> bool:
-        """Whether it was given."""
+        """Whether the option was given."""
         return name.lower() in self._values
 
     def number(self, name: str, least: int = 0) -> int | None:
-        """A whole number; None if it was not given."""
+        """The value as an integer; None if the option was not given."""
         if not self.has(name):
             return None
         text = self.text(name)
         if not re.fullmatch(r"\d{1,18}", text) or int(text) < least:
-            raise InvalidArgument(f"option {name} is a whole number from {least} on, not {text!r}")
+            raise InvalidArgument(f"option {name} must be an integer of {least} or more, not {text!r}")
         return int(text)
 
     def flag(self, name: str, default: bool) -> bool:
         text = self.text(name, str(default)).lower()
         if text not in ("true", "false"):
-            raise InvalidArgument(f"option {name} is true or false, not {text!r}")
+            raise InvalidArgument(f"option {name} must be true or false, not {text!r}")
         return text == "true"
 
     def words(self, name: str) -> tuple[str, ...]:
-        """A list, with commas or as a JSON array of strings."""
+        """The value as a list: separated by commas, or a JSON array of strings."""
         text = self.text(name)
         if not text.startswith("["):
             return tuple(word.strip() for word in text.split(",") if word.strip())
@@ -157,28 +157,28 @@ class Asked:
 
 
 def unknown_option(name: str, known: tuple[str, ...]) -> InvalidArgument:
-    """The error for a name that is no option, with the nearest that is."""
+    """The error for an unknown option, with the nearest known name."""
     lower = {each.lower(): each for each in known}
     near = difflib.get_close_matches(name.lower(), lower, 1, 0.5)
-    hint = f"did you mean {lower[near[0]]!r}?" if near else f"there are {', '.join(known)}"
+    hint = f"did you mean {lower[near[0]]!r}?" if near else f"options: {', '.join(known)}"
     return InvalidArgument(f"there is no option {name!r}: {hint}")
 
 
 def log_of(options: Mapping[str, str]) -> str:
-    """Which log is asked for: messages, or what is told beside them. Raises InvalidArgument."""
+    """The dataset to read: messages by default. Raises InvalidArgument."""
     name = Asked(options).text("qmq.log", LOGS[0])
     if name not in LOGS:
-        raise InvalidArgument(f"option qmq.log is one of {', '.join(LOGS)}, not {name!r}")
+        raise InvalidArgument(f"option qmq.log must be one of {', '.join(LOGS)}, not {name!r}")
     return name
 
 
 def where(options: Mapping[str, str]) -> StartPosition:
-    """What keeps the log. Raises InvalidArgument."""
+    """The location of the log. Raises InvalidArgument."""
     given = Asked(options)
     paths = given.words("qmq.path") + given.words("path")
     servers = given.text("qmq.servers")
     if not paths and not servers:
-        raise InvalidArgument("say where the log is: option qmq.servers (host:port of metaservers) or qmq.path (data folders)")
+        raise InvalidArgument("give the log's location: option qmq.servers (host:port of metaservers) or qmq.path (data folders)")
     retry_ms = given.number("qmq.retryMs")
     return StartPosition(servers, paths, given.text("qmq.routes"), given.text("qmq.committed"), RETRY_MS if retry_ms is None else retry_ms)
 
@@ -189,7 +189,7 @@ def with_headers(options: Mapping[str, str]) -> bool:
 
 
 def parse(options: Mapping[str, str], *, is_stream: bool) -> ReadOptions:
-    """Read a user's options. Raises InvalidArgument, InvalidName."""
+    """Parse a user's options. Raises InvalidArgument, InvalidName."""
     given = Asked(options)
     for name in _BATCH_ONLY if is_stream else _STREAM_ONLY:
         if given.has(name):
@@ -212,7 +212,7 @@ def parse(options: Mapping[str, str], *, is_stream: bool) -> ReadOptions:
 def _choice(given: Asked) -> Choice:
     chosen = [name for name in _CHOICES if given.has(name)]
     if len(chosen) != 1:
-        raise InvalidArgument(f"say which subjects by exactly one of {', '.join(_CHOICES)}; there are {', '.join(chosen) or 'none'}")
+        raise InvalidArgument(f"give subjects by exactly one of {', '.join(_CHOICES)}; given: {', '.join(chosen) or 'none'}")
     if chosen == ["subscribe"]:
         subjects = tuple(dict.fromkeys(check_name("subject", each) for each in given.words("subscribe")))
         if not subjects:
@@ -222,7 +222,7 @@ def _choice(given: Asked) -> Choice:
         return Choice(pattern=_pattern(given.text("subscribePattern")))
     found = _json("assign", given.text("assign"))
     if not isinstance(found, dict) or not found or not all(isinstance(each, list) and each for each in found.values()):
-        raise InvalidArgument('option assign is JSON such as {"orders":["0@g1"]}')
+        raise InvalidArgument('option assign must be JSON such as {"orders":["0@g1"]}')
     subjects = tuple(check_name("subject", each) for each in found)
     return Choice(subjects, queues={subject: tuple(map(str, queues)) for subject, queues in found.items()})
 
@@ -231,7 +231,7 @@ def _pattern(text: str) -> str:
     try:
         re.compile(text)
     except re.error as cause:
-        raise InvalidArgument(f"option subscribePattern is no regular expression: {cause}") from None
+        raise InvalidArgument(f"option subscribePattern is not a regular expression: {cause}") from None
     return text
 
 
@@ -272,4 +272,4 @@ def _json(name: str, text: str) -> Any:
     try:
         return json.loads(text)
     except ValueError as cause:
-        raise InvalidArgument(f"option {name} is no JSON: {cause}") from None
+        raise InvalidArgument(f"option {name} is not JSON: {cause}") from None

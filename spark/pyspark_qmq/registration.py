@@ -1,8 +1,8 @@
-"""How Spark gets to know the name `qmq`.
+"""Registers the name `qmq` with Spark.
 
-Spark looks through the Python path for packages named `pyspark_*` that have a `DefaultSource`, once in a session, in a process of its
-own. It does so with `python3` from PATH unless PYSPARK_PYTHON names another one, and one such package that cannot be imported makes it
-forget all of them, with a warning in the log. So discovery is good to have, and `register` is sure.
+Once per session, in another process, Spark searches the Python path for packages named `pyspark_*` with a `DefaultSource`. It uses
+`python3` from PATH unless PYSPARK_PYTHON names another interpreter, and if one of the packages cannot be imported, it ignores all of them
+with a warning in the log. So discovery is convenient, but only `register` is reliable.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def register(spark: SparkSession) -> None:
-    """Make `spark.read.format("qmq")` and its kin known to a session, however it was made. Doing it twice does no harm.
+    """Register `spark.read.format("qmq")` and its relatives in a session. Calling it again has no effect.
 
     Raises ImportError if the extra `spark` is not installed: pip install 'qmq[spark]'.
     """

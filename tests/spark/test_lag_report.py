@@ -200,7 +200,7 @@ def test_without_messages_there_is_no_curve(spark: SparkSession) -> None:
 def test_a_group_that_lost_messages_is_a_finding() -> None:
     found = lag_report.report([position(20)], {KEY: SourceQueue(KEY, 50, 100)}, {}, [], ([], {}), START_MS, 20)
     assert not found.is_clean
-    assert found.headline == "retention took 30 messages before ops consumed them"
+    assert found.headline == "retention deleted 30 messages before ops consumed them"
 
 
 def test_a_subject_that_nobody_consumed_is_clean_and_says_so() -> None:

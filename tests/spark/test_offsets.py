@@ -65,7 +65,7 @@ def test_what_is_no_offset_is_refused_with_what_to_write(text: str, says: str) -
     assert says in str(caught.value)
 
 
-@pytest.mark.parametrize(("within", "says"), [("0", "several queues"), ("7", "no queue"), ("0@g9", "there are 0@g1, 0@g2")])
+@pytest.mark.parametrize(("within", "says"), [("0", "several queues"), ("7", "no queue"), ("0@g9", "queues: 0@g1, 0@g2")])
 def test_a_queue_that_cannot_be_told_is_refused_with_those_that_there_are(within: str, says: str) -> None:
     with pytest.raises(InvalidArgument) as caught:
         offsets.resolve("startingOffsets", {"orders": {within: 1}}, QUEUES, "earliest")

@@ -93,7 +93,7 @@ def test_the_audit_of_a_real_log_is_clean_and_finds_what_is_planted(
     out = tmp_path / "clean"
     assert main(JOB, [*here, "--by", "json:n", "--dense", "--out", str(out)], spark) == 0, capsys.readouterr().err
     found = result(out)
-    assert found["headline"].startswith("log order is send order, judged by json:n, and nothing lies behind a seal: 3,200 messages of 40")
+    assert found["headline"].startswith("log order is sending order, judged by json:n, and no message follows a seal: 3,200 messages of 40")
     assert (found["facts"]["keys checked against the hash"], found["facts"]["in-order replays"]) == (40, 0)
     assert found["tables"][1]["rows"][0][5] == 5
     assert (out / "order_audit.html").stat().st_size > 10_000

@@ -35,7 +35,7 @@ def place(partition: int, sequence: int, number: int | None) -> OrderPlace:
 def test_a_counterexample_shows_both_messages_and_the_changes_between_them() -> None:
     found = Violation("number_order", b"N14228", place(6, 3, 17), place(1, 699, 18))
     assert describe(found, ROUTES, "header:n").splitlines() == [
-        "A message of a key lies behind one with a higher number.",
+        "A message of a key follows one with a higher number.",
         "  key          N14228",
         "  lies first   number 18, partition 1 on a (opened by version 1), sequence 699",
         "               created 2026-11-21T09:00:00.000Z, stored 2026-11-21T09:00:00.020Z",
@@ -46,7 +46,7 @@ def test_a_counterexample_shows_both_messages_and_the_changes_between_them() -> 
         "  between      version 2: partition 1 [0, 50) of a was split into 3 [0, 20) of a and 4 [20, 50) of b; 1 closed at sequence 700",
         "               version 3: partition 2 [50, 100) of b and 4 [20, 50) of b were merged into 5 [20, 100) of c; 2 closed at "
         "sequence 9, 4 closed at sequence 40",
-        "               version 4: partition 5 [20, 100) of c was moved to 6 [20, 100) of a; 5 closed at sequence (not known yet)",
+        "               version 4: partition 5 [20, 100) of c was moved to 6 [20, 100) of a; 5 closed at sequence (unknown yet)",
         f"  so           {HINTS['number_order']}",
     ]
 
@@ -54,7 +54,7 @@ def test_a_counterexample_shows_both_messages_and_the_changes_between_them() -> 
 def test_a_violation_of_one_message_says_what_its_partition_is() -> None:
     lines = describe(Violation("behind_seal", b"\xff", place(1, 701, None)), ROUTES, "create_time").splitlines()
     assert lines[:3] == [
-        "A message lies behind the command message that closed its partition.",
+        "A message follows the command message that closed its partition.",
         "  key          hex:ff",
         "  message      partition 1 on a (opened by version 1), sequence 701",
     ]
@@ -63,7 +63,7 @@ def test_a_violation_of_one_message_says_what_its_partition_is() -> None:
 
 def test_within_one_partition_nothing_lies_between() -> None:
     lines = describe(Violation("time_order", b"k", place(2, 5, 1), place(2, 4, 2)), ROUTES, "create_time").splitlines()
-    assert "  between      nothing: both lie in one partition" in lines
+    assert "  between      none: both are in one partition" in lines
 
 
 def test_partitions_that_do_not_follow_from_each_other_are_called_so() -> None:

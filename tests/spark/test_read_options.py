@@ -40,7 +40,7 @@ def test_a_misspelt_option_is_refused_with_the_nearest_name(name: str) -> None:
 
 
 def test_an_option_that_resembles_nothing_is_refused_with_all_names() -> None:
-    assert "there are qmq.servers" in refused({**BASE, "zzz": "1"})
+    assert "options: qmq.servers" in refused({**BASE, "zzz": "1"})
 
 
 def test_where_the_log_is_must_be_said() -> None:
@@ -58,11 +58,11 @@ def test_where_the_log_is_must_be_said() -> None:
         ({"startingOffsets": "earliest", "startingTimestamp": "5"}, "not both"),
         ({"maxOffsetsPerTrigger": "5"}, "for streams only"),
         ({"minPartitions": "0"}, "from 1 on"),
-        ({"minPartitions": "many"}, "whole number"),
+        ({"minPartitions": "many"}, "integer"),
         ({"failOnDataLoss": "yes"}, "true or false"),
         ({"keyFrom": "b", "keyUntil": "b"}, "below keyUntil"),
         ({"tags": '["a", 5]'}, "array of strings"),
-        ({"tags": '["a"'}, "no JSON"),
+        ({"tags": '["a"'}, "not JSON"),
     ],
 )
 def test_what_is_wrong_in_a_batch_read_is_said(more: dict[str, str], says: str) -> None:
@@ -81,7 +81,7 @@ def test_a_stream_has_no_end(more: dict[str, str]) -> None:
         ({"subscribe": "a/b"}, "may hold only letters"),
         ({"subscribePattern": "("}, "no regular expression"),
         ({"assign": '{"orders": "0@g1"}'}, "option assign is JSON"),
-        ({"assign": "nonsense"}, "no JSON"),
+        ({"assign": "nonsense"}, "not JSON"),
         ({}, "exactly one"),
     ],
 )

@@ -1,10 +1,10 @@
-"""The audit of one ordered subject: all checks, put together. A function from messages and routes to findings; it reads nothing else.
+"""The audit of one ordered subject: a function from messages and routes to findings.
 
-What is proved when nothing is found, of the messages that were read:
-* by structure, exactly: each producer's stream into each partition is there in its order without gaps; sequences have no gaps; nothing lies
-  behind a command message, nor (where both are on one broker group) in a target before its source's last; each message lies in a partition
-  that holds its key; what was sent again lies in the order of its ids, and what is stored twice is an in-order replay;
-* by what `by` says (order_keys.py): per key, across all partitions and versions, that the log's order is the order of sending.
+An audit without findings proves, for the messages that were read:
+* by structure, exactly: each producer's stream into each partition is complete and in order; sequences have no gaps; no message follows a
+  command message, and (if both are on one broker group) no message of a target precedes the last one of its source; each message is in a
+  partition that has its key; repeated messages are in the order of their ids, and duplicates are in-order replays;
+* by the number or time given by `by` (order_keys.py): for each key, across all partitions and versions, log order is sending order.
 """
 
 from __future__ import annotations
@@ -26,35 +26,35 @@ from pyspark_qmq.jobs.order_seals import Overtaking, PartitionFacts
 from pyspark_qmq.source_model import Routes, SourceQueue
 
 EXAMPLES_MAX: Final = 3
-"""Of each rule."""
+"""Examples kept per rule."""
 
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """What an audit found."""
+    """The findings of an audit."""
 
     by: str
     routes: Routes
     facts: Mapping[str, int]
-    """What was looked at, by name."""
+    """Figures about the audited messages, by name."""
     counts: Mapping[str, int]
-    """Violations by rule (`order_rules.RULES`), those that there are."""
+    """The number of violations by rule (`order_rules.RULES`); rules without violations are left out."""
     examples: tuple[Violation, ...]
-    """The first of each rule, in full."""
+    """The first violations of each rule, in full."""
     violations: DataFrame
-    """All of them, as `order_rules.SCHEMA` says."""
+    """All violations, with the schema `order_rules.SCHEMA`."""
     partitions: tuple[PartitionFacts, ...]
     overtakings: tuple[Overtaking, ...]
-    """Targets that took a message before their source's last, also by clocks alone."""
+    """Targets that took a message before the last one of their source, including those known only from clocks."""
 
     @property
     def tolerated(self) -> frozenset[str]:
-        """Rules that the subject does not promise to keep."""
+        """Rules that the subject does not guarantee."""
         return frozenset() if self.routes.is_strict else UNORDERED
 
     @property
     def is_clean(self) -> bool:
-        """Whether nothing that is promised was broken."""
+        """Whether no guaranteed rule was violated."""
         return not self.counts.keys() - self.tolerated
 
 
@@ -71,15 +71,15 @@ def audit(
     """Audit one ordered subject.
 
     Args:
-        messages: of this subject alone, whole, with the columns `order_rows.COLUMNS` and `parse_by(by).columns`.
+        messages: all messages of this subject, with the columns `order_rows.COLUMNS` and `parse_by(by).columns`.
         routes: all its routes.
-        by: what says in which order messages were sent: create_time, header:NAME or json:FIELD.
-        clock_ms: by create_time, how far the clocks of processes that write the same key may differ.
-        is_dense: by a number, that a key's numbers rise by one: what is missing between two is lost.
-        queues: if `messages` is all there is, the queues as they were before it was read: then their ends are checked, too.
-        keys_max: how many distinct keys are hashed.
+        by: the source of the sending order: create_time, header:NAME or json:FIELD.
+        clock_ms: for create_time, the allowed clock difference of processes that write the same key.
+        is_dense: for a number, whether a key's numbers increase by one, so that a missing number is a lost message.
+        queues: if `messages` is complete, the queues as they were before it was read; their ends are then checked, too.
+        keys_max: the number of distinct keys to hash.
 
-    Raises InvalidArgument. What reading the messages raises comes from Spark.
+    Raises InvalidArgument. Spark raises errors of reading the messages.
     """
     way = parse_by(by)
     with ExitStack() as stack:
@@ -103,7 +103,7 @@ def audit(
             order_seals.violations_of(rows, overtakings),
             order_seals.violations_at_ends(rows, order_seals.missing_ends(partitions, queues)),
             of_keys.violations,
-        ).persist()  # it outlives the rows
+        ).persist()  # It is used after the rows are unpersisted.
         counts = _counts(found)
         if "time_order" in counts:
             stack.callback(found.unpersist)
@@ -119,7 +119,7 @@ class _OfKeys(NamedTuple):
 
 
 def _check_keys(keyed: DataFrame, judging: Judging, keep: Callable[[DataFrame], DataFrame], *, has_carried: bool) -> _OfKeys:
-    """What is stored again, and the order of keys without it."""
+    """Check replays, and the order of keys without them."""
     known = order_keys.with_streams(keyed, has_carried=has_carried)
     repeats = keep(order_keys.repeats(keyed))
     facts = {"replays": 0, "replayed_messages": 0, "unfinished_replays": 0}
@@ -159,7 +159,7 @@ def _counts(found: DataFrame) -> dict[str, int]:
 
 
 def _examples(found: DataFrame, rows: DataFrame) -> tuple[Violation, ...]:
-    """The first of each rule, with all that is known of their messages."""
+    """The first violations of each rule, with all columns of their messages."""
     nth = F.row_number().over(Window.partitionBy("rule").orderBy("partition", "sequence"))
     chosen = found.withColumn("nth", nth).filter(F.col("nth") <= EXAMPLES_MAX).collect()
     chosen.sort(key=lambda row: (list(RULES).index(row["rule"]), row["nth"]))

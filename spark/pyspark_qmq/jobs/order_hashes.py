@@ -1,7 +1,7 @@
-"""Whether each message lies under the logical partition of its key.
+"""Checks that each message has the logical partition of its key.
 
-CRC-32C is not among Spark's functions, so keys are hashed by the driver: each distinct key once, up to a limit. Beyond it a key whose
-messages lie under two logical partitions is still found, by comparing them with each other.
+Spark has no CRC-32C function, so the driver hashes each distinct key, up to a limit. Beyond the limit, a key with two logical partitions is
+still found by comparing its messages with each other.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from qmq_ordering.hashing import logical_partition
 from pyspark_qmq.jobs.order_rules import finding, violations
 
 KEYS_MAX: Final = 1_000_000
-"""Keys that the driver hashes; about 100 bytes of its memory each."""
+"""Keys hashed by the driver; each needs about 100 bytes of memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class Hashed:
-    """What came of it."""
+    """The result of the check."""
 
     keys: int
-    """Distinct ones."""
+    """The number of distinct keys."""
     hashed: int
-    """Of these, checked against the hash."""
+    """The number of keys checked against the hash."""
     violations: DataFrame | None
-    """None if there are none."""
+    """The violations; None if there are none."""
 
 
 def check_hashes(keyed: DataFrame, logical_partitions: int, keys_max: int = KEYS_MAX) -> Hashed:
@@ -40,7 +40,9 @@ def check_hashes(keyed: DataFrame, logical_partitions: int, keys_max: int = KEYS
     count = chosen.num_rows
     if count > keys_max:
         count = keys.count()
-        is_sure = F.col("least") == F.col("most")  # those that must be wrong are looked at, whatever the limit
+        is_sure = F.col("least") == F.col(
+            "most"
+        )  # Keys with two logical partitions must be wrong, so they are checked beyond the limit, too.
         chosen = keys.orderBy(is_sure).limit(keys_max).toArrow()
     wrong = _wrong(chosen, logical_partitions)
     hashed = min(count, keys_max)

@@ -1,27 +1,26 @@
-"""What an order audit checks for each key, across partitions and route versions.
+"""The checks of an order audit for each key, across partitions and route versions.
 
-The log order of a key is (version that opened the partition, partition, sequence): at each version one partition alone holds the key, so
-the order is total, and two messages of a key can be compared wherever they lie.
+The log order of a key is (version that opened the partition, partition, sequence). At each version exactly one partition has the key, so
+the order is total, and any two messages of a key can be compared.
 
-What is compared with it, the order of sending, is known in three ways:
+The log order is compared with the order of sending, which is known in three ways:
 
-* By the ids. A message that was sent again to another partition, because a fenced one did not answer, keeps the id that it had first. So
-  of one first producer the ids rise in the log, wherever they lie: exact, by no clock.
-* By a number in header or body, that the application counts up for each key: exact, over all producers and processes. It proves what
-  the application wants to know, and is the way to choose where it can be.
+* By the ids. A message that was sent again to another partition, because a fenced one did not answer, keeps its first id. So the ids of one
+  first producer increase in the log, across partitions: exact, without clocks.
+* By a number in a header or the body that the application increments for each key: exact, across all producers and processes. This is the
+  strongest check and should be used where possible.
 * By create_time, the producer's clock in milliseconds. A client has another producer id for each partition, so whether two ids are of one
-  client is not in the log. Within one producer a time must not fall at all. Between two producers it must not fall by more than `clock_ms`:
-  0 is right if each key is written by one process; if several processes write a key, nothing is promised between them, and their clocks
-  differ: give what they may differ by. Two producers whose messages in one partition interleave are certainly two clients, since a client
-  has one stream for a partition at a time: these are not compared. Equal times prove nothing either way. A clock that is set back looks
-  like a violation; the counterexample says so.
+  client is not in the log. Within one producer, times must not decrease. Between two producers, they must not decrease by more than
+  `clock_ms`: 0 is right if each key is written by one process. If several processes write a key, there is no guarantee between them, and
+  their clocks differ: give the possible difference. Two producers whose messages interleave in one partition belong to two clients, because
+  a client has one stream per partition at a time; they are not compared. Equal times prove neither order. A clock that was set back looks
+  like a violation, as the counterexample says.
 
-By create_time are judged: messages that bear the id of the producer that stored them, and those that bear the id of a producer which is
-known to have written to the subject itself (they were sent again). What else bears a foreign id came from a delay server, in the order
-in which it became due, or from a sink with ids of its own: its send order is not in the log. It is counted as `unjudged`; a number judges
-it, too.
+create_time judges messages with the id of the producer that stored them, and messages with the id of another producer that has written to
+the subject itself (they were sent again). Other foreign ids come from a delay server, in the order of due times, or from a sink with its
+own ids. The sending order of these messages is not in the log, and they are counted as `unjudged`. A number judges them, too.
 
-Retention may have taken the first copy of a message whose second is there, and numbers between two messages: neither is a violation.
+Retention may have deleted the first copy of a message, or numbers between two messages. Neither is a violation.
 """
 
 from __future__ import annotations
@@ -34,48 +33,48 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for them
 from pyspark_qmq.jobs.order_rules import NAMES, finding, violations
 
 POSITION = ("version", "partition", "sequence")
-"""A message's place in the order of its key."""
+"""A message's position in the log order of its key."""
 
 
 class RetainedKeys(NamedTuple):
-    """What is not there any more."""
+    """What retention has deleted."""
 
     cut: frozenset[int] = frozenset()
-    """Partitions of which the oldest messages are gone."""
+    """Partitions whose oldest messages were deleted."""
     versions: frozenset[int] = frozenset()
-    """Route versions that opened partitions of which something is gone, or everything."""
+    """Route versions that opened partitions with deleted messages."""
 
 
 class Judging(NamedTuple):
-    """How a key's messages are compared."""
+    """How the messages of a key are compared."""
 
     is_exact: bool = False
-    """By a number; otherwise by create_time."""
+    """Whether by a number; otherwise by create_time."""
     is_dense: bool = False
-    """The numbers of a key rise by one."""
+    """Whether the numbers of a key increase by one."""
     clock_ms: int = 0
-    """How far clocks of different processes may differ."""
+    """The allowed clock difference of different processes."""
     retention: RetainedKeys = RetainedKeys()
 
 
 def of_keys(rows: DataFrame) -> DataFrame:
-    """What has a place in the order of a key. Bent messages have none, and those of unknown partitions."""
+    """The rows that have a position in the order of a key. Bent messages and messages of unknown partitions have none."""
     return rows.filter(F.col("key").isNotNull() & ~F.col("is_bent") & F.col("version").isNotNull())
 
 
 def repeats(keyed: DataFrame) -> DataFrame:
-    """(key, message id) of messages that are there more than once."""
+    """(key, message id) of messages that are stored more than once."""
     return keyed.groupBy("key", "message_id").agg(F.count("*").alias("copies")).filter("copies > 1")
 
 
 def first_copies(keyed: DataFrame) -> DataFrame:
-    """Of each message the one that lies first."""
+    """The first copy of each message."""
     same = Window.partitionBy("key", "message_id").orderBy(*POSITION)
     return keyed.repartition("key").withColumn("copy", F.row_number().over(same)).filter("copy = 1").drop("copy")
 
 
 def with_streams(keyed: DataFrame, *, has_carried: bool) -> DataFrame:
-    """Adds is_known: whether the producer that a message's id names wrote to the subject itself."""
+    """Add `is_known`: whether the producer in a message's id has written to the subject itself."""
     if not has_carried:
         return keyed.withColumn("is_known", F.lit(True))
     known = keyed.filter(~F.col("is_carried")).select("sender", F.lit(True).alias("is_known")).distinct()
@@ -83,9 +82,9 @@ def with_streams(keyed: DataFrame, *, has_carried: bool) -> DataFrame:
 
 
 def without_forgotten(firsts: DataFrame, cut: frozenset[int]) -> DataFrame:
-    """Without what was sent again, and of which retention took the first copy: it lies behind messages that were sent after it.
+    """Remove repeated messages whose first copy was deleted by retention: they follow messages that were sent later.
 
-    Known by its id: less than that of the first message of its first producer that is kept, which lies where the oldest are gone.
+    Such a message has a smaller id than the first stored message of its first producer, which is in a partition with deleted messages.
     """
     chain = Window.partitionBy("key", "sender").orderBy(*POSITION)
     opened = firsts.repartition("key").withColumn("opening", F.first(F.struct("message_id", "partition")).over(chain))
@@ -94,7 +93,7 @@ def without_forgotten(firsts: DataFrame, cut: frozenset[int]) -> DataFrame:
 
 
 def check_keys(firsts: DataFrame, judging: Judging) -> DataFrame:
-    """Violations of the order of keys. `firsts`: each message once, with `is_known`."""
+    """The violations of the order of keys. `firsts`: each message once, with `is_known`."""
     judged = firsts.filter(F.col("number").isNotNull() if judging.is_exact else F.col("is_known"))
     place = F.struct(*NAMES, "version", "sender", "is_carried")
     seen = (
@@ -134,7 +133,7 @@ def _by_time(before: Column, mine: Column, judging: Judging) -> list[Column]:
 
 
 def drop_concurrent(found: DataFrame, streams: DataFrame) -> DataFrame:
-    """Without what two producers did that certainly are two clients: within one partition, each began before the other ended."""
+    """Remove comparisons of two producers that are certainly two clients: in one partition, each began before the other ended."""
     first, last = F.min("first").alias("first"), F.max("last").alias("last")
     bounds = streams.groupBy("partition", "producer_id").agg(first, last)
     mine = bounds.select("partition", "producer_id", F.col("first").alias("my_first"), F.col("last").alias("my_last"))

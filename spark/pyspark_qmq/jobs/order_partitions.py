@@ -1,13 +1,13 @@
-"""What an order audit checks within each partition, exactly and by no clock: who sent what, in which batch, at which place in it.
+"""The checks of an order audit within each partition, exact and without clocks: producer, batch, and position in the batch.
 
-* A producer numbers its batches to a partition from 0 without gaps, and a broker takes number n only behind n - 1, or as the first of
-  a newer session (docs/adr/0010): so within a session (batch, place) rises by one step from message to message. At the beginning of what
-  is kept it may begin anywhere, since retention took what was before.
-* Sequences have no gaps within what is kept. (A power cut may leave one where consumers had seen what a disk then lost, docs/CONTRACT.md:
-  told all the same, since messages are missing there.)
-* Nothing lies behind the command message, and nothing where its logical partition does not belong.
+* A producer numbers its batches to a partition from 0 without gaps, and a broker accepts number n only after n - 1, or as the first batch
+  of a newer session (docs/adr/0010). So within a session, (batch, position) advances by one step per message. The first stored message may
+  have any number, because retention deleted the earlier ones.
+* Stored sequences have no gaps. (A power cut may leave a gap where a disk lost messages that consumers had seen, docs/CONTRACT.md. It is
+  reported, because messages are missing.)
+* No message follows the command message, and each message's logical partition belongs to the partition.
 
-Bent messages (best-effort order) lie elsewhere on purpose: they carry a logical partition of the partition in which they are.
+Bent messages (best-effort order) are in another partition on purpose, and carry a logical partition of that partition.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from qmq.model import SESSION_BITS
 
 
 def check_partitions(rows: DataFrame, *, needs_number: bool) -> DataFrame:
-    """Violations within partitions. `rows` are those of `order_rows.prepare`."""
+    """The violations within partitions. `rows`: the result of `order_rows.prepare`."""
     queue = Window.partitionBy("partition", "broker_group").orderBy("sequence")
     stream = Window.partitionBy("partition", "broker_group", "producer_id").orderBy("sequence")
     seen = (
@@ -42,7 +42,7 @@ def check_partitions(rows: DataFrame, *, needs_number: bool) -> DataFrame:
 
 
 def here_of_stream() -> tuple[str, ...]:
-    """A place, and its number in its producer's stream."""
+    """A message's location, with its number in the producer's stream."""
     return ("partition", "sequence", "message_id", "producer_id", "number", "batch_sequence", "place")
 
 
@@ -58,12 +58,12 @@ def _skips(mine: Column) -> Column:
 
 
 def _begins_session() -> Column:
-    """Whether a batch is the first one of a session of its producer (qmq/model.py): one that may come behind whatever there is."""
+    """Whether a batch is the first of a producer's session (qmq/model.py), which may follow any batch."""
     return F.col("batch_sequence").bitwiseAND((1 << SESSION_BITS) - 1) == 0
 
 
 def _by_themselves(needs_number: bool) -> list[Column]:
-    """What each message shows without any other one."""
+    """The checks of single messages."""
     lp, is_known = F.col("logical_partition"), F.col("version").isNotNull()
     is_inside = (lp >= F.col("first_lp")) & (lp < F.col("end_lp"))
     found = [

@@ -1,13 +1,13 @@
-"""Messages that are stored more than once: in-order replays, which are allowed, and what is not one.
+"""Checks messages that are stored more than once: in-order replays are allowed, other repetitions are violations.
 
-docs/ORDERING.md, "Duplicates": a producer whose partition was fenced before it answered sends what may be stored there again to the next
-partition, under the same ids, with everything that followed in flight. So per key and first producer the log goes back to an earlier
-message and comes forward again, one by one; it never jumps over a message that lies between.
+docs/ORDERING.md, "Duplicates": a producer whose partition was fenced before it answered sends messages that may be stored there again to
+the next partition, under the same ids, together with all later messages in flight. So for a key and its first producer, the log goes back
+to an earlier message and continues from there one by one, without skipping a message.
 
     7 8 9 | 8 9 10      a replay of two
-    7 8 9 | 8 10        broken: 9 is not repeated before 10 comes
-    7 8 8               stored twice in one partition: there a broker knows what it has
-    7 8 9 | 8           unfinished: 9 was given up (its sender was told that nobody knows), or is still to come. Counted, and no violation
+    7 8 9 | 8 10        broken: 9 is not repeated before 10
+    7 8 8               stored twice in one partition, where the broker should have recognised the duplicate
+    7 8 9 | 8           unfinished: 9 was given up (its sender got an unknown outcome) or will follow. Counted, but not a violation
 """
 
 from __future__ import annotations

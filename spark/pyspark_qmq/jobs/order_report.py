@@ -17,7 +17,7 @@ from pyspark_qmq.jobs.plot_data import Plot
 from pyspark_qmq.jobs.report import Report, ReportTable
 
 SHOWN_MAX: Final = 5
-"""Counterexamples that are told in full."""
+"""Counterexamples shown in full."""
 BARS_MAX: Final = 60
 _FACTS: Final = {
     "messages": "messages",
@@ -36,7 +36,7 @@ _FACTS: Final = {
 
 
 def report(found: Mapping[str, Findings]) -> Report:
-    """Everything in its place."""
+    """The report."""
     broken = {subject: each for subject, each in found.items() if each.counts}
     details = [each.violations.withColumn("subject", F.lit(subject)) for subject, each in broken.items()]
     return Report(
@@ -67,7 +67,7 @@ def headline(found: Mapping[str, Findings]) -> str:
     if kinds:
         return f"{', '.join(f'{count:,} {kind}' for kind, count in kinds.items())} among {looked}{rest}"
     by = ", ".join(sorted({each.by for each in found.values()}))
-    return f"log order is send order, judged by {by}, and nothing lies behind a seal: {looked}{rest}"
+    return f"log order is sending order, judged by {by}, and no message follows a seal: {looked}{rest}"
 
 
 def _facts(found: Mapping[str, Findings]) -> dict[str, object]:
@@ -77,7 +77,7 @@ def _facts(found: Mapping[str, Findings]) -> dict[str, object]:
         if any(name in each.facts for each in found.values())
     }
     by_clock = [pair for each in found.values() for pair in each.overtakings if not pair.is_certain]
-    facts["targets that overtook their source by masters' clocks alone"] = len(by_clock)
+    facts["targets that overtook their source according to masters' clocks only"] = len(by_clock)
     if by_clock:
         facts["by at most, ms"] = max(pair.by_ms for pair in by_clock)
     fenced = sum(len(_closed(each) - each.routes.sealed_at.keys()) for each in found.values())
@@ -114,7 +114,7 @@ def _of_route(found: Findings, number: int) -> tuple[object, ...]:
 
 
 def counterexamples(found: Mapping[str, Findings]) -> list[str]:
-    """The first of each rule, in words."""
+    """The first violation of each rule, in words."""
     told = [
         f"subject {subject}: {RULES[example.rule].kind}\n{describe(example, each.routes, each.by)}"
         for subject, each in found.items()

@@ -1,10 +1,10 @@
-"""The rows that an order audit looks at: messages of one subject, with what the routes say of their partitions.
+"""Prepares the rows of an order audit: messages of one subject, joined with the routes' data about their partitions.
 
-By what the audit judges the order of sending is said by `--by`:
+`--by` selects the source of the sending order:
 
-    create_time    milliseconds since 1970, when the message was handed to its producer
-    header:NAME    a whole number, as text, in a header: whoever sends counts for each key
-    json:FIELD     a whole number in a body that is a JSON object; `a.b` is field b of the object in a
+    create_time    milliseconds since 1970 at which the message was passed to its producer
+    header:NAME    an integer, as text, in a header that the application increments for each key
+    json:FIELD     an integer in a body that is a JSON object; `a.b` is field b of the object in a
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ COLUMNS: Final = (
     "is_bent",
     "entry",
 )
-"""What an audit needs of the log's columns in any case."""
+"""The columns of the log that every audit needs."""
 
 _FIELD: Final = re.compile(r"[^.'\[\]$*]+(\.[^.'\[\]$*]+)*")
 
 
 class By(NamedTuple):
-    """What says in which order the messages of a key were sent."""
+    """The source of the sending order of a key's messages."""
 
     kind: str
     """create_time, header or json."""
@@ -51,16 +51,16 @@ class By(NamedTuple):
 
     @property
     def is_exact(self) -> bool:
-        """Whether it is a number that rises with each message, not a time."""
+        """Whether it is a number that increases with each message, rather than a time."""
         return self.kind != "create_time"
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """What it needs besides COLUMNS."""
+        """The columns needed in addition to COLUMNS."""
         return {"header": ("headers",), "json": ("body",)}.get(self.kind, ())
 
     def number(self) -> Column:
-        """It, of a message; null if the message does not have it."""
+        """The number of a message; null if the message has none."""
         if self.kind == "header":
             return F.col("headers")[self.name].cast("string").try_cast("bigint")
         if self.kind == "json":
@@ -70,7 +70,7 @@ class By(NamedTuple):
 
 
 def parse_by(text: str) -> By:
-    """Raises InvalidArgument."""
+    """Parse the value of `--by`. Raises InvalidArgument."""
     kind, colon, name = text.partition(":")
     if kind == "create_time" and not colon:
         return By(kind)
@@ -78,14 +78,14 @@ def parse_by(text: str) -> By:
         return By(kind, name)
     if kind == "json" and _FIELD.fullmatch(name):
         return By(kind, name)
-    raise InvalidArgument(f"--by {text!r} says nothing about order: write create_time, header:NAME or json:FIELD")
+    raise InvalidArgument(f"--by {text!r} is not a source of order: write create_time, header:NAME or json:FIELD")
 
 
 def prepare(messages: DataFrame, routes: Routes, by: By) -> DataFrame:
-    """One row for each message, with only what the audit uses.
+    """One row per message, with the columns that the audit uses.
 
-    Added: version, first_lp, end_lp, home (the broker group) and sealed_at of its partition, all null in one that no route has; `number`,
-    by which it is judged; `sender`, the producer that its id names; is_carried, whether that is another than the one that stored it.
+    Added columns: version, first_lp, end_lp, home (the broker group) and sealed_at of its partition, all null if no route has the
+    partition; `number`, by which the message is judged; `sender`, the producer in its id; is_carried, whether another producer stored it.
     """
     sender = F.substring("message_id", 1, 16)
     rows = messages.select(

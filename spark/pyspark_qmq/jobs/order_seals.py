@@ -1,7 +1,7 @@
-"""What an order audit learns of whole partitions: how much is in each, and whether targets waited for their sources. Mostly pure.
+"""The checks of an order audit for whole partitions: their size, and whether targets waited for their sources. Mostly pure.
 
-A target takes messages only when its sources are sealed. Where both are on one broker group, both are in one log, so the numbers of entries
-say it exactly. On two broker groups only the masters' clocks could: what they say is a fact, and no violation.
+A target takes messages only after its sources are sealed. If both are on one broker group, they are in one log, and entry numbers decide
+exactly. On two broker groups, only the masters' clocks can be compared; the result is reported as a fact, not as a violation.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pyspark_qmq.source_model import Routes, SourceQueue
 
 
 class PartitionFacts(NamedTuple):
-    """What was read of a queue."""
+    """What was read from a queue."""
 
     partition: int
     broker_group: str
@@ -40,7 +40,7 @@ class PartitionFacts(NamedTuple):
 
 
 def streams(rows: DataFrame) -> DataFrame:
-    """One row for each producer of each partition: how much it wrote there, and from where to where."""
+    """One row per producer and partition: the number of messages, the first and the last."""
     return rows.groupBy("partition", "broker_group", "producer_id").agg(
         F.count("*").alias("messages"),
         F.min("sequence").alias("first"),
@@ -56,7 +56,7 @@ def streams(rows: DataFrame) -> DataFrame:
 
 
 def partition_facts(streamed: DataFrame) -> list[PartitionFacts]:
-    """`streams`, summed up for each queue, ascending."""
+    """The sums of `streams` per queue, ascending."""
     sums = [F.sum(name).alias(name) for name in ("messages", "bent", "carried", "keyless")]
     edges = [edge(name).alias(name) for edge, which in ((F.min, "first"), (F.max, "last")) for name in (which, *_times(which))]
     found = streamed.groupBy("partition", "broker_group").agg(*sums, *edges, F.count("*").alias("producers")).collect()
@@ -68,7 +68,7 @@ def _times(which: str) -> tuple[str, str]:
 
 
 def retention(found: Iterable[PartitionFacts], routes: Routes) -> RetainedKeys:
-    """What is not there any more, by what is."""
+    """What retention has deleted, derived from the stored messages."""
     at_home = _at_home(found, routes)
     cut = frozenset(each.partition for each in at_home.values() if each.first > 0)
     missing = {number for number in routes.partitions if number not in at_home and routes.sealed_at.get(number, 0) > 0}
@@ -76,30 +76,30 @@ def retention(found: Iterable[PartitionFacts], routes: Routes) -> RetainedKeys:
 
 
 def _at_home(found: Iterable[PartitionFacts], routes: Routes) -> dict[int, PartitionFacts]:
-    """By number, those on the broker group where they belong."""
+    """The partitions by number, on the broker groups where they belong."""
     known = [each for each in found if each.partition in routes.partitions]
     return {each.partition: each for each in known if routes.partitions[each.partition].broker_group == each.broker_group}
 
 
 class Overtaking(NamedTuple):
-    """A target that took a message before its source had its last one."""
+    """A target that took a message before the last one of its source."""
 
     source: PartitionFacts
     target: PartitionFacts
 
     @property
     def is_certain(self) -> bool:
-        """Whether one log says so."""
+        """Whether both are in one log."""
         return self.source.broker_group == self.target.broker_group
 
     @property
     def by_ms(self) -> int:
-        """How much sooner, by the masters' clocks."""
+        """The difference in milliseconds, by the masters' clocks."""
         return self.source.last_append_ms - self.target.first_append_ms
 
 
 def overtakings(found: Iterable[PartitionFacts], routes: Routes) -> Iterator[Overtaking]:
-    """All, of partitions of which something was read, on the broker group where it belongs."""
+    """All overtakings among the partitions that have messages on their broker group."""
     at_home = _at_home(found, routes)
     for target in at_home.values():
         for number in routes.partitions[target.partition].sources:
@@ -112,7 +112,7 @@ def overtakings(found: Iterable[PartitionFacts], routes: Routes) -> Iterator[Ove
 
 
 def missing_ends(found: Iterable[PartitionFacts], queues: Iterable[SourceQueue]) -> list[tuple[PartitionFacts | None, SourceQueue]]:
-    """Queues that, a moment before, had messages behind those that were read."""
+    """Queues that had messages after the last one that was read."""
     by_place: Mapping[tuple[int, str], PartitionFacts] = {each.place: each for each in found}
     pairs = [(by_place.get((queue.key.partition, queue.key.broker_group)), queue) for queue in queues if queue.end > queue.start]
     return [(read, queue) for read, queue in pairs if read is None or read.last < queue.end - 1]
@@ -143,7 +143,7 @@ def violations_of(rows: DataFrame, pairs: Iterable[Overtaking]) -> DataFrame | N
 
 
 def violations_at_ends(spark_rows: DataFrame, missing: Iterable[tuple[PartitionFacts | None, SourceQueue]]) -> DataFrame | None:
-    """A violation for each queue of which the end is missing, at the first sequence that is."""
+    """A violation for each queue whose end is missing, at the first missing sequence."""
     found = [
         ("gap", "sequence_gap", None, queue.key.partition, queue.start if read is None else read.last + 1, *[None] * 8)
         for read, queue in missing

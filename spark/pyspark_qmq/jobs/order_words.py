@@ -1,4 +1,5 @@
-"""A violation of order in words: the two messages, where they lie, who sent them and when, how the route changed between them. Pure."""
+"""Describes a violation of order in words: the two messages, their locations, producers and times, and the route changes between them.
+Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from pyspark_qmq.jobs.report import cell
 from pyspark_qmq.source_model import RoutePartition, Routes
 
 _BIRTH_MS_MIN: Final = 1 << 40
-"""Real producers were born later (their ids begin with that time); below are the ids of Spark's sink."""
+"""Ids of real producers begin with a later creation time; smaller ids belong to Spark's sink."""
 
 HINTS: Final[dict[str, str]] = {
     "stream_order": "A broker takes batch n only after batch n - 1: keep these segments, and look at the master of that time.",
@@ -21,10 +22,10 @@ HINTS: Final[dict[str, str]] = {
         "then say by how much with --clock-ms. A number that the application counts (--by) tells them apart."
     ),
     "number_order": "Consumers see the higher number first. If one process counts for each key, the order was broken.",
-    "stream_gap": "Numbers of a producer's batches are missing: these were lost, or the log was read with a selection (tags, keys).",
+    "stream_gap": "Numbers of a producer's batches are missing: the batches were lost, or the log was read with a selection (tags, keys).",
     "sequence_gap": (
         "Messages are missing. A power cut may leave such a gap where consumers had seen what the disk then lost (docs/CONTRACT.md); "
-        "otherwise look into its segments: qmq log dump."
+        "otherwise examine its segments: qmq log dump."
     ),
     "number_gap": "The messages between them were lost, or their sender was told that they are not stored.",
     "sequence_repeat": "Two copies of one place were read: are two folders of one broker group given that are not replicas of each other?",
@@ -35,12 +36,12 @@ HINTS: Final[dict[str, str]] = {
     "before_seal": "Both lie in one broker group's log, so it is certain: the target was written to while its source was still open.",
     "outside_range": "Consumers of the partition that holds the key never see it.",
     "wrong_hash": "A client with another hash sent it (docs/ORDERING.md has the vectors); its key is spread over two partitions.",
-    "unknown_partition": "Are these all routes, of this subject? Export them anew: qmq route export.",
-    "other_group": "A partition lives on one broker group all its life: are these all routes, of this subject?",
+    "unknown_partition": "Are these all routes of this subject? Export them again: qmq route export.",
+    "other_group": "A partition never changes its broker group: are these all routes of this subject?",
     "no_key": "A message without a key has no order; a client refuses to send one to an ordered subject.",
-    "no_number": "Nothing can be said of its order. Judge by another number, or by create_time.",
+    "no_number": "Its order cannot be judged. Use another number, or create_time.",
 }
-"""What it means, and what to do."""
+"""For each rule: what a violation means, and what to do."""
 
 
 def describe(found: Violation, routes: Routes, by: str) -> str:
@@ -95,7 +96,7 @@ def _closed(part: RoutePartition, routes: Routes) -> str:
 
 def _between(earlier: OrderPlace, later: OrderPlace, routes: Routes) -> Iterator[str]:
     if earlier.partition == later.partition:
-        yield "nothing: both lie in one partition"
+        yield "none: both are in one partition"
         return
     versions = changes_between(earlier.partition, later.partition, routes)
     if not versions:
@@ -105,7 +106,7 @@ def _between(earlier: OrderPlace, later: OrderPlace, routes: Routes) -> Iterator
 
 
 def changes_between(source: int, target: int, routes: Routes) -> list[int]:
-    """The versions that lead from one partition to another, ascending; none if the one does not follow from the other."""
+    """The versions that lead from one partition to another, ascending; empty if the partitions are unrelated."""
     parts = routes.partitions
     reached = {source}
     for part in sorted(parts.values(), key=lambda part: part.version):
@@ -122,13 +123,14 @@ def changes_between(source: int, target: int, routes: Routes) -> list[int]:
 
 
 def change(version: int, routes: Routes) -> str:
-    """What made a version: `version 5: partition 3 [0, 512) of g1 was split into 7 [0, 256) of g2 and 8 [256, 512) of g1; ...`."""
+    """The change that made a version: `version 5: partition 3 [0, 512) of g1 was split into 7 [0, 256) of g2 and 8 [256, 512) of g1;
+    ...`."""
     parts = routes.partitions
     targets = [part for part in parts.values() if part.version == version]
     sources = [parts[number] for number in sorted({number for part in targets for number in part.sources}) if number in parts]
     doing = "split into" if len(targets) > 1 else "merged into" if len(sources) > 1 else "moved to"
     was = "were" if len(sources) > 1 else "was"
-    ends = ", ".join(f"{part.number} closed at sequence {routes.sealed_at.get(part.number, '(not known yet)')}" for part in sources)
+    ends = ", ".join(f"{part.number} closed at sequence {routes.sealed_at.get(part.number, '(unknown yet)')}" for part in sources)
     return f"version {version}: partition {_named(sources)} {was} {doing} {_named(targets)}; {ends}"
 
 

@@ -1,4 +1,4 @@
-"""What a plot of a report shows; `plots.py` draws it."""
+"""The data of a plot in a report; `plots.py` draws it."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any, Literal
 
 @dataclass(frozen=True, slots=True)
 class Plot:
-    """A picture with one x for all its series.
+    """A plot with one x axis for all series.
 
-    bar: x are names, a bar each. line: x are numbers or times. histogram: x are the edges of bins, so each series is one shorter. cdf: x
-    are values, ascending, and a series says which share (0 to 1) lies at or below.
+    bar: x has names, one per bar. line: x has numbers or times. histogram: x has the edges of bins, so each series is one shorter. cdf: x
+    has ascending values, and a series has the share (0 to 1) at or below each.
     """
 
     title: str
@@ -30,5 +30,5 @@ class Plot:
 
     @property
     def has_values(self) -> bool:
-        """Whether there is anything to draw."""
+        """Whether there are values to draw."""
         return any(len(each) for each in self.series.values())

@@ -1,7 +1,7 @@
-"""Plots as SVG that can stand inside a page: no network, no window, the same bytes for the same plot.
+"""Draws plots as SVG for embedding in a page: without network or display, and with the same bytes for the same plot.
 
-Text stays text (a browser draws it, and people can search and copy it). Names come from users: matplotlib escapes them, and is told to read
-no mathematics into them.
+Text stays text, so that people can search and copy it. Names come from users: matplotlib escapes them, and its mathematical notation is
+turned off for them.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ COLOURS: Final = ("#2563a8", "#d97706", "#3f8f5f", "#9a4f96", "#c2413a", "#64748
 INK: Final = "#3b4450"
 GRID: Final = "#e3e6ea"
 SERIES_MAX: Final = 8
-"""More lines than this nobody tells apart; the tables have them all."""
+"""More lines could not be told apart; the tables have them all."""
 NAMES_MAX: Final = 16
-"""Names along an axis; of more every n-th is written."""
+"""Labels along an axis; of more names, only every n-th is shown."""
 LABEL_CHARS_MAX: Final = 28
 
 _STYLE: Final[Any] = {
@@ -50,7 +50,7 @@ _STYLE: Final[Any] = {
 
 
 def svg(plot: Plot, *, salt: str) -> str:
-    """An `<svg>` element of a plot that has values. `salt` keeps the ids of several in one page apart."""
+    """An `<svg>` element of a plot with values. `salt` makes ids unique among the plots of a page."""
     import matplotlib
     from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure
@@ -66,7 +66,7 @@ def svg(plot: Plot, *, salt: str) -> str:
 
 
 def _embedded(document: str) -> str:
-    """Without prologue and fixed size; groups lose their ids, which are the same in every plot and which nothing refers to."""
+    """Remove the prologue, the fixed size, and unused ids of groups, which are the same in every plot."""
     found = document[document.index("<svg") :]
     found = re.sub(r'<g id="[^"]*"', "<g", found)
     return re.sub(r'(<svg[^>]*?) width="[^"]*"', r'\1 role="img"', re.sub(r'(<svg[^>]*?) height="[^"]*"', r"\1", found, count=1), count=1)
@@ -78,7 +78,7 @@ def _draw(axes: Axes, plot: Plot) -> None:
     axes.set_xlabel(plot.x_label)
     axes.set_ylabel(plot.y_label)
     if plot.log_x and plot.kind != "bar":
-        axes.set_xscale("symlog", linthresh=1)  # 0 is a lag, too
+        axes.set_xscale("symlog", linthresh=1)  # Start at 0, which is a valid lag.
         axes.set_xlim(min(plot.x), max(plot.x))
     if plot.log_y and plot.kind != "cdf":
         axes.set_yscale("symlog", linthresh=1)
@@ -130,6 +130,6 @@ def _shares(axes: Axes, x: Sequence[Any], shown: list[tuple[str, Sequence[float]
 
 
 def _label(name: str) -> str:
-    """A name as a plot can write it: of bearable length, and without control characters, which no XML may have."""
+    """A name for a plot: shortened, and without control characters, which XML forbids."""
     found = "".join(each if each.isprintable() else "\ufffd" for each in name)
     return found if len(found) <= LABEL_CHARS_MAX else found[: LABEL_CHARS_MAX - 1] + "…"

@@ -1,8 +1,8 @@
-"""What a job found: values, and the ways to show them.
+"""A job's report: values, and their output formats.
 
-A `Report` is said once, by the job, and shown four ways: as text for a terminal, as one HTML page that needs nothing else (no network,
-no scripts), as JSON for machines, and as Parquet for who wants to ask further. What users wrote (names, keys, tags, bodies) may be
-anything, and is never markup: everything on the page goes through Jinja's escaping or matplotlib's.
+A job makes one `Report`, which has four outputs: text for a terminal, a self-contained HTML page (no network, no scripts), JSON for
+programs, and Parquet for further queries. User data (names, keys, tags, bodies) is never treated as markup: all text on the page is escaped
+by Jinja or matplotlib.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 PAGE_ROWS_MAX: Final = 500
-"""Rows of a table that the page shows; Parquet and JSON have them all."""
+"""The rows of a table shown on the page; Parquet and JSON have all rows."""
 
 TEXT_ROWS_MAX: Final = 40
-"""Rows of a table that a terminal shows."""
+"""The rows of a table shown in a terminal."""
 
 _NAME: Final = re.compile(r"[a-z0-9_]{1,100}")
 
 
 @dataclass(frozen=True, slots=True)
 class ReportTable:
-    """Rows that fit on a page. `name` becomes a file's name: lower-case letters, digits and _."""
+    """A table for a page. `name` is also a file name: lower-case letters, digits and _."""
 
     title: str
     columns: tuple[str, ...]
@@ -42,29 +42,29 @@ class ReportTable:
     name: str
 
     def __post_init__(self) -> None:
-        assert _NAME.fullmatch(self.name), f"{self.name!r} is no name of a file"
+        assert _NAME.fullmatch(self.name), f"{self.name!r} is not a valid file name"
         assert all(len(row) == len(self.columns) for row in self.rows), f"table {self.name}: rows and columns do not fit"
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a job found."""
+    """The results of a job."""
 
     job: str
     headline: str
-    """One sentence that says it all."""
+    """The result in one sentence."""
     is_clean: bool
-    """Whether there is nothing that anybody has to look into."""
+    """Whether there are no findings."""
     facts: Mapping[str, object] = field(default_factory=dict)
-    """What was looked at, and the figures, in the order in which people should read them."""
+    """The input and the figures, in reading order."""
     tables: tuple[ReportTable, ...] = ()
     plots: tuple[Plot, ...] = ()
     counterexample: str = ""
-    """Lines that show one finding in full."""
+    """Lines that describe one finding in full."""
     details: Mapping[str, DataFrame] = field(default_factory=dict)
-    """What is too large for a page, by name as in `ReportTable`; it becomes Parquet, and is computed for that only."""
+    """Data too large for a page, by name as in `ReportTable`. It is computed only for the Parquet output."""
     folder: str = ""
-    """Where in `--out` it is written, if not there itself."""
+    """The subfolder of `--out` to write to; empty: `--out` itself."""
 
 
 class Made(NamedTuple):
@@ -75,7 +75,7 @@ class Made(NamedTuple):
 
 
 def plain(value: object) -> Any:
-    """A cell as JSON has it. Bytes become text if they are text, `hex:00ff` if not (as `qmq dlq` writes keys); what is no number, null."""
+    """A cell for JSON. Bytes become text if they are UTF-8, otherwise `hex:00ff` (as `qmq dlq` writes keys). NaN becomes null."""
     if value is None or isinstance(value, bool | int | str):
         return value
     if isinstance(value, float):
@@ -103,7 +103,7 @@ def _bytes_text(value: bytes) -> str:
 
 
 def cell(value: object) -> str:
-    """A cell for people: thousands with commas, three digits behind the point, lists in one line."""
+    """A cell for people: commas between thousands, three decimals, lists on one line."""
     found = plain(value)
     if found is None:
         return ""
@@ -119,7 +119,7 @@ def cell(value: object) -> str:
 
 
 def summary(report: Report) -> dict[str, Any]:
-    """The report for machines; plots are left to the file."""
+    """The report as JSON for programs, without plots."""
     return {
         "job": report.job,
         "headline": report.headline,
@@ -134,7 +134,7 @@ def summary(report: Report) -> dict[str, Any]:
 
 
 def write(report: Report, folder: Path, made: Made) -> Path:
-    """Write page, JSON and Parquet into a folder, over those of an earlier run; gives the page's path. Raises OSError."""
+    """Write page, JSON and Parquet to a folder, replacing those of an earlier run. Returns the page's path. Raises OSError."""
     folder = folder / report.folder
     folder.mkdir(parents=True, exist_ok=True)
     for name, rows in report.details.items():
@@ -170,11 +170,11 @@ def _array(values: list[object]) -> Any:
         found = pa.array([plain(value) for value in values] if is_mixed else values)
     except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, OverflowError):
         found = pa.array([None if value is None else cell(value) for value in values], pa.string())
-    return found.cast(pa.string()) if pa.types.is_null(found.type) else found  # Spark reads no column without a type
+    return found.cast(pa.string()) if pa.types.is_null(found.type) else found  # Spark cannot read a column without a type.
 
 
 def html(report: Report, made: Made) -> str:
-    """The report as one page that needs no other file."""
+    """The report as a self-contained HTML page."""
     import jinja2
 
     from pyspark_qmq.jobs import plots
@@ -207,7 +207,7 @@ def text(report: Report, page: Path | None) -> str:
 
 
 def _visible(shown: str) -> str:
-    """Without control characters: what users wrote must not move a terminal's cursor."""
+    """Text without control characters, because user data must not control the terminal."""
     return "".join(each if each.isprintable() or each == "\n" else "\ufffd" for each in shown)
 
 
