@@ -59,14 +59,16 @@ class BlockingBrowsing(BlockingClientBase):
         partial: bool = False,
         positions: Mapping[tuple[str, int], int] | None = None,
         sequences: tuple[int, int | None] = (0, None),
+        broker_group: str = "",
     ) -> Iterator[BrowsedMessage]:
         """Stored messages of a subject, without a consumer group: those stored from `start` on (default: the oldest) and before `end`; with
         `last`, that many of the newest messages of each queue. With `follow` the iterator goes on with messages that are stored later,
         and does not end.
 
         Messages of one queue come in its order; those of several queues come in the order in which they were stored. `partial=True` leaves
-        out broker groups that cannot be read. Raises InvalidName, InvalidArgument, UnknownSubject, AccessDenied, NotConnected, LogDamaged,
-        ClientClosed.
+        out broker groups that cannot be read. With `broker_group`, only what that one has.
+
+        Raises InvalidName, InvalidArgument, UnknownSubject, AccessDenied, NotConnected, LogDamaged, ClientClosed.
         """
         return self._thread.iterate(
             self._client.browse(
@@ -81,6 +83,7 @@ class BlockingBrowsing(BlockingClientBase):
                 partial=partial,
                 positions=positions,
                 sequences=sequences,
+                broker_group=broker_group,
             )
         )
 
@@ -230,7 +233,7 @@ class BlockingClient(BlockingBrowsing):
         return self._client.is_paused
 
     def pause(self) -> None:
-        """Pause all consumers of this client, also those made later; see `Consumer.pause`. Sending goes on."""
+        """Pause all consumers of this client, also those made later; see `Consumer.pause`. The client can still send."""
         self._thread.call(lambda: self._client.pause())
 
     def resume(self) -> None:
@@ -306,15 +309,16 @@ class BlockingDelayed(BlockingPart):
         end: datetime | None = None,
         limit: int | None = None,
         *,
+        is_half: bool = False,
         silent: dict[str, str] | None = None,
     ) -> Iterator[DelayedMessage]:
         """Pending messages of a subject (default: all subjects) that are due from `start` on and before `end`, ordered by due time, without
-        bodies; at most `limit`.
+        bodies; at most `limit`. With `is_half`, only half messages, which wait for a decision: see `Client.delayed_producer`.
 
         Raises InvalidName, InvalidArgument; NotConnected if a delay group does not answer, because the list would be incomplete. With a
         dict as `silent` an incomplete list is returned if at least one group answers; the dict then says which groups are missing, and why.
         """
-        return self._thread.iterate(self._part.list(subject, start, end, limit, silent=silent))
+        return self._thread.iterate(self._part.list(subject, start, end, limit, is_half=is_half, silent=silent))
 
     def stats(self) -> DelayStats:
         """Pending messages, lateness of deliveries, and which delay groups did not answer. Raises NotConnected, ClientClosed."""
@@ -352,13 +356,14 @@ class BlockingMetadata(BlockingPart):
         time_ms: int | None = None,
         sequence: int | None = None,
         broker_group: str | None = None,
+        directly: bool = True,
     ) -> list[control_pb2.Moved]:
         """Move a group to "earliest" or "latest" (`to`), to a time, or to a sequence. Not repeated after a lost answer.
 
-        On every broker group of the subject, or on `broker_group` only, whose master is asked directly.
+        On every broker group of the subject, or on `broker_group` only, whose master is asked `directly`, or by the metaserver.
         """
         return self._thread.run(
-            self._part.reset_group(subject, group, to=to, time_ms=time_ms, sequence=sequence, broker_group=broker_group)
+            self._part.reset_group(subject, group, to=to, time_ms=time_ms, sequence=sequence, broker_group=broker_group, directly=directly)
         )
 
     def find_message(self, subject: str, message_id: str) -> control_pb2.StoredMessage:
@@ -483,9 +488,9 @@ class BlockingAccess(BlockingPart):
         """The principal that the cluster takes this client for."""
         return self._thread.run(self._part.whoami())
 
-    def rules(self) -> access_pb2.ListRulesResponse:
-        """All rules and roles, and the mode."""
-        return self._thread.run(self._part.rules())
+    def rules(self, namespace: str = "") -> access_pb2.ListRulesResponse:
+        """All rules and roles, or those of a namespace, and the mode."""
+        return self._thread.run(self._part.rules(namespace))
 
     def put_rule(
         self, principal: str, operations: Iterable[str], kind: str, pattern: str = "*", *, is_deny: bool = False, rule_id: str = ""
@@ -516,8 +521,9 @@ class BlockingAccess(BlockingPart):
         """Make a token. Its text is in this answer only. `ends_ms` is milliseconds since 1970, 0 for a token that does not expire."""
         return self._thread.run(self._part.create_token(principal, ends_ms=ends_ms))
 
-    def tokens(self) -> list[access_pb2.TokenInfo]:
-        return self._thread.run(self._part.tokens())
+    def tokens(self, namespace: str = "") -> list[access_pb2.TokenInfo]:
+        """All tokens, or those of a namespace's applications."""
+        return self._thread.run(self._part.tokens(namespace))
 
     def delete_tokens(self, *, token_id: str = "", principal: str = "") -> list[str]:
         """Revoke one token, or all tokens of a principal, and return their ids. Connections that showed them are closed. Raises
@@ -533,8 +539,9 @@ class BlockingAccess(BlockingPart):
         """Delete a quota. Raises InvalidArgument."""
         self._thread.run(self._part.delete_quota(quota_id))
 
-    def quotas(self) -> list[access_pb2.AccessQuota]:
-        return self._thread.run(self._part.quotas())
+    def quotas(self, namespace: str = "") -> list[access_pb2.AccessQuota]:
+        """All quotas, or those of a namespace."""
+        return self._thread.run(self._part.quotas(namespace))
 
 
 def connect(

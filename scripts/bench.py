@@ -1,7 +1,7 @@
 """Benchmarks: one producer process, one broker process, one consumer process on this machine, persisted.
 
-Each scenario runs `--runs` times, the scenarios in turn, so that a machine that drifts hurts all alike; the medians are printed, with the
-ratio to a raw loopback copy of the same bytes, and to NATS JetStream through nats-py where nats-server is installed.
+Each scenario runs `--runs` times. Scenarios alternate, so that a change of the machine's speed affects all of them. The output has the
+medians, with the ratio to a raw loopback copy of the same bytes, and to NATS JetStream (nats-py) if nats-server is installed.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ errors = Console(stderr=True)
 
 
 async def produce(address: str, count: int, size: int, mode: str) -> float:
-    """Send `count` messages; when the first left, monotonic seconds."""
+    """Send `count` messages. Returns the monotonic time of the first send, in seconds."""
     async with qmq.connect(address) as mq:
         producer = mq.producer("bench")
         bodies = [os.urandom(size) for _ in range(1000)]
@@ -66,7 +66,7 @@ async def produce(address: str, count: int, size: int, mode: str) -> float:
 
 
 async def consume(address: str, count: int) -> float:
-    """Consume them all; when the last was decoded."""
+    """Consume all messages. Returns the time at which the last was decoded."""
     async with qmq.connect(address) as mq:
         consumer, got = mq.consumer("bench", "g", prefetch=100_000), 0
         while got < count + 1:
@@ -77,7 +77,7 @@ async def consume(address: str, count: int) -> float:
 
 
 def throughput(count: int, size: int, mode: str, flush: str) -> float:
-    """Messages a second, from the first sent to the last decoded."""
+    """Messages per second, from the first send to the last decode."""
     node = Node("--flush", flush)
     try:
         begin, end = together((produce, node.address, count, size, mode), (consume, node.address, count))
@@ -87,7 +87,7 @@ def throughput(count: int, size: int, mode: str, flush: str) -> float:
 
 
 async def produce_subjects(address: str, count: int, subjects: int) -> float:
-    """100 messages at a time, to one subject after another; messages a second, all acknowledged."""
+    """Send 100 messages at a time to one subject after another. Returns acknowledged messages per second."""
     async with qmq.connect(address) as mq:
         producers = [mq.producer(f"subject-{number}") for number in range(subjects)]
         bodies = [os.urandom(100) for _ in range(100)]
@@ -138,7 +138,7 @@ async def pace(address: str, rate: int, count: int) -> None:
 
 
 async def clock(address: str, count: int) -> list[int]:
-    """When each arrived after it was sent, nanoseconds; the first twentieth is left out."""
+    """The latency of each message in nanoseconds, without the first twentieth."""
     found: list[int] = []
     async with qmq.connect(address) as mq:
         consumer = mq.consumer("bench", "g")
@@ -164,7 +164,7 @@ def latency(rate: int, count: int, flush: str = "async") -> tuple[float, float]:
 
 
 def memory(count: int) -> tuple[float, float]:
-    """The broker's resident memory after a tenth of the messages and after all, none of them consumed, in MiB."""
+    """The broker's resident memory in MiB after a tenth of the messages and after all of them, without consumers."""
     node = Node()
     try:
         together((produce, node.address, count // 10, 100, "many"))
@@ -176,7 +176,7 @@ def memory(count: int) -> tuple[float, float]:
 
 
 def start_time(gib: float) -> float:
-    """Seconds to ready on a log of so many GiB, after a clean stop."""
+    """Seconds until a node is ready on a log of `gib` GiB, after a clean stop."""
     node = Node()
     together((produce, node.address, int(gib * (1 << 30) / 10_240) // 1000 * 1000, 10_240, "many"))
     node.stop(keep=True)
@@ -191,7 +191,7 @@ def start_time(gib: float) -> float:
 
 
 def loopback(size: int, count: int) -> float:
-    """Messages' worth of bytes a second through a bare loopback connection, 64 KiB at a time."""
+    """The rate of a bare loopback connection with 64 KiB writes, in messages of this size per second."""
     total = size * count
     server = socket.create_server(("127.0.0.1", 0))
 
@@ -217,7 +217,7 @@ def loopback(size: int, count: int) -> float:
 
 
 async def nats_round(port: int, size: int, count: int) -> tuple[float, float]:
-    """(published, fetched) messages a second through JetStream with file storage, by nats-py."""
+    """(published, fetched) messages per second through JetStream with file storage, with nats-py."""
     import nats
 
     client = await nats.connect(f"nats://127.0.0.1:{port}")
@@ -240,7 +240,7 @@ async def nats_round(port: int, size: int, count: int) -> tuple[float, float]:
 
 
 def nats(size: int, count: int) -> tuple[float, float] | None:
-    """None where NATS is not installed."""
+    """The rates of NATS; None if NATS is not installed."""
     server = shutil.which("nats-server") or shutil.which("nats-server", path="/usr/sbin")
     try:
         import nats as _installed  # noqa: F401
@@ -270,7 +270,7 @@ def nats(size: int, count: int) -> tuple[float, float] | None:
 
 
 def scenarios(scale: float) -> dict[str, dict[str, Callable[[], Any]]]:
-    """By kind, then by name: what gives a figure, some, or none."""
+    """The scenarios by kind and name. Each returns one figure, several, or none."""
 
     def n(count: int) -> int:
         return max(int(count * scale) // 1000 * 1000, 2000)
@@ -362,7 +362,7 @@ def scenarios(scale: float) -> dict[str, dict[str, Callable[[], Any]]]:
 
 
 def measure(runs: int, scale: float, kinds: list[str]) -> dict[str, list[float]]:
-    """All figures, each with its value in every run."""
+    """Run the scenarios. Returns the values of each figure in all runs."""
     every = scenarios(scale)
     chosen = {name: work for kind in kinds for name, work in every[kind].items()}
     found: dict[str, list[float]] = {}
@@ -378,7 +378,7 @@ def measure(runs: int, scale: float, kinds: list[str]) -> dict[str, list[float]]
 
 
 def flatten(name: str, value: Any) -> dict[str, float]:
-    """What a scenario gave, as figures: one, several, or none where it could not be measured."""
+    """A scenario's result as figures: one, several, or none if it could not be measured."""
     if value is None:
         return {}
     if isinstance(value, dict):
@@ -390,7 +390,7 @@ def flatten(name: str, value: Any) -> dict[str, float]:
 
 
 def ratio(found: dict[str, list[float]], name: str, base: str) -> str:
-    """One figure over another, run by run, where it makes sense; the median."""
+    """The median of the ratio of two figures, run by run, if both exist."""
     if "messages/s" not in name or base not in found or base == name or name.startswith(("loopback", "NATS")):
         return ""
     return f"{statistics.median(map(operator.truediv, found[name], found[base])):.3g}"
@@ -401,8 +401,8 @@ def main() -> None:
     options.add_argument("--json", action="store_true", help="print JSON only")
     options.add_argument("--runs", type=int, default=5)
     options.add_argument("--scale", type=float, default=1.0, help="fewer or more messages")
-    options.add_argument("--only", action="append", choices=list(scenarios(1)), help="this kind; may be given again")
-    options.add_argument("--long", action="store_true", help="also memory over 50 M messages and the start on a 5 GiB log")
+    options.add_argument("--only", action="append", choices=list(scenarios(1)), help="only this kind; repeatable")
+    options.add_argument("--long", action="store_true", help="also measure memory over 50 M messages and the start on a 5 GiB log")
     chosen = options.parse_args()
     found = measure(chosen.runs, chosen.scale, chosen.only or list(scenarios(1)))
     figures = {name: statistics.median(values) for name, values in found.items()}

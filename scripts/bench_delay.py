@@ -1,4 +1,4 @@
-"""Benchmarks of delayed messages: how late they come, how fast they go in, what an hour costs to load and hold, a restart over a year."""
+"""Benchmarks of delayed messages: lateness, intake rate, loading an hour's bucket, restart with a year's schedule."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from qmq.limits import MIB
 HOUR_MS: Final = 3_600_000
 BATCH: Final = 1_000
 LEAD_S: Final = 4.0
-"""Between the first message sent and the first one due."""
+"""Seconds between the first send and the first due time."""
 
 
 # --- lateness ------------------------------------------------------------------------------------------------------------
 
 
 async def schedule(address: str, rate: int, seconds: float, scattered: bool) -> float:
-    """Send messages of 100 B that become due at `rate` a second, evenly; when the first is due, seconds since 1970.
+    """Send messages of 100 B that become due evenly at `rate` per second. Returns the first due time, in seconds since 1970.
 
-    In the order of their due times, or `scattered`: those of each batch are due over all the time.
+    Messages are sent in the order of their due times, or `scattered`: the due times of each batch spread over the whole time.
     """
     async with qmq.connect(address) as mq:
         await mq.send("late", b"ready")
@@ -53,7 +53,7 @@ async def schedule(address: str, rate: int, seconds: float, scattered: bool) -> 
 
 
 async def stored_times(address: str, count: int) -> list[int]:
-    """When the real-time broker stored each, ascending."""
+    """The store times at the real-time broker, ascending."""
     stored: list[int] = []
     async with qmq.connect(address) as mq:
         await asyncio.sleep(1.0)
@@ -67,13 +67,13 @@ async def stored_times(address: str, count: int) -> list[int]:
 
 
 def lateness(rate: int, seconds: int, scattered: int = 0) -> dict[str, float]:
-    """Lateness at the real-time brokers, milliseconds."""
+    """The lateness at the real-time brokers, in milliseconds."""
     node = Node()
     try:
         count = int(rate * seconds)
         begin, stored = together((schedule, node.address, rate, seconds, bool(scattered)), (stored_times, node.address, count))
         dues = int(begin * 1000) + np.arange(count) * 1000 // rate
-        late = np.array(stored, np.int64) - dues  # they come in the order of their due times: the n-th stored is the n-th due
+        late = np.array(stored, np.int64) - dues  # They arrive in the order of their due times, so the n-th stored is the n-th due.
         return {
             "p50, ms": float(np.percentile(late, 50)),
             "p99, ms": float(np.percentile(late, 99)),
@@ -88,7 +88,7 @@ def lateness(rate: int, seconds: int, scattered: int = 0) -> dict[str, float]:
 
 
 async def acknowledged(address: str, count: int, size: int, mode: str, span_s: int) -> float:
-    """Messages acknowledged a second; those of a batch are due over so many seconds, in a day (0: they are not delayed)."""
+    """Acknowledged messages per second. The due times of a batch spread over `spread_s` seconds, a day ahead (0: not delayed)."""
     delayed = span_s > 0
     async with qmq.connect(address) as mq:
         producer: Any = mq.delayed_producer("intake") if delayed else mq.producer("intake")
@@ -115,7 +115,7 @@ async def acknowledged(address: str, count: int, size: int, mode: str, span_s: i
 
 
 def intake(count: int, size: int, mode: str, *, delayed: bool, span_s: int = 1) -> float:
-    """One producer process, one node; due in a day, each batch over so many seconds."""
+    """The intake rate of one node with one producer process; messages are due in a day."""
     node = Node()
     try:
         found: float = together((acknowledged, node.address, count, size, mode, span_s if delayed else 0))[0]
@@ -125,13 +125,13 @@ def intake(count: int, size: int, mode: str, *, delayed: bool, span_s: int = 1) 
 
 
 def compared(count: int, size: int, mode: str = "many", span_s: int = 1, rounds: int = 3) -> dict[str, float]:
-    """Messages acknowledged a second, delayed and not, in turns: medians, and how one compares with the other."""
+    """Medians of acknowledged messages per second, delayed and not delayed, in alternating runs, and their ratio."""
     pairs = [[intake(count, size, mode, delayed=delayed, span_s=span_s) for delayed in (False, True)] for _ in range(rounds)]
     real_time, delayed = np.median(np.array(pairs), axis=0).tolist()
     return {"real-time, msg/s": real_time, "delayed, msg/s": delayed, "ratio": delayed / real_time}
 
 
-# --- storage: a schedule of its own, without network -----------------------------------------------------------------------
+# --- storage: a schedule alone, without network -----------------------------------------------------------------------
 
 
 def batches(count: int, begin_ms: int, span_ms: int, size: int) -> Iterator[tuple[bytes, bytes]]:
@@ -145,7 +145,7 @@ def batches(count: int, begin_ms: int, span_ms: int, size: int) -> Iterator[tupl
 
 
 def fill(folder: Path, count: int, begin_ms: int, span_ms: int, size: int = 20) -> None:
-    """A node's delay folder with so many messages, as the node itself would have written it."""
+    """Write a node's delay folder with `count` messages, in the node's own format."""
     from qmq.broker.produce_checks import Destination, read_batch
     from qmq.clock import SystemClock
     from qmq.delay.schedule import Schedule
@@ -172,7 +172,7 @@ def fill(folder: Path, count: int, begin_ms: int, span_ms: int, size: int = 20) 
 
 
 def load_hour(count: int) -> dict[str, float]:
-    """Load an hour's bucket into the wheel, in a process of its own: seconds, and memory at its peak."""
+    """Load an hour's bucket into the wheel, in another process. Returns seconds and peak memory."""
     import multiprocessing as mp
 
     folder = Path(tempfile.mkdtemp(prefix="qmq-bench-"))
@@ -226,7 +226,7 @@ def _load(folder: str, begin_ms: int, results: Any) -> None:
 
 
 async def next_due(address: str, subject: str) -> float:
-    """When the subject's next message is due, seconds since 1970; 0: it has none."""
+    """The due time of the subject's next message, in seconds since 1970; 0: none."""
     async with qmq.connect(address) as mq:
         async for message in mq.delayed.list(subject, limit=1):
             return message.due.timestamp()
@@ -234,7 +234,7 @@ async def next_due(address: str, subject: str) -> float:
 
 
 def restart(count: int) -> dict[str, float]:
-    """Start a node with so many messages scheduled over a year: seconds until it is ready, and its memory."""
+    """Start a node with `count` messages scheduled over a year. Returns seconds until it is ready, and its memory."""
     folder = Path(tempfile.mkdtemp(prefix="qmq-bench-"))
     try:
         begin_ms = (int(time.time() * 1000) // HOUR_MS + 2) * HOUR_MS

@@ -1,4 +1,4 @@
-"""Benchmarks of what is around delivery: listeners, failing messages on their way to the dead-letter queue, the outbox."""
+"""Benchmarks of listeners, of failing messages up to the dead-letter queue, and of the outbox."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ async def _listen(address: str, count: int, fails: bool) -> float:
 
 
 def listening(count: int, *, fails: bool = False) -> float:
-    """Messages a second through a handler that does nothing; with `fails`, one of a hundred fails until it is buried."""
+    """Messages per second through an empty handler; with `fails`, one of a hundred fails until it is a dead letter."""
     node = Node("--no-delay")
     try:
         found: float = in_loop(_listen, node.address, count, fails)
@@ -96,7 +96,7 @@ async def _outbox(address: str, folder: Path, count: int) -> dict[str, float]:
 
 
 def sending(count: int) -> dict[str, float]:
-    """Through an outbox in SQLite: a transaction with one message, and one with many until all are received."""
+    """Send through an outbox in SQLite: the time of a transaction with one message, and the rate of one with many messages."""
     node = Node("--no-delay")
     try:
         with tempfile.TemporaryDirectory() as folder:

@@ -1,6 +1,6 @@
-"""Benchmarks of what programs do: message by message, through the public client alone, with the loop that Python comes with.
+"""Benchmarks of everyday use: message by message, through the public client, with asyncio's own event loop.
 
-One server process and one client process, on 100 B messages. `scripts/bench --only everyday` runs them; as the other benchmarks, in turn.
+One server process and one client process, messages of 100 B. `scripts/bench --only everyday` runs them, alternating like all benchmarks.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Work = Callable[[qmq.Client, int], Awaitable[Any]]
 
 
 def measured(work: Work, count: int) -> Any:
-    """What `work` gives, on a node of its own."""
+    """The result of `work` on a new node."""
 
     async def run(address: str) -> Any:
         async with qmq.connect(address) as mq:
@@ -61,7 +61,7 @@ async def one_sender(mq: qmq.Client, count: int) -> dict[str, float]:
 
 
 async def many_senders(mq: qmq.Client, count: int) -> float:
-    """The same by many tasks."""
+    """Many tasks that each await their sends."""
 
     async def sender() -> None:
         for _ in range(count // TASKS):
@@ -74,7 +74,7 @@ async def many_senders(mq: qmq.Client, count: int) -> float:
 
 
 async def backlog(mq: qmq.Client, count: int) -> float:
-    """`async for` over what lies there, acknowledged by itself."""
+    """`async for` over a backlog, with automatic acknowledgement."""
     await _fill(mq, count)
     left = count
     async with mq.consumer(SUBJECT, GROUP) as consumer:
@@ -87,7 +87,7 @@ async def backlog(mq: qmq.Client, count: int) -> float:
 
 
 async def acknowledging(mq: qmq.Client, count: int) -> float:
-    """The same, and each message acknowledged by the program."""
+    """`async for` over a backlog; the program acknowledges each message."""
     await _fill(mq, count)
     left = count
     async with mq.consumer(SUBJECT, GROUP, ack="explicit") as consumer:
@@ -101,7 +101,7 @@ async def acknowledging(mq: qmq.Client, count: int) -> float:
 
 
 async def end_to_end(mq: qmq.Client, count: int) -> float:
-    """Sent and received by one program at the same time."""
+    """One program sends and receives at the same time."""
 
     async def send() -> None:
         async with mq.producer(SUBJECT) as producer:
@@ -127,7 +127,7 @@ async def end_to_end(mq: qmq.Client, count: int) -> float:
 
 
 async def listening(mq: qmq.Client, count: int) -> float:
-    """A listener whose handler does nothing."""
+    """A listener with an empty handler."""
     await _fill(mq, count)
     left = count
 

@@ -1,11 +1,11 @@
-"""What waiting for the disk costs: groups of one and of three replicas on a disk whose fdatasync takes a given time.
+"""Measures the cost of waiting for the disk: groups of one and three replicas on a disk whose fdatasync takes a given time.
 
     .venv/bin/python scripts/bench_flush.py                                  modes of this tree
     .venv/bin/python scripts/bench_flush.py --tree OTHER --modes async       another tree's servers, to compare with
 
-The delay is below the file: a library, compiled here and loaded before all others (LD_PRELOAD), has the servers' fdatasync sleep that long
-and do nothing else, so that the real disk's own moods are not measured. Writes are real. etcd, a static program, is not touched by it.
-Modes: async, flushed (async, and the measured producer has acks="flushed"), sync (all servers with --flush sync).
+A library, compiled here and preloaded (LD_PRELOAD), replaces the servers' fdatasync by a sleep, so that the variance of the real disk is
+not measured. Writes are real. etcd is a static program and not affected. Modes: async, flushed (async, and the measured producer has
+acks="flushed"), sync (all servers with --flush sync).
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ async def _measure(address: str, acks: str, seconds: float, rounds: int) -> str:
 
 
 async def _count(send: Callable[[], Any], seconds: float) -> float:
-    """Messages a second of one who awaits each."""
+    """Messages per second of one sender that awaits each message."""
     begin, count = time.perf_counter(), 0
     while time.perf_counter() - begin < seconds:
         await send()
@@ -114,7 +114,7 @@ async def _count(send: Callable[[], Any], seconds: float) -> float:
 
 
 async def _paced(send: Callable[[], Any], seconds: float) -> list[float]:
-    """Seconds that each message took, at RATE a second, from the moment when it was due."""
+    """The latency of each message in seconds at RATE per second, counted from its planned send time."""
     begin, took = time.perf_counter(), []
 
     async def one(due: float) -> None:

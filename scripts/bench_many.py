@@ -1,4 +1,4 @@
-"""Benchmarks of many groups and many subjects on one node: what each costs while nothing happens, and while something does.
+"""Benchmarks of many groups and many subjects on one node: the cost of each while idle and while active.
 
 `scripts/bench --only many` runs them. CPU time is the node's, from /proc, in ticks of 10 ms.
 """
@@ -18,7 +18,7 @@ import qmq
 SUBJECT: Final = "bench"
 IDLE_S: Final = 5.0
 REST_S: Final = 10.0
-"""After which a node has done what creating subjects leaves it to do."""
+"""Seconds after which a node has finished the work caused by creating subjects."""
 MESSAGES: Final = 50
 AT_ONCE: Final = 200
 
@@ -26,13 +26,13 @@ Figures = dict[str, float]
 
 
 def cpu_s(node: Node) -> float:
-    """CPU time that the node has taken, in its process and its kernel calls."""
+    """The node's CPU time, user and system."""
     fields = Path(f"/proc/{node.process.pid}/stat").read_text().rsplit(")", 1)[1].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def groups(count: int) -> Figures:
-    """So many groups on one subject, of one consumer each: waiting, then each getting the same messages."""
+    """Many groups with one consumer each on one subject: idle, then each gets the same messages."""
     node = Node("--no-delay")
     try:
         return in_loop(_groups, node, count)  # type: ignore[no-any-return]
@@ -71,7 +71,7 @@ async def _read(consumer: qmq.Consumer) -> None:
 
 
 def subjects(count: int) -> Figures:
-    """So many subjects of one message each: made, listed, and found again after a restart."""
+    """Many subjects with one message each: created, listed, and read after a restart."""
     empty = Node("--no-delay")
     empty_mib = empty.resident_mib()
     empty.stop()

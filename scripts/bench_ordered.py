@@ -1,6 +1,6 @@
-"""Benchmarks of ordered subjects: the way in and out compared with unordered, the drain of a backlog by lanes, and what a change costs.
+"""Benchmarks of ordered subjects: produce and consume rates compared with unordered ones, draining a backlog by lanes, and route changes.
 
-Handlers that "take 1 ms" wait for a millisecond, as one that asks a database does; consumers of one process share its loop.
+Handlers that "take 1 ms" sleep for a millisecond, like a database query. Consumers of one process share its event loop.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ HANDLER_S: Final = 0.001
 BACKLOG: Final = 6_000
 """Messages for each consumer of a drain: some seconds."""
 QUIET_S: Final = 3
-"""So long nothing comes, and a drain is over."""
+"""A drain ends after this many seconds without a message."""
 
 
 def keys_of(count: int) -> list[bytes]:
-    """So many messages' keys, over `KEYS` of them, in no order."""
+    """Keys of `count` messages, drawn from `KEYS` keys in random order."""
     return [b"key-%05d" % (number * 7919 % KEYS) for number in range(count)]
 
 
@@ -44,7 +44,7 @@ async def create(address: str, order: Order, partitions: int = 0, groups: Sequen
 
 
 async def produce_keyed(address: str, count: int, size: int, mode: str, is_ordered: bool) -> float:
-    """Send `count` messages with keys; when the first left, monotonic seconds."""
+    """Send `count` messages with keys. Returns the monotonic time of the first send, in seconds."""
     async with qmq.connect(address) as mq:
         producer: Any = mq.ordered_producer("bench") if is_ordered else mq.producer("bench")
         bodies, keys = [os.urandom(size) for _ in range(1000)], keys_of(KEYS)
@@ -65,7 +65,7 @@ async def produce_keyed(address: str, count: int, size: int, mode: str, is_order
 
 
 async def consume_keyed(address: str, count: int, is_ordered: bool) -> float:
-    """Consume them all in bulk; when the last was decoded."""
+    """Consume all messages in bulk. Returns the time at which the last was decoded."""
     async with qmq.connect(address) as mq:
         make: Any = mq.ordered_consumer if is_ordered else mq.consumer
         consumer, got = make("bench", "g", prefetch=100_000), 0
@@ -77,7 +77,7 @@ async def consume_keyed(address: str, count: int, is_ordered: bool) -> float:
 
 
 def throughput(count: int, size: int, mode: str, partitions: int = 0) -> float:
-    """Messages with keys a second, from the first sent to the last decoded; to an unordered subject if it has no partitions."""
+    """Keyed messages per second, from the first send to the last decode; with 0 partitions, on an unordered subject."""
     node = Node()
     try:
         in_loop(create, node.address, Order.STRICT if partitions else Order.NONE, partitions)
@@ -105,7 +105,7 @@ async def fill_and_seal(address: str, count: int) -> None:
 
 
 async def drain(address: str, group: str, names: Sequence[str], begin: float) -> list[float]:
-    """When each message was handled, by the consumers of one process; ends when nothing comes any more."""
+    """The times at which one process's consumers handled each message; ends when no more messages arrive."""
     handled: list[float] = []
 
     async def handle(_: Any) -> None:
@@ -127,8 +127,9 @@ async def drain(address: str, group: str, names: Sequence[str], begin: float) ->
 
 
 def drain_rates(consumers: int, each: int) -> dict[str, float]:
-    """Messages a second of so many consumers on one sealed partition, `each` for each of them: from the first message handled to the last,
-    and of the half in the middle, when all have joined and none is done.
+    """Messages per second of several consumers on one sealed partition, with `each` messages per consumer: from the first handled message
+    to
+    the last, and over the middle half, when all consumers have joined and none is done.
     """
     node = Node()
     try:
@@ -152,7 +153,7 @@ def drain_rates(consumers: int, each: int) -> dict[str, float]:
 
 
 async def changing(address: str, changes: int, groups: Sequence[str]) -> dict[str, float]:
-    """Splits, moves and merges one after another under load: refused-write windows and consumer pauses, milliseconds."""
+    """Make splits, moves and merges under load. Returns the durations of refused writes and consumer pauses, in milliseconds."""
     await create(address, Order.STRICT, 2, groups)
     async with qmq.connect(address) as mq:
         handled: list[float] = []
@@ -215,7 +216,7 @@ def _high(values: Sequence[float]) -> float:
 
 
 async def split_over_groups(address: str, seconds: float, groups: Sequence[str]) -> dict[str, float]:
-    """Acknowledged messages a second of one producer before, during (a second around it) and after a split to another broker group."""
+    """One producer's acknowledged messages per second before, during (one second around it) and after a split to another broker group."""
     await create(address, Order.STRICT, 1, groups[:1])
     async with qmq.connect(address) as mq, mq.ordered_producer("bench") as producer:
         stored: list[float] = []

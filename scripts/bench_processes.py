@@ -1,4 +1,4 @@
-"""Processes of a benchmark: a node, and jobs that run beside it, each in a process and a fast event loop of its own."""
+"""The processes of a benchmark: a node, and jobs that each run in another process with a fast event loop."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from qmq.node.process_tuning import calm_collector, keep_freed_memory
 
 
 class Node:
-    """A `qmq dev` process on a folder of its own."""
+    """A `qmq dev` process with its own folder."""
 
     def __init__(self, *options: str, data: Path | None = None) -> None:
         self.data = data or Path(tempfile.mkdtemp(prefix="qmq-bench-"))
@@ -28,12 +28,12 @@ class Node:
         self.address = line.split("ready at ")[1].split()[0]
 
     def resident_mib(self) -> float:
-        """Memory of the process."""
+        """The resident memory of the process."""
         status = Path(f"/proc/{self.process.pid}/status").read_text()
         return int(status.split("VmRSS:")[1].split()[0]) / 1024
 
     def stop(self, *, keep: bool = False) -> None:
-        """End it, and its data."""
+        """Stop the process and delete its data."""
         self.process.send_signal(signal.SIGTERM)
         self.process.wait()
         if not keep:
@@ -41,7 +41,7 @@ class Node:
 
 
 def in_loop(work: Callable[..., Any], *words: Any) -> Any:
-    """Run a coroutine function in a fast loop of this process, tuned as a program that cares would be."""
+    """Run a coroutine function in a fast event loop of this process, tuned for throughput."""
     import uvloop
 
     keep_freed_memory()
@@ -55,7 +55,7 @@ def in_process(results: Any, work: Callable[..., Any], *words: Any) -> None:
 
 
 def together(*jobs: tuple[Any, ...]) -> list[Any]:
-    """Run jobs, each in a process of its own; their results in order."""
+    """Run jobs, each in its own process. Returns their results in order."""
     context = mp.get_context("spawn")
     queues = [context.Queue() for _ in jobs]
     children = [context.Process(target=in_process, args=(queue, *job)) for queue, job in zip(queues, jobs, strict=True)]

@@ -1,10 +1,10 @@
-"""What TLS and access rules cost: two nodes run side by side, and three forms are measured in turns.
+"""Measures the cost of TLS and access rules: two nodes run side by side, and three forms are measured in alternation.
 
     .venv/bin/python scripts/bench_security.py [--rounds 5] [--messages 200000] [--forms tls,enforce]
 
 plain: no TLS, mode off. tls: mutual TLS 1.3, mode off. enforce: the same node with its 200 rules enforced, so that nothing else differs.
-One process is the client; producer, consumer and node share the machine's cores, so a ratio of rates is a ratio of CPU. Each round begins
-with another form: who comes later meets the pages that those before left to be written.
+One process is the client. Producer, consumer and node share the machine's cores, so a ratio of rates is a ratio of CPU time. Each round
+begins with another form, because later ones are slowed down by dirty pages of earlier ones.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ async def _measure(folder: Path, rounds: int, messages: int, forms: Sequence[str
                 if form != "plain":
                     await node.mq.access.set_mode("enforce" if form == "enforce" else "off")
                 for name, value in (await _round(node, messages, f"{form}{number}")).items():
-                    if number:  # the first one warms up
+                    if number:  # The first run is a warm-up.
                         found.setdefault((name, form), []).append(value)
     _print(found, forms)
 
@@ -84,7 +84,7 @@ class MeasuredNode(NamedTuple):
 
     @property
     def cpu_s(self) -> float:
-        """What its process has used so far. Others' load changes it less than it changes rates."""
+        """The CPU time of the process so far. Other load on the machine affects it less than rates."""
         fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 

@@ -1,6 +1,6 @@
-"""Benchmarks of the data source: rows a second against Parquet of the same columns, and tuples; a micro-batch's fixed cost; the sink.
+"""Benchmarks of the data source: rows per second compared with Parquet and with tuples; the fixed cost of a micro-batch; the sink.
 
-One Spark session for all; the cases take turns within a round, so that their ratios mean something on a machine that drifts.
+All cases share one Spark session. They alternate within a round, so that ratios stay valid if the machine's speed changes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import qmq
 
 SUBJECT: Final = "bench"
 COLUMNS: Final = "sequence bigint, key binary, body binary, create_time timestamp"
-"""What both sides read in the narrow cases."""
+"""The columns read by both sides in the narrow cases."""
 KEYS: Final = 100_000
 ROUNDS: Final = 3
 PARTS: Final = 8
@@ -36,7 +36,7 @@ async def fill(address: str, count: int, size: int) -> None:
     async with qmq.connect(address) as mq:
         producer = mq.producer(SUBJECT)
         for at in range(count // 1000):
-            blob = os.urandom(1000 * size)  # no two bodies are alike: Parquet would keep them once
+            blob = os.urandom(1000 * size)  # All bodies differ, because Parquet would store equal ones once.
             bodies = [blob[begin : begin + size] for begin in range(0, len(blob), size)]
             producer.send_many(bodies, keys=[f"key-{(at * 7919 + number) % KEYS:06d}" for number in range(1000)])
             await (producer.drain() if producer.full else asyncio.sleep(0))
@@ -44,7 +44,7 @@ async def fill(address: str, count: int, size: int) -> None:
 
 
 class Rows(DataSource):
-    """The same messages as tuples: what a data source without columns costs. Reads the broker's folder through our own reader."""
+    """A data source that returns tuples, to measure the cost of rows instead of columns. Reads the broker's folder through QMQ's reader."""
 
     @classmethod
     def name(cls) -> str:
@@ -55,7 +55,7 @@ class Rows(DataSource):
 
 
 class TupleReader(DataSourceReader):
-    """Wraps the real reader; gives each row as a tuple."""
+    """Wraps QMQ's reader and yields each row as a tuple."""
 
     def __init__(self, options: dict[str, str], schema: StructType) -> None:
         from pyspark_qmq import read_options as parsed
@@ -64,7 +64,7 @@ class TupleReader(DataSourceReader):
         self._reader = LogReader(parsed.parse(options, is_stream=False), schema)
 
     def partitions(self) -> list[InputPartition]:
-        """As the real one."""
+        """The partitions of the wrapped reader."""
         return self._reader.partitions()
 
     def read(self, partition: InputPartition) -> Iterator[tuple[Any, ...]]:
@@ -73,7 +73,7 @@ class TupleReader(DataSourceReader):
 
 
 def noop(frame: DataFrame) -> None:
-    """Read everything, keep nothing."""
+    """Read all rows and discard them."""
     frame.write.format("noop").mode("overwrite").save()
 
 
@@ -84,7 +84,7 @@ def timed(work: Callable[[], None]) -> float:
 
 
 def source(spark: SparkSession, count: int, size: int, *, with_servers: bool = True) -> dict[str, float]:
-    """Rows a second of each way to read `count` messages of `size` bytes, and ratios within the rounds."""
+    """Rows per second of each way to read `count` messages of `size` bytes, and ratios within each round."""
     node = Node()
     folder = Path(tempfile.mkdtemp(prefix="qmq-spark-"))
     try:
@@ -122,7 +122,7 @@ def _source(spark: SparkSession, node: Node, folder: Path, count: int, with_serv
         cases["brokers, all columns"] = lambda: log(**servers)
         cases["brokers, 4 columns"] = lambda: log(COLUMNS, **servers)
     times: dict[str, list[float]] = {name: [] for name in cases}
-    for name, make in cases.items():  # once to warm up, and to see that all rows are there
+    for name, make in cases.items():  # A warm-up that also checks that all rows are there.
         assert make().count() == count, name
     for _ in range(ROUNDS):
         for name, make in cases.items():
@@ -141,7 +141,7 @@ def _source(spark: SparkSession, node: Node, folder: Path, count: int, with_serv
 
 
 def micro_batches(spark: SparkSession, batches: int = 60) -> dict[str, float]:
-    """What a micro-batch costs that has next to nothing to do: 100 rows, no pause between triggers; milliseconds."""
+    """The time of a micro-batch of 100 rows, without pauses between triggers, in milliseconds."""
     node = Node()
     folder = Path(tempfile.mkdtemp(prefix="qmq-spark-"))
     try:
@@ -189,7 +189,7 @@ def sink(spark: SparkSession, count: int, size: int) -> dict[str, float]:
 
 @cache
 def session() -> SparkSession:
-    """As a user gets it, with two cores and room for the large reads."""
+    """A session as users get it, with two cores and enough memory for large reads."""
     from pyspark_qmq.session import session as make
 
     folder = str(Path(__file__).parent)  # where Spark's Python processes find the data source of tuples

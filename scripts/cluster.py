@@ -17,7 +17,7 @@ from cluster_runner import COMPOSE_FILE, Cluster, ClusterError, ServiceStatus
 
 STATE_DIR: Final = COMPOSE_FILE.parent / ".cluster"
 SECURE_STATE_DIR: Final = COMPOSE_FILE.parent / ".cluster-secure"
-"""Another cluster: etcd's members remember whether they speak TLS."""
+"""A secured cluster has its own folder, because etcd's members remember whether they use TLS."""
 
 
 def parser() -> argparse.ArgumentParser:
@@ -27,16 +27,18 @@ def parser() -> argparse.ArgumentParser:
     whole.add_argument("--secure", action="store_true", help="with docker-compose.secure.yml: TLS everywhere (folder: .cluster-secure)")
     verbs = whole.add_subparsers(dest="verb", required=True)
     up = verbs.add_parser("up", help="start services and wait until they are healthy")
-    up.add_argument("--network", default="", choices=("loopback", "netns"), help="netns needs root, and can be partitioned")
+    up.add_argument("--network", default="", choices=("loopback", "netns"), help="netns can be partitioned, but needs root")
     up.add_argument("--services", default="", metavar="A,B", help="only these, and what they need")
     up.add_argument("--no-deps", action="store_true", help="... without what they need")
     up.add_argument("--no-wait", action="store_true", help="do not wait until they are healthy")
-    up.add_argument("--foreground", action="store_true", help="stay; Ctrl-C stops all, and they die with this process")
+    up.add_argument(
+        "--foreground", action="store_true", help="stay in the foreground; Ctrl-C stops all services, and they die with this process"
+    )
     up.add_argument("--timeout", type=float, default=60.0, metavar="SECONDS", help="for each step's health")
     down = verbs.add_parser("down", help="stop everything")
     down.add_argument("--force", action="store_true", help="SIGKILL instead of SIGTERM")
     down.add_argument("--volumes", action="store_true", help="and remove all data")
-    status = verbs.add_parser("status", help="what runs, and where")
+    status = verbs.add_parser("status", help="show processes and addresses")
     status.add_argument("--json", action="store_true", help="for machines")
     status.add_argument("--health", action="store_true", help="run the health checks")
     helps = {"start": "start again", "stop": "SIGTERM", "kill": "SIGKILL", "pause": "SIGSTOP", "resume": "SIGCONT"}
@@ -45,19 +47,19 @@ def parser() -> argparse.ArgumentParser:
     partition = verbs.add_parser("partition", help="drop all packets between two services")
     partition.add_argument("a")
     partition.add_argument("b")
-    partition.add_argument("--one-way", action="store_true", help="only those that A sends to B")
+    partition.add_argument("--one-way", action="store_true", help="drop only packets from A to B")
     verbs.add_parser("heal", help="undo every partition")
-    logs = verbs.add_parser("logs", help="what a service printed")
+    logs = verbs.add_parser("logs", help="show a service's output")
     logs.add_argument("service")
-    logs.add_argument("--follow", "-f", action="store_true", help="and what it will print")
-    run = verbs.add_parser("run", help="run a command with addresses for service names; without one, the service's own")
-    run.add_argument("--service", default="client", help="whose environment it gets (default: client)")
+    logs.add_argument("--follow", "-f", action="store_true", help="follow the output")
+    run = verbs.add_parser("run", help="run a command in which service names are replaced by addresses; default: the service's own command")
+    run.add_argument("--service", default="client", help="the service whose environment the command gets (default: client)")
     run.add_argument("command", nargs="*", metavar="-- COMMAND")
     return whole
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Do what the command line says; the exit status."""
+    """Run the command line. Returns the exit status."""
     chosen = parser().parse_args(words)
     folder = chosen.dir or (SECURE_STATE_DIR if chosen.secure else STATE_DIR)
     cluster = Cluster(folder, getattr(chosen, "network", ""), file=chosen.file, progress=_say, secure=chosen.secure)
@@ -95,7 +97,7 @@ def _up(cluster: Cluster, chosen: argparse.Namespace) -> int:
         cluster.up(names, deps=not chosen.no_deps, wait=not chosen.no_wait, foreground=chosen.foreground, within_s=chosen.timeout)
         if chosen.foreground:
             _say("all is up; Ctrl-C stops it")
-            # blocked only now: a service would inherit the mask, and could not be told to stop
+            # Block signals only now: services would inherit the mask and could not be stopped.
             signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
             signal.sigwait((signal.SIGINT, signal.SIGTERM))
     finally:

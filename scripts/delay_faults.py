@@ -1,6 +1,6 @@
 """Kill, stop, hand over and cut off a delay group's replicas and jump their clocks, under load; judge every message by a plain model.
 
-Exit status 1 if anything came early, twice, not at all, or although it was cancelled. `--seed` begins the same choices again.
+Exit status 1 if a message was early, duplicated, lost, or delivered although it was cancelled. `--seed` repeats a run's choices.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def percentile(sorted_values: list[int], share: float) -> int:
 
 
 async def run(rounds: int, seed: int, faults: tuple[str, ...], away_s: float, keep: Path | None, *, quiet: bool) -> list[Outcome]:
-    """So many rounds, on as many clusters as that takes."""
+    """Run the rounds, on as many clusters as necessary."""
     outcomes: list[Outcome] = []
     with Progress(console=Console(stderr=True), transient=True, disable=quiet) as bar:
         task = bar.add_task("faults", total=rounds)
@@ -59,7 +59,7 @@ def _remove(folder: Path) -> None:
 
 
 def summed(outcomes: list[Outcome]) -> dict[str, object]:
-    """All runs as one."""
+    """The sums over all runs."""
     faults: Counter[str] = Counter()
     for each in outcomes:
         faults.update(each.faults)

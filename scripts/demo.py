@@ -1,8 +1,8 @@
-"""The demo: publish every flight, consume with one, two, then three consumers, and compare what came out with the source rows.
+"""The demo: publish every flight, consume with one, two, then three consumers, and compare the received rows with the source.
 
-With `--server` it uses a running cluster (a subject of its own each time); without, it starts a node for itself. Exit status 1 if a row
-was lost, corrupted or came from nowhere. The last 2,000 flights are sent live, at 1,000 a second, for the latency. At the end another
-group reads the backlog once more in whole batches, which is the fastest way to read.
+With `--server` it uses a running cluster (with a new subject each time); otherwise it starts a node. Exit status 1 if a row was lost,
+corrupted or unexpected. The last 2,000 flights are sent live, at 1,000 per second, to measure latency. At the end, another group reads the
+backlog again in whole batches, which is the fastest way to read.
 """
 
 from __future__ import annotations

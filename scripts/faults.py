@@ -1,6 +1,7 @@
-"""Kill and stop the master of a three-replica group under load, again and again; check the whole history; say how long writes stood still.
+"""Kill and stop the master of a three-replica group under load, repeatedly; check the whole history; report how long writes were
+interrupted.
 
-Exit status 1 if anything acknowledged was lost, anything was stored twice, or any other checker (tests/history) objects.
+Exit status 1 if an acknowledged message was lost, a message was stored twice, or another checker (tests/history) fails.
 """
 
 from __future__ import annotations
@@ -34,13 +35,13 @@ errors = Console(stderr=True)
 
 
 async def statuses(group: ReplicaSet) -> dict[str, pb.ReplicaStatus]:
-    """What each replica says of itself."""
+    """The status of each replica."""
     found = {name: await describe(address) for name, address in group.control.items()}
     return {name: status for name, status in found.items() if status is not None}
 
 
 async def settled(group: ReplicaSet) -> str:
-    """Wait until all three stand in step; the master."""
+    """Wait until all three replicas are in sync. Returns the master."""
     async with asyncio.timeout(60):
         while True:
             found = await statuses(group)

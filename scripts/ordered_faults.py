@@ -1,7 +1,7 @@
 """Split, merge, move and drain an ordered subject under load while masters, slaves, metaservers and consumers die, and a group is cut off.
 
-Everything that producers and consumers do is written down and checked (tests/history/ordered). Exit status 1 if any promise of
-docs/ORDERING.md was broken. `--keep DIR` keeps the history, the cluster's data and what its processes printed.
+All actions of producers and consumers are recorded and checked (tests/history/ordered). Exit status 1 if a guarantee of docs/ORDERING.md
+was violated. `--keep DIR` keeps the history, the cluster's data and the output of its processes.
 """
 
 from __future__ import annotations

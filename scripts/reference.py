@@ -1,4 +1,4 @@
-"""Reference pages made from the code: the commands of `qmq`, the dataclasses that hold a server's options, and what `import qmq` gives.
+"""Generates the reference pages: the commands of `qmq`, the dataclasses with server options, and the public names of `qmq`.
 
     python scripts/reference.py            writes cli.md, configuration.md and api.md in docs/reference
     python scripts/reference.py FOLDER     writes them there
@@ -53,7 +53,7 @@ MEMBERS = {
     "Consumer": CONSUMING,
     "OrderedConsumer": {*CONSUMING, "run"},
 }
-"""What applications call of the classes whose other public methods are for the rest of the client."""
+"""The methods for applications, for classes that also have methods for the rest of the client."""
 HIDDEN = ("help", "install_completion", "show_completion")
 ROLES = {
     "qmq broker": BrokerOptions,
@@ -90,7 +90,7 @@ def commands(command: Any, name: str) -> Iterator[tuple[str, Any]]:
 
 
 def type_of(parameter: Any) -> str:
-    """What a value of an option is: text, number, path; nothing for a switch."""
+    """The type of an option's value: text, number, path; empty for a switch."""
     annotation = parameter.type_descriptor.annotation
     inner = getattr(annotation, "__args__", (annotation,))[0]
     if isinstance(inner, type) and issubclass(inner, Enum):
@@ -99,7 +99,7 @@ def type_of(parameter: Any) -> str:
 
 
 def default_of(parameter: Any) -> str:
-    """The default and the environment variable, as far as there are any."""
+    """The default and the environment variable of an option, if any."""
     default = parameter.default
     if parameter.required:
         return "must be given"
@@ -136,7 +136,7 @@ def cli_page() -> str:
 
 
 def notes_of(kind: type[Any]) -> dict[str, str]:
-    """The texts behind the fields of a dataclass, by name."""
+    """The docstrings of a dataclass's fields, by name."""
     body = ast.parse(textwrap.dedent(inspect.getsource(kind))).body[0]
     assert isinstance(body, ast.ClassDef)
     found = {}

@@ -1,6 +1,6 @@
 """Run the simulator of delay groups (tests/delaysim) over many seeds, or hunt planted bugs with it.
 
-Exit status 1 if a seed breaks a property, or a planted bug is not found. `--replay SEED` runs one seed and prints what came of it.
+Exit status 1 if a seed violates a property, or a planted bug is not found. `--replay SEED` runs one seed and prints the result.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final
 
 ROOT: Final = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT / "tests")]  # before scripts/, which has a sim.py too
+sys.path[:0] = [str(ROOT / "tests")]  # Before scripts/, which also has a sim.py.
 
 from delaysim.bugs import BUGS, planted  # noqa: E402
 from delaysim.run import Result, simulate  # noqa: E402
@@ -27,13 +27,13 @@ TRIES: Final = 100
 
 
 def found_at(name: str, minutes: int) -> tuple[str, int]:
-    """The first seed that finds a bug; 0 if none of them does."""
+    """The first seed that finds a bug; 0 if none does."""
     with planted(name):
         return name, next((seed for seed in range(1, TRIES + 1) if simulate(seed, minutes).failure), 0)
 
 
 def run(seeds: range, minutes: int, processes: int, *, quiet: bool) -> dict[str, object]:
-    """All seeds; what they did together, and what went wrong."""
+    """Run all seeds. Returns the sums of their actions, and the failures."""
     results: list[Result] = []
     begin = time.monotonic()
     with mp.get_context("spawn").Pool(processes) as pool, Progress(console=Console(stderr=True), transient=True, disable=quiet) as bar:

@@ -1,7 +1,7 @@
-"""A long run at a share of the load that a node takes: consumers come, go, hang and crash, and one message of a hundred always fails.
+"""A long run at a fraction of a node's maximum load: consumers start, stop, hang and crash, and one message of a hundred always fails.
 
-Exit status 1 if a message was lost or buried wrongly, or if memory, file handles or threads grew. With --out, samples are written there as
-JSON and, where matplotlib is installed, as a plot.
+Exit status 1 if a message was lost or became a dead letter wrongly, or if memory, file handles or threads grew. --out writes samples as
+JSON and, if matplotlib is installed, as a plot.
 """
 
 from __future__ import annotations
@@ -65,10 +65,10 @@ def plot(report: Report, path: Path) -> None:
 def main() -> int:
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--minutes", type=float, default=30.0)
-    options.add_argument("--load", type=float, default=0.7, help="share of what the node takes")
+    options.add_argument("--load", type=float, default=0.7, help="fraction of the node's maximum load")
     options.add_argument("--seed", type=int, default=random.randrange(10**6))
     options.add_argument("--out", type=Path, default=None, help="a folder for samples and plot")
-    options.add_argument("--secure", action="store_true", help="behind TLS, with enforced rules")
+    options.add_argument("--secure", action="store_true", help="use TLS and enforced rules")
     options.add_argument("--json", action="store_true")
     chosen = options.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="qmq-soak-"))

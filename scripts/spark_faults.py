@@ -1,6 +1,6 @@
-"""Kill Spark drivers (SIGKILL, JVM included) at random moments while they archive, or write into the log; judge every row by the source.
+"""Kill Spark drivers (SIGKILL, JVM included) at random times while they archive or write to the log; compare every row with the source.
 
-Exit status 1 if a row is missing, there twice, or out of its key's order. `--seed` begins the same choices again.
+Exit status 1 if a row is missing, duplicated, or out of its key's order. `--seed` repeats a run's choices.
 """
 
 from __future__ import annotations

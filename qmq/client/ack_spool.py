@@ -51,7 +51,7 @@ log = logging.getLogger("qmq.client")
 
 VERSION: Final = 1
 OLD_MS: Final = 7 * 24 * 3600 * 1000
-"""A file that could not be handed in for so long is deleted."""
+"""A file that could not be sent for this long is deleted."""
 SUFFIX: Final = ".verdicts"
 BAD_SUFFIX: Final = ".unreadable"
 _NEW_SUFFIX: Final = ".new"

@@ -302,7 +302,7 @@ class Attachment:
         self._sessions.moved()
 
     def detached(self) -> None:
-        """No pull and no verdict is under way any more."""
+        """All pulls and verdicts have ended."""
         self.asked = self.asked_bytes = 0
         self.verdicts.detached()
 

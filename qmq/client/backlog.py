@@ -30,14 +30,14 @@ class Backlog:
         self.on_closed: Callable[[], object] | None = None
 
     def _check_open(self) -> None:
-        """Raises ClientClosed, BufferFull."""
+        """Raise ClientClosed or BufferFull if no message can be accepted."""
         if self._is_closed or self._links.is_closed:
             raise ClientClosed("the producer is closed: make a new one")
         if self._closed_bytes > BUFFER_BYTES_MAX:
             raise BufferFull(f"{self._closed_bytes} bytes wait to be stored: `await producer.drain()` before sending more")
 
     def _taken(self, size: int) -> None:
-        """One more ticket, for so many bytes, is undecided."""
+        """Count a new undecided ticket and its bytes."""
         self._closed_bytes += size
         self._undecided += 1
 

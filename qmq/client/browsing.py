@@ -151,7 +151,7 @@ class QueueReader:
 
 
 async def ask_master(links: Links, queue: BrowsedQueue, kind: FrameKind, request: bytes) -> memoryview:
-    """What the master of a queue answers, whoever that is; one that cannot be reached is waited for. Raises NotConnected."""
+    """Ask the current master of a queue, and wait while it cannot be reached. Raises NotConnected."""
     loop = asyncio.get_running_loop()
     until_s, tries = loop.time() + links.timing.delivery_timeout_s, 0
     while True:

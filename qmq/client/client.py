@@ -543,7 +543,7 @@ class Client(ListenerApi, OutboxClient, BrowsingClient):
         return self._links.is_paused
 
     def pause(self) -> None:
-        """Pause all consumers of this client, also those made later; see `Consumer.pause`. Sending goes on."""
+        """Pause all consumers of this client, also those made later; see `Consumer.pause`. The client can still send."""
         self._links.is_paused = True
 
     def resume(self) -> None:

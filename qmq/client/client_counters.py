@@ -24,7 +24,7 @@ class SendCounters:
         self.seconds = seconds
 
     def stored(self, messages: int, size: int, attempts: int, seconds: float) -> None:
-        """A batch was stored, so many seconds after it was closed."""
+        """Count a stored batch. `seconds`: the time since the batch was closed."""
         self.messages += messages
         self.bytes += size
         self.batches += 1

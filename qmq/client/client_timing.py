@@ -57,5 +57,5 @@ TIMING: Final = ClientTiming()
 
 
 def pause_s(pauses_s: Sequence[float], tries: int) -> float:
-    """The pause after so many failed tries."""
+    """The pause after `tries` failed tries."""
     return pauses_s[min(tries, len(pauses_s) - 1)]

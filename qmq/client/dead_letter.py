@@ -48,7 +48,7 @@ class DeadLetter:
 
     @property
     def name(self) -> bytes:
-        """What no other letter has: its message id and its place. A message that dies again is another letter."""
+        """A unique name: message id and place. A message that dies again is another letter."""
         return self.id.to_bytes() + self.place
 
 

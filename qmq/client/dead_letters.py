@@ -162,7 +162,7 @@ class DeadLetters:
 
 
 async def _not_done(part: Sequence[tuple[Message, DeadLetter]], done_before: DoneBefore) -> list[tuple[Message, DeadLetter]]:
-    """Those that are still to be done; the others are settled."""
+    """Settle letters that are already done, and return the others."""
     before = await done_before([letter for _, letter in part])
     for message, letter in part:
         if letter.name in before:

@@ -19,12 +19,12 @@ OFFLINE: Final = "offline"
 
 @dataclass(frozen=True, slots=True)
 class ProcessFacts:
-    """What a server's process says of itself. `version` is empty if it is too old to say."""
+    """A server process's own facts. `version` is empty for servers too old to report it."""
 
     version: str = ""
     is_insecure: bool = False
     certificate_left_ms: int | None = None
-    """Until its certificate ends, negative: since it did; None without TLS."""
+    """The time until its certificate expires; negative after that; None without TLS."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,12 +70,12 @@ class ReplicaFacts:
     last_index: int = 0
     commit_index: int = 0
     lag_entries: int | None = None
-    """What it lacks of its master's log; None if either does not answer."""
+    """How far it is behind its master's log; None if either does not answer."""
     silent_ms: int | None = None
     """Since when its master has not heard it; None for the master itself, or if the master does not answer."""
     in_step: bool | None = None
     time_ms: int = 0
-    """What its machine's clock says."""
+    """The time of its machine's clock."""
     storage: StorageFacts | None = None
     process: ProcessFacts | None = None
 
@@ -97,7 +97,7 @@ class BrokerGroupFacts:
 
 @dataclass(frozen=True, slots=True)
 class QueueFacts:
-    """What is stored of a subject, or of its partition, on one broker group."""
+    """The stored messages of a subject, or of a partition, on one broker group."""
 
     partition: int
     broker_group: str
@@ -122,12 +122,12 @@ class RouteChangeFacts:
 
 @dataclass(frozen=True, slots=True)
 class RouteFacts:
-    """Of an ordered subject: its latest route."""
+    """An ordered subject's latest route."""
 
     version: int
     logical_partitions: int
     broker_groups: tuple[str, ...]
-    """Where its partitions are, each named once."""
+    """The broker groups of its partitions, each once."""
     partitions: int
     change: RouteChangeFacts | None = None
 
@@ -139,7 +139,7 @@ class SubjectFacts:
     subject: str
     order: str
     broker_groups: tuple[str, ...]
-    """Those that take its messages."""
+    """The broker groups that take its messages."""
     queues: tuple[QueueFacts, ...]
     route: RouteFacts | None = None
     flush: str = ""
@@ -167,9 +167,9 @@ class GroupProgress:
     lag_ms: int
     """Age of the oldest message that is not done; 0 if all are."""
     skipped_messages: int = 0
-    """Messages that retention deleted before anybody was handed them."""
+    """Messages that retention deleted before their delivery."""
     is_unheld: bool = False
-    """Of a partition: messages wait, and no consumer holds any of it."""
+    """For a partition: messages wait, and no consumer holds a lane of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +190,7 @@ class ConsumerGroupFacts:
     parked_keys: int = 0
     parked_messages: int = 0
     route_version: int = 0
-    """Of an ordered subject: the oldest version of the route that the group still reads."""
+    """For an ordered subject: the oldest route version that the group still reads."""
 
     @property
     def lag_messages(self) -> int:
@@ -217,7 +217,7 @@ class DeadLetterFacts:
 
 @dataclass(frozen=True, slots=True)
 class PauseFacts:
-    """Who is paused: `kind` is group, consumer or client."""
+    """A paused group, consumer or client, as given by `kind`."""
 
     kind: str
     subject: str
@@ -238,7 +238,7 @@ class DelayTroubleFacts:
 
 @dataclass(frozen=True, slots=True)
 class DelayGroupFacts:
-    """How a delay group's deliveries stand, as its master says."""
+    """A delay group's delivery statistics, from its master."""
 
     group: str
     pending: int
@@ -248,7 +248,7 @@ class DelayGroupFacts:
     lateness_p99_ms: int
     """From due to stored at the brokers, of the last minute's deliveries."""
     horizon_ms: int
-    """What is due before it is in memory."""
+    """Messages due before this time are in memory."""
     time_ms: int
     clock_step_ms: int
     """How far the machine's clock is ahead of the group's time."""
@@ -285,5 +285,5 @@ class ClusterSnapshot:
         return not self.silent and not self.missing and all(not each.failure for each in self.metaservers)
 
     def as_json(self) -> dict[str, Any]:
-        """The same as JSON has it."""
+        """The snapshot as a JSON value."""
         return asdict(self)

@@ -32,7 +32,7 @@ PARKED_KEYS: Final = FindingKind(
 
 
 def subject_findings(now: ClusterSnapshot, limits: Thresholds) -> Iterator[Finding]:
-    """Where subjects are, and changes of their routes that do not end."""
+    """Findings about the placement of subjects, and about route changes that are stuck."""
     groups = [each.broker_group for each in now.broker_groups if not each.is_delay]
     for each in now.subjects:
         about = f"subject {each.subject}"
@@ -52,7 +52,7 @@ def _spread(subject: SubjectFacts, groups: list[str]) -> str:
 
 
 def group_findings(now: ClusterSnapshot, previous: ClusterSnapshot | None, limits: Thresholds) -> Iterator[Finding]:
-    """Consumer groups: how far they are, and what became of messages that failed."""
+    """Findings about consumer groups: lag, and failed messages."""
     before = {} if previous is None else {(each.subject, each.group): each for each in previous.groups}
     passed_ms = 0 if previous is None else now.monotonic_ms - previous.monotonic_ms
     pauses = {(each.subject, each.group): each for each in now.pauses if each.kind == "group"}

@@ -1,4 +1,4 @@
-"""What is unusual about delay groups: deliveries that are late, or that cannot be made. Pure."""
+"""Findings about delay groups: late or impossible deliveries. Pure."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def delay_findings(now: ClusterSnapshot, previous: ClusterSnapshot | None, limit
 
 
 def _lateness(group: DelayGroupFacts, before: DelayGroupFacts | None, limits: Thresholds) -> str:
-    """What is late, in words; empty if nothing is."""
+    """The lateness in words; empty if deliveries are on time."""
     if group.lateness_p99_ms > limits.lateness_ms:
         return f"delivers late: one message in a hundred by {in_words(group.lateness_p99_ms)} or more in the last minute"
     if 0 < group.horizon_ms < group.time_ms - limits.lateness_ms:

@@ -17,14 +17,14 @@ class Severity(IntEnum):
     NOTICE = 1
     """Good to know: an operator's own order, or a risk that is taken on purpose."""
     WARNING = 2
-    """Something is lost, late or at risk, and does not mend itself."""
+    """Messages are lost, late or at risk, and this does not resolve by itself."""
     CRITICAL = 3
     """Messages are refused or stand still, or the next fault loses some."""
 
 
 @dataclass(frozen=True, slots=True)
 class FindingKind:
-    """A kind of finding. `why` is a sentence for whoever meets it the first time."""
+    """A kind of finding. `why` explains it to a reader who sees it for the first time."""
 
     code: str
     why: str
@@ -74,7 +74,7 @@ class Thresholds:
     replica_lag_entries: int = 10_000
     unflushed_age_ms: int = 10_000
     disk_reserves: int = 4
-    """A disk is nearly full when less than so many times its reserve is free."""
+    """A disk is nearly full when less than this multiple of its reserve is free."""
     certificate_warning_ms: int = 7 * 86_400_000
     certificate_notice_ms: int = 30 * 86_400_000
     clock_ms: int = 2_000

@@ -17,9 +17,9 @@ KINDS: Final[tuple[FindingKind, ...]] = tuple(
         if isinstance(each, FindingKind)
     ]
 )
-"""All there are."""
+"""All kinds of findings."""
 MANY: Final = 5
-"""Of one kind, so many are shown one by one."""
+"""The number of findings of one kind that are shown individually."""
 
 
 def findings(snapshot: ClusterSnapshot, previous: ClusterSnapshot | None = None, limits: Thresholds = THRESHOLDS) -> tuple[Finding, ...]:

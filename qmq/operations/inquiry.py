@@ -84,7 +84,7 @@ async def _find(mq: Client, message_id: str, subject: str, delayed_id: DelayedId
 
 
 async def inquire(mq: Client, text: str, subject: str = "", group: str = "") -> Inquiry:
-    """Everything. Raises MessageNotFound, UnknownSubject, InvalidArgument, Unavailable."""
+    """Gather all facts about a message. Raises MessageNotFound, UnknownSubject, InvalidArgument, Unavailable."""
     message_id, places, delayed, is_incomplete = await places_of(mq, text, subject)
     followed = [await _follow(mq, place, group) for place in places if not place.due_ms]
     return Inquiry(message_id, followed, delayed, await mq.metadata.pauses(), is_incomplete)
@@ -122,7 +122,7 @@ def directed_to(place: control.StoredMessage) -> str:
 
 
 async def _unopened(mq: Client, found: Followed, group: str) -> list[tuple[str, int]]:
-    """Of an ordered subject's groups, those that never came to the message's partition."""
+    """The groups of an ordered subject that have not reached the message's partition."""
     begun = {state.group for state in found.states}
     try:
         route = await mq.metadata.describe_route(found.place.subject)

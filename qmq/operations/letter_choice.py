@@ -1,4 +1,4 @@
-"""Which dead letters of a group are meant, by what an operator says of them. Pure."""
+"""Selects dead letters of a group by an operator's conditions. Pure."""
 
 from __future__ import annotations
 

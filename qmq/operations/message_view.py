@@ -54,7 +54,7 @@ def span_text(ms: int) -> str:
 
 
 def place_text(place: control.StoredMessage) -> str:
-    """Where it is stored."""
+    """The place where a message is stored."""
     partition = f", partition {place.partition}" if place.partition else ""
     return f"{place.broker_group} as {place.sequence} of {place.subject}{partition}"
 
@@ -63,7 +63,7 @@ def place_text(place: control.StoredMessage) -> str:
 
 
 def message_facts(place: control.StoredMessage) -> dict[str, Any]:
-    """All there is to say of a stored message; `body` is None if it is no text."""
+    """A stored message as JSON values; `body` is None if the body is not text."""
     return {
         "id": place.message_id,
         "subject": place.subject,

@@ -10,7 +10,7 @@ if TYPE_CHECKING:  # commands that ask nobody do not load protobuf
 
 
 def messages_end(status: control.PartitionStatus) -> int:
-    """Where a partition's messages end: a closed one's last entry is its command message."""
+    """The end of a partition's messages. The last entry of a closed partition is its command message."""
     return status.sealed_at if status.HasField("sealed_at") else status.next_sequence
 
 

@@ -80,7 +80,7 @@ class ClusterRates:
 
 
 class _Place(NamedTuple):
-    """What is counted: a queue, or with a group's name that group on it."""
+    """A queue, or a group on a queue."""
 
     subject: str
     partition: int

@@ -23,7 +23,7 @@ FENCED: Final = -1
 
 
 def facts(described: pb.DescribeRouteResponse, places: Mapping[int, pb.OrderedPartition]) -> dict[str, Any]:
-    """All of a subject. `places` says where partitions of other versions are, as far as that is known."""
+    """All facts of a subject. `places`: the broker groups of partitions of other versions, if known."""
     settings, route = described.settings, described.route
     statuses = _statuses(described, [*route.partitions, *places.values()])
     fenced = set(route.fenced)
@@ -49,7 +49,7 @@ def facts(described: pb.DescribeRouteResponse, places: Mapping[int, pb.OrderedPa
 
 
 def read_partitions(described: pb.DescribeRouteResponse) -> set[int]:
-    """Those that some group reads, now or next."""
+    """The partitions that a group reads, now or next."""
     return {each.partition for group in described.groups for each in group.partitions}
 
 
@@ -204,7 +204,7 @@ def undo_command(subject: str, change: pb.RouteChangeInfo, before: Iterable[pb.O
 
 
 def plan_facts(now: pb.DescribeRouteResponse, found: pb.ChangeRouteResponse, history: list[pb.RouteChangeInfo]) -> dict[str, Any]:
-    """What a change would mean, as JSON has it. Pure."""
+    """The plan of a change as JSON values. Pure."""
     subject, sources = now.settings.name, list(found.change.sources)
     width = sum(each.lps.end - each.lps.first for each in now.route.partitions if each.number in sources)
     refused = [each["refused_ms_max"] for each in map(change_facts, history) if each["refused_ms_max"] is not None]

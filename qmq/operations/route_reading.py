@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 async def described(mq: Client, subject: str, version: int = 0) -> dict[str, Any]:
-    """A subject's facts. Where partitions of other versions were, the history says, and the first route."""
+    """A subject's facts. The broker groups of partitions of other versions come from the history and the first route."""
     found = await mq.metadata.describe_route(subject, version)
     places = {each.number: each for each in found.route.partitions}
     wanted = read_partitions(found) | set(found.route.fenced)

@@ -182,7 +182,7 @@ def _version_findings(processes: dict[str, ProcessFacts]) -> Iterator[Finding]:
 
 
 def _clock_findings(now: ClusterSnapshot, replicas: list[ReplicaFacts], limits: Thresholds) -> Iterator[Finding]:
-    """A machine's clock against the middle one of all. They were read within a second: less than that says nothing."""
+    """Compares each machine's clock with the median. The clocks were read within a second, so smaller differences are ignored."""
     told = {f"replica {each.replica}": each.time_ms for each in replicas if each.time_ms}
     if len(told) > 1:
         middle = sorted(told.values())[len(told) // 2]

@@ -1,4 +1,4 @@
-"""What metaservers answer about the cluster, as the values of a snapshot. Pure."""
+"""Converts the metaservers' answers to the values of a snapshot. Pure."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def process_facts(told: control.ProcessStatus) -> ProcessFacts:
 
 
 def broker_group_facts(told: pb.GroupDescription) -> BrokerGroupFacts:
-    """A broker group; how far replicas are behind follows from what the master says."""
+    """A broker group. The lag of replicas is computed from the master's answer."""
     master = next((each.status for each in told.replicas if each.replica == told.master and each.HasField("status")), None)
     return BrokerGroupFacts(
         broker_group=told.broker_group,
@@ -113,7 +113,7 @@ def subject_facts(told: pb.SubjectDescription, route: pb.DescribeRouteResponse |
 
 
 def route_facts(told: pb.DescribeRouteResponse) -> RouteFacts:
-    """An ordered subject's route, and the change that is under way."""
+    """An ordered subject's route, and the change in progress."""
     places = [each.broker_group for each in told.route.partitions]
     change = _change_facts(told.change) if told.HasField("change") else None
     return RouteFacts(told.route.version, told.route.logical_partitions, tuple(dict.fromkeys(places)), len(places), change)
@@ -220,7 +220,7 @@ def dead_letter_facts(told: Iterable[pb.DeadLetterQueue]) -> tuple[DeadLetterFac
 
 
 def pause_facts(told: pb.Pause) -> PauseFacts:
-    """Who is paused."""
+    """The paused groups, consumers and clients."""
     return PauseFacts(told.kind, told.subject, told.group, told.name, told.since_ms, told.reason)
 
 

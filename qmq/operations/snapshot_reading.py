@@ -37,14 +37,14 @@ DEAD_LETTERS: Final = "dead_letters"
 PAUSES: Final = "pauses"
 DELAYS: Final = "delays"
 EVERYTHING: Final = frozenset({CLUSTER, SUBJECTS, GROUPS, DEAD_LETTERS, PAUSES, DELAYS})
-"""What may be asked for. `groups` needs `subjects`; `delays` needs `cluster`."""
+"""The parts of a snapshot. `groups` needs `subjects`; `delays` needs `cluster`."""
 
 _T = TypeVar("_T")
 
 
 @dataclass(slots=True)
 class _Gaps:
-    """What was not answered, and why."""
+    """The questions without an answer, with the reason."""
 
     silent: dict[str, str] = field(default_factory=dict)
     missing: dict[str, str] = field(default_factory=dict)

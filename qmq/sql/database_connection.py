@@ -26,7 +26,7 @@ _COUNTING: Final = {"preserve_rowcount": True}
 
 
 class Answer(NamedTuple):
-    """What a statement gave."""
+    """The result of a statement."""
 
     rows: list[tuple[Any, ...]]
     changed: int
@@ -43,7 +43,7 @@ def finish(work: Coroutine[Any, Any, _R]) -> _R:
 
 
 async def settle(given: Any) -> Any:
-    """What a call of a driver gave: the driver's answer, awaited if it must be."""
+    """The result of a driver's call, awaited if it is awaitable."""
     return await given if isawaitable(given) else given
 
 
@@ -88,7 +88,7 @@ class AlchemyConnection(DatabaseConnection):
 
 
 class DriverConnection(DatabaseConnection):
-    """Through a plain driver's connection; of a driver that is not known the application says what it is."""
+    """Runs statements on a plain driver's connection. For an unknown driver, the application gives dialect and paramstyle."""
 
     def __init__(self, connection: Any, driver: PlainDriver | None = None) -> None:
         found = driver or driver_of(connection)

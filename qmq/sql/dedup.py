@@ -57,10 +57,10 @@ class Once:
 
 
 class SqlDedup:
-    """Remembers in the application's own database which messages are done.
+    """Records handled messages in the application's own database.
 
     `database` is an Engine, AsyncEngine, sessionmaker or async_sessionmaker of SQLAlchemy, or a function that returns a new DB-API
-    connection; `dialect` and `paramstyle` are for a driver that is not known. `table` must be there (`qmq dedup migration`,
+    connection; `dialect` and `paramstyle` are for an unknown driver. `table` must exist (`qmq dedup migration`,
     `create_tables`). Records are kept for `keep` since the message was last handed out: docs/DEDUP.md says what to choose. `key` gives
     a name of the application's own, text of up to 255 bytes, instead of the message id: then a message that was sent twice has one effect.
 
@@ -87,7 +87,7 @@ class SqlDedup:
         self._spoken: DedupStatements | None = None
 
     def check_handler(self, *, is_async: bool) -> None:
-        """Raises InvalidArgument if such a handler does not suit this database: see the module."""
+        """Raise InvalidArgument if this kind of handler does not fit the database (see the module's docstring)."""
         if is_async and self._async_opener is None:
             raise InvalidArgument(
                 "an `async def` handler needs an AsyncEngine or async_sessionmaker, since a sync database holds up the event loop, perhaps "
@@ -223,7 +223,7 @@ def create_tables(database: Any, table: str = TABLE, *, dialect: str | None = No
 
 
 async def create_tables_async(database: Any, table: str = TABLE) -> None:
-    """The same on an AsyncEngine or async_sessionmaker."""
+    """Create the tables through an AsyncEngine or async_sessionmaker."""
     _, opener = openers(database, None, None)
     if opener is None:
         raise InvalidArgument("this database is sync: `create_tables(...)`")

@@ -42,7 +42,7 @@ class _Guard:
             raise InvalidArgument(f"commit {NOT_YOURS}")
 
     def _session_commits(self, session: Session) -> None:
-        """Of savepoints it is told too."""
+        """Called for savepoints, too."""
         if self.is_handed and not session.in_nested_transaction():
             raise InvalidArgument(f"commit {NOT_YOURS}")
 
@@ -113,7 +113,7 @@ def opener(connect: Callable[[], AbstractContextManager[Connection | Session]]) 
 
 
 def async_opener(connect: Callable[[], AbstractAsyncContextManager[AsyncConnection | AsyncSession]]) -> AsyncOpener:
-    """The same for an event loop."""
+    """Opens transactions for an event loop."""
 
     @asynccontextmanager
     async def opened() -> AsyncIterator[AsyncTransaction]:

@@ -27,7 +27,7 @@ class _DriverTransaction:
         return work(self._executor)
 
     def guard(self, is_handed: bool) -> None:
-        """What is handed out cannot commit."""
+        """A wrapper of the connection that cannot commit, for the handler."""
 
     def commit(self) -> None:
         self._connection.commit()

@@ -65,7 +65,7 @@ def is_there(executor: Executor, spoken: DedupStatements, record: Record) -> boo
 
 
 def expire(executor: Executor, spoken: DedupStatements, keep_ms: int) -> int:
-    """Delete a batch of the oldest records that were not touched for so long. Returns their number."""
+    """Delete a batch of the oldest records that were not touched for `keep_ms`. Returns the number of deleted records."""
     found = executor.fetch(spoken.expiring, {"keep": keep_ms})
     if found:
         keys = [{"of_group": row[0], "of_subject": row[1], "of_message": row[2], "keep": keep_ms} for row in found]

@@ -26,7 +26,7 @@ KEY_BYTES_MAX: Final = 255
 
 _TABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)?\Z", re.ASCII)
 _NAME_CHARS_MAX: Final = 50
-"""Of a table, leaving room for the index's name within PostgreSQL's 63."""
+"""The longest table name that leaves room for the index's name within PostgreSQL's 63 characters."""
 
 _TEXT_DDL: Final = """\
 CREATE TABLE IF NOT EXISTS {table} (
@@ -54,7 +54,7 @@ CREATE TABLE IF NOT EXISTS {table} (
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """That `group`'s effect of a message is there, as the transaction `token` says."""
+    """Records that `group` has handled a message, in the transaction `token`."""
 
     group: str
     subject: str

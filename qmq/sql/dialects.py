@@ -15,7 +15,7 @@ from qmq.errors import InvalidArgument
 @dataclass(frozen=True, slots=True)
 class Dialect:
     name: str
-    """As SQLAlchemy calls it. MariaDB is mysql."""
+    """SQLAlchemy's name of the dialect. MariaDB is mysql."""
     now_ms: str
     """The database's clock in milliseconds since 1970. It stays the same during a statement, or no index would be of use; it does not
     stay the same during a transaction.
@@ -81,14 +81,14 @@ DRIVERS: Final[Mapping[str, PlainDriver]] = {
     "MySQLdb": PlainDriver("mysql", "format"),
     "aiomysql": PlainDriver("mysql", "format", is_async=True),
 }
-"""By the driver's package."""
+"""The dialects and paramstyles by the driver's package."""
 
 PARAMSTYLES: Final = ("qmark", "format", "numeric", "named", "pyformat")
 """How DB-API drivers want parameters written."""
 
 
 def check_installed() -> None:
-    """Raises InvalidArgument without SQLAlchemy."""
+    """Raise InvalidArgument if SQLAlchemy is not installed."""
     try:
         import sqlalchemy  # noqa: F401
     except ImportError:

@@ -32,7 +32,7 @@ _COMPILING: Final[Mapping[str, type[Dialect]]] = {"sqlite": SQLiteDialect, "post
 
 
 class Statement(NamedTuple):
-    """What is executed, and its values."""
+    """A statement and its values."""
 
     expression: ClauseElement
     values: Mapping[str, Any]
@@ -96,7 +96,7 @@ def bytes_value(dialect: str, value: Any) -> Any:
 
 
 def places_for(count: int) -> int:
-    """How many places a list of so many values gets."""
+    """The number of placeholders for a list of `count` values."""
     return 1 << max(count - 1, 0).bit_length()
 
 

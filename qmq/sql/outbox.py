@@ -256,7 +256,7 @@ def create_tables(engine: Any, table: str = TABLE) -> None:
 
 
 async def create_tables_async(engine: Any, table: str = TABLE) -> None:
-    """The same through an `AsyncEngine`."""
+    """Create the tables through an `AsyncEngine`."""
     runner = EngineRunner(engine)
     await runner.run(_creating(runner.dialect, table))
 

@@ -14,7 +14,7 @@ from qmq.sql.outbox_row_sender import Sends
 
 
 class BlockingOutbox:
-    """The same for the blocking client, on sync connections, sessions and engines. See `Outbox`."""
+    """An outbox for the blocking client, on sync connections, sessions and engines. `Outbox` describes the methods."""
 
     def __init__(self, box: Outbox, run: Callable[[Coroutine[Any, Any, Any]], Any]) -> None:
         self._box, self._run = box, run

@@ -59,14 +59,14 @@ class Patience:
         self._failing: dict[str, tuple[float, float]] = {}
 
     def failed(self, subject: str, now: float) -> float:
-        """Nothing of the subject could be sent. Returns how long it is left alone."""
+        """No message of the subject could be sent. Returns the pause before the next try."""
         pause, _ = self._failing.get(subject, (FIRST_PAUSE_S / 2, 0.0))
         pause = min(pause * 2, PAUSE_S_MAX)
         self._failing[subject] = (pause, now + pause)
         return pause
 
     def sent(self, subject: str) -> None:
-        """Something of it was sent."""
+        """Messages of the subject were sent."""
         self._failing.pop(subject, None)
 
     def resting(self, now: float) -> list[str]:

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 
 class LeaseRow(NamedTuple):
-    """As the database has it; `left_ms` by its clock."""
+    """The lease's row in the database; `left_ms` by the database's clock."""
 
     holder: str
     token: int
@@ -27,7 +27,7 @@ class LeaseRow(NamedTuple):
 
 
 class Step(Enum):
-    """What to do now."""
+    """The watchdog's next action."""
 
     CREATE = "create"
     TAKE = "take"
@@ -50,7 +50,7 @@ class Held:
 
 
 def next_step(held: Held | None, row: LeaseRow | None, now: float) -> Step:
-    """What a watchdog does next. `row` matters only while nothing is held."""
+    """The watchdog's next action. `row` is used only while it does not hold the lease."""
     if held is not None:
         return Step.RENEW if now >= held.asked_at + (held.until - held.asked_at) / 3 else Step.WORK
     if row is None:
@@ -59,7 +59,7 @@ def next_step(held: Held | None, row: LeaseRow | None, now: float) -> Step:
 
 
 def after_asking(token: int, is_changed: bool, asked_at: float, lease_s: float) -> Held | None:
-    """What is held after taking (the row's new token) or renewing."""
+    """The held lease after taking it (with the row's new token) or renewing it."""
     return Held(token, asked_at, asked_at + lease_s) if is_changed else None
 
 

@@ -66,7 +66,7 @@ class OutboxMessage:
         return size + sum([_PER_ITEM_BYTES + len(name.encode()) + len(value) for name, value in self.headers.items()])
 
     def row(self) -> dict[str, Any]:
-        """As it is inserted."""
+        """The row to insert."""
         tags = json.dumps(self.tags) if self.tags else None
         headers = json.dumps({name: value.decode("latin-1") for name, value in self.headers.items()}) if self.headers else None
         return {
@@ -93,7 +93,7 @@ class OutboxRow:
 
 
 def key_hash(subject: str, key: bytes) -> int:
-    """Of subject and key: 64 bits, as SQL's integers have them."""
+    """A 64-bit hash of subject and key, as a signed SQL integer."""
     return int.from_bytes(hashlib.blake2b(subject.encode() + b"\0" + key, digest_size=8).digest(), "little", signed=True)
 
 

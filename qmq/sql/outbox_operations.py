@@ -33,7 +33,7 @@ class Found(NamedTuple):
 
 
 class Operations:
-    """Those on one outbox table."""
+    """The operations on one outbox table."""
 
     def __init__(self, runner: Runner, table: str) -> None:
         self._runner = runner
@@ -65,12 +65,12 @@ class Operations:
     # --- rows ----------------------------------------------------------------------------------------------------------
 
     async def find(self, message_ids: Sequence[bytes]) -> dict[bytes, Found]:
-        """Those of the messages that are committed and waiting."""
+        """The messages that are committed and waiting."""
         rows = await self._rows(map(self.say.find, chunks(message_ids)))
         return {bytes(message_id): Found(number, claimed_ms) for number, message_id, claimed_ms in rows}
 
     async def earliest(self, key_hashes: Sequence[int], besides: Sequence[int]) -> dict[int, int]:
-        """Of each key, the first row that waits, besides some."""
+        """The first waiting row of each key, except the given rows."""
         rows = await self._rows([self.say.earliest(hashes, besides) for hashes in chunks(key_hashes)])
         return dict(rows)
 
@@ -79,7 +79,7 @@ class Operations:
             await self.ask(*[self.say.claim(chunk, grace_ms) for chunk in chunks(sorted(ids))])
 
     async def settle(self, sent: Sequence[int], failed: Iterable[tuple[int, QmqError]]) -> None:
-        """What is sent goes; what failed waits on, or is set aside."""
+        """Delete sent rows; keep failed rows waiting, or set them aside."""
         by_error: dict[tuple[str, bool], list[int]] = defaultdict(list)
         for number, error in failed:
             by_error[error_text(error), is_final(error)].append(number)
@@ -90,7 +90,7 @@ class Operations:
             await self.ask(*statements)
 
     async def waiting(self, after: int, limit: int, besides: Sequence[str]) -> list[WaitingRow]:
-        """What waits behind a row, in order, but not of some subjects."""
+        """The waiting rows after a row, in order, without some subjects."""
         return [WaitingRow(*row) for row in await self._rows([self.say.waiting(after, limit, besides[:MANY])])]
 
     async def contents(self, ids: Sequence[int]) -> list[OutboxRow]:
@@ -100,7 +100,7 @@ class Operations:
     # --- the lease -----------------------------------------------------------------------------------------------------
 
     async def view_lease(self) -> LeaseRow | None:
-        """Who has it; None if there is no row yet."""
+        """The lease; None if there is no row yet."""
         rows = await self._rows([self.say.view_lease()])
         return LeaseRow(*rows[0]) if rows else None
 
@@ -123,5 +123,5 @@ def _is_the_databases(failure: BaseException) -> bool:
 
 
 def chunks(items: Sequence[_T]) -> Iterator[Sequence[_T]]:
-    """As many as one statement names."""
+    """Chunks of ids, each small enough for one statement."""
     return (items[begin : begin + MANY] for begin in range(0, len(items), MANY))

@@ -38,7 +38,7 @@ IsOver = Callable[[], bool]
 
 
 class Parcel:
-    """Messages of one box: decided when each of them is. `future` says whether all are sent."""
+    """The messages of one transaction, decided when each message is. `future` tells whether all were sent."""
 
     def __init__(self, messages: Sequence[OutboxMessage]) -> None:
         self.messages = messages
@@ -50,14 +50,14 @@ class Parcel:
             self.future.set_result(True)
 
     def decided(self, is_sent: bool) -> None:
-        """One of them is sent, or not."""
+        """The outcome of one message is known."""
         self._open -= 1
         self._sent += is_sent
         if not self._open:
             self.future.set_result(self._sent == len(self.messages))
 
     def forget(self) -> None:
-        """None of them is sent by the relay."""
+        """The relay leaves all of these messages to the watchdog."""
         if not self.future.done():
             self.future.set_result(not self.messages)
 
@@ -70,7 +70,7 @@ class _Entry(NamedTuple):
 
 
 class Relay:
-    """It works in the client's event loop, which runs in `thread`; `committing` may be called in any."""
+    """The relay runs in the client's event loop, in `thread`; `committing` may be called from any thread."""
 
     def __init__(self, rows: OutboxSender, loop: asyncio.AbstractEventLoop, thread: int) -> None:
         self.rows = rows
@@ -142,7 +142,7 @@ class _Line:
                 self._decided(entry, False)
 
     async def _rest(self, is_stuck: bool) -> None:
-        """With nothing new, or no room for it, what is held is not looked at all the time."""
+        """Wait for new messages; held messages are checked only from time to time."""
         self._arrived.clear()
         if not self._queue or is_stuck:
             with suppress(TimeoutError):

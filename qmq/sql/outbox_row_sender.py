@@ -29,7 +29,7 @@ log: Final = logging.getLogger("qmq.outbox")
 
 
 class Sends(Protocol):
-    """As `outbox_sender.Sender` does."""
+    """The interface of `outbox_sender.Sender`."""
 
     def is_ordered(self, subject: str) -> Awaitable[bool]:
         """Whether the subject keeps the order of its keys."""
@@ -42,7 +42,8 @@ class Sends(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class HandedOver:
-    """What became of committed messages, by their ids. What is in neither was rolled back, sent by another, or is left to the watchdog."""
+    """The outcomes of committed messages by id. Other messages were rolled back, were sent by another process, or are left to the
+    watchdog."""
 
     sent: frozenset[bytes]
     held: frozenset[bytes]
@@ -50,14 +51,14 @@ class HandedOver:
 
 
 class LeftOver(NamedTuple):
-    """What became of rows that were left: how many could be read, and how many of these were sent."""
+    """The outcome of remaining rows: how many were read, and how many of these were sent."""
 
     readable: int
     sent: int
 
 
 class OutboxSender:
-    """`grace_ms` is how long committed rows are claimed at a time; a watchdog's are not."""
+    """Sends rows of an outbox. `grace_ms`: how long committed rows are claimed at a time; the watchdog claims none."""
 
     def __init__(self, table: Operations, sender: Sends, grace_ms: int = 0) -> None:
         self.table = table

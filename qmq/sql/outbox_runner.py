@@ -18,9 +18,9 @@ from qmq.sql.dialects import packages
 
 _R = TypeVar("_R")
 CONNECTIONS: Final = 4
-"""Of an engine's pool at once, however many subjects there are: the pool is the application's."""
+"""Connections used at once, independent of the number of subjects, because the pool belongs to the application."""
 END_S: Final = 5.0
-"""How long the end of work is waited for by who is cancelled."""
+"""How long a cancelled task waits for the end of its work."""
 Work = Callable[[DatabaseConnection], Coroutine[Any, Any, _R]]
 
 
@@ -58,7 +58,7 @@ class EngineRunner:
             return await work(AlchemyConnection(connection))
 
     def run_here(self, work: Work[_R]) -> _R:
-        """With a sync engine, in this thread."""
+        """Run on a sync engine in this thread."""
         with self._engine.begin() as connection:
             return finish(work(AlchemyConnection(connection)))
 

@@ -1,4 +1,4 @@
-"""Sending messages of an outbox through a client: with the ids that they have, in order, and what became of each.
+"""Sends messages of an outbox through a client, with their ids and in order, and reports the outcome of each.
 
     messages of one subject ──▶ slices (at most 500 messages, 256 KiB) ──▶ one slice after another ──▶ sent | failed | not tried
 
@@ -42,11 +42,11 @@ from qmq.sql.outbox_message import OutboxMessage
 SLICE_MESSAGES: Final = 500
 SLICE_BYTES: Final = 256 * limits.KIB
 _CREATED_SPAN_MS: Final = 1 << 32
-"""Create times of one batch lie within this."""
+"""The largest difference of create times in one batch."""
 
 
 class OutboxProducers(NamedTuple):
-    """What a client gives: producers of each kind, and whether a subject is ordered."""
+    """The client's producers of each kind, and whether a subject is ordered."""
 
     producer: Callable[[str], Producer]
     ordered_producer: Callable[[str], OrderedProducer]
@@ -56,7 +56,7 @@ class OutboxProducers(NamedTuple):
 
 @dataclass(slots=True)
 class Fates:
-    """What became of messages, by their places. What is in neither list was not tried."""
+    """The outcomes of messages by position. Messages in neither list were not tried."""
 
     sent: list[int] = field(default_factory=list)
     failed: list[tuple[int, QmqError]] = field(default_factory=list)
@@ -73,7 +73,7 @@ def is_final(error: QmqError) -> bool:
 
 
 def slices(messages: Sequence[OutboxMessage], places: Sequence[int]) -> Iterator[list[int]]:
-    """Those at some places, in their order, cut where a slice is full, or where create times lie too far apart. Pure."""
+    """Split the messages at these positions into slices, in order: by size, and where create times differ too much. Pure."""
     batch: list[int] = []
     size = low = high = 0
     for place in places:
@@ -147,7 +147,7 @@ class Sender:
     async def _failed(
         self, subject: str, is_delayed: bool, messages: Sequence[OutboxMessage], places: list[int], fates: Fates, error: QmqError
     ) -> None:
-        """All of a batch failed: one message may be at fault for the others."""
+        """A whole batch failed; one of its messages may be the cause."""
         if len(places) > 1 and isinstance(error, InvalidArgument | MessageTooLarge | DelayTooLong):
             middle = len(places) // 2
             for half in (places[:middle], places[middle:]):

@@ -1,6 +1,6 @@
-"""Every statement that the outbox says to a database, as an expression of SQLAlchemy Core and its values. Pure.
+"""All SQL statements of the outbox, as SQLAlchemy Core expressions with their values. Pure.
 
-Each form of a statement is made once for a table and a dialect: `_insert` for so many rows, `_claim` for so many ids.
+Each form of a statement is compiled once per table and dialect: `_insert` per number of rows, `_claim` per number of ids.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _STATE: Final = ("state", "attempts", "claimed_by", "claimed_until", "last_error
 
 @dataclass(frozen=True, slots=True)
 class OutboxStatements:
-    """Those of one outbox table in one dialect."""
+    """The statements of one outbox table in one dialect."""
 
     dialect: str
     table: str = TABLE
@@ -63,7 +63,7 @@ class OutboxStatements:
     # --- rows ----------------------------------------------------------------------------------------------------------
 
     def insert(self, rows: Sequence[Mapping[str, Any]], holder: str, grace_ms: int) -> Statement:
-        """New messages, claimed for so long by who sends them after the commit."""
+        """Insert messages, claimed for `grace_ms` by the relay that sends them after the commit."""
         values: dict[str, Any] = {"holder": holder, "grace": grace_ms}
         for index, row in enumerate(rows):
             values |= {f"{name}_{index}": row[name] for name in _CONTENT}
@@ -82,14 +82,14 @@ class OutboxStatements:
         return Statement(_earliest(self, len(values), len(others)), values | others)
 
     def claim(self, ids: Sequence[int], grace_ms: int) -> Statement:
-        """Claim them for so long from now on."""
+        """Claim messages from now on."""
         return Statement(_claim(self, places_for(len(ids))), listed("row", ids) | {"grace": grace_ms})
 
     def delete(self, ids: Sequence[int]) -> Statement:
         return Statement(_delete(self, places_for(len(ids))), listed("row", ids))
 
     def failed(self, ids: Sequence[int], error: str, *, is_final: bool) -> Statement:
-        """They could not be sent: they wait on, claimed by nobody, or are set aside."""
+        """Messages that could not be sent stay waiting and unclaimed, or are set aside."""
         return Statement(_failed(self, places_for(len(ids)), ASIDE if is_final else WAITING), listed("row", ids) | {"error": error})
 
     def waiting(self, after: int, limit: int, besides: Sequence[str]) -> Statement:

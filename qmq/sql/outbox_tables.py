@@ -25,7 +25,7 @@ TABLE_CHARS_MAX: Final = 48
 WAITING: Final = 0
 """`state`: to be sent."""
 ASIDE: Final = 1
-"""`state`: cannot be sent as it is; `last_error` says why. Somebody has to look: `qmq outbox list`."""
+"""`state`: the message cannot be sent unchanged; `last_error` has the reason. Needs an operator: `qmq outbox list`."""
 
 ERROR_CHARS_MAX: Final = 2_000
 HOLDER_CHARS_MAX: Final = 200
@@ -135,7 +135,7 @@ def check_table(name: object) -> str:
 
 
 def lease_table(table: str) -> str:
-    """The table of leases lies beside the outbox table, and is shared by all of its schema."""
+    """The table of leases is in the outbox table's schema, and is shared by all outbox tables of the schema."""
     schema, dot, _ = table.rpartition(".")
     return f"{schema}{dot}qmq_outbox_lease"
 
@@ -150,5 +150,5 @@ def migration(dialect: str, table: str = TABLE) -> str:
 
 
 def statements(dialect: str, table: str = TABLE) -> list[str]:
-    """The same one by one, without the semicolons."""
+    """The statements one by one, without semicolons."""
     return [each.strip() for each in migration(dialect, table).split(";") if each.strip()]

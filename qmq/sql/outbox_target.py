@@ -1,4 +1,4 @@
-"""What an application hands to its outbox: a connection or session of its own, or an engine, in one form each.
+"""The database handle that an application passes to an outbox: its own connection or session, or an engine.
 
     lent by the application (its transaction)     AlchemyTarget (Connection, Session, and async), PlainTarget (a driver's connection)
     opened by the outbox (a transaction of ours)  EngineTarget (Engine, AsyncEngine)
@@ -41,7 +41,7 @@ class Target:
         raise NotImplementedError
 
     def runner(self) -> tuple[object, Runner]:
-        """For transactions of our own on the same database, and what tells databases apart."""
+        """A runner of the outbox's own transactions on the same database, and a key that identifies the database."""
         raise NotImplementedError
 
     def when(self, committing: Callable[[IsOver], None], rolled_back: Callable[[], None]) -> None:
@@ -144,7 +144,7 @@ class PlainTarget(Target):
 
 
 def target_of(given: Any) -> Target:
-    """What the application gave. Raises InvalidArgument."""
+    """The target for the application's handle. Raises InvalidArgument."""
     if isinstance(given, str):
         raise InvalidArgument("an outbox wants a connection, a session or an engine, not a URL")
     if "sqlalchemy" not in packages(given):

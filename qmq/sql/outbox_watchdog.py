@@ -1,4 +1,4 @@
-"""The watchdog: sends what was committed and not sent, because a process died, or no broker took it. Of several, one works at a time.
+"""The watchdog sends committed messages that were not sent because a process died or no broker was reachable. Of several, one is active.
 
     keeping the lease    look ─ take ─ renew ...                                   (outbox_lease.py decides)
     working, while held  look what waits ─ choose ─ for each subject: OutboxSender.send_left     (outbox_choice.py decides)
@@ -38,13 +38,13 @@ ROUND_BYTES: Final = 4 * limits.MIB
 SUBJECTS_MAX: Final = 32
 """Subjects at a time."""
 FINISH_S: Final = 3.0
-"""How long what is under way is waited for at the end."""
+"""How long unfinished work is waited for at the end."""
 LEAVE_S: Final = 2.0
 """How long giving up the lease may take."""
 
 
 class Watchdog:
-    """Of one outbox table. Made by `Watchdogs`; see the module."""
+    """The watchdog of one outbox table, made by `Watchdogs`."""
 
     def __init__(
         self,
@@ -81,7 +81,7 @@ class Watchdog:
             await self._leave()
 
     async def _finish(self) -> None:
-        """What is under way is finished, if that is soon: what was sent should be deleted."""
+        """Wait a short time for unfinished work, so that sent rows are deleted."""
         tasks = list(self._busy.values())
         if tasks:
             _, late = await asyncio.wait(tasks, timeout=FINISH_S)
@@ -154,14 +154,14 @@ class Watchdog:
             await self._rest(is_news)
 
     async def _rest(self, is_news: bool) -> None:
-        """Until there may be something to do: a subject has ended, or some time has passed."""
+        """Wait until a subject's task has ended or some time has passed."""
         if self._busy and is_news:
             await asyncio.wait(self._busy.values(), timeout=self._look_s, return_when=asyncio.FIRST_COMPLETED)
         else:
             await asyncio.sleep(self._look_s)
 
     async def _look(self) -> bool:
-        """Begin with what can be sent now; whether there is anything under way."""
+        """Start tasks for subjects with waiting messages. Returns whether any task is running."""
         after = -1
         # Of what a page had, or left out, later pages take nothing: it would overtake earlier messages of its keys.
         seen = [*self._busy, *self._patience.resting(self._now())]

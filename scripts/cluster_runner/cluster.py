@@ -1,8 +1,8 @@
-"""The cluster's verbs. `scripts/cluster` says them on the command line, tests say them in Python.
+"""The operations of a cluster, used by `scripts/cluster` and by tests.
 
-Services are started in the steps that depends_on draws: etcd, then metaservers and brokers. A step begins when the one before it is
-healthy. Two things are unlike Docker: nothing is restarted by itself (a test wants to see a dead process dead), and all is healthy
-before `up` returns.
+Services are started in the order of depends_on: etcd, then metaservers and brokers. A step begins when the previous one is healthy. Two
+things differ from Docker: dead services are not restarted (tests want to observe them), and `up` returns only when all services are
+healthy.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Cluster:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """A test wants its cluster gone, not shut down with care."""
+        """Kill all services: a test needs no clean shutdown."""
         self.down(force=True)
 
     # --- up and down -----------------------------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
-"""What the compose file says, as the compose binary understands it.
+"""Reads the compose file with the compose binary.
 
-Anchors, interpolation, profiles and short forms are the binary's business: `docker-compose config --format json` prints the resolved
-file, and a `Service` keeps the parts that a process needs. Durations come as Go prints them ("1m30s").
+The binary handles anchors, interpolation, profiles and short forms: `docker-compose config --format json` prints the resolved file. A
+`Service` has the parts that a process needs. Durations are in Go's format ("1m30s").
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ GRACE_S: Final = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """One service, before anything of this machine is put in."""
+    """One service as in the file, before translation for this machine."""
 
     name: str
     command: tuple[str, ...]
@@ -43,7 +43,7 @@ class Service:
     grace_s: float
     profiles: tuple[str, ...]
     ends: bool
-    """Whether it is to end by itself, with status 0, before the services that depend on it start."""
+    """Whether the service must exit with status 0 before dependent services start."""
 
 
 def compose_binary() -> Path:
@@ -74,7 +74,7 @@ def services(model: Mapping[str, Any]) -> dict[str, Service]:
 
 
 def waves(known: Mapping[str, Service], wanted: Collection[str]) -> list[list[str]]:
-    """The wanted services in steps: each step needs earlier steps only. What is not wanted is taken for running."""
+    """The wanted services in steps, each of which depends only on earlier steps. Other services are assumed to be running."""
     left, steps = [name for name in known if name in wanted], list[list[str]]()
     while left:
         step = [name for name in left if not set(known[name].depends_on) & set(left)]
@@ -100,7 +100,7 @@ def seconds(duration: str) -> float:
     """A duration as Go prints it: `seconds("1m30s") == 90.0`."""
     parts = re.findall(r"([\d.]+)(h|ms|us|µs|ns|m|s)", duration)
     if not parts or "".join(number + unit for number, unit in parts) != duration:
-        raise ClusterError(f"{duration!r} is no duration")
+        raise ClusterError(f"{duration!r} is not a duration")
     return sum(float(number) * UNIT_S[unit] for number, unit in parts)
 
 

@@ -1,8 +1,7 @@
-"""Whether a service serves: the file's own health check, run as the container engine would run it, only more often.
+"""Checks a service's health with the file's own health check, like a container engine but more often.
 
-First a TCP connection is tried to the port that the check names. It costs nothing, and spares the machine a new Python or Go process
-every few milliseconds while the service is still starting. Where `etcdctl` is missing (Debian packs it apart from etcd), etcd is asked
-over HTTP, at /health.
+It first tries a TCP connection to the check's port, which costs almost nothing and avoids starting a Python or Go process every few
+milliseconds while the service starts. If `etcdctl` is missing (Debian packages it apart from etcd), etcd is asked over HTTP, at /health.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ class Check:
     def failure(self) -> str:
         """Why the service is not healthy; empty if it is."""
         if self.port and not _listens(self.address, self.port):
-            return f"nobody listens at {self.address}:{self.port}"
+            return f"no process listens at {self.address}:{self.port}"
         return self._command() if self.argv else self._http()
 
     def _command(self) -> str:

@@ -8,9 +8,9 @@
 The number 7 is the cluster's slot. Adding the switch's namespace claims it, because `ip netns add` makes the name or fails, so two
 clusters never share one. The bridge is in a namespace and not on the host because a host that runs Docker filters its bridges' traffic.
 
-A cut drops packets where they ARRIVE, by a policy rule `from ADDRESS blackhole`. A blackhole route where they leave would be simpler, but
-then connect() fails at once with EINVAL: an error that no real network gives, and a real partition's is silence. So the rule for local
-addresses, which the kernel looks at first, is moved behind the place for cuts.
+A cut drops packets where they ARRIVE, by a policy rule `from ADDRESS blackhole`. A blackhole route at the sender would be simpler, but then
+connect() fails at once with EINVAL, while a real partition is silent. So the rule for local addresses, which the kernel evaluates first, is
+moved behind the rules for cuts.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Where services are: an address for each. The default network is the loopback interface, which needs no rights.
+"""The addresses of services. The default network is the loopback interface, which needs no privileges.
 
 All of 127.0.0.0/8 is this machine, so every service gets an address of its own and keeps the port numbers of the file. A cluster owns a
 slot of 32 addresses, 127.77.N.M; which of the 2048 slots follows from the state folder, so that two clusters of one machine (two
@@ -24,7 +24,7 @@ LISTEN: Final = "0A"
 
 
 class Network(Protocol):
-    """What the cluster asks of a network. Every method but `claim` may be called again without harm."""
+    """The interface of a network. All methods except `claim` are idempotent."""
 
     name: str
     slot: int
@@ -49,7 +49,7 @@ class Network(Protocol):
         """What goes before a command that runs at the service's place."""
 
     def cut(self, source: str, target: str) -> None:
-        """Drop what `source` sends to `target`, without a word to either."""
+        """Silently drop packets from `source` to `target`."""
 
     def heal(self, source: str, target: str) -> None: ...
 

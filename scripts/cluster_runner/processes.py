@@ -1,11 +1,10 @@
-"""Processes that outlive the command which started them, and are recognised again by the next one.
+"""Starts processes that outlive the command, and recognises them in later commands.
 
-A pid alone is not an identity: it is given out again. Pid and start time (/proc/PID/stat, in clock ticks since boot) are, and no signal
-goes out before both were compared. A service leads a session of its own, so a pause or a kill reaches its children as well, as a
-container's would.
+A pid is reused, so a process is identified by pid and start time (/proc/PID/stat, in clock ticks since boot). Both are compared before any
+signal is sent. A service leads its own session, so a pause or a kill also reaches its children, as for a container.
 
-`posix_spawn` and not `subprocess`: it runs no Python between fork and exec (with gRPC loaded that hangs or crashes a child now and then),
-and no object complains when the process is left running, which here is the point.
+`posix_spawn` is used instead of `subprocess`, because it runs no Python code between fork and exec (with gRPC loaded, that sometimes hangs
+or crashes the child), and because no object complains about a process that is left running on purpose.
 """
 
 from __future__ import annotations
@@ -24,14 +23,14 @@ from cluster_runner.errors import ClusterError
 
 POLL_S: Final = 0.01
 KILLED_S: Final = 10.0
-"""A process that outlives SIGKILL by so long hangs in the kernel."""
+"""A process that is alive this long after SIGKILL hangs in the kernel."""
 PYTHON_IGNORES: Final = (signal.SIGPIPE, signal.SIGXFSZ)
 """Python ignores these, and an ignored signal is inherited."""
 
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """A process, told apart from a later one with its pid."""
+    """A process, distinguished from a later one with the same pid."""
 
     pid: int
     started: int
@@ -69,7 +68,7 @@ def state(process: Process) -> str:
 
 
 def send(process: Process, number: signal.Signals) -> None:
-    """A signal to the process alone, if it is still the same."""
+    """Send a signal to the process only, if it is still the same one."""
     if state(process) != "dead":
         with suppress(ProcessLookupError):
             os.kill(process.pid, number)

@@ -1,16 +1,16 @@
-"""A SparkSession that starts wherever Python does, and knows the data source.
+"""Starts a SparkSession with the data source on any machine that has Python.
 
-What `session` does for one that PySpark alone would not:
+In addition to what PySpark does, `session`:
 
-* finds Java, also the one that came with the extra `spark` (java.py);
-* runs Python processes with this very interpreter: Spark would take the first `python3` on PATH;
-* lets them start without compiling PySpark each time, if the master is local (spark_home.py);
-* listens on this machine only, if the master is local;
-* counts time in UTC: a day in a table or in a folder's name is the same day, whoever computes it;
+* finds Java, including the one installed with the extra `spark` (java.py);
+* runs Python processes with this interpreter, while Spark would use the first `python3` on PATH;
+* starts them without compiling PySpark each time, if the master is local (spark_home.py);
+* listens on the loopback address only, if the master is local;
+* uses UTC, so that a day in a table or a folder's name is the same everywhere;
 * registers the data source (registration.py).
 
-What `conf` and the environment say goes over it. In a program that spark-submit started the JVM is there already: then only what can be set
-in a running one is set.
+`conf` and the environment take precedence. In a program started by spark-submit, the JVM already runs, so only settings of a running JVM
+are applied.
 """
 
 from __future__ import annotations
@@ -32,30 +32,30 @@ ALWAYS: Final[dict[str, str]] = {"spark.sql.session.timeZone": "UTC"}
 LOCAL: Final[dict[str, str]] = {
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.driver.host": "127.0.0.1",
-    "spark.sql.shuffle.partitions": "32",  # Spark's 200 are for clusters
+    "spark.sql.shuffle.partitions": "32",  # Spark's default of 200 is meant for clusters.
 }
 SPEED: Final[dict[str, str]] = {
     "spark.python.unix.domain.socket.enabled": "true",
     "spark.driver.extraJavaOptions": "-Darrow.enable_null_check_for_get=false",
     "spark.executor.extraJavaOptions": "-Darrow.enable_null_check_for_get=false",
 }
-"""What made reads and writes faster when it was measured (docs/BENCH.md). Arrow need not look for nulls: Spark asks before it takes a
-value."""
+"""Settings that made reads and writes faster in measurements (docs/BENCH.md). Arrow need not check for nulls, because Spark checks before
+it takes a value."""
 
 _ELSEWHERE: Final = ("SPARK_HOME", "SPARK_CONF_DIR", "PYSPARK_SUBMIT_ARGS", "MASTER")
-"""Any of them may name a master, or lead to a file that does."""
+"""Variables that may name a master, or a file that does."""
 
 
 def session(app: str = "qmq", *, master: str | None = None, conf: Mapping[str, str] | None = None) -> SparkSession:
-    """The process's session, started if there is none.
+    """The process's session, started on first use.
 
     Args:
-        app: its name in Spark's pages.
-        master: such as `local[4]` or `spark://host:7077`. None: what Spark's configuration says, or all of this machine's cores.
-        conf: settings that go over ours.
+        app: the name in Spark's UI.
+        master: for example `local[4]` or `spark://host:7077`. None: Spark's configuration, otherwise all cores of this machine.
+        conf: settings that override QMQ's.
 
     Raises:
-        InvalidArgument: there is no fit Java (java.py), or the cache folder cannot be written.
+        InvalidArgument: there is no suitable Java (java.py), or the cache folder is not writable.
     """
     given = dict(conf or {})
     if master is not None:
@@ -71,16 +71,16 @@ def session(app: str = "qmq", *, master: str | None = None, conf: Mapping[str, s
 
 
 def is_local(given: Mapping[str, str], environment: Mapping[str, str]) -> bool:
-    """Whether driver and executors are one JVM on this machine, as far as it can be known before there is one."""
+    """Whether driver and executors will run in one local JVM, as far as that is known before its start."""
     if "spark.master" in given:
         return given["spark.master"].split("[")[0] == "local"
     return not any(environment.get(name) for name in _ELSEWHERE)
 
 
 def variables(environment: Mapping[str, str], *, local: bool) -> dict[str, str]:
-    """What a JVM that is started now is to find in its environment, over what is there; nothing if there is a JVM.
+    """Additional environment variables for a JVM to be started; empty if a JVM runs.
 
-    Raises InvalidArgument, as `session` does.
+    Raises InvalidArgument like `session`.
     """
     if "PYSPARK_GATEWAY_PORT" in environment or SparkContext._gateway is not None:
         return {}
@@ -95,7 +95,7 @@ def variables(environment: Mapping[str, str], *, local: bool) -> dict[str, str]:
 
 @contextmanager
 def _environment(variables: Mapping[str, str]) -> Iterator[None]:
-    """Set while the JVM is started, as it was behind that; only PYSPARK_PYTHON stays, since each new SparkContext asks for it."""
+    """Set variables during the start of the JVM and restore them afterwards, except PYSPARK_PYTHON, which each new SparkContext reads."""
     before = {name: os.environ.get(name) for name in variables if name != "PYSPARK_PYTHON"}
     os.environ.update(variables)
     try:

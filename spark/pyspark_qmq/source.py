@@ -1,7 +1,7 @@
-"""What Spark calls: `spark.read.format("qmq")`, `spark.readStream.format("qmq")`, `df.write.format("qmq")`.
+"""The data source that Spark calls: `spark.read.format("qmq")`, `spark.readStream.format("qmq")`, `df.write.format("qmq")`.
 
-A loaded DataFrame is a snapshot: its offsets are fixed when its first action is planned, and every action reads the same rows. There is no
-`pushFilters` here, and must not be: in PySpark 4.3 filters leak from one scan into another (docs/SPARK.md); options narrow a read.
+A loaded DataFrame is a snapshot: its offsets are fixed when its first action is planned, and every action reads the same rows. The
+data source must not define `pushFilters`: in PySpark 4.3, filters leak from one scan into another (docs/SPARK.md). Options narrow a read.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ class QmqDataSource(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """What goes into `format(...)`."""
+        """The name for `format(...)`."""
         return "qmq"
 
     def schema(self) -> StructType:
-        """All columns; name some of them in `.schema(...)` to read only these. Raises InvalidArgument."""
+        """All columns. Use `.schema(...)` to read only some of them. Raises InvalidArgument."""
         log = read_options.log_of(self.options)
         if log != "messages":
             from pyspark_qmq import datasets
@@ -77,7 +77,7 @@ def _plain(given: Mapping[str, Any]) -> dict[str, str]:
 
 
 class DatasetPartition(InputPartition):
-    """A part of a dataset beside messages."""
+    """A part of a dataset other than messages."""
 
     def __init__(self, part: Any) -> None:
         super().__init__(None)
@@ -85,7 +85,7 @@ class DatasetPartition(InputPartition):
 
 
 class DatasetReader(DataSourceReader):
-    """A batch read of what is told by other logs than the messages': `pyspark_qmq.datasets`."""
+    """A batch read of another dataset than messages (`pyspark_qmq.datasets`)."""
 
     def __init__(self, log: str, address: LogAddress, schema: StructType) -> None:
         from pyspark_qmq import datasets

@@ -1,6 +1,6 @@
-"""What the parts of the data source say to each other. Values only.
+"""Values shared by the parts of the data source.
 
-A *queue* is one subject's partition on one broker group. Offsets are sequences: the next message. docs/SPARK.md has the words.
+A *queue* is one subject's partition on one broker group. An offset is the sequence of the next message. docs/SPARK.md defines the words.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _QUEUE: Final = re.compile(r"(\d{1,9})@([A-Za-z0-9_-][A-Za-z0-9._-]*)")
 
 
 class QueueKey(NamedTuple):
-    """Names a queue over the whole cluster. Unordered subjects have partition 0, on each of their broker groups."""
+    """Identifies a queue in the cluster. Unordered subjects have partition 0 on each of their broker groups."""
 
     subject: str
     partition: int
@@ -30,7 +30,7 @@ class QueueKey(NamedTuple):
 
     @property
     def within(self) -> str:
-        """Its name within its subject, `3@g1`."""
+        """The queue's name within its subject, such as `3@g1`."""
         return f"{self.partition}@{self.broker_group}"
 
     @classmethod
@@ -38,25 +38,25 @@ class QueueKey(NamedTuple):
         """The inverse of `within`. Raises InvalidArgument."""
         match = _QUEUE.fullmatch(within)
         if match is None:
-            raise InvalidArgument(f"{within!r} is no queue of subject {subject!r}: write PARTITION@BROKER_GROUP, such as 0@g1")
+            raise InvalidArgument(f"{within!r} is not a queue of subject {subject!r}: write PARTITION@BROKER_GROUP, such as 0@g1")
         return cls(subject, int(match[1]), match[2])
 
 
 @dataclass(frozen=True, slots=True)
 class SourceQueue:
-    """What is committed of a queue at one moment."""
+    """The committed part of a queue at one point in time."""
 
     key: QueueKey
     start: int
-    """The oldest message that is kept."""
+    """The sequence of the oldest stored message."""
     end: int
-    """Behind the newest message that applications may see; of a sealed partition the sequence of its command message."""
+    """The sequence after the newest visible message; for a sealed partition, the sequence of its command message."""
     stored_bytes: int = 0
-    """What the kept messages take, about."""
+    """The approximate size of the stored messages."""
     last_append_ms: int = 0
-    """When the newest was stored; 0 if there never was one."""
+    """When the newest message was stored; 0 if there was none."""
     is_sealed: bool = False
-    """Whether nothing will ever follow."""
+    """Whether the queue is sealed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,55 +69,56 @@ class RoutePartition:
     version: int
     """The route version that opened it."""
     sources: tuple[int, ...] = ()
-    """The partitions that were closed for it; none of a subject's first ones."""
+    """The partitions that were closed for it; empty for a subject's first partitions."""
 
 
 @dataclass(frozen=True, slots=True)
 class Routes:
-    """All routes of an ordered subject, as the partitions that they opened."""
+    """All routes of an ordered subject, represented by the partitions that they opened."""
 
     logical_partitions: int
     version: int
-    """The latest."""
+    """The latest version."""
     partitions: Mapping[int, RoutePartition]
     sealed_at: Mapping[int, int] = field(default_factory=dict)
-    """Of closed partitions the sequence of the command message; one that a fence closed is missing until it is known."""
+    """The sequence of the command message of each closed partition. A partition closed by a fence is missing until the sequence is
+    known."""
     is_strict: bool = True
-    """False: best-effort order, where a message may lie in a partition that is not its key's."""
+    """False for best-effort order, where a message may be in a partition that does not have its key."""
 
 
 @dataclass(frozen=True, slots=True)
 class Topology:
-    """What is committed, at one moment."""
+    """The committed state at one point in time."""
 
     queues: Mapping[QueueKey, SourceQueue]
     routes: Mapping[str, Routes] = field(default_factory=dict)
-    """Of ordered subjects, as far as they are known (always, when brokers are asked)."""
+    """The routes of ordered subjects, if known (always when read from brokers)."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReadSelection:
-    """Which messages are wanted; nothing given: all. A message has to meet everything that is given."""
+    """A selection of messages; without conditions: all. A message must meet all conditions."""
 
     tags_any: tuple[str, ...] = ()
     tags_all: tuple[str, ...] = ()
     keys: tuple[bytes, ...] = ()
-    """Exactly these."""
+    """Exactly these keys."""
     key_from: bytes | None = None
-    """Keys from this one on, in the order of bytes. Messages without a key never lie in a range."""
+    """Keys at or after this one, compared byte by byte. Messages without a key are in no range."""
     key_until: bytes | None = None
     """Keys below this one."""
     with_directed: bool = False
-    """Also copies that are for one consumer group only (retries that were delayed)."""
+    """Whether to include copies for one consumer group (delayed retries)."""
 
     @property
     def has_keys(self) -> bool:
-        """Whether anything is said of keys."""
+        """Whether there is a condition on keys."""
         return bool(self.keys) or self.key_from is not None or self.key_until is not None
 
     @property
     def is_all(self) -> bool:
-        """Whether no row of an undirected batch is left out."""
+        """Whether every row of an undirected batch is selected."""
         return not (self.tags_any or self.tags_all or self.has_keys)
 
 
@@ -125,7 +126,7 @@ ALL: Final = ReadSelection()
 
 
 class SourceBatch(NamedTuple):
-    """A whole committed batch; its checksums hold. `region` is bytes, or a view of memory that stays as it is."""
+    """A whole committed batch with verified checksums. `region`: bytes, or a view of memory that does not change."""
 
     envelope: Envelope
     region: bytes | memoryview
@@ -135,7 +136,7 @@ class SourceBatch(NamedTuple):
 class QueuePiece:
     """Sequences `first` to `end` - 1 of a queue, for one task.
 
-    `place` is the log's own note of where they lie, or None; it can be sent to executors.
+    `place` is the log's own location of the piece, or None; picklable for executors.
     """
 
     queue: QueueKey
@@ -143,4 +144,4 @@ class QueuePiece:
     end: int
     place: Any = None
     lps: tuple[LpRange, ...] = ()
-    """If not empty: only logical partitions within these are wanted (batches without any of them may be passed over)."""
+    """If not empty, only these logical partitions are wanted (batches without any of them may be skipped)."""

@@ -1,4 +1,4 @@
-"""The columns that Spark sees, and what of them a user's schema asks for.
+"""The columns of the data source, and the check of a user's schema.
 
 | column | type | |
 |---|---|---|
@@ -6,13 +6,13 @@
 | partition | int | of an ordered subject; 0 otherwise |
 | broker_group | string | with subject and partition it names the queue |
 | sequence | bigint | the message's number in its queue |
-| route_version | bigint | the version that opened the partition; null where order is not kept, or routes are not known |
+| route_version | bigint | the version that opened the partition; null for unordered subjects, or if routes are unknown |
 | key | binary | null if there is none |
 | body | binary | |
 | tags | array<string> | empty if there are none |
 | headers | map<string,binary> | only with `includeHeaders`, or named in a schema |
 | message_id | string | 32 hexadecimal digits |
-| create_time | timestamp | when it was handed to the producer; milliseconds |
+| create_time | timestamp | when it was passed to the producer; milliseconds |
 | append_time | timestamp | when the broker stored it |
 | epoch | bigint | the master's term |
 
@@ -57,7 +57,7 @@ COLUMNS: Final[dict[str, DataType]] = {
     "append_time": TimestampType(),
     "epoch": LongType(),
 }
-"""In the order in which Spark gets them."""
+"""The columns in Spark's order."""
 
 MORE_COLUMNS: Final[dict[str, DataType]] = {
     "producer_id": StringType(),
@@ -67,30 +67,30 @@ MORE_COLUMNS: Final[dict[str, DataType]] = {
     "is_bent": BooleanType(),
     "entry": LongType(),
 }
-"""Only where a schema names them."""
+"""Columns only for a schema that names them."""
 
 
 MAY_BE_NULL: Final = frozenset({"route_version", "key", "logical_partition"})
-"""Of the others Spark need not ask for each value whether it is there. (A user's own schema it always takes as nullable.)"""
+"""Nullable columns. Spark skips null checks for the others. (It treats all columns of a user's schema as nullable.)"""
 
 
 def default_schema(*, with_headers: bool) -> StructType:
-    """What `load()` gives without a schema."""
+    """The schema of `load()` without a user's schema."""
     chosen = [(name, kind) for name, kind in COLUMNS.items() if with_headers or name != "headers"]
     return StructType([StructField(name, kind, name in MAY_BE_NULL) for name, kind in chosen])
 
 
 def check_schema(schema: StructType) -> None:
-    """A user's schema is a projection: columns of ours, by name and type, in any order. Raises InvalidArgument."""
+    """Check that a user's schema is a projection: known columns with their types, in any order. Raises InvalidArgument."""
     known = {**COLUMNS, **MORE_COLUMNS}
     for field in schema.fields:
         if field.name not in known:
             near = difflib.get_close_matches(field.name, known, 1)
-            hint = f": did you mean {near[0]!r}?" if near else f"; there are {', '.join(known)}"
+            hint = f": did you mean {near[0]!r}?" if near else f"; columns: {', '.join(known)}"
             raise InvalidArgument(f"the log has no column {field.name!r}{hint}")
         if field.dataType.simpleString() != known[field.name].simpleString():
             raise InvalidArgument(
-                f"column {field.name!r} is {known[field.name].simpleString()}, not {field.dataType.simpleString()}: read it so, then cast"
+                f"column {field.name!r} is {known[field.name].simpleString()}, not {field.dataType.simpleString()}: read it as that, then cast"
             )
         if not field.nullable and field.name in MAY_BE_NULL:
             raise InvalidArgument(f"column {field.name!r} must be nullable in the schema: it may be null")

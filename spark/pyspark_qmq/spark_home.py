@@ -1,8 +1,9 @@
-"""A SPARK_HOME from which Python processes start three times as fast.
+"""Makes a SPARK_HOME with which Python processes start three times as fast.
 
-Spark gives each of its Python processes `python/lib/pyspark.zip`, which holds no compiled code: every one of them compiles half of PySpark
-again, for half a second and more. Where driver and executors run the same interpreter, which has PySpark itself, the archive is not
-needed: a folder of links to PySpark's own, with an empty `python/lib`, is as good a home. It is not good for YARN, which ships the archive.
+Spark passes `python/lib/pyspark.zip` to each of its Python processes. The archive has no compiled code, so every process compiles half of
+PySpark again, which takes half a second or more. If driver and executors run the same interpreter, which has PySpark installed, the archive
+is not needed: a folder of links to PySpark's files, with an empty `python/lib`, suffices. It does not work for YARN, which ships the
+archive.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ from typing import Final
 from qmq.errors import InvalidArgument
 
 PARTS: Final = ("bin", "conf", "data", "jars", "licenses", "sbin")
-"""What of PySpark is a SPARK_HOME, `python` left out."""
+"""The parts of PySpark that form a SPARK_HOME, without `python`."""
 
 
 def home_without_archive(cache: Path, package: Path | None = None) -> Path:
-    """A home with links into `package` (this interpreter's PySpark); made in `cache` if it is not there.
+    """A home with links into `package` (this interpreter's PySpark), created in `cache` if missing.
 
     Raises InvalidArgument: the cache cannot be written.
     """
@@ -43,7 +44,7 @@ def home_without_archive(cache: Path, package: Path | None = None) -> Path:
 
 
 def _move(made: Path, home: Path) -> None:
-    """Another process may have been first: its folder has the same name, so the same links."""
+    """Move the folder to its final name. If another process was faster, its folder has the same links."""
     try:
         os.rename(made, home)
     except OSError:

@@ -1,12 +1,12 @@
-"""A master or a worker of a Spark standalone cluster, in the foreground. PySpark's package has their classes, but no start-master.sh.
+"""Runs a master or a worker of a Spark standalone cluster in the foreground. PySpark's package has their classes, but no start-master.sh.
 
     python -m pyspark_qmq.standalone master --host HOST --port 7077 --webui-port 8080
     python -m pyspark_qmq.standalone worker --host HOST --webui-port 8081 --cores 2 --memory 2g spark://HOST:7077
     python -m pyspark_qmq.standalone health HOST:WEBUI-PORT
 
-Options are Spark's own. The process listens on its `--host` only, finds Java as a session does (java.py), and runs Python tasks with this
-interpreter. The master takes programs from drivers, which have to reach it anyway, and not over its REST port, which asks nobody's name.
-`health` leaves with 0 if a master leads, or a worker is known to its master.
+Options are Spark's own. The process listens only on its `--host`, finds Java like a session (java.py), and runs Python tasks with this
+interpreter. The master accepts programs from drivers only; its REST port, which has no authentication, is off. `health` exits with 0 if a
+master leads, or if a worker is registered with its master.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from qmq.errors import QmqError
 
 CLASSES: Final = {"master": "org.apache.spark.deploy.master.Master", "worker": "org.apache.spark.deploy.worker.Worker"}
 OPTIONS: Final = {"SPARK_MASTER_OPTS": "-Dspark.master.rest.enabled=false"}
-"""Of the JVMs, where the environment does not say others."""
+"""Default settings of the JVMs, unless the environment has others."""
 HEALTH_S: Final = 3.0
 FAILED: Final = 2
 
 
 def command(role: str, options: Sequence[str], environment: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:
-    """What to run for a `master` or a `worker`, and in which environment. Raises InvalidArgument: no Java, or no cache folder."""
+    """The command and environment of a `master` or a `worker`. Raises InvalidArgument if there is no Java or no cache folder."""
     cache = cache_folder(environment)
     found = {
         **OPTIONS,
@@ -46,14 +46,14 @@ def command(role: str, options: Sequence[str], environment: Mapping[str, str]) -
 
 
 def unhealthy(told: Mapping[str, object]) -> str:
-    """Why not, of what a master or a worker says at /json/; empty if it is healthy."""
+    """Why a master or a worker is unhealthy, from its answer at /json/; empty if it is healthy."""
     if "status" in told:
         return "" if told["status"] == "ALIVE" else f"the master is {told['status']}"
     return "" if told.get("masterwebuiurl") else "no master knows the worker yet"
 
 
 def main(argv: Sequence[str]) -> int:
-    """Become the process that is asked for; comes back only for `health`, and if that cannot be done."""
+    """Replace this process by the master or worker. Returns only for `health` and after an error."""
     role, options = (argv[0], argv[1:]) if argv else ("", ())
     if role == "health" and len(options) == 1:
         return _health(options[0])

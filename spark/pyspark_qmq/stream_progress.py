@@ -1,4 +1,4 @@
-"""How far a stream is behind, from what Spark says of its progress. Pure."""
+"""Computes the lag of a stream from Spark's progress reports. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pyspark_qmq.source_model import QueueKey
 
 
 def lag(progress: Any) -> int:
-    """Messages that were committed when a micro-batch was planned, and that were not read with it; over all sources of a query.
+    """The number of messages that were committed when a micro-batch was planned and were not read by it, over all sources of a query.
 
     Args:
         progress: one of `query.recentProgress`, `query.lastProgress`, or of a listener's events.
@@ -20,7 +20,7 @@ def lag(progress: Any) -> int:
 
 
 def lag_by_queue(source: Mapping[str, Any]) -> dict[QueueKey, int]:
-    """The same of one source (`progress["sources"][0]`), queue by queue."""
+    """The same for one source (`progress["sources"][0]`), by queue."""
     latest, end = (of_json(_parsed(source.get(name))) for name in ("latestOffset", "endOffset"))
     return {key: max(sequence - end.get(key, 0), 0) for key, sequence in latest.items()}
 
@@ -31,7 +31,7 @@ def _sources(progress: Any) -> list[Mapping[str, Any]]:
 
 
 def _parsed(value: Any) -> Mapping[str, Mapping[str, int]]:
-    """Nothing for a source that is not ours: its offsets have another shape."""
+    """The offsets; empty for another data source, whose offsets have another format."""
     if isinstance(value, str):
         value = json.loads(value or "{}")
     is_ours = isinstance(value, Mapping) and all(isinstance(each, Mapping) for each in value.values())

@@ -94,7 +94,7 @@ def test_arguments_that_are_wrong_are_status_2_and_help_is_not(argv: list[str], 
 
 def test_wrong_source_options_are_refused_before_the_job_runs(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(failing(AssertionError("the job ran")), ["--from", "yesterday"], SPARK) == 2
-    assert "'yesterday' is no time" in capsys.readouterr().err
+    assert "'yesterday' is not a time" in capsys.readouterr().err
 
 
 def test_json_is_for_machines_and_the_report_goes_to_the_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -138,7 +138,7 @@ def test_times_and_options_are_read(argv: list[str], expected: dict[str, str]) -
     ("argv", "words"),
     [
         (["--from", "2026-01-01T00:00:00"], "no time zone"),
-        (["--until", "soon"], "no time"),
+        (["--until", "soon"], "not a time"),
         (["-o", "tags"], "KEY=VALUE"),
         (["-o", "=x"], "KEY=VALUE"),
         (["--subject", "a", "--pattern", "b"], "not both"),
@@ -149,7 +149,7 @@ def test_what_cannot_be_meant_is_refused(argv: list[str], words: str) -> None:
         source_options(parsed(*argv))
 
 
-@pytest.mark.parametrize(("options", "words"), [({"subscribe": "x"}, "name the log"), ({"qmq.path": "/a"}, "name the subjects")])
+@pytest.mark.parametrize(("options", "words"), [({"subscribe": "x"}, "give the log"), ({"qmq.path": "/a"}, "give the subjects")])
 def test_a_read_says_what_it_lacks(options: dict[str, str], words: str) -> None:
     with pytest.raises(InvalidArgument, match=words):
         checked_source(options)

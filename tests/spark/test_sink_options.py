@@ -45,7 +45,7 @@ def test_options_are_read_whatever_their_case_and_spark_may_add_its_own() -> Non
         ({"qmq.txn": "a"}, r"did you mean 'qmq\.txnId'"),
         ({"qmq.compression": "gzip"}, "none, zstd, lz4"),
         ({"qmq.batchMessages": "0"}, "from 1 to 65535"),
-        ({"qmq.retryMs": "soon"}, "whole number"),
+        ({"qmq.retryMs": "soon"}, "integer"),
         ({"qmq.txnId": ""}, "1 to 200 printable"),
         ({"createSubject": "yes"}, "true or false"),
         ({"subject": "a", "topic": "b"}, "give one"),
@@ -67,7 +67,7 @@ def test_servers_are_needed_and_a_subject_has_to_be_a_name() -> None:
 @pytest.mark.parametrize(
     ("schema", "said"),
     [
-        ("key string", "no column `body`"),
+        ("key string", "need a column `body`"),
         ("bdy binary", "did you mean 'body'"),
         ("body binary, sequence bigint", "drop it"),
         ("body bigint", "binary or string, not bigint"),

@@ -89,7 +89,7 @@ class FailurePolicy:
         return self.on_failure == "block"
 
     def pause_ms(self, failures: int) -> int:
-        """How long a message waits after so many failures."""
+        """How long a message waits after `failures` failures."""
         return self.retry_ms[min(failures, len(self.retry_ms)) - 1]
 
 

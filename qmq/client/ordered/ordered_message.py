@@ -54,7 +54,7 @@ class LaneSettler(Protocol):
         ...
 
     def reject(self, message: OrderedMessage) -> None:
-        """It never can be."""
+        """The handler rejected the message: no retry can help."""
         ...
 
 

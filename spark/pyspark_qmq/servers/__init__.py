@@ -1,11 +1,11 @@
 """The log as brokers serve it.
 
-server_address.py   where a cluster is; what travels to executors
+server_address.py   the address of a cluster, sent to executors
 server_log.py       `CommittedLog`: topology, pieces, reading
-server_reader.py   a piece, request by request, over all the masters that its broker group has meanwhile
+server_reader.py   reads a piece request by request, and follows changes of the master
 server_routes.py    an ordered subject's history as partitions and their sources (pure)
-masters.py   which address serves a broker group now
+masters.py   the current master of a broker group, and connections to it
 blocking_connection.py   one blocking connection to a broker's data port
-metaservers.py  metaservers, asked and waited for
+metaservers.py  blocking calls to metaservers, with retries
 server_actions.py   the committed action log of a broker group
 """

@@ -1,10 +1,10 @@
-"""One blocking connection to a broker's data port: frames out, answers in, in the order in which the broker gives them.
+"""A blocking connection to a broker's data port: sends frames and receives answers in the broker's order.
 
-For a task, which has nothing to do but to wait. Several requests may be under way; whoever sends them pairs answers by their request ids.
+Used by tasks, which have nothing else to do while they wait. Several requests may be in flight; the caller matches answers by request id.
 
 Rules:
-* A payload is received into memory of its own, which nobody writes to again: what is cut out of it as views stays as it is.
-* A connection that failed is closed, and stays so. What was asked on it has an unknown outcome.
+* A payload is received into its own memory, which is never overwritten, so views into it stay valid.
+* A connection that failed is closed for good. The outcome of its unanswered requests is unknown.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ _BUFFERS_MAX: Final = 512
 
 @dataclass(frozen=True, slots=True)
 class ConnectionTiming:
-    """All in seconds. Handed in, so that a test need not wait as long as a job."""
+    """All values are in seconds. Tests pass shorter ones."""
 
     connect_s: float = 5.0
-    """How long connecting and greeting may take, each step by itself."""
+    """Timeout of connecting and of the handshake, each."""
     answer_s: float = 15.0
-    """A broker that says nothing for so long while an answer is due is taken for gone: a machine without power closes no connection."""
+    """Timeout of an expected answer. It detects machines that lost power, which do not close connections."""
 
 
 TIMING: Final = ConnectionTiming()
 
 
 class Head(NamedTuple):
-    """What stands before an answer's payload."""
+    """The head of an answer, before its payload."""
 
     kind: int
     request_id: int
@@ -51,15 +51,15 @@ class Head(NamedTuple):
 
 
 class BlockingConnection:
-    """A connection that stands. Make it with `connect`. Used by one thread, or one that sends and one that receives."""
+    """An open connection, made by `connect`. Used by one thread, or by one thread that sends and another that receives."""
 
     def __init__(self, address: str, found: socket.socket | TlsSocket, timeout_s: float) -> None:
         self.address = address
         self.is_open = True
         self.answered_id = 0
-        """Request id of the answer that was received last, also if that was an error."""
+        """The request id of the last answer, even if it was an error."""
         self.inflight_bytes_max = 0
-        """Unanswered bytes of PRODUCE that the broker takes from one connection."""
+        """The broker's limit of unanswered PRODUCE bytes per connection."""
         self._socket = found
         self._socket.settimeout(timeout_s)
         self._next_id = 1
@@ -67,11 +67,11 @@ class BlockingConnection:
 
     @classmethod
     def connect(cls, address: str, timing: ConnectionTiming = TIMING, *, client: str = "spark") -> BlockingConnection:
-        """Connect and greet. Raises NotConnected, ProtocolViolation."""
+        """Connect and say hello. Raises NotConnected, ProtocolViolation."""
         host, _, port = address.rpartition(":")
         try:
             found = socket.create_connection((host.strip("[]"), int(port)), timing.connect_s)
-            # The receive buffer is left to the kernel, which lets it grow as far as the way to the broker needs.
+            # The kernel sizes the receive buffer, because it adapts it to the network path.
             found.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         except (OSError, ValueError) as cause:
             raise NotConnected(f"no broker answers at {address} ({cause or 'timed out'}): is it running?") from cause
@@ -95,13 +95,15 @@ class BlockingConnection:
         self.send(FrameKind.HELLO, wire.Hello(wire.PROTOCOL_VERSION, client, token_for(self.address)).pack())
         answer = self.receive()
         if answer.kind != FrameKind.WELCOME:
-            raise ProtocolViolation(f"a frame of kind {answer.kind} is no answer to HELLO: is {self.address} the data port of a broker?")
+            raise ProtocolViolation(
+                f"a frame of kind {answer.kind} is not an answer to HELLO: is {self.address} the data port of a broker?"
+            )
         self.inflight_bytes_max = wire.Welcome.unpack(answer.payload).inflight_bytes_max
 
     # --- out -----------------------------------------------------------------------------------------------------------
 
     def send(self, kind: int, *buffers: bytes | memoryview, deadline_ms: int = 0) -> int:
-        """Send a request; its id, which its answer will carry. Raises NotConnected, DeadlineExceeded."""
+        """Send a request and return its id, which the answer will have. Raises NotConnected, DeadlineExceeded."""
         number = self._next_id
         self._next_id = number + 1 if number < 0xFFFF_FFFF else 1
         size = sum([len(each) for each in buffers])
@@ -120,18 +122,18 @@ class BlockingConnection:
     # --- in ------------------------------------------------------------------------------------------------------------
 
     def receive(self) -> Frame:
-        """The next answer, whole. Raises the error that the broker answered with, as `receive_head`."""
+        """The next answer. Raises what `receive_head` raises."""
         head = self.receive_head()
         return Frame(head.kind, head.request_id, 0, self.receive_payload(head.payload_bytes))
 
     def receive_head(self) -> Head:
-        """The head of the next answer; its payload is to be received next, by `receive_payload`, all of it.
+        """The head of the next answer. Call `receive_payload` next to receive its whole payload.
 
         Raises:
             the error that the broker answered with; `answered_id` is the request's.
             NotConnected: the connection ended.
-            DeadlineExceeded: nothing came in time. The connection is closed.
-            ProtocolViolation: what came is no answer. The connection is closed.
+            DeadlineExceeded: no answer in time. The connection is closed.
+            ProtocolViolation: the received bytes are not an answer. The connection is closed.
         """
         self._require_open()
         self._fill(self._head)
@@ -147,7 +149,7 @@ class BlockingConnection:
         return Head(kind, request_id, length - HEADER_BYTES)
 
     def receive_payload(self, size: int) -> memoryview:
-        """So many bytes, into memory of their own, which nobody else has. Raises NotConnected, DeadlineExceeded."""
+        """Receive a number of bytes into new memory. Raises NotConnected, DeadlineExceeded."""
         payload = np.empty(size, np.uint8).data
         self._fill(payload)
         return payload
@@ -171,12 +173,12 @@ class BlockingConnection:
             self._fail(cause)
 
     def call(self, kind: int, *buffers: bytes | memoryview, deadline_ms: int = 0) -> memoryview:
-        """Send a request and wait for its answer, while nothing else is under way. Raises as `receive`."""
+        """Send a request and wait for its answer; no other request may be in flight. Raises what `receive` raises."""
         number = self.send(kind, *buffers, deadline_ms=deadline_ms)
         answer = self.receive()
         if answer.request_id != number:
             self.close()
-            raise ProtocolViolation(f"an answer to request {answer.request_id} of {self.address}, where {number} was asked")
+            raise ProtocolViolation(f"{self.address} answered request {answer.request_id} instead of {number}")
         return answer.payload
 
     # --- the end -------------------------------------------------------------------------------------------------------
@@ -195,7 +197,7 @@ class BlockingConnection:
         raise failure from cause
 
     def close(self) -> None:
-        """End it. Harmless to call again; a thread that waits for an answer wakes up."""
+        """Close the connection and wake up a waiting thread. May be called again."""
         self.is_open = False
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
@@ -209,7 +211,7 @@ class BlockingConnection:
 
 
 def _behind(buffers: list[bytes | memoryview], sent: int) -> list[bytes | memoryview]:
-    """What is left when so many bytes are gone."""
+    """The buffers that remain after a number of bytes was sent."""
     for at, each in enumerate(buffers):
         if sent < len(each):
             return [memoryview(each)[sent:], *buffers[at + 1 :]]

@@ -1,10 +1,10 @@
-"""Which address serves a broker group now, and connections to it: thin I/O around the book, `qmq.client.route_book.RouteBook`.
+"""Finds the current master of a broker group and keeps connections to it: thin I/O around `qmq.client.route_book.RouteBook`.
 
 Rules:
-* A connection is taken by one user at a time, and given back if nothing is under way on it.
-* A master that sends us away, or cannot be reached, is doubted: a metaserver is asked, and asked again, until somebody serves the group or
-  `retry_ms` is over.
-* A subject that a metaserver knows and a broker does not (yet) is as good as a broker that does not answer: its view is behind.
+* One user at a time has a connection, and returns it if no request is in flight.
+* If a master redirects or cannot be reached, metaservers are asked repeatedly for the master until one serves the group or `retry_ms` has
+  passed.
+* A broker that does not know a subject known to a metaserver is treated as unreachable, because its view is behind.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from qmq.client.route_book import RouteBook, delayed_target
 from qmq.errors import NotConnected, NotMaster, Overloaded, QmqError, Unavailable, UnknownSubject
 
 IDLE_MAX: Final = 4
-"""Connections to one broker group that are kept for the next user."""
+"""Idle connections kept per broker group."""
 
 _R = TypeVar("_R")
 
 
 class MasterConnections:
-    """The masters of the broker groups; with `delayed` of the delay groups. Used by one thread."""
+    """The masters of the broker groups; with `delayed`, of the delay groups. Not thread-safe."""
 
     def __init__(self, metadata: Metadata, *, delayed: bool = False, timing: ConnectionTiming = TIMING) -> None:
         self._timing = timing
@@ -35,10 +35,10 @@ class MasterConnections:
         self._book = RouteBook()
         self._idle: dict[str, list[BlockingConnection]] = {}
 
-    # --- where ---------------------------------------------------------------------------------------------------------
+    # --- masters ---------------------------------------------------------------------------------------------------------
 
     def locate(self, subject: str, *, retry_ms: int | None = None) -> Located:
-        """Ask a metaserver where a subject is, and remember who are the masters. Raises UnknownSubject, InvalidName, NotConnected."""
+        """Look up a subject at a metaserver and remember the masters. Raises UnknownSubject, InvalidName, NotConnected."""
         ask = self._book.ask()
         found = self._metadata.locate(subject, delayed=self._is_delayed, retry_ms=retry_ms)
         target = delayed_target(subject) if self._is_delayed else subject
@@ -46,7 +46,7 @@ class MasterConnections:
         return found
 
     def doubt(self, group: str) -> None:
-        """Whoever is known as the group's master is not, or cannot be reached: ask before the next use."""
+        """Forget the group's known master, so that the next use asks a metaserver."""
         self._book.doubt(group)
         for each in self._idle.pop(group, []):
             each.close()
@@ -54,7 +54,7 @@ class MasterConnections:
     # --- connections ---------------------------------------------------------------------------------------------------
 
     def take(self, subject: str, group: str, *, retry_ms: int | None = None) -> BlockingConnection:
-        """A connection to the group's master, for the caller alone: to be ended with `give` or `lose`. The subject lives on the group.
+        """Take a connection to the master of a group that has the subject. Return it with `give` or `lose`.
 
         Raises UnknownSubject, and NotConnected after `retry_ms` (default: the metadata's).
         """
@@ -80,7 +80,7 @@ class MasterConnections:
             raise NotConnected(f"the master of broker group {group!r} does not answer: {failure.message}") from failure
 
     def give(self, group: str, channel: BlockingConnection) -> None:
-        """Nothing is under way on it: somebody else may have it."""
+        """Return a connection without requests in flight."""
         idle = self._idle.setdefault(group, [])
         if channel.is_open and len(idle) < IDLE_MAX:
             idle.append(channel)
@@ -88,15 +88,15 @@ class MasterConnections:
             channel.close()
 
     def lose(self, group: str, channel: BlockingConnection, failure: QmqError | None = None) -> None:
-        """It failed, or answers are still to come on it: end it. If the failure says so, look for the master again."""
+        """Close a connection that failed or has requests in flight. Depending on the failure, look for the master again."""
         channel.close()
         if failure is not None and is_about_master(failure):
             self.doubt(group)
 
     def ask(self, subject: str, group: str, act: Callable[[BlockingConnection], _R]) -> _R:
-        """Do something that may be done again, on a connection to the group's master, until it works.
+        """Run an idempotent action on a connection to the group's master until it succeeds.
 
-        Raises what `act` raises, but for NotConnected after `retry_ms` where trying again might have helped.
+        Raises what `act` raises; NotConnected after `retry_ms` of retries.
         """
         return patiently(lambda: self._ask_once(subject, group, act), self.retry_ms)
 
@@ -116,21 +116,21 @@ class MasterConnections:
         return found
 
     def call(self, subject: str, group: str, kind: int, *buffers: bytes) -> memoryview:
-        """One request that may be repeated, and its answer. Raises as `ask`."""
+        """Send an idempotent request and return the answer. Raises what `ask` raises."""
         return self.ask(subject, group, lambda channel: channel.call(kind, *buffers))
 
     def close(self) -> None:
-        """End what is idle."""
+        """Close idle connections."""
         for group in list(self._idle):
             for each in self._idle.pop(group):
                 each.close()
 
 
 def is_about_master(failure: QmqError) -> bool:
-    """Whether another broker may serve the group by now: it is worth asking who."""
+    """Whether the failure suggests that the master has changed."""
     return isinstance(failure, NotMaster | NotConnected) or (isinstance(failure, Unavailable) and not isinstance(failure, Overloaded))
 
 
 def may_pass(failure: QmqError) -> bool:
-    """Whether trying again may help."""
+    """Whether a retry may help."""
     return isinstance(failure, Unavailable | UnknownSubject)

@@ -1,4 +1,4 @@
-"""Metaservers as tasks and planners ask them: blocking, one after another, until one answers or `retry_ms` is over."""
+"""Blocking calls to metaservers: asks one after another until one answers or `retry_ms` has passed."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ class Located(NamedTuple):
     settings: pb.SubjectSettings
     placement: Placement
     hosts: tuple[str, ...]
-    """All broker groups that may hold messages of it; of delayed messages, the delay groups."""
+    """All broker groups that may have messages of the subject; for delayed messages, the delay groups."""
 
 
 class Metadata:
-    """Asks the metaservers at `servers`, "host:port" with commas between. Used by one thread.
+    """Calls the metaservers at `servers`, a comma-separated list of "host:port". Not thread-safe.
 
-    Every call raises the typed error that the server raised; NotConnected when none of them answered for `retry_ms`. Making it raises
+    Every call raises the server's typed error, or NotConnected if no server answered for `retry_ms`. The constructor raises
     InvalidArgument.
     """
 
@@ -52,7 +52,7 @@ class Metadata:
     # --- where things are ----------------------------------------------------------------------------------------------
 
     def locate(self, subject: str, *, delayed: bool = False, retry_ms: int | None = None) -> Located:
-        """Where a subject is, or its delayed messages go. Raises UnknownSubject, InvalidName, NotConnected."""
+        """The location of a subject, or of its delayed messages. Raises UnknownSubject, InvalidName, NotConnected."""
         request = pb.LocateRequest(subject=subject, delayed=delayed)
         found: pb.LocateResponse = self._ask("Locate", request, retry_ms)
         placement = placement_of(subject, found)
@@ -60,29 +60,29 @@ class Metadata:
         return Located(found.settings, placement, hosts if not delayed else tuple([each.group for each in placement.routes]))
 
     def list_subjects(self, prefix: str = "") -> list[pb.SubjectDescription]:
-        """Subjects with their queues. Raises NotConnected, also if one broker group does not answer."""
+        """All subjects with their queues. Raises NotConnected, also if a broker group does not answer."""
         found: pb.ListSubjectsResponse = self._ask("ListSubjects", pb.ListSubjectsRequest(prefix=prefix))
         return list(found.subjects)
 
     def describe_route(self, subject: str, version: int = 0) -> pb.DescribeRouteResponse:
-        """A subject's route, 0: the latest. Raises UnknownSubject, OrderMismatch, NotConnected."""
+        """A version of a subject's route; 0: the latest. Raises UnknownSubject, OrderMismatch, NotConnected."""
         found: pb.DescribeRouteResponse = self._ask("DescribeRoute", pb.DescribeRouteRequest(subject=subject, version=version))
         return found
 
     def route_history(self, subject: str) -> list[pb.RouteChangeInfo]:
-        """What changes led to the subject's latest route, the oldest first. Raises UnknownSubject, OrderMismatch, NotConnected."""
+        """The changes of a subject's route, oldest first. Raises UnknownSubject, OrderMismatch, NotConnected."""
         found: pb.RouteHistoryResponse = self._ask("RouteHistory", pb.RouteHistoryRequest(subject=subject))
         return list(found.changes)
 
     def routes(self, subject: str) -> Routes:
-        """All routes of an ordered subject; the first one, which never changes, is asked for once. Raises as `route_history`."""
+        """All routes of an ordered subject. The first one never changes and is cached. Raises what `route_history` raises."""
         first = self._first_routes.get(subject)
         if first is None:
             first = self._first_routes[subject] = self.describe_route(subject, 1)
         return routes_of(first.route, self.route_history(subject), first.settings.order)
 
     def cluster(self) -> list[pb.GroupDescription]:
-        """The broker groups, each with its replicas. Raises NotConnected."""
+        """The broker groups with their replicas. Raises NotConnected."""
         found: pb.DescribeClusterResponse = self._ask("DescribeCluster", pb.DescribeClusterRequest())
         return list(found.groups)
 
@@ -110,7 +110,7 @@ class Metadata:
         return found
 
     def control(self, address: str, method: str, request: Any) -> Any:
-        """Call a replica's control port, once. Raises the typed error that it raised, NotConnected, DeadlineExceeded."""
+        """Call a replica's control port without retries. Raises the server's typed error, NotConnected, DeadlineExceeded."""
         return call(self._channel(address), control_pb2_grpc.BrokerControlStub, method, request, address)
 
     def close(self) -> None:
@@ -120,7 +120,7 @@ class Metadata:
 
 
 def open_channel(address: str) -> grpc.Channel:
-    """With TLS, if the environment says so. Raises InvalidArgument."""
+    """Open a channel, with TLS if the environment configures it. Raises InvalidArgument."""
     tls = Tls.from_environment()
     if tls is None:
         return grpc.insecure_channel(address, options=CHANNEL_OPTIONS)
@@ -128,7 +128,7 @@ def open_channel(address: str) -> grpc.Channel:
 
 
 def call(channel: grpc.Channel, stub: Callable[[grpc.Channel], Any], method: str, request: Any, address: str) -> Any:
-    """One call. Raises the typed error that the server raised, NotConnected, DeadlineExceeded."""
+    """Make one call. Raises the server's typed error, NotConnected, DeadlineExceeded."""
     try:
         return getattr(stub(channel), method)(request, timeout=CALL_S, metadata=bearer(token_for(address)))
     except grpc.RpcError as cause:
@@ -141,7 +141,7 @@ def parse_servers(servers: str) -> list[str]:
     for each in addresses:
         host, _, port = each.rpartition(":")
         if not host or not port.isdigit():
-            raise InvalidArgument(f"{each!r} is no address of a metaserver: write host:port, and commas between several")
+            raise InvalidArgument(f"{each!r} is not the address of a metaserver: write host:port, separated by commas")
     if not addresses:
-        raise InvalidArgument("name at least one metaserver as host:port")
+        raise InvalidArgument("give at least one metaserver as host:port")
     return addresses

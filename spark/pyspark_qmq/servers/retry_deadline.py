@@ -1,4 +1,4 @@
-"""How long, and how often, something is tried again that may work by itself: another metaserver, a new master."""
+"""Retries of operations whose failure may be temporary: another metaserver, a new master."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _R = TypeVar("_R")
 
 
 def patiently(act: Callable[[], _R], retry_ms: int) -> _R:
-    """Try again while it raises Unavailable, with growing pauses and jitter, for `retry_ms`; then raise the last of these."""
+    """Retry an operation that raises Unavailable, with growing pauses and jitter, for `retry_ms`; then raise the last error."""
     retrying = Retrying(
         retry=retry_if_exception_type(Unavailable),
         stop=stop_after_delay(retry_ms / 1000),
@@ -29,7 +29,7 @@ def patiently(act: Callable[[], _R], retry_ms: int) -> _R:
 
 
 class RetryDeadline:
-    """The same for work in steps: `retry_ms` are counted from the last step that came on."""
+    """The same for work in steps: `retry_ms` counts from the last successful step."""
 
     def __init__(self, retry_ms: int) -> None:
         self._retry_ms = retry_ms
@@ -38,17 +38,17 @@ class RetryDeadline:
         self.renew()
 
     def renew(self) -> None:
-        """It came on: the next trouble is a new one."""
+        """A step succeeded: start the deadline again."""
         self._until_s = time.monotonic() + self._retry_ms / 1000
         self._tries = 0
 
     @property
     def left_ms(self) -> int:
-        """How long it may still be tried; 0 if no more."""
+        """The remaining time for retries; 0 if it is over."""
         return max(int((self._until_s - time.monotonic()) * 1000), 0)
 
     def pause(self, failure: QmqError) -> None:
-        """Wait before the next try. Raises the failure if there is to be none."""
+        """Wait before the next try. Raises the failure if the time is over."""
         if not self.left_ms:
             raise failure
         longest_s = min(PAUSE_S_MIN * 2**self._tries, PAUSE_S_MAX)

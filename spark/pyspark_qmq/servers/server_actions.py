@@ -1,6 +1,6 @@
-"""The committed action log of a broker group, as its master has it: who consumed what, for reports about lag and latency.
+"""Reads the committed action log of a broker group from its master, for reports about lag and latency.
 
-A few reads of some MiB over the control port: action logs are small, and nobody waits for a report.
+It makes a few reads of some MiB over the control port: action logs are small, and reports are not urgent.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ _ACTIONS_LOG: Final = 1
 
 
 class Servers(Protocol):
-    """Where a cluster is, as `ServerAddress` says it."""
+    """The address of a cluster; implemented by `ServerAddress`."""
 
     @property
     def servers(self) -> str: ...
 
     @property
     def retry_ms(self) -> int:
-        """How long who does not answer is asked again."""
+        """How long to retry a server that does not answer."""
         ...
 
 
 def action_groups(address: Servers) -> list[str]:
-    """The broker groups that keep subjects: not the delay groups. Raises NotConnected, InvalidArgument."""
+    """The broker groups without the delay groups. Raises NotConnected, InvalidArgument."""
     metadata = Metadata(address.servers, address.retry_ms)
     try:
         return sorted(group.broker_group for group in metadata.cluster() if not group.is_delay)
@@ -42,15 +42,15 @@ def action_groups(address: Servers) -> list[str]:
 
 
 def committed_actions(address: Servers, broker_group: str) -> Iterator[tuple[Envelope, bytes]]:
-    """Every committed entry of the group's action log, the oldest first: kinds ACTIONS and SNAPSHOT, with their regions (`unwrap` them).
+    """Yields all committed entries of the group's action log, oldest first: kinds ACTIONS and SNAPSHOT, with their regions (`unwrap` them).
 
-    It ends where the log ended when it came there.
+    It ends at the log's end at the time of the last read.
 
     Raises:
         InvalidArgument: there is no such group.
         NotConnected: its master was not found for `retry_ms`.
-        LogDamaged: a checksum does not hold.
-        MessagesExpired: retention took what was to be read next: begin again.
+        LogDamaged: a checksum is wrong.
+        MessagesExpired: retention deleted entries that were not yet read; start again.
     """
     metadata = Metadata(address.servers, address.retry_ms)
     try:
@@ -58,7 +58,7 @@ def committed_actions(address: Servers, broker_group: str) -> Iterator[tuple[Env
         while True:
             answer = _read(metadata, broker_group, position)
             if position and answer.position != position:
-                raise MessagesExpired(f"retention took the action log of {broker_group} from {position} on while it was read: read again")
+                raise MessagesExpired(f"retention deleted the action log of {broker_group} at {position} while it was read: read again")
             if not answer.entries:
                 return
             yield from _entries(answer.entries, broker_group)
@@ -78,7 +78,7 @@ def _read(metadata: Metadata, group: str, position: int) -> pb.ReadLogResponse:
 
 
 def _master(metadata: Metadata, name: str) -> str:
-    """Control address of the group's master. Raises NotConnected, InvalidArgument."""
+    """The control address of the group's master. Raises NotConnected, InvalidArgument."""
     groups = {group.broker_group: group for group in metadata.cluster()}
     if name not in groups:
         raise InvalidArgument(f"there is no broker group {name!r}: there are {', '.join(sorted(groups)) or 'none'}")

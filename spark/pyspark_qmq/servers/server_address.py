@@ -1,4 +1,4 @@
-"""Where a cluster is: what travels to executors, and a log is opened from."""
+"""The address of a cluster, which is sent to executors and from which a log is opened."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from pyspark_qmq.servers.server_log import ServerLog
 
 @dataclass(frozen=True, slots=True)
 class ServerAddress:
-    """Metaservers as "host:port", with commas between several; `retry_ms`: how long whatever does not answer is tried again."""
+    """Metaservers as a comma-separated list of "host:port". `retry_ms`: how long to retry a server that does not answer."""
 
     servers: str
     retry_ms: int = RETRY_MS
     timing: ConnectionTiming = TIMING
 
     def open(self) -> ServerLog:
-        """In this process; nobody is asked yet. Raises InvalidArgument."""
+        """Open the log in this process, without calling a server yet. Raises InvalidArgument."""
         return ServerLog(Metadata(self.servers, self.retry_ms), self.timing)

@@ -1,11 +1,11 @@
-"""The committed log as brokers serve it (see `pyspark_qmq.committed_log`).
+"""The committed log served by brokers (implements `pyspark_qmq.committed_log.CommittedLog`).
 
 Rules:
-* Where a queue ends is what its master says that applications may see: one FETCH that asks for no messages.
-* Of ordered subjects the queues are those that the route history names. It is asked behind the ends, and once more for what it did not name
-  before: so where a target is shown to have messages, its sources are shown closed. A metaserver that is behind names
-  a target later, never a source too late: its closing is the broker's own word.
-* A broker group that does not answer is waited for, and then the answer is NotConnected: nobody could say where its queues end.
+* A queue's end is the position up to which its master shows messages to applications: the answer to a FETCH for no messages.
+* The queues of an ordered subject come from the route history. The history is read after the ends, and once more for partitions that were
+  new, so if a target has messages, its sources appear closed. A metaserver that is behind may name a target later, but never shows a
+  source as open too long, because the broker itself reports the closing.
+* If a broker group does not answer within the retry time, the result is NotConnected, because the ends of its queues are unknown.
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ from qmq.wire.frame import FrameKind
 
 
 class ServerLog:
-    """Everything that is committed in a cluster. Used by one thread."""
+    """The committed messages of a cluster. Not thread-safe."""
 
     def __init__(self, metadata: Metadata, timing: ConnectionTiming = TIMING) -> None:
         self._metadata = metadata
         self._masters = MasterConnections(metadata, timing=timing)
         self._is_ordered: dict[str, bool] = {}
-        """Of each subject that was asked about; it never changes."""
+        """Cached per subject, because it never changes."""
         self._known: dict[str, Routes] = {}
         self._queues: dict[QueueKey, SourceQueue] = {}
 
-    # --- what there is -------------------------------------------------------------------------------------------------
+    # --- subjects and topology -------------------------------------------------------------------------------------------------
 
     def subjects(self) -> list[str]:
-        """All names, sorted. Raises NotConnected."""
+        """The names of all subjects, sorted. Raises NotConnected."""
         return sorted(each.settings.name for each in self._metadata.list_subjects())
 
     def topology(self, subjects: list[str]) -> Topology:
-        """The queues and routes of these subjects, now. Raises UnknownSubject, NotConnected."""
+        """The current queues and routes of these subjects. Raises UnknownSubject, NotConnected."""
         queues: dict[QueueKey, SourceQueue] = {}
         routes: dict[str, Routes] = {}
         for subject in dict.fromkeys(subjects):
@@ -58,7 +58,7 @@ class ServerLog:
         return Topology(queues, routes)
 
     def _has_order(self, subject: str) -> bool:
-        """Raises UnknownSubject, naming others like it."""
+        """Whether the subject is ordered. Raises UnknownSubject with similar names."""
         if subject not in self._is_ordered:
             try:
                 found = self._masters.locate(subject)

@@ -1,6 +1,6 @@
-"""What Spark's driver and executors show servers to say who they are: the token that the environment names (docs/ACCESS.md).
+"""The token with which Spark's driver and executors authenticate, taken from the environment (docs/ACCESS.md).
 
-Set it for executors by `spark.executorEnv.QMQ_TOKEN_FILE`: the file's name shows in Spark's UI, the token does not.
+Set it for executors with `spark.executorEnv.QMQ_TOKEN_FILE`: Spark's UI shows the file's name, but not the token.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from qmq.security.tls import Tls
 
 
 def token_for(address: str) -> str:
-    """Empty for none. Raises InvalidArgument: it cannot be read, or would travel in plain text to another machine."""
+    """The token, or an empty string. Raises InvalidArgument if it cannot be read, or would be sent in plain text to another machine."""
     source = token_source(None)
     if source is None:
         return ""

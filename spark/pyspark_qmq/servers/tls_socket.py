@@ -1,7 +1,7 @@
-"""A TLS connection that one thread sends on while another one receives.
+"""A TLS connection on which one thread sends while another one receives.
 
-Python's `ssl.SSLSocket` (before 3.13) must not be used by two threads at once, and a thread that waits in `recv` would keep the other one
-from sending. So the socket does not block: each call of OpenSSL happens under a lock, and whoever has to wait does so outside of it.
+Python's `ssl.SSLSocket` (before 3.13) must not be used by two threads at once, and a thread waiting in `recv` would block the sender. So
+the socket is non-blocking: each OpenSSL call holds a lock, and threads wait without the lock.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from typing import Final
 from qmq.security.tls import Credentials, Tls, tls_failed
 
 _WAIT_S: Final = 0.05
-"""How long a thread waits before it tries again: what it waits for may have been read by the other thread's call of OpenSSL."""
+"""How long a thread waits before it tries again, because the other thread's OpenSSL call may have read the data it waits for."""
 
 
 class TlsSocket:
-    """As much of a socket as a connection to a broker needs. `settimeout` is how long a call may wait."""
+    """The socket methods that a broker connection needs. `settimeout` sets how long a call may wait."""
 
     def __init__(self, found: ssl.SSLSocket) -> None:
         self._timeout_s = found.gettimeout() or 60.0
@@ -28,11 +28,11 @@ class TlsSocket:
         found.setblocking(False)
 
     def settimeout(self, seconds: float) -> None:
-        """Raises TimeoutError from then on, where a call waits for longer."""
+        """Set the timeout; later calls that wait longer raise TimeoutError."""
         self._timeout_s = seconds
 
     def sendmsg(self, buffers: list[bytes | memoryview]) -> int:
-        """Send all of it; how much that was. Raises OSError."""
+        """Send all buffers and return the number of bytes. Raises OSError."""
         whole = memoryview(b"".join(buffers))
         sent, waited_s = 0, 0.0
         while sent < len(whole):
@@ -45,7 +45,7 @@ class TlsSocket:
         return sent
 
     def recv_into(self, view: memoryview) -> int:
-        """What is there, at least a byte; 0 at the end. Raises OSError."""
+        """Receive at least one byte; 0 at the end. Raises OSError."""
         waited_s = 0.0
         while True:
             try:
@@ -57,12 +57,12 @@ class TlsSocket:
     def _wait(self, waited_s: float, wish: ssl.SSLError) -> float:
         if waited_s >= self._timeout_s:
             raise TimeoutError("timed out")
-        poll = select.poll()  # `select.select` takes no descriptor above 1,023, and a Spark worker may have many files open
+        poll = select.poll()  # Not `select.select`, which accepts no descriptor above 1,023: a Spark worker may have many open files.
         poll.register(self._socket, select.POLLIN if isinstance(wish, ssl.SSLWantReadError) else select.POLLOUT)
         return waited_s if poll.poll(_WAIT_S * 1000) else waited_s + _WAIT_S
 
     def shutdown(self, how: int) -> None:
-        """Wake up whoever waits. Raises OSError."""
+        """Wake up waiting threads. Raises OSError."""
         socket.socket.shutdown(self._socket, how)
 
     def close(self) -> None:
@@ -71,7 +71,7 @@ class TlsSocket:
 
 
 def secured(found: socket.socket, host: str, address: str) -> TlsSocket | socket.socket:
-    """With TLS, if the environment says so. Raises TlsFailed, InvalidArgument."""
+    """Add TLS if the environment configures it. Raises TlsFailed, InvalidArgument."""
     tls = Tls.from_environment()
     if tls is None:
         return found

@@ -1,19 +1,19 @@
-"""Which columns of a DataFrame become what of a message; checked when a write is planned. Pure.
+"""Maps the columns of a DataFrame to the parts of a message, and checks them when a write is planned. Pure.
 
 | column | type | |
 |---|---|---|
-| body (or `value`) | binary or string | needed; never null |
+| body (or `value`) | binary or string | required; never null |
 | subject (or `topic`) | string | null: the option `subject` |
-| key | binary or string | null: none; an ordered subject needs it |
+| key | binary or string | null: none; required by ordered subjects |
 | tag | string | null: none |
 | tags | array<string> | instead of `tag` |
 | headers | map<string,string> or map<string,binary> | |
-| delay_ms | bigint or int | delivered so many milliseconds later; null: at once |
-| deliver_at | timestamp | instead of `delay_ms`: delivered then; null: at once |
-| create_time | timestamp | when the message came about; never null; without the column: now |
+| delay_ms | bigint or int | delay in milliseconds; null: none |
+| deliver_at | timestamp | instead of `delay_ms`: the due time; null: none |
+| create_time | timestamp | the message's create time; never null; without the column: now |
 | message_id | string | 32 hexadecimal digits, instead of the row's own; unique within an epoch |
 
-Names are case-insensitive, as Spark's are. Any other column is refused: nobody shall believe that it was written.
+Names are case-insensitive, as in Spark. Any other column is refused, because it would not be written.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _ONE_OF: Final = (("tag", "tags"), ("delay_ms", "deliver_at"))
 
 @dataclass(frozen=True, slots=True)
 class Fields:
-    """Where in a record batch each column lies; -1: there is none. Can be sent to executors."""
+    """The index of each column in a record batch; -1: absent. Picklable for executors."""
 
     body: int
     subject: int = -1
@@ -65,7 +65,7 @@ class Fields:
 
     @classmethod
     def of(cls, schema: StructType, *, has_subject: bool) -> Fields:
-        """Read a DataFrame's schema. `has_subject`: there is a subject for rows that name none. Raises InvalidArgument."""
+        """Read a DataFrame's schema. `has_subject`: rows without a subject have a default one. Raises InvalidArgument."""
         places: dict[str, int] = {}
         for place, field in enumerate(schema.fields):
             name = _name_of(field)
@@ -73,12 +73,12 @@ class Fields:
                 raise InvalidArgument(f"columns {schema.fields[places[name]].name!r} and {field.name!r} both are the {name}: keep one")
             places[name] = place
         if "body" not in places:
-            raise InvalidArgument("the rows have no column `body` (or `value`): it is what a message holds")
+            raise InvalidArgument("the rows need a column `body` (or `value`)")
         if "subject" not in places and not has_subject:
-            raise InvalidArgument("say where the rows go: option subject, or a column `subject`")
+            raise InvalidArgument("give the rows' subject: option subject, or a column `subject`")
         for first, second in _ONE_OF:
             if first in places and second in places:
-                raise InvalidArgument(f"columns {first!r} and {second!r} say the same thing in two ways: keep one")
+                raise InvalidArgument(f"columns {first!r} and {second!r} have the same meaning: keep one")
         return cls(**places)
 
 
@@ -87,9 +87,9 @@ def _name_of(field: StructField) -> str:
     name = _ALIASES.get(lower, lower)
     if name not in COLUMNS:
         near = difflib.get_close_matches(lower, [*COLUMNS, *_ALIASES], 1)
-        hint = f"did you mean {near[0]!r}?" if near else f"drop it, or put it into `headers`; there are {', '.join(COLUMNS)}"
+        hint = f"did you mean {near[0]!r}?" if near else f"drop it, or put it into `headers`; columns: {', '.join(COLUMNS)}"
         raise InvalidArgument(f"a message has no column {field.name!r}: {hint}")
     kind = field.dataType.simpleString()
     if kind not in COLUMNS[name]:
-        raise InvalidArgument(f"column {field.name!r} is {' or '.join(COLUMNS[name])}, not {kind}: cast it")
+        raise InvalidArgument(f"column {field.name!r} must be {' or '.join(COLUMNS[name])}, not {kind}: cast it")
     return name

@@ -1,10 +1,10 @@
-"""One task: record batches in, batches out, until all is stored. Thin I/O around the cores.
+"""Runs one task: receives record batches and sends batches until all rows are stored. Thin I/O around the cores.
 
     cut in chunks ─▶ split by subject ─▶ core (BalancedRows, PartitionedRows) ─▶ packets ─▶ connections ─▶ brokers
                                            ▲ asks: where, what is there already   │ answers
                                            └──────────────────────────────────────┘
 
-So much is under way at once as `INFLIGHT_BYTES` says; then the next rows wait in Spark.
+At most `INFLIGHT_BYTES` are in flight; further rows wait in Spark.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ from qmq.errors import NotConnected, NotMaster, Outcome, QmqError, Stopping, Una
 from qmq.limits import MIB
 
 INFLIGHT_BYTES: Final = 32 * MIB
-"""Of rows that are not stored yet."""
+"""The limit for rows that are not stored yet."""
 WAIT_S_MAX: Final = 1.0
 
 
 class WriteTarget(Protocol):
-    """The cluster: `cluster.Cluster`, or what stands for it in a test."""
+    """The cluster: `SinkCluster`, or a test's replacement."""
 
     def logical_partitions(self, subject: str, *, creates: bool) -> int:
-        """How many an ordered subject has; 0: it is unordered."""
+        """The number of an ordered subject's logical partitions; 0: unordered."""
         ...
 
     def answer(self, ask: Ask, writer: RowWriter) -> Where | LookedUp:
-        """What a core asks."""
+        """Answer a core's question."""
         ...
 
     def may_skip(self, writer: RowWriter, to: RowTarget) -> bool:
@@ -65,19 +65,19 @@ class WriteTarget(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """What a task did."""
+    """The counts of a task."""
 
     rows: int = 0
     batches: int = 0
     found: int = 0
-    """Rows that an earlier attempt had stored."""
+    """Rows stored by an earlier attempt."""
 
     def __add__(self, other: Counts) -> Counts:
         return Counts(self.rows + other.rows, self.batches + other.batches, self.found + other.found)
 
 
 class WriteTask:
-    """Made for one task, run once."""
+    """One task; `run` is called once."""
 
     def __init__(
         self,
@@ -99,12 +99,12 @@ class WriteTask:
         self._events: SimpleQueue[SinkAnswer] = SimpleQueue()
 
     def run(self, batches: Iterable[pa.RecordBatch]) -> Counts:
-        """Returns when every row is stored.
+        """Store all rows.
 
         Raises:
-            InvalidArgument, MessageTooLarge, DelayTooLong, OrderMismatch, InvalidName: what a row holds.
-            UnknownSubject: one of its subjects does not exist.
-            NotConnected, DeadlineExceeded: a broker group was away for `qmq.retryMs`. Some rows are stored; the next attempt finds them.
+            InvalidArgument, MessageTooLarge, DelayTooLong, OrderMismatch, InvalidName: a row is invalid.
+            UnknownSubject: a subject does not exist.
+            NotConnected, DeadlineExceeded: a broker group was unreachable for `qmq.retryMs`. The next attempt finds the rows stored so far.
         """
         rows = 0
         try:
@@ -136,7 +136,7 @@ class WriteTask:
             self._active[key] = core
 
     def _own_ids(self, chunk: RowChunk) -> Ids | None:
-        """The rows' message ids where they bring any; those that do not get the writer's."""
+        """The rows' message ids; rows without an id get the writer's."""
         if self._fields.message_id < 0:
             return None
         array = chunk.batch.column(self._fields.message_id)
@@ -169,7 +169,7 @@ class WriteTask:
     # --- batches out ---------------------------------------------------------------------------------------------------
 
     def _pump(self, pending_bytes_max: int) -> None:
-        """Work until so much is pending at most; 0: until all is stored."""
+        """Work until at most this many bytes are pending; 0: until all rows are stored."""
         self._advance()
         while self._active and (not pending_bytes_max or self._pending_bytes() > pending_bytes_max):
             self._work(WAIT_S_MAX)
@@ -179,7 +179,7 @@ class WriteTask:
         return sum(core.pending_bytes for core in self._active.values())
 
     def _advance(self) -> None:
-        """All that can be done now without waiting."""
+        """Do everything that is possible without waiting."""
         while not self._events.empty():
             self._take(self._events.get())
         for core in list(self._active.values()):
@@ -190,7 +190,7 @@ class WriteTask:
         self._active = {key: core for key, core in self._active.items() if not core.is_idle}
 
     def _work(self, wait_s: float) -> None:
-        """Wait for something to happen, and take note of it."""
+        """Wait for an event and handle it."""
         now = self._clock()
         wake_at = min([core.wake_at(now) for core in self._active.values()], default=math.inf)
         try:
@@ -239,7 +239,7 @@ class WriteTask:
     def _take(self, answer: SinkAnswer) -> None:
         connection = answer.connection
         if self._connections.get((connection.to.broker_group, connection.to.is_delayed)) is not connection:
-            return  # of a connection that was given up: what it still says is asked about again anyway
+            return  # An answer of an abandoned connection; its packets are looked up again anyway.
         if answer.is_broken:
             self._break(connection.to, answer.failure or NotConnected("the connection ended", outcome=Outcome.UNKNOWN))
             return
@@ -250,7 +250,7 @@ class WriteTask:
             self._break(connection.to, answer.failure)
 
     def _break(self, to: RowTarget, failure: QmqError) -> None:
-        """The connection is of no use any more."""
+        """Abandon a connection."""
         connection = self._connections.pop((to.broker_group, to.is_delayed), None)
         if connection is not None:
             connection.channel.close()

@@ -1,7 +1,7 @@
-"""What Spark calls: writers of batches and streams. They are made in the driver, and their `write` runs in tasks.
+"""The writers that Spark calls, for batches and streams. They are made in the driver, and their `write` runs in tasks.
 
-Spark makes a stream's writer anew for each epoch and again for its commit, so nothing may be kept in it: who writes follows from what Spark
-tells a task. A batch's writer is made once for a job, and travels to all tasks and their attempts with the name that it drew.
+Spark makes a new stream writer for each epoch and another one for its commit, so writers keep no state: the writer's identity is derived
+from the data that Spark passes to a task. A batch writer is made once per job, and is sent with its random name to all tasks and attempts.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ EPOCH: str = "streaming.sql.batchId"
 
 @dataclass
 class Written(WriterCommitMessage):
-    """One task's part."""
+    """The result of one task."""
 
     partition: int
     counts: Counts = field(default_factory=Counts)
 
 
 class LogWriter(DataSourceArrowWriter):
-    """A batch write. `name` is the job's."""
+    """A batch write. `name`: the job's name."""
 
     def __init__(self, options: SinkOptions, fields: Fields, name: str) -> None:
         self._options = options
@@ -54,7 +54,7 @@ class LogWriter(DataSourceArrowWriter):
         _say(f"batch {self._name}", messages)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Nothing can be taken back from a log."""
+        """Stored rows cannot be removed from a log."""
         _say(f"batch {self._name}, aborted; what is stored stays", messages)
 
 
@@ -70,7 +70,7 @@ class LogStreamWriter(DataSourceStreamArrowWriter):
         context = _context()
         query, epoch = context.getLocalProperty(QUERY), context.getLocalProperty(EPOCH)
         if epoch is None or (query is None and not self._options.txn_id):
-            raise InvalidArgument("Spark gives no query id and epoch, so the sink cannot tell a repeated write from a new one")
+            raise InvalidArgument("Spark passes no query id and epoch, so the sink cannot tell a repeated write from a new one")
         return _write(iterator, self._options, self._fields, self._options.txn_id or str(query), int(epoch))
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - the name is Spark's
@@ -78,7 +78,7 @@ class LogStreamWriter(DataSourceStreamArrowWriter):
         _say(f"epoch {batchId}", messages)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - the name is Spark's
-        """Nothing can be taken back from a log; the epoch is repeated, and finds what is stored."""
+        """Stored rows cannot be removed from a log. Spark repeats the epoch, which finds them."""
         _say(f"epoch {batchId}, aborted; what is stored stays, and is found when it is repeated", messages)
 
 
@@ -108,7 +108,7 @@ def _context() -> Any:
 
 
 def _write(iterator: Iterator[pa.RecordBatch], options: SinkOptions, fields: Fields, name: str, epoch: int) -> Written:
-    from pyspark_qmq.sink.sink_cluster import cluster_at  # connections are the executors' business
+    from pyspark_qmq.sink.sink_cluster import cluster_at  # Imported here because only executors open connections.
 
     partition = _context().partitionId()
     writer = RowWriter(name, partition, epoch, has_own_ids=fields.message_id >= 0)
@@ -116,7 +116,7 @@ def _write(iterator: Iterator[pa.RecordBatch], options: SinkOptions, fields: Fie
 
 
 def _say(what: str, messages: list[WriterCommitMessage | None]) -> None:
-    """Into the driver's log, which is where the standard error of Spark's Python processes goes."""
+    """Write to standard error, which Spark puts into the driver's log."""
     total = sum([each.counts for each in messages if isinstance(each, Written)], Counts())
     if total.rows:
         print(f"qmq: {what}: {total.rows} rows in {total.batches} batches, {total.found} were stored already", file=sys.stderr)
