@@ -90,7 +90,7 @@ def check_schema(schema: StructType) -> None:
             raise InvalidArgument(f"the log has no column {field.name!r}{hint}")
         if field.dataType.simpleString() != known[field.name].simpleString():
             raise InvalidArgument(
-                f"column {field.name!r} is {known[field.name].simpleString()}, not {field.dataType.simpleString()}: read it as that, then cast"
+                f"column {field.name!r} is {known[field.name].simpleString()}, not {field.dataType.simpleString()}: read that, then cast"
             )
         if not field.nullable and field.name in MAY_BE_NULL:
             raise InvalidArgument(f"column {field.name!r} must be nullable in the schema: it may be null")
