@@ -15,10 +15,14 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from bench_processes import Node
-from gateway_processes import PROGRAMS, Gateway, Load, RocketMQ, cpu_s
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))
+
+from system.gateway_processes import PROGRAMS, Gateway, Load, RocketMQ, cpu_s
 
 ROOM_S: Final = 20
 TOPIC: Final = "bench"

@@ -146,7 +146,7 @@ async def test_the_node_clients_programs_see_all_their_messages(gateway: Gateway
     check_normal(told[0], told[1])
     check_order(told[3])
     check_pushed(told[4])
-    client_table.check_column(gateway.gateway.tally.counts, "NODE_JS")
+    client_table.check_column(gateway.gateway.tally.counts, "HTTP")
 
 
 @needs_rust

@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 from typing import Any, Final
 
-ROOT: Final = Path(__file__).resolve().parents[1]
+ROOT: Final = Path(__file__).resolve().parents[2]
 PROGRAMS: Final = ROOT / "tests" / "qmq" / "gateway" / "programs"
 CACHE: Final = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "qmq-tests" / "rocketmq"
 JAR: Final = CACHE / "rocketmq-client-java-5.2.0.jar"
@@ -147,14 +147,23 @@ class Load:
 
     def __init__(self, address: str, *words: object) -> None:
         self._home = tempfile.mkdtemp(prefix="rocketmq-load-")
+        self._errors = tempfile.TemporaryFile(mode="w+")  # noqa: SIM115 - the program's until its end
         command = ["java", "-Xmx1g", f"-Duser.home={self._home}", "-cp", str(JAR), str(PROGRAMS / "RocketmqLoad.java"), address]
-        self.process = subprocess.Popen([*command, *map(str, words)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+        self.process = subprocess.Popen([*command, *map(str, words)], stdout=subprocess.PIPE, stderr=self._errors, text=True)
+
+    def end(self) -> None:
+        """End it before its time."""
+        if self.process.poll() is None:
+            self.process.kill()
 
     def result(self) -> dict[str, Any]:
         """What it prints at its end."""
         out, _ = self.process.communicate()
         shutil.rmtree(self._home, ignore_errors=True)
+        self._errors.seek(0)
+        errors = self._errors.read()
+        self._errors.close()
         lines = [each for each in out.splitlines() if each.startswith("{")]
         if not lines:
-            raise RuntimeError(f"the program ended without a result: {out}")
+            raise RuntimeError(f"the program ended without a result: {out}{errors[-2000:]}")
         return dict(json.loads(lines[-1]))
