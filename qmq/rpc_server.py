@@ -39,15 +39,17 @@ class RpcBounds:
     ping_timeout_ms: int = 20_000
 
 
-def rpc_server(bounds: RpcBounds, interceptors: Sequence[grpc.aio.ServerInterceptor] = ()) -> grpc.aio.Server:
-    """A gRPC server that does not listen yet."""
+def rpc_server(bounds: RpcBounds, interceptors: Sequence[grpc.aio.ServerInterceptor] = (), *, shares_port: bool = False) -> grpc.aio.Server:
+    """A gRPC server that does not listen yet. With `shares_port`, other processes of this user may listen at its port, too: the kernel
+    gives each connection to one of them (SO_REUSEPORT).
+    """
     options = [
         ("grpc.max_receive_message_length", REQUEST_BYTES_MAX),
         # The server accepts no compressed requests: 29 KiB could become 30 MiB in memory.
         ("grpc.compression_enabled_algorithms_bitset", 1),
         ("grpc.max_send_message_length", MESSAGE_BYTES_MAX),
         ("grpc.max_concurrent_streams", _STREAMS_MAX),
-        ("grpc.so_reuseport", 0),
+        ("grpc.so_reuseport", int(shares_port)),
         ("grpc.max_allowed_incoming_connections", bounds.connections_max),
         ("grpc.server_handshake_timeout_ms", bounds.handshake_ms),
         ("grpc.max_connection_idle_ms", bounds.idle_ms),

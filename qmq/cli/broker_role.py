@@ -51,7 +51,8 @@ def serve_shards(options: BrokerOptions) -> None:
         fail(failure)
 
     async def supervise() -> int:
-        return await ShardSupervisor(options.group, commands, lambda line: print(line, flush=True)).run()
+        ready = f"qmq broker: {len(commands)} shards of {options.group} are ready"
+        return await ShardSupervisor(options.group, commands, lambda line: print(line, flush=True), ready_line=ready).run()
 
     raise typer.Exit(run(supervise()))
 

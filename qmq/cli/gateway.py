@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import os
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
 from qmq.cli.output import fail, run
 from qmq.cli.roles import Host, set_up_logging, taking
+from qmq.cli.shards import process_command
 from qmq.errors import InvalidArgument, QmqError
 
 if TYPE_CHECKING:
     from qmq.gateway.gateway_config import GatewayConfig
     from qmq.network import Network
+
+
+PROCESSES_MAX: Final = 64
+_SHOWN: Final = ("host", "port")
 
 
 @dataclass(frozen=True)
@@ -53,13 +59,33 @@ class GatewayOptions:
         bool,
         typer.Option("--insecure", envvar="QMQ_INSECURE", help="Listen on a public address without access control; for private networks."),
     ] = False
+    processes: Annotated[
+        int,
+        typer.Option(
+            envvar="QMQ_GATEWAY_PROCESSES",
+            min=1,
+            max=PROCESSES_MAX,
+            help="Number of processes that share the port; one keeps about one core busy.",
+        ),
+    ] = 1
+    shared_port: Annotated[
+        bool,
+        typer.Option("--shared-port", envvar="QMQ_GATEWAY_SHARED_PORT", help="Let other gateways of this machine listen at the same port."),
+    ] = False
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log what happens.")] = False
 
     def config(self) -> GatewayConfig:
         """The gateway's configuration."""
         from qmq.gateway.gateway_config import GatewayConfig
 
-        return GatewayConfig(self.host, self.port, self.advertise, creates_topics=self.create_topics, all_ordered=self.ordered_topics)
+        return GatewayConfig(
+            self.host,
+            self.port,
+            self.advertise,
+            creates_topics=self.create_topics,
+            all_ordered=self.ordered_topics,
+            shares_port=self.shared_port,
+        )
 
     def network(self) -> Network:
         """The network of the RocketMQ port, with TLS if configured. Raises InvalidArgument for unusable files."""
@@ -95,12 +121,27 @@ def gateway(_: typer.Context, options: GatewayOptions) -> None:
     try:
         set_up_logging(options.verbose)
         options.require_closed()
-        run(_serve(options))
+        status = run(_serve(options) if options.processes == 1 else _serve_together(options))
     except (OSError, QmqError) as failure:
         fail(failure)
+    raise typer.Exit(status)
 
 
-async def _serve(options: GatewayOptions) -> None:
+async def _serve_together(options: GatewayOptions) -> int:
+    """Several processes at one port. One that ends is started again; the exit status is that of the first that could not start."""
+    from qmq.node.shard_supervisor import ShardSupervisor
+
+    if not options.port:
+        raise InvalidArgument("several processes share one port, so name it: --port 8081")
+    each = replace(options, processes=1, shared_port=True)
+    command = process_command("gateway", each, _SHOWN, os.environ, verbose=options.verbose)
+    ready = f"qmq gateway: {options.processes} processes are ready at {options.host}:{options.port}"
+    commands = [command] * options.processes
+    supervisor = ShardSupervisor("the gateway", commands, lambda line: print(line, flush=True), part="process", ready_line=ready)
+    return await supervisor.run()
+
+
+async def _serve(options: GatewayOptions) -> int:
     import qmq
     from qmq.gateway.gateway_credentials import GatewayCredentials
     from qmq.gateway.gateway_server import GatewayServer
@@ -121,3 +162,4 @@ async def _serve(options: GatewayOptions) -> None:
             await until_signal(start)
         finally:
             await found.stop()
+    return 0

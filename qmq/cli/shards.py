@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar, get_type_hints
@@ -63,17 +63,22 @@ def shard_options(options: _S, shard: int) -> _S:
 
 def shard_command(options: ShardedOptions, environment: Mapping[str, str]) -> ShardCommand:
     """The command and environment of a shard's process. The given options override `environment`, which is the supervisor's."""
+    return process_command("broker", options, _SHOWN, environment, verbose=options.verbose)
+
+
+def process_command(verb: str, options: Any, shown: Sequence[str], environment: Mapping[str, str], *, verbose: bool) -> ShardCommand:
+    """How to run `qmq VERB` with these options: those of `shown` on the command line, and all as variables."""
     from qmq.node.shard_supervisor import ShardCommand
 
     variables = _variables(type(options))
     given = {variable: _text(getattr(options, name)) for name, variable in variables.items()}
     kept = {name: value for name, value in environment.items() if name not in given}
-    arguments = [sys.executable, "-m", "qmq.cli", "broker"]
-    for name in _SHOWN:
+    arguments = [sys.executable, "-m", "qmq.cli", verb]
+    for name in shown:
         value = _text(getattr(options, name))
         if value is not None:
             arguments += [f"--{name.replace('_', '-')}", value]
-    if options.verbose:
+    if verbose:
         arguments.append("--verbose")
     return ShardCommand(tuple(arguments), {**kept, **{name: value for name, value in given.items() if value is not None}})
 

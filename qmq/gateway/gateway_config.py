@@ -37,3 +37,5 @@ class GatewayConfig:
     transactions: TransactionTiming = TIMING
     sweep_ms: int = 100
     """So late may a message be visible again."""
+    shares_port: bool = False
+    """Whether other gateways of this machine may listen at the same port."""

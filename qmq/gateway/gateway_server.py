@@ -69,7 +69,7 @@ class GatewayServer:
     async def start(self) -> None:
         """Serve. Raises OSError if the port is taken."""
         bounds = RpcBounds(connections_max(BOUNDS.connections_max, limit()), BOUNDS.calls_max)
-        self._server = rpc_server(bounds)
+        self._server = rpc_server(bounds, shares_port=self._config.shares_port)
         service_pb2_grpc.add_MessagingServiceServicer_to_server(self._service, self._server)
         self.port = self._network.bind(self._server, self._config.host, self._config.port)
         await self._server.start()

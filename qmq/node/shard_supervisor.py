@@ -29,12 +29,21 @@ class ShardCommand:
 
 
 class ShardSupervisor:
-    """`say` gets the lines that shards print, and the supervisor's own."""
+    """`say` gets the lines that shards print, and `ready_line` when all serve. `whole` and `part` are what the log calls them: a
+    gateway's processes are run likewise.
+    """
 
     def __init__(
-        self, group: str, commands: Sequence[ShardCommand], say: Callable[[str], object], *, pauses_ms: Sequence[int] = PAUSES_MS
+        self,
+        whole: str,
+        commands: Sequence[ShardCommand],
+        say: Callable[[str], object],
+        *,
+        part: str = "shard",
+        ready_line: str,
+        pauses_ms: Sequence[int] = PAUSES_MS,
     ) -> None:
-        self._group = group
+        self._whole, self._part, self._ready_line = whole, part, ready_line
         self._commands = dict(enumerate(commands, 1))
         self._say = say
         self._supervision = ShardSupervision(len(commands), pauses_ms)
@@ -83,18 +92,18 @@ class ShardSupervisor:
         status = await process.wait()
         del self._processes[shard]
         if not self._supervision.is_stopping:
-            log.error("shard %d of %s ended with status %d", shard, self._group, status)
+            log.error("%s %d of %s ended with status %d", self._part, shard, self._whole, status)
         self._act(partial(self._supervision.ended, shard, status, self._now_ms()))
 
     def _tell(self) -> None:
         if self._supervision.are_all_serving and not self._has_told:
             self._has_told = True
-            self._say(f"qmq broker: {len(self._commands)} shards of {self._group} are ready")
+            self._say(self._ready_line)
 
     def _act(self, decide: Callable[[], Restart | StopAll | None]) -> None:
         decision = decide()
         if isinstance(decision, Restart):
-            log.warning("shard %d of %s starts again in %d ms", decision.shard, self._group, decision.after_ms)
+            log.warning("%s %d of %s starts again in %d ms", self._part, decision.shard, self._whole, decision.after_ms)
             self._loop.call_later(decision.after_ms / 1000, self._start_again, decision.shard)
         elif isinstance(decision, StopAll):
             for process in list(self._processes.values()):
