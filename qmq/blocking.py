@@ -244,6 +244,14 @@ class BlockingClient(BlockingBrowsing):
 class BlockingConsumer(BlockingConsumerBase):
     """One consumer of a group. Make it with `BlockingClient.consumer`, and iterate over it, or `pull`."""
 
+    def join(self) -> None:
+        """Return when this consumer is a member of its group on every broker group of the subject: from then on, a group that begins at
+        "latest" gets every message whose `send` begins. Without `join` a consumer joins when it is first asked for messages.
+
+        Raises UnknownSubject, AccessDenied, ClientClosed.
+        """
+        self._thread.run(self._consumer.join())
+
     @property
     def held(self) -> int:
         """Messages that are here and have no verdict."""
@@ -255,6 +263,10 @@ class BlockingConsumer(BlockingConsumerBase):
         see them.
         """
         return self._consumer.is_paused
+
+    def limit(self, prefetch: int) -> None:
+        """Change `prefetch`. What was handed out beyond a lower one stays handed out. Raises InvalidArgument."""
+        self._thread.call(lambda: self._consumer.limit(prefetch))
 
     def pause(self) -> None:
         """Hand out nothing and pull nothing until `resume`. The consumer keeps its place in the group, its lease and its messages: messages

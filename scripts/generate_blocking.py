@@ -69,7 +69,7 @@ SOURCES: Final = (
         "BlockingConsumer",
         "BlockingConsumerBase",
         "One consumer of a group. Make it with `BlockingClient.consumer`, and iterate over it, or `pull`.",
-        frozenset({"close", "is_paused", "pause", "resume", "held"}),
+        frozenset({"close", "held", "is_paused", "join", "limit", "pause", "resume"}),
     ),
     Source("qmq/client/delayed.py", "Delayed", "BlockingDelayed", "BlockingPart", "Delayed messages that wait: `BlockingClient.delayed`."),
     Source(

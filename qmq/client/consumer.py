@@ -160,6 +160,17 @@ class Consumer:
         message.is_settled = self._most_once
         return message
 
+    async def join(self) -> None:
+        """Return when this consumer is a member of its group on every broker group of the subject: from then on, a group that begins at
+        "latest" gets every message whose `send` begins. Without `join` a consumer joins when it is first asked for messages.
+
+        Raises UnknownSubject, AccessDenied, ClientClosed.
+        """
+        while not self._attachments or any(each.session is None for each in self._attachments):
+            self._check_open()
+            self._start_running()
+            await self._wait(math.inf)
+
     async def pull(self, messages_max: int = 1000, wait: timedelta = timedelta(seconds=20)) -> Messages:
         """Up to `messages_max` messages of one broker group; empty if none came within `wait`. Settle them with `Messages.ack` or one by
         one. Broker groups with messages take turns.
@@ -275,6 +286,12 @@ class Consumer:
         see them.
         """
         return self._is_paused or self._links.is_paused
+
+    def limit(self, prefetch: int) -> None:
+        """Change `prefetch`. What was handed out beyond a lower one stays handed out. Raises InvalidArgument."""
+        check_limits(prefetch, self.prefetch_bytes)
+        self.prefetch = prefetch
+        self.look_again()
 
     def pause(self) -> None:
         """Hand out nothing and pull nothing until `resume`. The consumer keeps its place in the group, its lease and its messages: messages

@@ -1,0 +1,196 @@
+"""One client of QMQ for one connection of kombu: an event loop in a thread of its own, and a descriptor that becomes readable when messages
+arrive, for kombu's event loop or for `drain_events`.
+
+Celery forks. A child has a copy of its parent's links without their threads. It must not use them, and must not let go of them either: the
+end of a gRPC channel waits for threads that only the parent has. So open links are kept in `_OPEN`, and `is_usable` says whose they are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import select
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Coroutine, Iterable, Mapping
+from contextlib import suppress
+from datetime import datetime
+from typing import Any, Final, TypeVar
+
+import qmq
+from qmq.blocking_base import LoopThread
+from qmq.errors import AccessDenied, MessageNotFound, NotConnected, SubjectExists, TooLate, UnknownGroup, UnknownSubject
+from qmq.model import SubjectConfig
+
+DELAYED_KEPT: Final = 10_000
+"""Delayed tasks that a connection sent and can cancel without looking for them."""
+
+_R = TypeVar("_R")
+_OPEN: Final[set[ClusterLink]] = set()
+
+
+class ClusterLink:
+    """Any thread may call. Every method raises as the client's does."""
+
+    def __init__(self, connect: Callable[[], qmq.Client], timeout_s: float, retention_ms: int | None) -> None:
+        self._retention_ms = retention_ms
+        self._process = os.getpid()
+        _OPEN.add(self)
+        self._thread = LoopThread()
+        self._thread.start()
+        self._subjects: set[str] = set()
+        self._delayed: OrderedDict[str, str] = OrderedDict()
+        self.signal = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        """Readable when something may have arrived."""
+        try:
+            self.client = self._thread.call(connect)
+            self.run(self._reach(timeout_s))
+        except BaseException:
+            self.close()
+            raise
+
+    async def _reach(self, timeout_s: float) -> None:
+        """Ask the metaservers something once, so that a wrong address or token is an error of the connection."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                found = await self.client.metadata.metaservers()
+        except TimeoutError:
+            raise NotConnected(f"no metaserver answered within {timeout_s:g} s") from None
+        failures = [each for each in found.values() if isinstance(each, qmq.QmqError) and not isinstance(each, AccessDenied)]
+        if len(failures) == len(found):
+            raise failures[0]
+
+    # --- the loop ------------------------------------------------------------------------------------------------------
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether this process made it, and it is not closed."""
+        return self.signal >= 0 and self._process == os.getpid()
+
+    def run(self, work: Coroutine[Any, Any, _R]) -> _R:
+        """Run a coroutine in the loop, and wait for it."""
+        return self._thread.run(work)
+
+    def call(self, function: Callable[[], _R]) -> _R:
+        """Call a function in the loop's thread, and wait for it."""
+        return self._thread.call(function)
+
+    def call_soon(self, function: Callable[..., object], *arguments: object) -> None:
+        """Call a function in the loop's thread, without waiting for it."""
+        self._thread.loop.call_soon_threadsafe(function, *arguments)
+
+    def wake(self) -> None:
+        """Make the descriptor readable. From any thread."""
+        if self.signal >= 0:
+            os.eventfd_write(self.signal, 1)
+
+    def calm(self) -> None:
+        """Make the descriptor unreadable, until `wake`."""
+        try:
+            os.eventfd_read(self.signal)
+        except BlockingIOError:
+            return
+
+    def wait(self, timeout_s: float | None) -> bool:
+        """Wait until the descriptor is readable. Whether it is."""
+        poller = select.poll()
+        poller.register(self.signal, select.POLLIN)
+        return bool(poller.poll(None if timeout_s is None else max(0, timeout_s) * 1000))
+
+    @property
+    def now_ms(self) -> int:
+        """The machine's time."""
+        return time.time_ns() // 1_000_000
+
+    # --- subjects ------------------------------------------------------------------------------------------------------
+
+    def ensure(self, subject: str) -> None:
+        """Create a subject if it does not exist."""
+        if subject in self._subjects:
+            return
+        if not self.exists(subject):
+            with suppress(SubjectExists):
+                self.run(self.client.metadata.create_subject(SubjectConfig(subject, retention_ms=self._retention_ms)))
+        self._subjects.add(subject)
+
+    def exists(self, subject: str) -> bool:
+        """Whether there is such a subject."""
+        return any(each.settings.name == subject for each in self.run(self.client.metadata.list_subjects(subject)))
+
+    def waiting(self, subject: str, group: str) -> int:
+        """Messages that wait for the group: never handed out, or given back."""
+        try:
+            found = self.run(self.client.metadata.describe_groups(subject, group))
+        except UnknownSubject:
+            return 0
+        except UnknownGroup:  # it begins at the oldest message
+            return sum(self.run(self.client.queue_ends(subject)).values())
+        return sum(each.waiting + each.requeued for each in found)
+
+    def purge(self, subject: str) -> None:
+        """Forget the stored messages."""
+        try:
+            self.run(self.client.metadata.purge_subject(subject))
+        except UnknownSubject:
+            return
+
+    def delete(self, subject: str) -> None:
+        """Delete the subject."""
+        self._subjects.discard(subject)
+        try:
+            self.run(self.client.metadata.delete_subject(subject))
+        except UnknownSubject:
+            return
+
+    def forget(self, subject: str, share: str) -> None:
+        """Delete a group's progress."""
+        try:
+            self.run(self.client.metadata.delete_group(subject, share))
+        except (UnknownSubject, UnknownGroup, qmq.errors.InvalidArgument):
+            return
+
+    # --- messages ------------------------------------------------------------------------------------------------------
+
+    def send(
+        self, subject: str, body: bytes, headers: Mapping[str, str], *, key: str | None, tags: Iterable[str] = (), at: datetime | None
+    ) -> None:
+        """Send a message, and wait until it is stored."""
+        receipt = self.run(self.client.send(subject, body, key=key, tags=tags, headers=headers, at=at))
+        if key is not None and receipt.delayed_id is not None:
+            self._delayed[key] = str(receipt.delayed_id)
+            if len(self._delayed) > DELAYED_KEPT:
+                self._delayed.popitem(last=False)
+
+    def cancel(self, keys: Iterable[str]) -> int:
+        """Cancel delayed messages by their keys; how many. Those of other connections are found in the list of all that are pending."""
+        left = set(keys)
+        ids = {key: found for key in left if (found := self._delayed.pop(key, None)) is not None}
+        left -= ids.keys()
+        return self.run(self._cancel([*ids.values()], left))
+
+    async def _cancel(self, ids: list[str], keys: set[str]) -> int:
+        if keys:
+            ids += [each.id async for each in self.client.delayed.list() if each.key_bytes is not None and each.key in keys]
+        cancelled = 0
+        for each in ids:
+            try:
+                await self.client.delayed.cancel(each)
+                cancelled += 1
+            except (TooLate, MessageNotFound):
+                continue
+        return cancelled
+
+    # --- the end -------------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Settle what is settled, and end the thread."""
+        if not self.is_usable:
+            return
+        try:
+            if hasattr(self, "client"):
+                self.run(self.client.close())
+        finally:
+            self._thread.stop()
+            signal, self.signal = self.signal, -1
+            os.close(signal)
+            _OPEN.discard(self)

@@ -1,0 +1,38 @@
+"""The pages of the integrations run, and print what they show."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from code_blocks import blocks_of, is_shown, printed_by
+from support import NodeProcess
+
+PAGES = sorted((Path(__file__).resolve().parents[2] / "docs" / "integrations").glob("*.md"))
+MODULES = {"celery": "celery"}
+"""What a page needs, beside QMQ."""
+
+
+@pytest.fixture(scope="module")
+def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A node as the pages start it; each page has subjects of its own."""
+    node = NodeProcess(tmp_path_factory.mktemp("node"))
+    yield node.start()
+    node.kill()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_what_an_integrations_page_shows_is_what_its_code_prints(page: Path, address: str, tmp_path: Path) -> None:
+    if find_spec(MODULES[page.stem]) is None:
+        pytest.skip(f"needs {MODULES[page.stem]}")
+    for block in blocks_of(page):
+        printed = printed_by(block, address, tmp_path)
+        assert is_shown(block.output, printed), f"{block.name} shows\n{block.output}\nand prints\n{printed}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_the_first_task_takes_ten_lines(page: Path) -> None:
+    first = next(each for each in blocks_of(page) if each.language in ("file", "python"))
+    assert len([line for line in first.code.splitlines() if line.strip()]) <= 10
