@@ -22,10 +22,12 @@ import time
 from collections.abc import Callable
 from typing import Any, Final
 
+import bench_cold as cold_reads
 import bench_delay as delay
 import bench_delivery as delivery
 import bench_everyday as everyday
 import bench_lake as lake
+import bench_large as large
 import bench_many as many
 import bench_ordered as ordered
 import bench_replicas as replicas
@@ -327,6 +329,8 @@ def scenarios(scale: float) -> dict[str, dict[str, Callable[[], Any]]]:
             "1 KB, send, one replica": lambda: replicas.replicated(1, n(600_000), 1024),
             "1 KB, send, three replicas, quorum": lambda: replicas.replicated(3, n(600_000), 1024),
         },
+        "cold": {"2 GiB that is on the disk only": lambda: cold_reads.cold(n(2_000_000))},
+        "large": {f"{mib} MiB bodies": lambda mib=mib: large.bodies(mib, max(int(1024 * scale) // mib, 8)) for mib in (1, 4, 15)},
         "delay": {
             "due at 10,000/s, lateness": lambda: delay.lateness(10_000, max(40 * scale, 5)),
             "due at 10,000/s, scattered over batches, lateness": lambda: delay.lateness(10_000, max(40 * scale, 5), 1),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from qmq.limits import INFLIGHT_BYTES_MAX, PARTIAL_FRAMES_BYTES_MAX
+from qmq.limits import INFLIGHT_BYTES_MAX, MIB, PARTIAL_FRAMES_BYTES_MAX
 from qmq.model import GroupSettings
 
 LEASE_MS_MIN: Final = 1_000
@@ -35,6 +35,8 @@ class BrokerConfig:
     """Memory for incomplete large frames, over all client connections."""
     lease_ms_max: int = 300_000
     """Longest lease granted to a consumer: for so long the messages of a vanished one are kept from the others."""
+    recent_bytes: int = 64 * MIB
+    """Batches so near to the end of the message log are read by the event loop itself; a group farther behind is read ahead by threads."""
     retention_interval_ms: int = 30_000
     retries: GroupSettings = GroupSettings()  # noqa: RUF009 - it is frozen
     """The retry settings of groups that have none in the coordination store."""

@@ -14,6 +14,7 @@ from typing import Final
 from qmq import limits
 from qmq.broker.broker_config import LEASE_MS_MAX, LEASE_MS_MIN, LOOK_MS
 from qmq.broker.check_times import CheckTimes
+from qmq.broker.cold_reads import ColdReads
 from qmq.broker.dead_letter_writer import DeadLetterWriter
 from qmq.broker.failure_counts import failures_in
 from qmq.broker.pull_results import TagFilter, check_tags, collect, lay_out
@@ -67,6 +68,7 @@ class Dispatch:
         self._leases: CheckTimes[QueueGroup] = CheckTimes()
         """When a lease in each group may end."""
         self.burials = dead_letters
+        self._cold_reads = ColdReads(parts.store, parts.loop, self.wake, recent_bytes=parts.config.recent_bytes)
         for queue in parts.store.queues.values():
             for group in queue.shares:
                 state = self.groups.state(queue, group)
@@ -195,6 +197,9 @@ class Dispatch:
             return Served.BLOCKED
         if share.next_sequence >= queue.visible_sequence and not share.requeued:
             return Served.NOT
+        warm_bytes = self._cold_reads.allowance(state)
+        if not warm_bytes:
+            return Served.NOT
         found = collect(
             self._store,
             queue,
@@ -203,7 +208,7 @@ class Dispatch:
             state.reader,
             session.tags,
             room,
-            min(waiter.bytes_max, room_bytes),
+            min(waiter.bytes_max, room_bytes, warm_bytes),
             self._clock.time_ms(),
         )
         if not found.pulled:

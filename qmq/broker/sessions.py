@@ -88,6 +88,17 @@ class Session:
 
 
 @dataclass(slots=True)
+class CacheWindow:
+    """The part of the queue, in its own bytes, that may be read without waiting for the disk (qmq/broker/cold_reads.py)."""
+
+    first: int = 0
+    end: int = 0
+    next_number: int = 0
+    """The entry of the consume log at `end`."""
+    is_loading: bool = False
+
+
+@dataclass(slots=True)
 class QueueGroup:
     """One group on one queue in the running broker."""
 
@@ -97,6 +108,8 @@ class QueueGroup:
     reader: BatchReader
     tally: GroupCounters
     waiters: deque[Waiter] = field(default_factory=deque)
+    window: CacheWindow = field(default_factory=CacheWindow)
+    """Used while the group is far behind."""
     seen_ms: dict[str, int] = field(default_factory=dict)
     """The last heartbeat of each consumer, monotonic."""
     begun: dict[str, Begun] = field(default_factory=dict)

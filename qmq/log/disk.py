@@ -25,6 +25,10 @@ log = logging.getLogger("qmq.log")
 _IOV_MAX: Final = 1024
 _NO_SPACE: Final = (errno.ENOSPC, errno.EDQUOT)
 
+_AHEAD_BYTES: Final = 512 * 1024
+_TOUCH_BYTES: Final = 64 * 1024
+"""Reading a byte waits for the pages around it that were asked for together."""
+
 BLOCK_BYTES: Final = 4096
 """The unit of a failed read; a write that covers a whole block does not need its old content."""
 
@@ -101,6 +105,18 @@ class Disk:
                 raise
             self.unreadable += 1
             return _UNREADABLE * size
+
+    def read_ahead(self, path: Path, size: int, at: int) -> None:
+        """Bring a part of a file into the page cache, and wait for that. Safe in a thread. Raises OSError."""
+        fd = self.open_read(path)
+        try:
+            for begin in range(at, at + size, _AHEAD_BYTES):  # the kernel takes a limited amount at a call
+                os.posix_fadvise(fd, begin, min(_AHEAD_BYTES, at + size - begin), os.POSIX_FADV_WILLNEED)
+            for begin in range(at, at + size, _TOUCH_BYTES):
+                os.pread(fd, 1, begin)
+            os.pread(fd, 1, at + size - 1)
+        finally:
+            self.close(fd)
 
     def read_file(self, path: Path) -> bytes:
         """A small file, whole; unreadable blocks as in `read_around`."""

@@ -21,6 +21,7 @@ from qmq.broker.broker import Broker, MakeParts
 from qmq.broker.broker_config import BrokerConfig
 from qmq.clock import Clock, SystemClock
 from qmq.delay.delay_config import DelayConfig
+from qmq.log.disk import Disk
 from qmq.log.log_config import LogConfig
 from qmq.log.recovery import Progress, open_store
 from qmq.meta.meta_server import MetaConfig, MetaServer
@@ -90,9 +91,15 @@ class Node:
     """A running node. Call `start`, then `stop`; after a crash call `start` again."""
 
     def __init__(
-        self, config: NodeConfig, progress: Progress = _no_progress, clock: Clock | None = None, network: Network = NETWORK
+        self,
+        config: NodeConfig,
+        progress: Progress = _no_progress,
+        clock: Clock | None = None,
+        network: Network = NETWORK,
+        disk: Disk | None = None,
     ) -> None:
-        """`clock` replaces the machine's and is trusted. `network` is for all of its ports and connections."""
+        """`clock` replaces the machine's and is trusted. `network` is for all ports and connections, `disk` for the broker's logs."""
+        self._disk = disk
         self._given_network = network
         self.config = config
         self._progress = progress
@@ -138,7 +145,7 @@ class Node:
         config = self.config
         name = config.broker.name
         await bootstrap.found(self.coordination, name, (name,), None)
-        self.store = open_store(config.data / "broker", config.log, self._clock, progress=self._progress)
+        self.store = open_store(config.data / "broker", config.log, self._clock, disk=self._disk, progress=self._progress)
         routing = ViewRouting(self.view, name)
         self._part = SingleReplica(
             self._make_broker, self.coordination, self.view, routing, self._network, self.access, process=self._process

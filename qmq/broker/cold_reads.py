@@ -1,0 +1,139 @@
+"""Brings what a group that is far behind gets next into the page cache, in a thread, so that the event loop does not wait for the disk.
+
+The loop reads batches itself when it answers a pull. Near the end of the log they are in memory; far behind they may be on the disk only,
+and a read there would hold up producers and all other consumers. Rules, for a group that is more than `recent_bytes` behind:
+
+* It is served only from its *window*: batches that a thread has read, or found in the page cache. A pull that finds the window used up
+  waits until the next one is read.
+* The next window is read while the second half of this one is served, so a consumer that keeps pace does not wait.
+* `LOADS_MAX` windows are read at one time, in the order of need: more threads would make the disk seek, and flushes share the threads.
+* A window counts the queue's own bytes, so other queues' batches between its batches are not read.
+
+Nothing depends on this but time: should the kernel drop the pages again, or the thread meet an error, the loop reads as it would without.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from qmq import limits
+from qmq.broker.sessions import QueueGroup
+from qmq.log.consume_log import IndexEntry
+from qmq.log.segments import Segments, segment_name
+from qmq.log.store import Store
+
+log = logging.getLogger("qmq.broker")
+
+WINDOW_BYTES: Final = 16 * limits.MIB
+LOADS_MAX: Final = 2
+UNLIMITED: Final = 1 << 62
+_ENTRIES: Final = 256
+_GAP_BYTES: Final = 256 * limits.KIB
+"""Batches that are closer together are read as one piece."""
+
+
+class Piece(NamedTuple):
+    """Bytes of one file."""
+
+    path: Path
+    at: int
+    size: int
+
+
+class ColdReads:
+    """`wake` serves the waiting pulls of a group."""
+
+    def __init__(
+        self,
+        store: Store,
+        loop: asyncio.AbstractEventLoop,
+        wake: Callable[[QueueGroup], None],
+        *,
+        recent_bytes: int,
+        window_bytes: int = WINDOW_BYTES,
+    ) -> None:
+        self._store = store
+        self._loop = loop
+        self._wake = wake
+        self._recent_bytes = recent_bytes
+        self._window_bytes = window_bytes
+        self._waiting: deque[QueueGroup] = deque()
+        self._loads = 0
+
+    def allowance(self, state: QueueGroup) -> int:
+        """How many bytes of the group's new messages may be read by the loop now; 0: wait until the group is woken."""
+        queue, share = state.queue, state.share
+        number = state.reader.number_of(share.next_sequence)
+        if share.requeued or number >= queue.index.count:
+            return UNLIMITED
+        entry = state.reader.entry(number)
+        if self._store.messages.end - entry.position <= self._recent_bytes:
+            return UNLIMITED
+        window, at = state.window, entry.cumulative_bytes
+        left = window.end - at if window.first <= at < window.end else 0
+        if left <= self._window_bytes // 2 and not window.is_loading:
+            window.is_loading = True
+            if not left:
+                window.first, window.end, window.next_number = at, at, number
+            self._waiting.append(state)
+            self._load()
+        return left
+
+    def _load(self) -> None:
+        while self._waiting and self._loads < LOADS_MAX:
+            state = self._waiting.popleft()
+            pieces, end, number = self._plan(state)
+            self._loads += 1
+            reading = self._loop.run_in_executor(None, self._read, pieces)
+            reading.add_done_callback(lambda done, state=state, end=end, number=number: self._loaded(done, state, end, number))  # type: ignore[misc]
+
+    def _plan(self, state: QueueGroup) -> tuple[list[Piece], int, int]:
+        """The next window: what to read, its end in the queue's bytes, and the entry after it."""
+        pieces: list[Piece] = []
+        size, end, number = 0, state.window.end, state.window.next_number
+        for entry in _entries(state, number):
+            if size >= self._window_bytes:
+                break
+            _add(pieces, self._store.messages, entry)
+            size += entry.total_bytes
+            end, number = entry.cumulative_bytes + entry.total_bytes, number + 1
+        return pieces, end, number
+
+    def _read(self, pieces: list[Piece]) -> None:
+        """In a thread."""
+        for each in pieces:
+            try:
+                self._store.disk.read_ahead(each.path, each.size, each.at)
+            except OSError as failure:  # deleted by retention, or unreadable: the loop's own read says so to the consumer
+                log.debug("reading ahead in %s failed: %s", each.path, failure)
+
+    def _loaded(self, done: asyncio.Future[None], state: QueueGroup, end: int, number: int) -> None:
+        self._loads -= 1
+        state.window.is_loading = False
+        if not done.cancelled():
+            state.window.end, state.window.next_number = end, number
+            self._wake(state)
+            self._load()
+
+
+def _entries(state: QueueGroup, number: int) -> Iterator[IndexEntry]:
+    index = state.queue.index
+    number = max(number, index.first)
+    while number < index.count:
+        found = index.entries(number, _ENTRIES)
+        yield from found
+        number += len(found)
+
+
+def _add(pieces: list[Piece], segments: Segments, entry: IndexEntry) -> None:
+    base = segments.base_of(entry.position)
+    path, at = segments.folder / segment_name(base), entry.position - base
+    if pieces and pieces[-1].path == path and at - pieces[-1].at - pieces[-1].size <= _GAP_BYTES:
+        pieces[-1] = pieces[-1]._replace(size=at + entry.total_bytes - pieces[-1].at)
+    else:
+        pieces.append(Piece(path, at, entry.total_bytes))

@@ -1,0 +1,103 @@
+"""A backlog that is on the disk only is read while a producer sends at a steady rate: the reader's throughput, and what the producer feels.
+
+`scripts/bench --only cold` runs it. The log's files are put out of the page cache first; the default is 2 GiB of 1 KB messages.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from pathlib import Path
+from typing import Final
+
+from bench_processes import Node, together
+
+import qmq
+
+SUBJECT: Final = "bench"
+LIVE: Final = "live"
+SIZE: Final = 1024
+RATE: Final = 20_000
+BURST: Final = 20
+"""Messages that the producer sends together, each millisecond."""
+
+Figures = dict[str, float]
+
+
+async def fill(address: str, count: int) -> None:
+    async with qmq.connect(address) as mq, mq.producer(SUBJECT) as producer:
+        bodies = [os.urandom(SIZE) for _ in range(1_000)]
+        for _ in range(count // 1_000):
+            producer.send_many(bodies)
+            if producer.full:
+                await producer.drain()
+        await producer.flush()
+
+
+def forget(folder: Path) -> None:
+    """Put the files out of the page cache."""
+    for path in folder.rglob("*.log"):
+        fd = os.open(path, os.O_RDONLY)
+        os.fsync(fd)
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        os.close(fd)
+
+
+async def drain(address: str, count: int) -> float:
+    """Seconds from the first message to the last."""
+    async with qmq.connect(address) as mq:
+        consumer, got, begin = mq.consumer(SUBJECT, "g", prefetch=20_000), 0, 0.0
+        while got < count:
+            found = await consumer.pull(20_000)
+            begin = begin or time.monotonic()
+            got += len(found.bodies)
+            found.ack_later()
+        return time.monotonic() - begin
+
+
+async def pace(address: str, seconds: float) -> list[float]:
+    """How long each burst waited for its acknowledgement, milliseconds, in order of size."""
+    waited: list[float] = []
+    body = os.urandom(100)
+
+    async def burst() -> None:
+        begin = time.perf_counter()
+        await producer.send_many([body] * BURST)
+        waited.append(1e3 * (time.perf_counter() - begin))
+
+    async with qmq.connect(address) as mq, mq.producer(LIVE) as producer:
+        await producer.send(body)
+        begin, tasks = time.monotonic(), set[asyncio.Task[None]]()
+        sent = 0
+        while time.monotonic() < begin + seconds:
+            while begin + sent * BURST / RATE <= time.monotonic():
+                tasks.add(task := asyncio.create_task(burst()))
+                task.add_done_callback(tasks.discard)
+                sent += 1
+            await asyncio.sleep(0.0005)
+        await asyncio.gather(*tasks)
+    return sorted(waited)
+
+
+def cold(count: int, seconds: float = 5.0) -> Figures:
+    """So many messages are read cold; without and with that, a producer sends."""
+    node = Node("--no-delay")
+    together((fill, node.address, count))
+    node.stop(keep=True)
+    forget(node.data)
+    node = Node("--no-delay", data=node.data)
+    try:
+        alone = together((pace, node.address, seconds))[0]
+        forget(node.data)
+        took_s, beside = together((drain, node.address, count), (pace, node.address, seconds))
+        return {
+            "read, MiB/s": count * SIZE / took_s / (1 << 20),
+            "p50 of a producer alone, ms": alone[len(alone) // 2],
+            "p99 of a producer alone, ms": alone[int(len(alone) * 0.99)],
+            "p50 of a producer meanwhile, ms": beside[len(beside) // 2],
+            "p99 of a producer meanwhile, ms": beside[int(len(beside) * 0.99)],
+            "worst of a producer meanwhile, ms": beside[-1],
+        }
+    finally:
+        node.stop()
