@@ -1,0 +1,274 @@
+"""The servers that are compared: each alone, on free loopback ports, in a folder of its own, and as it ships where nothing is said."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from fetch import jars, nats_server, program
+
+HOST: Final = "127.0.0.1"
+TICK_S: Final = 1 / os.sysconf("SC_CLK_TCK")
+START_S: Final = 90.0
+STOP_S: Final = 20.0
+JAVA: Final = ("java", "-XX:+UseG1GC")
+
+
+class Missing(Exception):
+    """The server cannot be had on this machine; says why."""
+
+
+def free_ports(count: int) -> list[int]:
+    with_ports = [socket.create_server((HOST, 0)) for _ in range(count)]
+    found: list[int] = [each.getsockname()[1] for each in with_ports]
+    for each in with_ports:
+        each.close()
+    return found
+
+
+@dataclass
+class Server:
+    """One that runs."""
+
+    address: str
+    folder: Path
+    processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
+
+    def run(self, *command: str | Path, name: str = "server", environment: dict[str, str] | None = None) -> subprocess.Popen[bytes]:
+        """Start a process; its output goes to a file of the folder."""
+        with (self.folder / f"{name}.out").open("ab") as out:
+            process = subprocess.Popen(
+                list(map(str, command)), stdout=out, stderr=out, env={**os.environ, **(environment or {})}, start_new_session=True
+            )
+        self.processes.append(process)
+        return process
+
+    def wait_for(self, port: int) -> None:
+        """Until something listens there."""
+        end_s = time.monotonic() + START_S
+        while time.monotonic() < end_s:
+            with socket.socket() as probe:
+                if probe.connect_ex((HOST, port)) == 0:
+                    return
+            if any(each.poll() not in (None, 0) for each in self.processes):
+                break
+            time.sleep(0.1)
+        said = "\n".join(path.read_text(errors="replace")[-2000:] for path in self.folder.glob("*.out"))
+        raise Missing(f"it did not start: {said}")
+
+    def cpu_s(self) -> float:
+        """CPU time of its processes and their children."""
+        found = 0
+        for pid in _tree([each.pid for each in self.processes]):
+            with suppress(OSError):
+                words = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+                found += int(words[11]) + int(words[12])
+        return found * TICK_S
+
+    def stop(self) -> None:
+        """End it, and its data."""
+        for process in reversed(self.processes):
+            pids = _tree([process.pid])
+            process.send_signal(signal.SIGTERM)
+            try:
+                process.wait(STOP_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+            for pid in pids:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def _tree(pids: list[int]) -> list[int]:
+    found: list[int] = []
+    while pids:
+        found += pids
+        pids = [child for pid in pids for child in _children(pid)]
+    return found
+
+
+def _children(pid: int) -> list[int]:
+    with suppress(OSError):
+        return [int(child) for task in Path(f"/proc/{pid}/task").iterdir() for child in (task / "children").read_text().split()]
+    return []
+
+
+def _server(port: int) -> Server:
+    return Server(f"{HOST}:{port}", Path(tempfile.mkdtemp(prefix="qmq-peer-")))
+
+
+def qmq(_: Path, environment: dict[str, str] | None = None) -> Server:
+    """`environment` may name another tree of QMQ's."""
+    (port,) = free_ports(1)
+    server = _server(port)
+    words = ("--port", str(port), "--data-port", "0", "--control-port", "0", "--console", "off", "--no-delay")
+    server.run(sys.executable, "-m", "qmq.cli", "dev", "--data", server.folder / "data", *words, environment=environment)
+    server.wait_for(port)
+    return server
+
+
+def kafka(cache: Path) -> Server:
+    folder = jars(cache, "kafka")
+    if folder is None:
+        raise Missing("Maven and Java are needed")
+    port, controller = free_ports(2)
+    server = _server(port)
+    settings = {
+        "process.roles": "broker,controller",
+        "node.id": "1",
+        "controller.quorum.voters": f"1@{HOST}:{controller}",
+        "listeners": f"PLAINTEXT://{HOST}:{port},CONTROLLER://{HOST}:{controller}",
+        "controller.listener.names": "CONTROLLER",
+        "log.dirs": str(server.folder / "log"),
+        "offsets.topic.replication.factor": "1",
+        "transaction.state.log.replication.factor": "1",
+        "transaction.state.log.min.isr": "1",
+        "share.coordinator.state.topic.replication.factor": "1",
+        "share.coordinator.state.topic.min.isr": "1",
+        "group.initial.rebalance.delay.ms": "0",
+    }
+    path = server.folder / "server.properties"
+    path.write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
+    java = (*JAVA, "-Xms1G", "-Xmx1G", "-cp", f"{folder}/*")
+    subprocess.run(
+        [*java, "kafka.tools.StorageTool", "format", "-t", secrets.token_urlsafe(16), "-c", str(path)],
+        check=True,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    server.run(*java, "kafka.Kafka", path)
+    server.wait_for(port)
+    return server
+
+
+def rocketmq(cache: Path) -> Server:
+    """Its ports cannot all be bound to loopback, so it runs only where loopback is all there is."""
+    if {name for _, name in socket.if_nameindex()} != {"lo"}:
+        raise Missing("it listens on all addresses, and this machine cannot have a network namespace")
+    folder = jars(cache, "rocketmq")
+    if folder is None:
+        raise Missing("Maven and Java are needed")
+    port, remoting, names, broker, slaves = free_ports(5)
+    server = _server(port)
+    home = server.folder
+    (home / "conf").mkdir()
+    (home / "names.conf").write_text(f"listenPort={names}\n")
+    (home / "conf" / "rmq-proxy.json").write_text(
+        f'{{"rocketMQClusterName": "DefaultCluster", "grpcServerPort": {port}, "remotingListenPort": {remoting}}}'
+    )
+    (home / "broker.conf").write_text(
+        "brokerClusterName=DefaultCluster\nbrokerName=b\nbrokerId=0\nbrokerRole=ASYNC_MASTER\nflushDiskType=ASYNC_FLUSH\n"
+        f"listenPort={broker}\nhaListenPort={slaves}\nnamesrvAddr={HOST}:{names}\nbrokerIP1={HOST}\nstorePathRootDir={home / 'store'}\n"
+    )
+    opens = ("java.base/jdk.internal.ref", "java.base/sun.nio.ch", "java.base/java.nio", "java.base/java.lang")
+    java = (
+        *JAVA,
+        *(f"--add-opens={each}=ALL-UNNAMED" for each in opens),
+        "-Xms512M",
+        "-Xmx2G",
+        f"-Duser.home={home}",
+        "-cp",
+        f"{folder}/*",
+    )
+    package, environment = "org.apache.rocketmq", {"ROCKETMQ_HOME": str(home)}
+    server.run(*java, f"{package}.namesrv.NamesrvStartup", "-c", home / "names.conf", name="names", environment=environment)
+    server.wait_for(names)
+    proxy = ("-n", f"{HOST}:{names}", "-pm", "local", "-bc", home / "broker.conf", "-pc", home / "conf" / "rmq-proxy.json")
+    server.run(*java, f"{package}.proxy.ProxyStartup", *proxy, environment=environment)
+    server.wait_for(port)
+    admin = (*java, f"{package}.tools.command.MQAdminStartup")
+    where = ("-n", f"{HOST}:{names}", "-c", "DefaultCluster")
+    for command in (("updateTopic", *where, "-t", "bench", "-r", "4", "-w", "4"), ("updateSubGroup", *where, "-g", "g")):
+        done = subprocess.run(list(map(str, (*admin, *command))), capture_output=True, text=True, env={**os.environ, **environment})
+        if "success" not in done.stdout:
+            raise Missing(f"{command[0]}: {done.stdout[-500:]}{done.stderr[-500:]}")
+    return server
+
+
+def nats(cache: Path) -> Server:
+    found = nats_server(cache)
+    if found is None:
+        raise Missing("Go is needed")
+    (port,) = free_ports(1)
+    server = _server(port)
+    server.run(found, "-js", "-sd", server.folder / "data", "-a", HOST, "-p", str(port))
+    server.wait_for(port)
+    return server
+
+
+def redis(_: Path) -> Server:
+    found = program("redis-server")
+    if found is None:
+        raise Missing("apt-get install redis-server")
+    (port,) = free_ports(1)
+    server = _server(port)
+    words = ("--bind", HOST, "--port", str(port), "--save", "", "--appendonly", "yes", "--appendfsync", "everysec", "--dir", server.folder)
+    server.run(found, *words)
+    server.wait_for(port)
+    return server
+
+
+def rabbitmq(_: Path) -> Server:
+    found = Path("/usr/lib/rabbitmq/bin/rabbitmq-server")  # not the wrapper that changes the user
+    mapper = program("epmd")
+    if not found.exists() or mapper is None:
+        raise Missing("apt-get install rabbitmq-server")
+    port, names, distribution = free_ports(3)
+    server = _server(port)
+    (server.folder / "plugins").write_text("[].\n")
+    environment = {
+        "HOME": str(server.folder),
+        "ERL_EPMD_PORT": str(names),
+        "ERL_EPMD_ADDRESS": HOST,
+        "RABBITMQ_NODENAME": "bench@localhost",
+        "RABBITMQ_NODE_IP_ADDRESS": HOST,
+        "RABBITMQ_NODE_PORT": str(port),
+        "RABBITMQ_DIST_PORT": str(distribution),
+        "RABBITMQ_MNESIA_BASE": str(server.folder / "mnesia"),
+        "RABBITMQ_LOG_BASE": str(server.folder / "log"),
+        "RABBITMQ_ENABLED_PLUGINS_FILE": str(server.folder / "plugins"),
+        "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": "-kernel inet_dist_use_interface {127,0,0,1}",
+        "RABBITMQ_CONFIG_FILE": str(server.folder / "none"),
+        "RABBITMQ_CONF_ENV_FILE": str(server.folder / "none.conf"),
+    }
+    server.run(mapper, "-port", str(names), "-address", HOST, name="epmd", environment=environment)
+    server.wait_for(names)
+    server.run(found, environment=environment)
+    server.wait_for(port)
+    return server
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """A server and a client of it."""
+
+    name: str
+    start: Callable[[Path], Server]
+    module: str
+    durability: str
+
+
+ONE_CACHE: Final = "one replica; acknowledged from the page cache"
+PEERS: Final = (
+    Peer("QMQ", qmq, "qmq_client", f"{ONE_CACHE}, flushed within milliseconds after"),
+    Peer("Kafka 4.3.1, confluent-kafka", kafka, "kafka_confluent", f"{ONE_CACHE}, acks=all, flushed when the kernel does"),
+    Peer("Kafka 4.3.1, aiokafka", kafka, "kafka_aiokafka", f"{ONE_CACHE}, acks=all, flushed when the kernel does"),
+    Peer("NATS JetStream 2.15.2, nats-py", nats, "nats_py", f"{ONE_CACHE}, file store, flushed every 2 min"),
+    Peer("Redis Streams 7.0, redis-py", redis, "redis_streams", f"{ONE_CACHE}, append-only file, flushed every second"),
+    Peer("RabbitMQ 3.10, aio-pika", rabbitmq, "rabbitmq_aio_pika", "one replica, quorum queue: acknowledged after a flush"),
+    Peer("RocketMQ 5.5.0, Python client", rocketmq, "rocketmq_python", f"{ONE_CACHE}, ASYNC_FLUSH, ASYNC_MASTER"),
+)
