@@ -10,7 +10,9 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import jwt
 import pytest
+from cryptography.hazmat.primitives.asymmetric import ec
 from support import ManualClock, eventually
 
 from qmq.batch import encode
@@ -18,14 +20,16 @@ from qmq.batch_columns import Columns
 from qmq.broker.broker import Broker
 from qmq.broker.broker_config import BrokerConfig
 from qmq.client.connection import Connection, connect
+from qmq.clock import Clock
 from qmq.errors import AccessDenied, NotAuthenticated, NotConnected
 from qmq.log.log_config import LogConfig
 from qmq.log.recovery import open_store
 from qmq.model import SubjectConfig
 from qmq.node.broker_assembly import StandaloneBroker
-from qmq.security.access_control import AccessConfig, AccessControl, Caller
+from qmq.security.access_control import AccessConfig, AccessControl, Caller, JwtConfig, Verifier
 from qmq.security.access_rules import AccessMode, AccessRule, Operation, ResourceKind, on_subject
 from qmq.security.access_state import AccessState
+from qmq.security.jwt_tokens import LEEWAY_S, JwtVerifier
 from qmq.security.principal import Principal
 from qmq.security.tls_network import network_of
 from qmq.security.tokens import new_token
@@ -74,10 +78,10 @@ class ClosedPort:
 
 
 @asynccontextmanager
-async def closed_port(folder: Path) -> AsyncIterator[ClosedPort]:
+async def closed_port(folder: Path, verifier: Callable[[Clock], Verifier | None] = lambda _: None) -> AsyncIterator[ClosedPort]:
     clock, heard = ManualClock(), RulesAsHeard(AccessState(mode=AccessMode.ENFORCE))
     heard.allow(ORDERS)
-    access = AccessControl(heard, AccessConfig(frozenset({str(ADMIN)}), stale_ms=STALE_MS), now_ms=clock.time_ms)
+    access = AccessControl(heard, AccessConfig(frozenset({str(ADMIN)}), stale_ms=STALE_MS), verifier=verifier(clock), now_ms=clock.time_ms)
     store = open_store(folder, LogConfig(), clock)
     running = StandaloneBroker(
         lambda parts: Broker(store, SubjectConfig, clock, BrokerConfig(), asyncio.get_running_loop(), make_parts=parts),
@@ -154,6 +158,32 @@ async def test_a_connection_that_showed_a_newer_token_outlives_the_first(tmp_pat
         port.data.look_at_clock()
         await port.send(connection)
         port.clock.now_ms = end_ms + 60_000
+        assert "the token has ended" in await ended(connection)
+
+
+async def test_a_provider_s_token_is_renewed_on_a_connection_that_stands_and_cut_when_it_has_ended(tmp_path: Path) -> None:
+    key = ec.generate_private_key(ec.SECP256R1())
+    keys = {"keys": [{**json.loads(jwt.algorithms.ECAlgorithm.to_jwk(key.public_key())), "kid": "k", "use": "sig"}]}
+
+    def verifier(clock: Clock) -> JwtVerifier:
+        provider = JwtConfig("https://id.example", "https://id.example/jwks")
+        return JwtVerifier(provider, fetch=lambda: json.dumps(keys).encode(), now_ms=clock.time_ms)
+
+    def token(ends_s: int) -> str:
+        claims = {"iss": "https://id.example", "aud": "qmq", "sub": ORDERS.name, "exp": ends_s}
+        return jwt.encode(claims, key, algorithm="ES256", headers={"kid": "k"})
+
+    async with closed_port(tmp_path, verifier) as port:
+        end_s = port.clock.time_ms() // 1000 + 60
+        shown = [token(end_s)]
+        connection = await port.connect(lambda: shown[0])
+        shown[0] = token(end_s + 60)
+        (held,) = port.data._connections
+        await eventually(lambda: held.access.caller.ends_ms == (end_s + 60 + LEEWAY_S) * 1000)
+        port.clock.now_ms = (end_s + LEEWAY_S) * 1000
+        port.data.look_at_clock()
+        await port.send(connection)
+        port.clock.now_ms = (end_s + 60 + LEEWAY_S) * 1000
         assert "the token has ended" in await ended(connection)
 
 
