@@ -287,15 +287,7 @@ def scenarios(scale: float) -> dict[str, dict[str, Callable[[], Any]]]:
             "1 subject, 100 at a time, messages/s": lambda: many_subjects(n(3_000_000), 1),
             "10,000 subjects, 100 at a time, messages/s": lambda: many_subjects(n(3_000_000), SUBJECTS),
         },
-        "everyday": {
-            "one task awaits each send": lambda: everyday.measured(everyday.one_sender, n(6_000)),
-            "256 tasks await each send, messages/s": lambda: everyday.measured(everyday.many_senders, n(100_000)),
-            "async for, a backlog, messages/s": lambda: everyday.measured(everyday.backlog, n(300_000)),
-            "async for and await message.ack(), messages/s": lambda: everyday.measured(everyday.acknowledging, n(300_000)),
-            "async for, end to end, messages/s": lambda: everyday.measured(everyday.end_to_end, n(300_000)),
-            "listener, async def handle(body), messages/s": lambda: everyday.measured(everyday.listening, n(300_000)),
-            "async for, ordered, messages/s": lambda: everyday.measured(everyday.in_order, n(200_000)),
-        },
+        "everyday": dict(everyday.scenarios(scale)),
         "many": {
             "2,000 groups on a subject": lambda: many.groups(2_000),
             "10,000 subjects": lambda: many.subjects(10_000),
