@@ -134,7 +134,11 @@ class Broker:
         self._full: dict[Flushable, None] = {}
         self.leisurely: dict[Flushable, None] = {}
         """Connections whose answers may wait for the next tick."""
-        self._is_scheduled = False
+        self._is_scheduled = self._wants_turn = False
+        self._is_receiving = False
+        """Whether frames of a connection are being handled: the turn that they need is decided on behind them."""
+        self._sole_sender: object = None
+        """The connection that alone brought what the last turn handled."""
         self._is_action_log_full = False
         self._begin_on(store)
 
@@ -306,9 +310,29 @@ class Broker:
 
     def schedule(self) -> None:
         """Schedule a turn for the end of this round of the event loop."""
-        if not self._is_scheduled:
+        if not self._is_scheduled and not self._is_receiving:
             self._is_scheduled = True
             self.loop.call_soon(self.turn)
+        self._wants_turn = True
+
+    def begin_frames(self) -> None:
+        """The frames of one read are about to be handled; `end_frames` follows."""
+        self._is_receiving, self._wants_turn = True, False
+
+    def end_frames(self, sender: object) -> None:
+        """The frames of one read are handled. If this connection alone was heard of late, the turn is now: no other one's frames would
+        join it, and going round the event loop first costs as much as half of the turn. Otherwise it waits for the others of this round.
+        """
+        self._is_receiving = False
+        if not self._wants_turn:
+            return
+        if self._is_scheduled:
+            self._sole_sender = None
+        elif self._sole_sender is sender:
+            self.turn()
+        else:
+            self._sole_sender = sender
+            self.schedule()
 
     def turn(self) -> None:
         """Write what was staged and done, wake consumers, send answers. Any failure that a client did not cause is fatal."""

@@ -129,9 +129,13 @@ class Connection(Flushable):
     # --- frames --------------------------------------------------------------------------------------------------------
 
     def _on_frames(self, received: list[Frame]) -> None:
-        for each in received:
-            if not self._guarded(each.kind, each.request_id, self._handle, each):
-                return
+        self._broker.begin_frames()
+        try:
+            for each in received:
+                if not self._guarded(each.kind, each.request_id, self._handle, each):
+                    return
+        finally:
+            self._broker.end_frames(self)
 
     def _guarded(self, kind: int, request_id: int, serve: Callable[[_T], None], asked: _T) -> bool:
         """Serve a request and answer if it fails. False if the failure ends the connection."""

@@ -54,6 +54,8 @@ _LANES: Final = 1
 """Marks the state of lanes in a snapshot."""
 _FREE_CHECK_BYTES: Final = 4 * MIB
 _NOTHING: Final = Settled(0, 0)
+_AGAIN: Final = int(BatchFlag.AGAIN)
+"""A plain number: every batch is tested for it, and an enum's `&` creates a new member."""
 
 
 class Intake(NamedTuple):
@@ -289,7 +291,7 @@ class Store:
         """Where the batch is, if the queue has it. For a producer that was silent for long, the log is searched only if the batch has
         AGAIN.
         """
-        producer_id, number, is_again = header.producer_id, header.batch_sequence, header.flags & BatchFlag.AGAIN
+        producer_id, number, is_again = header.producer_id, header.batch_sequence, header.flags & _AGAIN
         window, first = queue.producers.window(producer_id), queue.index.first
         if window is not None:
             found = window.find(number)

@@ -1,0 +1,92 @@
+"""When a broker's turn is: at once for a connection that talks alone, otherwise behind the others of the same round of the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support import ManualClock
+
+from qmq.batch import encode
+from qmq.batch_columns import Columns
+from qmq.broker.broker import Broker
+from qmq.broker.broker_config import BrokerConfig
+from qmq.log.log_config import LogConfig
+from qmq.log.recovery import open_store
+from qmq.log.store import Store
+from qmq.model import SubjectConfig
+
+
+class Talker:
+    """A connection that sends, and hears its answers."""
+
+    is_writable = True
+    client = ""
+
+    def __init__(self, broker: Broker, producer: int) -> None:
+        self._broker, self._producer = broker, producer
+        self.sent = self.answers = 0
+
+    def send(self, *_buffers: bytes) -> None:
+        self.answers += 1
+
+    def talk(self, frames: int = 1) -> None:
+        """The frames of one read arrive, each with a message."""
+        self._broker.begin_frames()
+        for _ in range(frames):
+            batch = encode(b"s", Columns([b"x"]), producer_id=self._producer, batch_sequence=self.sent, create_time_ms=1)
+            self._broker.produce(self, self.sent + 1, memoryview(b"".join(batch)))
+            self.sent += 1
+        self._broker.end_frames(self)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    found = open_store(tmp_path, LogConfig(), ManualClock())
+    yield found
+    found.begin_flush().run()
+    found.close()
+
+
+def broker_on(store: Store) -> Broker:
+    return Broker(store, SubjectConfig, ManualClock(), BrokerConfig(), asyncio.get_running_loop())
+
+
+async def test_who_talks_alone_is_answered_at_once(store: Store) -> None:
+    talker = Talker(broker_on(store), 1)
+    talker.talk()
+    await asyncio.sleep(0)
+    for _ in range(3):
+        talker.talk(frames=2)
+        assert talker.answers == talker.sent
+
+
+async def test_connections_that_talk_in_one_round_share_a_turn(store: Store) -> None:
+    broker = broker_on(store)
+    talkers = [Talker(broker, number) for number in range(1, 4)]
+    for _ in range(4):
+        for talker in talkers:
+            talker.talk()
+        assert [talker.answers for talker in talkers] == [talker.sent - 1 for talker in talkers], "nobody before the others were heard"
+        await asyncio.sleep(0)
+        assert [talker.answers for talker in talkers] == [talker.sent for talker in talkers]
+
+
+async def test_a_connection_that_joins_ends_the_others_privilege(store: Store) -> None:
+    broker = broker_on(store)
+    first, second = Talker(broker, 1), Talker(broker, 2)
+    first.talk()
+    await asyncio.sleep(0)
+    first.talk()
+    assert first.answers == 2
+    second.talk()
+    first.talk()
+    assert (first.answers, second.answers) == (2, 0)
+    await asyncio.sleep(0)
+    assert (first.answers, second.answers) == (3, 1)
+    first.talk()
+    assert first.answers == 3, "the second may talk in this round, too"
+    await asyncio.sleep(0)
+    assert first.answers == 4
