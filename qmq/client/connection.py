@@ -17,6 +17,7 @@ from typing import Final, NamedTuple
 
 from qmq import limits
 from qmq.client.client_timing import TIMING
+from qmq.client.loop_round import LoopRound
 from qmq.errors import ClientClosed, DeadlineExceeded, InvalidArgument, NotConnected, Outcome, PeerError, ProtocolViolation, QmqError
 from qmq.network import NETWORK, Network
 from qmq.security.tls import tls_failed
@@ -71,8 +72,11 @@ class _Pending(NamedTuple):
 class Connection:
     """An open connection. Make it with `connect`; a connection that has ended is not reopened."""
 
-    def __init__(self, address: str, gone_s: float = GONE_S, reauth_s: float = TIMING.reauth_s) -> None:
+    def __init__(
+        self, address: str, gone_s: float = GONE_S, reauth_s: float = TIMING.reauth_s, loop_round: LoopRound | None = None
+    ) -> None:
         self.address = address
+        self._round = loop_round or LoopRound()
         self._gone_s, self._reauth_s = gone_s, reauth_s
         self.loop = asyncio.get_running_loop()
         self.inflight_bytes_max = 0
@@ -115,7 +119,7 @@ class Connection:
         self._pending[number] = _Pending(on_answer, _ANSWERS[kind], self.loop.time() + timeout_s, timeout_s, credit)
         head = frames.header(kind, number, size, deadline_ms)
         if self.stream.put(head, *buffers):
-            self.loop.call_soon(self.stream.flush)
+            self._round.write_at_end(self.stream)
 
     def tell(self, kind: int, payload: bytes) -> None:
         """Send a frame that has no answer, immediately: the process may end after this call."""
@@ -147,13 +151,17 @@ class Connection:
 
     def _on_frames(self, received: list[Frame]) -> None:
         self._heard_s = self.loop.time()
-        for each in received:
-            found = self._pop(each.request_id)
-            if found is not None:
-                self._answer(found, each)
-            elif each.kind == FrameKind.ERROR and each.request_id == 0:
-                self._cause = wire.unpack_error(each.payload)
-                self.stream.close()
+        self._round.begin()
+        try:
+            for each in received:
+                found = self._pop(each.request_id)
+                if found is not None:
+                    self._answer(found, each)
+                elif each.kind == FrameKind.ERROR and each.request_id == 0:
+                    self._cause = wire.unpack_error(each.payload)
+                    self.stream.close()
+        finally:
+            self._round.end()
 
     def _pop(self, number: int) -> _Pending | None:
         found = self._pending.pop(number, None)
@@ -268,10 +276,15 @@ class Connection:
 
 
 async def connect(
-    address: str, client: str, network: Network = NETWORK, gone_s: float = GONE_S, reauth_s: float = TIMING.reauth_s
+    address: str,
+    client: str,
+    network: Network = NETWORK,
+    gone_s: float = GONE_S,
+    reauth_s: float = TIMING.reauth_s,
+    loop_round: LoopRound | None = None,
 ) -> Connection:
     """Open a connection and say HELLO. Raises NotConnected, ProtocolViolation; InvalidName and InvalidArgument because of `client`."""
-    connection = Connection(address, gone_s, reauth_s)
+    connection = Connection(address, gone_s, reauth_s, loop_round)
     try:
         async with asyncio.timeout(CONNECT_TIMEOUT_S):
             await _reach(address, connection, network)

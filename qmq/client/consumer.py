@@ -28,9 +28,10 @@ from typing import TYPE_CHECKING, Final
 from qmq import limits
 from qmq.client.attachment import Attachment
 from qmq.client.client_timing import pause_s
-from qmq.client.consumer_session import Terms, set_result
+from qmq.client.consumer_session import Terms
 from qmq.client.links import Links
 from qmq.client.long_retries import LongRetry, Retries, SendDirected
+from qmq.client.loop_round import Waiter
 from qmq.client.message import Message, Messages, Settler, Slice, error_text
 from qmq.client.prefetch_limits import allowance, bytes_allowance, check_limits, wait_ms
 from qmq.errors import CallerError, ClientClosed, InvalidArgument, MessagesExpired, QmqError, StaleDelivery
@@ -110,7 +111,7 @@ class Consumer:
         self._loop = asyncio.get_running_loop()
         self._attachments: list[Attachment] = []
         self._turn = self._pull_turn = 0
-        self._waiting: dict[asyncio.Future[bool], None] = {}
+        self._waiting: dict[Waiter, None] = {}
         self._failure: QmqError | None = None
         self._has_failed = False
         self._follower: asyncio.Task[None] | None = None
@@ -247,14 +248,15 @@ class Consumer:
         return None
 
     async def _wait(self, until: float) -> bool:
-        """Wait until something changes; False if nothing did until then. One future and one timer."""
-        waiting: asyncio.Future[bool] = self._loop.create_future()
-        self._waiting[waiting] = None
-        timer = self._loop.call_at(until, set_result, waiting, False) if until < math.inf else None
+        """Wait until something changes; False if nothing did until then. One waiter and one timer."""
+        waiter = Waiter()
+        self._waiting[waiter] = None
+        timer = self._loop.call_at(until, waiter.wake_soon) if until < math.inf else None
         try:
-            is_changed: bool = await waiting
+            await waiter
         finally:
-            self._waiting.pop(waiting, None)
+            is_changed = waiter not in self._waiting
+            self._waiting.pop(waiter, None)
             if timer is not None:
                 timer.cancel()
         return is_changed
@@ -323,7 +325,7 @@ class Consumer:
         """Something changed: wake all waiters."""
         waiting, self._waiting = self._waiting, {}
         for each in waiting:
-            set_result(each, True)
+            self._links.round.wake(each)
 
     def pull_more(self) -> None:
         """Keep a pull under way at each broker, as far as the limits allow. The attachment that waited longest comes first."""

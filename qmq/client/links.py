@@ -11,6 +11,7 @@ from qmq.client.client_counters import ClientCounters
 from qmq.client.client_timing import TIMING, ClientTiming
 from qmq.client.connection import Connection, connect
 from qmq.client.locator import Locator
+from qmq.client.loop_round import LoopRound
 from qmq.client.route_book import Master
 from qmq.errors import ClientClosed, NotConnected, PeerError, Unavailable
 from qmq.network import NETWORK, Network
@@ -39,6 +40,8 @@ class Links:
         self.timing = timing
         self.now_ns = now_ns or time.time_ns
         """Nanoseconds since 1970, for all who use these links."""
+        self.round = LoopRound()
+        """What producers, consumers and connections do at the end of a round of the event loop."""
         self.store = store
         """Where verdicts are kept that no broker can be told; None: nowhere but in memory."""
         self._client = client
@@ -76,7 +79,7 @@ class Links:
         attempt = self._attempts.get(address)
         if attempt is None:
             attempt = self._attempts[address] = asyncio.create_task(
-                connect(address, self._client, self._network, reauth_s=self.timing.reauth_s)
+                connect(address, self._client, self._network, reauth_s=self.timing.reauth_s, loop_round=self.round)
             )
             attempt.add_done_callback(lambda done: self._attempted(address, done))
         return await asyncio.shield(attempt)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from qmq.batch_columns import Columns
 from qmq.client import message_checks
+from qmq.client.loop_round import LoopRound
 from qmq.client.receipts import Ticket
 from qmq.delivery.in_flight_batch import InFlightBatch
 
@@ -35,10 +36,24 @@ class Batch(InFlightBatch):
 class OpenBatch:
     """The batch that `send` adds to."""
 
-    __slots__ = ("_created", "_now_ns", "_runs", "bodies", "bytes", "dues", "flags", "headers", "keys", "message_ids", "tags", "ticket")
+    __slots__ = (
+        "_created",
+        "_now_ns",
+        "_round",
+        "_runs",
+        "bodies",
+        "bytes",
+        "dues",
+        "flags",
+        "headers",
+        "keys",
+        "message_ids",
+        "tags",
+        "ticket",
+    )
 
-    def __init__(self, now_ns: Callable[[], int] | None = None) -> None:
-        self._now_ns = now_ns or time.time_ns
+    def __init__(self, now_ns: Callable[[], int] | None = None, loop_round: LoopRound | None = None) -> None:
+        self._now_ns, self._round = now_ns or time.time_ns, loop_round
         self.bodies: list[bytes] = []
         self.bytes = 0
         self.keys: list[bytes] | None = None
@@ -48,7 +63,7 @@ class OpenBatch:
         """The due times of delayed messages, in milliseconds since 1970."""
         self.flags = 0
         self.message_ids: list[bytes] | None = None
-        self.ticket = Ticket()
+        self.ticket = Ticket(loop_round)
         self._runs: list[tuple[int, int]] = []
         self._created: tuple[list[int] | None, int] | None = None
         """Explicit create times: (milliseconds relative to the first for each message, the first)."""

@@ -102,12 +102,6 @@ class Pipes:
             return not pipe.window.is_sending
         return not any(each.window.is_sending and each.connection is not None and not each.is_stalled for each in self._balancer)
 
-    def flush(self) -> None:
-        """Write the current pipe's batches now, not at the end of the round of the event loop."""
-        pipe = self._balancer.current
-        if pipe is not None and pipe.connection is not None:
-            pipe.connection.stream.flush()
-
     def _turned(self, chosen: Pipe | None, passed: list[Pipe]) -> None:
         if chosen is not None:
             self._links.locator.touch(self.target)

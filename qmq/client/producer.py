@@ -103,7 +103,7 @@ class Producer(Backlog):
         self._timeout_s = delivery_timeout_s
         self._compression = compression
         self._body_bytes_max = body_bytes_max
-        self._open = OpenBatch(self._links.now_ns)
+        self._open = OpenBatch(self._links.now_ns, self._links.round)
         self._is_awake = False
         self._last_count = 0
         self._pipes = Pipes(links, self)
@@ -147,7 +147,7 @@ class Producer(Backlog):
         self._check_open()
         self._is_awake = True
         self._open.stamp()
-        self._loop.call_soon(self._end_of_round)
+        self._links.round.at_end(self._end_of_round)
 
     def _end_of_round(self) -> None:
         self._is_awake = False
@@ -155,7 +155,6 @@ class Producer(Backlog):
             self._close_open()
         else:
             self._pipes.send()
-        self._pipes.flush()
 
     def send_many(
         self,
@@ -206,7 +205,7 @@ class Producer(Backlog):
         batch.until = self._loop.time() + self._timeout_s
         self._taken(batch.size)
         self._last_count = batch.count
-        self._open = OpenBatch(self._links.now_ns)
+        self._open = OpenBatch(self._links.now_ns, self._links.round)
         if self._is_awake:
             self._open.stamp()
         self._pipes.put(batch)
@@ -286,7 +285,7 @@ class Producer(Backlog):
     def _abandon_all(self) -> None:
         self._pipes.abort(self._abandon)
         self._open.ticket.fail(ClientClosed("the producer was closed before the message left"))
-        self._open = OpenBatch(self._links.now_ns)
+        self._open = OpenBatch(self._links.now_ns, self._links.round)
 
     def _abandon(self, batch: Batch, is_inflight: bool) -> None:
         outcome = Outcome.UNKNOWN if is_inflight or batch.is_uncertain else Outcome.NOT_STORED

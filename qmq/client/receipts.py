@@ -4,12 +4,12 @@ more than sending it.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from operator import itemgetter
 
+from qmq.client.loop_round import LoopRound, Waiter
 from qmq.errors import QmqError
 from qmq.model import DelayedId, MessageId
 
@@ -159,12 +159,13 @@ class CutReceipt(BatchReceipt):
 class Ticket:
     """An undecided or decided batch. `await` it any number of times for its BatchReceipt; a failed batch raises its error."""
 
-    __slots__ = ("_error", "_receipt", "_waiters", "_watchers", "seen")
+    __slots__ = ("_error", "_receipt", "_round", "_waiters", "_watchers", "seen")
 
-    def __init__(self) -> None:
+    def __init__(self, loop_round: LoopRound | None = None) -> None:
+        self._round = loop_round
         self._receipt: BatchReceipt | None = None
         self._error: QmqError | None = None
-        self._waiters: list[asyncio.Future[None]] = []
+        self._waiters: list[Waiter] = []
         self._watchers: list[Callable[[], None]] | None = None
         self.seen = False
 
@@ -176,10 +177,9 @@ class Ticket:
     def __await__(self) -> Generator[object, None, BatchReceipt]:
         self.seen = True
         if self._receipt is None and self._error is None:
-            # One future for each waiter: a shared one would need a shield for each, which is two futures and two callbacks.
-            waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            waiter = Waiter()
             self._waiters.append(waiter)
-            yield from waiter
+            yield from waiter.__await__()
         if self._error is not None:
             raise self._error
         assert self._receipt is not None
@@ -210,9 +210,9 @@ class Ticket:
         self._wake()
 
     def _wake(self) -> None:
-        for waiter in self._waiters:
-            if not waiter.done():
-                waiter.set_result(None)
+        waiters, self._waiters = self._waiters, []
+        for waiter in waiters:
+            waiter.wake_soon() if self._round is None else self._round.wake(waiter)
         watchers, self._watchers = self._watchers, None
         for watcher in watchers or ():
             watcher()

@@ -108,11 +108,6 @@ class MasterConnection(Generic[B]):
         if self._watch is None:
             self._watch = self._loop.call_later(self._stall_s, self._look, self._answers)
 
-    def flush(self) -> None:
-        """Write now, not at the end of the next round of the event loop."""
-        if self.connection is not None:
-            self.connection.stream.flush()
-
     # --- the way back --------------------------------------------------------------------------------------------------
 
     def _answered(self, connection: Connection, batch: B, attempt: int, answer: Frame | QmqError) -> None:

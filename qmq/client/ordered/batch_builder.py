@@ -14,6 +14,7 @@ from qmq_ordering.hashing import logical_partition
 from qmq import limits
 from qmq.batch_columns import Columns
 from qmq.client import message_checks
+from qmq.client.loop_round import LoopRound
 from qmq.client.open_batch import OpenBatch
 from qmq.client.ordered.ordered_batch import OrderedBatch
 from qmq.client.ordered.split_ticket import SplitTicket
@@ -79,8 +80,13 @@ class BatchBuilder(OpenBatch):
 
     __slots__ = ("connection", "lps", "raw_keys")
 
-    def __init__(self, connection: StreamConnection | None, now_ns: Callable[[], int] | None = None) -> None:
-        super().__init__(now_ns)
+    def __init__(
+        self,
+        connection: StreamConnection | None,
+        now_ns: Callable[[], int] | None = None,
+        loop_round: LoopRound | None = None,
+    ) -> None:
+        super().__init__(now_ns, loop_round)
         self.connection = connection
         self.raw_keys: list[Key] = []
         self.lps: list[int] = []
@@ -110,6 +116,6 @@ class BatchBuilder(OpenBatch):
         claim = SplitTicket(self.ticket, len(columns.bodies), self.bytes)
         batch = OrderedBatch(columns, first_ms, claim, range(claim.count), size=self.bytes, until=until)
         self.bodies, self.raw_keys, self.lps, self.bytes = [], [], [], 0
-        self.tags, self.headers, self.ticket, self._runs = None, None, Ticket(), []
+        self.tags, self.headers, self.ticket, self._runs = None, None, Ticket(self._round), []
         self.keys, self.message_ids, self._created = None, None, None
         return batch

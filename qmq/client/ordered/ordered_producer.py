@@ -70,7 +70,7 @@ class OrderedProducer(Backlog):
         self._streams = Streams(links, self, new_id, unknown)
         self._tally = links.tallies.sending(subject)
         self._keys = Keys()
-        self._opens = [BatchBuilder(None, links.now_ns)]
+        self._opens = [BatchBuilder(None, links.now_ns, links.round)]
         self._by_lp = self._opens
         """The open batch of each logical partition."""
         self._slots = [0]
@@ -214,14 +214,13 @@ class OrderedProducer(Backlog):
         self._is_awake = True
         for gathering in self._gathered:
             gathering.stamp()
-        self._loop.call_soon(self._end_of_round)
+        self._links.round.at_end(self._end_of_round)
 
     def _end_of_round(self) -> None:
         self._is_awake = False
         for gathering in list(self._gathered):
             if self._streams.is_idle(gathering.connection):
                 self._close(gathering)
-        self._streams.flush()
 
     def _close(self, gathering: BatchBuilder) -> None:
         """Close an open batch that is full, or whose round is over."""
@@ -320,7 +319,7 @@ class OrderedProducer(Backlog):
         known = {each.connection: each for each in self._opens}
         slots: dict[StreamConnection, int] = {}
         self._slots = [slots.setdefault(connection, len(slots)) for connection in by_lp]
-        self._opens = [known.get(connection) or BatchBuilder(connection, self._links.now_ns) for connection in slots]
+        self._opens = [known.get(connection) or BatchBuilder(connection, self._links.now_ns, self._links.round) for connection in slots]
         self._by_lp = [self._opens[slot] for slot in self._slots]
 
     def answered(self) -> None:

@@ -104,11 +104,6 @@ class Streams:
         if not self._bend():
             connection.pump()
 
-    def flush(self) -> None:
-        """Write now, not at the end of the round of the event loop."""
-        for connection in self._connections.values():
-            connection.flush()
-
     # --- what changes --------------------------------------------------------------------------------------------------
 
     def changed(self, connection: StreamConnection) -> None:

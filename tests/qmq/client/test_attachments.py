@@ -7,6 +7,7 @@ import random
 from collections import Counter
 from dataclasses import replace
 from datetime import timedelta
+from itertools import groupby
 
 import forms
 import pytest
@@ -16,6 +17,7 @@ from support import eventually
 import qmq
 from qmq.client.attachment import Attachment
 from qmq.client.client_timing import TIMING, ClientTiming
+from qmq.client.consumer import TURN_MESSAGES
 from qmq.errors import MessagesExpired, NoQuorum, NotMaster, StaleDelivery, UnknownConsumer
 from qmq.log.actions import Begin, Join, PullAction, Pulled, Return, SettleAction
 from qmq.log.share import Share
@@ -327,18 +329,18 @@ async def test_every_group_is_consumed_in_turn_and_verdicts_go_where_the_message
         consumer = it.mq.consumer("s", "g")
         first = asyncio.create_task(anext(consumer))
         for number, queue in enumerate(queues):
-            await queue.deliver(0, [b"%d" % number] * 3)
+            await queue.deliver(0, [b"%d" % number] * 150)
         messages = [await first]
-        await eventually(lambda: sum(len(each.slices) for each in consumer._attachments) >= 2)
-        while len(messages) < 9:
+        await eventually(lambda: all(len(each.slices) > 0 for each in consumer._attachments))
+        while len(messages) < 450:
             messages.append(await anext(consumer))
-        assert Counter(message.broker_group for message in messages) == {"g0": 3, "g1": 3, "g2": 3}
+        assert Counter(message.broker_group for message in messages) == {"g0": 150, "g1": 150, "g2": 150}
         assert all(int(message.body) == int(message.broker_group[1:]) for message in messages)
-        longest = max(len(run) for run in "".join(message.broker_group[1:] for message in messages[2:]).replace("0", "a").split("a"))
-        assert longest <= 4, "nobody is served until another one is empty"
+        turns = [len(list(turn)) for _, turn in groupby(messages[1:], key=lambda message: message.broker_group)]
+        assert max(turns) <= TURN_MESSAGES + 1, "nobody is served until another one is empty"
         await consumer.close()
         for queue in queues:
-            assert sum(each.last - each.first + 1 for each in queue.settled) == 3
+            assert sum(each.last - each.first + 1 for each in queue.settled) == 150
 
 
 async def test_pulled_messages_are_of_one_group() -> None:

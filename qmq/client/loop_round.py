@@ -1,0 +1,166 @@
+"""One round of the event loop in a client: frames come in, the tasks that waited for them go on, and what these tasks send goes out.
+
+    frames of one connection ─▶ answers are noted ─▶ waiting tasks run ─▶ open batches are closed ─▶ frames are written
+                                                     `wake`               `at_end`                   `write_at_end`
+
+All of it happens in the one callback in which the frames arrived. With futures and `call_soon` the same work took two more rounds of the
+event loop: each is a system call and about 10 µs, more than the client's own work for a message. What is asked for outside of such a
+callback, by a task or a timer, happens in the next round, as with `call_soon`.
+
+Tasks run last of all that concerns the answers, so that they find every part of the client in a consistent state.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Generator
+from contextvars import Context
+from typing import Any
+
+from qmq.wire.frame_stream import FrameStream
+
+Wakeup = Callable[["Waiter"], object]
+
+
+class Waiter:
+    """What one task waits for: the task awaits it, and `LoopRound.wake` ends the wait.
+
+    To the task it is a future, by the protocol that asyncio has for classes of others (`asyncio.isfuture`). A future would run the task
+    by `call_soon`, in the next round; a waiter runs it at the end of the present one.
+    """
+
+    __slots__ = ("_asyncio_future_blocking", "_context", "_is_cancelled", "_loop", "_message", "_wakeup", "is_done")
+
+    def __init__(self) -> None:
+        self._asyncio_future_blocking = False
+        self._loop = asyncio.get_running_loop()
+        self._wakeup: Wakeup | None = None
+        self._context: Context | None = None
+        self._is_cancelled = False
+        self._message: object = None
+        self.is_done = False
+        """Whether the task was told to go on, or was cancelled."""
+
+    def __await__(self) -> Generator[Waiter, None, None]:
+        """Suspend the task until it is woken. Raises CancelledError."""
+        self._asyncio_future_blocking = True
+        yield self
+
+    def wake_soon(self) -> None:
+        """Run the task in the next round of the event loop."""
+        if not self.is_done:
+            self.is_done = True
+            self._loop.call_soon(self.run)
+
+    def run(self) -> None:
+        """Run the task now; no other task may be running."""
+        if self._wakeup is not None and self._context is not None:
+            self._context.run(self._wakeup, self)
+
+    # --- for the task ----------------------------------------------------------------------------------------------------
+
+    def get_loop(self) -> asyncio.AbstractEventLoop:
+        """Asked by the task: a waiter belongs to one event loop."""
+        return self._loop
+
+    def add_done_callback(self, wakeup: Wakeup, *, context: Context) -> None:
+        """The task says how to run it."""
+        self._wakeup, self._context = wakeup, context
+
+    def cancel(self, msg: object = None) -> bool:
+        """The task was cancelled: it goes on with CancelledError. False if it goes on anyway."""
+        if self.is_done:
+            return False
+        self._is_cancelled, self._message = True, msg
+        self.wake_soon()
+        return True
+
+    def result(self) -> None:
+        """Asked by the task when it goes on. Raises CancelledError."""
+        if self._is_cancelled:
+            raise asyncio.CancelledError(*([] if self._message is None else [self._message]))
+
+
+class LoopRound:
+    """What is left to do in this round, for all producers, consumers and connections of a client."""
+
+    def __init__(self) -> None:
+        self._woken: list[Waiter] = []
+        self._calls: list[Callable[[], object]] = []
+        self._streams: list[FrameStream] = []
+        self._has_end = False
+        """Whether the end of this round, or of the next, is sure to come."""
+
+    # --- what is to be done --------------------------------------------------------------------------------------------
+
+    def wake(self, waiter: Waiter) -> None:
+        """Let a task go on at the end of the round."""
+        if not waiter.is_done:
+            waiter.is_done = True
+            self._woken.append(waiter)
+            self._expect()
+
+    def at_end(self, call: Callable[[], object]) -> None:
+        """Call this at the end of the round, when tasks have run."""
+        self._calls.append(call)
+        self._expect()
+
+    def write_at_end(self, stream: FrameStream) -> None:
+        """Write what was put into a stream when the round is over."""
+        self._streams.append(stream)
+        self._expect()
+
+    def _expect(self) -> None:
+        if not self._has_end:
+            self._has_end = True
+            asyncio.get_running_loop().call_soon(self._run)
+
+    # --- the round -----------------------------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """Frames have come; `end` follows in the same callback."""
+        self._has_end = True
+
+    def end(self) -> None:
+        """The frames are handled: do what is to be done now. Inside a task, which only a test can cause, it is done in the next round."""
+        if asyncio.current_task() is None:
+            self._run()
+        else:
+            self._has_end = False
+            self._plan_rest()
+
+    def _run(self) -> None:
+        self._has_end = True
+        try:
+            self._run_tasks()
+            calls, self._calls = self._calls, []
+            for call in calls:
+                self._guarded(call)
+            streams, self._streams = self._streams, []
+            for stream in streams:
+                self._guarded(stream.flush)
+        finally:
+            self._has_end = False
+            self._plan_rest()
+
+    def _run_tasks(self) -> None:
+        woken, self._woken = self._woken, []
+        waiting = iter(woken)
+        try:
+            for waiter in waiting:
+                waiter.run()
+        finally:  # a task that ends the program must not keep the others from ending themselves
+            self._woken[:0] = waiting
+
+    @staticmethod
+    def _guarded(call: Callable[[], object]) -> None:
+        """A failure of one does not concern the others; the event loop reports it."""
+        try:
+            call()
+        except Exception as failure:
+            said: dict[str, Any] = {"message": f"{call!r} failed at the end of a round", "exception": failure}
+            asyncio.get_running_loop().call_exception_handler(said)
+
+    def _plan_rest(self) -> None:
+        if self._woken or self._calls or self._streams:
+            self._expect()
