@@ -24,6 +24,8 @@ class Backlog:
         self._loop = asyncio.get_running_loop()
         self._closed_bytes = 0
         self._undecided = 0
+        self.tickets = 0
+        """Batches that were closed so far."""
         self._drained: list[asyncio.Future[None]] = []
         self._failed: list[tuple[Ticket, QmqError]] = []
         self._is_closed = False
@@ -40,6 +42,7 @@ class Backlog:
         """Count a new undecided ticket and its bytes."""
         self._closed_bytes += size
         self._undecided += 1
+        self.tickets += 1
 
     def _decided(self, ticket: Ticket, size: int, failure: QmqError | None) -> None:
         self._closed_bytes -= size
@@ -51,6 +54,11 @@ class Backlog:
     def full(self) -> bool:
         """Whether the application should `await drain()`."""
         return self._closed_bytes > DRAIN_BYTES
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is undecided, and nobody waits for room."""
+        return not (self._undecided or self._drained or self._has_open)
 
     @property
     def waiting_bytes(self) -> int:
@@ -100,6 +108,11 @@ class Backlog:
         self._wake_drained()
         if self.on_closed is not None:
             self.on_closed()
+
+    @property
+    def _has_open(self) -> bool:
+        """Whether an open batch has messages."""
+        raise NotImplementedError
 
     def _close_all(self) -> None:
         """Close all open batches."""

@@ -17,6 +17,7 @@ from qmq.client.consumer import Consumer, process_name
 from qmq.client.dead_letters import DeadLetters
 from qmq.client.delayed_producer import DelayedProducer
 from qmq.client.handling import InterceptedConsumer, InterceptedOrderedConsumer
+from qmq.client.idle_producers import IdleProducers
 from qmq.client.intercepted import InterceptedDelayedProducer, InterceptedOrderedProducer, InterceptedProducer
 from qmq.client.interceptors import Chain, Interceptor, chosen
 from qmq.client.links import Links
@@ -109,6 +110,7 @@ class Client(ListenerApi, OutboxClient, BrowsingClient):
         self._identity = ProducerIdentity()
         self._producer_ids = ProducerIds()
         self._producers: dict[str, Producer | OrderedProducer] = {}
+        self._idle = IdleProducers(self._producers, timing.idle_producer_s)
         self._choosy_producers: dict[tuple[str, str], Producer | OrderedProducer] = {}
         """Producers for other `acks` than "quorum", by subject and `acks`."""
         self._delayed_producers: dict[tuple[str, str], DelayedProducer] = {}
@@ -312,6 +314,7 @@ class Client(ListenerApi, OutboxClient, BrowsingClient):
         )
         if acks == "quorum":
             self._producers[subject] = found
+            self._idle.watch(subject)
         else:
             self._choosy_producers[subject, acks] = found
         return found
@@ -584,6 +587,7 @@ class Client(ListenerApi, OutboxClient, BrowsingClient):
             return
         await self._close_listeners()
         await self._close_outboxes()
+        self._idle.close()
         for endpoint in self._endpoints:
             await endpoint.stop()
         try:

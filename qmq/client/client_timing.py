@@ -16,6 +16,9 @@ class ClientTiming:
     refresh_s: float = 30.0
     """Placements older than this are refreshed at their next use."""
 
+    idle_producer_s: float = 60.0
+    """How long the client keeps what it needs to send to a subject after the last `send`; it is ended after twice this time at the latest."""
+
     answer_s: float = 15.0
     """A batch that has no answer after this time is sent again."""
     stall_s: float = 1.0

@@ -31,7 +31,7 @@ from qmq.client.client_timing import pause_s
 from qmq.client.consumer_session import Terms
 from qmq.client.links import Links
 from qmq.client.long_retries import LongRetry, Retries, SendDirected
-from qmq.client.loop_round import Waiter
+from qmq.client.loop_round import WaitingTask
 from qmq.client.message import Message, Messages, Settler, Slice, error_text
 from qmq.client.prefetch_limits import allowance, bytes_allowance, check_limits, wait_ms
 from qmq.errors import CallerError, ClientClosed, InvalidArgument, MessagesExpired, QmqError, StaleDelivery
@@ -111,7 +111,7 @@ class Consumer:
         self._loop = asyncio.get_running_loop()
         self._attachments: list[Attachment] = []
         self._turn = self._pull_turn = 0
-        self._waiting: dict[Waiter, None] = {}
+        self._waiting: dict[WaitingTask, None] = {}
         self._failure: QmqError | None = None
         self._has_failed = False
         self._follower: asyncio.Task[None] | None = None
@@ -249,7 +249,7 @@ class Consumer:
 
     async def _wait(self, until: float) -> bool:
         """Wait until something changes; False if nothing did until then. One waiter and one timer."""
-        waiter = Waiter()
+        waiter = WaitingTask()
         self._waiting[waiter] = None
         timer = self._loop.call_at(until, waiter.wake_soon) if until < math.inf else None
         try:

@@ -19,10 +19,10 @@ from typing import Any
 
 from qmq.wire.frame_stream import FrameStream
 
-Wakeup = Callable[["Waiter"], object]
+Wakeup = Callable[["WaitingTask"], object]
 
 
-class Waiter:
+class WaitingTask:
     """What one task waits for: the task awaits it, and `LoopRound.wake` ends the wait.
 
     To the task it is a future, by the protocol that asyncio has for classes of others (`asyncio.isfuture`). A future would run the task
@@ -41,7 +41,7 @@ class Waiter:
         self.is_done = False
         """Whether the task was told to go on, or was cancelled."""
 
-    def __await__(self) -> Generator[Waiter, None, None]:
+    def __await__(self) -> Generator[WaitingTask, None, None]:
         """Suspend the task until it is woken. Raises CancelledError."""
         self._asyncio_future_blocking = True
         yield self
@@ -85,7 +85,7 @@ class LoopRound:
     """What is left to do in this round, for all producers, consumers and connections of a client."""
 
     def __init__(self) -> None:
-        self._woken: list[Waiter] = []
+        self._woken: list[WaitingTask] = []
         self._calls: list[Callable[[], object]] = []
         self._streams: list[FrameStream] = []
         self._has_end = False
@@ -93,7 +93,7 @@ class LoopRound:
 
     # --- what is to be done --------------------------------------------------------------------------------------------
 
-    def wake(self, waiter: Waiter) -> None:
+    def wake(self, waiter: WaitingTask) -> None:
         """Let a task go on at the end of the round."""
         if not waiter.is_done:
             waiter.is_done = True

@@ -279,6 +279,10 @@ class Producer(Backlog):
 
     # --- the end -------------------------------------------------------------------------------------------------------
 
+    @property
+    def _has_open(self) -> bool:
+        return bool(self._open.bodies)
+
     def _close_all(self) -> None:
         self._close_open()
 

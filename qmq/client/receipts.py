@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import chain
 from operator import itemgetter
 
-from qmq.client.loop_round import LoopRound, Waiter
+from qmq.client.loop_round import LoopRound, WaitingTask
 from qmq.errors import QmqError
 from qmq.model import DelayedId, MessageId
 
@@ -165,7 +165,7 @@ class Ticket:
         self._round = loop_round
         self._receipt: BatchReceipt | None = None
         self._error: QmqError | None = None
-        self._waiters: list[Waiter] = []
+        self._waiters: list[WaitingTask] = []
         self._watchers: list[Callable[[], None]] | None = None
         self.seen = False
 
@@ -177,7 +177,7 @@ class Ticket:
     def __await__(self) -> Generator[object, None, BatchReceipt]:
         self.seen = True
         if self._receipt is None and self._error is None:
-            waiter = Waiter()
+            waiter = WaitingTask()
             self._waiters.append(waiter)
             yield from waiter.__await__()
         if self._error is not None:

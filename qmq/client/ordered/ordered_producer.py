@@ -329,6 +329,10 @@ class OrderedProducer(Backlog):
 
     # --- the end -------------------------------------------------------------------------------------------------------
 
+    @property
+    def _has_open(self) -> bool:
+        return any(each.bodies for each in self._opens)
+
     def _close_all(self) -> None:
         for gathering in list(self._gathered):
             self._close(gathering)

@@ -11,7 +11,7 @@ import pytest
 from support import node_config, running
 
 import qmq
-from qmq.client.loop_round import LoopRound, Waiter
+from qmq.client.loop_round import LoopRound, WaitingTask
 from qmq.client.receipts import BatchReceipt, Ticket
 
 RECEIPT = BatchReceipt("s", 0, 0, 1, 1, 1, 1, "g")
@@ -74,9 +74,9 @@ async def test_a_task_goes_on_in_the_callback_that_ended_its_wait() -> None:
 
 async def test_tasks_run_before_calls_and_calls_made_by_tasks_are_of_the_same_round() -> None:
     loop_round, said = LoopRound(), list[str]()
-    waiters = [Waiter(), Waiter()]
+    waiters = [WaitingTask(), WaitingTask()]
 
-    async def wait(waiter: Waiter, name: str) -> None:
+    async def wait(waiter: WaitingTask, name: str) -> None:
         await waiter
         said.append(name)
         loop_round.at_end(lambda: said.append(f"sent by {name}"))
@@ -99,7 +99,7 @@ async def test_tasks_run_before_calls_and_calls_made_by_tasks_are_of_the_same_ro
 
 async def test_outside_of_a_callback_the_work_is_done_in_the_next_round() -> None:
     loop_round, said = LoopRound(), list[str]()
-    waiter = Waiter()
+    waiter = WaitingTask()
 
     async def wait() -> None:
         await waiter
@@ -116,7 +116,7 @@ async def test_outside_of_a_callback_the_work_is_done_in_the_next_round() -> Non
 
 
 async def test_who_is_cancelled_while_waiting_is_told_so_and_not_woken_again() -> None:
-    loop_round, waiter = LoopRound(), Waiter()
+    loop_round, waiter = LoopRound(), WaitingTask()
 
     async def wait() -> None:
         await waiter
@@ -131,7 +131,7 @@ async def test_who_is_cancelled_while_waiting_is_told_so_and_not_woken_again() -
 
 
 async def test_who_is_cancelled_after_the_wake_up_is_still_cancelled() -> None:
-    loop_round, waiter = LoopRound(), Waiter()
+    loop_round, waiter = LoopRound(), WaitingTask()
 
     async def wait() -> None:
         await waiter
@@ -184,18 +184,18 @@ def test_a_task_that_exits_the_program_keeps_no_other_from_ending() -> None:
     ended: list[str] = []
     tasks: list[asyncio.Task[None]] = []
 
-    async def exits(waiter: Waiter) -> None:
+    async def exits(waiter: WaitingTask) -> None:
         await waiter
         raise SystemExit(3)
 
-    async def follows(waiter: Waiter) -> None:
+    async def follows(waiter: WaitingTask) -> None:
         try:
             await waiter
         finally:
             ended.append("follows")
 
     async def program() -> None:
-        loop_round, waiters = LoopRound(), [Waiter(), Waiter()]
+        loop_round, waiters = LoopRound(), [WaitingTask(), WaitingTask()]
         tasks[:] = asyncio.create_task(exits(waiters[0])), asyncio.create_task(follows(waiters[1]))
         await asyncio.sleep(0)
         for waiter in waiters:

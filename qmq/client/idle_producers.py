@@ -1,0 +1,62 @@
+"""Ends the shared producers of `Client.send` that nobody uses any more: a client that sends to ten thousand subjects holds memory for the
+busy ones only.
+
+A producer is ended when two looks, `idle_s` apart, find nothing undecided in it, and nothing was sent in between. The next `send` makes
+another one. Each tick looks at a part of the producers, so that many of them never hold up the event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import MutableMapping
+from typing import Final, Generic, TypeVar
+
+from qmq.client.backlog import Backlog
+
+PARTS: Final = 60
+"""Ticks in which every producer is looked at once."""
+
+K = TypeVar("K")
+P = TypeVar("P", bound=Backlog)
+
+
+class IdleProducers(Generic[K, P]):
+    """Looks after the producers in `shared`; `watch` begins for one of them."""
+
+    def __init__(self, shared: MutableMapping[K, P], idle_s: float) -> None:
+        self._shared = shared
+        self._tick_s = idle_s / PARTS
+        self._queue: deque[tuple[K, int]] = deque()
+        """(key, tickets that its producer had given out when it was idle at the last look; -1 if it was busy or new)"""
+        self._timer: asyncio.TimerHandle | None = None
+
+    def watch(self, key: K) -> None:
+        """A producer was made."""
+        self._queue.append((key, -1))
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(self._tick_s, self._tick)
+
+    def _tick(self) -> None:
+        self.look(-(-len(self._queue) // PARTS))
+        self._timer = asyncio.get_running_loop().call_later(self._tick_s, self._tick) if self._queue else None
+
+    def look(self, count: int) -> None:
+        """Look at the `count` producers that were not looked at for longest."""
+        for _ in range(min(count, len(self._queue))):
+            key, tickets = self._queue.popleft()
+            producer = self._shared.get(key)
+            if producer is None:
+                continue
+            if producer.is_idle and producer.tickets == tickets:
+                del self._shared[key]
+                producer.abort()
+            else:
+                self._queue.append((key, producer.tickets if producer.is_idle else -1))
+
+    def close(self) -> None:
+        """End nothing any more."""
+        self._queue.clear()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
