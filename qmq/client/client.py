@@ -148,7 +148,7 @@ class Client(ListenerApi, OutboxClient, BrowsingClient):
     @property
     def producers(self) -> Sequence[Producer | OrderedProducer]:
         """The producers of this client that are not closed."""
-        return self._all_producers()
+        return [*self._producers.values(), *self._choosy_producers.values(), *self._delayed_producers.values(), *self._owned]
 
     @property
     def consumers(self) -> Sequence[Consumer | OrderedConsumer]:
@@ -593,17 +593,14 @@ class Client(ListenerApi, OutboxClient, BrowsingClient):
         try:
             for consumer in list(self._consumers):
                 await consumer.close()
-            for producer in self._all_producers():
+            for producer in self.producers:
                 await producer.close()
         finally:
-            for producer in self._all_producers():
+            for producer in self.producers:
                 producer.abort()
             await self._links.close()
             if self._metadata is not None:
                 await self._metadata.close()
-
-    def _all_producers(self) -> list[Producer | OrderedProducer]:
-        return [*self._producers.values(), *self._choosy_producers.values(), *self._delayed_producers.values(), *self._owned]
 
     async def __aenter__(self) -> Client:
         return self

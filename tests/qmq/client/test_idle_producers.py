@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import tracemalloc
+import weakref
+from typing import Any
+
+from support import eventually
 
 import qmq
+from qmq.client.idle_producers import IdleProducers
 from qmq.model import Order, SubjectConfig
 from qmq.node.dev_node import Node
-
-SUBJECTS = 400
-IDLE_BYTES_MAX = 1_500
-"""Where a subject is, and what was sent there, is kept; a producer takes 4,000 bytes more."""
 
 
 async def send_to_all(mq: qmq.Client, subjects: int) -> None:
@@ -58,22 +58,35 @@ async def test_an_ordered_subject_is_given_up_too_and_its_order_goes_on(node: No
             assert [(await anext(consumer)).body for _ in range(5)] == [b"0", b"1", b"2", b"3", b"4"]
 
 
-async def test_the_memory_of_idle_subjects_comes_back(node: Node) -> None:
+async def test_nothing_refers_to_what_was_given_up(node: Node) -> None:
     async with qmq.connect(node.address) as mq:
-        await send_to_all(mq, 100)
-        gc.collect()
-        tracemalloc.start(1)
-        try:
-            await send_to_all(mq, 100 + SUBJECTS)
-            made = {id(each) for each in mq.producers}
-            mq._idle.look(len(made))
-            mq._idle.look(len(made))
-            await asyncio.sleep(1.1)  # the timers that watched for stalled answers end
+        await send_to_all(mq, 300)
+        made = [weakref.ref(each) for each in mq.producers]
+        assert len(made) == 300
+        mq._idle.look(300)
+        mq._idle.look(300)
+
+        def are_freed() -> bool:
             gc.collect()
-            client = tracemalloc.take_snapshot().filter_traces(
-                [tracemalloc.Filter(True, "*/qmq/client/*"), tracemalloc.Filter(True, "*/qmq/delivery/*")]
-            )
-        finally:
-            tracemalloc.stop()
-        held = sum(each.size for each in client.statistics("filename"))
-        assert held / SUBJECTS < IDLE_BYTES_MAX
+            return not any(each() is not None for each in made)
+
+        await eventually(are_freed)
+
+
+async def test_many_producers_are_looked_at_bit_by_bit() -> None:
+    class Used:
+        is_idle, tickets, is_ended = True, 1, False
+
+        def abort(self) -> None:
+            self.is_ended = True
+
+    used = {number: Used() for number in range(10_000)}
+    shared = dict(used)
+    idle = IdleProducers[int, Any](shared, 3_600)
+    for number in shared:
+        idle.watch(number)
+    idle.look(6_000)
+    idle.look(6_000)
+    assert len(shared) == 8_000, "the second look began where the first one had ended"
+    assert [number for number, each in used.items() if each.is_ended] == list(range(2_000))
+    idle.close()
