@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from datetime import datetime, timedelta
 
     from qmq.client.access_client import AccessClient
-    from qmq.client.browsing import BrowsedMessage
+    from qmq.client.browsing import BrowsedMessage, BrowseProgress
     from qmq.client.delayed import Delayed
     from qmq.client.delayed_message import DelayedMessage, DelayStats
     from qmq.client.due_times import When
@@ -60,13 +60,16 @@ class BlockingBrowsing(BlockingClientBase):
         positions: Mapping[tuple[str, int], int] | None = None,
         sequences: tuple[int, int | None] = (0, None),
         broker_group: str = "",
+        content: bytes = b"",
+        progress: BrowseProgress | None = None,
     ) -> Iterator[BrowsedMessage]:
         """Stored messages of a subject, without a consumer group: those stored from `start` on (default: the oldest) and before `end`; with
         `last`, that many of the newest messages of each queue. With `follow` the iterator goes on with messages that are stored later,
         and does not end.
 
         Messages of one queue come in its order; those of several queues come in the order in which they were stored. `partial=True` leaves
-        out broker groups that cannot be read. With `broker_group`, only what that one has.
+        out broker groups that cannot be read. With `broker_group`, only what that one has. With `content`, only messages whose body holds
+        these bytes. `progress` is kept up to date with how far was read.
 
         Raises InvalidName, InvalidArgument, UnknownSubject, AccessDenied, NotConnected, LogDamaged, ClientClosed.
         """
@@ -84,6 +87,8 @@ class BlockingBrowsing(BlockingClientBase):
                 positions=positions,
                 sequences=sequences,
                 broker_group=broker_group,
+                content=content,
+                progress=progress,
             )
         )
 

@@ -14,7 +14,7 @@ from qmq.errors import InvalidArgument, NotConnected, UnknownSubject
 from qmq.model import check_name
 
 if TYPE_CHECKING:
-    from qmq.client.browsing import BrowsedMessage, BrowsedQueue
+    from qmq.client.browsing import BrowsedMessage, BrowsedQueue, BrowseProgress
     from qmq.client.metadata import MetadataClient
 
 
@@ -42,13 +42,16 @@ class BrowsingClient:
         positions: Mapping[tuple[str, int], int] | None = None,
         sequences: tuple[int, int | None] = (0, None),
         broker_group: str = "",
+        content: bytes = b"",
+        progress: BrowseProgress | None = None,
     ) -> AsyncIterator[BrowsedMessage]:
         """Stored messages of a subject, without a consumer group: those stored from `start` on (default: the oldest) and before `end`; with
         `last`, that many of the newest messages of each queue. With `follow` the iterator goes on with messages that are stored later,
         and does not end.
 
         Messages of one queue come in its order; those of several queues come in the order in which they were stored. `partial=True` leaves
-        out broker groups that cannot be read. With `broker_group`, only what that one has.
+        out broker groups that cannot be read. With `broker_group`, only what that one has. With `content`, only messages whose body holds
+        these bytes. `progress` is kept up to date with how far was read.
 
         Raises InvalidName, InvalidArgument, UnknownSubject, AccessDenied, NotConnected, LogDamaged, ClientClosed.
         """
@@ -66,13 +69,14 @@ class BrowsingClient:
             tags_all=tuple(tags_all),
             first_sequence=sequences[0],
             end_sequence=sequences[1],
+            content=content,
             positions=dict(positions or {}),
         )
 
         def queues() -> Awaitable[list[BrowsedQueue]]:
             return self._queues(subject, partial=partial, broker_group=broker_group)
 
-        return browse(self._links, queues, selection, follow=follow, partial=partial)
+        return browse(self._links, queues, selection, follow=follow, partial=partial, progress=progress)
 
     async def queue_ends(self, subject: str) -> dict[tuple[str, int], int]:
         """Where each queue of a subject ends: by broker group and partition, the sequence of its next message. Everything that brokers

@@ -9,7 +9,7 @@ import asyncio
 import logging
 import math
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -59,7 +59,8 @@ class BrowsedQueue:
 @dataclass(frozen=True, slots=True)
 class BrowseSelection:
     """Which messages are wanted. Times of storing are milliseconds since 1970, 0 for no limit. `last` is a number of the newest messages of
-    each queue. `is_directed`: only messages that were sent to one consumer group; without it, only those for all.
+    each queue. `is_directed`: only messages that were sent to one consumer group; without it, only those for all. `content` is
+    what the body holds.
     """
 
     start_ms: int = 0
@@ -72,6 +73,7 @@ class BrowseSelection:
     end_sequence: int | None = None
     positions: Mapping[tuple[str, int], int] = field(default_factory=dict)
     is_directed: bool = False
+    content: bytes = b""
 
     def first_of(self, queue: BrowsedQueue) -> int:
         """The sequence with which to begin in a queue."""
@@ -90,8 +92,23 @@ class BrowseSelection:
             return False
         if self.key is not None and message.key_bytes != self.key:
             return False
+        if self.content not in message.body:
+            return False
         tags = message.tags if self.tags_any or self.tags_all else ()
         return (not self.tags_any or any(tag in tags for tag in self.tags_any)) and all(tag in tags for tag in self.tags_all)
+
+
+@dataclass(slots=True)
+class BrowseProgress:
+    """How far a browse is: messages that were looked at, and the time of storing up to which nothing is left to look at in any queue."""
+
+    looked: int = 0
+    time_ms: int = 0
+
+    def tell(self, readers: Collection[QueueReader]) -> None:
+        """Take it from the readers of all queues."""
+        self.looked = sum(each.looked for each in readers)
+        self.time_ms = min((each.looked_ms for each in readers if not each.is_over), default=self.time_ms)
 
 
 ListQueues = Callable[[], Awaitable[Sequence[BrowsedQueue]]]
@@ -100,15 +117,20 @@ ListQueues = Callable[[], Awaitable[Sequence[BrowsedQueue]]]
 class QueueReader:
     """Reads one queue, page by page. `messages` is the unread rest of the page."""
 
-    def __init__(self, links: Links, queue: BrowsedQueue, selection: BrowseSelection, *, follow: bool) -> None:
+    def __init__(
+        self, links: Links, queue: BrowsedQueue, selection: BrowseSelection, *, follow: bool, progress: Callable[[], None] | None = None
+    ) -> None:
         self.messages: deque[BrowsedMessage] = deque()
         self.queue = queue
         self.is_over = False
         """Whether no more messages will come."""
-        self._links, self._selection, self._follow = links, selection, follow
+        self._links, self._selection, self._follow, self._progress = links, selection, follow, progress
         self._until = selection.end_of(queue, follow=follow)
         self._sequence = selection.first_of(queue)
         self._ask_again_s = -math.inf
+        self.looked = 0
+        self.looked_ms = 0
+        """How many messages were looked at, and when the last of them was stored."""
 
     def wants_page(self, now_s: float) -> bool:
         """Whether to fetch a page. A queue that is followed is asked now and then."""
@@ -125,6 +147,8 @@ class QueueReader:
                 self.is_over |= not self._follow or self._sequence >= self._until
                 self._ask_again_s = asyncio.get_running_loop().time() + FOLLOW_S
                 return
+            if self._progress is not None:
+                self._progress()
 
     def _take(self, batch: Decoded) -> None:
         if batch.view.header.is_directed is not self._selection.is_directed:
@@ -134,6 +158,10 @@ class QueueReader:
             return
         if self._selection.end_ms and batch.view.envelope.append_time_ms >= self._selection.end_ms:
             self.is_over = True  # times of storing never decrease within a queue
+            return
+        self.looked += batch.view.count
+        self.looked_ms = batch.view.envelope.append_time_ms
+        if self._selection.content and not _may_hold(batch, self._selection.content):
             return
         for index in range(batch.view.count):
             message = BrowsedMessage(batch, index, self.queue)
@@ -191,11 +219,23 @@ def _unpack(payload: memoryview) -> tuple[wire.Fetched, list[Decoded]]:
 
 
 async def browse(
-    links: Links, list_queues: ListQueues, selection: BrowseSelection, *, follow: bool, partial: bool
+    links: Links,
+    list_queues: ListQueues,
+    selection: BrowseSelection,
+    *,
+    follow: bool,
+    partial: bool,
+    progress: BrowseProgress | None = None,
 ) -> AsyncIterator[BrowsedMessage]:
     """Messages in the order in which they were stored. Raises as `QueueReader.read`."""
     loop = asyncio.get_running_loop()
-    readers = _readers(links, await list_queues(), selection, follow=follow)
+    readers: dict[tuple[str, int], QueueReader] = {}
+
+    def tell() -> None:
+        if progress is not None:
+            progress.tell(readers.values())
+
+    readers |= _readers(links, await list_queues(), selection, follow=follow, progress=tell)
     # all messages of a queue that appears later are wanted: they were stored since
     later = replace(selection, start_ms=0, last=None, positions={})
     look_s = loop.time() + QUEUES_S
@@ -206,6 +246,7 @@ async def browse(
             readers |= _readers(links, new, later, follow=True)
         if any(each.wants_page(loop.time()) for each in readers.values()):
             await _fill(readers, loop.time(), partial=partial)
+            tell()
         first = min((each for each in readers.values() if each.messages), key=_stored_first, default=None)
         if first is not None:
             yield first.messages.popleft()
@@ -215,14 +256,26 @@ async def browse(
             await asyncio.sleep(FOLLOW_S / 4)
 
 
+def _may_hold(batch: Decoded, content: bytes) -> bool:
+    """Whether a body of the batch may hold the content: without taking the bodies apart, unless they are compressed."""
+    if not batch.view.header.compression:
+        return content in batch.view.region
+    return any(content in body for body in batch.bodies)
+
+
 def _stored_first(reader: QueueReader) -> tuple[int, tuple[str, int]]:
     return reader.messages[0].append_time_ms, reader.queue.key
 
 
 def _readers(
-    links: Links, queues: Sequence[BrowsedQueue], selection: BrowseSelection, *, follow: bool
+    links: Links,
+    queues: Sequence[BrowsedQueue],
+    selection: BrowseSelection,
+    *,
+    follow: bool,
+    progress: Callable[[], None] | None = None,
 ) -> dict[tuple[str, int], QueueReader]:
-    return {each.key: QueueReader(links, each, selection, follow=follow) for each in queues}
+    return {each.key: QueueReader(links, each, selection, follow=follow, progress=progress) for each in queues}
 
 
 async def _fill(readers: dict[tuple[str, int], QueueReader], now_s: float, *, partial: bool) -> None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
+from qmq.client.browsing import BrowseProgress
 from qmq.console.bodies import BodyView, body_view, text_or_hex
 from qmq.errors import InvalidArgument
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 SHOWN_MAX: Final = 50
 LOOKED_MAX: Final = 200_000
-LOOK_S: Final = 4.0
+LOOK_S: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,29 +126,37 @@ async def newest(mq: Client, subject: str, count: int, masked: Collection[str]) 
 async def find_messages(
     mq: Client, subject: str, query: MessageQuery, masked: Collection[str], loop_s: Callable[[], float] | None = None
 ) -> FoundMessages:
-    """The first SHOWN_MAX that are wanted, looking for LOOK_S seconds or through LOOKED_MAX messages at most. Raises as `Client.browse`."""
+    """The first SHOWN_MAX that are wanted, looking for LOOK_S seconds at most, and at LOOKED_MAX messages one by one at most.
+
+    Batches in which the content cannot be are passed over whole. Raises as `Client.browse`.
+    """
     clock_s = loop_s or asyncio.get_running_loop().time
-    found, until_s = FoundMessages(), clock_s() + LOOK_S
+    found, until_s, seen = FoundMessages(), clock_s() + LOOK_S, BrowseProgress()
     options: dict[str, Any] = {
         "start": _time(query.start_ms),
         "end": _time(query.end_ms),
         "tags_any": (query.tag,) if query.tag else (),
+        "content": b"" if masked else query.content.encode(),  # what is masked is not searched in the stored body
         "partial": True,
+        "progress": seen,
     }
-    last_ms = query.start_ms
-    with suppress(TimeoutError):
-        async with asyncio.timeout(2 * LOOK_S), aclosing(_generator(mq.browse(subject, **options))) as messages:
+    read, last_ms = 0, query.start_ms
+    try:
+        async with asyncio.timeout(LOOK_S), aclosing(_generator(mq.browse(subject, **options))) as messages:
             async for message in messages:
                 last_ms = message.append_time_ms
-                is_enough = len(found.messages) == SHOWN_MAX or found.looked == LOOKED_MAX
-                if is_enough or (found.looked % 256 == 0 and clock_s() > until_s):
+                is_enough = len(found.messages) == SHOWN_MAX or read == LOOKED_MAX
+                if is_enough or (read % 256 == 0 and clock_s() > until_s):
                     break
-                found.looked += 1
+                read += 1
                 if query.wants(message, masked):
                     found.messages.append(shown_message(message, masked))
             else:
+                found.looked = seen.looked
                 return found
-    found.next_ms = last_ms
+    except TimeoutError:
+        last_ms = max(last_ms, seen.time_ms)
+    found.looked, found.next_ms = seen.looked if options["content"] else read, last_ms
     return found
 
 

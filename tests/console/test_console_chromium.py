@@ -296,6 +296,141 @@ async def test_a_purge_without_the_name_does_nothing(stage: Stage, page: Any) ->
     page.complaints.clear()  # the browser logs that the answer was an error
 
 
+async def test_a_plan_of_a_replay_is_in_the_address_and_sends_nothing(stage: Stage, page: Any) -> None:
+    await page.goto(f"{stage.base}/dead-letters/billing")
+    await page.get_by_label("A second, at most").fill("2")
+    await page.get_by_role("button", name="Show what would be sent").first.click()
+    await page.wait_for_url("**plan=1**rate=2**")
+    await page.reload()
+    text = await page.locator(".plan").inner_text()
+    assert "8 dead letters would be sent again" in text
+    assert "At this rate that takes 4 s." in text
+    assert sum(each.waiting for each in await stage.mq.metadata.dead_letter_queues("billing")) == len(HOSTILE)
+
+
+async def test_a_letter_is_edited_as_a_whole_and_the_plan_shows_before_and_after(stage: Stage, page: Any) -> None:
+    await page.goto(f"{stage.base}/dead-letters/billing?error=javascript")
+    await page.locator("details.message summary").first.click()
+    old = await page.get_by_label("Another body").first.input_value()
+    await page.get_by_label("Another body").first.fill("<b>mended</b>")
+    await page.locator(".edit button").first.click()
+    await page.locator(".plan").wait_for()
+    assert await page.locator(".plan pre").all_inner_texts() == [old, "<b>mended</b>"]
+    assert "--body '<b>mended</b>'" in await page.locator(".command code", has_text="dlq replay").inner_text()
+
+
+async def test_letters_that_cannot_be_edited_by_fields_are_named_before_anything_is_sent(stage: Stage, page: Any) -> None:
+    await page.goto(f"{stage.base}/dead-letters/billing")
+    await page.get_by_label("Set fields").fill("retries=0")
+    await page.get_by_role("button", name="Show what would be sent").first.click()
+    assert "has no JSON object as its body" in await page.locator(".failure").inner_text()
+    page.complaints.clear()  # the browser logs that the answer was an error
+
+
+async def test_work_that_ended_with_the_console_is_begun_again_from_its_address(stage: Stage, page: Any) -> None:
+    await page.goto(f"{stage.base}/jobs/of-an-earlier-console?group=billing&error=svg&rate=5")
+    await page.get_by_role("link", name="Go on with the same plan").click()
+    assert "1 dead letters would be sent again" in await page.locator(".plan").inner_text()
+
+
+async def test_from_a_day_of_the_calendar_to_its_messages(stage: Stage, page: Any) -> None:
+    await page.goto(f"{stage.base}/delays")
+    await page.locator(".calendar a").last.click()
+    await page.wait_for_url("**/delays?start=**")
+    assert "reminders" in await page.locator("details.message").first.inner_text()
+
+
+async def test_a_recurring_message_shows_its_next_runs(stage: Stage, page: Any) -> None:
+    await page.goto(f"{stage.base}/delays?subject=reminders")
+    recurring = page.locator("details.message", has_text="0 9 * * *")
+    await recurring.locator("summary").click()
+    assert (await recurring.locator("dl").inner_text()).count("Z") >= 6
+
+
+async def test_a_delayed_message_is_moved_and_its_cancel_asks_for_the_name(stage: Stage, page: Any) -> None:
+    await stage.mq.send("movable", b"later", delay=timedelta(days=3))
+    await page.goto(f"{stage.base}/delays?subject=movable")
+    await page.locator("details.message summary").click()
+    await page.get_by_label("New time").fill("2027-06-01T09:00Z")
+    await page.get_by_role("button", name="Move").click()
+    assert "is due at 2027-06-01T09:00" in await page.locator(".note").first.inner_text()
+    await page.goto(f"{stage.base}/delays?subject=movable")
+    await page.locator("details.message summary").click()
+    await page.get_by_label("Type movable to confirm").fill("movable")
+    await page.get_by_role("button", name="Cancel for good").click()
+    assert "is cancelled" in await page.locator(".note").first.inner_text()
+
+
+async def test_a_click_on_the_ring_chooses_a_boundary_and_the_plan_comes_before_the_change(stage: Stage, page: Any) -> None:
+    await page.goto(f"{stage.base}/subjects/accounts/route")
+    box = await page.locator("[data-ring]").bounding_box()
+    at = 0.445 * box["width"]  # within the outer ring, straight to the right: a quarter of the turn
+    await page.mouse.click(box["x"] + box["width"] / 2 + at, box["y"] + box["height"] / 2)
+    assert abs(int(await page.get_by_label("Cut at").input_value()) - 256) <= 1
+    await page.keyboard.press("Enter")
+    await page.wait_for_url("**verb=split**")
+    assert "What version" in await page.locator("main").inner_text()
+    assert "qmq route split accounts" in await page.locator("main").inner_text()
+
+
+async def test_a_split_is_made_watched_and_drawn_for_who_types_the_name(stage: Stage, page: Any) -> None:
+    await stage.mq.metadata.create_subject(SubjectConfig("ledger", order=Order.STRICT, logical_partitions=1024), partitions=1)
+    await page.goto(f"{stage.base}/subjects/ledger/route?verb=split&partitions=1&at=256")
+    await page.get_by_label("Type ledger to confirm").fill("ledger")
+    await page.get_by_role("button", name="Do it").click()
+    await page.locator(".note", has_text="Version 2").wait_for()
+    assert await page.locator("[data-ring] path").count() == 3  # two partitions, and the older one inside
+    assert "sealed: each old partition ends with its command message" in await page.locator("#route .life").inner_text()
+
+
+async def test_a_group_is_drained_by_its_name_and_resumed(stage: Stage, page: Any) -> None:
+    await page.goto(f"{stage.base}/cluster")
+    acts = page.locator("details", has=page.locator("summary", has_text="group-1"))
+    await acts.locator("summary").click()
+    await acts.get_by_role("button", name="Drain").click()
+    assert await page.locator(".note").count() == 0  # the browser asks for the name
+    await acts.get_by_label("Type group-1 to confirm").fill("group-1")
+    await acts.get_by_role("button", name="Drain").click()
+    await page.locator(".note", has_text="takes no more messages").wait_for()
+    await stage.mq.metadata.set_group_mode("group-1", "read-write")
+
+
+async def test_a_message_is_found_by_its_id_or_said_not_to_be_there(stage: Stage, page: Any) -> None:
+    await page.goto(f"{stage.base}/messages")
+    await page.get_by_label("Message id").fill("nonsense")
+    await page.keyboard.press("Enter")
+    await page.locator(".failure").wait_for()
+    page.complaints.clear()  # the browser logs that the answer was an error
+    await page.get_by_label("Message id").fill(stage.ids[0])
+    await page.keyboard.press("Enter")
+    await page.locator(".life").wait_for()
+
+
+@pytest.mark.parametrize(("label", "text", "found"), [("Tag", "new", 30), ("Header", "trace", 0), ("Content", '"order": 7,', 1)])
+async def test_messages_are_searched_by(label: str, text: str, found: int, stage: Stage, page: Any) -> None:
+    await page.goto(f"{stage.base}/subjects/orders")
+    await page.get_by_label(label, exact=True).fill(text)
+    await page.keyboard.press("Enter")
+    await page.wait_for_url(f"**{label.lower()}=**")
+    assert f"{found} found" in await page.locator("main").inner_text()
+
+
+async def test_the_back_button_leads_to_the_search_that_was_left(stage: Stage, page: Any) -> None:
+    await page.goto(f"{stage.base}/subjects/orders?key=customer-3")
+    await page.locator("details.message summary").first.click()
+    await page.locator("details.message dl a").first.click()
+    await page.wait_for_url("**/messages/*")
+    await page.go_back()
+    assert await page.get_by_label("Key", exact=True).input_value() == "customer-3"
+
+
+async def test_a_phone_reaches_every_screen_from_the_menu(stage: Stage, page: Any) -> None:
+    await page.set_viewport_size({"width": 360, "height": 740})
+    for name in ("Subjects", "Dead letters", "Delays", "Message", "Cluster", "Overview"):
+        await page.get_by_role("navigation").get_by_role("link", name=name, exact=True).click()
+        assert await page.locator("nav [aria-current=page]").inner_text() == name
+
+
 async def test_pages_are_whole_without_scripts(stage: Stage) -> None:
     context = await stage.browser.new_context(java_script_enabled=False)
     page = await context.new_page()

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import os
+import shutil
+import socket
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
+import needs
 import pytest
 from console_support import PlainBrowser, SteppedClock
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -19,6 +23,7 @@ import qmq
 from qmq.console.browser_sessions import IDLE_S
 from qmq.console.console_app import COOKIE, ConsoleSite
 from qmq.console.console_config import ConsoleConfig, LoginMode, OidcConfig, check
+from qmq.console.console_server import ConsoleServer
 from qmq.console.oidc import LOGIN_S, OidcFlow, challenge
 from qmq.console.oidc_login import LOGIN_COOKIE
 from qmq.errors import InvalidArgument, NotConnected
@@ -100,6 +105,32 @@ async def test_the_browser_goes_on_where_it_wanted_to_by_a_page_of_the_console(s
     assert 'content="0; url=/subjects/orders"' in answer.text
     assert "samesite=strict" in answer.headers["set-cookie"].lower()
     assert COOKIE in browser.cookies
+
+
+@needs.chromium
+@pytest.mark.xdist_group("chromium")
+async def test_a_real_browser_logs_in_at_the_provider_and_comes_back_where_it_wanted_to_go(stage: Stage) -> None:
+    playwright = pytest.importorskip("playwright.async_api", reason="scripts/setup installs it")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    oidc = dataclasses.replace(oidc_config(stage.provider), redirect_url=f"http://localhost:{port}/login/callback")
+    config = dataclasses.replace(stage.site.config, port=port, oidc=oidc)
+    console = ConsoleServer(config)
+    await console.start()
+    async with playwright.async_playwright() as driver:
+        arguments = ["--no-sandbox"] if os.geteuid() == 0 else []
+        browser = await driver.chromium.launch(executable_path=shutil.which("chromium"), args=arguments)
+        page = await browser.new_page(locale="en")
+        await page.goto(f"http://localhost:{port}/subjects/orders")
+        await page.get_by_role("link", name="Log in").click()
+        await page.get_by_label("User").fill("op:bob")
+        await page.get_by_role("button", name="Sign in").click()
+        await page.wait_for_url(f"http://localhost:{port}/subjects/orders")
+        await page.locator(".principal", has_text="op:bob").wait_for()
+        assert "code=" not in page.url
+        await browser.close()
+    await console.stop()
 
 
 async def test_the_provider_is_shown_a_challenge_and_never_the_verifier(stage: Stage) -> None:

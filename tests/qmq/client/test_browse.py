@@ -102,3 +102,29 @@ async def test_what_cannot_be_meant_is_refused(node: Node) -> None:
             mq.browse("s", last=3, start=datetime.now(UTC))
         with pytest.raises(InvalidArgument, match="time zone"):
             mq.browse("s", start=datetime(2026, 11, 1))
+
+
+@pytest.mark.parametrize("compression", [None, "zstd"])
+async def test_a_search_for_content_finds_it_and_tells_how_far_it_looked(compression: str | None, node: Node) -> None:
+    async with qmq.connect(node.address) as mq:
+        async with mq.producer("s", batch_messages=10, compression=compression) as producer:
+            await producer.send_many([b"hay %d" % number for number in range(100)] + [b"the needle"] + [b"hay"] * 9)
+        progress = browsing.BrowseProgress()
+        assert await bodies(mq.browse("s", content=b"needle", progress=progress)) == [b"the needle"]
+        assert progress.looked == 110
+
+
+async def test_a_batch_that_cannot_hold_the_content_is_not_taken_apart(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[int] = []
+    real = browsing.BrowsedMessage
+
+    def counted(*arguments: object) -> BrowsedMessage:
+        made.append(1)
+        return real(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(browsing, "BrowsedMessage", counted)
+    async with qmq.connect(node.address) as mq:
+        async with mq.producer("s", batch_messages=10) as producer:
+            await producer.send_many([b"hay"] * 1_000 + [b"the needle"] * 10)
+        assert len(await bodies(mq.browse("s", content=b"needle"))) == 10
+    assert len(made) <= 20
