@@ -106,7 +106,7 @@ class Broker:
         parts = make_parts(self) if make_parts is not None else BrokerParts(Alone(self))
         self.committer = parts.committer
         self.fatal = parts.fatal
-        self.mends = parts.mends
+        self.report_damage = parts.report_damage
         self.accept_replica = parts.accept_replica
         self.routing = parts.routing
         self.rules = parts.rules
@@ -148,7 +148,7 @@ class Broker:
         """Use this store: the parts that serve consumers are made anew."""
         self.store = store
         parts = ServingParts(
-            store, self.clock, self.config, self.loop, self.tallies, self.responses, self.rules, self.mends, turns=self, queues=self
+            store, self.clock, self.config, self.loop, self.tallies, self.responses, self.rules, self.report_damage, turns=self, queues=self
         )
         self.dispatch = Dispatch(parts, DeadLetterWriter(parts, self.append_own))
         self.lanes = Lanes(parts, self.routing)
@@ -474,7 +474,7 @@ class Broker:
             return
         self._is_action_log_full = False
         self.responses.written(self.store.index)
-        self.dispatch.burials.written(self.store.index)
+        self.dispatch.dead_letters.written(self.store.index)
         self._written(self.store.index)
 
     def _written(self, index: int) -> None:

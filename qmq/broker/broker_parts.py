@@ -27,7 +27,7 @@ class BrokerParts:
     """Stops the process: an invariant is broken, or storage failed in a way that must not be worked around."""
     on_turn_end: Callable[[], None] = lambda: None
     """Called at the end of each turn."""
-    mends: Callable[[LogDamaged], bool] = lambda _: False
+    report_damage: Callable[[LogDamaged], bool] = lambda _: False
     """Reports damage. Returns True if it is being repaired, and the broker will be woken."""
     accept_replica: Callable[[Frame, ReplicaConnection], ReplicaPeer] | None = None
     """Takes the first frame of another replica's connection, and returns the object that takes the rest. Raises ProtocolViolation,

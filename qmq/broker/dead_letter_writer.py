@@ -53,7 +53,7 @@ Append = Callable[[list[Intake]], list[Produced]]
 
 
 @dataclass(slots=True)
-class Grave:
+class PendingCopies:
     """A share with dying messages: those before number `deaths` may be copied, and more when the indexes in `steps` are committed."""
 
     state: QueueGroup
@@ -105,11 +105,11 @@ class DeadLetterWriter:
         """`append` stores batches that the broker itself makes and recognises stored ones. It raises DiskFull."""
         self._store = parts.store
         self._clock = parts.clock
-        self._mends = parts.mends
+        self._report_damage = parts.report_damage
         self._turns = parts.turns
         self._append_own = append
         self._fresh: dict[int, QueueGroup] = {}
-        self._graves: dict[int, Grave] = {}
+        self._pending: dict[int, PendingCopies] = {}
         self.buried = 0
         """Copies made here."""
 
@@ -120,33 +120,33 @@ class DeadLetterWriter:
     def found(self, state: QueueGroup) -> None:
         """A share was loaded; all its dying messages are committed."""
         if state.share.dying:
-            self._graves[id(state)] = Grave(state, state.share.deaths)
+            self._pending[id(state)] = PendingCopies(state, state.share.deaths)
 
     def written(self, index: int) -> None:
         """The actions of this turn are in the log, up to `index`."""
         if self._fresh:
             for key, state in self._fresh.items():
-                self._graves.setdefault(key, Grave(state)).steps.append((index, state.share.deaths))
+                self._pending.setdefault(key, PendingCopies(state)).steps.append((index, state.share.deaths))
             self._fresh = {}
 
     def work(self) -> None:
         """Copy what may be copied, a few batches for each share in turn."""
-        if not self._graves:
+        if not self._pending:
             return
         now_ms = self._clock.monotonic_ms()
-        for key, grave in list(self._graves.items()):
-            grave.committed(self._store.committed_index)
-            if now_ms < grave.not_before_ms:
+        for key, pending in list(self._pending.items()):
+            pending.committed(self._store.committed_index)
+            if now_ms < pending.not_before_ms:
                 continue
             try:
                 for _ in range(ROUNDS):
-                    if not self._bury(grave):
-                        if not grave.steps:
-                            del self._graves[key]
+                    if not self._copy_next(pending):
+                        if not pending.steps:
+                            del self._pending[key]
                         break
             except QmqError as failure:
-                grave.not_before_ms = now_ms + AGAIN_MS
-                waiting, state = grave.state.share.dying_messages(), grave.state
+                pending.not_before_ms = now_ms + AGAIN_MS
+                waiting, state = pending.state.share.dying_messages(), pending.state
                 log.warning(
                     "%d dead messages of group %s on %s wait for their copy to the dead-letter queue: %s",
                     waiting,
@@ -155,20 +155,20 @@ class DeadLetterWriter:
                     failure,
                 )
                 if isinstance(failure, LogDamaged):
-                    self._mends(failure)
+                    self._report_damage(failure)
             except (AssertionError, OSError):
                 raise
             except Exception:
-                grave.not_before_ms = now_ms + AGAIN_MS
-                log.exception("copying dead messages of group %s on %s failed", grave.state.name, grave.state.queue.id)
+                pending.not_before_ms = now_ms + AGAIN_MS
+                log.exception("copying dead messages of group %s on %s failed", pending.state.name, pending.state.queue.id)
 
-    def _bury(self, grave: Grave) -> bool:
+    def _copy_next(self, pending: PendingCopies) -> bool:
         """Copy one batch. Returns whether there was any. Raises QmqError: then the messages stay dying, and are retried."""
-        state = grave.state
-        if not state.share.dying or state.share.dying[0].number >= grave.deaths:
+        state = pending.state
+        if not state.share.dying or state.share.dying[0].number >= pending.deaths:
             return False
         try:
-            letters, done = self._letters(state, grave.deaths)
+            letters, done = self._letters(state, pending.deaths)
         except OSError as cause:
             raise refusal_of(cause) from cause
         if letters:

@@ -57,7 +57,7 @@ class Dispatch:
         self._loop = parts.loop
         self._responses = parts.responses
         self._rules = parts.rules
-        self._mends = parts.mends
+        self._report_damage = parts.report_damage
         self._turns = parts.turns
         self._queues = parts.queues
         self.groups = QueueGroups(parts.counters)
@@ -67,12 +67,12 @@ class Dispatch:
         """When a waiting pull of each group is to be answered without messages."""
         self._leases: CheckTimes[QueueGroup] = CheckTimes()
         """When a lease in each group may end."""
-        self.burials = dead_letters
+        self.dead_letters = dead_letters
         self._cold_reads = ColdReads(parts.store, parts.loop, self.wake, recent_bytes=parts.config.recent_bytes)
         for queue in parts.store.queues.values():
             for group in queue.shares:
                 state = self.groups.state(queue, group)
-                self.burials.found(state)
+                self.dead_letters.found(state)
                 self._leases.at(state, 0)
 
     # --- consuming -----------------------------------------------------------------------------------------------------
@@ -170,7 +170,7 @@ class Dispatch:
                 served = self._serve(waiter)
             except (QmqError, OSError) as cause:
                 failure = refusal_of(cause)
-                if isinstance(failure, LogDamaged) and self._mends(failure):
+                if isinstance(failure, LogDamaged) and self._report_damage(failure):
                     blocked.append(waiter)
                     break
                 self._turns.answer_error(waiter.session.peer, waiter.request_id, failure)
@@ -282,7 +282,7 @@ class Dispatch:
         )
         if state.share.deaths > deaths:
             state.tally.dead += state.share.deaths - deaths
-            self.burials.died(state)
+            self.dead_letters.died(state)
         return done.settled
 
     def _put_back(self, state: QueueGroup, consumer: str, cause: Cause) -> None:
@@ -351,7 +351,7 @@ class Dispatch:
     def tick(self) -> None:
         """Answer pulls that waited long enough; take from consumers whose lease has ended."""
         now_ms = self._clock.monotonic_ms()
-        self.burials.work()
+        self.dead_letters.work()
         for state in self._late_pulls.due(now_ms):
             for waiter in state.take_late(now_ms):
                 self._answer_empty(waiter)

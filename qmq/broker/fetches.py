@@ -129,7 +129,7 @@ class Fetching:
     def __init__(self, parts: ServingParts, serving: Serving) -> None:
         self._store = parts.store
         self._loop = parts.loop
-        self._mends = parts.mends
+        self._report_damage = parts.report_damage
         self._turns = parts.turns
         self._queues = parts.queues
         self._serving = serving
@@ -210,7 +210,7 @@ class Fetching:
         _remember(self._places, (queue.id, sequence), number)
 
     def _damaged(self, damage: LogDamaged) -> None:
-        if self._mends(damage):
+        if self._report_damage(damage):
             raise Overloaded(f"{damage.message}; it is being repaired from another replica: try again soon", retry_after_ms=200) from damage
         raise damage
 

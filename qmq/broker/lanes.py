@@ -94,7 +94,7 @@ class Lanes:
         self._counters = parts.counters
         self._responses = parts.responses
         self._rules = parts.rules
-        self._mends = parts.mends
+        self._report_damage = parts.report_damage
         self._turns = parts.turns
         self._queues = parts.queues
         self._routing = routing
@@ -254,7 +254,7 @@ class Lanes:
             ranges, buffers, batches = lay_out(self._store, session.queue, found.delivery)
         except (QmqError, OSError) as cause:
             failure = refusal_of(cause)
-            if not isinstance(failure, LogDamaged) or not self._mends(failure):
+            if not isinstance(failure, LogDamaged) or not self._report_damage(failure):
                 session.waiting = None
                 self._turns.answer_error(session.peer, waiting.request_id, failure)
             return

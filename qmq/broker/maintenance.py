@@ -237,7 +237,7 @@ class Maintenance:
             return
         damage = done.result()
         self._broker.tallies.damaged += damage is not None
-        if damage is not None and self._scrubber.store is self._store and not self._broker.mends(damage):
+        if damage is not None and self._scrubber.store is self._store and not self._broker.report_damage(damage):
             log.error("%s", damage)
 
     def _is_checkpoint_due(self, now_ms: int) -> bool:

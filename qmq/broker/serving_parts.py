@@ -59,7 +59,7 @@ class ServingParts:
     counters: BrokerCounters
     responses: PendingResponses
     rules: GroupRules
-    mends: Callable[[LogDamaged], bool]
+    report_damage: Callable[[LogDamaged], bool]
     """Reports damage. Returns True if it is being repaired, and waiting pulls will be woken."""
     turns: Turns
     queues: Queues

@@ -86,11 +86,11 @@ class EngineAdmin:
         engine = self._engine()
         if engine.schedule.state_of(place) != "pending" or place in engine.plan_log.leaving:
             return False
-        if place not in engine.plan_log.custody:
+        if place not in engine.plan_log.in_dispatch:
             return True
         if not engine.dispatcher.withdraw(place):
             return False
-        engine.plan_log.custody.discard(place)
+        engine.plan_log.in_dispatch.discard(place)
         return True
 
     def show(self, delayed: DelayedId) -> tuple[DueMessage, str]:

@@ -22,7 +22,7 @@ from qmq.client.producer import ProducerIds
 from qmq.clock import Clock
 from qmq.delay.delay_admin import EngineAdmin, check_due
 from qmq.delay.delay_config import DelayConfig
-from qmq.delay.delay_engine import Dispatcher, Engine, Keeper
+from qmq.delay.delay_engine import Dispatcher, Engine, SettlingClock
 from qmq.delay.delayed_quota import DelayedQuota
 from qmq.delay.dispatcher.due_dispatcher import DueDispatcher
 from qmq.delay.plan_log import StorePlanLog
@@ -70,7 +70,7 @@ class DelayBroker(Broker):
         self._make_links = links
         self._links: Links | None = None
         self._new_producer_id = ProducerIds()
-        self.keeper: Keeper | None = clock if isinstance(clock, SteadyClock) else None
+        self.timekeeper: SettlingClock | None = clock if isinstance(clock, SteadyClock) else None
         self._ending: set[asyncio.Task[None]] = set()
         if is_serving:
             self._begin()
@@ -84,7 +84,7 @@ class DelayBroker(Broker):
 
     def _begin(self) -> None:
         self._links = self._make_links()
-        self.engine = Engine(schedule_of(self.store), self, self.clock, self.delay, self._dispatcher, self.fatal, self.keeper)
+        self.engine = Engine(schedule_of(self.store), self, self.clock, self.delay, self._dispatcher, self.fatal, self.timekeeper)
         self.engine.start()
 
     def _dispatcher(self, plan_log: StorePlanLog) -> Dispatcher:

@@ -92,7 +92,7 @@ class Dispatcher(Protocol):
         ...
 
 
-class Keeper(Protocol):
+class SettlingClock(Protocol):
     """The engine's interface of the timekeeper (timekeeper.py)."""
 
     @property
@@ -117,14 +117,14 @@ class Engine:
         config: DelayConfig,
         make_dispatcher: Callable[[StorePlanLog], Dispatcher],
         fatal: Callable[[BaseException], None],
-        keeper: Keeper | None = None,
+        timekeeper: SettlingClock | None = None,
         run: Run | None = None,
     ) -> None:
         self.schedule = schedule
         self._unsubscribe: Callable[[], None] = lambda: None
         self.clock = clock
         self.config = config
-        self._keeper = keeper
+        self._timekeeper = timekeeper
         self._fatal = fatal
         self.writer = writer
         self._loop = asyncio.get_running_loop()
@@ -191,11 +191,11 @@ class Engine:
         """After the start of a process its clock may be wrong: until the time is known, nothing is due. Messages stored meanwhile are
         loaded.
         """
-        while self._keeper is not None and not self._keeper.is_settled:  # noqa: ASYNC110 - it is asked by another task
+        while self._timekeeper is not None and not self._timekeeper.is_settled:  # noqa: ASYNC110 - it is asked by another task
             await asyncio.sleep(SETTLE_S)
         self._unsubscribe = self.schedule.subscribe(self._pending)
         self.loader.begin(self.clock.time_ms())
-        for work in (self._tick(), self._ahead(), self._survey(), self._feed(), self._late(), self._close()):
+        for work in (self._tick(), self._ahead(), self._read_ahead(), self._feed(), self._late(), self._close()):
             self._begin(work)
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> None:
@@ -251,15 +251,15 @@ class Engine:
                 self.wake()
             await asyncio.sleep(max(self.config.tick_ms, self.config.pause_ms) / 1000)
 
-    async def _survey(self) -> None:
+    async def _read_ahead(self) -> None:
         """Read near buckets ahead beside the ticks, so that single messages can be read quickly when they are due."""
         while True:
             now_ms = self.clock.time_ms()
-            piece = self.schedule.survey(now_ms, now_ms + self.config.load_ahead_ms)
+            piece = self.schedule.read_ahead(now_ms, now_ms + self.config.load_ahead_ms)
             if piece is None:
                 await asyncio.sleep(max(self.config.tick_ms, self.config.pause_ms) / 1000)
             else:
-                self.schedule.surveyed(await self._run(piece))
+                self.schedule.note_read_ahead(await self._run(piece))
                 await asyncio.sleep(PAUSE_S)
 
     async def _late(self) -> None:
@@ -370,9 +370,9 @@ class Engine:
     def _pending_of(self, places: Places) -> Places:
         """The pending ones: without those cancelled or moved meanwhile, and those that the dispatcher has since their plan was void."""
         mask = self.schedule.are_pending(places)
-        custody, leaving = self.plan_log.custody, self.plan_log.leaving
-        if custody or leaving:
-            mask &= np.array([place not in custody and place not in leaving for place in places], np.bool_)
+        in_dispatch, leaving = self.plan_log.in_dispatch, self.plan_log.leaving
+        if in_dispatch or leaving:
+            mask &= np.array([place not in in_dispatch and place not in leaving for place in places], np.bool_)
         return places if mask.all() else places[mask]
 
     def _read(self, places: Places) -> list[DueMessage]:
@@ -414,5 +414,5 @@ class Engine:
             lateness.delivered,
             dispatcher.troubles() + damaged,
             now_ms,
-            self._keeper.step_ms if self._keeper is not None else 0,
+            self._timekeeper.step_ms if self._timekeeper is not None else 0,
         )

@@ -1,6 +1,6 @@
 """The plan log writes the dispatcher's plans and their results to the action log. Nothing else writes plans.
 
-A message is in *custody* from the moment it goes to the dispatcher until its plan is committed: to cancel it, the dispatcher must give it
+A message is *in dispatch* from the moment it goes to the dispatcher until its plan is committed: to cancel it, the dispatcher must give it
 back (`DueDispatcher.withdraw`). The entry that plans a run of a recurring message also has the next run: the alias of the first run's id
 names the newest run, so a run that is planned again (its first plan was void) has its successor already.
 """
@@ -46,7 +46,7 @@ class StorePlanLog:
     """Implements `qmq.delay.interfaces.PlanLog` for one term of a master."""
 
     def __init__(self, writer: PlanWriter, schedule: Schedule, now_ms: Callable[[], int], wake: Callable[[], None]) -> None:
-        self.custody: set[SchedulePlace] = set()
+        self.in_dispatch: set[SchedulePlace] = set()
         """Messages that the dispatcher has, or whose plan is not committed, and those in `_ending`."""
         self.leaving: set[SchedulePlace] = set()
         """Messages that are being cancelled or moved, which the schedule does not know yet."""
@@ -58,16 +58,16 @@ class StorePlanLog:
         self._next = schedule.next_plan
         self._dues: dict[int, Sequence[int]] = {}
         self._ending: set[SchedulePlace] = set()
-        """Messages in custody that are due and are not delivered themselves: seeds and half messages, until they are cancelled."""
+        """Messages in dispatch that are due and are not delivered themselves: seeds and half messages, until they are cancelled."""
 
     def take(self, messages: Iterable[DueMessage]) -> None:
         """These messages go to the dispatcher."""
         self._forget_ended()
-        self.custody.update(message.place for message in messages)
+        self.in_dispatch.update(message.place for message in messages)
 
     def _forget_ended(self) -> None:
         done = {place for place in self._ending if not self._waits(place)}
-        self.custody -= done
+        self.in_dispatch -= done
         self._ending -= done
 
     def _waits(self, ending: SchedulePlace) -> bool:
@@ -89,7 +89,7 @@ class StorePlanLog:
         self._dues[action.number] = [message.due_ms for message in draft.messages]
         self._wake()
         await self._writer.committed()
-        self.custody.difference_update(places)
+        self.in_dispatch.difference_update(places)
         return action
 
     def done(self, plan: PlanAction, append_time_ms: int) -> None:
@@ -101,7 +101,7 @@ class StorePlanLog:
 
     def void(self, plan: PlanAction) -> None:
         self._dues.pop(plan.number, None)
-        self.custody.update(places_of(plan))
+        self.in_dispatch.update(places_of(plan))
         self._writer.act(PlanVoid((plan.number,)))
 
     def seed(self, message: DueMessage) -> None:
@@ -121,7 +121,7 @@ class StorePlanLog:
 
     def _end(self, message: DueMessage) -> None:
         self._ending.add(message.place)
-        self.custody.add(message.place)
+        self.in_dispatch.add(message.place)
         self._writer.act(Cancel(*message.place))
 
     def _recur(self, message: DueMessage) -> None:

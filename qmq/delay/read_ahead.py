@@ -37,7 +37,7 @@ _TOTAL_AT: Final = 8
 _LOST: Final = 1 << 62
 
 
-class Surveyed(NamedTuple):
+class ReadAheadResult(NamedTuple):
     """The result of a piece."""
 
     bucket: int
@@ -67,7 +67,7 @@ class ReadAhead:
                 return ReadAheadPiece(self._disk, self._buckets.files.folder / bucket.log.name, number, begin, bucket.log.written)
         return None
 
-    def note(self, found: Surveyed) -> None:
+    def note(self, found: ReadAheadResult) -> None:
         """A piece was run."""
         if found.bucket not in self._buckets:
             return
@@ -88,9 +88,9 @@ class ReadAheadPiece:
         self._begin = begin
         self._end = end
 
-    def __call__(self) -> Surveyed:
+    def __call__(self) -> ReadAheadResult:
         """Raises nothing: unreadable bytes are damage, or the bucket is deleted."""
-        found = Surveyed(self.bucket, self._end, [], [])
+        found = ReadAheadResult(self.bucket, self._end, [], [])
         try:
             fd = self._disk.open_read(self.path)
             try:
@@ -103,7 +103,7 @@ class ReadAheadPiece:
             found.damage.append((self._begin, cause.message if isinstance(cause, CorruptBatch) else str(cause)))
             return found._replace(end=_LOST)
 
-    def _walk(self, fd: int, found: Surveyed) -> int:
+    def _walk(self, fd: int, found: ReadAheadResult) -> int:
         """Where the first batch begins that is not of this piece. Raises CorruptBatch, OSError."""
         position, stop, wanted = self._begin, min(self._end, self._begin + PIECE_BYTES), READ_BYTES
         while position < stop:
@@ -115,7 +115,7 @@ class ReadAheadPiece:
             position += used
         return position
 
-    def _batches(self, data: bytes, position: int, found: Surveyed) -> tuple[int, int]:
+    def _batches(self, data: bytes, position: int, found: ReadAheadResult) -> tuple[int, int]:
         """(how many bytes of `data` are whole batches, how many must be read at once to see the next one)."""
         at = 0
         while at + ENVELOPE_BYTES <= len(data):
@@ -129,7 +129,7 @@ class ReadAheadPiece:
             at += total
         return at, READ_BYTES
 
-    def _look(self, data: bytes, position: int, found: Surveyed) -> None:
+    def _look(self, data: bytes, position: int, found: ReadAheadResult) -> None:
         try:
             batch = StoredBatch(parse_envelope(data), data[ENVELOPE_BYTES:])
             if is_outlined(batch.view):

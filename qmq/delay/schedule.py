@@ -37,7 +37,7 @@ from qmq.delay.buckets import Buckets
 from qmq.delay.dispatch_log import DispatchMark
 from qmq.delay.folder import Leftovers, cut_back, delete_all, unlink
 from qmq.delay.interfaces import BucketInfo, DueMessage, Places, SchedulePlace
-from qmq.delay.read_ahead import ReadAhead, ReadAheadPiece, Surveyed
+from qmq.delay.read_ahead import ReadAhead, ReadAheadPiece, ReadAheadResult
 from qmq.delay.schedule_state import MARK_FILE, PendingCounts, ScheduleState, capture, read_mark, restore, write_mark
 from qmq.delay.stored_batch import BatchCache
 from qmq.errors import InvalidArgument, MessageNotFound
@@ -101,7 +101,7 @@ class Schedule:
         self._files = AppendFiles(self._disk, self.folder)
         self._buckets = Buckets(self._files, self.bucket_ms, self._buffer_bytes_max)
         self._cache = BatchCache()
-        self._survey = ReadAhead(self._disk, self._buckets, self._cache)
+        self._read_ahead = ReadAhead(self._disk, self._buckets, self._cache)
         self._leftovers = Leftovers(self.folder)
         self._checkpoints = 0
 
@@ -427,14 +427,14 @@ class Schedule:
         """The messages in the order of the places; each batch is read once. Raises MessageNotFound, LogDamaged."""
         return bucket_lookup.read(self._buckets.require, self._cache, places)
 
-    def survey(self, from_ms: int, to_ms: int) -> ReadAheadPiece | None:
-        """What to run in a thread, then give to `surveyed`, so that what is due from then to then is read quickly. None: nothing."""
+    def read_ahead(self, from_ms: int, to_ms: int) -> ReadAheadPiece | None:
+        """What to run in a thread, then give to `note_read_ahead`, so that what is due from then to then is read quickly. None: nothing."""
         first, last = (max(at_ms // self.bucket_ms, self.closed_before) for at_ms in (from_ms, to_ms))
-        return self._survey.next_piece(range(first, last + 1))
+        return self._read_ahead.next_piece(range(first, last + 1))
 
-    def surveyed(self, found: Surveyed) -> None:
-        """What a piece of the survey has found."""
-        self._survey.note(found)
+    def note_read_ahead(self, found: ReadAheadResult) -> None:
+        """What a piece of the read-ahead has found."""
+        self._read_ahead.note(found)
 
     def alias(self, message_id: bytes) -> SchedulePlace | None:
         """Where a moved or recurring message is now, by its first id (16 bytes); None if it is neither, or is settled."""

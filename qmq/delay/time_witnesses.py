@@ -115,7 +115,7 @@ class TimeWitnesses:
         """Read the clock, and ask witnesses if it is time."""
         self._clock.time_ms()
         now_ms = self._clock.boot_ms()
-        if self._clock.keeper.wants_witnesses or self._asked_boot_ms is None or now_ms - self._asked_boot_ms >= self._timing.every_ms:
+        if self._clock.timekeeper.wants_witnesses or self._asked_boot_ms is None or now_ms - self._asked_boot_ms >= self._timing.every_ms:
             self._asked_boot_ms = now_ms
             await self._ask_all()
             self._clock.time_ms()
@@ -139,11 +139,11 @@ class TimeWitnesses:
 
     def _tell(self) -> None:
         """Log each step once, and once when it is accepted."""
-        keeper = self._clock.keeper
-        step, (noticed, believed) = keeper.step, self._told
-        if keeper.steps_believed > believed:
+        timekeeper = self._clock.timekeeper
+        step, (noticed, believed) = timekeeper.step, self._told
+        if timekeeper.steps_believed > believed:
             log.warning("the wall clock's step was accepted: the delay server's time is now %d ms since 1970", self._clock.time_ms())
         if step is not None and step.noticed_boot_ms != noticed:
             why = "other machines say that the wall clock is wrong" if step.is_denied else "not accepted yet"
             log.warning("the wall clock differs by %+d ms from the delay server's time: %s", step.size_ms, why)
-        self._told = (step.noticed_boot_ms if step is not None else 0, keeper.steps_believed)
+        self._told = (step.noticed_boot_ms if step is not None else 0, timekeeper.steps_believed)

@@ -179,12 +179,12 @@ class SteadyClock:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self.keeper = Timekeeper(wall_ms(), boot_ms())
+        self.timekeeper = Timekeeper(wall_ms(), boot_ms())
 
     def time_ms(self) -> int:
         """Milliseconds since 1970-01-01 UTC, as kept: goes back only when a step back is accepted."""
         with self._lock:
-            return self.keeper.time_ms(wall_ms(), boot_ms())
+            return self.timekeeper.time_ms(wall_ms(), boot_ms())
 
     def monotonic_ms(self) -> int:
         """Milliseconds since some start; never goes back, and stops while the machine sleeps."""
@@ -196,16 +196,16 @@ class SteadyClock:
 
     def witness(self, name: str, their_time_ms: int, sent_boot_ms: int, heard_boot_ms: int) -> None:
         with self._lock:
-            self.keeper.witness(name, their_time_ms, sent_boot_ms, heard_boot_ms)
+            self.timekeeper.witness(name, their_time_ms, sent_boot_ms, heard_boot_ms)
 
     @property
     def step_ms(self) -> int:
-        return self.keeper.step_ms
+        return self.timekeeper.step_ms
 
     @property
     def is_settled(self) -> bool:
         """See `Timekeeper.is_settled`; as of the last `time_ms()`."""
-        return self.keeper.is_settled
+        return self.timekeeper.is_settled
 
 
 def wall_ms() -> int:

@@ -5,7 +5,7 @@
     says what is committed  Alone                           Driver, with the Coordinator of its mastership
     fencing by lease        -                               WriteLease
     flushes, checkpoints    Maintenance                     Maintenance
-    mends damage            -                               BackgroundRepair
+    repairs damage          -                               BackgroundRepair
     knows operators' rules  ViewRules                       ViewRules
     knows routes            ViewRouting, if not delayed     ViewRouting, if not delayed
     data port               DataServer                      DataServer
@@ -210,7 +210,7 @@ class ReplicaBroker(Generic[B]):
             reopen=life.reopen,
             save=life.save,
             fatal=environment.fatal,
-            mends=self.repair.mends,
+            report_damage=self.repair.report_damage,
             may_serve=life.may_serve,
             on_role=life.role_changed,
             on_held=self.write_lease.held,
@@ -222,7 +222,7 @@ class ReplicaBroker(Generic[B]):
             self.driver,
             environment.fatal,
             self.maintenance.after_turn,
-            self.repair.mends,
+            self.repair.report_damage,
             self.driver.accept,
             self.write_lease,
             self._routing,

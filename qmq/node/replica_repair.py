@@ -292,7 +292,7 @@ class BackgroundRepair:
         self._fatal = fatal
         self._mending: asyncio.Task[None] | None = None
 
-    def mends(self, damage: LogDamaged) -> bool:
+    def report_damage(self, damage: LogDamaged) -> bool:
         """Begin a repair, unless one runs. False if this damage cannot be repaired."""
         if damage.position < 0 or self._replica.is_opening:
             return False

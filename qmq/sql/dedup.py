@@ -34,7 +34,7 @@ from qmq.client.listening.idempotent import Named
 from qmq.errors import InvalidArgument
 from qmq.sql import dedup_records as records
 from qmq.sql.dedup_openers import openers
-from qmq.sql.dedup_statements import DedupStatements, statements
+from qmq.sql.dedup_statements import DedupStatements, statements_for
 from qmq.sql.dedup_tables import KEY_BYTES_MAX, TABLE, Record, check_table
 from qmq.sql.dedup_transactions import AsyncTransaction, Transaction
 
@@ -84,7 +84,7 @@ class SqlDedup:
         self._key = key
         self._opener, self._async_opener = openers(database, dialect, paramstyle)
         self._turns = itertools.count()
-        self._spoken: DedupStatements | None = None
+        self._statements: DedupStatements | None = None
 
     def check_handler(self, *, is_async: bool) -> None:
         """Raise InvalidArgument if this kind of handler does not fit the database (see the module's docstring)."""
@@ -115,18 +115,18 @@ class SqlDedup:
         with ExitStack() as stack:
             with records.on_the_way_in(self.table):
                 transaction = stack.enter_context(self._opener())
-                spoken = self._spoken or self._prove(transaction)
-                is_new = transaction.run(lambda executor: records.claim(executor, spoken, record))
+                statements = self._statements or self._prove(transaction)
+                is_new = transaction.run(lambda executor: records.claim(executor, statements, record))
                 if not is_new:
                     transaction.commit()
             if is_new:
                 transaction.guard(True)
                 yield Once(True, transaction.handed)
                 transaction.guard(False)
-                transaction.run(lambda executor: records.check(executor, spoken, record))
+                transaction.run(lambda executor: records.check(executor, statements, record))
                 transaction.commit()
             if self._is_time_to_expire():
-                self._expire(transaction, spoken)
+                self._expire(transaction, statements)
         if not is_new:
             yield Once(False, None)
 
@@ -139,18 +139,18 @@ class SqlDedup:
         async with AsyncExitStack() as stack:
             with records.on_the_way_in(self.table):
                 transaction = await stack.enter_async_context(self._async_opener())
-                spoken = self._spoken or await self._prove_async(transaction)
-                is_new = await transaction.run(lambda executor: records.claim(executor, spoken, record))
+                statements = self._statements or await self._prove_async(transaction)
+                is_new = await transaction.run(lambda executor: records.claim(executor, statements, record))
                 if not is_new:
                     await transaction.commit()
             if is_new:
                 transaction.guard(True)
                 yield Once(True, transaction.handed)
                 transaction.guard(False)
-                await transaction.run(lambda executor: records.check(executor, spoken, record))
+                await transaction.run(lambda executor: records.check(executor, statements, record))
                 await transaction.commit()
             if self._is_time_to_expire():
-                await self._expire_async(transaction, spoken)
+                await self._expire_async(transaction, statements)
         if not is_new:
             yield Once(False, None)
 
@@ -164,45 +164,45 @@ class SqlDedup:
         """Prove that the table holds the longest record, and that a rollback removes it, which fails with autocommit, or on an engine
         without transactions (MyISAM).
         """
-        spoken, trial = statements(transaction.dialect, self.table), _trial()
-        transaction.run(lambda executor: records.claim(executor, spoken, trial))
-        if not transaction.run(lambda executor: records.is_there(executor, spoken, trial)):
+        statements, trial = statements_for(transaction.dialect, self.table), _trial()
+        transaction.run(lambda executor: records.claim(executor, statements, trial))
+        if not transaction.run(lambda executor: records.is_there(executor, statements, trial)):
             raise _too_narrow(self.table)
         transaction.rollback()
-        if transaction.run(lambda executor: records.is_there(executor, spoken, trial)):
+        if transaction.run(lambda executor: records.is_there(executor, statements, trial)):
             raise _no_transactions(self.table)
         transaction.rollback()
-        self._spoken = spoken
-        return spoken
+        self._statements = statements
+        return statements
 
     async def _prove_async(self, transaction: AsyncTransaction) -> DedupStatements:
-        spoken, trial = statements(transaction.dialect, self.table), _trial()
-        await transaction.run(lambda executor: records.claim(executor, spoken, trial))
-        if not await transaction.run(lambda executor: records.is_there(executor, spoken, trial)):
+        statements, trial = statements_for(transaction.dialect, self.table), _trial()
+        await transaction.run(lambda executor: records.claim(executor, statements, trial))
+        if not await transaction.run(lambda executor: records.is_there(executor, statements, trial)):
             raise _too_narrow(self.table)
         await transaction.rollback()
-        if await transaction.run(lambda executor: records.is_there(executor, spoken, trial)):
+        if await transaction.run(lambda executor: records.is_there(executor, statements, trial)):
             raise _no_transactions(self.table)
         await transaction.rollback()
-        self._spoken = spoken
-        return spoken
+        self._statements = statements
+        return statements
 
     # --- after some messages -------------------------------------------------------------------------------------------
 
     def _is_time_to_expire(self) -> bool:
         return next(self._turns) % EXPIRE_EVERY == 0
 
-    def _expire(self, transaction: Transaction, spoken: DedupStatements) -> None:
+    def _expire(self, transaction: Transaction, statements: DedupStatements) -> None:
         """Delete old records; failures do not affect the message."""
         try:
-            transaction.run(lambda executor: records.expire(executor, spoken, self._keep_ms))
+            transaction.run(lambda executor: records.expire(executor, statements, self._keep_ms))
             transaction.commit()
         except Exception as failure:
             _log_expiry(self.table, failure)
 
-    async def _expire_async(self, transaction: AsyncTransaction, spoken: DedupStatements) -> None:
+    async def _expire_async(self, transaction: AsyncTransaction, statements: DedupStatements) -> None:
         try:
-            await transaction.run(lambda executor: records.expire(executor, spoken, self._keep_ms))
+            await transaction.run(lambda executor: records.expire(executor, statements, self._keep_ms))
             await transaction.commit()
         except Exception as failure:
             _log_expiry(self.table, failure)

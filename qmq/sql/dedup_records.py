@@ -31,45 +31,46 @@ _TRANSIENT: Final = frozenset({"OperationalError", "InterfaceError", "TimeoutErr
 """The DB-API's names, in every driver and in SQLAlchemy, and SQLAlchemy's error for an empty pool."""
 
 
-def claim(executor: Executor, spoken: DedupStatements, record: Record) -> bool:
+def claim(executor: Executor, statements: DedupStatements, record: Record) -> bool:
     """Whether this transaction has to make the effect. Waits for another transaction that is handling the same message."""
-    parameters = spoken.parameters(record)
-    if _add(executor, spoken, parameters):
+    parameters = statements.parameters(record)
+    if _add(executor, statements, parameters):
         return True
-    if not executor.execute(spoken.touch, parameters):
-        _add(executor, spoken, parameters)  # it expired just now, but it was seen (or, on MySQL, has had this millisecond's time already)
+    if not executor.execute(statements.touch, parameters):
+        # It expired just now, but it was seen (or, on MySQL, has had this millisecond's time already).
+        _add(executor, statements, parameters)
     return False
 
 
-def _add(executor: Executor, spoken: DedupStatements, parameters: Mapping[str, Any]) -> bool:
+def _add(executor: Executor, statements: DedupStatements, parameters: Mapping[str, Any]) -> bool:
     try:
-        return executor.execute(spoken.add, parameters) == 1
+        return executor.execute(statements.add, parameters) == 1
     except Exception as failure:
-        if spoken.dialect.duplicate is not None and spoken.dialect.duplicate in codes(failure):
+        if statements.dialect.duplicate is not None and statements.dialect.duplicate in codes(failure):
             return False
         raise
 
 
-def check(executor: Executor, spoken: DedupStatements, record: Record) -> None:
+def check(executor: Executor, statements: DedupStatements, record: Record) -> None:
     """Raises InvalidArgument if the record is gone: then the handler's writes are incomplete, too, and must not be committed."""
-    if not is_there(executor, spoken, record):
+    if not is_there(executor, statements, record):
         raise InvalidArgument(
             "the transaction of this message was rolled back while its handler ran, in whole or in part: let the error that did it "
             "leave the handler, or use a savepoint around what may fail"
         )
 
 
-def is_there(executor: Executor, spoken: DedupStatements, record: Record) -> bool:
+def is_there(executor: Executor, statements: DedupStatements, record: Record) -> bool:
     """Whether this transaction sees its own record."""
-    return int(executor.fetch(spoken.still_there, spoken.parameters(record))[0][0]) == 1
+    return int(executor.fetch(statements.still_there, statements.parameters(record))[0][0]) == 1
 
 
-def expire(executor: Executor, spoken: DedupStatements, keep_ms: int) -> int:
+def expire(executor: Executor, statements: DedupStatements, keep_ms: int) -> int:
     """Delete a batch of the oldest records that were not touched for `keep_ms`. Returns the number of deleted records."""
-    found = executor.fetch(spoken.expiring, {"keep": keep_ms})
+    found = executor.fetch(statements.expiring, {"keep": keep_ms})
     if found:
         keys = [{"of_group": row[0], "of_subject": row[1], "of_message": row[2], "keep": keep_ms} for row in found]
-        executor.execute_many(spoken.expire, keys)
+        executor.execute_many(statements.expire, keys)
     return len(found)
 
 

@@ -51,19 +51,19 @@ class DedupStatements:
 
 
 @lru_cache(maxsize=32)
-def statements(dialect: str, table: str) -> DedupStatements:
+def statements_for(dialect: str, table: str) -> DedupStatements:
     """The statements for a database. Raises InvalidArgument for an invalid dialect or table name."""
-    spoken = check_dialect(dialect)
+    known = check_dialect(dialect)
     records = named_table(check_table(table), *_KEY, "token", "recorded_ms")
-    columns, now = records.c, now_ms(spoken)
-    places = [bytes_place(spoken, name) for name in ("of_group", "of_subject", "of_message")]
+    columns, now = records.c, now_ms(known)
+    places = [bytes_place(known, name) for name in ("of_group", "of_subject", "of_message")]
     is_it = [columns[name] == place for name, place in zip(_KEY, places, strict=True)]
-    token = bytes_place(spoken, "by_token")
+    token = bytes_place(known, "by_token")
     is_old = columns.recorded_ms < now - bindparam("keep")
-    shown = [func.hex(columns[name]) if DIALECTS[spoken].is_hex else columns[name] for name in _KEY]
+    shown = [func.hex(columns[name]) if DIALECTS[known].is_hex else columns[name] for name in _KEY]
     return DedupStatements(
-        DIALECTS[spoken],
-        add=_unless_there(spoken, records, dict(zip(_KEY, places, strict=True)) | {"token": token, "recorded_ms": now}),
+        DIALECTS[known],
+        add=_unless_there(known, records, dict(zip(_KEY, places, strict=True)) | {"token": token, "recorded_ms": now}),
         still_there=select(func.count()).select_from(records).where(*is_it, columns.token == token),
         touch=update(records).values(recorded_ms=now).where(*is_it),
         expiring=select(*shown).where(is_old).order_by(columns.recorded_ms, *[columns[name] for name in _KEY]).limit(number(EXPIRE_BATCH)),

@@ -80,12 +80,12 @@ class Record:
 
 def migration(dialect: str, table: str = TABLE) -> str:
     """The statements that create the table unless it is there, each ended by a semicolon and a line break. Raises InvalidArgument."""
-    spoken = check_dialect(dialect)
+    known = check_dialect(dialect)
     check_table(table)
     schema, dot, name = table.rpartition(".")
-    if spoken == "mysql":
+    if known == "mysql":
         return _MYSQL_DDL.format(table=table, index=f"{name}_recorded")
-    if spoken == "postgresql":
+    if known == "postgresql":
         return _TEXT_DDL.format(table=table, index=f"{name}_recorded", indexed=table, collation=' COLLATE "C"')
     # On SQLite it is the index that has a schema.
     return _TEXT_DDL.format(table=table, index=f"{schema}{dot}{name}_recorded", indexed=name, collation="")

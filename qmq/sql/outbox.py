@@ -160,9 +160,9 @@ class Outbox:
         if not self._messages:
             return
         connection = await self._target.database()
-        say = OutboxStatements(connection.dialect, self._table)
+        statements = OutboxStatements(connection.dialect, self._table)
         for rows in _chunks([message.row() for message in self._messages]):
-            await connection.execute(say.insert(rows, self._owner.holder, self._grace_ms))
+            await connection.execute(statements.insert(rows, self._owner.holder, self._grace_ms))
         self._is_inserted = True
         if self._target.tells:
             relay = self._owner.relay(self._target, self._table, self._grace_ms)

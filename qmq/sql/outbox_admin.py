@@ -43,7 +43,7 @@ class OutboxAdmin:
 
     async def list(self, limit: int = 100, *, after: int = -1, only_aside: bool = False) -> list[Listed]:
         """Messages behind a row, in the order in which they are sent."""
-        (answer,) = await self._table.ask(self._table.say.list(after, limit, only_aside=only_aside))
+        (answer,) = await self._table.ask(self._table.statements.list(after, limit, only_aside=only_aside))
         return [
             Listed(
                 number,
@@ -64,11 +64,11 @@ class OutboxAdmin:
 
     async def retry(self, ids: Sequence[int]) -> int:
         """Retry set-aside messages. Returns their number."""
-        return await self._change([self._table.say.retry(chunk) for chunk in chunks(sorted(ids))])
+        return await self._change([self._table.statements.retry(chunk) for chunk in chunks(sorted(ids))])
 
     async def drop(self, ids: Sequence[int]) -> int:
         """Delete messages, whatever their state: nobody will get them. Returns their number."""
-        return await self._change([self._table.say.delete(chunk) for chunk in chunks(sorted(ids))])
+        return await self._change([self._table.statements.delete(chunk) for chunk in chunks(sorted(ids))])
 
     async def aside(self) -> Sequence[int]:
         """The ids of all set-aside messages."""

@@ -37,7 +37,7 @@ class Operations:
 
     def __init__(self, runner: Runner, table: str) -> None:
         self._runner = runner
-        self.say = OutboxStatements(runner.dialect, table)
+        self.statements = OutboxStatements(runner.dialect, table)
         self.is_lent = not isinstance(runner, EngineRunner)
         """Whether it is the application's only connection, on which one operation runs at a time."""
 
@@ -66,47 +66,48 @@ class Operations:
 
     async def find(self, message_ids: Sequence[bytes]) -> dict[bytes, Found]:
         """The messages that are committed and waiting."""
-        rows = await self._rows(map(self.say.find, chunks(message_ids)))
+        rows = await self._rows(map(self.statements.find, chunks(message_ids)))
         return {bytes(message_id): Found(number, claimed_ms) for number, message_id, claimed_ms in rows}
 
     async def earliest(self, key_hashes: Sequence[int], besides: Sequence[int]) -> dict[int, int]:
         """The first waiting row of each key, except the given rows."""
-        rows = await self._rows([self.say.earliest(hashes, besides) for hashes in chunks(key_hashes)])
+        rows = await self._rows([self.statements.earliest(hashes, besides) for hashes in chunks(key_hashes)])
         return dict(rows)
 
     async def claim(self, ids: Sequence[int], grace_ms: int) -> None:
         if ids:
-            await self.ask(*[self.say.claim(chunk, grace_ms) for chunk in chunks(sorted(ids))])
+            await self.ask(*[self.statements.claim(chunk, grace_ms) for chunk in chunks(sorted(ids))])
 
     async def settle(self, sent: Sequence[int], failed: Iterable[tuple[int, QmqError]]) -> None:
         """Delete sent rows; keep failed rows waiting, or set them aside."""
         by_error: dict[tuple[str, bool], list[int]] = defaultdict(list)
         for number, error in failed:
             by_error[error_text(error), is_final(error)].append(number)
-        statements = [self.say.delete(chunk) for chunk in chunks(sorted(sent))]  # in one order, so that two who delete do not deadlock
+        # In one order, so that two who delete do not deadlock.
+        statements = [self.statements.delete(chunk) for chunk in chunks(sorted(sent))]
         for (text, is_aside), ids in by_error.items():
-            statements += [self.say.failed(chunk, text, is_final=is_aside) for chunk in chunks(sorted(ids))]
+            statements += [self.statements.failed(chunk, text, is_final=is_aside) for chunk in chunks(sorted(ids))]
         if statements:
             await self.ask(*statements)
 
     async def waiting(self, after: int, limit: int, besides: Sequence[str]) -> list[WaitingRow]:
         """The waiting rows after a row, in order, without some subjects."""
-        return [WaitingRow(*row) for row in await self._rows([self.say.waiting(after, limit, besides[:MANY])])]
+        return [WaitingRow(*row) for row in await self._rows([self.statements.waiting(after, limit, besides[:MANY])])]
 
     async def contents(self, ids: Sequence[int]) -> list[OutboxRow]:
         """The messages of rows, in order."""
-        return [from_row(row) for row in await self._rows(map(self.say.contents, chunks(ids)))]
+        return [from_row(row) for row in await self._rows(map(self.statements.contents, chunks(ids)))]
 
     # --- the lease -----------------------------------------------------------------------------------------------------
 
     async def view_lease(self) -> LeaseRow | None:
         """The lease; None if there is no row yet."""
-        rows = await self._rows([self.say.view_lease()])
+        rows = await self._rows([self.statements.view_lease()])
         return LeaseRow(*rows[0]) if rows else None
 
     async def create_lease(self) -> None:
         """Make its row. Raises what the driver raises, also if another made it just now."""
-        await self.ask(self.say.create_lease())
+        await self.ask(self.statements.create_lease())
 
     async def changed(self, statement: Statement) -> bool:
         """Whether a statement changed a row; said once."""

@@ -177,7 +177,9 @@ class _Line:
             found = await relay.rows.send_committed(self._subject, [entry.message for entry in entries])
             sent, held = found.sent, found.held
         except Exception as failure:  # whatever a driver raises
-            log.warning("messages to %s stay in outbox %s for now: %s", self._subject, relay.rows.table.say.table, error_text(failure))
+            log.warning(
+                "messages to %s stay in outbox %s for now: %s", self._subject, relay.rows.table.statements.table, error_text(failure)
+            )
         if relay.is_closing or len(held) >= ROUND_MESSAGES:
             held = frozenset()
         for entry in entries:

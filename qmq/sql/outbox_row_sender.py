@@ -94,7 +94,7 @@ class OutboxSender:
         sent = [rows[place][0] for place in fates.sent]
         failed = [(rows[place][0], error) for place, error in fates.failed if not isinstance(error, ClientClosed)]
         if failed:
-            log.warning("%d messages of outbox %s to %s are not sent: %s", len(failed), self.table.say.table, subject, failed[0][1])
+            log.warning("%d messages of outbox %s to %s are not sent: %s", len(failed), self.table.statements.table, subject, failed[0][1])
         await self.table.settle(sent, failed)
         return set(sent)
 
@@ -137,4 +137,4 @@ class OutboxSender:
             try:
                 await self.table.claim(ids, self._grace_ms)
             except Exception as failure:  # whatever a driver raises: the worst is that the watchdog sends them too
-                log.warning("messages in outbox %s could not be claimed: %s", self.table.say.table, error_text(failure))
+                log.warning("messages in outbox %s could not be claimed: %s", self.table.statements.table, error_text(failure))

@@ -137,48 +137,50 @@ class OutboxStatements:
 
 
 @lru_cache(maxsize=_FORMS)
-def _insert(say: OutboxStatements, count: int) -> ClauseElement:
+def _insert(statements: OutboxStatements, count: int) -> ClauseElement:
     def place(name: str, index: int) -> ColumnElement[Any]:
-        return bytes_place(say.dialect, f"{name}_{index}") if name in _BYTES else bindparam(f"{name}_{index}")
+        return bytes_place(statements.dialect, f"{name}_{index}") if name in _BYTES else bindparam(f"{name}_{index}")
 
     new = {
         "state": number(WAITING),
         "attempts": number(0),
         "claimed_by": bindparam("holder"),
-        "claimed_until": say.now + bindparam("grace"),
+        "claimed_until": statements.now + bindparam("grace"),
     }
-    return insert(say.rows).values([{name: place(name, index) for name in _CONTENT} | new for index in range(count)])
+    return insert(statements.rows).values([{name: place(name, index) for name in _CONTENT} | new for index in range(count)])
 
 
 @lru_cache(maxsize=_FORMS)
-def _find(say: OutboxStatements, count: int) -> ClauseElement:
-    rows = say.rows.c
-    ids = [bytes_place(say.dialect, f"message_{index}") for index in range(count)]
-    return select(rows.id, rows.message_id, rows.claimed_until - say.now).where(rows.state == number(WAITING), rows.message_id.in_(ids))
+def _find(statements: OutboxStatements, count: int) -> ClauseElement:
+    rows = statements.rows.c
+    ids = [bytes_place(statements.dialect, f"message_{index}") for index in range(count)]
+    return select(rows.id, rows.message_id, rows.claimed_until - statements.now).where(
+        rows.state == number(WAITING), rows.message_id.in_(ids)
+    )
 
 
 @lru_cache(maxsize=_FORMS)
-def _earliest(say: OutboxStatements, hashes: int, besides: int) -> ClauseElement:
-    rows = say.rows.c
+def _earliest(statements: OutboxStatements, hashes: int, besides: int) -> ClauseElement:
+    rows = statements.rows.c
     found = select(rows.key_hash, func.min(rows.id)).where(rows.key_hash.in_(places("hash", hashes)), rows.state == number(WAITING))
     return found.where(rows.id.not_in(places("besides", besides))).group_by(rows.key_hash)
 
 
 @lru_cache(maxsize=_FORMS)
-def _claim(say: OutboxStatements, count: int) -> ClauseElement:
-    rows = say.rows
-    return update(rows).values(claimed_until=say.now + bindparam("grace")).where(rows.c.id.in_(places("row", count)))
+def _claim(statements: OutboxStatements, count: int) -> ClauseElement:
+    rows = statements.rows
+    return update(rows).values(claimed_until=statements.now + bindparam("grace")).where(rows.c.id.in_(places("row", count)))
 
 
 @lru_cache(maxsize=_FORMS)
-def _delete(say: OutboxStatements, count: int) -> ClauseElement:
-    rows = say.rows
+def _delete(statements: OutboxStatements, count: int) -> ClauseElement:
+    rows = statements.rows
     return delete(rows).where(rows.c.id.in_(places("row", count)))
 
 
 @lru_cache(maxsize=_FORMS)
-def _failed(say: OutboxStatements, count: int, state: int) -> ClauseElement:
-    rows = say.rows
+def _failed(statements: OutboxStatements, count: int, state: int) -> ClauseElement:
+    rows = statements.rows
     changed = update(rows).values(
         attempts=rows.c.attempts + number(1), claimed_until=number(0), last_error=bindparam("error"), state=number(state)
     )
@@ -186,9 +188,9 @@ def _failed(say: OutboxStatements, count: int, state: int) -> ClauseElement:
 
 
 @lru_cache(maxsize=_FORMS)
-def _waiting(say: OutboxStatements, besides: int) -> ClauseElement:
-    rows = say.rows.c
-    found = select(rows.id, rows.subject, rows.key_hash, rows.content_bytes, rows.claimed_until - say.now)
+def _waiting(statements: OutboxStatements, besides: int) -> ClauseElement:
+    rows = statements.rows.c
+    found = select(rows.id, rows.subject, rows.key_hash, rows.content_bytes, rows.claimed_until - statements.now)
     found = found.where(rows.state == number(WAITING), rows.id > bindparam("after"))
     if besides:
         found = found.where(rows.subject.not_in(places("besides", besides)))
@@ -196,25 +198,27 @@ def _waiting(say: OutboxStatements, besides: int) -> ClauseElement:
 
 
 @lru_cache(maxsize=_FORMS)
-def _contents(say: OutboxStatements, count: int) -> ClauseElement:
-    rows = say.rows.c
+def _contents(statements: OutboxStatements, count: int) -> ClauseElement:
+    rows = statements.rows.c
     found = select(rows.id, *[rows[name] for name in _CONTENT]).where(rows.state == number(WAITING))
     return found.where(rows.id.in_(places("row", count))).order_by(rows.id)
 
 
 @lru_cache(maxsize=_FORMS)
-def _list(say: OutboxStatements, only_aside: bool) -> ClauseElement:
-    rows = say.rows.c
+def _list(statements: OutboxStatements, only_aside: bool) -> ClauseElement:
+    rows = statements.rows.c
     shown = ("id", "message_id", "subject", "message_key", "content_bytes", "due_ms", "create_time_ms", "state", "attempts", "claimed_by")
-    found = select(*[rows[name] for name in shown], rows.claimed_until - say.now, rows.last_error).where(rows.id > bindparam("after"))
+    found = select(*[rows[name] for name in shown], rows.claimed_until - statements.now, rows.last_error).where(
+        rows.id > bindparam("after")
+    )
     if only_aside:
         found = found.where(rows.state == number(ASIDE))
     return found.order_by(rows.id).limit(bindparam("most"))
 
 
 @lru_cache(maxsize=_FORMS)
-def _retry(say: OutboxStatements, count: int) -> ClauseElement:
-    rows = say.rows
+def _retry(statements: OutboxStatements, count: int) -> ClauseElement:
+    rows = statements.rows
     changed = update(rows).values(state=number(WAITING), claimed_until=number(0))
     return changed.where(rows.c.state == number(ASIDE), rows.c.id.in_(places("row", count)))
 
@@ -228,17 +232,19 @@ class _Leases(NamedTuple):
 
 
 @lru_cache(maxsize=_FORMS)
-def _leases(say: OutboxStatements) -> _Leases:
-    table = say.leases
+def _leases(statements: OutboxStatements) -> _Leases:
+    table = statements.leases
     leases = table.c
-    until = say.now + bindparam("lease")
+    until = statements.now + bindparam("lease")
     is_ours = leases.name == bindparam("outbox")
     seen = update(table).where(is_ours, leases.token == bindparam("seen"))
     nobody = {"name": bindparam("outbox"), "holder": bindparam("nobody"), "token": number(0), "lease_until": number(0)}
     return _Leases(
-        view=select(leases.holder, leases.token, leases.lease_until - say.now).where(is_ours),
+        view=select(leases.holder, leases.token, leases.lease_until - statements.now).where(is_ours),
         create=insert(table).values(nobody),
-        take=seen.where(leases.lease_until <= say.now).values(holder=bindparam("taker"), token=leases.token + number(1), lease_until=until),
+        take=seen.where(leases.lease_until <= statements.now).values(
+            holder=bindparam("taker"), token=leases.token + number(1), lease_until=until
+        ),
         renew=seen.values(lease_until=until),
         release=seen.values(lease_until=number(0)),
     )

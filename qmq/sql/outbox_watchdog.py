@@ -110,11 +110,11 @@ class Watchdog:
             await self._table.create_lease()
         elif step is Step.TAKE and self._row is not None:
             token = self._row.token
-            is_changed = await self._table.changed(self._table.say.take_lease(self._holder, token, self._lease_ms))
+            is_changed = await self._table.changed(self._table.statements.take_lease(self._holder, token, self._lease_ms))
             self._believe(after_asking(token + 1, is_changed, asked_at, self._lease_s))
         elif step is Step.RENEW and self._held is not None:
             token = self._held.token
-            is_changed = await self._table.changed(self._table.say.renew_lease(token, self._lease_ms))
+            is_changed = await self._table.changed(self._table.statements.renew_lease(token, self._lease_ms))
             self._believe(after_asking(token, is_changed, asked_at, self._lease_s))
 
     @property
@@ -123,7 +123,7 @@ class Watchdog:
 
     def _believe(self, held: Held | None) -> None:
         if (held is None) != (self._held is None):
-            log.info("watchdog %s of outbox %s %s", self._holder, self._table.say.table, "works" if held else "lost its lease")
+            log.info("watchdog %s of outbox %s %s", self._holder, self._table.statements.table, "works" if held else "lost its lease")
         self._held = held
         if held is not None:
             self._work.set()
@@ -136,7 +136,7 @@ class Watchdog:
             return
         try:
             async with asyncio.timeout(LEAVE_S):
-                await self._table.changed(self._table.say.release_lease(held.token))
+                await self._table.changed(self._table.statements.release_lease(held.token))
         except Exception as failure:  # whatever a driver raises: others wait until the lease is over
             log.info("watchdog %s could not give up its lease: %s", self._holder, error_text(failure))
 
@@ -194,7 +194,7 @@ class Watchdog:
 
     def _complain(self, state: RetryCallState) -> None:
         failure = state.outcome.exception() if state.outcome is not None else None
-        log.warning("watchdog %s of outbox %s: %s", self._holder, self._table.say.table, error_text(failure) if failure else "")
+        log.warning("watchdog %s of outbox %s: %s", self._holder, self._table.statements.table, error_text(failure) if failure else "")
 
 
 class Watchdogs:

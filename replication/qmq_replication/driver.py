@@ -121,7 +121,7 @@ class Driver:
         reopen: Callable[[int | None, Place | None], Awaitable[Store]],
         save: Callable[[ReplicaIdentity], None],
         fatal: Callable[[BaseException], None],
-        mends: Callable[[LogDamaged], bool],
+        report_damage: Callable[[LogDamaged], bool],
         may_serve: Callable[[], bool],
         on_role: Callable[[Role], None],
         on_held: Callable[[int, Holding, int], None],
@@ -134,7 +134,7 @@ class Driver:
         reopen     opens the store anew, cut behind an index or begun anew at a place, and hands it to the host
         save       puts the identity on disk, synced
         fatal      stops the process
-        mends      is told of damage that was found while reading for a slave; True if it is being repaired
+        report_damage  is told of damage that was found while reading for a slave; True if it is being repaired
         may_serve  False while this replica lacks what it needs to serve clients: as master it leads then, and serves nobody
         on_role    is told of each role that is taken up
         on_held    is told when the store has said that a lease lives: the epoch, what it said, when it was asked (monotonic)
@@ -142,7 +142,7 @@ class Driver:
         self.host = host
         self.identity = identity
         self.coordinator = coordinator
-        self._mends = mends
+        self._report_damage = report_damage
         self._may_serve = may_serve
         self._on_role = on_role
         self._on_held = on_held
@@ -211,7 +211,7 @@ class Driver:
             act(self._clock.monotonic_ms())
             self._carry_out()
         except LogDamaged as failure:
-            if not self._mends(failure):
+            if not self._report_damage(failure):
                 self._fatal(failure)
         except Exception as cause:
             self._fatal(cause)

@@ -17,7 +17,7 @@ from qmq.sql import dedup_records as records
 from qmq.sql.database_connection import Executor
 from qmq.sql.dedup import EXPIRE_EVERY
 from qmq.sql.dedup_openers import openers
-from qmq.sql.dedup_statements import EXPIRE_BATCH, statements
+from qmq.sql.dedup_statements import EXPIRE_BATCH, statements_for
 
 KEEP = timedelta(days=7)
 _DAY_MS = 86_400_000
@@ -75,7 +75,7 @@ async def test_a_record_that_is_touched_while_it_is_about_to_go_stays(database: 
         opener, _ = openers(database.connect, None, None)
         assert opener is not None
         with opener() as transaction:
-            spoken = statements(database.dialect, "qmq_dedup")
+            statements = statements_for(database.dialect, "qmq_dedup")
 
             def read_and_delete(executor: Executor) -> int:
                 class Slow:
@@ -89,7 +89,7 @@ async def test_a_record_that_is_touched_while_it_is_about_to_go_stays(database: 
                         redelivery.join(30)
                         return found
 
-                return records.expire(Slow(), spoken, 7 * _DAY_MS)  # type: ignore[arg-type]
+                return records.expire(Slow(), statements, 7 * _DAY_MS)  # type: ignore[arg-type]
 
             assert transaction.run(read_and_delete) == 2
             transaction.commit()
@@ -112,7 +112,7 @@ async def test_a_record_that_goes_between_being_seen_and_being_touched_is_writte
                         return executor.execute(statement, parameters)
 
                 record = way.dedup._record(message(1), "g")
-                return records.claim(Slow(), statements(database.dialect, "qmq_dedup"), record)  # type: ignore[arg-type]
+                return records.claim(Slow(), statements_for(database.dialect, "qmq_dedup"), record)  # type: ignore[arg-type]
 
             assert not transaction.run(claim)
             transaction.commit()

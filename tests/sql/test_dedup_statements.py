@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from qmq.cli.app import app
 from qmq.errors import InvalidArgument
-from qmq.sql.dedup_statements import statements
+from qmq.sql.dedup_statements import statements_for
 from qmq.sql.dedup_tables import Record, migration
 from qmq.sql.dialects import DIALECTS, PARAMSTYLES
 from qmq.sql.expressions import prepared
@@ -35,9 +35,9 @@ def test_the_command_line_prints_the_table() -> None:
 @pytest.mark.parametrize("dialect", DIALECTS)
 @pytest.mark.parametrize("paramstyle", PARAMSTYLES)
 def test_every_way_of_writing_parameters_gets_its_own(dialect: str, paramstyle: str) -> None:
-    spoken = statements(dialect, "qmq_dedup")
-    found = prepared(spoken.still_there, dialect, paramstyle)
-    parameters = found.parameters(spoken.parameters(Record("g", "s", "m", "t")))
+    statements = statements_for(dialect, "qmq_dedup")
+    found = prepared(statements.still_there, dialect, paramstyle)
+    parameters = found.parameters(statements.parameters(Record("g", "s", "m", "t")))
     mark = {"qmark": "?", "format": "%s", "numeric": ":2", "named": ":of_subject", "pyformat": "%(of_subject)s"}[paramstyle]
     assert re.search(rf"subject = (unhex\()?{re.escape(mark)}", found.text)
     assert len(parameters) == 4
@@ -46,19 +46,19 @@ def test_every_way_of_writing_parameters_gets_its_own(dialect: str, paramstyle: 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
 def test_no_statement_holds_what_a_driver_takes_for_its_own(dialect: str) -> None:
-    spoken = statements(dialect, "qmq_dedup")
-    for said in (spoken.add, spoken.still_there, spoken.touch, spoken.expiring, spoken.expire):
+    statements = statements_for(dialect, "qmq_dedup")
+    for said in (statements.add, statements.still_there, statements.touch, statements.expiring, statements.expire):
         text = prepared(said, dialect, "named").text
         bare = re.sub(r":[a-z_0-9]+", "", text)
         assert not set("%?:") & set(bare), text
 
 
 def test_a_record_for_mysql_travels_as_bytes_of_utf_8() -> None:
-    found = statements("mysql", "t").parameters(Record("g", "s", "ä", "t").check_width())
+    found = statements_for("mysql", "t").parameters(Record("g", "s", "ä", "t").check_width())
     assert bytes.fromhex(found["of_message"]) == "ä".encode()
 
 
 @pytest.mark.parametrize("dialect", ["", "SQLite", "mssql"])
 def test_a_database_that_is_not_known_is_refused(dialect: str) -> None:
     with pytest.raises(InvalidArgument, match="mariadb"):
-        statements(dialect, "t")
+        statements_for(dialect, "t")

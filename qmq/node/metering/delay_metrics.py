@@ -70,7 +70,7 @@ class DelaySource:
         yield from self._of_engine()
         yield one(CANCELLED, broker.admin.cancelled, group)
         yield one(MOVED, broker.admin.moved, group)
-        yield one(CLOCK_STEP, broker.keeper.step_ms / 1000 if broker.keeper is not None else 0, group)
+        yield one(CLOCK_STEP, broker.timekeeper.step_ms / 1000 if broker.timekeeper is not None else 0, group)
 
     def _of_engine(self) -> Iterator[Reading | None]:
         engine, group = self._broker.engine, self._group

@@ -65,7 +65,7 @@ class World:
         self.broker.turn()
 
     def bury(self) -> None:
-        self.broker.dispatch.burials.work()
+        self.broker.dispatch.dead_letters.work()
 
     @property
     def share(self) -> Share:
@@ -283,12 +283,12 @@ async def test_the_dead_are_buried_while_others_keep_dying_and_commits_come_late
     world.send(numbered(20))
     world.attach()
     world.pull(20)
-    burials, store = world.broker.dispatch.burials, world.store
+    dead_letters, store = world.broker.dispatch.dead_letters, world.store
     real = store.committed_index
     for number in range(20):
         world.settle(dead(number, number))
         committed, store.committed_index = store.committed_index, real
-        burials.work()
+        dead_letters.work()
         store.committed_index, real = committed, committed
     assert len(world.bodies()) >= 15
 

@@ -93,7 +93,7 @@ async def test_a_committed_move_is_answered_while_mastership_is_handed_over() ->
         return masters[0]
 
     schedule = SimpleNamespace(find=lambda _: message.place, state_of=lambda _: "pending", read=lambda _: [message])
-    plan_log = SimpleNamespace(leaving=set(), custody=set())
+    plan_log = SimpleNamespace(leaving=set(), in_dispatch=set())
     writer = SimpleNamespace(act=acted.append, committed=committed)
     clock = SimpleNamespace(time_ms=lambda: 0)
     masters.append(SimpleNamespace(schedule=schedule, plan_log=plan_log, writer=writer, clock=clock))

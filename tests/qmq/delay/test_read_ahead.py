@@ -1,4 +1,4 @@
-"""The survey: what is near is checked ahead, and then single messages are read without their batch. Damage is found before delivery."""
+"""Read-ahead: what is near is checked ahead, and then single messages are read without their batch. Damage is found before delivery."""
 
 from __future__ import annotations
 
@@ -65,11 +65,11 @@ def restarted(folder: Path, count: int, body_bytes: int = KIB, flip: int | None 
     return schedule, disk
 
 
-def survey(schedule: Schedule) -> int:
+def read_ahead(schedule: Schedule) -> int:
     """All pieces; how many."""
     pieces = 0
-    while (piece := schedule.survey(START, START)) is not None:
-        schedule.surveyed(piece())
+    while (piece := schedule.read_ahead(START, START)) is not None:
+        schedule.note_read_ahead(piece())
         pieces += 1
     return pieces
 
@@ -88,7 +88,7 @@ def test_after_the_survey_a_message_is_read_without_its_batch(tmp_path: Path) ->
     whole = schedule.read(places([SchedulePlace(BUCKET, each) for each in range(3 * COUNT)]))
     schedule.close()
     schedule, disk = restarted(tmp_path / "again", 3)
-    assert survey(schedule) == 1
+    assert read_ahead(schedule) == 1
     disk.sizes.clear()
     assert schedule.read(places([SchedulePlace(BUCKET, 250), SchedulePlace(BUCKET, 7), SchedulePlace(BUCKET, 120)])) == [
         whole[250],
@@ -113,7 +113,7 @@ def test_without_survey_a_batch_is_checked_when_its_first_message_is_read_and_on
 
 def test_many_messages_of_a_batch_are_read_with_it_at_once(tmp_path: Path) -> None:
     schedule, disk = restarted(tmp_path, 1)
-    survey(schedule)
+    read_ahead(schedule)
     disk.sizes.clear()
     assert read(schedule, *range(PICKED_MAX + 1)) == [bytes([1, place]) for place in range(PICKED_MAX + 1)]
     assert len(disk.sizes) == 3  # lines of the index; the batch's begin, and all of it
@@ -124,7 +124,7 @@ def test_a_bit_that_turned_before_the_survey_is_logged_and_found_when_a_message_
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     schedule, _ = restarted(tmp_path, 3, flip=region_at(2) + 50_000)
-    survey(schedule)
+    read_ahead(schedule)
     assert f"{LOG} is damaged at byte {region_at(2) - ENVELOPE_BYTES} " in caplog.text
     assert read(schedule, 0, 2 * COUNT) == [b"\x01\x00", b"\x03\x00"]
     with pytest.raises(LogDamaged, match=f"{LOG} is damaged at byte {region_at(2) - ENVELOPE_BYTES} "):
@@ -144,7 +144,7 @@ def test_behind_an_envelope_that_does_not_hold_the_survey_ends_and_batches_are_r
     tmp_path: Path, caplog: pytest.LogCaptureFixture, at: int
 ) -> None:
     schedule, disk = restarted(tmp_path, 3, flip=region_at(2) + at)
-    survey(schedule)
+    read_ahead(schedule)
     assert f"{LOG} is damaged" in caplog.text
     disk.sizes.clear()
     assert read(schedule, 2 * COUNT + 1) == [b"\x03\x01"]
@@ -158,7 +158,7 @@ def test_a_log_that_is_shorter_than_it_was_ends_the_survey(tmp_path: Path, caplo
     schedule, _ = restarted(tmp_path, 3)
     with (tmp_path / LOG).open("r+b") as file:
         file.truncate(region_at(3) + 500)
-    survey(schedule)
+    read_ahead(schedule)
     assert "within a batch" in caplog.text
     assert read(schedule, COUNT) == [b"\x02\x00"]
     schedule.close()
@@ -167,7 +167,7 @@ def test_a_log_that_is_shorter_than_it_was_ends_the_survey(tmp_path: Path, caplo
 def test_the_survey_goes_piece_by_piece_also_over_batches_that_are_larger_than_one_read(tmp_path: Path) -> None:
     schedule, disk = restarted(tmp_path, 9, body_bytes=6 * KIB)
     assert COUNT * 6 * KIB > READ_BYTES
-    assert survey(schedule) == 3
+    assert read_ahead(schedule) == 3
     assert 9 * COUNT * 6 * KIB > 2 * PIECE_BYTES
     disk.sizes.clear()
     assert read(schedule, *range(0, 9 * COUNT, COUNT)) == [bytes([number, 0]) for number in range(1, 10)]
@@ -177,27 +177,27 @@ def test_the_survey_goes_piece_by_piece_also_over_batches_that_are_larger_than_o
 
 def test_small_batches_are_passed_over_and_read_as_ever(tmp_path: Path) -> None:
     schedule, _ = restarted(tmp_path, 20, body_bytes=20)
-    assert survey(schedule) == 1
+    assert read_ahead(schedule) == 1
     assert read(schedule, 3, 19 * COUNT + 3) == [b"\x01\x03", b"\x14\x03"]
     schedule.close()
 
 
 def test_less_than_a_batch_that_is_worth_an_outline_is_not_surveyed(tmp_path: Path) -> None:
     schedule, _ = restarted(tmp_path, 1, body_bytes=20)
-    assert survey(schedule) == 0
+    assert read_ahead(schedule) == 0
     assert read(schedule, 3) == [b"\x01\x03"]
     schedule.close()
 
 
 def test_what_is_stored_meanwhile_is_surveyed_next(tmp_path: Path) -> None:
     schedule, disk = restarted(tmp_path, 2)
-    piece = schedule.survey(START, START)
+    piece = schedule.read_ahead(START, START)
     assert piece is not None
     schedule.take(3, START, *batch(3))
-    schedule.surveyed(piece())
-    assert survey(schedule) == 1
+    schedule.note_read_ahead(piece())
+    assert read_ahead(schedule) == 1
     schedule.take(4, START, *delayed([START], number=4))
-    assert schedule.survey(START, START) is None  # only in memory
+    assert schedule.read_ahead(START, START) is None  # only in memory
     disk.sizes.clear()
     assert read(schedule, 0, COUNT, 2 * COUNT, 3 * COUNT) == [b"\x01\x00", b"\x02\x00", b"\x03\x00", b"bo"]
     assert sum(disk.sizes) < 20 * KIB
@@ -206,25 +206,25 @@ def test_what_is_stored_meanwhile_is_surveyed_next(tmp_path: Path) -> None:
 
 def test_only_near_buckets_that_have_something_left_are_surveyed(tmp_path: Path) -> None:
     schedule, _ = restarted(tmp_path, 1)
-    assert schedule.survey(START - 5 * SECOND, START - SECOND) is None
-    assert schedule.survey(START + SECOND, START + 5 * SECOND) is None
-    assert schedule.survey(START - SECOND, START) is not None
+    assert schedule.read_ahead(START - 5 * SECOND, START - SECOND) is None
+    assert schedule.read_ahead(START + SECOND, START + 5 * SECOND) is None
+    assert schedule.read_ahead(START - SECOND, START) is not None
     for ordinal in range(COUNT):
         schedule.act(2 + ordinal, START, Cancel(BUCKET, ordinal))
-    assert schedule.survey(START, START) is None
+    assert schedule.read_ahead(START, START) is None
     schedule.close()
 
 
 def test_a_bucket_that_is_closed_meanwhile_is_forgotten(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     schedule, _ = restarted(tmp_path, 1)
-    piece = schedule.survey(START, START)
+    piece = schedule.read_ahead(START, START)
     assert piece is not None
     for ordinal in range(COUNT):
         schedule.act(2 + ordinal, START, Cancel(BUCKET, ordinal))
     schedule.act(2 + COUNT, START, Close(BUCKET + 1))
     (tmp_path / LOG).unlink()
-    schedule.surveyed(piece())
-    assert schedule.survey(START, START) is None
+    schedule.note_read_ahead(piece())
+    assert schedule.read_ahead(START, START) is None
     assert not caplog.records
     schedule.close()
 
@@ -239,7 +239,7 @@ def test_a_disk_that_does_not_read_ends_the_survey_and_is_logged(
 
     with monkeypatch.context() as patch:
         patch.setattr(disk, "read", refuse)
-        assert survey(schedule) == 1
+        assert read_ahead(schedule) == 1
     assert "Input/output error" in caplog.text
     assert read(schedule, 0) == [b"\x01\x00"]
     schedule.close()
@@ -247,7 +247,7 @@ def test_a_disk_that_does_not_read_ends_the_survey_and_is_logged(
 
 def test_a_closed_and_reopened_schedule_has_checked_nothing(tmp_path: Path) -> None:
     schedule, disk = restarted(tmp_path, 1)
-    survey(schedule)
+    read_ahead(schedule)
     state = checkpoint(schedule)
     schedule.load(state)
     disk.sizes.clear()
@@ -273,7 +273,7 @@ async def test_the_engine_surveys_what_is_near_one_piece_at_a_time(tmp_path: Pat
     dispatcher, writer = Mock(waiting=0, planned=0, stop=AsyncMock()), Mock()
     engine = Engine(schedule, writer, ManualClock(START - SECOND), DelayConfig(tick_ms=10), lambda _: dispatcher, writer.fatal, run=run)
     engine.start()
-    await eventually(lambda: len(pieces) == 3 and schedule.survey(START, START) is None)
+    await eventually(lambda: len(pieces) == 3 and schedule.read_ahead(START, START) is None)
     await engine.stop()
     disk.sizes.clear()
     assert read(schedule, 49 * COUNT + 3) == [b"\x32\x03"]

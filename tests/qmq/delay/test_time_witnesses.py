@@ -22,12 +22,12 @@ class Machine(SteadyClock):
 
     def __init__(self) -> None:
         super().__init__()
-        self.now_boot_ms = self.keeper._boot_ms
+        self.now_boot_ms = self.timekeeper._boot_ms
         self.wall_off = 0
         self._wall_ms = wall_ms() - self.now_boot_ms
 
     def time_ms(self) -> int:
-        return self.keeper.time_ms(self._wall_ms + self.now_boot_ms + self.wall_off, self.now_boot_ms)
+        return self.timekeeper.time_ms(self._wall_ms + self.now_boot_ms + self.wall_off, self.now_boot_ms)
 
     def boot_ms(self) -> int:
         return self.now_boot_ms
@@ -115,10 +115,10 @@ async def test_who_does_not_answer_or_does_not_know_is_no_witness() -> None:
     town.silent = {"a:1", "b:1"}
     town.errors["c:1"] = -machine.true_ms()
     await asking.look()
-    assert machine.keeper.wants_witnesses
+    assert machine.timekeeper.wants_witnesses
     town.silent = {"b:1"}
     await asking.look()
-    assert not machine.keeper.wants_witnesses
+    assert not machine.timekeeper.wants_witnesses
 
 
 async def test_no_more_are_asked_than_a_median_needs() -> None:
@@ -141,7 +141,7 @@ async def test_the_task_goes_on_after_a_failure(caplog: pytest.LogCaptureFixture
     asking = TimeWitnesses(machine, addresses, ask=town.ask, timing=WitnessTiming(look_s=0.001))
     with caplog.at_level(logging.CRITICAL, "qmq.delay"):
         asking.start()
-        await eventually(lambda: machine.keeper.is_attested)
+        await eventually(lambda: machine.timekeeper.is_attested)
     await asking.stop()
     seen = len(town.asked)
     await asyncio.sleep(0)
@@ -168,6 +168,6 @@ async def test_a_steady_clock_is_attested_by_a_running_replica(tmp_path: Path) -
         clock = SteadyClock()
         asking = TimeWitnesses(clock, lambda: [control_address(node), "127.0.0.1:1"])
         asking.start()
-        await eventually(lambda: clock.keeper.is_attested)
+        await eventually(lambda: clock.timekeeper.is_attested)
         assert clock.step_ms == 0
         await asking.stop()

@@ -15,14 +15,14 @@ T0, HOUR = 1_700_000_000_000, 3_600_000
 
 
 class Machine:
-    """A true time that runs; a wall clock and a keeper that may be off from it."""
+    """A true time that runs; a wall clock and a timekeeper that may be off from it."""
 
     def __init__(self, *, wall_off: int = 0, ppm: int = 0) -> None:
         self.true_ms = T0
         self.boot_ms = 5000
         self.wall_off = wall_off
         self.ppm = ppm
-        self.keeper = Timekeeper(self.wall_ms, self.boot_ms)
+        self.timekeeper = Timekeeper(self.wall_ms, self.boot_ms)
 
     @property
     def wall_ms(self) -> int:
@@ -31,7 +31,7 @@ class Machine:
     @property
     def off(self) -> int:
         """By how much the kept time is ahead of the true one, now."""
-        return self.keeper.time_ms(self.wall_ms, self.boot_ms) - self.true_ms
+        return self.timekeeper.time_ms(self.wall_ms, self.boot_ms) - self.true_ms
 
     def run(self, ms: int, *, every: int = 1000, witnesses: dict[str, int] | None = None) -> list[int]:
         """Time passes; how far the kept time was off, each time it was read. Witnesses say the true time and their error."""
@@ -46,14 +46,14 @@ class Machine:
         return seen
 
     def hear(self, name: str, error: int = 0, *, took: int = 4) -> None:
-        self.keeper.witness(name, self.true_ms + error - took // 2, self.boot_ms - took, self.boot_ms)
+        self.timekeeper.witness(name, self.true_ms + error - took // 2, self.boot_ms - took, self.boot_ms)
 
     def attested(self) -> Machine:
         self.boot_ms += 10
         self.true_ms += 10
         self.hear("first")
         assert self.off == 0
-        assert self.keeper.is_attested
+        assert self.timekeeper.is_attested
         self.run(20_000)
         return self
 
@@ -69,7 +69,7 @@ def test_a_small_difference_is_pulled_in_by_500_ppm(wall_off: int) -> None:
     machine = Machine().attested()
     machine.wall_off = wall_off
     seen = machine.run(100_000)
-    assert machine.keeper.step_ms == 0
+    assert machine.timekeeper.step_ms == 0
     assert abs(seen[-1] - (50 if wall_off > 0 else -50)) <= 1
     assert abs(machine.run(2_000_000)[-1] - wall_off) <= 1
 
@@ -80,7 +80,7 @@ def test_the_kept_time_never_goes_back_while_it_is_pulled() -> None:
     last = 0
     for _ in range(5000):
         machine.run(1, every=1)
-        now = machine.keeper.time_ms(machine.wall_ms, machine.boot_ms)
+        now = machine.timekeeper.time_ms(machine.wall_ms, machine.boot_ms)
         assert now >= last
         last = now
 
@@ -90,10 +90,10 @@ def test_a_step_without_witnesses_is_believed_after_a_minute(wall_off: int) -> N
     machine = Machine().attested()
     machine.wall_off = wall_off
     assert set(machine.run(59_000)) == {0}
-    assert machine.keeper.step_ms == wall_off
+    assert machine.timekeeper.step_ms == wall_off
     assert machine.run(1000)[-1] == wall_off
-    assert machine.keeper.step_ms == 0
-    assert machine.keeper.steps_believed == 1
+    assert machine.timekeeper.step_ms == 0
+    assert machine.timekeeper.steps_believed == 1
 
 
 @pytest.mark.parametrize("wall_off", [HOUR, -HOUR])
@@ -111,8 +111,8 @@ def test_a_step_is_not_believed_as_long_as_witnesses_deny_it(wall_off: int) -> N
     machine = Machine().attested()
     machine.wall_off = wall_off
     assert set(machine.run(2 * HOUR, witnesses={"a": 20})) == {0}
-    assert machine.keeper.step is not None
-    assert machine.keeper.step.is_denied
+    assert machine.timekeeper.step is not None
+    assert machine.timekeeper.step.is_denied
 
 
 def test_the_minute_begins_anew_when_the_last_denial_has_gone_stale() -> None:
@@ -138,7 +138,7 @@ def test_a_word_from_before_the_step_says_nothing_about_it() -> None:
     machine.wall_off = HOUR
     assert machine.off == 0
     machine.run(10, every=1)
-    machine.keeper.witness("b", machine.wall_ms, machine.boot_ms - 500, machine.boot_ms)
+    machine.timekeeper.witness("b", machine.wall_ms, machine.boot_ms - 500, machine.boot_ms)
     assert machine.off == 0
 
 
@@ -148,10 +148,10 @@ def test_a_word_is_forgotten_after_ten_seconds() -> None:
     machine.run(1000)
     machine.hear("a", 0)
     machine.run(9000)
-    assert machine.keeper.step is not None
-    assert machine.keeper.step.is_denied
+    assert machine.timekeeper.step is not None
+    assert machine.timekeeper.step.is_denied
     machine.run(2000)
-    assert not machine.keeper.step.is_denied
+    assert not machine.timekeeper.step.is_denied
 
 
 def test_the_median_decides_and_of_an_even_number_the_earlier_one() -> None:
@@ -178,7 +178,7 @@ def test_who_answers_late_is_no_witness() -> None:
     machine.run(5000)
     machine.hear("slow", HOUR, took=2002)
     assert machine.off == 0
-    machine.keeper.witness("from the future", machine.wall_ms, machine.boot_ms + 1, machine.boot_ms)
+    machine.timekeeper.witness("from the future", machine.wall_ms, machine.boot_ms + 1, machine.boot_ms)
     assert machine.off == 0
     machine.hear("quick", HOUR, took=2000)
     assert machine.off == HOUR
@@ -209,15 +209,15 @@ def test_a_doubtful_word_speaks_for_what_it_is_nearer_to() -> None:
 
 def test_a_process_is_settled_when_witnesses_spoke_or_after_three_seconds() -> None:
     alone, attested = Machine(), Machine()
-    assert not alone.keeper.is_settled
+    assert not alone.timekeeper.is_settled
     alone.run(3000)
-    assert alone.keeper.is_settled
-    assert alone.keeper.wants_witnesses
+    assert alone.timekeeper.is_settled
+    assert alone.timekeeper.wants_witnesses
     attested.run(100, every=10)
     attested.hear("a", 400)
     attested.run(1, every=1)
-    assert attested.keeper.is_settled
-    assert not attested.keeper.wants_witnesses
+    assert attested.timekeeper.is_settled
+    assert not attested.timekeeper.wants_witnesses
 
 
 def test_a_clock_that_was_ahead_at_the_start_is_put_right_by_the_first_witness() -> None:
@@ -225,12 +225,12 @@ def test_a_clock_that_was_ahead_at_the_start_is_put_right_by_the_first_witness()
     machine.run(100, every=10)
     machine.hear("a")
     assert machine.off == 0
-    assert machine.keeper.is_settled
-    assert machine.keeper.step_ms == HOUR
+    assert machine.timekeeper.is_settled
+    assert machine.timekeeper.step_ms == HOUR
     assert set(machine.run(HOUR, witnesses={"a": 0})) == {0}
     machine.wall_off = 0
     assert set(machine.run(5000)) == {0}
-    assert machine.keeper.step_ms == 0
+    assert machine.timekeeper.step_ms == 0
 
 
 def test_a_clock_that_was_behind_at_the_start_is_put_right_by_two() -> None:
@@ -257,7 +257,7 @@ def test_ntp_that_corrects_a_wrong_clock_after_the_boot_is_believed() -> None:
         machine.run(100, every=10)
         machine.hear("a")
         assert machine.off == 0
-        assert machine.keeper.is_attested
+        assert machine.timekeeper.is_attested
 
 
 # --- what happens to machines ------------------------------------------------------------------------------------------
@@ -277,14 +277,14 @@ def test_an_hour_and_back_within_a_minute_moves_nothing(jump: int, witnesses: di
 def test_a_drift_of_200_ppm_is_followed() -> None:
     machine = Machine(ppm=200).attested()
     machine.run(24 * HOUR, every=1000)
-    assert machine.keeper.steps_believed == 0
+    assert machine.timekeeper.steps_believed == 0
     assert abs(machine.off - (machine.wall_ms - machine.true_ms)) <= 2
 
 
 def test_a_machine_that_slept_notices_no_step() -> None:
     machine = Machine(ppm=200).attested()
     machine.run(8 * HOUR, every=8 * HOUR)
-    assert machine.keeper.step_ms == 0
+    assert machine.timekeeper.step_ms == 0
     assert abs(machine.off - (machine.wall_ms - machine.true_ms)) <= 2
 
 
@@ -410,7 +410,7 @@ moves = st.lists(
 @given(moves)
 def test_the_keeper_is_what_the_model_is_whatever_happens(moves: list[tuple[str, int, int]]) -> None:
     true, boot, off = T0, 10_000, 0
-    keeper, model = Timekeeper(true, boot), Model()
+    timekeeper, model = Timekeeper(true, boot), Model()
     model.read(true, boot)
     for kind, amount, took in moves:
         if kind == "run":
@@ -418,19 +418,19 @@ def test_the_keeper_is_what_the_model_is_whatever_happens(moves: list[tuple[str,
         elif kind == "set":
             off = amount
         else:
-            keeper.witness(kind, true + amount - took // 2, boot - took, boot)
+            timekeeper.witness(kind, true + amount - took // 2, boot - took, boot)
             if took <= 2000:
                 model.words.append((kind, true + amount - boot, took / 2, boot - took, boot))
-        assert abs(keeper.time_ms(true + off, boot) - model.read(true + off, boot)) <= 1
-        assert (keeper.step_ms != 0) == (model.gaps[-1] is not None)
-        assert keeper.is_attested == model.attested
+        assert abs(timekeeper.time_ms(true + off, boot) - model.read(true + off, boot)) <= 1
+        assert (timekeeper.step_ms != 0) == (model.gaps[-1] is not None)
+        assert timekeeper.is_attested == model.attested
 
 
 @settings(max_examples=examples(200), deadline=None)
 @given(moves)
 def test_the_kept_time_moves_by_itself_or_to_where_the_wall_clock_or_a_witness_is(moves: list[tuple[str, int, int]]) -> None:
     true, boot, off = T0, 10_000, 0
-    keeper = Timekeeper(true, boot)
+    timekeeper = Timekeeper(true, boot)
     kept, said = true, {T0}
     for kind, amount, took in moves:
         elapsed = amount if kind == "run" else 0
@@ -439,10 +439,10 @@ def test_the_kept_time_moves_by_itself_or_to_where_the_wall_clock_or_a_witness_i
         if kind == "set":
             off = amount
         elif kind != "run":
-            keeper.witness(kind, true + amount - took // 2, boot - took, boot)
+            timekeeper.witness(kind, true + amount - took // 2, boot - took, boot)
             said.add(true + amount)
-        now = keeper.time_ms(true + off, boot)
+        now = timekeeper.time_ms(true + off, boot)
         is_own_pace = abs(now - kept - elapsed) <= elapsed * 0.0005 + 1
         assert is_own_pace or now == true + off or now in said
-        assert abs(keeper.step_ms) >= 1000 or keeper.step is None
+        assert abs(timekeeper.step_ms) >= 1000 or timekeeper.step is None
         kept = now
