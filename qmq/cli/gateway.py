@@ -10,21 +10,22 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from qmq.cli.output import fail, run
-from qmq.cli.roles import Host, set_up_logging, taking
+from qmq.cli.roles import Host, ProcessFlags, set_up_logging, taking
 from qmq.cli.shards import process_command
 from qmq.errors import InvalidArgument, QmqError
 
 if TYPE_CHECKING:
     from qmq.gateway.gateway_config import GatewayConfig
+    from qmq.metrics.endpoint import MetricsServer
     from qmq.network import Network
 
 
 PROCESSES_MAX: Final = 64
-_SHOWN: Final = ("host", "port")
+_SHOWN: Final = ("host", "port", "metrics_port")
 
 
 @dataclass(frozen=True)
-class GatewayOptions:
+class GatewayOptions(ProcessFlags):
     """Options of `qmq gateway`."""
 
     server: Annotated[
@@ -55,10 +56,6 @@ class GatewayOptions:
         Path | None, typer.Option(envvar="QMQ_GATEWAY_TLS_CERT", help="PEM file: the certificate shown to RocketMQ clients; turns TLS on.")
     ] = None
     tls_key: Annotated[Path | None, typer.Option(envvar="QMQ_GATEWAY_TLS_KEY", help="PEM file: that certificate's key.")] = None
-    insecure: Annotated[
-        bool,
-        typer.Option("--insecure", envvar="QMQ_INSECURE", help="Listen on a public address without access control; for private networks."),
-    ] = False
     processes: Annotated[
         int,
         typer.Option(
@@ -72,7 +69,6 @@ class GatewayOptions:
         bool,
         typer.Option("--shared-port", envvar="QMQ_GATEWAY_SHARED_PORT", help="Let other gateways of this machine listen at the same port."),
     ] = False
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log what happens.")] = False
 
     def config(self) -> GatewayConfig:
         """The gateway's configuration."""
@@ -133,18 +129,28 @@ async def _serve_together(options: GatewayOptions) -> int:
 
     if not options.port:
         raise InvalidArgument("several processes share one port, so name it: --port 8081")
-    each = replace(options, processes=1, shared_port=True)
-    command = process_command("gateway", each, _SHOWN, os.environ, verbose=options.verbose)
+    commands = [
+        process_command("gateway", _one_of(options, number), _SHOWN, os.environ, verbose=options.verbose)
+        for number in range(options.processes)
+    ]
     ready = f"qmq gateway: {options.processes} processes are ready at {options.host}:{options.port}"
-    commands = [command] * options.processes
     supervisor = ShardSupervisor("the gateway", commands, lambda line: print(line, flush=True), part="process", ready_line=ready)
     return await supervisor.run()
+
+
+def _one_of(options: GatewayOptions, number: int) -> GatewayOptions:
+    """The options of one process of several. Each has a metrics port of its own, one after another."""
+    metrics_port = options.metrics_port + number if options.metrics_port else options.metrics_port
+    return replace(options, processes=1, shared_port=True, metrics_port=metrics_port)
 
 
 async def _serve(options: GatewayOptions) -> int:
     import qmq
     from qmq.gateway.gateway_credentials import GatewayCredentials
+    from qmq.gateway.gateway_metrics import GatewaySource
     from qmq.gateway.gateway_server import GatewayServer
+    from qmq.metrics.readiness import Readiness
+    from qmq.node.metering import serving
     from qmq.node.role_process import until_signal
 
     def connect(token: str | None = None) -> qmq.Client:
@@ -154,12 +160,19 @@ async def _serve(options: GatewayOptions) -> int:
     async with connect() as mq:
         found = GatewayServer(mq, options.config(), network=options.network(), credentials=credentials, connect=connect)
 
+        metrics: MetricsServer | None = None
+
         async def start() -> str:
+            nonlocal metrics
+            host = serving.metrics_host(options.host, options.metrics_host)
+            metrics = await serving.serve(host, options.metrics_port, [GatewaySource(found)], lambda: Readiness(True, "ok"))
             await found.start()
-            return f"qmq gateway is ready at {found.address}"
+            return f"qmq gateway is ready at {found.address}{f' (metrics at {metrics.address})' if metrics is not None else ''}"
 
         try:
             await until_signal(start)
         finally:
+            if metrics is not None:
+                await metrics.stop()
             await found.stop()
     return 0

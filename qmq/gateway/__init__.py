@@ -19,5 +19,6 @@ group_receiving      ReceiveMessage, AckMessage, and what else settles
 group_pulling        PullMessage and offsets
 topic_transactions   EndTransaction, and asking producers
 messaging_service    the calls as gRPC has them
+gateway_metrics      figures of calls, clients and messages in their hands
 gateway_server       the process's part: listen, stop
 """

@@ -70,6 +70,11 @@ class ClientSessions:
         return session is not None and (bool(session.streams) or self._monotonic_ms() - session.heard_ms < IDLE_MS)
 
     @property
+    def alive(self) -> int:
+        """How many are alive."""
+        return sum(self.is_alive(each) for each in self._sessions)
+
+    @property
     def has_producers(self) -> bool:
         """Whether any client with a stream publishes."""
         return any(each.published and each.streams for each in self._sessions.values())

@@ -58,6 +58,11 @@ class GatewayServer:
         return self._service.tally
 
     @property
+    def all_parts(self) -> list[GatewayParts]:
+        """What serves each identity that called."""
+        return [self.parts, *self._identities.all]
+
+    @property
     def address(self) -> str:
         return f"{self._config.host}:{self.port}"
 
@@ -79,13 +84,13 @@ class GatewayServer:
     async def _sweep(self) -> None:
         while True:
             await asyncio.sleep(self._config.sweep_ms / 1000)
-            for each in (self.parts, *self._identities.all):
+            for each in self.all_parts:
                 each.sweep()
 
     async def _check_transactions(self) -> None:
         while True:
             await asyncio.sleep(self._config.transactions.look_ms / 1000)
-            for each in (self.parts, *self._identities.all):
+            for each in self.all_parts:
                 await each.transactions.look()
 
     async def stop(self) -> None:

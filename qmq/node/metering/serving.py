@@ -56,6 +56,7 @@ async def serve(host: str, port: int | None, sources: Sequence[FigureSource], re
 def figures_by_role() -> dict[str, Sequence[Figure]]:
     """All metrics of each role, for the test of docs/METRICS.md."""
     from qmq.client.metrics import ClientSource
+    from qmq.gateway.gateway_metrics import GatewaySource
     from qmq.metrics.exposition import LEFT_OUT
     from qmq.node.metering.access_metrics import AccessSource
     from qmq.node.metering.coordination_metrics import CoordinationSource
@@ -69,4 +70,5 @@ def figures_by_role() -> dict[str, Sequence[Figure]]:
         "broker": (*both, *GroupsSource.figures),
         "meta": (*MetaSource.figures, *all_servers),
         "delay": (*both, *DelaySource.figures),
+        "gateway": (*GatewaySource.figures, LEFT_OUT),
     }

@@ -15,6 +15,7 @@ from gateway_stub import CONFIG, GatewayStub, gateway_on, message, receive_reque
 
 import qmq
 from qmq.gateway.gateway_config import GatewayConfig
+from qmq.gateway.gateway_metrics import GatewaySource
 from qmq.gateway.message_mapping import ORDERED_TYPES, PLAIN_TYPES
 from qmq.proto.rocketmq import definition_pb2 as api
 from qmq.proto.rocketmq import service_pb2 as calls
@@ -402,6 +403,15 @@ async def test_what_is_not_served_is_answered_as_unsupported(gateway: GatewayStu
     answer = await gateway.stub.SyncLiteSubscription(calls.SyncLiteSubscriptionRequest(), metadata=gateway.headers)
     assert answer.status.code == api.UNSUPPORTED
     assert (await gateway.send(message("orders", kind=api.LITE))).status.code == api.UNSUPPORTED
+
+
+async def test_calls_are_counted_by_client_and_outcome(gateway: GatewayStub) -> None:
+    await gateway.send(message("orders"))
+    await gateway.receive("orders")
+    readings = {each.figure.name: each.rows for each in GatewaySource(gateway.gateway).read() if each is not None}
+    calls_seen = dict(readings["qmq_gateway_calls_total"])
+    assert calls_seen["SendMessage", "", "OK"] == calls_seen["ReceiveMessage", "", "OK"] == 1
+    assert readings["qmq_gateway_invisible_messages"] == readings["qmq_gateway_clients"] == [((), 1)]
 
 
 # --- the end of a gateway ----------------------------------------------------------------------------------------------
