@@ -30,7 +30,7 @@ async def send(address: str, mib: int, count: int) -> float:
     """MiB a second, all acknowledged."""
     async with qmq.connect(address) as mq:
         await mq.metadata.create_subject(SubjectConfig(SUBJECT, body_bytes_max=15 * MIB))
-        async with mq.producer(SUBJECT) as producer:
+        async with mq.producer(SUBJECT, body_bytes_max=15 * MIB) as producer:
             body = os.urandom(mib * MIB - 200)
             begin = time.monotonic()
             for _ in range(count):

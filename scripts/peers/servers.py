@@ -11,8 +11,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -107,18 +107,25 @@ def _children(pid: int) -> list[int]:
     return []
 
 
-def _server(port: int) -> Server:
-    return Server(f"{HOST}:{port}", Path(tempfile.mkdtemp(prefix="qmq-peer-")))
+@contextmanager
+def _starting(port: int) -> Iterator[Server]:
+    """A server that is ended if it does not start as it should."""
+    server = Server(f"{HOST}:{port}", Path(tempfile.mkdtemp(prefix="qmq-peer-")))
+    try:
+        yield server
+    except BaseException:
+        server.stop()
+        raise
 
 
 def qmq(_: Path, environment: dict[str, str] | None = None) -> Server:
     """`environment` may name another tree of QMQ's."""
     (port,) = free_ports(1)
-    server = _server(port)
-    words = ("--port", str(port), "--data-port", "0", "--control-port", "0", "--console", "off", "--no-delay")
-    server.run(sys.executable, "-m", "qmq.cli", "dev", "--data", server.folder / "data", *words, environment=environment)
-    server.wait_for(port)
-    return server
+    with _starting(port) as server:
+        words = ("--port", str(port), "--data-port", "0", "--control-port", "0", "--console", "off", "--no-delay")
+        server.run(sys.executable, "-m", "qmq.cli", "dev", "--data", server.folder / "data", *words, environment=environment)
+        server.wait_for(port)
+        return server
 
 
 def kafka(cache: Path) -> Server:
@@ -126,33 +133,33 @@ def kafka(cache: Path) -> Server:
     if folder is None:
         raise Missing("Maven and Java are needed")
     port, controller = free_ports(2)
-    server = _server(port)
-    settings = {
-        "process.roles": "broker,controller",
-        "node.id": "1",
-        "controller.quorum.voters": f"1@{HOST}:{controller}",
-        "listeners": f"PLAINTEXT://{HOST}:{port},CONTROLLER://{HOST}:{controller}",
-        "controller.listener.names": "CONTROLLER",
-        "log.dirs": str(server.folder / "log"),
-        "offsets.topic.replication.factor": "1",
-        "transaction.state.log.replication.factor": "1",
-        "transaction.state.log.min.isr": "1",
-        "share.coordinator.state.topic.replication.factor": "1",
-        "share.coordinator.state.topic.min.isr": "1",
-        "group.initial.rebalance.delay.ms": "0",
-    }
-    path = server.folder / "server.properties"
-    path.write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
-    java = (*JAVA, "-Xms1G", "-Xmx1G", "-cp", f"{folder}/*")
-    subprocess.run(
-        [*java, "kafka.tools.StorageTool", "format", "-t", secrets.token_urlsafe(16), "-c", str(path)],
-        check=True,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    server.run(*java, "kafka.Kafka", path)
-    server.wait_for(port)
-    return server
+    with _starting(port) as server:
+        settings = {
+            "process.roles": "broker,controller",
+            "node.id": "1",
+            "controller.quorum.voters": f"1@{HOST}:{controller}",
+            "listeners": f"PLAINTEXT://{HOST}:{port},CONTROLLER://{HOST}:{controller}",
+            "controller.listener.names": "CONTROLLER",
+            "log.dirs": str(server.folder / "log"),
+            "offsets.topic.replication.factor": "1",
+            "transaction.state.log.replication.factor": "1",
+            "transaction.state.log.min.isr": "1",
+            "share.coordinator.state.topic.replication.factor": "1",
+            "share.coordinator.state.topic.min.isr": "1",
+            "group.initial.rebalance.delay.ms": "0",
+        }
+        path = server.folder / "server.properties"
+        path.write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
+        java = (*JAVA, "-Xms1G", "-Xmx1G", "-cp", f"{folder}/*")
+        subprocess.run(
+            [*java, "kafka.tools.StorageTool", "format", "-t", secrets.token_urlsafe(16), "-c", str(path)],
+            check=True,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        server.run(*java, "kafka.Kafka", path)
+        server.wait_for(port)
+        return server
 
 
 def rocketmq(cache: Path) -> Server:
@@ -163,40 +170,40 @@ def rocketmq(cache: Path) -> Server:
     if folder is None:
         raise Missing("Maven and Java are needed")
     port, remoting, names, broker, slaves = free_ports(5)
-    server = _server(port)
-    home = server.folder
-    (home / "conf").mkdir()
-    (home / "names.conf").write_text(f"listenPort={names}\n")
-    (home / "conf" / "rmq-proxy.json").write_text(
-        f'{{"rocketMQClusterName": "DefaultCluster", "grpcServerPort": {port}, "remotingListenPort": {remoting}}}'
-    )
-    (home / "broker.conf").write_text(
-        "brokerClusterName=DefaultCluster\nbrokerName=b\nbrokerId=0\nbrokerRole=ASYNC_MASTER\nflushDiskType=ASYNC_FLUSH\n"
-        f"listenPort={broker}\nhaListenPort={slaves}\nnamesrvAddr={HOST}:{names}\nbrokerIP1={HOST}\nstorePathRootDir={home / 'store'}\n"
-    )
-    opens = ("java.base/jdk.internal.ref", "java.base/sun.nio.ch", "java.base/java.nio", "java.base/java.lang")
-    java = (
-        *JAVA,
-        *(f"--add-opens={each}=ALL-UNNAMED" for each in opens),
-        "-Xms512M",
-        "-Xmx2G",
-        f"-Duser.home={home}",
-        "-cp",
-        f"{folder}/*",
-    )
-    package, environment = "org.apache.rocketmq", {"ROCKETMQ_HOME": str(home)}
-    server.run(*java, f"{package}.namesrv.NamesrvStartup", "-c", home / "names.conf", name="names", environment=environment)
-    server.wait_for(names)
-    proxy = ("-n", f"{HOST}:{names}", "-pm", "local", "-bc", home / "broker.conf", "-pc", home / "conf" / "rmq-proxy.json")
-    server.run(*java, f"{package}.proxy.ProxyStartup", *proxy, environment=environment)
-    server.wait_for(port)
-    admin = (*java, f"{package}.tools.command.MQAdminStartup")
-    where = ("-n", f"{HOST}:{names}", "-c", "DefaultCluster")
-    for command in (("updateTopic", *where, "-t", "bench", "-r", "4", "-w", "4"), ("updateSubGroup", *where, "-g", "g")):
-        done = subprocess.run(list(map(str, (*admin, *command))), capture_output=True, text=True, env={**os.environ, **environment})
-        if "success" not in done.stdout:
-            raise Missing(f"{command[0]}: {done.stdout[-500:]}{done.stderr[-500:]}")
-    return server
+    with _starting(port) as server:
+        home = server.folder
+        (home / "conf").mkdir()
+        (home / "names.conf").write_text(f"listenPort={names}\n")
+        (home / "conf" / "rmq-proxy.json").write_text(
+            f'{{"rocketMQClusterName": "DefaultCluster", "grpcServerPort": {port}, "remotingListenPort": {remoting}}}'
+        )
+        (home / "broker.conf").write_text(
+            "brokerClusterName=DefaultCluster\nbrokerName=b\nbrokerId=0\nbrokerRole=ASYNC_MASTER\nflushDiskType=ASYNC_FLUSH\n"
+            f"listenPort={broker}\nhaListenPort={slaves}\nnamesrvAddr={HOST}:{names}\nbrokerIP1={HOST}\nstorePathRootDir={home / 'store'}\n"
+        )
+        opens = ("java.base/jdk.internal.ref", "java.base/sun.nio.ch", "java.base/java.nio", "java.base/java.lang")
+        java = (
+            *JAVA,
+            *(f"--add-opens={each}=ALL-UNNAMED" for each in opens),
+            "-Xms512M",
+            "-Xmx2G",
+            f"-Duser.home={home}",
+            "-cp",
+            f"{folder}/*",
+        )
+        package, environment = "org.apache.rocketmq", {"ROCKETMQ_HOME": str(home)}
+        server.run(*java, f"{package}.namesrv.NamesrvStartup", "-c", home / "names.conf", name="names", environment=environment)
+        server.wait_for(names)
+        proxy = ("-n", f"{HOST}:{names}", "-pm", "local", "-bc", home / "broker.conf", "-pc", home / "conf" / "rmq-proxy.json")
+        server.run(*java, f"{package}.proxy.ProxyStartup", *proxy, environment=environment)
+        server.wait_for(port)
+        admin = (*java, f"{package}.tools.command.MQAdminStartup")
+        where = ("-n", f"{HOST}:{names}", "-c", "DefaultCluster")
+        for command in (("updateTopic", *where, "-t", "bench", "-r", "4", "-w", "4"), ("updateSubGroup", *where, "-g", "g")):
+            done = subprocess.run(list(map(str, (*admin, *command))), capture_output=True, text=True, env={**os.environ, **environment})
+            if "success" not in done.stdout:
+                raise Missing(f"{command[0]}: {done.stdout[-500:]}{done.stderr[-500:]}")
+        return server
 
 
 def nats(cache: Path) -> Server:
@@ -204,10 +211,10 @@ def nats(cache: Path) -> Server:
     if found is None:
         raise Missing("Go is needed")
     (port,) = free_ports(1)
-    server = _server(port)
-    server.run(found, "-js", "-sd", server.folder / "data", "-a", HOST, "-p", str(port))
-    server.wait_for(port)
-    return server
+    with _starting(port) as server:
+        server.run(found, "-js", "-sd", server.folder / "data", "-a", HOST, "-p", str(port))
+        server.wait_for(port)
+        return server
 
 
 def redis(_: Path) -> Server:
@@ -215,11 +222,24 @@ def redis(_: Path) -> Server:
     if found is None:
         raise Missing("apt-get install redis-server")
     (port,) = free_ports(1)
-    server = _server(port)
-    words = ("--bind", HOST, "--port", str(port), "--save", "", "--appendonly", "yes", "--appendfsync", "everysec", "--dir", server.folder)
-    server.run(found, *words)
-    server.wait_for(port)
-    return server
+    with _starting(port) as server:
+        words = (
+            "--bind",
+            HOST,
+            "--port",
+            str(port),
+            "--save",
+            "",
+            "--appendonly",
+            "yes",
+            "--appendfsync",
+            "everysec",
+            "--dir",
+            server.folder,
+        )
+        server.run(found, *words)
+        server.wait_for(port)
+        return server
 
 
 def rabbitmq(_: Path) -> Server:
@@ -228,28 +248,28 @@ def rabbitmq(_: Path) -> Server:
     if not found.exists() or mapper is None:
         raise Missing("apt-get install rabbitmq-server")
     port, names, distribution = free_ports(3)
-    server = _server(port)
-    (server.folder / "plugins").write_text("[].\n")
-    environment = {
-        "HOME": str(server.folder),
-        "ERL_EPMD_PORT": str(names),
-        "ERL_EPMD_ADDRESS": HOST,
-        "RABBITMQ_NODENAME": "bench@localhost",
-        "RABBITMQ_NODE_IP_ADDRESS": HOST,
-        "RABBITMQ_NODE_PORT": str(port),
-        "RABBITMQ_DIST_PORT": str(distribution),
-        "RABBITMQ_MNESIA_BASE": str(server.folder / "mnesia"),
-        "RABBITMQ_LOG_BASE": str(server.folder / "log"),
-        "RABBITMQ_ENABLED_PLUGINS_FILE": str(server.folder / "plugins"),
-        "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": "-kernel inet_dist_use_interface {127,0,0,1}",
-        "RABBITMQ_CONFIG_FILE": str(server.folder / "none"),
-        "RABBITMQ_CONF_ENV_FILE": str(server.folder / "none.conf"),
-    }
-    server.run(mapper, "-port", str(names), "-address", HOST, name="epmd", environment=environment)
-    server.wait_for(names)
-    server.run(found, environment=environment)
-    server.wait_for(port)
-    return server
+    with _starting(port) as server:
+        (server.folder / "plugins").write_text("[].\n")
+        environment = {
+            "HOME": str(server.folder),
+            "ERL_EPMD_PORT": str(names),
+            "ERL_EPMD_ADDRESS": HOST,
+            "RABBITMQ_NODENAME": "bench@localhost",
+            "RABBITMQ_NODE_IP_ADDRESS": HOST,
+            "RABBITMQ_NODE_PORT": str(port),
+            "RABBITMQ_DIST_PORT": str(distribution),
+            "RABBITMQ_MNESIA_BASE": str(server.folder / "mnesia"),
+            "RABBITMQ_LOG_BASE": str(server.folder / "log"),
+            "RABBITMQ_ENABLED_PLUGINS_FILE": str(server.folder / "plugins"),
+            "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": "-kernel inet_dist_use_interface {127,0,0,1}",
+            "RABBITMQ_CONFIG_FILE": str(server.folder / "none"),
+            "RABBITMQ_CONF_ENV_FILE": str(server.folder / "none.conf"),
+        }
+        server.run(mapper, "-port", str(names), "-address", HOST, name="epmd", environment=environment)
+        server.wait_for(names)
+        server.run(found, environment=environment)
+        server.wait_for(port)
+        return server
 
 
 @dataclass(frozen=True, slots=True)

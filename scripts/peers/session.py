@@ -57,9 +57,9 @@ class Session:
             found = [self._end(self._start(work, size, seconds, self._stored if work == "consume" else 0))]
         if work != "consume":
             self._stored += int(found[-1]["count"])
-        slowest = min(found, key=lambda each: each["count"] / each["seconds"])
+        slowest = min(found, key=lambda each: each["count"] / max(each["seconds"], 1e-9))
         return {
-            "messages/s": slowest["count"] / slowest["seconds"],
-            "server, us": 1e6 * (self._server.cpu_s() - before_s) / max(each["count"] for each in found),
+            "messages/s": slowest["count"] / max(slowest["seconds"], 1e-9),
+            "server, us": 1e6 * (self._server.cpu_s() - before_s) / max(1, *(each["count"] for each in found)),
             "client, us": sum(1e6 * each["cpu_s"] / max(each["count"], 1) for each in found),
         }
