@@ -55,11 +55,11 @@ class Gateway:
     def kill(self) -> None:
         """As `kill -9` does."""
         self.process.kill()
-        self.process.wait()
+        self.process.communicate()  # closes the pipe
 
     def stop(self) -> None:
         self.process.terminate()
-        self.process.wait()
+        self.process.communicate()
 
 
 class RocketMQ:
@@ -112,8 +112,8 @@ class RocketMQ:
         return ["java", memory, *where, "-cp", f"{SERVER_JARS}/*", f"org.apache.rocketmq.{main}"]
 
     def _start(self, main: str, megabytes: int, *words: str) -> None:
-        out = (self.home / f"{main}.log").open("wb")
-        self.processes.append(subprocess.Popen([*self._java(megabytes, main), *words], cwd=self.home, stdout=out, stderr=out))
+        with (self.home / f"{main}.log").open("wb") as out:
+            self.processes.append(subprocess.Popen([*self._java(megabytes, main), *words], cwd=self.home, stdout=out, stderr=out))
 
     def _admin(self, names: int, *words: str) -> None:
         command = [*self._java(128, "tools.command.MQAdminStartup"), *words, "-n", f"127.0.0.1:{names}"]
