@@ -18,7 +18,7 @@ _FDS: Final = 3
 
 
 class Command(msgspec.Struct):
-    """What is to be run."""
+    """A command line and its environment."""
 
     words: list[str]
     environment: dict[str, str]

@@ -63,7 +63,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def is_left_out(item: pytest.Item) -> bool:
-    """Of the gate. Whoever names a test by its id gets it."""
+    """Whether the gate leaves out this test. A test named by its id always runs."""
     if any("::" in each for each in item.config.args):
         return False
     if item.get_closest_marker("long"):
@@ -72,7 +72,7 @@ def is_left_out(item: pytest.Item) -> bool:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """What was skipped and why, in a line for each reason, and what it takes to repeat the run."""
+    """Print the reasons of skipped tests, a line each, and the variables that repeat the run."""
     skipped = terminalreporter.stats.get("skipped", [])
     for reason, count in sorted(Counter(reason_of(each) for each in skipped).items()):
         terminalreporter.write_line(f"skipped {count}: {reason}")
@@ -97,7 +97,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def _state_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """What clients keep for themselves is not to be found in the home of who runs the tests, nor by them there."""
+    """Use a temporary state folder, so that clients do not read or write the user's own."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("QMQ_STATE_DIR", str(tmp_path_factory.mktemp("state")))
         yield

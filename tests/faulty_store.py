@@ -16,14 +16,14 @@ from qmq.errors import CoordinationUnavailable, CoordinationUnknown
 
 
 class Fault(Enum):
-    """What becomes of a transaction that nobody answers."""
+    """What happens to a transaction without an answer."""
 
     LOST = "lost"
-    """It never arrives."""
+    """The request is lost."""
     UNANSWERED = "unanswered"
-    """It is done, and the answer is lost."""
+    """The transaction is done, and the answer is lost."""
     DELAYED = "delayed"
-    """It arrives when `deliver_delayed` is called."""
+    """The request arrives when `deliver_delayed` is called."""
 
 
 @dataclass(slots=True)
@@ -39,7 +39,7 @@ async def _nothing() -> None: ...
 
 
 class FaultyStore:
-    """The way to `inner`. Transactions are counted from 1, and `faults` says of the transaction with a number what becomes of it.
+    """A store with faults in front of `inner`. Transactions are counted from 1; `faults` maps a transaction's number to its fault.
 
     `cut` keeps calls of other kinds away from it too. `before` and `after` are awaited around each transaction.
     """
@@ -74,7 +74,7 @@ class FaultyStore:
         raise cut.failure or CoordinationUnavailable("nobody answers (in this test)")
 
     def cut(self, *names: str, times: float = inf, key: str | None = None, failure: Exception | None = None) -> None:
-        """Let the calls of these names fail, so many times, or those alone that are about a key (or a prefix)."""
+        """Make calls of these names fail, a number of times, or only those about a key (or a prefix)."""
         self._cuts.update({name: _Cut(times, key, failure) for name in names})
 
     def heal(self) -> None:
@@ -82,7 +82,7 @@ class FaultyStore:
         self._cuts.clear()
 
     def fail_next(self, *faults: Fault | None) -> None:
-        """What becomes of the next transactions; None: it is done and answered."""
+        """The faults of the next transactions; None: done and answered."""
         self.faults.update({self.count + number: fault for number, fault in enumerate(faults, 1) if fault})
 
     def do_before_next(self, what: Awaitable[Any]) -> None:

@@ -25,7 +25,7 @@ SEED: Final = int(os.environ.setdefault("QMQ_TEST_SEED", str(random.randrange(1,
 
 
 def examples(of_all: int) -> int:
-    """How many examples Hypothesis tries, where the form `all` tries so many."""
+    """The number of Hypothesis examples in this form, given the number in the form `all`."""
     return of_all if FORM == "all" else max(of_all // 4, 10)
 
 

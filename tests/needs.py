@@ -1,4 +1,4 @@
-"""What some tests need of the machine. Where it is missing they are skipped, and the reason says how to have it; CI has all of it."""
+"""Requirements of some tests. Without them the tests are skipped with a reason that says how to install them; CI has all of them."""
 
 from __future__ import annotations
 

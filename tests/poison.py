@@ -27,7 +27,7 @@ LIES: Final = {
     "a create time at the end of time": Lie(4, (1 << 63) - 1),
 }
 HARMLESS_AT_INTAKE: Final = {"garbage that claims zstd"}
-"""Only who decompresses can tell."""
+"""A flaw that only decompression reveals."""
 
 
 def region_of(name: str, body: bytes = b"poison", subject: bytes = b"s", *, due_ms: int | None = None) -> bytes:
@@ -40,7 +40,7 @@ def region_of(name: str, body: bytes = b"poison", subject: bytes = b"s", *, due_
 
 
 def sent(region: bytes) -> bytes:
-    """As a producer sends it, with a checksum that holds."""
+    """The batch as a producer sends it, with a valid checksum."""
     return sent_envelope(region) + region
 
 

@@ -83,7 +83,7 @@ class JoinedBatches:
 
     @cached_property
     def tags(self) -> Tags:
-        """None of a batch without the column."""
+        """The rows' tags; empty for a batch without the column."""
         marks = [_list_marks(span, span.layout.tag_list) for span in self.spans]
         names = [
             _part(s.region, s.layout.tag, s.layout.tag_data, int(each[0]), int(each[-1])) for s, each in zip(self.spans, marks, strict=True)
@@ -97,7 +97,7 @@ class JoinedBatches:
         return np.concatenate([_hashes(s, int(each[0]), int(each[-1])) for s, each in zip(self.spans, marks, strict=True)])
 
     def headers(self) -> Headers:
-        """None of a batch without the column."""
+        """The rows' headers; empty for a batch without the column."""
         ranges = [_list_marks(span, span.layout.header_list) for span in self.spans]
         both = [(s.region, s.layout, int(r[0]), int(r[-1])) for s, r in zip(self.spans, ranges, strict=True)]
         names = [_part(region, at.header_name, at.header_name_data, first, end) for region, at, first, end in both]

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def look(log: CommittedLog, choice: Choice) -> Topology:
-    """What is committed now of the chosen queues. Raises UnknownSubject, InvalidArgument, NotConnected, LogDamaged."""
+    """The committed part of the selected queues. Raises UnknownSubject, InvalidArgument, NotConnected, LogDamaged."""
     if choice.pattern:
         pattern = re.compile(choice.pattern)
         subjects = [each for each in log.subjects() if pattern.fullmatch(each)]
@@ -42,12 +42,12 @@ def edges(asked: ReadOptions, topology: Topology, log: CommittedLog) -> tuple[di
         end = offsets.resolve("endingOffsets", asked.end, queues, offsets.LATEST)
     for key, queue in topology.queues.items():
         if end[key] > queue.end:
-            raise InvalidArgument(f"endingOffsets: {key} ends at {queue.end}, so {end[key]} is not there yet")
+            raise InvalidArgument(f"endingOffsets: {key} ends at {queue.end}, so {end[key]} does not exist yet")
     return start, end
 
 
 def starts(asked: ReadOptions, queues: Iterable[SourceQueue], log: CommittedLog) -> dict[QueueKey, int]:
-    """Where a read without a checkpoint starts. Raises InvalidArgument."""
+    """The start of a read without a checkpoint. Raises InvalidArgument."""
     if asked.start_ms is not None:
         return offsets.by_time(queues, asked.start_ms, log.find_time)
     return offsets.resolve("startingOffsets", asked.start, queues, offsets.EARLIEST)

@@ -20,7 +20,7 @@ KEY = "key-of-the-test"
 
 @dataclass
 class Answer:
-    """What a request was answered with."""
+    """The answer to a request."""
 
     status: int
     headers: dict[str, str]
@@ -89,7 +89,7 @@ class PlainBrowser:
         return answer
 
     async def log_in(self) -> PlainBrowser:
-        """By the printed key; no page is looked at."""
+        """Log in with the printed key, without reading a page."""
         found = await self.ask("GET", f"/login?key={KEY}")
         assert found.status == 303, found.text
         return self

@@ -1,4 +1,4 @@
-"""Who gets in, and what stands against other sites: the console has no rights of its own."""
+"""Login, and protection against other sites: the console has no rights of its own."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from qmq.testing import TestCluster
 
 @pytest.fixture
 async def stranger(cluster: TestCluster) -> AsyncIterator[PlainBrowser]:
-    """Nobody logged in yet."""
+    """A browser that has not logged in."""
     site = site_of(cluster)
     yield PlainBrowser(site)
     await site.close()

@@ -46,7 +46,7 @@ HOSTILE = (
 
 @dataclass
 class Stage:
-    """What all tests share."""
+    """The cluster, console and browser that all tests share."""
 
     cluster: TestCluster
     mq: Client

@@ -11,7 +11,7 @@ from support import NodeProcess
 
 
 def opened(line: str) -> tuple[int, str, str]:
-    """What the printed address answers: status, where it leads, the cookie."""
+    """The answer of the printed address: status, redirect target, cookie."""
     assert line.startswith("the console is at http://127.0.0.1:"), line
     url = urlsplit(line.removeprefix("the console is at ").strip())
     connection = http.client.HTTPConnection("127.0.0.1", url.port, timeout=20)

@@ -25,7 +25,7 @@ async def die(mq: Client, subject: str, bodies: Sequence[bytes], error: str) -> 
 
 
 async def received(mq: Client, subject: str, count: int) -> list[bytes]:
-    """What group billing is handed, sorted."""
+    """The messages delivered to group billing, sorted."""
     async with mq.consumer(subject, "billing", ack="explicit") as consumer:
         found = []
         while len(found) < count:

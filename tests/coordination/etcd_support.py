@@ -15,7 +15,7 @@ from qmq.errors import CoordinationUnavailable, CoordinationUnknown
 
 
 def unique_namespace() -> str:
-    """So that tests on one server do not see each other."""
+    """A unique key prefix, so that tests on one server are independent."""
     return f"/test/{uuid.uuid4().hex}/"
 
 
@@ -146,7 +146,7 @@ class Follower:
 
 
 async def history(store: CoordinationStore, prefix: str, start: int, end: int) -> list[WatchedChanges]:
-    """What a watch that nothing happens to gives."""
+    """The events of an undisturbed watch."""
     follower = Follower(store, prefix, start)
     try:
         await follower.reaches(end)

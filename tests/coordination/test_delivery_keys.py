@@ -1,4 +1,4 @@
-"""What operators say about delivery, as keys and values: what comes back as it went, which record is nearest, who is paused."""
+"""Delivery settings and pauses as keys and values: round trips, the most specific record, paused groups."""
 
 from __future__ import annotations
 

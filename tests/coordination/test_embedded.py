@@ -28,7 +28,7 @@ OPERATIONS = st.one_of(st.builds(Put, KEYS, st.binary(max_size=3)), st.builds(De
 
 
 class Model:
-    """All states the store ever had, as dictionaries."""
+    """The history of the store's states, as dictionaries."""
 
     def __init__(self) -> None:
         self.states: list[dict[str, bytes]] = [{}, {}]
@@ -197,7 +197,7 @@ async def test_metaservers_that_place_a_subject_at_once_agree_on_the_first_one()
 
 
 def forgetful(store: EmbeddedStore, *is_done: bool) -> FaultyStore:
-    """A store that loses the answers of its next transactions: each is done before that, or not."""
+    """A store that loses the answers of its next transactions, which may or may not be done."""
     return FaultyStore(store, {number: Fault.UNANSWERED if done else Fault.LOST for number, done in enumerate(is_done, 1)})
 
 

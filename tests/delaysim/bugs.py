@@ -63,7 +63,7 @@ def _miss_what_comes(_: Engine, __: Places) -> None:
 
 
 def _take_twice(self: Engine, places: Places) -> None:
-    """What the dispatcher have is handed to them once more, if the wheel gives it."""
+    """Dispatch messages again that are already being dispatched, if the wheel returns them."""
     _pending(self, places)
     self.loader.stored(places)
 

@@ -65,7 +65,7 @@ class Checkpoint(NamedTuple):
 
 
 class DelayGroup:
-    """The log, and who is master."""
+    """The log and the current master."""
 
     def __init__(self, world: World, folder: Path, real_time: RealTime, broken: Callable[[str, BaseException], None]) -> None:
         self.world = world

@@ -24,7 +24,7 @@ BATCH = 5
 
 
 class RealTime:
-    """What is stored where the subjects live."""
+    """The messages stored at the real-time brokers."""
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -171,5 +171,5 @@ class SimDispatcher:
 
 
 def first_id(message: DueMessage) -> str:
-    """Of a run: the id of its recurring message."""
+    """The id of the recurring message of a run."""
     return message.headers[SCHEDULE_ID].decode()

@@ -38,7 +38,7 @@ _MEMORY = Path("/dev/shm")
 
 @dataclass(slots=True)
 class Result:
-    """What came of a seed."""
+    """The result of a seed."""
 
     seed: int
     sent: int = 0
@@ -68,13 +68,13 @@ class Simulation:
         self._number = 0
 
     def broke(self, name: str, cause: BaseException) -> None:
-        """Nobody caught it."""
+        """Record an exception that was not caught."""
         if not RAISED:
             RAISED.append(Violation(f"{name}: {type(cause).__name__}: {cause}"))
             RAISED[0].__cause__ = cause
 
     def run(self, minutes: int) -> Result:
-        """All of it."""
+        """Run the simulation to its end."""
         self.group.elect()
         self._send_forever()
         self.world.after(3_000, self._nemesis)
@@ -248,7 +248,7 @@ def _memory_folder() -> Iterator[Path]:
 
 
 def simulate(seed: int, minutes: int = 12, folder: Path | None = None) -> Result:
-    """One seed. `failure` says what is wrong."""
+    """Run one seed. `failure` describes a violated property."""
     RAISED.clear()
     with nullcontext(folder) if folder is not None else _memory_folder() as where:
         simulation = Simulation(seed, where)

@@ -130,7 +130,7 @@ def test_promtool_is_content(words: tuple[str, ...]) -> None:
 
 @needs.promtool
 def test_promtool_sees_an_alert_that_does_not_fire(tmp_path: Path) -> None:
-    """So that the test above means something."""
+    """Checks the checker: the test above can fail."""
     for name in ("records.yml", "tests.yml"):
         (tmp_path / name).write_text((PROMETHEUS / name).read_text())
     (tmp_path / "alerts.yml").write_text(

@@ -37,7 +37,7 @@ class Block:
 
 
 def blocks_of(page: Path) -> Iterator[Block]:
-    """What of a page can be run, in the page's order."""
+    """The runnable code blocks of a page, in order."""
     text = page.read_text()
     found = list(FENCED.finditer(text))
     for each, behind in zip_longest(found, found[1:]):
@@ -54,7 +54,7 @@ def blocks_of(page: Path) -> Iterator[Block]:
 
 
 def printed_by(block: Block, address: str, folder: Path) -> str:
-    """What a block prints when it is run: a program in this process, a command in the folder."""
+    """Run a block and return its output: a program runs in this process, a command in the folder."""
     code = block.code.replace(ADDRESS, address)
     if block.language == "file":
         (folder / block.name).write_text(code)

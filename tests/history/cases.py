@@ -27,7 +27,7 @@ def overlapping(early: list[Event], late: list[Event]) -> list[Event]:
 
 
 def within(outer: list[Event], inner: list[Event]) -> list[Event]:
-    """The inner operations happen while the outer one is under way."""
+    """The inner operations happen during the outer one."""
     return [outer[0], *inner, outer[1]]
 
 
@@ -157,5 +157,5 @@ BAD = [
 
 
 def answered_nowhere() -> list[Event]:
-    """Not a history at all: an answered send must say where it lies."""
+    """An invalid history: an answered send must have a position."""
     return [Send(process="p1", type="ok", subject="orders", values=(1,))]

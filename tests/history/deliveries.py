@@ -52,7 +52,7 @@ class _Memory:
             self._settled.pop(group, None)
 
     def ack_before(self, poll: Poll, begun: int, names: tuple[Name, ...]) -> Ack | None:
-        """The acknowledgement that was answered before this poll began. It is told once, then forgotten."""
+        """The acknowledgement that was answered before this poll began. Returned once, then removed."""
         settled = self._settled.get(poll.group)
         if not settled or any(group in (poll.group, EVERY_GROUP) for group in self._resetting.values()):
             return None
@@ -83,12 +83,12 @@ def delivered_after_ack(history: History) -> list[Anomaly]:
 
 
 def delivered_twice(history: History) -> int:
-    """How many deliveries were repetitions: a group was handed the value before."""
+    """The number of repeated deliveries of a value to a group."""
     return deliveries(history) - sum(map(len, history.seen.values()))
 
 
 def deliveries(history: History) -> int:
-    """How many messages were handed out, repetitions too."""
+    """The number of deliveries, including repetitions."""
     return sum(len(poll.records) for poll, _ in history.polls)
 
 

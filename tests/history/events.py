@@ -48,7 +48,7 @@ class Record(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operation:
-    """What every line has. `t_ns` is 0 until a recorder stamps it."""
+    """The fields of every line. `t_ns` is 0 until a recorder sets it."""
 
     process: str
     type: Type
@@ -182,7 +182,7 @@ class Recorder:
         return stamped
 
     def close(self) -> None:
-        """Nothing is buffered, so this only gives the file back."""
+        """Close the file. There is no buffer to flush."""
         os.close(self._file)
 
     def __enter__(self) -> Self:

@@ -23,7 +23,7 @@ class Gap(NamedTuple):
 
 
 def availability(history: History, longest: int = 10) -> list[Gap]:
-    """The longest gaps, longest first. Not an anomaly: how long is too long, the test says."""
+    """The longest gaps, longest first. The test decides which gap is too long."""
     times_ns = sorted(send.t_ns for send, _, _ in history.acked_sends)
     edges_ns = [send.t_ns for send in history.sends]
     if not edges_ns:

@@ -46,7 +46,7 @@ class Broker:
         self.lines.append(replace(event, t_ns=len(self.lines) + 1))
 
     def send(self, who: int, many: int, _: int) -> None:
-        """A producer may have several batches under way."""
+        """Begin a send. A producer may have several batches in flight."""
         values = tuple(range(self.last_value + 1, self.last_value + many + 2))
         self.last_value = values[-1]
         begun = Send(process=f"p{who % PRODUCERS}", type="invoke", subject="orders", values=values)
@@ -69,7 +69,7 @@ class Broker:
             self.write(begun.ended(end))
 
     def poll(self, who: int, where: int, which: int) -> None:
-        """What a poll brings is chosen when it begins, so that it may be late."""
+        """Begin a poll. Its result is chosen now, so that it may be outdated when it ends."""
         group = GROUPS[which % len(GROUPS)]
         process = f"{group}-{who % CONSUMERS}"
         if process not in self.polling:
@@ -129,12 +129,12 @@ class Broker:
         self.epoch += 1
 
     def due(self, group: str, queue: str) -> tuple[Record, ...]:
-        """What a group has not acknowledged."""
+        """The messages that a group has not acknowledged."""
         places = enumerate(self.stored[queue])
         return tuple(Record(sequence, value) for sequence, value in places if (queue, sequence) not in self.settled[group])
 
     def drain(self) -> None:
-        """Everything that is due to somebody is handed out."""
+        """Deliver all messages that are not acknowledged."""
         for group in GROUPS:
             for queue in QUEUES:
                 begun = Poll(process=f"{group}-drain", type="invoke", group=group)

@@ -17,7 +17,7 @@ from history.past import Anomaly, History
 
 
 def lost(history: History, *, drained: bool, groups: Collection[str] = ()) -> list[Anomaly]:
-    """Acknowledged values that nobody was handed although consumers went on until nothing came."""
+    """Acknowledged values that were never delivered although consumers continued until no message came."""
     if not drained:
         return []
     found = []
@@ -68,7 +68,7 @@ def phantom(history: History) -> list[Anomaly]:
 
 
 def _readers(history: History, groups: Collection[str]) -> Iterator[tuple[str | None, Collection[int]]]:
-    """Who must have seen everything, and what they saw; None stands for all groups together."""
+    """The groups that must have seen everything, with the values they saw; None stands for all groups together."""
     if not groups:
         yield None, history.seen_by_any
     for group in groups:
@@ -76,7 +76,7 @@ def _readers(history: History, groups: Collection[str]) -> Iterator[tuple[str | 
 
 
 def _highest(history: History, slack_ns: int, group: str | None) -> dict[str, tuple[int, Poll]]:
-    """The highest sequence of each queue that was polled early enough, and who shows it."""
+    """The highest sequence of each queue that was polled early enough, with the poll that shows it."""
     last_ns = max((event.t_ns for event in history), default=0) - slack_ns
     found: dict[str, tuple[int, Poll]] = {}
     for poll, queue in history.polls:

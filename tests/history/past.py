@@ -36,7 +36,7 @@ class Anomaly:
 
 
 class Outcomes(NamedTuple):
-    """What became of the values that were sent; no value is in two of these."""
+    """The outcomes of sent values; each value is in exactly one set."""
 
     acked: frozenset[int]
     unknown: frozenset[int]
@@ -91,7 +91,7 @@ class History(Sequence[Event]):
 
     @cached_property
     def outcomes(self) -> Outcomes:
-        """What became of every value that somebody tried to send."""
+        """The outcome of every value that was tried to send."""
         ended: dict[str, set[int]] = {"ok": set(), "fail": set(), "info": set()}
         under_way: Counter[int] = Counter()
         for event in self.sends:
@@ -107,7 +107,7 @@ class History(Sequence[Event]):
 
     @cached_property
     def seen(self) -> dict[str, set[int]]:
-        """The values that each group was handed at least once."""
+        """The values delivered to each group at least once."""
         found: defaultdict[str, set[int]] = defaultdict(set)
         for poll, _ in self.polls:
             found[poll.group].update(record.value for record in poll.records)
@@ -115,7 +115,7 @@ class History(Sequence[Event]):
 
     @cached_property
     def seen_by_any(self) -> frozenset[int]:
-        """The values that some group was handed."""
+        """The values delivered to any group."""
         return frozenset().union(*self.seen.values())
 
     @cached_property

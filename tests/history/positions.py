@@ -139,7 +139,7 @@ def _batches(history: History) -> Iterator[Send]:
 
 
 def _torn_pair(send: Send, homes: dict[int, Place]) -> tuple[int, int] | None:
-    """Two values of a batch that lie in one queue, but not at their distance."""
+    """Two values of a batch in one queue whose distance is wrong."""
     origins: dict[str, tuple[int, int]] = {}
     for index, value in enumerate(send.values):
         if value in homes:

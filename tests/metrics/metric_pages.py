@@ -15,7 +15,7 @@ OPENMETRICS = "application/openmetrics-text;version=1.0.0"
 
 
 class Response(NamedTuple):
-    """What came back."""
+    """An HTTP response."""
 
     status: int
     headers: Mapping[str, str]
@@ -49,7 +49,7 @@ class Values:
         self._samples = [sample for family in self.families.values() for sample in family.samples]
 
     def rows(self, name: str) -> list[tuple[dict[str, str], float]]:
-        """All of a name."""
+        """All rows of a metric."""
         return [(sample.labels, sample.value) for sample in self._samples if sample.name == name]
 
     def __call__(self, name: str, **labels: str) -> float:

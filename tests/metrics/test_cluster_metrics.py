@@ -34,7 +34,7 @@ async def of(node: ReplicaNode) -> Values:
 
 
 async def settled(master: ReplicaNode, others: list[ReplicaNode]) -> None:
-    """Everybody has everything, and knows it."""
+    """Wait until all replicas have all entries, and report it."""
     await eventually(lambda: all(each.broker.store.committed_index == master.broker.store.index for each in (master, *others)))
     await eventually(lambda: all(peer.match_index == master.broker.store.index for peer in master.standing.describe().peers))
 

@@ -1,4 +1,4 @@
-"""Cuts by load, against every way to cut that there is."""
+"""Cuts by load, compared with an exhaustive search."""
 
 from __future__ import annotations
 

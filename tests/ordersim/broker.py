@@ -45,7 +45,7 @@ COMMIT_MS_MAX = 12
 
 
 class SimDisk(Disk):
-    """The real file system without syncing, and with as much room as the simulation says."""
+    """The real file system without syncing, with a simulated limit of space."""
 
     is_full = False
 
@@ -60,7 +60,7 @@ class SimDisk(Disk):
 
 
 class _Context:
-    """What a servicer raises its errors through."""
+    """The gRPC context through which a servicer raises errors."""
 
     async def abort(self, _status: Any, details: str, trailers: tuple[tuple[str, str], ...] = ()) -> None:
         found = dict(trailers)
@@ -176,7 +176,7 @@ class Replica(Process):
             await asyncio.sleep(HOLD_S)
 
     def retire(self) -> None:
-        """It learns that it was superseded."""
+        """The broker learns that another master has superseded it."""
         if self.epoch:
             self.tell("retires")
             self.epoch = 0

@@ -24,7 +24,7 @@ LEASE_MS = 3_000
 
 
 class HandlerFailed(Exception):
-    """What a handler raises."""
+    """The error that a handler raises."""
 
 
 class SimMetadata(MetadataClient):
@@ -103,7 +103,7 @@ class ProducerProcess(ClientProcess):
                     await asyncio.sleep(pause_s)
 
     def send_now(self, count: int) -> None:
-        """So many more, at this very moment."""
+        """Send more messages immediately."""
         self.loop.call_soon(self._burst, count)
 
     def _burst(self, count: int) -> None:

@@ -129,17 +129,17 @@ class BrokerGroup:
             self.candidate = None
 
     def lost(self, replica: Replica) -> None:
-        """It cannot lead."""
+        """A replica lost its mastership."""
         replica.is_deposed = True
         self._idle_since = self.world.now
 
     # --- faults ----------------------------------------------------------------------------------------------------------
 
     def master(self) -> Replica | None:
-        """Who leads, if it lives."""
+        """The master, if it is alive."""
         leader = self.leader
         return leader if leader is not None and leader.is_up and leader.epoch else None
 
     def processes(self) -> list[Replica]:
-        """All that live."""
+        """All living processes."""
         return [replica for replica in self.lives.values() if replica.is_up]

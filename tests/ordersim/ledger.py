@@ -72,7 +72,7 @@ class Part:
     groups: dict[str, Progress] = field(default_factory=dict)
     fenced_ms: int = -1
     last_numbers: dict[bytes, int] = field(default_factory=dict)
-    """Of each key: the message that came last."""
+    """The last message of each key."""
     by_lp: dict[int, list[int]] = field(default_factory=dict)
     """Sequences."""
 
@@ -107,7 +107,7 @@ class Ledger:
     # --- reading ---------------------------------------------------------------------------------------------------------
 
     def read(self, group: BrokerGroup, store: Store, until: int) -> None:
-        """Everything up to an index is committed."""
+        """Read the entries up to a committed index."""
         places = self._places.setdefault(group.name, [0, 0])
         entries = [_entries(segments, place, until) for segments, place in zip(store.logs, places, strict=True)]
         both = [[(entry.envelope.index, log, entry) for entry in each] for log, each in enumerate(entries)]

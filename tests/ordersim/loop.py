@@ -17,9 +17,9 @@ from ordersim.violation import RAISED, Violation
 from qmq.errors import QmqError
 
 AT_ONCE_MAX = 20_000
-"""So many steps in one millisecond are a loop without end."""
+"""More steps than this within one millisecond count as an infinite loop."""
 LOOK_S = 1e-9
-"""To look at the clock takes time: who waits for a part of a millisecond shall see it pass."""
+"""Reading the clock takes time, so that waiting for a fraction of a millisecond ends."""
 
 
 class Timer:
@@ -35,11 +35,11 @@ class Timer:
         self._is_cancelled = False
 
     def cancel(self) -> None:
-        """It shall not come."""
+        """Cancel the call."""
         self._is_cancelled = True
 
     def cancelled(self) -> bool:
-        """Whether it shall not."""
+        """Whether the call was cancelled."""
         return self._is_cancelled
 
     def when(self) -> float:
@@ -156,7 +156,7 @@ class ProcessLoop(asyncio.AbstractEventLoop):
 
 
 def bury(tasks: list[asyncio.Task[Any]]) -> None:
-    """Let go of what killed processes had under way."""
+    """Release the unfinished work of killed processes."""
     for task in tasks:
         try:
             task.get_coro().close()  # type: ignore[union-attr]

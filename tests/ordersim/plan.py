@@ -56,7 +56,7 @@ CHANGES = ("split", "merge", "move", "split_many", "merge_many", "drain")
 
 
 HOLDS = 0.2
-"""In so many plans connections are held."""
+"""The fraction of plans in which connections are held."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,16 +70,16 @@ class Plan:
     metaservers: int = 2
     producers: int = 2
     keys: int = 5
-    """Of each producer."""
+    """Messages of each producer."""
     consumers: int = 2
-    """Of each group, at first."""
+    """Initial consumers of each group."""
     groups: tuple[str, ...] = ("g",)
     is_lease: bool = True
     unknown: str = "resend"
     delivery_s: float = 600.0
     on_failure: str = "block"
     gate: str = ""
-    """What consumers ask for."""
+    """The lease that consumers request."""
     send_every_ms: int = 400
     handler_ms: int = 40
     handler_fails: float = 0.0
@@ -88,7 +88,7 @@ class Plan:
     slow: float = 0.0
     slow_ms: int = 100
     loss: float = 0.0
-    """Of calls."""
+    """The timeout of calls."""
     etcd_loss: float = 0.0
     etcd_late: float = 0.0
     arrow_kill: float = 0.0

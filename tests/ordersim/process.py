@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class SimClock:
-    """The clock that is handed to the product."""
+    """The product's clock."""
 
     def __init__(self, simulation: Simulation) -> None:
         self._world = simulation.world
@@ -43,7 +43,7 @@ class Process:
         simulation.network.processes[name] = self
 
     def tell(self, what: str) -> None:
-        """For the story."""
+        """Add a line to the story."""
         self.simulation.tell(self.name, what)
 
     async def serve(self, method: str, request: Any) -> Any:

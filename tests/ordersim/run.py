@@ -57,7 +57,7 @@ _MEMORY = Path("/dev/shm")
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What came of a seed. `failure` is empty if all is well."""
+    """The result of a seed. `failure` is empty if no property was violated."""
 
     seed: int
     failure: str
@@ -111,17 +111,17 @@ class Simulation:
         return f"id{self._ids}"
 
     def new_producer_id(self) -> int:
-        """The same as a number."""
+        """A new producer id as a number."""
         self._ids += 1
         return self._ids << 20
 
     def tell(self, name: str, what: str) -> None:
-        """For the story, if somebody listens."""
+        """Add a line to the story, if one is recorded."""
         if self.story is not None:
             self.story.tell(self.world.now, name, what)
 
     def broke(self, name: str, cause: BaseException) -> None:
-        """Something failed that nobody caught."""
+        """Record an exception that was not caught."""
         if not isinstance(cause, Violation):
             Violation(f"broken: {name}: {type(cause).__name__}: {cause}").__cause__ = cause
         self.world.after(0, self._stop)
@@ -130,7 +130,7 @@ class Simulation:
         raise RAISED[0]
 
     def start_of(self, group: str) -> str:
-        """Where a consumer group begins."""
+        """The start position of a consumer group."""
         return self.consumer_groups[group]
 
     def set_mode(self, key: str, mode: str) -> None:
@@ -186,7 +186,7 @@ class Simulation:
     # --- the run ---------------------------------------------------------------------------------------------------------
 
     def run(self) -> Result:
-        """All of it."""
+        """Run the simulation to its end."""
         failure = ""
         try:
             self._build()
@@ -250,7 +250,7 @@ class Simulation:
             producer.is_stopped = False
 
     def _left(self) -> list[str]:
-        """What has not come to its end."""
+        """The unfinished work."""
         routes = self.routes
         found = [f"{each.name} waits for {each.undecided} answers" for each in self._producers() if each.undecided]
         for version, change in routes.changes.items():
@@ -272,7 +272,7 @@ class Simulation:
 
 
 class _Errors(logging.Handler):
-    """What the product logs as a failure of its own."""
+    """Collects failures that the product logs."""
 
     def __init__(self, simulation: Simulation) -> None:
         super().__init__(logging.ERROR)
@@ -287,7 +287,7 @@ class _Errors(logging.Handler):
 
 @contextmanager
 def _alone(seed: int, simulation: Simulation) -> Iterator[None]:
-    """Everything that is random, or the machine's, is the seed's meanwhile."""
+    """Replace all sources of randomness and of the machine's state by the seed's."""
     state, chance, logger = random.getstate(), random.Random(seed), logging.getLogger("qmq")
     handler, level, propagates = _Errors(simulation), logger.level, logger.propagate
     random.seed(seed)

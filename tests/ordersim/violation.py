@@ -1,4 +1,4 @@
-"""What a check raises."""
+"""The exception that a check raises."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ RAISED: list[Violation] = []
 
 
 class Violation(AssertionError):
-    """A property does not hold. Says which, and what was seen."""
+    """A property was violated. The message names the property and the observation."""
 
     def __init__(self, what: str) -> None:
         super().__init__(what)

@@ -72,7 +72,7 @@ class ServerLog:
         with suppress(QmqError):
             names = self.subjects()
         near = difflib.get_close_matches(subject, names, 3)
-        hint = f"did you mean {' or '.join(map(repr, near))}?" if near else f"there are {', '.join(names[:20]) or 'none'}"
+        hint = f"did you mean {' or '.join(map(repr, near))}?" if near else f"subjects: {', '.join(names[:20]) or 'none'}"
         return UnknownSubject(f"there is no subject {subject!r}: {hint}")
 
     def _ordered(self, subject: str) -> tuple[Routes, dict[QueueKey, SourceQueue]]:
@@ -87,7 +87,7 @@ class ServerLog:
     # --- numbers -------------------------------------------------------------------------------------------------------
 
     def _numbers(self, keys: Iterable[QueueKey]) -> dict[QueueKey, wire.Fetched]:
-        """Of each queue. Raises NotConnected."""
+        """The numbers of each queue. Raises NotConnected."""
         by_group: dict[str, list[QueueKey]] = {}
         for key in keys:
             by_group.setdefault(key.broker_group, []).append(key)
@@ -106,7 +106,8 @@ class ServerLog:
     # --- reading -------------------------------------------------------------------------------------------------------
 
     def pieces(self, queue: QueueKey, first: int, end: int, bytes_max: int) -> list[QueuePiece]:
-        """`first` to `end` - 1 in pieces of about so many stored bytes, if all messages took the same. Raises NotConnected."""
+        """Split `first` to `end` - 1 into pieces of about `bytes_max` stored bytes, assuming messages of equal size. Raises
+        NotConnected."""
         if first >= end:
             return []
         found = self._queues.get(queue)
@@ -118,7 +119,7 @@ class ServerLog:
         return [QueuePiece(queue, marks[each], marks[each + 1]) for each in range(count)]
 
     def read(self, piece: QueuePiece, selection: ReadSelection, *, skips_lost: bool) -> Iterator[SourceBatch]:
-        """The piece's batches, whole, ascending. Raises MessagesExpired, NotConnected, LogDamaged."""
+        """Yields the piece's batches in ascending order. Raises MessagesExpired, NotConnected, LogDamaged."""
         return ServerPieceReader(self._masters, piece, selection, skips_lost=skips_lost).read()
 
     def close(self) -> None:
@@ -131,7 +132,7 @@ def _keys(subject: str, routes: Routes) -> list[QueueKey]:
 
 
 def _queues(found: Mapping[QueueKey, wire.Fetched], sealed: Mapping[int, int] | None = None) -> dict[QueueKey, SourceQueue]:
-    """As the model has them. What is known to be sealed ends at its command message, whatever was said a moment before."""
+    """The queues for the topology. A sealed queue ends at its command message, even if an earlier answer named another end."""
     queues: dict[QueueKey, SourceQueue] = {}
     for key, numbers in found.items():
         end, is_sealed = numbers.end_sequence, numbers.is_sealed
@@ -142,7 +143,7 @@ def _queues(found: Mapping[QueueKey, wire.Fetched], sealed: Mapping[int, int] | 
 
 
 def _ask_numbers(channel: BlockingConnection, keys: list[QueueKey]) -> list[wire.Fetched]:
-    """One request after another, without waiting for the answers between; they come in the same order."""
+    """Send all requests without waiting for answers, which arrive in the same order."""
     for key in keys:
         channel.send(FrameKind.FETCH, numbers_of(key).pack())
     return [wire.unpack_fetched(channel.receive().payload)[0] for _ in keys]

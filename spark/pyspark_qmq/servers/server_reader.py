@@ -1,10 +1,10 @@
-"""A piece of a queue, request by request, over all the masters that its broker group has meanwhile.
+"""Reads a piece of a queue request by request, and follows changes of the broker group's master.
 
 Rules:
-* The next request leaves as soon as an answer's head has come, which says where to ask on: while the batches of this answer arrive and are
-  worked on, the broker prepares the next.
-* Whatever goes wrong with a connection, reading goes on behind the last batch that was given, at whoever is master then.
-* The time in which nothing may come is counted from the last answer.
+* The next request is sent as soon as the head of an answer has arrived, which names the next position. While this answer's batches arrive
+  and are processed, the broker prepares the next ones.
+* After any failure of a connection, reading continues after the last yielded batch, at the current master.
+* The retry time counts from the last answer.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from qmq.wire import frame_payloads as wire
 from qmq.wire.frame import FrameKind
 
 FETCH_BYTES: Final = 2 * limits.MIB
-"""What one request asks for: more was no faster, and holds the broker up for longer."""
+"""The bytes per request: more was not faster, and occupies the broker for longer."""
 
 
 class ServerPieceReader:
-    """Reads one piece. `skips_lost`: what retention took is passed over instead of raised."""
+    """Reads one piece. `skips_lost`: skip messages deleted by retention instead of raising an error."""
 
     def __init__(self, masters: MasterConnections, piece: QueuePiece, selection: ReadSelection, *, skips_lost: bool) -> None:
         self._masters = masters
@@ -38,11 +38,11 @@ class ServerPieceReader:
         self._selection = selection
         self._skips_lost = skips_lost
         self._next = piece.first
-        """Everything before it was given, or is not wanted."""
+        """All messages before this sequence were yielded or are not wanted."""
         self._patience = RetryDeadline(masters.retry_ms)
 
     def read(self) -> Iterator[SourceBatch]:
-        """The batches. Raises MessagesExpired, NotConnected, LogDamaged."""
+        """Yields the batches. Raises MessagesExpired, NotConnected, LogDamaged."""
         subject, _, group = self._piece.queue
         self._patience.renew()
         while self._next < self._piece.end:
@@ -66,13 +66,13 @@ class ServerPieceReader:
         return found
 
     def _follow(self, channel: BlockingConnection) -> Iterator[SourceBatch]:
-        """On one connection, until the piece is done; then nothing is under way on it."""
+        """Read on one connection until the piece is done; then no request is in flight."""
         end = self._piece.end
         asked, number = self._next, self._ask(channel, self._next)
         while True:
             head = channel.receive_head()
             if head.kind != FrameKind.FETCHED or head.request_id != number:
-                raise ProtocolViolation(f"a frame of kind {head.kind} is no answer to FETCH")
+                raise ProtocolViolation(f"a frame of kind {head.kind} is not an answer to FETCH")
             fetched, start = wire.unpack_fetched(channel.receive_payload(min(wire.FETCHED_HEAD_BYTES, head.payload_bytes)))
             self._check(fetched, asked)
             following = fetched.next_sequence
@@ -89,7 +89,7 @@ class ServerPieceReader:
         return channel.send(FrameKind.FETCH, fetch_of(self._piece, self._selection, sequence).pack())
 
     def _check(self, fetched: wire.Fetched, asked: int) -> None:
-        """Raises MessagesExpired, LogDamaged."""
+        """Check the range of an answer. Raises MessagesExpired, LogDamaged."""
         queue, end = self._piece.queue, self._piece.end
         if fetched.start_sequence > asked and not self._skips_lost:
             raise MessagesExpired(
@@ -103,7 +103,8 @@ class ServerPieceReader:
 
 
 def fetch_of(piece: QueuePiece, selection: ReadSelection, sequence: int) -> wire.Fetch:
-    """What to ask of a piece from a sequence on. A broker passes over what it is told of; what it has no room for is left to us. Pure."""
+    """The request for a piece from a sequence on. A broker skips by the conditions that fit into the request; the reader applies the rest.
+    Pure."""
     queue, lps = piece.queue, [f"{each.first}-{each.end}" for each in piece.lps]
     tags_any, tags_all = list(selection.tags_any), list(selection.tags_all)
     if len(lps) > limits.FETCH_RANGES_MAX:
@@ -125,20 +126,20 @@ def fetch_of(piece: QueuePiece, selection: ReadSelection, sequence: int) -> wire
 
 
 def numbers_of(queue: QueueKey, since_ms: int = 0) -> wire.Fetch:
-    """To ask for a queue's numbers only; `next_sequence` is where what was appended since then begins. Pure."""
+    """The request for a queue's numbers only, from `next_sequence` on. Pure."""
     return wire.Fetch(queue.subject, queue.partition, 0, 0, since_ms, 0, [], [], [], 0)
 
 
 def batches_in(payload: memoryview, count: int, queue: QueueKey) -> Iterator[SourceBatch]:
-    """The batches of an answer, as views of it; each is checked. Raises LogDamaged."""
+    """The verified batches of an answer, as views into it. Raises LogDamaged."""
     whole, at = np.frombuffer(payload, np.uint8), 0
     for _ in range(count):
         try:
             envelope = parse_envelope(payload, at)
             begin, end = at + ENVELOPE_BYTES, at + envelope.total_bytes
-            # The checksum is taken of an array, since the library takes no views of memory that could change.
+            # The checksum library accepts an array, but no views of writable memory.
             if end > len(payload) or crc32c(whole[begin:end]) != envelope.region_crc or envelope.kind != Kind.DATA:
-                raise CorruptBatch("its checksum does not hold, or it is no batch of messages")
+                raise CorruptBatch("its checksum is wrong, or it is not a batch of messages")
         except CorruptBatch as cause:
             raise LogDamaged(f"a batch of {queue} arrived damaged: {cause.message}") from cause
         yield SourceBatch(envelope, payload[begin:end])

@@ -1,4 +1,4 @@
-"""An ordered subject's history as Spark needs it: partitions of all versions, and which were closed for which. Pure.
+"""Converts an ordered subject's history for Spark: partitions of all versions with their sources. Pure.
 
 Worked example: version 1 has 1 [0, 16). A split closes 1 for 2 [0, 8) and 3 [8, 16): both have the source 1. A merge closes them for 4: its
 sources are 2 and 3. A move closes 4 for 5, on another broker group: its source is 4.
@@ -18,7 +18,7 @@ _PUBLISHED = ("published", "done")
 
 
 def routes_of(first: pb.OrderedRoute, changes: Sequence[pb.RouteChangeInfo], order: str = Order.STRICT.value) -> Routes:
-    """From the first route, and the changes behind it; those that are not published yet have closed partitions at most."""
+    """The routes made from the first route and the later changes. An unpublished change can only have closed partitions."""
     partitions = {each.number: _partition(each, 1, ()) for each in first.partitions}
     version = 1
     sealed_at: dict[int, int] = {}

@@ -1,6 +1,6 @@
-"""Arrow arrays as the vectors that a batch is built of: marks and bytes. Pure.
+"""Converts Arrow arrays to the vectors of a batch: marks and bytes. Pure.
 
-An array may be a slice of a larger one, have nulls, or offsets of 64 bits; what comes out begins at 0, has no nulls and 32 bits.
+An array may be a slice, have nulls, or 64-bit offsets. The resulting marks begin at 0, have 32 bits, and there are no nulls.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ class StringVector(NamedTuple):
 
 
 class Lists(NamedTuple):
-    """Of each row so many items, one row behind the other. `marks` point into the `parts`, which are equally long."""
+    """A list of items per row, concatenated. `marks` point into the `parts`, which have equal length."""
 
     marks: Marks
     parts: tuple[pa.Array, ...]
 
 
 def strings(array: pa.Array) -> StringVector:
-    """Of strings or binaries; a null is an empty one. They have less than 2 GiB together: a chunk's have."""
+    """A vector of strings or binaries; a null becomes an empty string. The total must be below 2 GiB, as for every chunk."""
     if not len(array):
         return StringVector(np.zeros(1, np.int32), b"")
     if array.null_count:
@@ -46,7 +46,7 @@ def strings(array: pa.Array) -> StringVector:
 
 
 def lists(array: pa.Array) -> Lists:
-    """Of lists or maps; a null is an empty one."""
+    """Vectors of lists or maps; a null becomes an empty list."""
     if array.null_count:
         array = _compact(array)
     marks = array.offsets.to_numpy()
@@ -56,13 +56,13 @@ def lists(array: pa.Array) -> Lists:
 
 
 def _compact(array: pa.Array) -> pa.Array:
-    """Behind a null there may be items all the same; then they are left out."""
+    """Remove items of null rows, which Arrow may keep."""
     hidden = np.diff(array.offsets.to_numpy())[array.is_null().to_numpy(zero_copy_only=False)]
     return array.take(pa.array(np.arange(len(array)))) if hidden.any() else array
 
 
 def lengths(array: pa.Array) -> npt.NDArray[np.int64]:
-    """Of each row how many bytes its strings have, also if they are in lists or maps."""
+    """The number of bytes of each row's strings, including strings in lists or maps."""
     if pa.types.is_map(array.type) or pa.types.is_list(array.type) or pa.types.is_large_list(array.type):
         found = lists(array)
         total = np.zeros(len(found.marks), np.int64)
@@ -73,19 +73,19 @@ def lengths(array: pa.Array) -> npt.NDArray[np.int64]:
 
 
 def milliseconds(array: pa.Array, *, up: bool) -> npt.NDArray[np.int64]:
-    """Of timestamps in microseconds, rounded down or up; a null is 0."""
+    """Milliseconds of timestamps in microseconds, rounded down or up; a null becomes 0."""
     found: npt.NDArray[np.int64] = pc.fill_null(array.cast(pa.int64()), 0).to_numpy()
     return -(-found // 1000) if up else found // 1000
 
 
 def valid(array: pa.Array) -> npt.NDArray[np.bool_]:
-    """Which rows are not null."""
+    """A mask of the rows that are not null."""
     found: npt.NDArray[np.bool_] = array.is_valid().to_numpy(zero_copy_only=False)
     return found
 
 
 def taken(array: pa.Array, places: npt.NDArray[np.int64]) -> pa.Array:
-    """Some rows of an array, in this order; neighbours without a copy. `places` rise."""
+    """The rows at ascending positions; adjacent rows are not copied."""
     first, last = int(places[0]), int(places[-1])
     if last - first + 1 == len(places):
         return array.slice(first, len(places))
@@ -93,14 +93,14 @@ def taken(array: pa.Array, places: npt.NDArray[np.int64]) -> pa.Array:
 
 
 def table_of(digits: str) -> npt.NDArray[np.uint8]:
-    """What each byte is worth as a digit; 255: it is none."""
+    """The value of each byte as a digit; 255: not a digit."""
     found = np.full(256, 255, np.uint8)
     found[np.frombuffer(digits.encode(), np.uint8)] = np.arange(len(digits))
     return found
 
 
 def unhex(found: StringVector) -> Any:
-    """Rows of 32 hexadecimal digits as rows of 16 bytes; None if there is any that is none."""
+    """Rows of 32 hexadecimal digits as rows of 16 bytes; None if a character is not a digit."""
     if not (np.diff(found.marks) == 32).all():
         return None
     values = _HEX[np.frombuffer(found.data, np.uint8)].reshape(-1, 16, 2)

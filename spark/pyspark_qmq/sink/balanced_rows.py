@@ -1,19 +1,20 @@
-"""An unordered subject's rows over its broker groups; and all delayed rows over the delay groups. Pure.
+"""Distributes an unordered subject's rows over its broker groups, and all delayed rows over the delay groups. Pure.
 
-It is no `Balancer` (qmq/delivery/balancer.py): attempts of one task may run at once, so who gets a batch is not a matter of turns.
+It does not use `Balancer` (qmq/delivery/balancer.py), which takes turns: attempts of one task may run at once and must choose the same
+groups.
 
 Rules:
-* Before anything is sent, every broker group that may have rows of the subject is looked at. A batch's number says which row it begins with
-  (`row_identity.py`), and it holds the subject's next rows from there on: so numbers and counts tell what is stored, and no message id
-  is read.
-* A batch belongs to the broker group that ranks highest for its first row, among those that take messages: attempts agree without asking.
-  A broker that says that it is drained refuses whoever asks, so the batch goes to the next one; whatever is not known stays.
-* Two attempts' batches of one number have the same rows, and other times of creation: the broker takes the first, and refuses the second
-  with NumberTaken. The broker group is looked at again then, and shows the first.
-* Delayed rows of an ordered subject go to its home alone (`qmq/client/delay_home.py`), one batch after another.
+* Before the first send, every broker group that may have rows of the subject is looked up. A batch's number gives its first row
+  (`row_identity.py`), and a batch has consecutive rows of the subject, so numbers and counts tell which rows are stored, without reading
+  message ids.
+* A batch goes to the broker group that ranks highest for its first row among those that accept messages, so attempts agree without
+  communication. A drained broker refuses every attempt, so the batch goes to the next group; a batch with an unknown outcome stays.
+* Two attempts' batches with one number have the same rows but different create times. The broker takes the first and refuses the second
+  with NumberTaken. A new lookup of the broker group then finds the first.
+* Delayed rows of an ordered subject go only to its home (`qmq/client/delay_home.py`), one batch after another.
 
-What is left to chance: an operator who drains and resumes a broker group, or places the subject anew, between the sends of two attempts
-that run at the same time, or that ask metaservers of which one does not know it yet.
+Not guaranteed: exactly one copy if an operator drains and resumes a broker group, or places the subject on other groups, between the sends
+of two attempts that run at the same time, or that ask metaservers of which one is behind.
 """
 
 from __future__ import annotations
@@ -35,11 +36,11 @@ from qmq.delivery.retries import SINK, RetryRules
 from qmq.errors import InvalidArgument, OrderMismatch, QmqError, ReadOnly
 
 CLOSED_S: Final = 1.0
-"""How long a broker group that refused as drained is passed over before it is asked again."""
+"""How long a broker group that refused because it is drained is skipped."""
 
 
 class BalancedRows(RowSender[str]):
-    """A `SubjectCore`. `home`: of delayed rows of an ordered subject."""
+    """A `SubjectCore`. `home`: the delay group for delayed rows of an ordered subject."""
 
     def __init__(
         self,
@@ -56,16 +57,16 @@ class BalancedRows(RowSender[str]):
         self._groups: Mapping[str, bool] = {}
         self._looked: set[str] = set()
         self._runs: dict[int, int] = {}
-        self._skip = 0  # the next rows, which are in a batch that begins before them
+        self._skip = 0  # The next rows are in a batch that begins before them.
         self._fresh: deque[Load] = deque()
         self._ready: deque[Load] = deque()
         self._closed_until: dict[str, float] = {}
         self._disputed: deque[Load] = deque()
-        """Another batch has their number: nothing is sent of them before the broker group was looked at again."""
+        """Another batch has their number: they are sent only after a new lookup of the broker group."""
         self._disputed_since: dict[int, float] = {}
         """By first row."""
 
-    # --- what is to be found out ---------------------------------------------------------------------------------------
+    # --- lookups ---------------------------------------------------------------------------------------
 
     def asks(self, now: float) -> list[Ask]:
         if now < self._rests_until or not self._is_waiting:
@@ -90,7 +91,7 @@ class BalancedRows(RowSender[str]):
         self._succeeded()
         self._place(now)
 
-    # --- where rows go -------------------------------------------------------------------------------------------------
+    # --- placing rows -------------------------------------------------------------------------------------------------
 
     def put(self, load: Load) -> None:
         self._fresh.append(load)
@@ -110,7 +111,7 @@ class BalancedRows(RowSender[str]):
             self._window(group).put(load, now, self._writer.number_of(int(load.rows[0])))
 
     def _place_disputed(self) -> None:
-        """They are before all fresh rows, so what these skip is no matter of theirs."""
+        """Place disputed rows. They precede all new rows, so the groups that these skip do not matter."""
         if self._disputed:
             skip, self._skip = self._skip, 0
             left = [piece for load in self._disputed for piece in self._undone(load)]
@@ -119,7 +120,7 @@ class BalancedRows(RowSender[str]):
             self._ready = _in_order([*left, *self._ready])
 
     def _undone(self, load: Load) -> Iterator[Load]:
-        """What of it is not stored, in pieces that are whole runs of the subject's rows."""
+        """The rows of the load that are not stored, in pieces of consecutive rows of the subject."""
         rows = load.rows
         keeps = np.ones(len(rows), np.bool_)
         keeps[: self._skip] = False
@@ -139,7 +140,7 @@ class BalancedRows(RowSender[str]):
             if rows[at] != first:
                 raise InvalidArgument(
                     f"row {first} of Spark partition {self._writer.partition} is stored in {self._subject!r}, but no longer goes there: "
-                    "the plan before the sink is not deterministic, so the sink cannot tell which rows are stored. Sort the rows before "
+                    "the plan before the sink is not deterministic, so the sink cannot know which rows are stored. Sort the rows before "
                     "they are written; to continue, perhaps with this epoch's rows stored twice, choose a new qmq.txnId"
                 )
             keeps[at : at + count] = False
@@ -156,7 +157,7 @@ class BalancedRows(RowSender[str]):
     def _window(self, group: str) -> PacketWindow:
         found = self._windows.get(group)
         if found is None:
-            most = WINDOW if self._home is None else 1  # a batch that is refused while the next one is stored would be behind it
+            most = WINDOW if self._home is None else 1  # A batch that is refused while the next one is stored would come after it.
             found = self._windows[group] = PacketWindow(self._target(group), self._retry_s, window=most, rules=self._rules)
         return found
 
@@ -174,7 +175,7 @@ class BalancedRows(RowSender[str]):
             self._dispute(group, load, cause, now)
 
     def _dispute(self, group: str, load: Load, cause: QmqError, now: float) -> None:
-        """The next look tells what of it is stored. Raises NumberTaken if, for `retry_s`, the number is refused and no look shows it."""
+        """Keep the rows for the next lookup. Raises NumberTaken if the number is refused for `retry_s` and no lookup finds it."""
         if now >= self._disputed_since.setdefault(int(load.rows[0]), now) + self._retry_s:
             raise cause
         self._disputed.append(load)

@@ -1,6 +1,6 @@
-"""Batches from Arrow's buffers: a packet's rows as a region, column by column, without a loop over rows. Pure.
+"""Encodes a packet's rows as a batch from Arrow's buffers, column by column, without a loop over rows. Pure.
 
-docs/FORMAT.md has the layout; what is cut out of Arrow's buffers is put behind one another once.
+docs/FORMAT.md has the layout. The parts of Arrow's buffers are concatenated once.
 """
 
 from __future__ import annotations
@@ -57,14 +57,14 @@ def encode(
 
 
 def flags_of(packet: Packet, *, is_ordered: bool) -> int:
-    """What a batch says as a whole. A partition is asked to look into its log, for the writer may have been silent for hours."""
+    """The batch's flags. A partition must search its log for duplicates, because the writer may have been silent for hours."""
     if not is_ordered:
         return 0
     return int(BatchFlag.ORDERED) if packet.to.is_delayed else int(BatchFlag.AGAIN)
 
 
 def _aligned(data: Any) -> list[Buffer]:
-    """A buffer, and zeros up to the alignment."""
+    """A buffer padded with zeros to the alignment."""
     view = memoryview(data)
     short = -view.nbytes & 7
     raw = view.cast("B") if view.nbytes else b""
@@ -101,12 +101,12 @@ class _Columns:
         return earliest
 
     def message_ids(self, writer: RowWriter) -> None:
-        """Their own, or the writer's."""
+        """The rows' own message ids, or the writer's."""
         ids = writer.message_ids(self._load.rows) if self._load.ids is None else self._load.ids
         self._add(Column.MESSAGE_ID, np.ascontiguousarray(ids))
 
     def keys(self) -> None:
-        """Left out if no row has one."""
+        """The column of keys; omitted if no row has any."""
         if self._fields.key >= 0:
             marks, data = arrow_vectors.strings(self._column(self._fields.key))
             if marks[-1]:
@@ -118,7 +118,7 @@ class _Columns:
             self._add(Column.LOGICAL_PARTITION, np.ascontiguousarray(self._load.lps))
 
     def tags(self) -> None:
-        """Left out if no row has one. Hashes are computed for distinct tags."""
+        """The column of tags; omitted if no row has any. Hashes are computed for distinct tags."""
         fields = self._fields
         if fields.tags >= 0:
             marks, (items,) = arrow_vectors.lists(self._column(fields.tags))
@@ -134,7 +134,7 @@ class _Columns:
             self._add(Column.TAGS, marks, hashes[distinct.indices.to_numpy()], *arrow_vectors.strings(items))
 
     def headers(self) -> None:
-        """Left out if no row has one."""
+        """The column of headers; omitted if no row has any."""
         if self._fields.headers >= 0:
             marks, (names, values) = arrow_vectors.lists(self._column(self._fields.headers))
             if marks[-1]:

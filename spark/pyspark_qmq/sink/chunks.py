@@ -1,8 +1,7 @@
-"""A task's rows in chunks, cut at places that depend on the rows alone. Pure.
+"""Splits a task's rows into chunks at positions that depend only on the rows. Pure.
 
-A chunk ends before the row with which it would hold more than so many rows, or `CHUNK_BYTES` bytes (a row that is larger is alone), or
-times of creation that are further apart than a batch can say. So two attempts that are given the same rows cut them alike, however Spark
-cuts its record batches.
+A chunk ends before the row that would exceed the number of rows, `CHUNK_BYTES` (a larger row is alone), or the range of create times that a
+batch can store. So two attempts with the same rows make the same chunks, however Spark splits its record batches.
 """
 
 from __future__ import annotations
@@ -23,13 +22,13 @@ from qmq.limits import MIB
 
 CHUNK_BYTES: Final = 4 * MIB
 SPREAD_MS_MAX: Final = (1 << 32) - 1
-"""Times of creation in one batch are the earliest one and 32 bits each."""
+"""Create times in a batch are stored as the earliest one and 32-bit differences."""
 Int64 = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RowChunk:
-    """A run of rows: `first_row` is the first one's number in the task."""
+    """Consecutive rows; `first_row` is the number of the first one in the task."""
 
     number: int
     first_row: int
@@ -39,7 +38,7 @@ class RowChunk:
 
 
 def cut(batches: Iterable[pa.RecordBatch], fields: Fields, rows_max: int) -> Iterator[RowChunk]:
-    """Raises InvalidArgument, MessageTooLarge, as `checks.check`, before the chunk that such a row is in."""
+    """Yields chunks. Raises InvalidArgument or MessageTooLarge (`row_checks.check`) before the chunk with the invalid row."""
     cutter = Cutter(fields, rows_max)
     for batch in batches:
         if batch.num_rows:
@@ -61,7 +60,7 @@ class Cutter:
         self._count = self._next_row = 0
 
     def put(self, batch: pa.RecordBatch) -> Iterator[RowChunk]:
-        """The chunks that are whole now. Raises InvalidArgument, MessageTooLarge."""
+        """Add a record batch and yield the chunks that are complete. Raises InvalidArgument, MessageTooLarge."""
         first_row = self._next_row + self._rows
         if first_row + batch.num_rows > ROWS_MAX:
             raise InvalidArgument(f"more than {ROWS_MAX} rows in one Spark partition: repartition")
@@ -87,13 +86,13 @@ class Cutter:
         return arrow_vectors.milliseconds(batch.column(self._fields.create_time), up=False) if self._fields.create_time >= 0 else None
 
     def _fitting(self, ends: Int64, at: int) -> int:
-        """How many rows from `at` on the open chunk takes."""
+        """How many rows from `at` on fit into the open chunk."""
         room = self._bytes_max - self._bytes + (int(ends[at - 1]) if at else 0)
         count = min(int(np.searchsorted(ends, room, "right")) - at, self._rows_max - self._rows, len(ends) - at)
         return 1 if count <= 0 and not self._rows else max(count, 0)
 
     def _near(self, times: Int64) -> int:
-        """How many of these rows lie near enough to each other, and to those of the open chunk."""
+        """How many of these rows have create times near enough to each other and to the open chunk."""
         if not len(times):
             return 0
         earliest, latest = np.minimum.accumulate(times), np.maximum.accumulate(times)

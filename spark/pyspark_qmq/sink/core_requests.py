@@ -1,4 +1,4 @@
-"""What a subject's core wants to know before it goes on, and what it is told. Values only."""
+"""The questions of a subject's core, and their answers. Values only."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from qmq.errors import QmqError
 
 @dataclass(frozen=True, slots=True)
 class Locate:
-    """Where may the subject's rows go, and where may they be? To be told by `located`."""
+    """Asks for the queues that may get the subject's rows or may have some. Answered by `located`."""
 
     subject: str
     is_delayed: bool = False
@@ -24,13 +24,13 @@ class Locate:
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What of this epoch is in the queue already? To be told by `looked`."""
+    """Asks which rows of this epoch are in the queue. Answered by `looked`."""
 
     target: RowTarget
     is_final: bool = False
-    """Only an answer of a sealed partition counts: nothing may be added to it behind the answer."""
+    """Whether the partition must be sealed, so that no row can be added after the answer."""
     from_number: int = 0
-    """What has a lower number is known."""
+    """Batches with lower numbers are known."""
 
 
 Ask: TypeAlias = Locate | Look
@@ -38,42 +38,42 @@ Ask: TypeAlias = Locate | Look
 
 @dataclass(frozen=True, slots=True)
 class LookedUp:
-    """What a queue has of this writer and epoch."""
+    """The rows of this writer and epoch in a queue."""
 
     number: int = 0
-    """Of partitions: the number that comes next."""
+    """For partitions: the next number."""
     runs: Mapping[int, int] = field(default_factory=dict)
-    """Of all other queues: first row of each batch → how many rows it has."""
+    """For other queues: first row of each batch → number of rows."""
     rows: Rows = field(default_factory=lambda: np.empty(0, np.int64))
-    """Of partitions: the rows."""
+    """For partitions: the rows."""
     ids: frozenset[bytes] = frozenset()
-    """The same, where rows bring their ids."""
+    """For rows with their own ids: the ids."""
 
 
 Where: TypeAlias = Mapping[str, bool] | Routes
-"""Of an unordered subject, or of delayed rows: the broker groups that may have rows of it, and whether each takes new ones. Of an ordered
-subject its routes."""
+"""For an unordered subject or delayed rows: the broker groups that may have rows, and whether each accepts new ones. For an ordered
+subject: its routes."""
 
 
 class SubjectCore(Protocol):
-    """Brings one subject's rows to its queues: `BalancedRows` or `PartitionedRows`. Pure; `now` is in seconds.
+    """Sends one subject's rows to its queues; implemented by `BalancedRows` and `PartitionedRows`. Pure; `now` is in seconds.
 
     in    put, located, looked, failed, answered, broken
     out   asks (to be done and told), next (what to send), check (raises when it is enough), wake_at
     """
 
     stored: int
-    """Rows that were stored by this attempt, or by another one since it looked."""
+    """Rows stored since the lookup, by this attempt or another one."""
     found: int
-    """Rows that were there when it looked."""
+    """Rows that the lookup found."""
     batches: int
 
     def put(self, load: Load) -> None:
-        """More rows, behind all others."""
+        """Add rows after all others."""
         ...
 
     def asks(self, now: float) -> list[Ask]:
-        """What is to be found out now."""
+        """The open questions."""
         ...
 
     def located(self, where: Where, now: float) -> None:
@@ -81,39 +81,39 @@ class SubjectCore(Protocol):
         ...
 
     def looked(self, target: RowTarget, found: LookedUp, now: float) -> None:
-        """The answer to a `Look`. Raises InvalidArgument: the rows are not those that an earlier attempt had."""
+        """The answer to a `Look`. Raises InvalidArgument if the rows differ from those of an earlier attempt."""
         ...
 
     def failed(self, failure: QmqError, now: float) -> None:
-        """Something that was asked for could not be found out now. Raises what must not be tried again."""
+        """A question could not be answered. Raises the failure if a retry cannot help."""
         ...
 
     def next(self, now: float) -> Packet | None:
-        """The packet to send now: it counts as sent. Ask until there is none."""
+        """The next packet to send, which then counts as sent; None if there is none."""
         ...
 
     def answered(self, packet: Packet, attempt: int, failure: QmqError | None, now: float) -> None:
-        """What became of a try; None: stored. Raises what must not be tried again."""
+        """The outcome of a send; None: stored. Raises the failure if a retry cannot help."""
         ...
 
     def broken(self, group: str, failure: QmqError, now: float) -> None:
-        """The connection to a broker group is lost, or none could be had."""
+        """The connection to a broker group was lost or could not be made."""
         ...
 
     def check(self, now: float) -> None:
-        """Raises the trouble that lasts for too long."""
+        """Raise a failure that has lasted too long."""
         ...
 
     def wake_at(self, now: float) -> float:
-        """When to ask again, at the latest, if nothing happens before."""
+        """The latest time of the next call if no event occurs before."""
         ...
 
     @property
     def is_idle(self) -> bool:
-        """Whether everything that was put is stored."""
+        """Whether all rows are stored."""
         ...
 
     @property
     def pending_bytes(self) -> int:
-        """Of rows that were put and are not stored, about."""
+        """The approximate bytes of rows that are not stored."""
         ...

@@ -1,9 +1,10 @@
-"""What a queue has of a writer's epoch already: FIND says which batches of its producer id are there, FETCH what is in them.
+"""Finds the rows of a writer's epoch that a queue already has: FIND lists the batches of its producer id, FETCH reads them.
 
 Rules:
-* Nearly always nothing is there: one question about the newest batch tells.
-* Outside of ordered subjects numbers tell all. In a partition the newest batch is read, and older ones as long as they are of this epoch.
-* A closed partition is asked whether it is sealed *before* it is asked what it has: nothing is added behind that.
+* Usually there are no such rows, and one request for the newest batch shows it.
+* For unordered subjects, numbers are sufficient. In a partition, the newest batch is read, then older ones as long as they are of this
+  epoch.
+* A closed partition must be sealed *before* the lookup, so that no row is added after it.
 """
 
 from __future__ import annotations
@@ -24,16 +25,16 @@ from qmq.wire import frame_payloads as wire
 from qmq.wire.frame import FrameKind
 
 Call = Callable[[int, bytes], memoryview]
-"""(kind, payload) -> the answer's payload, from the queue's master."""
+"""Sends (kind, payload) to the queue's master and returns the answer's payload."""
 Batch = tuple[int, int, int]
-"""Number, first sequence, messages."""
+"""Number, first sequence, number of messages."""
 
 PAGE: Final = 1_000
 FETCH_BYTES: Final = 4 * MIB
 
 
 def look(ask: Look, writer: RowWriter, call: Call) -> LookedUp:
-    """Raises RouteChanged: a closed partition that is not sealed there yet. LogDamaged; what `call` raises."""
+    """Answer a `Look`. Raises RouteChanged for a closed partition that is not sealed yet, LogDamaged, and what `call` raises."""
     if ask.target.partition == 0:
         return LookedUp(runs=_runs(ask.target, writer, call))
     if ask.is_final and not wire.unpack_fetched(call(FrameKind.FETCH, numbers_of(_key(ask.target)).pack()))[0].is_sealed:
@@ -99,7 +100,7 @@ def _read_ids(to: RowTarget, batch: Batch, call: Call) -> Ids:
             return np.frombuffer(region, np.uint8, header.count * ID_BYTES, layout.message_id).reshape(-1, ID_BYTES)
     if fetched.start_sequence > sequence:
         return np.empty((0, ID_BYTES), np.uint8)
-    raise LogDamaged(f"{to} said that it has a batch of {count} messages from {sequence} on, and did not give it")
+    raise LogDamaged(f"{to} listed a batch of {count} messages from {sequence} on, but did not return it")
 
 
 def _key(to: RowTarget) -> QueueKey:

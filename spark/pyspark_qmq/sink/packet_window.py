@@ -1,12 +1,12 @@
-"""What is under way to one queue: an in-flight window (qmq/delivery/window.py) of numbered packets. Pure.
+"""The packets in flight to one queue: an in-flight window (qmq/delivery/window.py) of numbered packets. Pure.
 
     flight ──stored──▶ gone
       │ a partition: OutOfSequence although all before it is stored, or NumberTaken: the queue is to be looked at again
       │ RouteChanged: the partition may be closed; whoever knows the route takes the flight over
       └ no ordered partition: ReadOnly (refused for now: it may go to another queue), NumberTaken (another attempt's batch has the number)
 
-Rule: whatever was sent and not answered is asked about again at the same queue, for `retry_s` without any progress; then the task fails,
-and Spark repeats it.
+Rule: an unanswered packet is sent again to the same queue until there was no progress for `retry_s`; then the task fails, and Spark repeats
+it.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from qmq.delivery.window import InFlightWindow
 from qmq.errors import DeadlineExceeded, NotConnected, NumberTaken, Outcome, QmqError, ReadOnly
 
 WINDOW: Final = 8
-"""Packets in flight to one queue: enough to keep a broker busy, and much less than it remembers (64)."""
+"""Packets in flight to one queue: enough to keep a broker busy, and far fewer than the batches it remembers (64)."""
 
 
 class PacketWindow(InFlightWindow[Packet]):
-    """Begins with the number `number` if the queue's numbers have no gaps."""
+    """`number`: the first number, for a queue whose numbers have no gaps."""
 
     def __init__(self, to: RowTarget, retry_s: float, *, rules: RetryRules, number: int = 0, window: int = WINDOW) -> None:
         super().__init__(window, rules)
@@ -37,12 +37,12 @@ class PacketWindow(InFlightWindow[Packet]):
         self._taken: list[tuple[Load, QmqError]] = []
         self._is_miscounted = False
         self._last_failure: QmqError | None = None
-        self.connected()  # the task connects when something is to be sent
+        self.connected()  # The task connects when it has something to send.
 
     # --- out -----------------------------------------------------------------------------------------------------------
 
     def put(self, load: Load, now: float, number: int | None = None) -> None:
-        """Send these rows too, under this number; None: under the next one."""
+        """Add rows under this number; None: the next one."""
         if number is None:
             number, self.number = self.number, self.number + 1
         if not self.flight:
@@ -53,30 +53,30 @@ class PacketWindow(InFlightWindow[Packet]):
         return not self._is_miscounted
 
     def take(self) -> list[Load]:
-        """All of the flight, in order: the queue is closed, and somebody else finds out what of it is there."""
+        """Take all packets in order: the queue is closed, and a lookup will find the stored ones."""
         taken = [packet.load for packet in self.flight]
         for packet in list(self.flight):
             self._remove(packet)
         return taken
 
     def take_refused(self) -> list[Load]:
-        """Certainly not stored, because the queue takes nothing for now: it may go to another one."""
+        """Take packets that are certainly not stored because the queue refuses messages; they may go to another queue."""
         returned, self._returned = self._returned, []
         return returned
 
     def take_disputed(self) -> list[tuple[Load, QmqError]]:
-        """Not stored, because another batch has the number: with the refusal."""
+        """Take packets that are not stored because another batch has their number, with the refusals."""
         taken, self._taken = self._taken, []
         return taken
 
     def wake_at(self, now: float) -> float:
-        """When to ask `next` again and to `check`, at the latest; infinity if only answers change anything."""
+        """The latest time to call `next` and `check` again; infinity if only answers can change the state."""
         return min(super().wake_at(now), self._quiet_since + self._retry_s) if self.flight else math.inf
 
     # --- in ------------------------------------------------------------------------------------------------------------
 
     def answered(self, packet: Packet, attempt: int, failure: QmqError | None, now: float) -> int:
-        """What became of a try: None is stored. Gives the rows that are stored by it. Raises what must not be tried again."""
+        """The outcome of a send; None: stored. Returns the rows that it stored. Raises the failure if a retry cannot help."""
         if failure is not None:
             self.refused(packet, attempt, failure, now)
             return 0
@@ -92,7 +92,7 @@ class PacketWindow(InFlightWindow[Packet]):
             self._last_failure = failure
         if is_current and isinstance(failure, ReadOnly | NumberTaken) and self.to.partition == 0:
             packet.unanswered -= 1
-            self._remove(packet)  # the others are not held back: each gets its answer
+            self._remove(packet)  # The other packets are not held back; each gets its answer.
             if isinstance(failure, ReadOnly):
                 self._returned.append(packet.load)
             else:
@@ -106,14 +106,14 @@ class PacketWindow(InFlightWindow[Packet]):
         super()._rest(packet, failure, now)
 
     def _forgotten(self, packet: Packet) -> None:
-        """The queue counts otherwise than we do: another attempt may have come further."""
+        """The queue's next number differs from ours; another attempt may have come further."""
         self._is_miscounted = True
 
     def _reject(self, packet: Packet, failure: QmqError) -> None:
         raise failure
 
     def broken(self, failure: QmqError, now: float) -> None:
-        """The connection is lost, or none could be had: all that is not answered is asked again."""
+        """The connection was lost or could not be made: send all unanswered packets again."""
         for packet in self.flight:
             packet.is_uncertain, packet.unanswered = packet.is_uncertain or packet.unanswered > 0, 0
         self._begin_again()
@@ -123,13 +123,13 @@ class PacketWindow(InFlightWindow[Packet]):
 
     @property
     def wants_look(self) -> bool:
-        """Whether the queue counts otherwise than we do, and no try is under way whose answer could still come."""
+        """Whether the queue's next number differs from ours and no answer is outstanding."""
         return self._is_miscounted and not any(packet.unanswered for packet in self.flight)
 
     def looked(self, number: int, done: Done, now: float) -> int:
-        """The queue was looked at again, and this number comes next: what of the flight is not there is numbered anew.
+        """The result of a new lookup and the queue's next number: renumber the packets that are not stored.
 
-        Gives how many rows were found.
+        Returns the number of rows found.
         """
         self._is_miscounted = False
         self._begin_again()
@@ -145,9 +145,9 @@ class PacketWindow(InFlightWindow[Packet]):
         return sum(len(packet.load.rows) for packet in found)
 
     def check(self, now: float) -> None:
-        """Raises the last trouble when nothing was achieved for `retry_s`."""
+        """Raise the last failure if there was no progress for `retry_s`."""
         if not self.flight or now < self._quiet_since + self._retry_s:
             return
-        text = f"{self.to} did not take a batch for {self._retry_s:g} s; the last trouble: {self._last_failure or 'no answer'}"
+        text = f"{self.to} did not take a batch for {self._retry_s:g} s; last failure: {self._last_failure or 'no answer'}"
         kind = NotConnected if isinstance(self._last_failure, NotConnected) else DeadlineExceeded
         raise kind(text, outcome=Outcome.UNKNOWN) from self._last_failure

@@ -1,4 +1,4 @@
-"""Loads and packets: the rows of a chunk that go to one subject, and those of them that go to one queue. Pure.
+"""Loads and packets: the rows of a chunk for one subject, and for one queue. Pure.
 
 chunk  1 ── n  load (a subject, at once or delayed)  1 ── n  packet (a queue, one batch)
 """
@@ -26,31 +26,31 @@ from qmq.model import check_name
 Lps = npt.NDArray[np.uint16]
 
 ROW_BYTES: Final = 64
-"""What a row takes besides what is in it, about."""
+"""The approximate overhead of a row in bytes."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Load:
-    """Rows of one chunk, in their order."""
+    """Rows of one chunk, in order."""
 
     number: int
     """The chunk's."""
     rows: Rows
-    """Their numbers in the task; they rise."""
+    """The rows' numbers in the task, ascending."""
     size: int
-    """Their bytes, about."""
+    """The rows' approximate sizes in bytes."""
     chunk: Any = None
     places: npt.NDArray[np.int64] | None = None
-    """Where in the chunk they are."""
+    """The rows' positions in the chunk."""
     lps: Lps | None = None
-    """Of an ordered subject: their logical partitions."""
+    """For an ordered subject: the rows' logical partitions."""
     ids: Ids | None = None
-    """Their message ids, where rows bring their own."""
+    """The rows' own message ids, if they have any."""
     dues: npt.NDArray[np.int64] | None = None
-    """Of delayed ones: when they are due, milliseconds since 1970."""
+    """For delayed rows: the due times in milliseconds since 1970."""
 
     def pick(self, chosen: npt.NDArray[np.int64]) -> Load:
-        """Some of them, by their index here; `chosen` rises."""
+        """The rows at these ascending indexes."""
         if len(chosen) == len(self.rows):
             return self
 
@@ -62,7 +62,7 @@ class Load:
 
     @classmethod
     def join(cls, pieces: list[Load]) -> Load:
-        """Pieces of one load as one, in the order of their rows."""
+        """Join pieces of one load in the order of their rows."""
         order = np.argsort(np.concatenate([each.rows for each in pieces]))
 
         def whole(name: str) -> Any:
@@ -76,7 +76,7 @@ class Load:
 
 @dataclass(slots=True, eq=False)
 class Packet(InFlightBatch):
-    """One batch, on its way to one queue."""
+    """One batch for one queue."""
 
     load: Load
     to: RowTarget
@@ -85,20 +85,20 @@ class Packet(InFlightBatch):
 
 
 class Done:
-    """Rows that are stored, as far as somebody looked."""
+    """The rows known to be stored."""
 
     def __init__(self) -> None:
         self._rows: Rows = np.empty(0, np.int64)
         self._ids: set[bytes] = set()
 
     def add(self, rows: Rows, ids: frozenset[bytes]) -> None:
-        """More of them: by number, or by the ids that they brought."""
+        """Add rows, by number or by their own ids."""
         if len(rows):
             self._rows = np.union1d(self._rows, rows)
         self._ids |= ids
 
     def left(self, load: Load) -> Load | None:
-        """What of a load is not stored; None if nothing is left."""
+        """The rows of a load that are not stored; None if all are."""
         if not len(self._rows) and not self._ids:
             return load
         is_done = np.isin(load.rows, self._rows)
@@ -111,7 +111,7 @@ class Done:
 
 
 def split(chunk: RowChunk, fields: Fields, default: str, own_ids: Ids | None, now_ms: int) -> Iterator[tuple[str, bool, Load]]:
-    """A chunk's loads: (subject, whether delayed, load). `own_ids`: the message ids of all its rows, where they bring their own.
+    """Split a chunk into loads: (subject, whether delayed, load). `own_ids`: the message ids of all rows, if they have their own.
 
     Raises InvalidArgument, InvalidName: a row's subject. DelayTooLong.
     """
@@ -131,7 +131,7 @@ def split(chunk: RowChunk, fields: Fields, default: str, own_ids: Ids | None, no
 
 
 def _subjects(chunk: RowChunk, fields: Fields, default: str) -> tuple[list[str], npt.NDArray[np.int64]]:
-    """The distinct subjects, and which is each row's."""
+    """The distinct subjects, and the index of each row's subject."""
     if fields.subject < 0:
         return [default], np.zeros(chunk.batch.num_rows, np.int64)
     array = chunk.batch.column(fields.subject)
@@ -146,7 +146,7 @@ def _subjects(chunk: RowChunk, fields: Fields, default: str) -> tuple[list[str],
 
 
 def _dues(chunk: RowChunk, fields: Fields, now_ms: int) -> tuple[Any, Any]:
-    """(when each row is due, which rows are delayed); None: no row is."""
+    """(due time of each row, mask of delayed rows); None if no row is delayed."""
     if fields.delay_ms >= 0:
         array = chunk.batch.column(fields.delay_ms)
         delays = pc.fill_null(array.cast(pa.int64()), 0).to_numpy()
@@ -160,7 +160,7 @@ def _dues(chunk: RowChunk, fields: Fields, now_ms: int) -> tuple[Any, Any]:
 
 
 def routed(load: Load, fields: Fields, subject: str, logical_partitions: int) -> Load:
-    """A load to an ordered subject: with the logical partitions of its keys. Raises OrderMismatch: a row without a key."""
+    """A load of an ordered subject with the logical partitions of its keys. Raises OrderMismatch for a row without a key."""
     keys = require_keys(load, fields, subject)
     distinct = keys.dictionary_encode()
     found = [logical_partition(_bytes(key), logical_partitions) for key in distinct.dictionary.to_pylist()]
@@ -168,7 +168,7 @@ def routed(load: Load, fields: Fields, subject: str, logical_partitions: int) ->
 
 
 def require_keys(load: Load, fields: Fields, subject: str) -> pa.Array:
-    """The keys of a load to an ordered subject. Raises OrderMismatch: a row without a key."""
+    """The keys of a load of an ordered subject. Raises OrderMismatch for a row without a key."""
     if fields.key < 0:
         raise OrderMismatch(f"subject {subject!r} is ordered: its messages have keys, so give the rows a column `key`")
     assert load.places is not None

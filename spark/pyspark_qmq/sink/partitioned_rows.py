@@ -1,19 +1,20 @@
-"""An ordered subject's rows to its partitions, through splits, merges and moves. Pure.
+"""Distributes an ordered subject's rows over its partitions, across splits, merges and moves. Pure.
 
-It is no `Partitioner` (qmq/delivery/partitioner.py): attempts of one task may run at once, so all of them must cut the same batches.
+It does not use `Partitioner` (qmq/delivery/partitioner.py): attempts of one task may run at once, so all of them must make the same
+batches.
 
     put ──▶ waiting ──cut by the newest route──▶ windows, one for each partition ──▶ stored
                ▲                                     │ the partition is closed
                └──── all that is not in it ──────────┘
 
 Rules:
-* A partition is looked at before anything is sent there, and each partition that the history gains meanwhile: an attempt that is thought
-  dead may have come further. Of one that is closed only the answer of its sealed self counts.
-* A refusal only says where to look: what a closed partition has, it says itself when it is looked at, sealed. Also where nothing was sent
-  that is not answered: an attempt that is thought dead may have come further there than this one.
-* Nothing is cut while a partition that was closed is not looked at: a merge has several sources. Then all that is not stored is cut by
-  chunks, in their order, by the newest route. So each attempt, however it came there, sends the same rows as the same batches in the same
-  order to the same partition, where numbers without gaps keep the first of two alike; and a key's rows stay in order.
+* Each partition is looked up before the first send to it, including partitions that the history gains meanwhile, because an attempt
+  believed dead may have come further. For a closed partition, only an answer given after it was sealed counts.
+* A refusal only triggers a lookup, and the sealed partition itself tells which rows it has. This holds even if all sends were answered,
+  because an attempt believed dead may have come further than this one.
+* No rows are cut into batches while a closed partition has not been looked up, because a merge has several sources. Then all rows that are
+  not stored are cut by chunks, in order, by the newest route. So every attempt sends the same rows as the same batches in the same order to
+  the same partition, where numbers without gaps make the broker keep the first of two equal batches, and the rows of a key stay in order.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from qmq.errors import OrderMismatch, QmqError
 class PartitionedRows(RowSender[int]):
     """A `SubjectCore`.
 
-    `may_skip` says of a closed partition that none of this epoch's rows can be in it: it was closed before the epoch began.
+    `may_skip` tells that a closed partition cannot have rows of this epoch, because it was closed before the epoch began.
     """
 
     def __init__(
@@ -51,15 +52,15 @@ class PartitionedRows(RowSender[int]):
         self._numbers = np.empty(0, np.int64)
         self._version = 0
         self._looked: dict[int, int] = {}
-        """Partitions of which all is known, and the number that came next there."""
+        """Partitions that were looked up, with their next numbers."""
         self._known: dict[int, int] = {}
-        """Of partitions that were closed meanwhile: below this number all is known."""
+        """For partitions closed meanwhile: batches below this number are known."""
         self._done = Done()
         self._waiting: deque[Load] = deque()
         self._left: list[Load] = []
-        """What was sent to partitions that are closed now, and may be there."""
+        """Rows sent to partitions that are now closed; they may be stored."""
 
-    # --- what is to be found out ---------------------------------------------------------------------------------------
+    # --- lookups ---------------------------------------------------------------------------------------
 
     def asks(self, now: float) -> list[Ask]:
         if now < self._rests_until or self.is_idle:
@@ -101,7 +102,7 @@ class PartitionedRows(RowSender[int]):
         self._numbers = np.array([part.number for part in tiles])
 
     def _leave(self, number: int) -> None:
-        """What a partition had while it was open is not all that it has; what was sent there may be there or not."""
+        """Leave a closed partition. It may have more rows than were known while it was open, including those sent without an answer."""
         known = self._looked.pop(number, 0)
         window = self._windows.pop(number, None)
         if window is not None:
@@ -118,7 +119,7 @@ class PartitionedRows(RowSender[int]):
             self.found += window.looked(found.number, self._done, now)
         self._place(now)
 
-    # --- where rows go -------------------------------------------------------------------------------------------------
+    # --- placing rows -------------------------------------------------------------------------------------------------
 
     def put(self, load: Load) -> None:
         self._waiting.append(load)
@@ -173,7 +174,7 @@ class PartitionedRows(RowSender[int]):
 
 
 def _joined(loads: list[Load]) -> list[Load]:
-    """The pieces of each chunk as one load again, so that they are cut as if they had never been apart."""
+    """Join the pieces of each chunk into one load, so that it is cut as if it had never been split."""
     by_chunk: dict[int, list[Load]] = {}
     for load in loads:
         by_chunk.setdefault(load.number, []).append(load)

@@ -1,6 +1,6 @@
-"""What rows may hold: looked at as whole columns, before a byte of a batch is made, so that the mistake is named with its row. Pure.
+"""Validates rows as whole columns before batches are made, so that an error names its row. Pure.
 
-Brokers check again; but what they refuse is a batch, and what is wrong with it is hard to tell by then.
+Brokers check again, but they refuse whole batches, and the row is then hard to find.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from qmq import limits
 from qmq.errors import DelayTooLong, InvalidArgument, MessageTooLarge, QmqError
 
 ROW_BYTES_MAX: Final = limits.BATCH_BYTES_MAX - limits.MIB
-"""Body, key, tags and headers of one row: a subject takes bodies up to this at most, and a batch holds it with what it needs besides."""
+"""The limit for body, key, tags and headers of one row: the largest body of a subject, which fits into a batch with its overhead."""
 
 
 def check(batch: pa.RecordBatch, fields: Fields, first_row: int) -> npt.NDArray[np.int64]:
-    """Check a record batch whose first row is the task's row number `first_row`; give the bytes of each row.
+    """Check a record batch whose first row is the task's row number `first_row`. Returns the bytes of each row.
 
     Raises:
-        InvalidArgument: a body that is null, tags or headers that break the rules, an id that is none.
-        MessageTooLarge: a body, a key or headers over the limit.
+        InvalidArgument: a null body, invalid tags or headers, or an invalid id.
+        MessageTooLarge: a body, a key or headers exceed the limit.
     """
     body = batch.column(fields.body)
     if body.null_count:
-        _refuse(InvalidArgument, ~arrow_vectors.valid(body), first_row, "has no body: a message has one, if need be an empty one")
+        _refuse(InvalidArgument, ~arrow_vectors.valid(body), first_row, "has no body: use an empty one")
     sizes = arrow_vectors.lengths(body)
     if fields.key >= 0:
         key_bytes = arrow_vectors.lengths(batch.column(fields.key))
@@ -55,7 +55,7 @@ def check(batch: pa.RecordBatch, fields: Fields, first_row: int) -> npt.NDArray[
 
 
 def check_dues(dues: npt.NDArray[np.int64], now_ms: int, rows: npt.NDArray[np.int64]) -> None:
-    """Raises DelayTooLong."""
+    """Raise DelayTooLong for a row whose delay exceeds the limit."""
     wrong = dues > now_ms + limits.DELAY_MS_MAX
     if wrong.any():
         days = limits.DELAY_MS_MAX // 86_400_000
@@ -64,13 +64,13 @@ def check_dues(dues: npt.NDArray[np.int64], now_ms: int, rows: npt.NDArray[np.in
 
 
 def _refuse(kind: type[QmqError], wrong: Any, first_row: int, text: str) -> None:
-    """`wrong` says of each row whether something is."""
+    """Raise an error for the first row of the mask `wrong`."""
     if wrong.any():
         raise kind(f"row {first_row + int(np.argmax(wrong))} of its Spark partition {text}")
 
 
 def _rows_of(wrong: npt.NDArray[np.bool_], marks: arrow_vectors.Marks) -> npt.NDArray[np.bool_]:
-    """Of each row whether any of its items is wrong."""
+    """A mask of the rows with a wrong item."""
     before = np.concatenate(([0], np.cumsum(wrong)))
     found: npt.NDArray[np.bool_] = np.diff(before[marks]) > 0
     return found
@@ -98,7 +98,7 @@ def _check_headers(array: pa.Array, first_row: int) -> npt.NDArray[np.int64]:
         _refuse(InvalidArgument, _rows_of(~arrow_vectors.valid(values), marks), first_row, "has a header without a value")
     _refuse(InvalidArgument, _rows_of(arrow_vectors.lengths(names) == 0, marks), first_row, "has a header without a name")
     reserved = pc.starts_with(names, system.PREFIX).to_numpy(zero_copy_only=False)
-    text = f"has a header whose name begins with {system.PREFIX!r}: those are the system's own; leave them out by map_filter"
+    text = f"has a header whose name begins with {system.PREFIX!r}, which is reserved: remove it with map_filter"
     _refuse(InvalidArgument, _rows_of(reserved, marks), first_row, text)
     found = arrow_vectors.lengths(array)
     _refuse(MessageTooLarge, found > limits.HEADER_BYTES_MAX, first_row, f"has more than {limits.HEADER_BYTES_MAX} bytes of headers")

@@ -1,17 +1,17 @@
-"""Who writes a row, and under which numbers: the same for every attempt, on whatever machine. Pure.
+"""The identity of rows and batches: the same for every attempt on every machine. Pure.
 
-    writer        (name, Spark partition): the name is the query's id, the job's, or what the user says (`qmq.txnId`)
+    writer        (name, Spark partition): the name is the query's id, the job's, or the user's (`qmq.txnId`)
     row           (writer, epoch, row number): 8 bytes of a hash of the writer, the epoch and the row number, big endian: the message id
-    producer id   a hash of the writer and the queue, below 2^60: it lies before any real producer's birth
+    producer id   a hash of the writer and the queue, below 2^60, which is smaller than any real producer's id
 
-How batches are numbered differs, because brokers ask for different things:
+The numbering of batches depends on the queue:
 
-* To a partition of an ordered subject, where numbers must have no gaps: on from the newest number there. Rows are known by their ids.
-* Everywhere else: the epoch (its lower 16 bits; each 65,536 epochs have a producer id of their own) and the number of the batch's first
-  row. So the number says which row the batch begins with, and two attempts that send the same rows to the same queue use the same number,
-  whatever else they know. A number is never needed twice: a row that is stored is in no other batch.
+* In a partition of an ordered subject, numbers must have no gaps: they continue from the newest number. Rows are identified by their ids.
+* Elsewhere: the lower 16 bits of the epoch (every 65,536 epochs have their own producer id) and the number of the batch's first row. So two
+  attempts that send the same rows to the same queue use the same number. A number is never used twice, because a stored row is in no
+  other batch.
 
-Rows that bring an id of their own say nothing of their epoch, so on an ordered subject each epoch has its own producer id then.
+Rows with their own ids do not reveal their epoch, so on an ordered subject each epoch then has its own producer id.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from qmq.errors import InvalidArgument
 
 Rows = npt.NDArray[np.int64]
 Ids = npt.NDArray[np.uint8]
-"""Message ids, one a row of 16 bytes."""
+"""Message ids, 16 bytes per row."""
 
 ROWS_MAX: Final = 1 << 32
 EPOCHS_MAX: Final = 1 << 32
 NUMBERS_END: Final = 1 << 48
-"""Behind every batch number."""
+"""Larger than every batch number."""
 ID_BYTES: Final = 16
 _EPOCH_BITS: Final = 16
 _ROW_BITS: Final = 32
@@ -42,7 +42,7 @@ _ROW_TYPE: Final = np.dtype([("writer", ">u8"), ("epoch", ">u4"), ("row", ">u4")
 
 
 class RowTarget(NamedTuple):
-    """A queue that is written to: of a subject itself, or of a delay group that keeps its messages until they are due."""
+    """A queue to write to: of a subject, or of a delay group that stores its delayed messages."""
 
     subject: str
     partition: int
@@ -55,21 +55,21 @@ class RowTarget(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RowWriter:
-    """One task's identity in one epoch, over all its attempts. Raises InvalidArgument."""
+    """The identity of one task in one epoch, shared by all attempts. Raises InvalidArgument."""
 
     name: str
     partition: int
     epoch: int = 0
     has_own_ids: bool = False
-    """Whether rows bring their message ids."""
+    """Whether rows have their own message ids."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.epoch < EPOCHS_MAX:
-            text = f"epoch {self.epoch} of {self.name!r} is beyond what a message id holds: begin a new query, with a new checkpoint"
+            text = f"epoch {self.epoch} of {self.name!r} does not fit into a message id: start a new query with a new checkpoint"
             raise InvalidArgument(text)
 
     def producer_id(self, to: RowTarget) -> int:
-        """Under which it sends to a queue."""
+        """The producer id for a queue."""
         life = self.epoch >> (_EPOCH_BITS if to.partition == 0 else 0 if self.has_own_ids else _ALL_BITS)
         parts = (self.name, str(self.partition), to.subject, str(to.partition), to.broker_group, str(int(to.is_delayed)), str(life))
         return int.from_bytes(_digest("\0".join(parts)), "big") >> (64 - _BIRTH_BITS)
@@ -80,13 +80,13 @@ class RowWriter:
         return int.from_bytes(_digest(f"{self.name}\0{self.partition}"), "big")
 
     def message_ids(self, rows: Rows) -> Ids:
-        """The ids of rows that bring none."""
+        """The ids of rows without their own."""
         found = np.empty(len(rows), _ROW_TYPE)
         found["writer"], found["epoch"], found["row"] = self.hash, self.epoch, rows
         return found.view(np.uint8).reshape(-1, ID_BYTES)
 
     def read_ids(self, ids: Ids) -> tuple[Rows, int]:
-        """Of a stored batch: its rows in this epoch, and the newest epoch in it, -1 if there is no row of this writer."""
+        """The rows of a stored batch in this epoch, and the newest epoch in it; -1 if it has no row of this writer."""
         found = np.ascontiguousarray(ids).view(_ROW_TYPE).reshape(-1)
         mine = found[found["writer"] == self.hash]
         newest = int(mine["epoch"].max()) if len(mine) else -1
@@ -109,7 +109,7 @@ class RowWriter:
 
 
 def rank(writer: RowWriter, first_row: int, target: RowTarget) -> bytes:
-    """How much a batch that begins with this row belongs to a queue: it goes to the highest one that takes it."""
+    """The rank of a queue for a batch that begins with this row. The batch goes to the highest-ranked queue that accepts it."""
     return _digest(f"{writer.name}\0{writer.partition}\0{writer.epoch}\0{first_row}\0{target.broker_group}")
 
 

@@ -1,6 +1,6 @@
-"""What `BalancedRows` and `PartitionedRows` share: what is under way to each queue, and rests when nothing can be found out. Pure.
+"""The base of `BalancedRows` and `PartitionedRows`: packets in flight to each queue, and pauses after failed lookups. Pure.
 
-A metaserver or broker that cannot be asked is asked again after rests that rise; when that lasts for `retry_s`, the task fails.
+An unreachable metaserver or broker is asked again after growing pauses; after `retry_s` the task fails.
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ class RowSender(Generic[K]):
         self._stuck_since: float | None = None
         self._trouble: QmqError | None = None
 
-    # --- what subclasses say -------------------------------------------------------------------------------------------
+    # --- for subclasses -------------------------------------------------------------------------------------------
 
     def _place(self, now: float) -> None:
-        """Give what waits to the queues that it goes to, if they are known."""
+        """Pass waiting rows to their queues, if these are known."""
         raise NotImplementedError
 
     @property
     def _is_waiting(self) -> bool:
-        """Whether rows wait that no queue was given."""
+        """Whether there are rows without a queue."""
         raise NotImplementedError
 
     def _unsent(self) -> Iterable[Load]:
-        """Rows that no queue was given."""
+        """The rows without a queue."""
         raise NotImplementedError
 
-    # --- what is to be found out ---------------------------------------------------------------------------------------
+    # --- lookups ---------------------------------------------------------------------------------------
 
     def _succeeded(self) -> None:
         self._failures, self._stuck_since, self._trouble = 0, None, None

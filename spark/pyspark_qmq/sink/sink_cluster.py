@@ -1,6 +1,6 @@
-"""The cluster as a task that writes sees it: where subjects are, what queues have, connections. Thin I/O; nobody waits here for long.
+"""A write task's view of the cluster: locations of subjects, contents of queues, connections. Thin I/O without long waits.
 
-It is kept for the life of a process, by address: a task of a stream that runs every second should not connect anew each time.
+It is cached by address for the life of a process, so that a stream with a task every second does not reconnect each time.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from qmq.proto.v1 import meta_pb2 as pb
 from qmq.proto.v1 import meta_pb2_grpc
 
 METADATA_MS: Final = 2_000
-"""How long a question goes round the metaservers before whoever asked looks at its own clock."""
+"""How long metaservers are asked before the caller checks its own deadline."""
 REMEMBERED_MAX: Final = 100_000
 
 _clusters: dict[str, SinkCluster] = {}
 
 
 def cluster_at(servers: str) -> SinkCluster:
-    """The cluster, opened once in this process. Raises InvalidArgument."""
+    """The cluster, opened once per process. Raises InvalidArgument."""
     found = _clusters.get(servers)
     if found is None:
         found = _clusters[servers] = SinkCluster(servers)
@@ -33,19 +33,19 @@ def cluster_at(servers: str) -> SinkCluster:
 
 
 class SinkCluster:
-    """Used by one thread."""
+    """A cluster's connections. Not thread-safe."""
 
     def __init__(self, servers: str) -> None:
         self._servers = parse_servers(servers)
         self._metadata = Metadata(servers, METADATA_MS)
         self._masters = {is_delayed: MasterConnections(self._metadata, delayed=is_delayed) for is_delayed in (False, True)}
         self._closed: dict[tuple[str, RowTarget], int] = {}
-        """Partitions that a writer saw closed, and in which epoch: rows of later ones cannot be there."""
+        """Partitions that a writer saw closed, with the epoch; they cannot have rows of later epochs."""
 
-    # --- what cores ask ------------------------------------------------------------------------------------------------
+    # --- answers for cores ------------------------------------------------------------------------------------------------
 
     def logical_partitions(self, subject: str, *, creates: bool) -> int:
-        """How many an ordered subject has; 0: it is unordered. Raises UnknownSubject, InvalidName, NotConnected."""
+        """The number of an ordered subject's logical partitions; 0: unordered. Raises UnknownSubject, InvalidName, NotConnected."""
         try:
             ordering = self._masters[False].locate(subject).placement.ordering
         except UnknownSubject:
@@ -56,7 +56,7 @@ class SinkCluster:
         return 0 if ordering is None else ordering.route.logical_partitions
 
     def answer(self, ask: Ask, writer: RowWriter) -> Where | LookedUp:
-        """Raises Unavailable where asking again helps, UnknownSubject, LogDamaged."""
+        """Answer a core's question. Raises UnknownSubject, LogDamaged, and Unavailable if a retry may help."""
         return self._locate(ask) if isinstance(ask, Locate) else self._look(ask, writer)
 
     def _locate(self, ask: Locate) -> Where:
@@ -88,7 +88,7 @@ class SinkCluster:
         self._closed.setdefault((writer.name, to), writer.epoch)
 
     def may_skip(self, writer: RowWriter, to: RowTarget) -> bool:
-        """Whether a partition was seen closed in an earlier epoch of the writer's."""
+        """Whether a partition was seen closed in an earlier epoch of the writer."""
         return self._closed.get((writer.name, to), writer.epoch) < writer.epoch
 
     def _create(self, subject: str) -> None:
@@ -107,19 +107,19 @@ class SinkCluster:
     # --- connections ---------------------------------------------------------------------------------------------------
 
     def take(self, to: RowTarget) -> BlockingConnection:
-        """A connection to a queue's master, for the caller alone. Raises NotConnected, UnknownSubject."""
+        """Take a connection to a queue's master. Raises NotConnected, UnknownSubject."""
         return self._masters[to.is_delayed].take(to.subject, to.broker_group, retry_ms=0)
 
     def give(self, to: RowTarget, channel: BlockingConnection) -> None:
-        """Nothing is under way on it any more."""
+        """Return a connection without requests in flight."""
         self._masters[to.is_delayed].give(to.broker_group, channel)
 
     def doubt(self, to: RowTarget) -> None:
-        """Whoever is known as the queue's master is not, or cannot be reached."""
+        """Forget the queue's known master."""
         self._masters[to.is_delayed].doubt(to.broker_group)
 
     def close(self) -> None:
-        """End what is idle."""
+        """Close idle connections."""
         for each in self._masters.values():
             each.close()
         self._metadata.close()

@@ -1,7 +1,7 @@
-"""Brings batches over one connection to a broker group: sends from the task's thread, answers come in by a thread of the connection's own.
+"""Sends batches over one connection to a broker group from the task's thread; another thread of the connection receives the answers.
 
-So many requests are under way, to all broker groups at once, and a broker that takes its time for one holds up no other. The thread
-receives only while an answer is due (a connection that is idle must not run into its timeout), and hands each one to `events`.
+So many requests to all broker groups are in flight, and a slow broker delays no other. The thread receives only while an answer is expected
+(an idle connection must not time out), and puts each answer into `events`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from qmq.wire.frame import FrameKind
 
 
 class SinkAnswer(NamedTuple):
-    """What became of a try; `is_broken`: the connection ended, and with it all that was under way."""
+    """The outcome of a send. `is_broken`: the connection ended with all requests in flight."""
 
     connection: SinkConnection
     request_id: int
@@ -27,13 +27,13 @@ class SinkAnswer(NamedTuple):
 
 
 class SinkConnection:
-    """`to` is any queue of the broker group."""
+    """A connection to a broker group; `to` is any of its queues."""
 
     def __init__(self, to: RowTarget, channel: BlockingConnection, events: SimpleQueue[SinkAnswer]) -> None:
         self.to = to
         self.channel = channel
         self.under_way: dict[int, tuple[Packet, int]] = {}
-        """By request id: the packet, and which try of it."""
+        """The packet and the number of its attempt, by request id."""
         self._events = events
         self._due = threading.Semaphore(0)
         self._is_ending = False
@@ -41,7 +41,7 @@ class SinkConnection:
         self._thread.start()
 
     def send(self, packet: Packet, buffers: tuple[bytes, ...]) -> None:
-        """Raises NotConnected, DeadlineExceeded: nobody knows what became of it."""
+        """Send a packet. Raises NotConnected or DeadlineExceeded, after which the outcome is unknown."""
         request_id = self.channel.send(FrameKind.PRODUCE, *buffers)
         self.under_way[request_id] = packet, packet.attempts
         self._due.release()
@@ -63,7 +63,7 @@ class SinkConnection:
             self._events.put(SinkAnswer(self, request_id, failure))
 
     def end(self) -> bool:
-        """Stop receiving; whether the connection may be used by somebody else: nothing is under way on it."""
+        """Stop receiving. Returns whether the connection can be reused because no request is in flight."""
         self._is_ending = True
         is_free = self.channel.is_open and not self.under_way
         if not is_free:

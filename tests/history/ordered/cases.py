@@ -479,5 +479,5 @@ BAD = [
 
 
 def late_hour(events: list[Operation], by_ns: int) -> list[Operation]:
-    """The same, so much later."""
+    """The same events, shifted in time."""
     return [replace(event, t_ns=event.t_ns + by_ns) for event in events]

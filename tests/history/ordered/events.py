@@ -102,7 +102,7 @@ class Deliver(Operation):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settle(Operation):
-    """What came of saying that messages of a lane are done."""
+    """The result of settling messages of a lane."""
 
     f: ClassVar[str] = "settle"
     group: str

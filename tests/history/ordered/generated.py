@@ -40,7 +40,7 @@ class Log:
     since: int
     entries: list[Name] = field(default_factory=list)
     is_closed: bool = False
-    """Nobody sends to it any more."""
+    """Whether the partition is closed for sends."""
     is_fenced: bool = False
     sealed: int = -1
     tokens: int = 0
@@ -304,7 +304,7 @@ def id_of(name: Name) -> int:
 
 
 def run(seed: int, length: int) -> list[Operation]:
-    """A history of so many steps, drained."""
+    """A drained history of `steps` steps."""
     coin = Random(seed)
     subject = Subject(coin)
     for _ in range(length):

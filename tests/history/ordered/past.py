@@ -173,7 +173,7 @@ class OrderedHistory:
 
     @cached_property
     def groups(self) -> tuple[str, ...]:
-        """Those that must see everything: the named ones, or all that were given anything."""
+        """The groups that must see everything: the named ones, or all groups with deliveries."""
         return self._wanted or tuple(dict.fromkeys(grant.group for grant in self.grants))
 
     @cached_property
@@ -196,7 +196,7 @@ class OrderedHistory:
 
     @cached_property
     def ranks(self) -> list[int]:
-        """Of each message; -1 if it is not stored."""
+        """The rank of each message; -1 if it is not stored."""
         found, counts = [-1] * len(self.messages.line), [0] * len(self.lines)
         line_of = self.messages.line
         for number in self.stored:
@@ -206,7 +206,7 @@ class OrderedHistory:
 
     @cached_property
     def by_rank(self) -> list[list[int]]:
-        """Of each line its stored messages."""
+        """The stored messages of each line."""
         found: list[list[int]] = [[] for _ in self.lines]
         line_of = self.messages.line
         for number in self.stored:

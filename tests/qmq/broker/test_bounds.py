@@ -1,4 +1,4 @@
-"""What one client may ask of a broker at once."""
+"""The limits of one client's requests to a broker."""
 
 from __future__ import annotations
 
@@ -218,7 +218,7 @@ async def test_a_consumer_that_comes_back_ends_its_older_session_only(tmp_path: 
 
 
 HALF = json.loads('"\\ud800"')
-"""What JSON can escape, and nothing can write as UTF-8."""
+"""Text that JSON can escape but that cannot be encoded as UTF-8."""
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What is due is found, once, in its order; what is not costs nothing."""
+"""Due items are found once and in order; other items cost no time."""
 
 from __future__ import annotations
 

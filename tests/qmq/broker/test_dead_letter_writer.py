@@ -31,7 +31,7 @@ from qmq.wire.settle_payloads import Settlement, Verdict
 
 
 class Mute:
-    """A connection that says nothing."""
+    """A silent connection."""
 
     is_writable = True
     client = ""
@@ -86,7 +86,7 @@ class World:
         return [body for body, _ in self.letters()]
 
     def crashed(self, name: str) -> World:
-        """What another process would find if this one were killed now."""
+        """The files that another process would find if this one were killed now."""
         image = self.folder.parent / name
         shutil.copytree(self.folder, image)
         (image / "lock").unlink(missing_ok=True)

@@ -55,7 +55,7 @@ def _takes_any(*_: object) -> None:
 
 
 class Log:
-    """What is stored in the queue: batches of two messages each, each to a group or to all."""
+    """The stored batches of a queue: two messages each, directed to a group or to all."""
 
     def __init__(self, store: Store, queue: Queue) -> None:
         self.store, self.queue, self.count = store, queue, 0

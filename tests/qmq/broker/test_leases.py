@@ -26,7 +26,7 @@ HOUR_MS = 3_600_000
 
 
 class Mute:
-    """A connection that says nothing."""
+    """A silent connection."""
 
     is_writable = True
     client = ""

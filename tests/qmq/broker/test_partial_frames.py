@@ -21,7 +21,7 @@ HELLO = frame(FrameKind.HELLO, 1, wire.Hello(wire.PROTOCOL_VERSION, "stranger").
 
 
 async def begun(address: str, count: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """A connection that has sent so many bytes of a PRODUCE of 4 MiB."""
+    """A connection that has sent the first bytes of a PRODUCE of 4 MiB."""
     host, _, port = address.rpartition(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     writer.write(HELLO)

@@ -1,4 +1,4 @@
-"""What waits for a commit: answers and coroutines, in the order of what they wait for."""
+"""Answers and coroutines that wait for commits, in the order of the commits."""
 
 from __future__ import annotations
 

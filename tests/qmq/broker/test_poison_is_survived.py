@@ -28,7 +28,7 @@ from qmq.wire.frame import FrameKind
 
 
 def store(node: Node, region: bytes, subject: str = "s", partition: int = 0, *, bloom: int = 0) -> int:
-    """As if intake had let it in. Its sequence."""
+    """Store a batch past the intake checks. Returns its sequence."""
     queue = node.broker.store.open_queue(subject, partition)
     sequence = queue.next_sequence
     node.broker.append_own([Intake(queue, region, crc(region), parse_header(region), bloom)])

@@ -1,4 +1,4 @@
-"""What a broker refuses before it stores a byte of it."""
+"""Batches that a broker refuses before it stores a byte of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What becomes of failed messages, decided by hand-made cases."""
+"""Redelivery decisions for failed messages, in hand-made cases."""
 
 from __future__ import annotations
 

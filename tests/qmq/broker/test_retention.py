@@ -23,7 +23,7 @@ CONFIG = LogConfig(segment_bytes=64 * 1024)
 
 
 class CountingClock(ManualClock):
-    """Counts how often it was looked at: each of the upkeep's ticks does."""
+    """Counts how often the time was read: once in each maintenance tick."""
 
     looks = 0
 

@@ -17,7 +17,7 @@ from qmq.rpc import typed_error
 
 
 async def seal(it: World, change_id: str = "split-1", to_version: int = 2, partition: int = 1) -> int:
-    """As anybody may ask the control port. Raises the typed error."""
+    """Send a Seal request to the control port, as any client can. Raises the typed error."""
     master = it.node.view.group(it.node.config.broker.name).master
     assert master is not None
     address = master.control_address

@@ -31,7 +31,7 @@ class FakeMeta(meta_pb2_grpc.MetaServicer):
         self.asked: list[tuple[str, Any]] = []
 
     def requests(self, call: str) -> list[Any]:
-        """What it was asked by one call."""
+        """The requests of one kind of call."""
         return [request for name, request in self.asked if name == call]
 
     def _answer(self, call: str, request: Any, context: grpc.ServicerContext) -> Any:
@@ -96,7 +96,7 @@ class Command:
         return done.stdout
 
     def json(self, *words: str) -> Any:
-        """The same with --json, read."""
+        """Run a command with --json and parse its output."""
         return json.loads(self.text(*words, "--json"))
 
     def error(self, *words: str) -> tuple[int, str]:

@@ -1,4 +1,4 @@
-"""What all commands have in common (docs/CLI.md): `--json`, `--watch`, exit codes, completion."""
+"""The behaviour common to all commands (docs/CLI.md): `--json`, `--watch`, exit codes, completion."""
 
 from __future__ import annotations
 

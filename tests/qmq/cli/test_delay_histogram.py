@@ -1,4 +1,4 @@
-"""What is due when, counted and drawn."""
+"""The histogram of due times, counted and drawn."""
 
 from __future__ import annotations
 

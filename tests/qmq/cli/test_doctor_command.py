@@ -44,7 +44,7 @@ def consumed(lag_ms: int) -> control.DescribeGroupsResponse:
 
 @pytest.fixture
 def well(meta: FakeMeta) -> FakeMeta:
-    """All answers of a cluster in which all is well."""
+    """The answers of a healthy cluster."""
     queue = control.Queue(subject="s", broker_group="g1", next_sequence=10)
     meta.answers |= {
         "DescribeCluster": cluster(broker_group("g1")),

@@ -1,4 +1,4 @@
-"""What others wrote does nothing to the terminal on which it is printed."""
+"""Text written by others cannot control the terminal on which it is printed."""
 
 from __future__ import annotations
 

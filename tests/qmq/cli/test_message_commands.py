@@ -41,7 +41,7 @@ def event(kind: str, ms: int = 0, **fields: Any) -> control.MessageEvent:
 
 
 def told(state: str, stored: control.StoredMessage | None = None, pauses: tuple[pb.Pause, ...] = (), **fields: Any) -> str:
-    """What is said of group billing."""
+    """The output about group billing."""
     found = Followed(stored or place(), [], [control.MessageState(group="billing", state=state, **fields)], now_ms=NOW)
     return why(Inquiry(str(ID), [found], [], pauses), NOW)[1]["text"]
 

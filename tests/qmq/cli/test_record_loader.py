@@ -26,7 +26,7 @@ RECORDS = [TransferRecord(b"%03d" % number, b"k%d" % (number % 3)) for number in
 
 
 class Broken(Exception):
-    """What ends an attempt in these tests."""
+    """The error that ends an attempt in these tests."""
 
 
 class ListSource:

@@ -1,4 +1,4 @@
-"""`qmq broker drain` with ordered subjects: a series of moves that goes on where it broke off."""
+"""`qmq broker drain` with ordered subjects: a series of moves that continues after an interruption."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ CHANGE_FIELDS = [
 
 
 def lagging() -> pb.OrderedGroup:
-    """It has finished a half of the split partition 2."""
+    """A group that has finished half of the split partition 2."""
     progress = [done(256, 384, 100, is_finished=True), done(384, 512, 60)]
     holder = control.LaneHolder(lps=lps(384, 512), consumer="c1", token=3, seen_ms_ago=5, lease_ms=30_000)
     old = status(2, "g1", end=100, sealed_at=99, progress=progress, holders=[holder], lag_ms=700, parked_keys=1, parked_messages=4)

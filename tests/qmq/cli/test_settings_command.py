@@ -17,7 +17,7 @@ from qmq.cli.settings import HIDDEN, other_variables, settings_of, variables_of
 
 @pytest.fixture
 def environment(tmp_path: Path) -> dict[str, str]:
-    """That of somebody who has a folder for settings, and no setting."""
+    """The environment of a user without settings."""
     plain = {name: value for name, value in os.environ.items() if not name.startswith("QMQ_")}
     return {**plain, "XDG_CONFIG_HOME": str(tmp_path)}
 

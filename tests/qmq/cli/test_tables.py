@@ -87,7 +87,7 @@ def test_times_are_relative_for_people_and_exact_when_wide(distance_ms: int, tex
 
 
 def in_terminal(columns: int, *words: str) -> list[str]:
-    """What a command prints in a real terminal of so many columns."""
+    """The output of a command in a real terminal of the given width."""
     ours, theirs = pty.openpty()
     try:
         fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))

@@ -48,7 +48,7 @@ class Terminal:
         )
 
     async def until(self, text: bytes) -> None:
-        """It shows that, behind what was waited for before."""
+        """Wait until the screen shows this text, after the text waited for before."""
         async with asyncio.timeout(WAIT_S):
             while text not in self.shown:
                 self.shown += await asyncio.to_thread(os.read, self.master, 65536)

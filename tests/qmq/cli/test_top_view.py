@@ -1,4 +1,4 @@
-"""What `qmq top` draws: it fits, it is sorted, and it says what is missing."""
+"""The screen of `qmq top`: it fits, it is sorted, and it reports missing data."""
 
 from __future__ import annotations
 

@@ -203,7 +203,7 @@ class FakeOrder:
             self.partitions[number].is_sealed = True
 
     def publish(self, sources: Sequence[int], targets: Sequence[tuple[int, int, str]], *, fenced: bool = False) -> None:
-        """The next route: sealed sources are replaced. Nobody is told."""
+        """Publish the next route, in which sealed sources are replaced, without notifying clients."""
         self.seal(*sources)
         route = self.route
         made = [PhysicalPartition(route.next_number + at, LpRange(first, end), group) for at, (first, end, group) in enumerate(targets)]
@@ -213,7 +213,7 @@ class FakeOrder:
         self.fenced.update(sources if fenced else ())
 
     def located(self) -> tuple[pb.SubjectSettings, pb.OrderedRoute]:
-        """What a metaserver says of it."""
+        """A metaserver's answer about the subject."""
         parts = [
             pb.OrderedPartition(
                 number=part.number,
@@ -259,7 +259,7 @@ class FakeGroup:
 
     @property
     def bodies(self) -> list[bytes]:
-        """All that is stored, in order."""
+        """All stored bodies, in order."""
         return [body for _, bodies in sorted(self.stored.values()) for body in bodies]
 
     def store(self, sent: Sent) -> int:
@@ -295,7 +295,7 @@ class FakeGroup:
         self.on_produce = lambda _, peer, request, sent: peer.refuse(request, failure)
 
     def fail_over(self, to: int = 1) -> None:
-        """Another replica is master; nobody is told."""
+        """Make another replica master, without notifying clients."""
         self.epoch += 1
         self.master = self.replicas[to]
 
@@ -332,12 +332,12 @@ class FakeMeta(meta_pb2_grpc.MetaServicer):
             yield found
 
     def push(self, *, subjects: Sequence[str] = (), groups: Sequence[str] = ()) -> None:
-        """Tell all who watch."""
+        """Notify all watchers."""
         for queue in self.watchers:
             queue.put_nowait(pb.WatchResponse(subjects=subjects, broker_groups=groups))
 
     def end_streams(self) -> None:
-        """As a metaserver that restarts."""
+        """End all streams, as a restarting metaserver does."""
         watchers, self.watchers = self.watchers, []
         self.is_watched.clear()
         for queue in watchers:
@@ -357,7 +357,7 @@ def route(group: FakeGroup) -> pb.QueueRoute:
 
 
 class Cluster(NamedTuple):
-    """Everything, running."""
+    """A running cluster of fakes."""
 
     metas: list[FakeMeta]
     groups: list[FakeGroup]

@@ -93,7 +93,7 @@ class FakeDelayMeta(FakeMeta):
         return pb.LocateResponse(routes=routes, settings=settings, route=ordered)
 
     def requests(self, call: str) -> list[Any]:
-        """What it was asked by one call."""
+        """The requests of one kind of call."""
         return [request for name, request in self.asked if name == call]
 
     async def _answer(self, call: str, request: Any, context: Any) -> Any:
@@ -127,7 +127,7 @@ for _name in ("CancelDelayed", "MoveDelayed", "ShowDelayed", "ListDelayed", "Des
 
 
 class DelayCluster(NamedTuple):
-    """Everything, running."""
+    """A running cluster of fakes with delay groups."""
 
     meta: FakeDelayMeta
     groups: list[FakeGroup]
@@ -136,7 +136,7 @@ class DelayCluster(NamedTuple):
 
     @property
     def kept(self) -> list[Kept]:
-        """What all delay groups have."""
+        """The messages of all delay groups."""
         return [each for delay in self.delays for each in delay.kept]
 
     def named(self, group: str) -> FakeDelayGroup:

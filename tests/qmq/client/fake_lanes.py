@@ -151,13 +151,13 @@ class FakeLanes:
             self._serve(peer, request, pull)
 
     def take_away(self, *, consumer: str = "", partition: int = 0) -> None:
-        """Leases are over: these grants are void, and whoever pulls under them hears so only when it asks."""
+        """End the leases: these grants are void, and their consumers learn it only at their next request."""
         void = [each for each in self.grants if consumer in ("", each.consumer) and partition in (0, each.partition)]
         self.grants = [each for each in self.grants if each not in void]
         self._pulls = [each for each in self._pulls if self._grant(each[2].token) is not None]
 
     def fail_over(self) -> None:
-        """The other replica leads; sessions are gone, grants are not."""
+        """Make the other replica master: sessions are lost, grants stay."""
         old = self.group.master
         self._sessions.clear()
         self._pulls.clear()
@@ -183,7 +183,7 @@ class FakeLanes:
         return sorted((each.lps, each.consumer) for each in self.grants if each.partition == number)
 
     def verdicts(self, verdict: LaneVerdict, number: int = 1) -> list[LaneSettlement]:
-        """All of a kind that arrived and counted."""
+        """All verdicts of a kind that arrived and were valid."""
         return [one for each in self.settled if each.partition == number for one in each.settlements if one.verdict == verdict]
 
     # --- what a broker does ----------------------------------------------------------------------------------------------
@@ -301,7 +301,7 @@ def _delivery(session: int, partition: FakePartition, wanted: list[int], followi
 
 
 class Assignments:
-    """Who shall read what, as all metaservers know it."""
+    """The assignments known to all metaservers."""
 
     def __init__(self) -> None:
         self.generation = 0
@@ -363,7 +363,7 @@ def lane(partition: int = 1, lps: LpRange = WHOLE, *, group: str = "g0", version
 
 
 class LaneCluster(NamedTuple):
-    """Everything, running."""
+    """A running cluster of fakes with lanes."""
 
     metas: list[LaneMeta]
     lanes: list[FakeLanes]

@@ -14,7 +14,7 @@ from qmq.wire.settle_payloads import Settlement
 
 
 class FakeQueue:
-    """Of one broker group. `frames` is all that came but heartbeats, by kind and in order."""
+    """The queue of one broker group. `frames` has all received frames except heartbeats, by kind and in order."""
 
     def __init__(self, group: FakeGroup, *, attempts_max: int = 0) -> None:
         self.group = group
@@ -85,5 +85,5 @@ class FakeQueue:
         peer.answer(request, FrameKind.MESSAGES, wire.pack_delivery(1, pull, ranges, 1) + batch(bodies, first))
 
     def resume(self) -> None:
-        """Whoever attaches now still has what it was handed."""
+        """The next consumer that attaches still holds its deliveries."""
         self.attached = wire.Attached(1, 30_000, self.next, 1, self.attached.attempts_max)

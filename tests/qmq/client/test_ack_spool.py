@@ -38,7 +38,7 @@ def file_of(store: AckSpool, origin: Origin | None = None, now_ms: int = NOW_MS)
 
 
 def left(store: AckSpool, now_ms: int = NOW_MS) -> list[tuple[Origin, list[Kept]]]:
-    """What nobody has locked; it stays so."""
+    """The spool files that are not locked; they stay unlocked."""
     found: list[tuple[Origin, list[Kept]]] = []
     for each in store.left("s", "ops", now_ms):
         found.append((each.origin, each.kept))

@@ -246,7 +246,7 @@ async def test_a_client_that_is_closed_asks_nothing() -> None:
 
 
 def pages(it: DelayCluster, total: int) -> None:
-    """Answer with so many messages, as many at once as are asked for."""
+    """Answer with a number of messages, in pages of the requested size."""
 
     def page(request: delay_pb2.ListDelayedRequest) -> delay_pb2.ListDelayedResponse:
         begin = int(request.after or 0)
