@@ -90,7 +90,7 @@ class Mode(Enum):
 
 
 class Health(Enum):
-    """What a group can do now."""
+    """A group's current abilities."""
 
     READ_WRITE = "read-write"
     READ_ONLY = "read-only"
@@ -154,7 +154,7 @@ class BrokerGroupState:
 
     @property
     def health(self) -> Health:
-        """What the group can do."""
+        """The group's health."""
         if self.master is None:
             return Health.OFFLINE
         return Health.READ_ONLY if self.mode is Mode.READ_ONLY else Health.READ_WRITE

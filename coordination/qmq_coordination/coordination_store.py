@@ -35,7 +35,7 @@ class KeyValue:
 
 
 class CompareTarget(Enum):
-    """What a comparison compares."""
+    """The field that a comparison tests."""
 
     VALUE = "value"
     VERSION = "version"

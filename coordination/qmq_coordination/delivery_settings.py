@@ -34,7 +34,7 @@ REASON_CHARS_MAX: Final = 1_000
 
 
 class PauseKind(Enum):
-    """Who is paused."""
+    """The kind of a pause: group, consumer or client."""
 
     GROUP = "group"
     CONSUMER = "consumer"

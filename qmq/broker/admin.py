@@ -35,7 +35,7 @@ READ_BYTES_MAX: Final = 4 * MIB
 
 
 Target = pb.ResetGroupRequest | pb.LanePlace
-"""A request whose `target` says where a group is to begin."""
+"""A request whose `target` is the new start of a group."""
 
 
 class BrokerAdmin:
@@ -224,7 +224,7 @@ class BrokerAdmin:
         return sum(map(bool, found)), sum(found)
 
     def _move_behind(self, queue: Queue) -> None:
-        """Groups go on with what comes after a purge; what they hold, or have set aside, is void."""
+        """Move groups behind a purge. Their held messages and parked keys become void."""
         broker, start = self._broker, queue.start_sequence
         for state in list(broker.dispatch.groups.of_queue(queue)):
             if state.share.settled_before() < start:
@@ -302,7 +302,7 @@ def at_time(queue: Queue, time_ms: int) -> int:
 
 
 def resolve(queue: Queue, target: Target) -> int:
-    """The sequence that a target means in a queue. Raises InvalidArgument if it lies outside, or there is no target."""
+    """The sequence of a target in a queue. Raises InvalidArgument if it is outside the queue, or if there is no target."""
     start, end = queue.start_sequence, queue.visible_sequence
     kind = target.WhichOneof("target")
     if kind is None:

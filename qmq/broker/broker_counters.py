@@ -24,7 +24,7 @@ from qmq.wire.settle_payloads import Verdict
 
 
 class Stored(NamedTuple):
-    """What was stored in a subject."""
+    """Counts of messages stored in a subject."""
 
     messages: int
     bytes: int
@@ -79,7 +79,7 @@ class GroupCounters:
 
 
 class BrokerCounters:
-    """All that one broker counts."""
+    """All counters of a broker."""
 
     def __init__(self) -> None:
         self.groups: dict[tuple[str, str], GroupCounters] = {}
@@ -120,7 +120,7 @@ class BrokerCounters:
         self._written.clear()
 
     def more(self, queue: Queue) -> Stored | None:
-        """What was stored in a queue since `begin`; None if nothing was, or the broker does not serve."""
+        """Count the entries stored in a queue since `begin`. None if there are none, or if the broker does not serve."""
         if self._marks is None:
             return None
         mark, now = self._marks.get((queue.id.subject.encode(), queue.id.partition), _NOTHING), _reached(queue)

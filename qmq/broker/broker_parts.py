@@ -40,4 +40,4 @@ class BrokerParts:
     access: OpenAccess = field(default_factory=OpenAccess)
     """Decides who may do what."""
     rules: GroupRules = field(default_factory=NoGroupRules)
-    """What operators set about consumer groups; `look_again` is called after changes."""
+    """Operators' settings of consumer groups; `look_again` is called after changes."""

@@ -1,4 +1,4 @@
-"""When what is to be looked at: so that a tick costs what is due, and not a look at everything there is. Pure: time is handed in.
+"""Schedules the next check of each item, so that the cost of a tick depends on the due items only. Pure: the caller passes the time.
 
 Each item has one time at most, the earliest that was asked for. An item that is due is forgotten: who looks at it says when to look again.
 An item that changed its mind (a lease was renewed, a pull was answered) is not told here: it is found to be early when its time comes, and
@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 class CheckTimes(Generic[T]):
-    """Items are told apart by identity. Times are milliseconds of any clock that does not go back."""
+    """Check times of items, which are distinguished by identity. Times are milliseconds of a monotonic clock."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[int, int, T]] = []

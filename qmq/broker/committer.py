@@ -9,7 +9,7 @@ from qmq.log.store import Store
 
 
 class Commits(Protocol):
-    """What the committer calls: the broker."""
+    """The broker's interface for the committer."""
 
     @property
     def store(self) -> Store:

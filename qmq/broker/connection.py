@@ -90,7 +90,7 @@ class Connection(Flushable):
 
     @property
     def is_writable(self) -> bool:
-        """False while the client does not read its answers, has enough of them under way, or is gone."""
+        """False while the client does not read its answers, has enough of them in flight, or is gone."""
         return self.stream.is_writable and self._outbox_bytes < ANSWERS_BYTES_MAX
 
     @property

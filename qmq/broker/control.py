@@ -26,7 +26,7 @@ from qmq.security.access_control import AccessControl, OpenAccess
 from qmq.security.rpc_guard import RpcGuard
 
 CALLS_MAX: Final = 5_000
-"""Calls under way on one broker's control port."""
+"""The limit of concurrent calls on one broker's control port."""
 
 
 class ControlService(control_pb2_grpc.BrokerControlServicer):

@@ -24,7 +24,7 @@ from qmq.wire.partial_frames import PartialFrames
 CLOSE_S: Final = 2.0
 """How long a connection may take to read its last answers."""
 ACCESS_LOOK_S: Final = 1.0
-"""So often the clock is asked what no change of the rules tells: tokens that have ended, and rules that are too old."""
+"""The interval of checks that depend on the clock: expired tokens, and rules that are too old."""
 
 
 class DataServer:

@@ -107,7 +107,7 @@ class ConnectionFlow:
             self._throttle.admit_group(subject, group, known())
 
     def began(self, request_id: int, size: int) -> None:
-        """A PRODUCE of so many bytes has come. Raises ProtocolViolation."""
+        """A PRODUCE of `size` bytes has arrived. Raises ProtocolViolation."""
         if request_id in self._unanswered:
             raise ProtocolViolation(f"request {request_id} is not answered yet")
         self._unanswered[request_id] = size
@@ -138,7 +138,7 @@ class ConnectionFlow:
             self._read_on(self._unanswered_max // 2)
 
     def fetched(self, size: int) -> None:
-        """Messages of so many bytes were sent to the client."""
+        """Messages of `size` bytes were sent to the client."""
         if self._throttle is not None:
             self._rest(self._throttle.fetched(self._access.caller.principal, size))
 
@@ -313,7 +313,7 @@ class RoundBudget:
         """The waiting connections, with the bytes they brought last."""
 
     def took(self, connection: TurnTaker, count: int) -> None:
-        """A connection has brought so many bytes in this round."""
+        """A connection has received `count` bytes in this round."""
         self._bytes += count
         if self._bytes > self._bytes_max and count > self._small_bytes:
             connection.wait_for_turn()

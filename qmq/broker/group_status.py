@@ -10,7 +10,7 @@ from qmq.proto.v1 import control_pb2 as pb
 
 
 class GroupStatus(Protocol):
-    """What the control port needs of a replica."""
+    """The replica's interface for the control port."""
 
     def describe(self) -> pb.ReplicaStatus:
         """The replica's status; the control port adds the rest."""

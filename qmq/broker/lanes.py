@@ -188,7 +188,7 @@ class Lanes:
         )
 
     def _lease_ms(self, asked_ms: int) -> int:
-        """What is granted; one that an older version granted may be longer."""
+        """The granted lease. One granted by an older version may be longer."""
         return min(asked_ms, self._config.lease_ms_max)
 
     def _open(self, peer: Peer, queue: Queue, request: wire.LaneAttach, token: int, reader: LaneResultReader) -> LaneSession:
@@ -208,7 +208,7 @@ class Lanes:
         return list(self._by_queue.get(id(queue), {}).values())
 
     def _close(self, session: LaneSession, failure: QmqError | None = None) -> None:
-        """The session has ended; the lane's lease goes on."""
+        """The session has ended; the lane's lease continues."""
         waiting, session.waiting = session.waiting, None
         if waiting is not None and failure is not None:
             self._turns.answer_error(session.peer, waiting.request_id, failure)
@@ -430,7 +430,7 @@ class Lanes:
             self._close(session, failure)
 
     def stop(self, failure: QmqError) -> None:
-        """Nobody is served here any more."""
+        """This broker serves no consumers any more."""
         for session in list(self._sessions.values()):
             self._close(session, failure)
 

@@ -301,7 +301,7 @@ class Maintenance:
             retention.failures = 0
 
     async def _forget_old(self, retention: Retention) -> bool:
-        """In slices, between which other tasks run; False if it must not go on."""
+        """Forget old messages in slices, between which other tasks run. False if it must stop."""
         for _ in retention.steps(self._broker.subject_or_none):
             await asyncio.sleep(0)
             if retention.store is not self._store or self._must_end:

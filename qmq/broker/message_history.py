@@ -149,7 +149,7 @@ class MessageHistory:
         )
 
     def _begin(self, scan: _Scan) -> None:
-        """Where the trail begins in the action log, and the state there."""
+        """The start of the trail in the action log, and the state at that position."""
         store, queue = self._broker.store, scan.queue
         if not queue.start_sequence <= scan.sequence < queue.visible_sequence:
             raise MessageNotFound(f"{queue.id} holds {queue.start_sequence} to {queue.visible_sequence - 1}, not {scan.sequence}")

@@ -29,7 +29,7 @@ def event_of(event: TrailEvent) -> pb.MessageEvent:
 def state_of_share(
     broker: Broker, broker_group: str, queue: Queue, group: str, share: Share, trail: Trail, message_id: bytes
 ) -> pb.MessageState:
-    """The state on an unordered subject. `trail` says how the message came there."""
+    """The state on an unordered subject. `trail`: the message's history."""
     now = standing(share, trail.sequence)
     state = pb.MessageState(
         group=group, state=now.where.value, last=_last(trail), consumer=now.consumer, attempt=now.attempt, consumers=len(share.holders)

@@ -28,7 +28,7 @@ from qmq.model import begins_session, session_of
 
 
 class Routing(Protocol):
-    """What the coordination store says about ordered subjects."""
+    """The data about ordered subjects in the coordination store."""
 
     def partition(self, subject: str, number: int) -> PhysicalPartition | None:
         """The partition, if any version of the route has it on this broker group; else None."""

@@ -215,7 +215,7 @@ class QueueGroups:
         return session if session is not None and session.peer is peer else None
 
     def detach(self, session: Session) -> None:
-        """The session has ended; the consumer's lease goes on."""
+        """The session has ended; the consumer's lease continues."""
         if self._sessions.pop(session.number, None) is not None:
             del self._by_consumer[id(session.group), session.consumer]
             _remove(self._by_peer, session.peer, session.number)

@@ -17,13 +17,13 @@ class Ending(Enum):
     """How a connection is ended."""
 
     CLOSE = 1
-    """The peer is told why."""
+    """Close the connection with an error for the peer."""
     ABORT = 2
     """The peer does not read, so it cannot be told."""
 
 
 class ConnectionProgress(Protocol):
-    """What is looked at: the stream of a connection."""
+    """The observed interface of a connection's stream."""
 
     @property
     def reader(self) -> Reader: ...

@@ -35,7 +35,7 @@ class UnackedBytes:
         """Count again when it holds no more messages than this."""
 
     def room(self, holder: ShareHolder, index: ConsumeLog) -> int:
-        """How many bytes may be handed out now; 0 or less: none. Raises LogDamaged."""
+        """The number of bytes that may be delivered now; 0 or less: none. Raises LogDamaged."""
         if not holder.unacked:
             self._bytes, self._look_at = 0, limits.CONSUMER_UNACKED_MAX
         elif self._bytes >= self._limit and holder.unacked <= self._look_at:
@@ -45,7 +45,7 @@ class UnackedBytes:
         return self._limit - self._bytes
 
     def handed(self, size: int) -> None:
-        """Batches of so many bytes were handed out."""
+        """Batches of `size` bytes were delivered."""
         self._bytes += size
 
 

@@ -170,7 +170,7 @@ class Pieces:
 
     @property
     def _bodies(self) -> list[bytes]:
-        """All bodies one by one, decoded at first use."""
+        """The bodies of all messages, decoded at first use."""
         if self._taken is None:
             self._taken = self._view.bodies()
         return self._taken

@@ -97,7 +97,7 @@ class Bucket:
         return first
 
     def settle(self, mark: DispatchMark, ordinals: bytes, targets: Iterable[SchedulePlace] = ()) -> None:
-        """These messages (little-endian u32), in this order, came to this end."""
+        """Record the outcome of these messages (ordinals as little-endian u32), in this order."""
         numbers = np.frombuffer(ordinals, "<u4")
         self._apply(mark, numbers, tuple(targets))
         self.settled += len(numbers)
@@ -147,7 +147,7 @@ class Bucket:
         return DispatchMark(self._marks[ordinal])
 
     def moved_to(self, ordinal: int) -> SchedulePlace:
-        """Where a moved message went."""
+        """The new bucket and ordinal of a moved message."""
         return self._moves[ordinal]
 
     # --- reading -------------------------------------------------------------------------------------------------------

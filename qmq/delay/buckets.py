@@ -16,7 +16,7 @@ log = logging.getLogger("qmq.delay")
 
 
 class Buckets:
-    """All tails together take at most `bytes_max`."""
+    """The buckets of a schedule. Their unwritten tails take at most `bytes_max`."""
 
     def __init__(self, files: AppendFiles, bucket_ms: int, bytes_max: int) -> None:
         self.files = files

@@ -167,7 +167,7 @@ class DelayBroker(Broker):
         return check
 
     def _admission(self, batches: list[Intake]) -> Callable[[list[Intake]], None] | None:
-        """By the quotas of delayed messages, too."""
+        """The admission check, extended by the quotas of delayed messages."""
         admit = super()._admission(batches)
         if not self.access.has_quotas:
             return admit

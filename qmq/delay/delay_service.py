@@ -193,7 +193,7 @@ def _cancelled_before(admin: DelayAdmin, delayed: DelayedId, failure: Exception)
 
 
 def _within(messages: Iterable[pb.DelayedMessage], bytes_max: int) -> list[pb.DelayedMessage]:
-    """As many of the messages as fit an answer; at least one."""
+    """As many messages as fit into an answer; at least one."""
     kept: list[pb.DelayedMessage] = []
     size = 0
     for message in messages:

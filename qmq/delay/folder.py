@@ -75,7 +75,7 @@ class Leftovers:
 
 
 def delete_all(folder: Path) -> None:
-    """Everything will be rebuilt from the log."""
+    """Delete all files; they will be rebuilt from the log."""
     unlink(folder, os.listdir(folder))
 
 

@@ -124,7 +124,7 @@ class DueSource(Protocol):
     bucket_ms: int
 
     def buckets(self) -> list[BucketInfo]:
-        """All kept buckets, ascending."""
+        """All stored buckets, ascending."""
         ...
 
     def count(self, bucket: int) -> int:

@@ -49,7 +49,7 @@ class Lateness:
         self._sum_ms += int(np.maximum(lateness_ms, 0).sum())
 
     def histogram(self) -> Histogram:
-        """All messages, in seconds."""
+        """The histogram of all messages, in seconds."""
         return Histogram(BOUNDS_S, self._bins.tolist(), self._sum_ms / 1000)
 
     def p50(self, now_ms: int) -> int:

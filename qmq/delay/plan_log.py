@@ -61,7 +61,7 @@ class StorePlanLog:
         """Messages in dispatch that are due and are not delivered themselves: seeds and half messages, until they are cancelled."""
 
     def take(self, messages: Iterable[DueMessage]) -> None:
-        """These messages go to the dispatcher."""
+        """Pass these messages to the dispatcher."""
         self._forget_ended()
         self.in_dispatch.update(message.place for message in messages)
 

@@ -89,7 +89,7 @@ class ReadAheadPiece:
         self._end = end
 
     def __call__(self) -> ReadAheadResult:
-        """Raises nothing: unreadable bytes are damage, or the bucket is deleted."""
+        """Read the piece. Does not raise: unreadable bytes are reported as damage, unless the bucket was deleted."""
         found = ReadAheadResult(self.bucket, self._end, [], [])
         try:
             fd = self._disk.open_read(self.path)
@@ -104,7 +104,7 @@ class ReadAheadPiece:
             return found._replace(end=_LOST)
 
     def _walk(self, fd: int, found: ReadAheadResult) -> int:
-        """Where the first batch begins that is not of this piece. Raises CorruptBatch, OSError."""
+        """The start of the first batch after this piece. Raises CorruptBatch, OSError."""
         position, stop, wanted = self._begin, min(self._end, self._begin + PIECE_BYTES), READ_BYTES
         while position < stop:
             size = min(wanted, self._end - position)

@@ -45,7 +45,7 @@ def next_run(cron: str, zone: str, after_ms: int) -> int:
 
 
 def check(cron: str, zone: str) -> None:
-    """Raises InvalidArgument, which says what is wrong: the expression, the zone, or that there is no such day, ever."""
+    """Raise InvalidArgument for an invalid expression, an unknown zone, or a rule that never matches a day."""
     runs = _runs(cron, _ANY_START.astimezone(_zone(zone)))
     if next(runs, None) is None:
         raise InvalidArgument(f"cron {cron!r} never runs: no year has such a day")

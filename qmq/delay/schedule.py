@@ -433,7 +433,7 @@ class Schedule:
         return self._read_ahead.next_piece(range(first, last + 1))
 
     def note_read_ahead(self, found: ReadAheadResult) -> None:
-        """What a piece of the read-ahead has found."""
+        """Take the result of reading a piece ahead."""
         self._read_ahead.note(found)
 
     def alias(self, message_id: bytes) -> SchedulePlace | None:

@@ -134,15 +134,15 @@ class PendingCounts:
         return self._counts.get(subject, 0)
 
     def all(self) -> dict[str, int]:
-        """Of every subject that has any; a copy."""
+        """A copy of the counts of all subjects with pending messages."""
         return dict(self._counts)
 
     def add(self, subject: str, messages: int) -> None:
-        """So many more are to be delivered."""
+        """Count new pending messages."""
         self._counts[subject] = self._counts.get(subject, 0) + messages
 
     def take(self, subject: str, messages: int) -> None:
-        """So many were delivered or cancelled."""
+        """Count messages that were delivered or cancelled."""
         left = self._counts.get(subject, 0) - messages
         if left > 0:
             self._counts[subject] = left

@@ -150,7 +150,7 @@ class Timekeeper:
     # --- witnesses -----------------------------------------------------------------------------------------------------
 
     def _fresh(self, asked_since_boot_ms: int) -> list[Testimony]:
-        """By the time they say."""
+        """The recent answers, sorted by the reported time."""
         for name in [name for name, said in self._testimonies.items() if self._boot_ms - said.heard_boot_ms > FRESH_MS]:
             del self._testimonies[name]
         return sorted(said for said in self._testimonies.values() if said.sent_boot_ms >= asked_since_boot_ms)

@@ -1,4 +1,4 @@
-"""The wheel: what is due when, of what is near. 8 bytes a message, and it gives what is due tick by tick, oldest first. Pure.
+"""The wheel: messages due in the near future, 8 bytes each. It returns due messages tick by tick, oldest first. Pure.
 
 The classic wheel is an array of slots, one a tick; a message is hung into the slot of its due time, and the hand empties a slot at each
 tick. Here the slots are *computed*: messages lie in a few sorted runs (qmq/delay/wheel_runs.py), and a tick's slot is the front of each

@@ -211,7 +211,7 @@ class LaneInherit(Action, frozen=True, tag=int(ActionKind.LANE_INHERIT)):
 
 
 class ScheduleStruct(msgspec.Struct, array_like=True, frozen=True, tag_field="kind"):
-    """What a delay server's master did."""
+    """The actions of a delay server's master."""
 
 
 class PlanAction(ScheduleStruct, frozen=True, tag=int(ActionKind.PLAN)):
@@ -262,7 +262,7 @@ ScheduleAction = PlanAction | PlanDone | PlanVoid | Cancel | Postpone | Recur | 
 LaneAction = LaneBegin | LaneGrant | LaneRelease | LaneDone | LaneFail | LanePark | LaneUnpark | LaneReset | LaneInherit
 ShareAction = Begin | Join | Return | PullAction | SettleAction | Leave | Reset | Buried | Forget | DropQueue
 AnyAction = ShareAction | LaneAction | ScheduleAction
-"""Everything that the action log contains."""
+"""All kinds of actions in the action log."""
 
 _ENCODER: Final = msgspec.msgpack.Encoder()
 _DECODER: Final = msgspec.msgpack.Decoder(list[AnyAction])

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class QueueErasure(Enum):
-    """What a command message forgets that is no seal; the value is its key in the body."""
+    """The kinds of erasing command messages; the value is the key in the body."""
 
     DROP = "drop"
     PURGE = "purge"

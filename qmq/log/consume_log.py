@@ -221,7 +221,7 @@ class ConsumeLog:
         return in_memory + bisect_left(numbers, value, key=lambda number: self.entry(number)[column])
 
     def _first_in_files(self, column: int, value: int) -> int:
-        """The same among the entries that files have; `persisted` if there is none."""
+        """The first such entry in the files; `persisted` if there is none."""
         low, high = self.first, self.persisted
         later = range(low - low % FILE_ENTRIES + FILE_ENTRIES, high, FILE_ENTRIES)
         file = bisect_left(later, value, key=lambda number: self.entry(number)[column])

@@ -87,7 +87,7 @@ class LaneProgress:
             self.done_before = done.pop(0)[1]
 
     def remove(self, sequences: list[int]) -> None:
-        """These sequences (ascending) are to be done again."""
+        """Mark these ascending sequences as not done."""
         if not sequences:
             return
         first = sequences[0]

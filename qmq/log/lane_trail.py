@@ -28,7 +28,7 @@ class LaneTrail:
         self.last: TrailEvent | None = None
 
     def apply(self, action: LaneAction, time_ms: int) -> list[TrailEvent]:
-        """What the group's next action did to the message."""
+        """Apply the group's next action and return its effect on the message."""
         before, holder = where(self.share, self.sequence, self.lp), holder_of(self.share, self.lp)
         self.share.apply(action)
         after = where(self.share, self.sequence, self.lp)
@@ -67,7 +67,7 @@ class LaneTrail:
 
 
 def where(share: LaneShare, sequence: int, lp: int) -> MessagePlace:
-    """Where the message is; `WAITING` means parked with its key."""
+    """The message's state; `WAITING` means parked with its key."""
     if any(sequence in parked.sequences for parked in share.parked.values()):
         return MessagePlace.WAITING
     for part in share.progress:

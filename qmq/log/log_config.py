@@ -33,12 +33,12 @@ class LogConfig:
     """
     retention_ms: int = 7 * 24 * 3600 * 1000
     retention_bytes: int | None = None
-    """Of the whole message log; older segments are deleted."""
+    """The size limit of the whole message log; older segments are deleted."""
     checkpoint_bytes: int = 256 * MIB
     """Bytes of log after which a checkpoint is taken: the most that a restart replays (about half a second)."""
     checkpoint_interval_ms: int = 60_000
     disk_free_bytes_min: int = 64 * MIB
-    """With less free space messages are refused, so that acknowledgements and checkpoints still fit."""
+    """Messages are refused when less space is free, so that acknowledgements and checkpoints still fit."""
     cache_bytes: int = 32 * MIB
     """Newest batches in memory, so that consumers that keep up cause no reads."""
     tail_bytes: int = 64 * MIB

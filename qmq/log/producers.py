@@ -42,7 +42,7 @@ class ProducerWindow:
         """Below this number the window does not know whether a batch was stored."""
 
     def find(self, batch_sequence: int) -> Produced | None:
-        """Where the batch is, if the window knows it."""
+        """The position of the batch, if the window has it."""
         return self._stored.get(batch_sequence)
 
     def may_have_forgotten(self, batch_sequence: int) -> bool:

@@ -101,7 +101,7 @@ class Queue:
         return self.index.drop_before(self.index.count)
 
     def purge(self) -> None:
-        """Nothing that is stored so far is kept, as if retention had taken it. The disk space comes back with whole segments."""
+        """Drop all stored messages, as retention does. The disk space becomes free with whole segments."""
         self.start_sequence = self.visible_sequence = self.next_sequence
 
     @property

@@ -169,7 +169,7 @@ class _Replay:
         self._until = until
 
     def run(self) -> None:
-        """Raises LogDamaged."""
+        """Recover the store. Raises LogDamaged."""
         store = self._store
         gaps_until = 0 if self._is_from_checkpoint else max(_first_index(segments) for segments in self._logs)
         for _, log, entry in heapq.merge(*[self._entries(number) for number in (0, 1)]):

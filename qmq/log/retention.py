@@ -143,7 +143,7 @@ class Retention:
 
 
 def begin_retention(store: Store, look_up: LookUp) -> list[Path]:
-    """All steps at once. Returns the files to delete after a checkpoint."""
+    """Run all steps. Returns the files to delete after a checkpoint."""
     retention = Retention(store)
     for _ in retention.steps(look_up):
         pass

@@ -35,7 +35,7 @@ from qmq.log.share_events import ShareEvent, ShareEventKind, settlement_kind
 from qmq.wire.settle_payloads import Verdict
 
 Events = list[ShareEvent] | None
-"""Where `apply` adds its events; None: no events are made."""
+"""The list to which `apply` adds events; None: no events."""
 
 EXPIRED: Final = 0
 """The `attempt` of a range that a PULL removes from the requeued ones because retention deleted its messages."""
@@ -110,7 +110,7 @@ class Share:
     # --- looking -------------------------------------------------------------------------------------------------------
 
     def due(self, now_ms: int, messages_max: int) -> list[Requeued]:
-        """Ranges that may be handed out again now, the longest due first, `messages_max` messages at most."""
+        """Ranges that are due for redelivery, longest due first, with at most `messages_max` messages."""
         found: list[Requeued] = []
         for item in self.requeued:
             if item.due_ms > now_ms or messages_max <= 0:
@@ -120,7 +120,7 @@ class Share:
         return found
 
     def next_due_ms(self) -> int | None:
-        """When the next range may be handed out again."""
+        """When the next range is due for redelivery."""
         return self.requeued[0].due_ms if self.requeued else None
 
     def settled_before(self) -> int:
@@ -130,7 +130,7 @@ class Share:
         return min(firsts, default=self.next_sequence)
 
     def unacked(self) -> int:
-        """Messages that are handed out and not settled."""
+        """The number of delivered messages that are not settled."""
         return sum(holder.unacked for holder in self.holders.values())
 
     def waiting_again(self) -> int:
@@ -218,7 +218,7 @@ class Share:
             events += [ShareEvent(kind, action.consumer, item.first, item.count, item.attempt, item.pull) for item in cut]
 
     def _holder(self, consumer: str) -> ShareHolder:
-        """The consumer's holder; the master handed it something, so it must exist."""
+        """The consumer's holder. It must exist, because the master delivered messages to it."""
         holder = self.holders.get(consumer)
         if holder is None:
             raise InvariantBroken(f"{consumer} was handed messages, and is no consumer")

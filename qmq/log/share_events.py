@@ -29,7 +29,7 @@ class ShareEventKind(StrEnum):
     AGAIN = "again"
     """The consumer came back as another incarnation."""
     EXPIRED = "expired"
-    """Retention deleted it before it was handed out again."""
+    """Retention deleted it before its redelivery."""
     PASSED = "passed"
     """It was skipped: other tags, or directed to another group."""
     RESET = "reset"
@@ -43,11 +43,11 @@ class ShareEvent(NamedTuple):
 
     kind: ShareEventKind
     consumer: str
-    """Who has them, or had them last; empty if nobody."""
+    """The consumer that holds them, or held them last; empty if none."""
     first: int
     count: int  # type: ignore[assignment]
     attempt: int = 0
-    """The number of the attempt, from 1; 0 if they were not handed out."""
+    """The number of the attempt, from 1; 0 if they were not delivered."""
     pull: int = -1
     """The consumer's pull sequence of the first message."""
     delay_ms: int = 0

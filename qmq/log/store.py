@@ -76,7 +76,7 @@ class FlushPlan:
     messages: SyncPlan
     actions: SyncPlan
     index: int
-    """Everything up to here is on disk after `run`."""
+    """Entries up to this index are on disk after `run`."""
 
     def run(self) -> None:
         """Raises FlushFailed."""

@@ -18,10 +18,10 @@ from qmq.log.share_events import ShareEvent, ShareEventKind
 
 
 class MessagePlace(StrEnum):
-    """Where a message is, for one group."""
+    """The state of a message for one group."""
 
     NEW = "new"
-    """It was not handed out."""
+    """It was not delivered yet."""
     HELD = "held"
     WAITING = "waiting"
     """It is requeued."""
@@ -31,7 +31,7 @@ class MessagePlace(StrEnum):
 
 
 class TrailEvent(NamedTuple):
-    """Something happened to the message, for a group."""
+    """An event of the message for a group."""
 
     time_ms: int
     group: str
@@ -44,7 +44,7 @@ class TrailEvent(NamedTuple):
 
 
 class MessageStanding(NamedTuple):
-    """Where a message is, and its details."""
+    """The state of a message, with details."""
 
     where: MessagePlace
     consumer: str = ""
@@ -119,7 +119,7 @@ class Trail:
 
     @property
     def now(self) -> MessageStanding:
-        """Where the message is. A dead message stays DYING here, because BURIED names only numbers."""
+        """The message's state. A dead message stays DYING here, because BURIED has only numbers."""
         return standing(self._share, self.sequence)
 
     def apply(self, action: ShareAction, time_ms: int) -> list[TrailEvent]:

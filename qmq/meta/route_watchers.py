@@ -24,7 +24,7 @@ QUIET_S: Final = 10.0
 
 
 class _Watcher:
-    """What one client has not heard yet."""
+    """The pending updates of one client."""
 
     def __init__(self) -> None:
         self.subjects: set[str] = set()

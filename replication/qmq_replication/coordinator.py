@@ -76,7 +76,7 @@ async def found_group(
 
 
 def new_secret() -> bytes:
-    """What a group's replicas prove to each other, as stored."""
+    """A new group secret, as stored."""
     return secrets.token_hex(SECRET_BYTES).encode()
 
 

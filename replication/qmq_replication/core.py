@@ -129,7 +129,7 @@ class Replica:
         return self.name in self.membership.voters and not self.resetting_until
 
     def take(self) -> Ready:
-        """What is to be done now; taken once."""
+        """Take the work to be done now; each item is returned once."""
         ready, self.ready = self.ready, Ready()
         return ready
 
@@ -273,7 +273,7 @@ class Replica:
         self.ready.role = role
 
     def become_slave(self, patience_ms: int | None = None) -> None:
-        """Leave whatever else we were; wait for a master for so long."""
+        """Become a slave and wait for a master for the given time."""
         self.leader = None
         if self.master == self.name:
             self.master, self.is_master_lost = "", True

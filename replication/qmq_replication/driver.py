@@ -85,7 +85,7 @@ class StoreLog:
         self._host = host
 
     def place(self) -> Place:
-        """Where the logs end."""
+        """The ends of the logs."""
         store = self._host.store
         return store.messages.end, store.actions.end
 

@@ -64,7 +64,7 @@ class History:
         return self.runs[place].epoch if place >= 0 else self.start_epoch
 
     def extend(self, runs: Iterable[EpochRun], last_index: int) -> None:
-        """Entries were appended. A run that goes on is not begun again."""
+        """Add appended entries. Entries of the current epoch extend its run."""
         for run in runs:
             if not self.runs or self.runs[-1].epoch != run.epoch:
                 check(run.epoch >= self.last_epoch, f"epochs fall: {run} behind {self.last}")

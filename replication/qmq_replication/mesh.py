@@ -193,7 +193,7 @@ class Mesh:
         self._loop = asyncio.get_running_loop()
 
     def update(self, addresses: dict[str, str]) -> None:
-        """These are the peers, by data address."""
+        """Set the peers, by data address."""
         for name in [each for each, link in self._links.items() if addresses.get(each) != link.address]:
             task = self._loop.create_task(self._links.pop(name).close())
             self._closing.add(task)

@@ -51,7 +51,7 @@ class OwnReplica(Protocol):
         ...
 
     def become_slave(self, patience_ms: int | None = None) -> None:
-        """Leave whatever else it was; wait for a master for so long."""
+        """Become a slave and wait for a master for the given time."""
         ...
 
     def lead(self) -> None:

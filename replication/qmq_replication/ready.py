@@ -23,11 +23,11 @@ from qmq_replication.replica_messages import Append, LogReset, Message, Place
 
 
 class Role(Enum):
-    """What a replica is doing."""
+    """The role of a replica."""
 
     SLAVE = "slave"
     POLLING = "polling"
-    """Suspects that there is no master; asks the others before it disturbs anybody."""
+    """Suspects that there is no master, and asks the others before it campaigns."""
     CAMPAIGNING = "campaigning"
     """Asks the coordination store for a new epoch."""
     FENCING = "fencing"
@@ -75,7 +75,7 @@ Request = Campaign | Resign | MembershipChange | LookUp
 
 @dataclass(slots=True)
 class Ready:
-    """Everything that came up since the last `take`. See the module's contract."""
+    """The work since the last `take`. The module's docstring has the contract."""
 
     save: DurableState | None = None
     reset: LogReset | None = None
@@ -143,7 +143,7 @@ class Timing(NamedTuple):
     poll_ms: int = 150
     fence_ms: int = 2_000
     quorum_ms: int = 2_000
-    """A master that hears of no majority for so long steps down."""
+    """A master that does not hear a majority for this time steps down."""
     late_ms: int = 300
     """A slave whose own clock tick came later than this was not scheduled: it waits for the master again before it suspects it."""
     inflight_bytes_max: int = 16 << 20

@@ -51,11 +51,11 @@ class ReplicaIdentity:
 
     @property
     def state(self) -> DurableState:
-        """What the core needs."""
+        """The durable state for the core."""
         return DurableState(self.promised, self.is_whole, self.resetting_until)
 
     def with_state(self, state: DurableState) -> ReplicaIdentity:
-        """The same with another state."""
+        """A copy with another state."""
         return replace(self, promised=state.promised, is_whole=state.is_whole, resetting_until=state.resetting_until)
 
     def members(self) -> ReplicaMembership | None:

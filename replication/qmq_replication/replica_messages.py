@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from qmq_replication.history import EpochRun
 
 Place = Any
-"""Where an index is in the logs' files; opaque to the core."""
+"""The position of an index in the logs' files; opaque to the core."""
 
 
 class Probe(NamedTuple):

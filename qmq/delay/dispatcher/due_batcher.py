@@ -25,7 +25,7 @@ from qmq.copies import columns_of_copies
 from qmq.delay.interfaces import Draft, DueMessage, SchedulePlace
 
 AHEAD: Final = 4
-"""A batch is gathered from at most so many times its number of messages."""
+"""A batch is selected from at most this multiple of its number of messages."""
 MESSAGE_BYTES: Final = 40
 """About what a message takes besides its body, key, tags and headers."""
 _ERA_BITS: Final = 32
@@ -44,7 +44,7 @@ class Limits(NamedTuple):
 
 
 def sort_of(message: DueMessage) -> Sort:
-    """What messages of one batch must have in common."""
+    """The properties that messages of one batch must share."""
     group = message.headers.get(headers.GROUP, b"") if message.flags & _DIRECTED else None
     return message.create_time_ms >> _ERA_BITS, group
 

@@ -19,7 +19,7 @@ from qmq.wire.frame_payloads import Produced
 
 
 class DueConnectionOwner(Protocol):
-    """What the connection needs of its dispatcher."""
+    """The dispatcher's interface for the connection."""
 
     subject: str
 

@@ -129,12 +129,12 @@ class DueWindow(InFlightWindow[DueBatch]):
         return super()._may_send(batch)
 
     def take_done(self) -> list[tuple[DueBatch, Produced]]:
-        """What was stored since, each batch once, and where."""
+        """The batches stored since the last call, each once, with their positions."""
         done, self._done = self._done, []
         return done
 
     def take_void(self) -> list[DueBatch]:
-        """What is not to be sent again as it is, each batch once, in order."""
+        """The batches that must not be sent again unchanged, each once, in order."""
         void, self._void = self._void, []
         return void
 
@@ -147,7 +147,7 @@ class DueWindow(InFlightWindow[DueBatch]):
         return all([batch.plan is not None for batch in self.flight])  # noqa: C419 - faster than a generator
 
     def settle(self) -> None:
-        """Of a settled window: all that is left is void."""
+        """Make all remaining batches of a settled window void."""
         self._clear()
 
     def is_troubled(self, now: float) -> bool:
@@ -168,7 +168,7 @@ class DueWindow(InFlightWindow[DueBatch]):
         self._void_dead()
 
     def _before(self, batch: DueBatch) -> list[DueBatch]:
-        """What is stored if this one is: all before it of its producer."""
+        """The batches that are stored if this one is: all earlier ones of its producer."""
         if not self.is_ordered:
             return []
         number = batch.draft.batch_sequence
@@ -178,7 +178,7 @@ class DueWindow(InFlightWindow[DueBatch]):
         return found
 
     def _forgotten(self, batch: DueBatch) -> None:
-        """Nobody will say whether the broker had this one."""
+        """The outcome of this batch will stay unknown."""
         if self._dead is None:
             self._dead = batch
             self._mark_out(batch)
@@ -205,7 +205,7 @@ class DueWindow(InFlightWindow[DueBatch]):
             self._void.append(batch)
 
     def _void_dead(self) -> None:
-        """What will never be there is void when everything before it is decided, and all of it is planned."""
+        """Make batches void that can never be stored, once all earlier batches are decided and all their messages are planned."""
         if self._dead is not None and self.flight[0] is self._dead and self._is_planned:
             self._clear()
 

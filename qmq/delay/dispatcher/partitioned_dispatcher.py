@@ -33,7 +33,7 @@ from qmq.delivery.partitioner import Partitioner
 from qmq.errors import InvalidArgument, QmqError, RouteChanged
 
 UNKNOWN_RANGE = LpRange(0, 0)
-"""Of a partition that only a plan names."""
+"""The range of a partition known only from a plan."""
 
 
 class DuePartition(DueWindow):
@@ -111,7 +111,7 @@ class PartitionedDispatcher:
         return any(partition.batcher.withdraw(place) for partition in self._partitions)
 
     def take_waiting(self) -> list[DueMessage]:
-        """All that is not planned, per key in order."""
+        """All unplanned messages, in order per key."""
         messages = [message for partition in self._partitions for message in partition.batcher.messages]
         for partition in self._partitions:
             partition.batcher.messages.clear()
@@ -225,7 +225,7 @@ class PartitionedDispatcher:
         return count, str(why) if why is not None else ""
 
     def close(self) -> None:
-        """Nothing more is sent."""
+        """Stop sending."""
         self._is_closed = True
         self._locator.unlisten(self.subject, self._rerouted)
         if self._following is not None:

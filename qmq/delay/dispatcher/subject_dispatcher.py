@@ -54,7 +54,7 @@ class LocatedDispatcher(Protocol):
         ...
 
     def take_waiting(self) -> list[DueMessage]:
-        """All that is not planned, in order."""
+        """All unplanned messages, in order."""
         ...
 
     @property
@@ -106,7 +106,7 @@ class SubjectDispatcher:
             self._located.put(messages)
 
     def resume(self, batch: DueBatch) -> None:
-        """What an earlier master planned; before the first `put`."""
+        """Take over the plans of an earlier master. Call it before the first `put`."""
         self._resumed.append(batch)
         self.planner.resume([batch])
         self._find(0.0)
@@ -217,7 +217,7 @@ class SubjectDispatcher:
         return messages
 
     def set_aside(self, message: DueMessage, why: QmqError) -> None:
-        """It cannot be delivered as it is; it is tried again later, alone."""
+        """The message cannot be delivered now; it is tried again later, alone."""
         place = message.place
         self.suspects[place] = 1
         tries = self._tries[place] = self._tries.get(place, 0) + 1
@@ -247,7 +247,7 @@ class SubjectDispatcher:
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing waits and nothing is under way."""
+        """Whether no message waits and no batch is in flight."""
         located = self._located
         is_waiting = self._unlocated or self._resumed or self._aside
         return not is_waiting and (located is None or (located.is_idle and not located.waiting))
@@ -266,7 +266,7 @@ class SubjectDispatcher:
         return (count, why) if why and count else (0, "")
 
     def close(self) -> None:
-        """Nothing more is sent, at once."""
+        """Stop sending at once."""
         self._is_closed = True
         if self._finding is not None:
             self._finding.cancel()

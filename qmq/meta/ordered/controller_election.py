@@ -23,7 +23,7 @@ LEASE_S: Final = 5.0
 
 
 class ControllerElection:
-    """Tries to be it, until it is stopped."""
+    """Campaigns to be the leading metaserver until it is stopped."""
 
     def __init__(self, store: CoordinationStore, name: str, *, lease_s: float = LEASE_S) -> None:
         self._store = store

@@ -33,7 +33,7 @@ LOOK_S: Final = 0.1
 PATIENCE_MS: Final = 500
 """A group that elects has a new master long before the old one's lease ends; one whose master resigned, within this."""
 FRESH_MS: Final = 4_000
-"""A view that has not heard the store for so long says nothing about who is gone."""
+"""After this time without news from the store, the view is too old to tell which broker groups are lost."""
 
 
 class Evacuation:

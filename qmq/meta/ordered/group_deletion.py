@@ -83,7 +83,7 @@ class Forgetting:
         return partitions
 
     async def _forget(self, names: Iterable[str], subject: str, group: str, revision: int) -> int:
-        """All that answer are told, whoever is silent."""
+        """Send FORGET to all masters that answer, even if others are silent."""
         request = control.DeleteGroupRequest(subject=subject, group=group, record_revision=revision)
         partitions = 0
         silent: dict[str, QmqError] = {}

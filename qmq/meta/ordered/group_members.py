@@ -1,4 +1,4 @@
-"""Who is in a consumer group: `/qmq/members/S/G/CONSUMER`, under a lease that is begun anew each time the consumer asks.
+"""The members of a consumer group: `/qmq/members/S/G/CONSUMER`, under a lease that each request of the consumer renews.
 
 * A consumer whose metaserver died asks another one, which puts the key again under a lease of its own. It is the same life of the same
   name, so nothing is dealt out anew; and the first lease, when it ends, takes nothing along, since the key hangs on the second.
@@ -25,7 +25,7 @@ from qmq.errors import CoordinationError, CoordinationUnknown, LeaseNotFound, Ov
 
 LEASE_MS_MIN: Final = 2_000
 LEASE_MS_MAX: Final = 300_000
-"""As brokers grant it: so long a consumer that vanished keeps its share of the lanes."""
+"""The longest lease, as at brokers: a consumer that vanished keeps its lanes for this time."""
 
 
 class GroupMember(NamedTuple):
@@ -37,13 +37,13 @@ class GroupMember(NamedTuple):
 
     @property
     def key(self) -> str:
-        """Where it is in the store."""
+        """The member's key in the store."""
         return member_key(*self)
 
 
 @dataclass(slots=True)
 class _Held:
-    """What this metaserver keeps for a consumer."""
+    """A consumer's lease held by this metaserver."""
 
     incarnation: str
     lease: LeaseId
@@ -136,7 +136,7 @@ class Members:
         return True
 
     async def leave(self, name: GroupMember, incarnation: str) -> None:
-        """It goes for good: its key goes now, if it is still this life's. Raises CoordinationError."""
+        """Remove a consumer that leaves: delete its key if it still belongs to this incarnation. Raises CoordinationError."""
         async with self._locks[name]:
             while (item := await self._store.get(name.key)) is not None:
                 if MemberRecord.decode(item.value).incarnation != incarnation:
@@ -151,7 +151,7 @@ class Members:
             self._forget(name)
 
     async def _drop(self, lease: LeaseId) -> None:
-        """What hangs on a lease that is not used any more goes; if this fails, it goes by itself."""
+        """Revoke an unused lease. If this fails, the lease expires by itself."""
         with suppress(CoordinationError):
             await self._store.revoke(lease)
 

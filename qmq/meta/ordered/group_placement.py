@@ -141,7 +141,7 @@ class Placing:
 
 
 def being_deleted(subject: str, group: str) -> LaneNotOpen:
-    """For whoever wants something of a group that is being deleted; it may begin anew afterwards."""
+    """The error for requests about a group that is being deleted. A new group may begin afterwards."""
     return LaneNotOpen(f"group {group!r} of subject {subject!r} is being deleted: try again soon, or see `qmq cluster status`")
 
 

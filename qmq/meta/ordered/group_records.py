@@ -14,7 +14,7 @@ from qmq.errors import CoordinationUnknown, OrderMismatch, UnknownGroup
 
 
 def unknown_route(_subject: str, _version: int) -> Route | None:
-    """Nothing is known beforehand."""
+    """A route lookup without known routes."""
     return None
 
 

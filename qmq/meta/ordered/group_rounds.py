@@ -61,7 +61,7 @@ class Gather(Protocol):
     """Waits for all; production does so at once, the simulator one by one."""
 
     async def __call__(self, asked: Iterable[Awaitable[_T]]) -> list[_T]:
-        """What each gave, in order."""
+        """The results in order."""
         ...
 
 
@@ -71,7 +71,7 @@ async def one_by_one(asked: Iterable[Awaitable[_T]]) -> list[_T]:
 
 @dataclass(frozen=True, slots=True)
 class RoundOutcome:
-    """What a round did."""
+    """The result of a round."""
 
     version: int = 0
     """The group's version; 0 if there is no such group."""
@@ -188,7 +188,7 @@ class GroupRounds:
                 looked.progress.add(answer)
 
     async def _describe(self, looked: _Look, name: str, numbers: list[int]) -> control.DescribeLanesResponse | None:
-        """None: it does not answer, so nothing of it is finished."""
+        """The broker's progress; None if it does not answer, so that no range counts as finished."""
         request = control.DescribeLanesRequest(subject=looked.subject, partitions=numbers, group=looked.group, with_parked=True)
         try:
             return with_unwritten(await self._lanes.describe_lanes(name, request), request, name)
@@ -227,7 +227,7 @@ class _Inheritance(NamedTuple):
 
 
 class _Look:
-    """What one round has learnt so far."""
+    """The answers gathered by a round."""
 
     def __init__(self, subject: str, group: str, item: KeyValue, record: GroupRecord, latest: int) -> None:
         self.subject = subject
@@ -251,7 +251,7 @@ class _Look:
         return number not in self.waiting and self.progress.is_finished(number, lps)
 
     def inheritances(self, after: Frontier) -> list[_Inheritance]:
-        """What is to be told before the frontier may be `after`."""
+        """The progress to pass on to new partitions before the frontier may become `after`."""
         found = []
         for source, lps, version in left_behind(self.record.frontier, after, self.routes):
             for target in self.routes[version + 1].overlapping(lps):

@@ -45,14 +45,14 @@ class Start(NamedTuple):
 
     @classmethod
     def of_new(cls, text: str) -> Start:
-        """As a consumer asks for it; empty: earliest. Raises InvalidArgument."""
+        """The start that a consumer requests; empty: earliest. Raises InvalidArgument."""
         if text not in ("", EARLIEST, LATEST):
             raise InvalidArgument(f"a group starts at {EARLIEST} or {LATEST}, not {text!r}")
         return cls(text or EARLIEST)
 
     @classmethod
     def of_reset(cls, request: control.ResetGroupRequest) -> Start:
-        """Raises InvalidArgument: sequences count in one partition, and say nothing about a subject."""
+        """The start of a reset. Raises InvalidArgument for a sequence, which is only valid within one partition."""
         which = request.WhichOneof("target")
         if which == "sequence" or which is None:
             raise InvalidArgument("a group of an ordered subject is moved to the earliest, the latest, or a time")
@@ -79,7 +79,7 @@ class Start(NamedTuple):
 
     @property
     def is_delicate(self) -> bool:
-        """Whether only the one who began it should go on with it, unless that one is gone."""
+        """Whether only the metaserver that began the move should continue it, unless it is gone."""
         return self.moves or self.text.startswith(UNPARK)
 
     def version(self, latest: int, changes: Mapping[int, Change]) -> int:
@@ -92,7 +92,7 @@ class Start(NamedTuple):
         return max([1, *(version for version, at_ms in dated.items() if version <= latest and at_ms <= wanted_ms)])
 
     def places(self, routes: Mapping[int, Route], first: int) -> dict[int, control.LanePlace]:
-        """What to tell brokers, by partition; `routes` are all from version `first` on."""
+        """The starts for brokers by partition. `routes`: all from version `first` on."""
         if self.text == EARLIEST or self.text.startswith(UNPARK):
             return {}
         here = {part.number for part in routes[first].partitions}

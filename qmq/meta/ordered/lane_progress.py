@@ -41,7 +41,7 @@ class GroupLaneProgress:
         self._parts.update({each.partition: each for each in answer.partitions})
 
     def forget(self, number: int) -> None:
-        """What was told of a partition holds no more: ask again."""
+        """Drop the cached progress of a partition, so that it is asked again."""
         self._parts.pop(number, None)
 
     def knows(self, number: int) -> bool:
@@ -49,7 +49,7 @@ class GroupLaneProgress:
         return number in self._parts
 
     def is_finished(self, number: int, lps: LpRange) -> bool:
-        """Whether the broker says that all of the range is finished."""
+        """Whether the whole range is finished according to the broker."""
         at = lps.first
         for each in self._ranges(number, is_finished=True):
             if each.first <= at < each.end:
@@ -129,7 +129,7 @@ def _backlog(part: control.PartitionStatus, ranges: Mapping[LpRange, int], lps: 
 
 
 def _without(lps: LpRange, taken: Sequence[LpRange]) -> list[LpRange]:
-    """What is left of a range."""
+    """The rest of a range."""
     left, at = [], lps.first
     for each in taken:
         if each.overlaps(lps):

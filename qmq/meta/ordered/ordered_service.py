@@ -239,7 +239,7 @@ class OrderedService:
     # --- parked keys ---------------------------------------------------------------------------------------------------
 
     async def describe_parked(self, request: control.DescribeParkedRequest) -> control.DescribeParkedResponse:
-        """Of all broker groups; those that are silent are named. Raises NotConnected if nobody answers."""
+        """The parked keys of all broker groups, with the silent groups. Raises NotConnected if none answers."""
         _, state = await self._subject(request.subject)
         absent: tuple[type[QmqError], ...] = (UnknownSubject, UnknownGroup, UnknownPartition)
         answers = await self._brokers.ask_masters(state.broker_groups, "DescribeParked", request, absent=absent)
@@ -308,7 +308,7 @@ class OrderedService:
         return await self._resharding.set_policy(config.name, request.policy)
 
     async def explain_reshard(self, request: pb.ExplainReshardRequest) -> pb.ExplainReshardResponse:
-        """What would be done now, and why."""
+        """The policy's decision now, and its reason."""
         config, state = await self._subject(request.subject)
         return await self._resharding.explain(config, state)
 

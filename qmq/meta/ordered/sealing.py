@@ -60,11 +60,11 @@ class Sealing:
         """Since when each broker group has answered no seal: the second partition that is fenced need not wait for the first one's."""
 
     def know_gone(self, broker_group: str) -> None:
-        """It has been silent for long enough."""
+        """Record that the broker group has been silent long enough to be fenced."""
         self._silent_since[broker_group] = self._now_ms() - int(FENCE_AFTER_S * 1000)
 
     async def silent_first(self, subject: str, sources: Sequence[PhysicalPartition]) -> list[PhysicalPartition]:
-        """Those whose masters do not answer first: the others' writers go on while a lease runs out."""
+        """Sort sources with silent masters first, so that writers of the others can continue while a lease expires."""
         if len(sources) < 2:
             return list(sources)
         silent, well = [], []
