@@ -16,6 +16,7 @@ from qmq.errors import InvalidArgument, QmqError
 
 if TYPE_CHECKING:
     from qmq.gateway.gateway_config import GatewayConfig
+    from qmq.integrations.http.http_server import HttpServer
     from qmq.metrics.endpoint import MetricsServer
     from qmq.network import Network
 
@@ -33,6 +34,9 @@ class GatewayOptions(ProcessFlags):
     ] = ""
     host: Host = "127.0.0.1"
     port: Annotated[int, typer.Option(envvar="QMQ_PORT", help="The port for RocketMQ clients; 0: any free port.")] = 8081
+    http_port: Annotated[
+        int | None, typer.Option(envvar="QMQ_HTTP_PORT", help="The port for HTTP and CloudEvents; 0: any free port; without it, none.")
+    ] = None
     advertise: Annotated[
         str, typer.Option(envvar="QMQ_ADVERTISE", help="HOST:PORT advertised to clients; default: the one they connected to.")
     ] = ""
@@ -83,6 +87,17 @@ class GatewayOptions(ProcessFlags):
             shares_port=self.shared_port,
         )
 
+    def http_server(self) -> HttpServer | None:
+        """The HTTP server, if it was asked for. A request without a token must not get what the gateway's own certificate may do."""
+        if self.http_port is None:
+            return None
+        import qmq
+        from qmq.integrations.http.http_server import HttpConfig, HttpServer
+
+        is_open = self.credentials is None and not os.environ.get("QMQ_TLS_CERT")
+        config = HttpConfig(self.host, self.http_port, self.tls_cert, self.tls_key, allows_anonymous=is_open)
+        return HttpServer(config, lambda token: qmq.connect(self.server or None, token=lambda: token, state_dir=False))
+
     def network(self) -> Network:
         """The network of the RocketMQ port, with TLS if configured. Raises InvalidArgument for unusable files."""
         from qmq.network import NETWORK
@@ -129,6 +144,8 @@ async def _serve_together(options: GatewayOptions) -> int:
 
     if not options.port:
         raise InvalidArgument("several processes share one port, so name it: --port 8081")
+    if options.http_port is not None:
+        raise InvalidArgument("the receipts of HTTP belong to one process: run a gateway with --http-port and without --processes")
     commands = [
         process_command("gateway", _one_of(options, number), _SHOWN, os.environ, verbose=options.verbose)
         for number in range(options.processes)
@@ -160,6 +177,7 @@ async def _serve(options: GatewayOptions) -> int:
     async with connect() as mq:
         found = GatewayServer(mq, options.config(), network=options.network(), credentials=credentials, connect=connect)
 
+        http = options.http_server()
         metrics: MetricsServer | None = None
 
         async def start() -> str:
@@ -167,11 +185,16 @@ async def _serve(options: GatewayOptions) -> int:
             host = serving.metrics_host(options.host, options.metrics_host)
             metrics = await serving.serve(host, options.metrics_port, [GatewaySource(found)], lambda: Readiness(True, "ok"))
             await found.start()
-            return f"qmq gateway is ready at {found.address}{f' (metrics at {metrics.address})' if metrics is not None else ''}"
+            if http is not None:
+                await http.start()
+            for_http = "" if http is None else f", for HTTP at {http.url}"
+            return f"qmq gateway is ready at {found.address}{for_http}{f' (metrics at {metrics.address})' if metrics is not None else ''}"
 
         try:
             await until_signal(start)
         finally:
+            if http is not None:
+                await http.stop()
             if metrics is not None:
                 await metrics.stop()
             await found.stop()

@@ -1,0 +1,110 @@
+"""A client of the cluster for each token that callers show, so that rules, quotas and the audit log see the caller."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Final
+
+import qmq
+from qmq.errors import NotAuthenticated, QuotaExceeded
+from qmq.integrations.http.group_receipts import GroupReceipts
+
+CLIENTS_MAX: Final = 200
+GROUPS_MAX: Final = 1_000
+
+Connect = Callable[[str], qmq.Client]
+"""A client that shows this token; "" for none."""
+
+
+class HttpCaller:
+    """One token's client, with the groups that it reads."""
+
+    def __init__(self, client: qmq.Client) -> None:
+        self.client = client
+        self.requests = 0
+        """Under way."""
+        self._groups: dict[tuple[str, str], GroupReceipts] = {}
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is under way, and nothing is held."""
+        return not self.requests and not any(each.held for each in self._groups.values())
+
+    def group(self, subject: str, group: str) -> GroupReceipts:
+        """The reading of a subject by a group. Raises InvalidName, QuotaExceeded."""
+        found = self._groups.get((subject, group))
+        if found is None:
+            if len(self._groups) >= GROUPS_MAX:
+                raise QuotaExceeded(f"this caller reads {GROUPS_MAX} groups already, which is the most")
+            consumer = self.client.consumer(subject, group, ack="explicit", expired="skip")
+            found = self._groups[subject, group] = GroupReceipts(consumer)
+        return found
+
+    async def leave(self, subject: str, group: str) -> None:
+        """End a reading that failed: the next request begins anew."""
+        found = self._groups.pop((subject, group), None)
+        if found is not None:
+            await found.close()
+
+    async def close(self) -> None:
+        """Give back what is held, and disconnect."""
+        while self._groups:
+            await self._groups.popitem()[1].close()
+        await self.client.close()
+
+
+class HttpClients:
+    """The callers of this process. With `allows_anonymous`, a request without a token is sent without one."""
+
+    def __init__(self, connect: Connect, *, allows_anonymous: bool) -> None:
+        self._connect, self._allows_anonymous = connect, allows_anonymous
+        self._callers: dict[bytes, HttpCaller] = {}
+        """By the token's digest, who asked last at the end."""
+
+    @asynccontextmanager
+    async def caller(self, authorization: str | None) -> AsyncIterator[HttpCaller]:
+        """Who asks, by the header `authorization: Bearer TOKEN`. Raises NotAuthenticated, QuotaExceeded."""
+        token = self._token(authorization)
+        digest = hashlib.sha256(token.encode()).digest()
+        found = self._callers.pop(digest, None)
+        if found is None:
+            await self._make_room()
+            found = HttpCaller(self._connect(token))
+        self._callers[digest] = found
+        found.requests += 1
+        try:
+            yield found
+        except NotAuthenticated:
+            if self._callers.get(digest) is found:
+                del self._callers[digest]
+            raise
+        finally:
+            found.requests -= 1
+            if found is not self._callers.get(digest) and not found.requests:
+                await found.close()
+
+    def _token(self, authorization: str | None) -> str:
+        if authorization is None:
+            if not self._allows_anonymous:
+                raise NotAuthenticated("show a token: `authorization: Bearer TOKEN`")
+            return ""
+        scheme, _, token = authorization.partition(" ")
+        token = token.strip()
+        if scheme.lower() != "bearer" or not token or not token.isascii() or not token.isprintable():
+            raise NotAuthenticated("the header is `authorization: Bearer TOKEN`")
+        return token
+
+    async def _make_room(self) -> None:
+        if len(self._callers) < CLIENTS_MAX:
+            return
+        idle = next((digest for digest, each in self._callers.items() if each.is_idle), None)
+        if idle is None:
+            raise QuotaExceeded(f"{CLIENTS_MAX} callers are here already, which is the most")
+        await self._callers.pop(idle).close()
+
+    async def close(self) -> None:
+        """Give back what all callers hold, and disconnect."""
+        while self._callers:
+            await self._callers.popitem()[1].close()

@@ -1,0 +1,138 @@
+"""The routes: `POST /subjects/NAME`, `.../groups/NAME/receive`, `.../groups/NAME/settle`, `GET /openapi.json`."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any, Final
+
+from starlette.applications import Starlette
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+import qmq
+from qmq import errors, limits
+from qmq.integrations import cloud_event
+from qmq.integrations.http.http_clients import HttpCaller, HttpClients
+from qmq.integrations.http.http_requests import HttpMessage, SendOptions, messages_of, receive_of, send_options, settle_of
+from qmq.integrations.http.openapi import document
+
+BODY_BYTES_MAX: Final = limits.BATCH_BYTES_MAX
+STATUSES: Final[tuple[tuple[type[qmq.QmqError], int], ...]] = (
+    (errors.NotAuthenticated, 401),
+    (errors.AccessDenied, 403),
+    (errors.UnknownSubject, 404),
+    (errors.OrderMismatch, 409),
+    (errors.MessageTooLarge, 413),
+    (errors.QuotaExceeded, 429),
+    (errors.BufferFull, 429),
+    (errors.ClientClosed, 503),
+    (errors.CallerError, 400),
+)
+
+Handler = Callable[[HttpCaller, Request, bytes], Awaitable[dict[str, Any]]]
+
+
+class HttpSite:
+    """The ASGI application is `app`. Close it in the loop that served it."""
+
+    def __init__(self, clients: HttpClients) -> None:
+        self._clients = clients
+        self.app = Starlette(
+            routes=[
+                Route("/openapi.json", _openapi, methods=["GET"]),
+                Route("/subjects/{subject}", partial(self._answer, _send), methods=["POST"]),
+                Route("/subjects/{subject}/groups/{group}/receive", partial(self._answer, _receive), methods=["POST"]),
+                Route("/subjects/{subject}/groups/{group}/settle", partial(self._answer, _settle), methods=["POST"]),
+            ]
+        )
+
+    async def _answer(self, handler: Handler, request: Request) -> Response:
+        try:
+            async with self._clients.caller(request.headers.get("authorization")) as caller:
+                return JSONResponse(await handler(caller, request, await _body(request)))
+        except qmq.QmqError as failure:
+            return _refusal(failure)
+        except ClientDisconnect:
+            return Response(status_code=400)
+
+    async def close(self) -> None:
+        """Give back what requests hold, and disconnect."""
+        await self._clients.close()
+
+
+async def _openapi(_: Request) -> Response:
+    return JSONResponse(document())
+
+
+async def _body(request: Request) -> bytes:
+    """The body. Raises MessageTooLarge before more than the limit is read."""
+    found = bytearray()
+    async for part in request.stream():
+        found += part
+        if len(found) > BODY_BYTES_MAX:
+            raise errors.MessageTooLarge(f"a request has at most {BODY_BYTES_MAX} bytes")
+    return bytes(found)
+
+
+async def _send(caller: HttpCaller, request: Request, body: bytes) -> dict[str, Any]:
+    query = request.query_params
+    options = send_options(query, query.getlist("tag"))
+    messages = messages_of({name.lower(): value for name, value in request.headers.items()}, body)
+    return {"messages": [await _sent(caller.client, request.path_params["subject"], each, options) for each in messages]}
+
+
+async def _sent(mq: qmq.Client, subject: str, message: HttpMessage, options: SendOptions) -> dict[str, Any]:
+    key = message.key if message.key is not None else options.key
+    found = await mq.send(subject, message.body, key=key, tags=options.tags, headers=message.headers, delay=options.delay)
+    delayed = {} if found.delayed_id is None else {"delayed_id": str(found.delayed_id)}
+    return {"id": str(found.id), **delayed}
+
+
+async def _receive(caller: HttpCaller, request: Request, body: bytes) -> dict[str, Any]:
+    subject, group = request.path_params["subject"], request.path_params["group"]
+    ask = receive_of(body)
+    try:
+        found = await caller.group(subject, group).receive(ask)
+    except (errors.CallerError, errors.StorageError) as failure:
+        if not isinstance(failure, errors.QuotaExceeded):
+            await caller.leave(subject, group)
+        raise
+    return {"messages": [_shown(receipt, message) for receipt, message in found.items()]}
+
+
+def _shown(receipt: str, message: qmq.Message) -> dict[str, Any]:
+    headers = {name: value.decode("utf-8", "replace") for name, value in message.headers.items()}
+    key = message.key_bytes
+    shown = {
+        "receipt": receipt,
+        "id": str(message.id),
+        "subject": message.subject,
+        "sequence": message.sequence,
+        "attempt": message.attempt,
+        "create_time_ms": message.create_time_ms,
+        "key": None if key is None else key.decode("utf-8", "replace"),
+        "tags": list(message.tags),
+        "headers": headers,
+        "body_base64": base64.b64encode(message.body).decode(),
+    }
+    if cloud_event.is_event(headers):
+        try:
+            shown["event"] = cloud_event.of_headers(headers, message.body).structured()
+        except errors.InvalidArgument:  # sent by another program
+            return shown
+    return shown
+
+
+async def _settle(caller: HttpCaller, request: Request, body: bytes) -> dict[str, Any]:
+    settled, over = caller.group(request.path_params["subject"], request.path_params["group"]).settle(settle_of(body))
+    return {"settled": list(settled), "over": list(over)}
+
+
+def _refusal(failure: qmq.QmqError) -> Response:
+    status = next((code for kind, code in STATUSES if isinstance(failure, kind)), 503)
+    headers = {"www-authenticate": "Bearer"} if status == 401 else {"retry-after": "1"} if status == 503 else None
+    found = {"code": failure.code, "error": failure.message, "outcome": failure.outcome.name.lower()}
+    return JSONResponse(found, status, headers)

@@ -1,0 +1,121 @@
+"""QMQ as a broker of Taskiq, and its delayed messages as a schedule source.
+
+    broker = QmqBroker("localhost:20880")
+    schedules = QmqScheduleSource(broker)
+
+docs/integrations/taskiq.md is the tutorial.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator
+from datetime import UTC, timedelta
+from typing import Any, Final
+
+from taskiq import AckableMessage, AsyncBroker, BrokerMessage, ScheduledTask, ScheduleSource
+from taskiq.message import TaskiqMessage
+
+import qmq
+from qmq.errors import InvalidArgument, MessageNotFound, TooLate
+
+DELAY: Final = "delay"
+"""The label with the seconds until a task begins."""
+
+
+class QmqBroker(AsyncBroker):
+    """Tasks are messages of one subject, and all workers are one group.
+
+    A task with the label `delay` (seconds, two years at most) is a delayed message. It is acknowledged when Taskiq says so (`ack_type`);
+    a task whose worker vanished is handed out again, and after the group's last attempt is in the dead-letter queue `%dlq%GROUP`.
+    """
+
+    def __init__(
+        self, addresses: str | None = None, *, subject: str = "taskiq", group: str = "taskiq", prefetch: int = 100, **connect: Any
+    ) -> None:
+        """`prefetch` is how many tasks a worker holds at most; `connect` are options of `qmq.connect`."""
+        super().__init__()
+        self.subject, self.group, self.prefetch = subject, group, prefetch
+        self._addresses, self._connect = addresses, connect
+        self._mq: qmq.Client | None = None
+
+    @property
+    def mq(self) -> qmq.Client:
+        """The client. Raises ClientClosed before `startup` and after `shutdown`."""
+        if self._mq is None:
+            raise qmq.errors.ClientClosed("the broker is not started: await broker.startup()")
+        return self._mq
+
+    async def startup(self) -> None:
+        """Make the client; it connects when it is first used."""
+        self._mq = qmq.connect(self._addresses, **self._connect)
+        await super().startup()
+
+    async def shutdown(self) -> None:
+        """Send what is under way, give back what no task has begun, and disconnect."""
+        await super().shutdown()
+        if self._mq is not None:
+            await self._mq.close()
+            self._mq = None
+
+    async def kick(self, message: BrokerMessage) -> None:
+        """Store a task on a majority of the replicas. Raises as `Client.send`."""
+        delay = message.labels.get(DELAY)
+        later = None if delay is None else timedelta(seconds=float(delay))
+        await self.mq.send(self.subject, message.message, key=message.task_id, delay=later)
+
+    async def listen(self) -> AsyncGenerator[AckableMessage, None]:
+        """Tasks, as they come."""
+        async with self.mq.consumer(self.subject, self.group, ack="explicit", prefetch=self.prefetch, expired="skip") as consumer:
+            async for message in consumer:
+                yield AckableMessage(data=message.body, ack=message.ack)
+
+
+class QmqScheduleSource(ScheduleSource):
+    """Schedules that QMQ keeps and carries out: no scheduler process is needed, and `get_schedules` gives it nothing to do."""
+
+    def __init__(self, broker: QmqBroker) -> None:
+        self._broker = broker
+
+    async def get_schedules(self) -> list[ScheduledTask]:
+        """None: the delay servers send the tasks. `pending` lists them."""
+        return []
+
+    async def pending(self) -> AsyncIterator[qmq.DelayedMessage]:
+        """The schedules that wait, by the time of their next run; the `key` of each is its schedule id."""
+        async for each in self._broker.mq.delayed.list(self._broker.subject):
+            yield each
+
+    async def add_schedule(self, schedule: ScheduledTask) -> None:
+        """Send the task later, or again and again by `cron`; `cron_offset` is the name of a time zone, "UTC" without it.
+
+        Raises InvalidArgument for an `interval`, and as `Client.send`.
+        """
+        if schedule.interval is not None:
+            raise InvalidArgument("QMQ keeps times and cron schedules, no intervals: use schedule_by_cron")
+        if isinstance(schedule.cron_offset, timedelta):
+            raise InvalidArgument("cron_offset is the name of a time zone, such as 'Europe/Berlin', and no timedelta")
+        message = TaskiqMessage(
+            task_id=schedule.task_id or self._broker.id_generator(),
+            task_name=schedule.task_name,
+            labels=schedule.labels,
+            args=schedule.args,
+            kwargs=schedule.kwargs,
+        )
+        body = self._broker.formatter.dumps(message).message
+        send, subject, key = self._broker.mq.send, self._broker.subject, schedule.schedule_id
+        if schedule.cron is not None:
+            await send(subject, body, key=key, cron=schedule.cron, zone=schedule.cron_offset or "UTC")
+        elif schedule.time is not None:
+            time = schedule.time if schedule.time.tzinfo is not None else schedule.time.replace(tzinfo=UTC)
+            await send(subject, body, key=key, at=time)
+
+    async def delete_schedule(self, schedule_id: str) -> None:
+        """Cancel a schedule. Raises MessageNotFound if none of this id waits."""
+        ids = [each.id async for each in self.pending() if each.key_bytes == schedule_id.encode()]
+        if not ids:
+            raise MessageNotFound(f"no schedule {schedule_id!r} waits")
+        for each in ids:
+            try:
+                await self._broker.mq.delayed.cancel(each)
+            except TooLate:
+                continue

@@ -1,0 +1,183 @@
+"""HTTP: sending in every mode, receiving, settling, tokens, and the OpenAPI description, over a real socket."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import sys
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from forms import examples
+
+httpx = pytest.importorskip("httpx", reason="needs httpx: pip install httpx")
+pytest.importorskip("starlette", reason="needs starlette: pip install 'qmq[http]'")
+
+import qmq  # noqa: E402
+from qmq.integrations.http.http_requests import WAIT_S_MAX  # noqa: E402
+from qmq.integrations.http.http_server import HttpConfig, HttpServer  # noqa: E402
+
+EVENT = {"id": "1", "source": "/shop", "type": "order.new", "specversion": "1.0"}
+
+
+def connecting(address: str) -> Callable[[str], qmq.Client]:
+    return lambda token: qmq.connect(address, token=lambda: token, state_dir=False)
+
+
+@pytest.fixture
+async def http(address: str) -> AsyncIterator[Any]:
+    server = HttpServer(HttpConfig("127.0.0.1", 0), connecting(address))
+    await server.start()
+    async with httpx.AsyncClient(base_url=server.url, timeout=60) as client:
+        yield client
+    await server.stop()
+
+
+@pytest.fixture
+async def mq(address: str) -> AsyncIterator[qmq.Client]:
+    async with qmq.connect(address, state_dir=False) as client:
+        yield client
+
+
+@pytest.fixture
+def subject() -> str:
+    return f"http-{uuid4().hex}"
+
+
+async def received(http: Any, subject: str, **ask: object) -> list[Any]:
+    answer = await http.post(f"/subjects/{subject}/groups/g/receive", json={"wait_s": 20, **ask})
+    assert answer.status_code == 200, answer.text
+    return answer.json()["messages"]  # type: ignore[no-any-return]
+
+
+async def settled(http: Any, subject: str, *receipts: str, **how: object) -> Any:
+    return (await http.post(f"/subjects/{subject}/groups/g/settle", json={"receipts": receipts, **how})).json()
+
+
+async def test_a_body_is_a_message_as_it_is(http: Any, mq: qmq.Client, subject: str) -> None:
+    answer = await http.post(f"/subjects/{subject}?key=k&tag=a&tag=b", content=b"\x00hello", headers={"content-type": "text/plain"})
+    message = await anext(aiter(mq.consumer(subject, "g")))
+    assert (message.body, message.key, message.tags, message.headers) == (b"\x00hello", "k", ("a", "b"), {"content-type": b"text/plain"})
+    assert answer.json() == {"messages": [{"id": str(message.id)}]}
+
+
+async def test_an_event_in_binary_mode_keeps_its_headers(http: Any, mq: qmq.Client, subject: str) -> None:
+    headers = {f"ce-{name}": value for name, value in EVENT.items()}
+    more = {"ce-partitionkey": "k", "content-type": "application/json"}
+    answer = await http.post(f"/subjects/{subject}", content=b"{}", headers={**headers, **more})
+    assert answer.status_code == 200, answer.text
+    message = await anext(aiter(mq.consumer(subject, "g")))
+    assert {name: message.headers[name].decode() for name in headers} == headers
+    assert (message.key, message.headers["content-type"]) == ("k", b"application/json")
+
+
+async def test_events_in_structured_and_batch_mode_are_stored_as_binary_ones(http: Any, subject: str) -> None:
+    one = {**EVENT, "data": {"n": 1}}
+    await http.post(f"/subjects/{subject}", json=one, headers={"content-type": "application/cloudevents+json"})
+    batch = [{**EVENT, "id": str(n), "data": {"n": n}} for n in (2, 3)]
+    answer = await http.post(f"/subjects/{subject}", json=batch, headers={"content-type": "application/cloudevents-batch+json"})
+    assert len(answer.json()["messages"]) == 2
+    found: list[Any] = []
+    while len(found) < 3:
+        found += await received(http, subject)
+    assert [each["event"] for each in found] == [{**each, "datacontenttype": "application/json"} for each in (one, *batch)]
+    assert base64.b64decode(found[0]["body_base64"]) == b'{"n": 1}'
+
+
+async def test_a_message_is_the_callers_until_it_is_settled(http: Any, subject: str) -> None:
+    await http.post(f"/subjects/{subject}", content=b"x")
+    (first,) = await received(http, subject)
+    assert await received(http, subject, wait_s=0) == []
+    assert await settled(http, subject, first["receipt"], verdict="nack", delay_s=0, error="not now") == {
+        "settled": [first["receipt"]],
+        "over": [],
+    }
+    (again,) = await received(http, subject)
+    assert (again["id"], again["attempt"]) == (first["id"], 2)
+    assert (await settled(http, subject, again["receipt"], first["receipt"]))["over"] == [first["receipt"]]
+    assert await received(http, subject, wait_s=0) == []
+
+
+async def test_a_message_without_a_verdict_comes_again_when_its_time_is_over(http: Any, subject: str) -> None:
+    await http.post(f"/subjects/{subject}", content=b"x")
+    (first,) = await received(http, subject, invisible_s=1)
+    (again,) = await received(http, subject)
+    assert (again["id"], again["attempt"]) == (first["id"], 2)
+    assert (await settled(http, subject, first["receipt"]))["over"] == [first["receipt"]]
+
+
+async def test_a_rejected_message_is_in_the_dead_letter_queue(http: Any, mq: qmq.Client, subject: str) -> None:
+    await http.post(f"/subjects/{subject}", content=b"poison")
+    answer = await http.post(f"/subjects/{subject}/groups/{subject}/receive", json={"wait_s": 20})
+    (found,) = answer.json()["messages"]
+    await http.post(
+        f"/subjects/{subject}/groups/{subject}/settle", json={"receipts": [found["receipt"]], "verdict": "reject", "error": "no"}
+    )
+    letter = await anext(aiter(mq.consumer(f"%dlq%{subject}", "readers")))
+    assert (letter.body, letter.headers["qmq-error"]) == (b"poison", b"no")
+
+
+async def test_between_requests_others_of_the_group_get_what_nobody_asked_for(http: Any, mq: qmq.Client, subject: str) -> None:
+    for n in range(3):
+        await http.post(f"/subjects/{subject}", content=str(n))
+    (first,) = await received(http, subject, messages_max=1)
+    consumer = mq.consumer(subject, "g")
+    others = [(await anext(aiter(consumer))).body for _ in range(2)]
+    assert sorted([base64.b64decode(first["body_base64"]), *others]) == [b"0", b"1", b"2"]
+
+
+async def test_a_delayed_message_says_its_id(http: Any, mq: qmq.Client, subject: str) -> None:
+    (found,) = (await http.post(f"/subjects/{subject}?delay_s=86400", content=b"x")).json()["messages"]
+    assert (await mq.delayed.cancel(found["delayed_id"])).state == "cancelled"
+
+
+@pytest.mark.parametrize(
+    ("path", "options", "status"),
+    [
+        ("/subjects/a b", {}, 400),
+        ("/subjects/s?delay_s=-1", {}, 400),
+        ("/subjects/s?delay_s=nan", {}, 400),
+        ("/subjects/s", {"headers": {"content-type": "application/cloudevents+json"}, "content": b"{"}, 400),
+        ("/subjects/s/groups/g/receive", {"json": {"messages": 1}}, 400),
+        ("/subjects/s/groups/g/receive", {"json": {"messages_max": 1.5}}, 400),
+        ("/subjects/s/groups/g/settle", {"json": {"receipts": []}}, 400),
+        ("/subjects/s/groups/g/settle", {"json": {"receipts": ["r"], "verdict": "perhaps"}}, 400),
+        ("/subjects/s", {"headers": {"authorization": "Basic eDp5"}}, 401),
+        ("/subjects/s", {"content": b"x" * (17 << 20)}, 413),
+    ],
+)
+async def test_what_cannot_be_done_is_a_typed_problem(http: Any, path: str, options: Any, status: int) -> None:
+    answer = await http.post(path, **options)
+    assert (answer.status_code, answer.json().keys()) == (status, {"code", "error", "outcome"})
+
+
+async def test_a_request_without_a_token_is_refused_where_the_server_says_so(address: str) -> None:
+    server = HttpServer(
+        HttpConfig("127.0.0.1", 0, allows_anonymous=False), lambda token: qmq.connect(address, token=lambda: token, state_dir=False)
+    )
+    await server.start()
+    async with httpx.AsyncClient(base_url=server.url, timeout=60) as client:
+        answer = await client.post("/subjects/s", content=b"x")
+        assert (answer.status_code, answer.headers["www-authenticate"]) == (401, "Bearer")
+    await server.stop()
+
+
+@pytest.mark.long
+async def test_schemathesis_finds_no_answer_that_the_description_does_not_name(http: Any, tmp_path: Path) -> None:
+    pytest.importorskip("schemathesis", reason="needs schemathesis")
+    found = (await http.get("/openapi.json")).text
+    assert f'"maximum":{WAIT_S_MAX}' in found
+    (tmp_path / "openapi.json").write_text(
+        found.replace(f'"maximum":{WAIT_S_MAX}', '"maximum":0.01')
+    )  # so that it does not wait for messages
+    checks = "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance"
+    drawing = ["--max-examples", str(examples(20)), "--generation-database", "none", "--phases", "examples,coverage,fuzzing"]
+    command = ["schemathesis.cli", "run", "openapi.json", "--url", str(http.base_url), "--checks", checks, *drawing]
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", *command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT, cwd=tmp_path
+    )
+    printed, _ = await process.communicate()
+    assert process.returncode == 0, printed.decode()
