@@ -138,10 +138,10 @@ async def test_a_signal_ends_it_cleanly_with_watches_open_and_while_it_waits_for
     ("words", "status", "says"),
     [
         (("meta", "--etcd", ""), 2, "--etcd (QMQ_ETCD) is missing"),
-        (("meta", "--etcd", "h:1", "--etcd-ca", "nowhere.pem"), 2, "nowhere.pem is no file"),
+        (("meta", "--etcd", "h:1", "--etcd-ca", "nowhere.pem"), 2, "nowhere.pem is not a file"),
         (("broker",), 2, "--group (QMQ_GROUP)"),
         (("health", "meta", "127.0.0.1:1"), 3, "no answer from 127.0.0.1:1"),
-        (("health", "broker", "unix:/q:1"), 2, "give HOST:PORT of --metrics-port"),
+        (("health", "broker", "unix:/q:1"), 2, "give the HOST:PORT of --metrics-port"),
     ],
 )
 async def test_a_mistake_is_answered_with_what_to_do(words: tuple[str, ...], status: int, says: str) -> None:
