@@ -120,7 +120,7 @@ def test_what_ordered_subjects_cannot_do_is_said(node_process: NodeProcess) -> N
         (("route", "show", "plain"), "is not ordered"),
         (("route", "move", "orders", "1", "--to", "g9"), "there is no broker group g9"),
         (("group", "reset", "orders", "billing", "--to", "5"), "the earliest, the latest, or a time"),
-        (("consume", "orders", "-g", "billing", "--tag", "t"), "--tag cannot choose"),
+        (("consume", "orders", "-g", "billing", "--tag", "t"), "--tag cannot filter"),
         (("broker", "drain", "broker-0"), "no other broker group accepts messages"),
     ):
         done = qmq(node_process, *words)
