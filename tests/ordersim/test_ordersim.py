@@ -63,7 +63,7 @@ FOUND_AT = {
     "begin a new session as another producer": 16,
     "take an unknown outcome for not stored": 16,
     "send on before the fate of earlier batches is known": 27,
-    "send again under another message id": 15,
+    "send again under another message id": 106,
     "give up waiting for a partition that is not fenced": 85,
 }
 """A seed that finds it soon: its simulation is short. scripts/sim_order --bugs --json tells the first one."""

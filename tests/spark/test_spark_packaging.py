@@ -60,17 +60,21 @@ def test_both_locks_have_the_same_versions() -> None:
     assert pins("requirements-spark.lock") <= pins("requirements.lock")
 
 
-def test_everything_that_the_data_source_imports_is_in_its_extra() -> None:
+LAKE = ROOT / "spark" / "pyspark_qmq" / "lake"
+
+
+@pytest.mark.parametrize(("extra", "known"), [("spark", "pyspark"), ("lake", "pyiceberg")])
+def test_everything_that_the_package_imports_is_in_its_extra(extra: str, known: str) -> None:
     imported = set()
-    for path in (ROOT / "spark").rglob("*.py"):
+    for path in (each for each in (ROOT / "spark").rglob("*.py") if (LAKE in each.parents) == (extra == "lake")):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Import):
                 imported |= {each.name.split(".")[0] for each in node.names}
             elif isinstance(node, ast.ImportFrom) and not node.level:
                 imported.add(str(node.module).split(".")[0])
     needed = {BROUGHT_BY.get(name, name) for name in imported - set(sys.stdlib_module_names) - OURS}
-    assert "pyspark" in needed
-    assert needed <= names(PROJECT["optional-dependencies"]["spark"]) | names(PROJECT["dependencies"])
+    assert known in needed
+    assert needed <= names(PROJECT["optional-dependencies"][extra]) | names(PROJECT["dependencies"])
 
 
 def test_the_wheel_has_the_data_source_beside_the_broker(tmp_path: Path) -> None:

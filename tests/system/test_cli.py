@@ -135,7 +135,7 @@ def test_a_status_that_goes_on_shows_what_changes_and_ends_by_ctrl_c(node_proces
         (("consume", "a/b", "-g", "g"), 2, "may hold only letters"),
         (("group", "reset", "s", "g", "--to", "yesterday"), 2, "earliest, latest, a time or a sequence"),
         (("group", "reset", "s", "g", "--to", "2026-01-01T00:00:00"), 2, "needs a time zone"),
-        (("log", "dump", "nowhere"), 2, "is no file"),
+        (("log", "dump", "nowhere"), 2, "is not a file"),
         (("produce", "s", "--format", "xml"), 2, "'lines' or 'json'"),
         (("consume", "s"), 2, "--group"),
     ],

@@ -121,8 +121,8 @@ def test_a_range_is_exported_alone(shop: NodeProcess, options: tuple[str, ...], 
 @pytest.mark.parametrize(
     ("words", "data", "says"),
     [
-        (("import", "PLAIN"), b'{"body": "x"}\nnonsense\n', "line 2 is no object"),
-        (("import", "PLAIN"), b'{"key": "x"}\n', 'no object with a "body"'),
+        (("import", "PLAIN"), b'{"body": "x"}\nnonsense\n', "line 2 is not an object"),
+        (("import", "PLAIN"), b'{"key": "x"}\n', 'not an object with a "body"'),
         (("import", "PLAIN"), b'{"body": "x", "headers": {"qmq-group": "g"}}\n', "record 1: the header"),
         (("import", "ORDERED"), b'{"body": "x"}\n', "record 1 has no key"),
         (("import", "order"), b'{"body": "x"}\n', "did you mean 'orders'"),

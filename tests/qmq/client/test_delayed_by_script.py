@@ -135,7 +135,7 @@ async def test_produce_without_a_time_is_as_it_was() -> None:
     [
         (["--delay", "soon"], "duration"),
         (["--at", "2027-01-15T09:00:00"], "time zone"),
-        (["--at", "noon"], "no time"),
+        (["--at", "noon"], "is not a time"),
         (["--delay", "1s", "--at", "2027-01-15T09:00:00Z"], "not both"),
         (["--delay", "800d"], "732 days"),
     ],

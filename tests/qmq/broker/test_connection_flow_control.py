@@ -15,6 +15,7 @@ from support import node_config, running
 import qmq
 from qmq.broker.connection_access import ConnectionAccess
 from qmq.broker.flow_control import ConnectionFlow, RoundBudget
+from qmq.broker.producer_owners import ProducerOwners
 from qmq.errors import ProtocolViolation
 from qmq.limits import MIB
 from qmq.security.access_control import OpenAccess
@@ -125,7 +126,7 @@ def flow_of(socket: Socket, budget: RoundBudget | None = None) -> ConnectionFlow
     def never(_delay_s: float, _call: Callable[[], None]) -> asyncio.TimerHandle:
         raise AssertionError("nothing here has a quota")
 
-    return ConnectionFlow(socket, ConnectionAccess(OpenAccess()), never, BUDGET, budget)
+    return ConnectionFlow(socket, ConnectionAccess(OpenAccess(), ProducerOwners()), never, BUDGET, budget)
 
 
 def test_a_connection_is_read_again_when_half_of_its_bytes_are_answered() -> None:
