@@ -277,10 +277,10 @@ def _drop_a_row(out: Path) -> None:
     ("argv", "words"),
     [
         (["--path", "/nowhere", "--subject", "orders"], "--out"),
-        (["--path", "/nowhere", "--subject", "orders", "--out", "s3://bucket/x"], "no local folder"),
+        (["--path", "/nowhere", "--subject", "orders", "--out", "s3://bucket/x"], "is not a local folder"),
         (["--path", "/nowhere", "--subject", "orders", "--out", "OUT", "--until", "2026-01-01"], "--until"),
-        (["--subject", "orders", "--out", "OUT"], "name the log"),
-        (["--path", "/nowhere", "--out", "OUT"], "name the subjects"),
+        (["--subject", "orders", "--out", "OUT"], "give the log"),
+        (["--path", "/nowhere", "--out", "OUT"], "give the subjects"),
         (["--path", "/nowhere", "--subject", "orders", "--out", "OUT"], "[E"),
         (["--path", "/nowhere", "--subject", "orders", "--out", "OUT", "--verify"], "no archive"),
     ],

@@ -70,7 +70,7 @@ def test_browse_shows_stored_messages_and_selects_them(orders: NodeProcess) -> N
 
 @pytest.mark.rotating
 def test_a_wrong_expression_or_subject_says_what_to_do(orders: NodeProcess) -> None:
-    for words, text in ((("orders", "--grep", "("), "no regular expression"), (("order",), "qmq subject list")):
+    for words, text in ((("orders", "--grep", "("), "is not a regular expression"), (("order",), "qmq subject list")):
         done = subprocess.run(command(orders, "browse", *words), capture_output=True, text=True, check=False)
         assert (done.returncode, text in done.stderr) == (2, True), done.stderr
 
