@@ -17,7 +17,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from ordersim.loop import bury
-from ordersim.violation import RAISED, Violation
+from ordersim.violation import RAISED, Violation, own_violations
 from sim.world import World
 from system.delay_judge import Sight, Wish, judge, out_of_order
 
@@ -249,15 +249,13 @@ def _memory_folder() -> Iterator[Path]:
 
 def simulate(seed: int, minutes: int = 12, folder: Path | None = None) -> Result:
     """Run one seed. `failure` describes a violated property."""
-    RAISED.clear()
-    with nullcontext(folder) if folder is not None else _memory_folder() as where:
+    with own_violations(), nullcontext(folder) if folder is not None else _memory_folder() as where:
         simulation = Simulation(seed, where)
         try:
             return simulation.run(minutes)
         except (Violation, AssertionError) as failure:
             return Result(seed, failure=f"seed {seed}: {failure}")
         finally:
-            RAISED.clear()
             asyncio._set_running_loop(None)
             if simulation.group.master is not None:
                 simulation.group.graveyard += simulation.group.master.loop.kill()

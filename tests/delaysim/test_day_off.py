@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from ordersim.loop import bury
+from ordersim.violation import own_violations
 from sim.world import World
 
 from delaysim.group import DelayGroup, Entry
@@ -27,7 +28,8 @@ def group(tmp_path: Path) -> Iterator[DelayGroup]:
 
     world = World(1)
     found = DelayGroup(world, tmp_path, RealTime(world), broken)
-    yield found
+    with own_violations():
+        yield found
     asyncio._set_running_loop(None)
     assert found.master is not None
     bury([*found.graveyard, *found.master.loop.kill()])

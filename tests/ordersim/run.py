@@ -40,7 +40,7 @@ from ordersim.network import Network
 from ordersim.plan import Plan, draw, with_holds
 from ordersim.routes import Routes
 from ordersim.story import Story
-from ordersim.violation import RAISED, Violation
+from ordersim.violation import RAISED, Violation, own_violations
 from qmq.client import connection as connections
 from qmq.errors import QmqError
 from qmq.model import Fencing, Order, SubjectConfig
@@ -314,10 +314,9 @@ def simulate(
     seed: int, bug: AbstractContextManager[object] | None = None, *, plan: Plan | None = None, story: Story | None = None
 ) -> Result:
     """One seed's result. The same seed gives the same trace, always."""
-    RAISED.clear()
     folder = Path(tempfile.mkdtemp(prefix="qmq-ordersim-", dir=_MEMORY if _MEMORY.is_dir() else None))
     try:
-        with bug or nullcontext():
+        with own_violations(), bug or nullcontext():
             simulation = Simulation(seed, folder, plan=plan, story=story)
             with _alone(seed, simulation):
                 return simulation.run()

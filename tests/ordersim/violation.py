@@ -2,8 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 RAISED: list[Violation] = []
-"""Those of the run that is under way: a check may be called by a coroutine whose caller takes exceptions for something else."""
+"""The violations of the run that is under way: a check may be called by a coroutine whose caller takes exceptions for something else."""
+
+
+@contextmanager
+def own_violations() -> Iterator[None]:
+    """A run that neither sees the violations of the run before it nor leaves its own to the next one."""
+    RAISED.clear()
+    try:
+        yield
+    finally:
+        RAISED.clear()
 
 
 class Violation(AssertionError):
