@@ -5,5 +5,5 @@ openapi         the description of the interface    pure
 group_receipts  messages that requests hold
 http_clients    a client of the cluster for each token
 http_site       the routes
-http_server     uvicorn
+http_server     the site as a server
 """

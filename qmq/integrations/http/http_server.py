@@ -1,22 +1,16 @@
-"""The site as a server inside a running event loop: uvicorn on a socket of our own, without its signal handlers and logs."""
+"""The site as a server inside a running event loop."""
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import socket
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-import uvicorn
-
 from qmq.integrations.http.http_clients import Connect, HttpClients
 from qmq.integrations.http.http_site import HttpSite
+from qmq.web_server import WebServer
 
 CONNECTIONS_MAX: Final = 1_000
-STOP_S: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,21 +25,20 @@ class HttpConfig:
     """Whether a request without a token is sent to the cluster without one; else it is refused here."""
 
 
-class _QuietServer(uvicorn.Server):
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Whoever runs the loop handles signals."""
-        yield
-
-
 class HttpServer:
     """`start`, then `stop`. Raises OSError from `start` if the port is taken."""
 
     def __init__(self, config: HttpConfig, connect: Connect) -> None:
         self._config = config
         self._site = HttpSite(HttpClients(connect, allows_anonymous=config.allows_anonymous))
-        self._server: _QuietServer | None = None
-        self._serving: asyncio.Task[None] | None = None
+        self._server = WebServer(
+            self._site.app,
+            config.host,
+            config.port,
+            connections_max=CONNECTIONS_MAX,
+            tls_cert=config.tls_cert,
+            tls_key=config.tls_key,
+        )
         self.port = 0
 
     @property
@@ -55,33 +48,9 @@ class HttpServer:
 
     async def start(self) -> None:
         """Listen, and serve until `stop`."""
-        family = socket.AF_INET6 if ":" in self._config.host else socket.AF_INET
-        listening = socket.create_server((self._config.host, self._config.port), family=family, backlog=1024)
-        self.port = listening.getsockname()[1]
-        settings = uvicorn.Config(
-            self._site.app,
-            http="h11",
-            ws="none",
-            lifespan="off",
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            proxy_headers=False,
-            limit_concurrency=CONNECTIONS_MAX,
-            timeout_graceful_shutdown=STOP_S,
-            ssl_certfile=self._config.tls_cert,
-            ssl_keyfile=self._config.tls_key,
-        )
-        self._server = _QuietServer(settings)
-        self._serving = asyncio.create_task(self._server.serve(sockets=[listening]))
-        while not self._server.started and not self._serving.done():  # noqa: ASYNC110 - it says so in no other way
-            await asyncio.sleep(0.01)
-        if self._serving.done():
-            self._serving.result()
+        self.port = await self._server.start()
 
     async def stop(self) -> None:
         """Answer what is under way, give back what requests hold, disconnect."""
-        if self._server is not None and self._serving is not None:
-            self._server.should_exit = True
-            await self._serving
+        await self._server.stop()
         await self._site.close()
