@@ -28,6 +28,7 @@ from qmq.token_source import TokenSource, no_token
 if TYPE_CHECKING:
     import grpc
 
+    from qmq.rpc_door import RpcDoor
     from qmq.security.tls import Credentials
 
 UNIX: Final = "unix:"
@@ -165,6 +166,17 @@ class ServerListener:
                 os.unlink(self._path)
 
 
+class RpcPort:
+    """A gRPC server that serves at `port`."""
+
+    def __init__(self, server: grpc.aio.Server, port: int) -> None:
+        self.server, self.port = server, port
+
+    async def stop(self, grace_s: float | None) -> None:
+        """Accept no more connections, and give the calls under way so long to end."""
+        await self.server.stop(grace_s)
+
+
 class Network:
     """The machine's network. Tests override it with one that can be cut."""
 
@@ -172,6 +184,8 @@ class Network:
     """Whether this is the machine's own network, not a test's."""
     credentials: Credentials | None = None
     """TLS credentials for connections; None: no TLS."""
+    rpc_descriptors = 1
+    """How many descriptors a connection to a gRPC server's port takes."""
 
     def token_for(self, address: str) -> str:
         """The token to show to the server at an address; empty for none. Raises InvalidArgument."""
@@ -204,9 +218,11 @@ class Network:
 
         return RpcChannel(address, token=token)
 
-    def bind(self, server: grpc.aio.Server, host: str, port: int) -> int:
-        """Bind a gRPC server and return its port. Raises OSError if the port is taken."""
-        return bind(server, host, port)
+    async def serve(self, server: grpc.aio.Server, host: str, port: int, door: RpcDoor) -> RpcPort:
+        """Start a gRPC server at a port; port 0 takes a free port. Raises OSError if the port is taken, InvalidArgument."""
+        bound = bind(server, host, port)
+        await server.start()
+        return RpcPort(server, bound)
 
 
 NETWORK: Final = Network()
@@ -236,6 +252,7 @@ class TokenNetwork(Network):
         self._inner, self._token, self._is_required = inner, token, is_required
         self.is_machine = inner.is_machine
         self.credentials = inner.credentials
+        self.rpc_descriptors = inner.rpc_descriptors
 
     def token_for(self, address: str) -> str:
         if self._is_required:
@@ -253,16 +270,15 @@ class TokenNetwork(Network):
     def channel(self, address: str, token: TokenSource = no_token) -> grpc.aio.Channel:
         return self._inner.channel(address, lambda: self.token_for(address))
 
-    def bind(self, server: grpc.aio.Server, host: str, port: int) -> int:
-        return self._inner.bind(server, host, port)
+    async def serve(self, server: grpc.aio.Server, host: str, port: int, door: RpcDoor) -> RpcPort:
+        return await self._inner.serve(server, host, port, door)
 
 
-def bind(server: grpc.aio.Server, host: str, port: int, credentials: grpc.ServerCredentials | None = None) -> int:
-    """Bind a gRPC server, with TLS if there are credentials. Raises OSError if the port is taken."""
+def bind(server: grpc.aio.Server, host: str, port: int) -> int:
+    """Bind a gRPC server and return its port. Raises OSError if the port is taken."""
     number = choose_port(host, port)
-    address = f"{host}:{number}"
     try:
-        bound: int = server.add_insecure_port(address) if credentials is None else server.add_secure_port(address, credentials)
+        bound: int = server.add_insecure_port(f"{host}:{number}")
     except RuntimeError as cause:
         raise OSError(f"port {port} on {host} cannot be opened: is another `qmq dev` running? ({cause})") from cause
     return number if host.startswith(UNIX) else bound

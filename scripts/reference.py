@@ -37,7 +37,7 @@ from qmq.delay.delay_config import DelayConfig
 from qmq.log.log_config import LogConfig
 from qmq.meta.meta_server import MetaConfig
 from qmq.model import GroupSettings, SubjectConfig
-from qmq.rpc_server import RpcBounds
+from qmq.rpc_door import RpcBounds
 
 FOLDER = Path(__file__).resolve().parents[1] / "docs" / "reference"
 MADE = "<!-- Made by scripts/reference: change the code, and run that again. -->"

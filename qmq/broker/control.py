@@ -16,12 +16,13 @@ from qmq.clock import Clock, SystemClock
 from qmq.errors import InvalidArgument
 from qmq.file_descriptors import control_connections_max, limit
 from qmq.model import MessageId
-from qmq.network import NETWORK, Network, only_uid
+from qmq.network import NETWORK, Network, RpcPort, only_uid
 from qmq.process_description import DescribeProcess
 from qmq.proto.v1 import control_pb2 as pb
 from qmq.proto.v1 import control_pb2_grpc
 from qmq.rpc import answering
-from qmq.rpc_server import RpcBounds, rpc_server
+from qmq.rpc_door import RpcBounds, RpcDoor
+from qmq.rpc_server import rpc_server
 from qmq.security.access_control import AccessControl, OpenAccess
 from qmq.security.rpc_guard import RpcGuard
 
@@ -179,16 +180,16 @@ async def serve_control(
     access: OpenAccess | None = None,
     bounds: RpcBounds | None = None,
     process: DescribeProcess = pb.ProcessStatus,
-) -> tuple[grpc.aio.Server, int]:
-    """Serve the control port and return (server, port). `also` may add services. Raises OSError if the port is taken."""
-    guard = RpcGuard(access, local_uid=lambda: only_uid(host, bound)) if isinstance(access, AccessControl) else None
-    interceptors = () if guard is None else (guard,)
-    server = rpc_server(bounds or RpcBounds(control_connections_max(limit()), CALLS_MAX), interceptors)
+) -> RpcPort:
+    """Serve the control port. `also` may add services. Raises OSError if the port is taken."""
+    guard = RpcGuard(access, local_uid=lambda: only_uid(host, served.port)) if isinstance(access, AccessControl) else None
+    bounds = bounds or RpcBounds(max(control_connections_max(limit()) // network.rpc_descriptors, 1), CALLS_MAX)
+    door = RpcDoor(bounds) if guard is None else RpcDoor(bounds, guard.refused, guard.peers)
+    server = rpc_server(door, () if guard is None else (guard,))
     admin, lanes = BrokerAdmin(broker, broker_group), LaneAdmin(broker, broker_group)
     service = ControlService(admin, lanes, standing, broker_group, wall=wall, process=process)
     control_pb2_grpc.add_BrokerControlServicer_to_server(service, server)
     if also is not None:
         also(server)
-    bound = network.bind(server, host, port)
-    await server.start()
-    return server, bound
+    served = await network.serve(server, host, port, door)
+    return served

@@ -6,8 +6,6 @@ import asyncio
 from collections.abc import Callable, Mapping
 from typing import Final
 
-import grpc
-
 from qmq.client.client import Client
 from qmq.clock import Clock, SystemClock
 from qmq.file_descriptors import connections_max, limit
@@ -17,9 +15,10 @@ from qmq.gateway.gateway_config import GatewayConfig
 from qmq.gateway.gateway_credentials import GatewayCredentials
 from qmq.gateway.gateway_parts import GatewayIdentities, GatewayParts
 from qmq.gateway.messaging_service import MessagingService
-from qmq.network import NETWORK, Network
+from qmq.network import NETWORK, Network, RpcPort
 from qmq.proto.rocketmq import service_pb2_grpc
-from qmq.rpc_server import RpcBounds, rpc_server
+from qmq.rpc_door import RpcBounds, RpcDoor
+from qmq.rpc_server import rpc_server
 
 STOP_GRACE_S: Final = 1.0
 BOUNDS: Final = RpcBounds(connections_max=SESSIONS_MAX, calls_max=SESSIONS_MAX)
@@ -48,7 +47,7 @@ class GatewayServer:
         """Of whom no credentials name."""
         self._identities = GatewayIdentities(connect or (lambda _: client), config, clock)
         self._service = MessagingService(self._parts_for, config)
-        self._server: grpc.aio.Server | None = None
+        self._served: RpcPort | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self.port = config.port
 
@@ -73,11 +72,12 @@ class GatewayServer:
 
     async def start(self) -> None:
         """Serve. Raises OSError if the port is taken."""
-        bounds = RpcBounds(connections_max(BOUNDS.connections_max, limit()), BOUNDS.calls_max)
-        self._server = rpc_server(bounds, shares_port=self._config.shares_port)
-        service_pb2_grpc.add_MessagingServiceServicer_to_server(self._service, self._server)
-        self.port = self._network.bind(self._server, self._config.host, self._config.port)
-        await self._server.start()
+        connections = connections_max(BOUNDS.connections_max, limit() // self._network.rpc_descriptors)
+        door = RpcDoor(RpcBounds(connections, BOUNDS.calls_max), shares_port=self._config.shares_port)
+        server = rpc_server(door)
+        service_pb2_grpc.add_MessagingServiceServicer_to_server(self._service, server)
+        self._served = await self._network.serve(server, self._config.host, self._config.port, door)
+        self.port = self._served.port
         loop = asyncio.get_running_loop()
         self._tasks = [loop.create_task(self._sweep()), loop.create_task(self._check_transactions())]
 
@@ -95,8 +95,8 @@ class GatewayServer:
 
     async def stop(self) -> None:
         """Answer what is under way for a moment, then give back what is in clients' hands, and leave the groups."""
-        if self._server is not None:
-            await self._server.stop(STOP_GRACE_S)
+        if self._served is not None:
+            await self._served.stop(STOP_GRACE_S)
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

@@ -30,11 +30,12 @@ from qmq.meta.ordered.ordered_service import CHANGE_WAIT_S, OrderedService
 from qmq.meta.placement import GROUPS_PER_SUBJECT
 from qmq.meta.route_watchers import WATCHERS_MAX, Watchers
 from qmq.metrics.figures import Durations
-from qmq.network import NETWORK, Network, is_private, only_uid
+from qmq.network import NETWORK, Network, RpcPort, is_private, only_uid
 from qmq.process_description import DescribeProcess
 from qmq.proto.v1 import access_pb2_grpc, meta_pb2_grpc
 from qmq.proto.v1 import control_pb2 as control
-from qmq.rpc_server import RpcBounds, rpc_server
+from qmq.rpc_door import RpcBounds, RpcDoor
+from qmq.rpc_server import rpc_server
 from qmq.security.access_control import AccessConfig, AccessControl
 from qmq.security.cluster_access import follow_access, server_network
 from qmq.security.rpc_guard import RpcGuard
@@ -115,7 +116,7 @@ class MetaServer:
             return [each for each in addresses if not is_private(each, is_encrypted=is_encrypted)]
 
         self._administration = AccessService(store, self._access, clock, open_links)
-        self._server: grpc.aio.Server | None = None
+        self._served: RpcPort | None = None
         self.port = config.port
 
     @property
@@ -134,13 +135,14 @@ class MetaServer:
 
     async def start(self) -> None:
         """Serve. Raises OSError if the port is taken."""
-        connections = connections_max(self._config.bounds.connections_max, limit())
+        connections = connections_max(self._config.bounds.connections_max, limit() // self._network.rpc_descriptors)
         bounds = replace(self._config.bounds, connections_max=connections)
-        self._server = rpc_server(bounds, (self.calls, self._guard))
-        meta_pb2_grpc.add_MetaServicer_to_server(self._service, self._server)
-        access_pb2_grpc.add_AccessServicer_to_server(self._administration, self._server)
-        self.port = self._network.bind(self._server, self._config.host, self._config.port)
-        await self._server.start()
+        door = RpcDoor(bounds, self._guard.refused, self._guard.peers)
+        server = rpc_server(door, (self.calls, self._guard))
+        meta_pb2_grpc.add_MetaServicer_to_server(self._service, server)
+        access_pb2_grpc.add_AccessServicer_to_server(self._administration, server)
+        self._served = await self._network.serve(server, self._config.host, self._config.port, door)
+        self.port = self._served.port
         self._controller.start()
         self._controller.spawn(self._resharding.run())
         self._controller.spawn(self._deletion.run(lambda: self.is_leader))
@@ -151,8 +153,8 @@ class MetaServer:
         """Finish calls for a moment, then end; watches end at once."""
         self._watchers.close()
         await self._controller.stop()
-        if self._server is not None:
-            await self._server.stop(STOP_GRACE_S)
+        if self._served is not None:
+            await self._served.stop(STOP_GRACE_S)
         await self._brokers.close()
 
 

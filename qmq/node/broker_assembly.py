@@ -42,7 +42,7 @@ from qmq.broker.ordered_writes import NoRouting, Routing
 from qmq.clock import Clock
 from qmq.log.recent_writes import Place
 from qmq.log.store import Store
-from qmq.network import NETWORK, Network
+from qmq.network import NETWORK, Network, RpcPort
 from qmq.node.broker_view import ViewRules
 from qmq.node.environment import Environment
 from qmq.node.replica_repair import BackgroundRepair
@@ -88,7 +88,7 @@ class StandaloneBroker(Generic[B]):
         self.broker = make_broker(self._make_parts)
         self.data = DataServer(self.broker, network)
         self.status = SingleGroupStatus(self.broker)
-        self._control: grpc.aio.Server | None = None
+        self._control: RpcPort | None = None
 
     def _make_parts(self, broker: Broker) -> BrokerParts:
         self.maintenance = Maintenance(broker, self._fatal, tick_s=self._tick_s)
@@ -101,7 +101,7 @@ class StandaloneBroker(Generic[B]):
         """Serve both ports; their addresses. Raises OSError if a port is taken."""
         await self.data.start(host, data_port)
         self.maintenance.start()
-        self._control, bound = await serve_control(
+        self._control = await serve_control(
             self.broker,
             self.status,
             self.broker.config.name,
@@ -112,7 +112,7 @@ class StandaloneBroker(Generic[B]):
             access=self._access,
             process=self._process,
         )
-        return f"{host}:{self.data.port}", f"{host}:{bound}"
+        return f"{host}:{self.data.port}", f"{host}:{self._control.port}"
 
     async def stop(self) -> None:
         """Answer what is under way. The caller closes the store."""
@@ -187,11 +187,10 @@ class ReplicaBroker(Generic[B]):
         self._host = host
         self._advertised_host = advertise or host
         self._process = process
-        self._control_port = 0
         self.broker = make_broker(self._make_parts)
         self.data = DataServer(self.broker, environment.network)
         self.status = ReplicaStatus(self.broker, self.driver, environment.steady)
-        self._control: grpc.aio.Server | None = None
+        self._control: RpcPort | None = None
 
     def _make_parts(self, broker: Broker) -> BrokerParts:
         life, identity, environment = self._life, self._identity, self._environment
@@ -240,12 +239,12 @@ class ReplicaBroker(Generic[B]):
 
     @property
     def control_address(self) -> str:
-        return f"{self._advertised_host}:{self._control_port}"
+        return f"{self._advertised_host}:{self._control.port if self._control is not None else 0}"
 
     async def listen(self, data_port: int, control_port: int, also: AddServices | None = None) -> None:
         """Serve both ports. Raises OSError if a port is taken."""
         await self.data.start(self._host, data_port)
-        self._control, self._control_port = await serve_control(
+        self._control = await serve_control(
             self.broker,
             self.status,
             self._identity.group,

@@ -14,7 +14,7 @@ authority another field may be used (`PrincipalRule`).
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Final, NamedTuple
@@ -91,15 +91,16 @@ class CertificateNames:
         common = [value for part in peer.get("subject", ()) for key, value in part if key == "commonName"]
         return cls(tuple(names.get("URI", ())), tuple(names.get("DNS", ())), tuple(names.get("email", ())), common[0] if common else "")
 
-    @classmethod
-    def of_rpc(cls, context: Mapping[str, Sequence[bytes]]) -> CertificateNames:
-        """Of gRPC's authentication context. It does not tell DNS names from e-mail addresses: an @ does."""
-        names = [each.decode("utf-8", "replace") for each in context.get("x509_subject_alternative_name", ())]
-        common = [each.decode("utf-8", "replace") for each in context.get("x509_common_name", ())]
-        uris = tuple(each for each in names if "://" in each)
-        emails = tuple(each for each in names if "@" in each and "://" not in each)
-        others = tuple(each for each in names if each not in uris and each not in emails)
-        return cls(uris, others, emails, common[0] if common else "")
+
+class RpcPeer(NamedTuple):
+    """Who is behind a connection of a gRPC server: an address, and the names in the certificate that was shown."""
+
+    address: str
+    names: CertificateNames
+
+
+RpcPeers = dict[str, RpcPeer]
+"""By the last part of what gRPC calls the peer."""
 
 
 @dataclass(frozen=True, slots=True)

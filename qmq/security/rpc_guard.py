@@ -21,7 +21,7 @@ from qmq.rpc import abort
 from qmq.security.access_control import AccessControl, Caller
 from qmq.security.access_rules import Need, Operation, on_cluster, on_subject
 from qmq.security.audit import AuditLog
-from qmq.security.principal import CertificateNames, Principal
+from qmq.security.principal import Principal, RpcPeers
 from qmq.security.quotas import RateMeter
 from qmq.security.rpc_operations import RPC_RULES, RpcRule
 
@@ -58,6 +58,8 @@ class RpcGuard(grpc.aio.ServerInterceptor):
         self._knows_subject, self._subject_of_delayed = knows_subject, subject_of_delayed
         self._now_s = now_s
         self._meters: dict[Principal, RateMeter] = {}
+        self.peers: RpcPeers = {}
+        """Who is behind each connection that a relay accepted."""
 
     async def intercept_service(
         self, continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]], handler_call_details: grpc.HandlerCallDetails
@@ -135,9 +137,16 @@ class RpcGuard(grpc.aio.ServerInterceptor):
         metadata = {key: value for key, value in context.invocation_metadata() or () if isinstance(value, str)}
         shown = metadata.get("authorization", "")
         token = shown[len(_BEARER) :] if shown.startswith(_BEARER) else ""
-        names, address = context.auth_context(), _address(context.peer())
+        peer = self.peers.get(context.peer().rpartition("/")[2])
+        if peer is not None:
+            return self._access.identify(peer.names, token, peer.address)
+        address = _address(context.peer())
         uid = self._local_uid() if address == "unix" else None
-        return self._access.identify(CertificateNames.of_rpc(names) if names else None, token, address, uid)
+        return self._access.identify(None, token, address, uid)
+
+    def refused(self, address: str, why: str) -> None:
+        """Record that TLS did not accept a peer. Strangers repeat this as often as they like: equal ones are counted."""
+        self._access.refused(Caller(address=address), "TLS handshake", why)
 
     def _require_server(self, caller: Caller, method: str) -> None:
         if self._access.is_on and not caller.principal.is_server:

@@ -1,7 +1,7 @@
 """TLS from PEM files, which are read again when they change.
 
     TlsFiles       where the files are, and what is asked of the other side
-    Credentials    what the files hold now: contexts for the data plane, credentials for gRPC
+    Credentials    what the files hold now: contexts for listening and connecting, credentials for gRPC channels
 
 A process has one `Credentials` for all of its ports and connections. Whoever renews certificates replaces the files; within `LOOK_S` new
 connections use the new certificate, and connections that stand are left alone. Files that do not fit each other, because one of them was
@@ -33,6 +33,9 @@ log = logging.getLogger("qmq.security")
 LOOK_S: Final = 10.0
 """How often the files are looked at: certificates are renewed days before they end."""
 ALPN: Final = "qmq"
+"""The protocol that data ports speak."""
+RPC_ALPN: Final = "h2"
+"""The protocol that control ports speak: HTTP/2, for gRPC."""
 CA_VARIABLE: Final = "QMQ_TLS_CA"
 CERT_VARIABLE: Final = "QMQ_TLS_CERT"
 KEY_VARIABLE: Final = "QMQ_TLS_KEY"
@@ -143,21 +146,21 @@ class Credentials:
             raise InvalidArgument(f"these are no certificates that fit each other: {names} ({cause})") from cause
         return pem
 
-    # --- contexts for the data plane -----------------------------------------------------------------------------------
+    # --- contexts for ports and for the data plane -----------------------------------------------------------------------------------
 
-    def _fill(self, context: ssl.SSLContext, pem: Pem) -> ssl.SSLContext:
+    def _fill(self, context: ssl.SSLContext, pem: Pem, alpn: str = ALPN) -> ssl.SSLContext:
         context.minimum_version = ssl.TLSVersion.TLSv1_2 if self.files.allows_tls12 else ssl.TLSVersion.TLSv1_3
-        context.set_alpn_protocols([ALPN])
+        context.set_alpn_protocols([alpn])
         context.load_verify_locations(cadata=pem.ca.decode("ascii"))
         if self.files.cert is not None and self.files.key is not None:
             context.load_cert_chain(self.files.cert, self.files.key)
         return context
 
-    def server_context(self) -> ssl.SSLContext:
+    def server_context(self, alpn: str = ALPN) -> ssl.SSLContext:
         """For listening, with what the files hold now. Raises InvalidArgument without a certificate."""
         if self.files.cert is None:
             raise InvalidArgument("a server needs a certificate and a key: --tls-cert and --tls-key")
-        context = self._fill(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), self.pem)
+        context = self._fill(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), self.pem, alpn)
         context.verify_mode = ssl.CERT_REQUIRED if self.files.requires_clients else ssl.CERT_OPTIONAL
         return context
 
@@ -169,28 +172,6 @@ class Credentials:
         return self._client_context[1]
 
     # --- credentials for gRPC ------------------------------------------------------------------------------------------
-
-    def server_credentials(self) -> grpc.ServerCredentials:
-        """For a gRPC server; each handshake uses what the files hold then. Raises InvalidArgument without a certificate."""
-        import grpc
-
-        if self.files.cert is None:
-            raise InvalidArgument("a server needs a certificate and a key: --tls-cert and --tls-key")
-        given = self.pem.version
-
-        def configuration(pem: Pem) -> grpc.ServerCertificateConfiguration:
-            return grpc.ssl_server_certificate_configuration([(pem.key or b"", pem.cert or b"")], root_certificates=pem.ca)
-
-        def newer() -> grpc.ServerCertificateConfiguration | None:
-            nonlocal given
-            pem = self.pem
-            if pem.version == given:
-                return None
-            given = pem.version
-            return configuration(pem)
-
-        # The stubs deny that the function may answer None: nothing has changed.
-        return grpc.dynamic_ssl_server_credentials(configuration(self.pem), newer, self.files.requires_clients)  # type: ignore[arg-type]
 
     def channel_credentials(self) -> grpc.ChannelCredentials:
         """For a gRPC channel, with what the files hold now."""

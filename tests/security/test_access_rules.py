@@ -122,13 +122,6 @@ def test_a_certificate_that_names_nobody_is_anonymous(uri: str) -> None:
     assert PrincipalRule().principal(CertificateNames(uris=(uri,))) is None
 
 
-def test_both_ports_read_the_same_names_from_a_certificate() -> None:
-    by_rpc = CertificateNames.of_rpc(
-        {"x509_subject_alternative_name": [b"spiffe://qmq/app/orders", b"orders.example", b"a@b.example"], "x509_common_name": [b"billing"]}
-    )
-    assert by_rpc == CertificateNames(("spiffe://qmq/app/orders",), ("orders.example",), ("a@b.example",), "billing")
-
-
 def test_a_token_is_known_by_its_digest_only() -> None:
     made = new_token(ORDERS, by="op:alice", now_ms=5)
     assert made.token not in repr(made)

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
+import ssl
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
+from tempfile import gettempdir
 from typing import Any
 
 import pytest
 from support import eventually, node_config, running
-from test_tls import Papers
+from test_tls import Papers, handshakes
 
 from qmq.broker.control import serve_control
 from qmq.client.metadata import MetadataClient
@@ -22,7 +25,7 @@ from qmq.meta.meta_server import MetaConfig, MetaServer
 from qmq.network import NETWORK, Network
 from qmq.proto.v1 import control_pb2, control_pb2_grpc, meta_pb2
 from qmq.rpc import typed_error
-from qmq.rpc_server import RpcBounds
+from qmq.rpc_door import RpcBounds
 from qmq.security.tls import Credentials, Tls
 from qmq.security.tls_network import TlsNetwork
 
@@ -35,8 +38,9 @@ BOUNDS = RpcBounds(connections_max=50, calls_max=50)
 class ControlPort:
     """One that listens, and a way to call it."""
 
-    def __init__(self, role: str, port: int, network: Network, watchers: Any) -> None:
+    def __init__(self, role: str, port: int, network: Network, watchers: Any, served: Any = None) -> None:
         self.role, self.port, self.address, self.watchers = role, port, f"{HOST}:{port}", watchers
+        self.served = served
         self._network = network
 
     async def call(self) -> None:
@@ -76,12 +80,12 @@ async def listening(folder: Path, role: str, bounds: RpcBounds, papers: Papers |
             meta = MetaServer(node.coordination, node.view, MetaConfig(HOST, 0, bounds=bounds), network=server)
             await meta.start()
             stack.push_async_callback(meta.stop)
-            yield ControlPort(role, meta.port, client, lambda: meta.watchers)
+            yield ControlPort(role, meta.port, client, lambda: meta.watchers, lambda: meta._served)
         else:
             status = node._part._running.status
-            control, port = await serve_control(node.broker, status, "g", HOST, 0, network=server, bounds=bounds)
+            control = await serve_control(node.broker, status, "g", HOST, 0, network=server, bounds=bounds, access=node.broker.access)
             stack.push_async_callback(control.stop, 0)
-            yield ControlPort(role, port, client, None)
+            yield ControlPort(role, control.port, client, None)
 
 
 class Stranger:
@@ -153,9 +157,23 @@ async def test_many_who_say_nothing_keep_no_client_out(tmp_path: Path, role: str
             each.close()
 
 
+async def test_of_too_many_handshakes_the_one_that_stands_still_longest_goes(tmp_path: Path) -> None:
+    papers = Papers(tmp_path / "papers")
+    async with listening(tmp_path, "meta", replace(BOUNDS, handshakes_max=3), papers) as port:
+        strangers = [Stranger(port.port, b"\x16\x03\x01") for _ in range(3)]
+        await eventually(lambda: port.served()._listener.handshakes == 3)
+        await port.call()
+        await strangers[0].ended()
+        assert port.served()._listener.handshakes == 2
+        for each in strangers:
+            each.close()
+
+
+@pytest.mark.parametrize("is_encrypted", [False, True])
 @pytest.mark.parametrize("role", ["meta", "broker"])
-async def test_connections_beyond_the_most_are_closed_and_room_comes_back(tmp_path: Path, role: str) -> None:
-    async with listening(tmp_path, role, replace(BOUNDS, connections_max=5)) as port:
+async def test_connections_beyond_the_most_are_closed_and_room_comes_back(tmp_path: Path, role: str, is_encrypted: bool) -> None:
+    papers = Papers(tmp_path / "papers") if is_encrypted else None
+    async with listening(tmp_path, role, replace(BOUNDS, connections_max=5), papers) as port:
         strangers = [Stranger(port.port) for _ in range(5)]
         for _ in range(3):
             await Stranger(port.port).ended()
@@ -172,6 +190,61 @@ async def test_a_connection_on_which_nobody_calls_is_ended(tmp_path: Path, role:
     async with listening(tmp_path, role, replace(BOUNDS, idle_ms=300)) as port:
         await Stranger(port.port, PREFACE + SETTINGS).ended()
         await port.call()
+
+
+async def test_a_flood_of_handshakes_waits_and_all_who_wait_are_served(tmp_path: Path) -> None:
+    papers = Papers(tmp_path / "papers")
+    async with listening(tmp_path, "meta", replace(BOUNDS, handshakes_per_s=5), papers) as port:
+        strangers = [Stranger(port.port) for _ in range(3)]
+        calls = asyncio.gather(*[port.call() for _ in range(6)])
+        await eventually(lambda: port.served().is_paused)
+        await calls
+        for each in strangers:
+            each.close()
+
+
+@pytest.mark.parametrize("role", ["meta", "broker"])
+async def test_handshakes_that_fail_are_in_the_audit_log(tmp_path: Path, role: str, caplog: pytest.LogCaptureFixture) -> None:
+    papers, strange = Papers(tmp_path / "papers"), Papers(tmp_path / "strange")
+    async with listening(tmp_path, role, BOUNDS, papers) as port:
+        for _ in range(3):
+            await Stranger(port.port, b"GET / HTTP/1.1\r\n\r\n").ended()
+        for wrong in (papers.ca_only, replace(strange.client, ca=papers.client.ca)):
+            assert not await replace_papers(port, wrong).is_served()
+        await eventually(lambda: len(handshakes(caplog)) == 3)
+        await port.call()
+    reasons = {str(each["on"]).lower() for each in handshakes(caplog)}
+    assert len(reasons) == 3, "the same refusal is written once"
+    for expected in ("http_request", "did_not_return_a_certificate", "local issuer"):
+        assert any(expected in each for each in reasons), reasons
+    assert {str(each["from"]).split(":")[0] for each in handshakes(caplog)} == {HOST}
+
+
+def replace_papers(port: ControlPort, tls: Tls) -> ControlPort:
+    return ControlPort(port.role, port.port, TlsNetwork(Credentials(tls)), None)
+
+
+@pytest.mark.filterwarnings("ignore:ssl.TLSVersion:DeprecationWarning")
+async def test_an_old_version_of_tls_is_refused_at_a_control_port(tmp_path: Path) -> None:
+    papers = Papers(tmp_path / "papers")
+    async with listening(tmp_path, "meta", BOUNDS, papers) as port:
+        context = Credentials(papers.client).client_context()
+        context.set_alpn_protocols(["h2"])
+        context.minimum_version = context.maximum_version = ssl.TLSVersion.TLSv1_2
+        with pytest.raises((ssl.SSLError, ConnectionError)):
+            await asyncio.open_connection(HOST, port.port, ssl=context)
+        await port.call()
+
+
+async def test_a_control_port_that_stops_leaves_no_socket_and_no_peer(tmp_path: Path) -> None:
+    papers = Papers(tmp_path / "papers")
+    async with listening(tmp_path, "meta", BOUNDS, papers) as port:
+        relay = port.served()
+        await port.call()
+        await eventually(lambda: not relay.connections and not relay._door.peers)
+        assert os.listdir(relay._folder) == ["grpc"]
+        assert os.stat(relay._folder).st_mode & 0o077 == 0
+    assert os.path.basename(relay._folder) not in os.listdir(gettempdir())
 
 
 async def test_a_client_whose_idle_connection_was_ended_connects_again(tmp_path: Path) -> None:

@@ -28,7 +28,8 @@ from qmq.node import replica_repair
 from qmq.proto.v1 import control_pb2 as pb
 from qmq.proto.v1 import control_pb2_grpc
 from qmq.rpc import answering
-from qmq.rpc_server import RpcBounds, rpc_server
+from qmq.rpc_door import RpcBounds, RpcDoor
+from qmq.rpc_server import rpc_server
 
 CONFIG = LogConfig()
 object.__setattr__(CONFIG, "segment_bytes", 4_000)
@@ -107,7 +108,7 @@ async def serving(*stores: Store) -> AsyncIterator[tuple[dict[str, str], list[Pe
     """Control ports of other replicas; the last one is not there at all."""
     servers, addresses, peers = [], {}, []
     for number, store in enumerate(stores):
-        server = rpc_server(RpcBounds(10, 10))
+        server = rpc_server(RpcDoor(RpcBounds(10, 10)))
         peers.append(Peer(store))
         control_pb2_grpc.add_BrokerControlServicer_to_server(peers[-1], server)
         addresses[f"r{number}"] = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"

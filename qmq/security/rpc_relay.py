@@ -1,0 +1,193 @@
+"""The port of a gRPC server with TLS: accepts connections as a data port does, and passes their bytes on to the server.
+
+gRPC for Python offers no bound on the rate of handshakes, does not report those that fail, and accepts TLS 1.2. So the listener of the data
+port does the handshakes here, too; gRPC hears of a peer only after TLS has accepted it, over a socket in a folder that only this process's
+user can enter.
+
+    client  -- TLS -->  TlsListener  -->  RelayedConnection  -- folder/socket -->  gRPC
+
+gRPC knows a relayed peer by the name that the socket's near end is bound to; `RpcDoor.peers` says who that is. A name is removed before its
+socket is closed, so no other connection can have it. A peer without an entry is anonymous.
+
+A connection takes three descriptors: one of the peer, and both ends of the socket.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import socket
+import tempfile
+from collections.abc import Callable
+from contextlib import suppress
+from itertools import count
+from typing import TYPE_CHECKING, Final, cast
+
+from qmq.network import RpcPort
+from qmq.security.principal import CertificateNames, RpcPeer
+from qmq.security.quotas import RateMeter
+from qmq.security.tls import RPC_ALPN, Credentials
+from qmq.security.tls_listener import TlsListener
+
+if TYPE_CHECKING:
+    import grpc
+
+    from qmq.rpc_door import RpcDoor
+
+_SOCKET: Final = "grpc"
+
+
+class _NearEnd(asyncio.Protocol):
+    """The end of the socket to gRPC; `connection` is what it belongs to."""
+
+    def __init__(self, connection: RelayedConnection) -> None:
+        self._connection = connection
+
+    def data_received(self, data: bytes) -> None:
+        self._connection.peer.write(data)
+
+    def pause_writing(self) -> None:
+        self._connection.peer.pause_reading()
+
+    def resume_writing(self) -> None:
+        self._connection.peer.resume_reading()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._connection.peer.close()
+
+
+class RelayedConnection(asyncio.Protocol):
+    """One peer that TLS has accepted. What it sends waits in the kernel until gRPC reads, and the other way round."""
+
+    peer: asyncio.Transport
+
+    def __init__(self, relay: RpcRelay) -> None:
+        self._relay = relay
+        self._near: asyncio.Transport | None = None
+        self._opening: asyncio.Task[None] | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.peer = cast("asyncio.Transport", transport)  # uvloop's are none of asyncio's classes
+        self.peer.pause_reading()
+        self._relay.connections.add(self)
+        self._opening = asyncio.ensure_future(self._open())
+
+    async def _open(self) -> None:
+        try:
+            self._near = await self._relay.open(self)
+        except OSError:  # out of descriptors, or gRPC has stopped
+            self.peer.close()
+            return
+        self.peer.resume_reading()
+
+    def data_received(self, data: bytes) -> None:
+        if self._near is not None:
+            self._near.write(data)
+
+    def pause_writing(self) -> None:
+        if self._near is not None:
+            self._near.pause_reading()
+
+    def resume_writing(self) -> None:
+        if self._near is not None:
+            self._near.resume_reading()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._relay.forget(self)
+        if self._opening is not None:
+            self._opening.cancel()
+        if self._near is not None:
+            self._near.close()
+
+
+class RpcRelay(RpcPort):
+    """Listens at `listening` for a gRPC server. Made in a running loop; call `start`."""
+
+    def __init__(
+        self,
+        server: grpc.aio.Server,
+        listening: socket.socket,
+        credentials: Credentials,
+        door: RpcDoor,
+        on_look: Callable[[], None],
+    ) -> None:
+        super().__init__(server, listening.getsockname()[1])
+        self._listening, self._credentials, self._door, self._on_look = listening, credentials, door, on_look
+        self._folder = tempfile.mkdtemp(prefix="qmq-")
+        self._numbers = count()
+        self._names: dict[RelayedConnection, str] = {}
+        self._handshakes = RateMeter(door.bounds.handshakes_per_s, asyncio.get_running_loop().time())
+        self._listener: TlsListener | None = None
+        self.connections: set[RelayedConnection] = set()
+
+    async def start(self) -> None:
+        """Serve. Raises OSError, InvalidArgument: the server's certificate cannot be used."""
+        try:
+            self.server.add_insecure_port(f"unix:{self._folder}/{_SOCKET}")
+        except RuntimeError as cause:
+            raise OSError(f"no socket can be made in {self._folder}: TMPDIR names a folder for it ({cause})") from cause
+        await self.server.start()
+        self._listener = TlsListener(
+            self._listening,
+            self._accept,
+            self._credentials,
+            self._on_look,
+            self._door.refused,
+            has_room=self._has_room,
+            handshake_s=self._door.bounds.handshake_ms / 1000,
+            handshakes_max=self._door.bounds.handshakes_max,
+            alpn=RPC_ALPN,
+        )
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether connections wait because handshakes came faster than the bound."""
+        return self._listener is not None and self._listener.is_paused
+
+    def _has_room(self) -> bool:
+        assert self._listener is not None
+        return len(self.connections) + self._listener.handshakes < self._door.bounds.connections_max
+
+    def _accept(self) -> asyncio.BaseProtocol:
+        owed_s = self._handshakes.take(1, asyncio.get_running_loop().time())
+        if owed_s and self._listener is not None:
+            self._listener.pause(owed_s)
+        return RelayedConnection(self)
+
+    async def open(self, connection: RelayedConnection) -> asyncio.Transport:
+        """Connect a peer to gRPC, and say who it is. Raises OSError."""
+        name = f"peer-{next(self._numbers)}"
+        place = f"{self._folder}/{name}"
+        near = socket.socket(socket.AF_UNIX)
+        try:
+            near.setblocking(False)
+            near.bind(place)
+            host, port = connection.peer.get_extra_info("peername")[:2]
+            names = CertificateNames.of_peer(connection.peer.get_extra_info("peercert"))
+            self._names[connection] = name
+            self._door.peers[name] = RpcPeer(f"{host}:{port}", names)
+            loop = asyncio.get_running_loop()
+            await loop.sock_connect(near, f"{self._folder}/{_SOCKET}")
+            transport, _ = await loop.create_connection(lambda: _NearEnd(connection), sock=near)
+        except BaseException:
+            self.forget(connection)
+            near.close()
+            raise
+        finally:
+            with suppress(OSError):
+                os.unlink(place)
+        return transport
+
+    def forget(self, connection: RelayedConnection) -> None:
+        """A peer is gone."""
+        self.connections.discard(connection)
+        self._door.peers.pop(self._names.pop(connection, ""), None)
+
+    async def stop(self, grace_s: float | None) -> None:
+        if self._listener is not None:
+            self._listener.close()
+        await super().stop(grace_s)
+        for each in list(self.connections):
+            each.peer.close()
+        shutil.rmtree(self._folder, ignore_errors=True)

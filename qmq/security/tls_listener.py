@@ -1,0 +1,141 @@
+"""Listening with TLS.
+
+The listener accepts connections itself, instead of asyncio's server: so each handshake uses the certificates of the moment, accepting can
+pause, and a handshake that fails is reported with the peer's address.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+from collections.abc import Callable
+from typing import Final
+
+from qmq.errors import InvalidArgument
+from qmq.file_descriptors import SHORT_OF
+from qmq.network import BACKLOG, Factory, Refused, ServerListener
+from qmq.security.tls import ALPN, LOOK_S, Credentials
+
+SHORTAGE_S: Final = 1.0
+"""How long a listener waits when the process is out of descriptors or memory."""
+HANDSHAKE_S: Final = 10.0
+"""How long a peer may take for a handshake; asyncio gives it a minute."""
+HANDSHAKES_MAX: Final = 1_000
+"""Handshakes under way at one port; each takes 55 KiB."""
+
+
+class TlsListener(ServerListener):
+    """Accepts connections at `listening`, and does their handshakes beside each other. Made in a running loop.
+
+    Of more than `handshakes_max` handshakes under way the oldest is broken off: who begins thousands and stands still takes bounded memory,
+    and whose handshake goes on is done long before.
+
+    `on_look` is called every `LOOK_S`, `refused` for each handshake whose peer TLS does not accept. A connection that comes while there is
+    no room (`has_room`) is closed before its handshake.
+    """
+
+    def __init__(
+        self,
+        listening: socket.socket,
+        factory: Factory,
+        credentials: Credentials,
+        on_look: Callable[[], None],
+        refused: Refused,
+        *,
+        has_room: Callable[[], bool] = lambda: True,
+        handshake_s: float = HANDSHAKE_S,
+        handshakes_max: int = HANDSHAKES_MAX,
+        alpn: str = ALPN,
+    ) -> None:
+        self.port = listening.getsockname()[1]
+        self._listening, self._factory, self._credentials = listening, factory, credentials
+        self._on_look, self._refused = on_look, refused
+        self._has_room, self._handshake_s, self._handshakes_max, self._alpn = has_room, handshake_s, handshakes_max, alpn
+        self._context = credentials.version, credentials.server_context(alpn)
+        self._shaking: dict[asyncio.Task[None], None] = {}
+        """The handshakes under way, the oldest first."""
+        self._pause_s = 0.0
+        self._is_paused = False
+        self._tasks = {asyncio.ensure_future(each) for each in (self._look_for_ever(), self._accept_for_ever())}
+
+    def close(self) -> None:
+        for each in (*self._tasks, *self._shaking):
+            each.cancel()
+        self._listening.close()
+
+    @property
+    def handshakes(self) -> int:
+        """How many are under way."""
+        return len(self._shaking)
+
+    @property
+    def is_paused(self) -> bool:
+        return self._is_paused
+
+    def pause(self, pause_s: float) -> None:
+        """A handshake costs a millisecond of the loop: with thousands of connections at once, those that stand must be served too."""
+        self._pause_s = max(self._pause_s, pause_s)
+
+    async def _look_for_ever(self) -> None:
+        while True:
+            self._on_look()
+            await asyncio.sleep(LOOK_S)
+
+    async def _accept_for_ever(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            pause_s, self._pause_s = self._pause_s, 0.0
+            self._is_paused = pause_s > 0
+            await asyncio.sleep(pause_s)  # also without a pause: one connection in a round of the loop, so that others have their turn
+            self._is_paused = False
+            try:
+                accepted, address = await loop.sock_accept(self._listening)
+            except OSError as cause:
+                self._pause_s = SHORTAGE_S if cause.errno in SHORT_OF else 0.0
+                continue
+            if not self._has_room():
+                accepted.close()
+                continue
+            task = asyncio.ensure_future(self._shake_hands(accepted, f"{address[0]}:{address[1]}", self._factory()))
+            self._shaking[task] = None
+            task.add_done_callback(self._shaking.pop)
+            if len(self._shaking) > self._handshakes_max:
+                next(iter(self._shaking)).cancel()
+
+    async def _shake_hands(self, accepted: socket.socket, address: str, protocol: asyncio.BaseProtocol) -> None:
+        try:
+            await asyncio.get_running_loop().connect_accepted_socket(
+                lambda: protocol, accepted, ssl=self._present_context(), ssl_handshake_timeout=self._handshake_s
+            )
+        except ssl.SSLError as cause:
+            self._refused(address, getattr(cause, "verify_message", "") or cause.reason or "no TLS")
+        except OSError:
+            pass  # the peer is gone, or too slow
+
+    def _present_context(self) -> ssl.SSLContext:
+        version = self._credentials.version
+        if self._context[0] != version:
+            self._context = version, self._credentials.server_context(self._alpn)
+        return self._context[1]
+
+
+def listening_at(host: str, port: int, *, shares_port: bool = False) -> socket.socket:
+    """A socket that listens on the first address of a host. Raises OSError if the port is taken, InvalidArgument for no host."""
+    bare = host.strip("[]")
+    try:
+        family, kind, protocol, _, place = socket.getaddrinfo(bare, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+    except socket.gaierror as cause:
+        raise InvalidArgument(f"{host} is no address to listen on: {cause}") from cause
+    found = socket.socket(family, kind, protocol)
+    try:
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if shares_port:
+            found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        found.setblocking(False)
+        found.bind(place)
+        found.listen(BACKLOG)
+    except BaseException:
+        found.close()
+        raise
+    return found
