@@ -59,7 +59,7 @@ class OpenTelemetryInterceptor(BaseInterceptor):
     def sending(self, outgoing: Outgoing) -> Headers | Sequence[Headers]:
         """Begins the span, and adds its context to the messages."""
         kind = self._trace.SpanKind.PRODUCER
-        attributes = _attributes("send", outgoing.subject)
+        attributes = operation_attributes("send", outgoing.subject)
         if outgoing.is_batch:
             attributes["messaging.batch.message_count"] = outgoing.count
         own = [each for each in outgoing.headers if TRACEPARENT in each][:LINKS_MAX]
@@ -117,7 +117,7 @@ class OpenTelemetryInterceptor(BaseInterceptor):
                 self._context.attach(before)
 
     def _message_attributes(self, message: AnyMessage, group: str) -> dict[str, Any]:
-        found = _attributes("process", message.subject)
+        found = operation_attributes("process", message.subject)
         found["messaging.message.id"] = str(message.id)
         found["messaging.message.body.size"] = len(message.body)
         found["messaging.qmq.message.attempt"] = message.attempt
@@ -140,7 +140,8 @@ class OpenTelemetryInterceptor(BaseInterceptor):
         span.set_status(self._trace.Status(self._trace.StatusCode.ERROR, str(error)))
 
 
-def _attributes(operation: str, subject: str) -> dict[str, Any]:
+def operation_attributes(operation: str, subject: str) -> dict[str, Any]:
+    """What every span and metric of an operation says."""
     return {
         "messaging.system": SYSTEM,
         "messaging.operation.name": operation,

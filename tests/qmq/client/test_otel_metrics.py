@@ -1,0 +1,67 @@
+"""OpenTelemetry: the four client metrics of the conventions for messaging."""
+
+from __future__ import annotations
+
+from itertools import count
+from typing import Any
+
+import pytest
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+
+from qmq.client.interceptors import Chain, Outgoing
+from qmq.otel_metrics import BOUNDARIES_S, OpenTelemetryMetrics
+from qmq.testing import TestCluster
+
+SEND = {
+    "messaging.system": "qmq",
+    "messaging.operation.name": "send",
+    "messaging.operation.type": "send",
+    "messaging.destination.name": "orders",
+}
+
+
+class Figures:
+    """What was recorded, with a clock that moves one second each time it is read."""
+
+    def __init__(self) -> None:
+        self.reader = InMemoryMetricReader()
+        seconds = count()
+        self.interceptor = OpenTelemetryMetrics(MeterProvider([self.reader]), clock=lambda: float(next(seconds)))
+
+    def points(self) -> dict[str, list[Any]]:
+        data = self.reader.get_metrics_data()
+        assert data is not None
+        return {each.name: list(each.data.data_points) for each in data.resource_metrics[0].scope_metrics[0].metrics}
+
+
+async def test_messages_sent_and_handled_are_counted_and_timed() -> None:
+    figures = Figures()
+    async with TestCluster() as cluster:
+        mq = cluster.client(interceptors=[figures.interceptor])
+        await mq.send_many("orders", [b"1", b"2", b"3"])
+        async with mq.consumer("orders", "shop") as consumer:
+            for message in await consumer.pull(1):
+                with pytest.raises(LookupError), mq.interceptors.handling(message, consumer.group):
+                    raise LookupError
+    points = figures.points()
+    (sent,), (consumed,) = points["messaging.client.sent.messages"], points["messaging.client.consumed.messages"]
+    (sending,), (process,) = points["messaging.client.operation.duration"], points["messaging.process.duration"]
+    assert (sent.value, dict(sent.attributes)) == (3, SEND)
+    assert (sending.count, sending.sum, dict(sending.attributes)) == (1, 1.0, SEND)
+    assert sending.explicit_bounds == BOUNDARIES_S
+    assert consumed.value == 1
+    assert dict(process.attributes) == dict(consumed.attributes) | {"error.type": "LookupError"}
+    assert consumed.attributes["messaging.consumer.group.name"] == "shop"
+    assert process.sum == 1.0
+
+
+def test_a_send_that_fails_is_recorded_with_its_error() -> None:
+    figures = Figures()
+    chain, told = Chain([figures.interceptor]), Outgoing("orders", 2, [None] * 2, [()] * 2, [{}, {}], is_batch=True)
+    chain.sending(told)
+    chain.failed(told, TimeoutError())
+    points = figures.points()
+    (sent,), (sending,) = points["messaging.client.sent.messages"], points["messaging.client.operation.duration"]
+    assert (sent.value, sending.count) == (2, 1)
+    assert dict(sent.attributes) == dict(sending.attributes) == SEND | {"error.type": "TimeoutError"}
