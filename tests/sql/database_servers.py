@@ -69,6 +69,8 @@ class DatabaseServer:
         self.user = self._user()
         if self.user is not None:
             os.chown(self.folder, pwd.getpwnam(self.user).pw_uid, -1)
+        # The server's user may not write to the folder that TMPDIR names for us.
+        self._environment = {**os.environ, "TMPDIR": str(self.folder)}
         self._process: subprocess.Popen[bytes] | None = None
         self._made = 0
         self.ends = 0
@@ -108,7 +110,7 @@ class DatabaseServer:
         log = self.folder / "server.log"
         with log.open("ab") as out:
             command = [*self._as_user(), *self.command()]
-            self._process = subprocess.Popen(command, stdout=out, stderr=out, stdin=subprocess.DEVNULL, cwd=self.folder)
+            self._process = subprocess.Popen(command, stdout=out, stderr=out, stdin=subprocess.DEVNULL, cwd=self.folder, env=self._environment)
         until = time.monotonic() + START_S
         while True:
             try:
@@ -195,7 +197,7 @@ class DatabaseServer:
         return ("setpriv", f"--reuid={self.user}", f"--regid={pwd.getpwnam(self.user).pw_gid}", "--clear-groups")
 
     def _run(self, *command: str) -> None:
-        done = subprocess.run([*self._as_user(), *command], capture_output=True, text=True, check=False, cwd=self.folder)
+        done = subprocess.run([*self._as_user(), *command], capture_output=True, text=True, check=False, cwd=self.folder, env=self._environment)
         assert done.returncode == 0, f"{command[0]} failed: {done.stdout}{done.stderr}"
 
 
