@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 
+import pytest
 from qmq_replication.replica_messages import Message
 from replication_world import Group
 
@@ -63,6 +64,7 @@ class Walk:
                 assert committed.setdefault(index, epoch) == epoch, f"{index} was committed with another epoch"
 
 
+@pytest.mark.rotating
 def test_every_order_of_messages_between_two_candidates() -> None:
     group = Group(logs={"a": (1, 2), "b": (1,), "c": (1,)}, epoch=2)
     group.campaign("a")
@@ -73,6 +75,7 @@ def test_every_order_of_messages_between_two_candidates() -> None:
     assert walk.masters
 
 
+@pytest.mark.rotating
 def test_every_order_of_messages_while_a_master_brings_two_slaves_in_step() -> None:
     group = Group(logs={"a": (1, 2, 2), "b": (1, 1), "c": (1,)}, epoch=2, read_max=1)
     group.campaign("a")

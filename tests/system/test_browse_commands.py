@@ -48,6 +48,7 @@ def bodies(lines: Sequence[str]) -> list[object]:
     return [json.loads(line)["body"] for line in lines]
 
 
+@pytest.mark.rotating
 def test_browse_shows_stored_messages_and_selects_them(orders: NodeProcess) -> None:
     found = [json.loads(line) for line in said(orders, "browse", "orders", "--json")]
     assert [each["body"] for each in found] == [*[f'{{"total":{number * 500}}}' for number in range(5)], None]

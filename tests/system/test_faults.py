@@ -38,6 +38,7 @@ async def load(group: Group, name: str, tmp_path: Path) -> AsyncIterator[Workloa
     await group.require_equal_files()
 
 
+@pytest.mark.rotating
 async def test_acked_messages_survive_kills_of_the_master(group: Group, tmp_path: Path) -> None:
     async with load(group, "master", tmp_path) as work:
         for _ in range(3):

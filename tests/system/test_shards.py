@@ -110,6 +110,7 @@ async def consumed(server: str, group: str, count: int) -> list[tuple[str, bytes
     raise AssertionError
 
 
+@pytest.mark.rotating
 async def test_shards_share_a_subject_and_one_that_is_killed_comes_back(tmp_path: Path) -> None:
     with sharded(tmp_path) as it:
         assert it.lines[-1] == "qmq broker: 2 shards of g1 are ready"
@@ -150,6 +151,7 @@ async def test_operators_name_the_broker_and_mean_its_shards(tmp_path: Path) -> 
         assert it.qmq("subject", "place", "orders", "--groups", "g1")[0]["to"] == "g1.1,g1.2"
 
 
+@pytest.mark.rotating
 async def test_no_shard_outlives_its_supervisor(tmp_path: Path) -> None:
     with sharded(tmp_path) as it:
         shards = it.shards()

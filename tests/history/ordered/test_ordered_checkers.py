@@ -142,6 +142,7 @@ def test_one_promise_that_is_broken_everywhere_is_told_a_thousand_times_at_most(
     assert check_ordered(events, drained=True, groups=("g",)).names == {"lost": 1_000}
 
 
+@pytest.mark.rotating
 def test_a_million_messages_are_judged_in_linear_time() -> None:
     """A tenth of it here, in chunks as clients send them; anything quadratic would run into the timeout."""
     report = check_ordered(many(100_000, keys=500), drained=True)

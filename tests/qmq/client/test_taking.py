@@ -55,6 +55,7 @@ async def test_a_rejected_message_is_a_parked_key_and_not_tried_again(mq: qmq.Cl
         assert await consumer.take(10, AT_ONCE) == []
 
 
+@pytest.mark.rotating
 async def test_who_rests_leaves_unseen_messages_to_others_and_keeps_what_it_has(mq: qmq.Client) -> None:
     await mq.send_many("u", [b"%d" % number for number in range(100)])
     async with mq.consumer("u", "g", ack="explicit") as resting, mq.consumer("u", "g", ack="explicit") as other:

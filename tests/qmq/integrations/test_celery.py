@@ -146,6 +146,7 @@ class TestWorker:
         assert seen == ["one@here"]
 
 
+@pytest.mark.rotating
 def test_the_tasks_of_a_killed_worker_go_to_the_next_one(
     address: str, environment: dict[str, str], tasks: ModuleType, mq: qmq.blocking.BlockingClient, tmp_path: Path
 ) -> None:
