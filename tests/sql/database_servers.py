@@ -110,7 +110,9 @@ class DatabaseServer:
         log = self.folder / "server.log"
         with log.open("ab") as out:
             command = [*self._as_user(), *self.command()]
-            self._process = subprocess.Popen(command, stdout=out, stderr=out, stdin=subprocess.DEVNULL, cwd=self.folder, env=self._environment)
+            self._process = subprocess.Popen(
+                command, stdout=out, stderr=out, stdin=subprocess.DEVNULL, cwd=self.folder, env=self._environment
+            )
         until = time.monotonic() + START_S
         while True:
             try:
@@ -197,7 +199,9 @@ class DatabaseServer:
         return ("setpriv", f"--reuid={self.user}", f"--regid={pwd.getpwnam(self.user).pw_gid}", "--clear-groups")
 
     def _run(self, *command: str) -> None:
-        done = subprocess.run([*self._as_user(), *command], capture_output=True, text=True, check=False, cwd=self.folder, env=self._environment)
+        done = subprocess.run(
+            [*self._as_user(), *command], capture_output=True, text=True, check=False, cwd=self.folder, env=self._environment
+        )
         assert done.returncode == 0, f"{command[0]} failed: {done.stdout}{done.stderr}"
 
 
