@@ -63,6 +63,7 @@ class Cluster:
         self.folder, self._network = StateFolder(state_dir), check_name(network)
         self._environment, self._file, self._progress = environment or {}, file, progress
         self._overrides = (SECURE_FILE,) if secure else ()
+        self._releases: dict[str, Path] = {}
 
     def __enter__(self) -> Self:
         return self
@@ -100,6 +101,14 @@ class Cluster:
     def start(self, *names: str, wait: bool = True, within_s: float = HEALTHY_S) -> None:
         """Start services that were killed or stopped, as `up` started them, without what they depend on."""
         self._start(names, wait=wait, within_s=within_s)
+
+    def install(self, release: Path | None, *names: str) -> None:
+        """From their next start on, services run the packages in this folder; with None, those of this checkout."""
+        for name in _known(names, self.services):
+            if release is None:
+                self._releases.pop(name, None)
+            else:
+                self._releases[name] = release
 
     def stop(self, *names: str) -> None:
         """SIGTERM, and SIGKILL to a service that outlives its stop_grace_period."""
@@ -207,7 +216,7 @@ class Cluster:
     # --- within ----------------------------------------------------------------------------------------------------------
 
     def _launcher(self, state: State) -> Launcher:
-        return Launcher(self.services, network_of(state, self.folder), self.folder)
+        return Launcher(self.services, network_of(state, self.folder), self.folder, self._releases)
 
     @contextmanager
     def _changing(self) -> Iterator[tuple[State, Launcher]]:

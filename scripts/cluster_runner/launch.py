@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from cluster_runner import processes
 from cluster_runner.compose import Service
@@ -18,8 +19,9 @@ from cluster_runner.translate import Translator
 class Launcher:
     """Starts services, and knows their health checks."""
 
-    def __init__(self, services: Mapping[str, Service], network: Network, folder: StateFolder) -> None:
-        self.services, self.network, self.folder = services, network, folder
+    def __init__(self, services: Mapping[str, Service], network: Network, folder: StateFolder, releases: Mapping[str, Path]) -> None:
+        """`releases` are folders of packages that services run instead of this checkout's."""
+        self.services, self.network, self.folder, self._releases = services, network, folder, releases
 
     def translator(self, service: Service) -> Translator:
         """The words of a service at its place on the network."""
@@ -34,7 +36,8 @@ class Launcher:
     def environment(self, name: str) -> dict[str, str]:
         """What it finds in its environment."""
         service = self.services[name]
-        return self.translator(service).environment(service)
+        found = self.translator(service).environment(service)
+        return {**found, "PYTHONPATH": str(self._releases[name])} if name in self._releases else found
 
     def check(self, name: str) -> Check | None:
         """Its health check, if it has one."""
