@@ -40,7 +40,7 @@ from qmq.security.contexts import default_server
 from qmq.security.tls import Tls
 from qmq.security.tls_network import network_of
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "BaseInterceptor",

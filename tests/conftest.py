@@ -29,7 +29,7 @@ settings.load_profile("qmq")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """`--no-skips`: for CI, which installs what tests need."""
-    parser.addoption("--no-skips", action="store_true", help="fail if a test is skipped, unless it needs a container engine")
+    parser.addoption("--no-skips", action="store_true", help="fail if a test is skipped, unless it needs a container engine or the history")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -90,7 +90,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")
     if not session.config.getoption("--no-skips") or reporter is None:
         return
-    if [each for each in reporter.stats.get("skipped", ()) if "docker" not in each.keywords]:
+    if [each for each in reporter.stats.get("skipped", ()) if not {"docker", "history"} & set(each.keywords)]:
         reporter.write_line("tests were skipped that are not to be skipped here: see the list below", red=True)
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 

@@ -1,0 +1,39 @@
+"""The previous release's packages, built from its commit: what a node of this version must work beside (docs/UPGRADES.md)."""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+ROOT: Final = Path(__file__).resolve().parents[2]
+VERSION: Final = "0.1.0"
+COMMIT: Final = "edb61d204601ca265a6c5a01a937b86f985edb55"
+"""The commit of the release: a clone need not have its tag."""
+
+
+def has_history() -> bool:
+    """Whether this checkout knows the release's commit; a shallow clone and an unpacked archive do not."""
+    found = subprocess.run(["git", "cat-file", "-e", f"{COMMIT}^{{commit}}"], cwd=ROOT, capture_output=True, check=False)
+    return found.returncode == 0
+
+
+def unpack(folder: Path) -> Path:
+    """Build the release's wheel and unpack it. Returns the folder for PYTHONPATH. Skips the test without the project's history."""
+    if not has_history():
+        pytest.skip(f"no history: qmq {VERSION} is built from commit {COMMIT}, which git fetch --unshallow brings")
+    archive = subprocess.run(["git", "archive", COMMIT], cwd=ROOT, capture_output=True, check=True).stdout
+    with tarfile.open(fileobj=io.BytesIO(archive)) as sources:
+        sources.extractall(folder / "sources", filter="data")
+    build = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", str(folder)]
+    subprocess.run(build, cwd=folder / "sources", capture_output=True, check=True)
+    packages = folder / "packages"
+    with zipfile.ZipFile(folder / f"qmq-{VERSION}-py3-none-any.whl") as wheel:
+        wheel.extractall(packages)
+    return packages
