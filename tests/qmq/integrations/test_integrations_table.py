@@ -9,7 +9,12 @@ import pytest
 
 ROOT = Path(__file__).parents[3]
 SOURCES = ROOT / "qmq" / "integrations"
-PARTS = {"celery": ["kombu"], "http": ["http", "cloud_event.py"], "taskiq": ["taskiq.py"]}
+PARTS = {
+    "celery": ["kombu"],
+    "http": ["http", "cloud_event.py"],
+    "taskiq": ["taskiq.py"],
+    "fastapi": ["fastapi.py", "starlette.py", "server_sent_events.py"],
+}
 """Each extra's folders and files."""
 
 

@@ -1,0 +1,35 @@
+"""Server-sent events of a subject: an event's text, and its id, which says how far each queue was read. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from qmq.errors import InvalidArgument
+
+Positions = Mapping[tuple[str, int], int]
+"""The next sequence of each queue, by broker group and partition."""
+
+_LINE_END = re.compile(r"\r\n|\r|\n")
+_POSITION = re.compile(r"([^/,]+)/(-?\d+)/(\d+)")
+
+
+def event(id: str, data: str) -> str:
+    """One event: each line of the data has a field of its own, as the format demands."""
+    return f"id: {id}\n" + "".join(f"data: {line}\n" for line in _LINE_END.split(data)) + "\n"
+
+
+def position_text(positions: Positions) -> str:
+    """Positions as an event's id: GROUP/PARTITION/SEQUENCE, separated by commas."""
+    return ",".join(f"{group}/{partition}/{sequence}" for (group, partition), sequence in sorted(positions.items()))
+
+
+def positions_of(text: str) -> dict[tuple[str, int], int]:
+    """The positions of an event's id; none for "". Raises InvalidArgument."""
+    found = {}
+    for each in text.split(",") if text else ():
+        match = _POSITION.fullmatch(each)
+        if match is None:
+            raise InvalidArgument(f"Last-Event-ID is {text!r}, which is no id of these events: leave it out to begin now")
+        found[match[1], int(match[2])] = int(match[3])
+    return found

@@ -1,0 +1,150 @@
+"""QMQ beside a web application of Starlette or FastAPI: its client, its listeners, and server-sent events.
+
+    messaging = QmqLifespan("localhost:20880")
+    app = FastAPI(lifespan=messaging)
+
+docs/integrations/fastapi.md is the tutorial.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from datetime import timedelta
+from typing import Any, Final, TypeVar, Unpack
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import StreamingResponse
+
+import qmq
+from qmq.client.listening.listener_api import GRACE
+from qmq.client.listening.listener_options import ListenerOptions
+from qmq.client.listening.listeners import Listening
+from qmq.errors import ClientClosed, InvalidArgument, QmqError
+from qmq.integrations.server_sent_events import Positions, event, position_text, positions_of
+
+log = logging.getLogger("qmq.integrations")
+
+HEARTBEAT: Final = timedelta(seconds=15)
+
+_Handler = TypeVar("_Handler", bound=Callable[..., Any])
+
+
+def stop_process(error: QmqError) -> None:
+    """Ask the web server to end, so that its supervisor starts it again."""
+    log.critical("the listeners ended, and the web server with them: %s", error)
+    signal.raise_signal(signal.SIGTERM)
+
+
+class QmqLifespan:
+    """The client of a web application, from its start to its end. It is the application's lifespan, or part of a larger one:
+    `async with messaging(app): ...`.
+
+    Each process of the web server has a client and listeners of its own; the listeners of one group share its messages.
+    """
+
+    def __init__(
+        self,
+        addresses: str | None = None,
+        *,
+        grace: timedelta = GRACE,
+        failed: Callable[[QmqError], object] = stop_process,
+        **connect: Any,
+    ) -> None:
+        """At the end the listeners have `grace` to finish the messages in hand. `failed` is called when a listener ends with an error; the
+        default ends the process, because a web server that silently handles no messages helps nobody. `connect` are options of
+        `qmq.connect`.
+        """
+        self._addresses, self._grace, self._connect_options, self._failed = addresses, grace, connect, failed
+        self._listeners: list[tuple[str, Callable[..., Any], str, ListenerOptions]] = []
+        self._client: qmq.Client | None = None
+
+    def client(self) -> qmq.Client:
+        """The client: a dependency for FastAPI. Raises ClientClosed before the application started and after it ended."""
+        if self._client is None:
+            raise ClientClosed("the application is not running: pass this object to it as `lifespan`")
+        return self._client
+
+    def listener(self, subject: str, group: str, **options: Unpack[ListenerOptions]) -> Callable[[_Handler], _Handler]:
+        """Register a function as a handler, which runs as long as the application does. As `Client.listener`, whose errors come when the
+        application starts.
+        """
+
+        def register(handler: _Handler) -> _Handler:
+            self._listeners.append((subject, handler, group, options))
+            return handler
+
+        return register
+
+    def __call__(self, app: object) -> AbstractAsyncContextManager[None]:
+        """The application's lifespan. Raises InvalidName, InvalidArgument; at the end the error that stopped a listener."""
+        return self._life()
+
+    @asynccontextmanager
+    async def _life(self) -> AsyncIterator[None]:
+        async with qmq.connect(self._addresses, **self._connect_options) as mq:
+            for subject, handler, group, options in self._listeners:
+                mq.listen(subject, handler, group, **options)
+            async with mq.listening(grace=self._grace) as listening:
+                watching = asyncio.create_task(self._watch(listening))
+                self._client = mq
+                try:
+                    yield
+                finally:
+                    self._client = None
+                    watching.cancel()
+
+    async def _watch(self, listening: Listening) -> None:
+        try:
+            await listening.wait()
+        except QmqError as error:
+            self._failed(error)
+
+    async def events(
+        self,
+        request: Request,
+        subject: str,
+        *,
+        data: Callable[[qmq.BrowsedMessage], str] = lambda message: message.body.decode(errors="replace"),
+        heartbeat: timedelta = HEARTBEAT,
+        **selection: Any,
+    ) -> StreamingResponse:
+        """The subject's messages as server-sent events, from now on; for a browser that comes back (`Last-Event-ID`), from where it was.
+
+        `data` is what the browser sees of a message: the body as text by default. `selection` are `key`, `tags_any` and `tags_all` of
+        `Client.browse`. A comment every `heartbeat` keeps proxies from ending an idle stream. Raises as `Client.queue_ends`, and
+        HTTPException 400 for an id that this did not write.
+        """
+        mq = self.client()
+        try:
+            since = positions_of(request.headers.get("last-event-id", ""))
+        except InvalidArgument as error:
+            raise HTTPException(400, error.message) from error
+        positions = since or await mq.queue_ends(subject)
+        messages = mq.browse(subject, follow=True, positions=positions, **selection)
+        stream = _stream(messages, positions, data, heartbeat.total_seconds())
+        return StreamingResponse(stream, media_type="text/event-stream", headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
+
+
+async def _stream(
+    messages: AsyncIterator[qmq.BrowsedMessage], positions: Positions, data: Callable[[qmq.BrowsedMessage], str], heartbeat_s: float
+) -> AsyncIterator[str]:
+    reached = dict(positions)
+    yield f"id: {position_text(reached)}\n\n"  # a browser that comes back before the first message misses nothing
+    coming = asyncio.ensure_future(anext(messages))
+    try:
+        while True:
+            await asyncio.wait((coming,), timeout=heartbeat_s)
+            if not coming.done():
+                yield ":\n\n"
+                continue
+            message = coming.result()
+            reached[message.broker_group, message.partition] = message.sequence + 1
+            coming = asyncio.ensure_future(anext(messages))
+            yield event(position_text(reached), data(message))
+    finally:
+        coming.cancel()
