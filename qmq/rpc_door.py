@@ -48,3 +48,5 @@ class RpcDoor:
     peers: RpcPeers = field(default_factory=dict)
     shares_port: bool = False
     """Whether other processes of this user may listen at the port, too: the kernel gives each connection to one of them (SO_REUSEPORT)."""
+    takes_plaintext: bool = False
+    """Whether a port with TLS also serves peers that speak HTTP/2 without it."""

@@ -60,6 +60,17 @@ class GatewayOptions(ProcessFlags):
         Path | None, typer.Option(envvar="QMQ_GATEWAY_TLS_CERT", help="PEM file: the certificate shown to RocketMQ clients; turns TLS on.")
     ] = None
     tls_key: Annotated[Path | None, typer.Option(envvar="QMQ_GATEWAY_TLS_KEY", help="PEM file: that certificate's key.")] = None
+    tls: Annotated[
+        str,
+        typer.Option(
+            envvar="QMQ_GATEWAY_TLS",
+            help="With a certificate: 'required', or 'optional' to serve clients without TLS at the same port, too.",
+        ),
+    ] = "required"
+    audit_log: Annotated[
+        Path | None,
+        typer.Option(envvar="QMQ_AUDIT_LOG", help="File for the audit log: TLS handshakes that fail; default: the ordinary log."),
+    ] = None
     processes: Annotated[
         int,
         typer.Option(
@@ -85,7 +96,16 @@ class GatewayOptions(ProcessFlags):
             creates_topics=self.create_topics,
             all_ordered=self.ordered_topics,
             shares_port=self.shared_port,
+            takes_plaintext=self.takes_plaintext(),
         )
+
+    def takes_plaintext(self) -> bool:
+        """Whether a client may come without TLS to a port with TLS. Raises InvalidArgument."""
+        if self.tls not in ("required", "optional"):
+            raise InvalidArgument(f"--tls must be 'required' or 'optional', not {self.tls!r}")
+        if self.tls == "optional" and self.tls_cert is None:
+            raise InvalidArgument("--tls optional needs --tls-cert and --tls-key: without them the port serves plain text only")
+        return self.tls == "optional"
 
     def http_server(self) -> HttpServer | None:
         """The HTTP server, if it was asked for. A request without a token must not get what the gateway's own certificate may do."""
@@ -117,7 +137,7 @@ class GatewayOptions(ProcessFlags):
         """Raise InvalidArgument if the gateway would listen on a public address without access control."""
         from qmq.node.exposure import require_guarded
 
-        if self.credentials is None or self.tls_cert is None:
+        if self.credentials is None or self.tls_cert is None or self.takes_plaintext():
             require_guarded(self.host, self.insecure)
 
 
@@ -130,7 +150,7 @@ def gateway(_: typer.Context, options: GatewayOptions) -> None:
     Prints one line, `qmq gateway is ready at HOST:PORT`, when clients can connect. Ctrl-C or SIGTERM stops it cleanly.
     """
     try:
-        set_up_logging(options.verbose)
+        set_up_logging(options.verbose, options.audit_log)
         options.require_closed()
         status = run(_serve(options) if options.processes == 1 else _serve_together(options))
     except (OSError, QmqError) as failure:

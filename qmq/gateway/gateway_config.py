@@ -39,3 +39,5 @@ class GatewayConfig:
     """So late may a message be visible again."""
     shares_port: bool = False
     """Whether other gateways of this machine may listen at the same port."""
+    takes_plaintext: bool = False
+    """Whether a port with TLS also serves clients that speak plain text."""

@@ -19,6 +19,8 @@ from qmq.network import NETWORK, Network, RpcPort
 from qmq.proto.rocketmq import service_pb2_grpc
 from qmq.rpc_door import RpcBounds, RpcDoor
 from qmq.rpc_server import rpc_server
+from qmq.security.audit import AuditLog
+from qmq.security.principal import ANONYMOUS
 
 STOP_GRACE_S: Final = 1.0
 BOUNDS: Final = RpcBounds(connections_max=SESSIONS_MAX, calls_max=SESSIONS_MAX)
@@ -29,6 +31,7 @@ class GatewayServer:
 
     Without `credentials` everybody is served with `client`, which is its owner's, who closes it after `stop`. With them each access key is
     served with a client of its own, which `connect` makes for its token. `network` is for the gateway's port.
+    `audit` gets the handshakes of TLS that fail there.
     """
 
     def __init__(
@@ -40,6 +43,7 @@ class GatewayServer:
         network: Network = NETWORK,
         credentials: GatewayCredentials | None = None,
         connect: Callable[[str], Client] | None = None,
+        audit: AuditLog | None = None,
     ) -> None:
         clock = clock or SystemClock()
         self._config, self._network, self._credentials = config, network, credentials
@@ -47,6 +51,7 @@ class GatewayServer:
         """Of whom no credentials name."""
         self._identities = GatewayIdentities(connect or (lambda _: client), config, clock)
         self._service = MessagingService(self._parts_for, config)
+        self._audit = audit or AuditLog()
         self._served: RpcPort | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self.port = config.port
@@ -73,13 +78,19 @@ class GatewayServer:
     async def start(self) -> None:
         """Serve. Raises OSError if the port is taken."""
         connections = connections_max(BOUNDS.connections_max, limit() // self._network.rpc_descriptors)
-        door = RpcDoor(RpcBounds(connections, BOUNDS.calls_max), shares_port=self._config.shares_port)
+        bounds = RpcBounds(connections, BOUNDS.calls_max)
+        shares_port, takes_plaintext = self._config.shares_port, self._config.takes_plaintext
+        door = RpcDoor(bounds, self._refused, shares_port=shares_port, takes_plaintext=takes_plaintext)
         server = rpc_server(door)
         service_pb2_grpc.add_MessagingServiceServicer_to_server(self._service, server)
         self._served = await self._network.serve(server, self._config.host, self._config.port, door)
         self.port = self._served.port
         loop = asyncio.get_running_loop()
         self._tasks = [loop.create_task(self._sweep()), loop.create_task(self._check_transactions())]
+
+    def _refused(self, address: str, why: str) -> None:
+        """Record that TLS did not accept a peer."""
+        self._audit.refuse(principal=str(ANONYMOUS), how="none", address=address, action="TLS handshake", on=why)
 
     async def _sweep(self) -> None:
         while True:

@@ -9,6 +9,8 @@ user can enter.
 gRPC knows a relayed peer by the name that the socket's near end is bound to; `RpcDoor.peers` says who that is. A name is removed before its
 socket is closed, so no other connection can have it. A peer without an entry is anonymous.
 
+A port that takes plain text, too (`RpcDoor.takes_plaintext`), passes such connections on in the same way.
+
 A connection takes three descriptors: one of the peer, and both ends of the socket.
 """
 
@@ -58,7 +60,7 @@ class _NearEnd(asyncio.Protocol):
 
 
 class RelayedConnection(asyncio.Protocol):
-    """One peer that TLS has accepted. What it sends waits in the kernel until gRPC reads, and the other way round."""
+    """One peer that TLS has accepted, or that needs none. What it sends waits in the kernel until gRPC reads, and the other way round."""
 
     peer: asyncio.Transport
 
@@ -138,6 +140,7 @@ class RpcRelay(RpcPort):
             handshake_s=self._door.bounds.handshake_ms / 1000,
             handshakes_max=self._door.bounds.handshakes_max,
             alpn=RPC_ALPN,
+            takes_plaintext=self._door.takes_plaintext,
         )
 
     @property

@@ -1,7 +1,10 @@
-"""Listening with TLS.
+"""Listening with TLS, and where it is allowed with plain text at the same port.
 
 The listener accepts connections itself, instead of asyncio's server: so each handshake uses the certificates of the moment, accepting can
 pause, and a handshake that fails is reported with the peer's address.
+
+With `takes_plaintext` the listener looks at a connection's first byte, which stays in the kernel's buffer. HTTP/2 begins with "PRI", a
+handshake of TLS with byte 22. Whatever does not begin with "P" must be TLS, so that what is neither is refused and reported.
 """
 
 from __future__ import annotations
@@ -23,6 +26,8 @@ HANDSHAKE_S: Final = 10.0
 """How long a peer may take for a handshake; asyncio gives it a minute."""
 HANDSHAKES_MAX: Final = 1_000
 """Handshakes under way at one port; each takes 55 KiB."""
+_HTTP2: Final = b"P"
+"""How a connection with HTTP/2 in plain text begins."""
 
 
 class TlsListener(ServerListener):
@@ -32,7 +37,7 @@ class TlsListener(ServerListener):
     and whose handshake goes on is done long before.
 
     `on_look` is called every `LOOK_S`, `refused` for each handshake whose peer TLS does not accept. A connection that comes while there is
-    no room (`has_room`) is closed before its handshake.
+    no room (`has_room`) is closed before its handshake. With `takes_plaintext` connections with HTTP/2 need no TLS.
     """
 
     def __init__(
@@ -47,11 +52,13 @@ class TlsListener(ServerListener):
         handshake_s: float = HANDSHAKE_S,
         handshakes_max: int = HANDSHAKES_MAX,
         alpn: str = ALPN,
+        takes_plaintext: bool = False,
     ) -> None:
         self.port = listening.getsockname()[1]
         self._listening, self._factory, self._credentials = listening, factory, credentials
         self._on_look, self._refused = on_look, refused
         self._has_room, self._handshake_s, self._handshakes_max, self._alpn = has_room, handshake_s, handshakes_max, alpn
+        self._takes_plaintext = takes_plaintext
         self._context = credentials.version, credentials.server_context(alpn)
         self._shaking: dict[asyncio.Task[None], None] = {}
         """The handshakes under way, the oldest first."""
@@ -104,14 +111,33 @@ class TlsListener(ServerListener):
                 next(iter(self._shaking)).cancel()
 
     async def _shake_hands(self, accepted: socket.socket, address: str, protocol: asyncio.BaseProtocol) -> None:
+        loop = asyncio.get_running_loop()
         try:
-            await asyncio.get_running_loop().connect_accepted_socket(
+            if self._takes_plaintext and await self._first_byte(accepted) == _HTTP2:
+                await loop.connect_accepted_socket(lambda: protocol, accepted)
+                return
+            await loop.connect_accepted_socket(
                 lambda: protocol, accepted, ssl=self._present_context(), ssl_handshake_timeout=self._handshake_s
             )
         except ssl.SSLError as cause:
             self._refused(address, getattr(cause, "verify_message", "") or cause.reason or "no TLS")
         except OSError:
             pass  # the peer is gone, or too slow
+
+    async def _first_byte(self, accepted: socket.socket) -> bytes:
+        """What a peer sends first, without taking it. Empty if the peer closes before. Raises OSError: the peer is gone, or too slow."""
+        loop = asyncio.get_running_loop()
+        is_there = asyncio.Event()
+        try:
+            loop.add_reader(accepted.fileno(), is_there.set)
+            try:
+                await asyncio.wait_for(is_there.wait(), self._handshake_s)
+            finally:
+                loop.remove_reader(accepted.fileno())
+            return accepted.recv(1, socket.MSG_PEEK)
+        except BaseException:
+            accepted.close()
+            raise
 
     def _present_context(self) -> ssl.SSLContext:
         version = self._credentials.version

@@ -6,6 +6,7 @@ What they saw they print as JSON. RocketMQ's client and QMQ's gateway cannot be 
 from __future__ import annotations
 
 import json
+import os
 import sys
 import threading
 import time
@@ -13,6 +14,10 @@ from collections.abc import Callable
 from typing import Any, Final
 
 COUNT: Final = 20
+
+
+def has_tls() -> bool:
+    return "PROGRAM_HAS_TLS" in os.environ
 
 
 def configuration(address: str) -> Any:
@@ -24,7 +29,7 @@ def configuration(address: str) -> Any:
 def producer_of(address: str, *topics: str, checker: Any = None) -> Any:
     from rocketmq import Producer
 
-    found = Producer(configuration(address), topics, checker) if checker else Producer(configuration(address), topics)
+    found = Producer(configuration(address), topics, checker, tls_enable=has_tls())
     found.startup()
     return found
 
@@ -102,7 +107,7 @@ def simple_consumer(address: str, topic: str, group: str) -> object:
     """Receives until nothing comes for a while. The first message it leaves invisible for a second, and does not acknowledge."""
     from rocketmq import FilterExpression, SimpleConsumer
 
-    consumer = SimpleConsumer(configuration(address), group, {topic: FilterExpression()}, await_duration=2)
+    consumer = SimpleConsumer(configuration(address), group, {topic: FilterExpression()}, await_duration=2, tls_enable=has_tls())
     consumer.startup()
     seen: list[dict[str, Any]] = []
     empty = 0
@@ -133,7 +138,7 @@ def push_consumer(address: str, topic: str, group: str) -> object:
                 enough.set()
             return ConsumeResult.FAILURE if len(seen) == 1 else ConsumeResult.SUCCESS
 
-    consumer = PushConsumer(configuration(address), group, Listener(), {topic: FilterExpression()})
+    consumer = PushConsumer(configuration(address), group, Listener(), {topic: FilterExpression()}, tls_enable=has_tls())
     consumer.startup()
     enough.wait(60)
     time.sleep(0.5)  # for the last acknowledgement, which the client sends after its listener has returned

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import hmac
 import json
@@ -23,7 +24,9 @@ from qmq.gateway.gateway_server import GatewayServer
 from qmq.gateway.status_codes import Refused
 from qmq.proto.rocketmq import definition_pb2 as api
 from qmq.proto.rocketmq.service_pb2_grpc import MessagingServiceStub
+from qmq.security.audit import AuditLog
 from qmq.security.authority import create_authority, issue
+from qmq.testing import TestCluster
 
 WHEN = "20261124T120000Z"
 
@@ -132,8 +135,9 @@ async def test_clients_come_by_tls(tmp_path: Path) -> None:
     authority = create_authority(tmp_path / "certs")
     made = issue(tmp_path / "certs", "gateway", "node", ["127.0.0.1"])
     options = GatewayOptions(tls_cert=made.cert, tls_key=made.key)
+    records: list[str] = []
     async with running(node_config(tmp_path / "node")) as node, qmq.connect(node.address) as mq, AsyncExitStack() as ending:
-        gateway = GatewayServer(mq, CONFIG, network=options.network())
+        gateway = GatewayServer(mq, CONFIG, network=options.network(), audit=AuditLog(sink=records.append))
         await gateway.start()
         ending.push_async_callback(gateway.stop)
         trusted = grpc.ssl_channel_credentials(authority.cert.read_bytes())
@@ -142,6 +146,37 @@ async def test_clients_come_by_tls(tmp_path: Path) -> None:
             assert (await stub.send(message("orders", b"sealed"))).status.code == api.OK
             [got] = await stub.receive("orders")
             assert got.body == b"sealed"
+        assert not records
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{gateway.port}") as channel:
+            with pytest.raises(grpc.aio.AioRpcError):
+                await GatewayStub(MessagingServiceStub(channel), gateway, mq).send(message("orders", b"in the open"))
+        record = json.loads(records[0])
+        assert (record["action"], record["principal"], record["result"]) == ("TLS handshake", "any:anonymous", "denied")
+
+
+async def test_where_tls_is_optional_both_come_to_one_port_and_nothing_else(tmp_path: Path) -> None:
+    authority = create_authority(tmp_path / "certs")
+    made = issue(tmp_path / "certs", "gateway", "node", ["127.0.0.1"])
+    options = GatewayOptions(port=0, tls_cert=made.cert, tls_key=made.key, tls="optional")
+    records: list[str] = []
+    async with TestCluster() as cluster, AsyncExitStack() as ending:
+        mq = cluster.client()
+        gateway = GatewayServer(mq, options.config(), network=options.network(), audit=AuditLog(sink=records.append))
+        await gateway.start()
+        ending.push_async_callback(gateway.stop)
+        trusted = grpc.ssl_channel_credentials(authority.cert.read_bytes())
+        with_tls = await ending.enter_async_context(grpc.aio.secure_channel(gateway.address, trusted))
+        without = await ending.enter_async_context(grpc.aio.insecure_channel(gateway.address))
+        for channel in (with_tls, without):
+            assert (await GatewayStub(MessagingServiceStub(channel), gateway, mq).send(message("orders"))).status.code == api.OK
+        silent = await asyncio.open_connection("127.0.0.1", gateway.port)
+        silent[1].close()
+        reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
+        writer.write(b"GET / HTTP/1.1\r\n\r\n")
+        await reader.read()
+        writer.close()
+        await eventually(lambda: len(records) == 1)
+        assert json.loads(records[0])["action"] == "TLS handshake"
 
 
 def test_beyond_this_machine_a_gateway_needs_tls_and_credentials(tmp_path: Path) -> None:
@@ -150,6 +185,11 @@ def test_beyond_this_machine_a_gateway_needs_tls_and_credentials(tmp_path: Path)
         with pytest.raises(InvalidArgument):
             options.require_closed()
     GatewayOptions(host="0.0.0.0", credentials=tmp_path, tls_cert=tmp_path, tls_key=tmp_path).require_closed()
+    with pytest.raises(InvalidArgument, match="no access control"):
+        GatewayOptions(host="0.0.0.0", credentials=tmp_path, tls_cert=tmp_path, tls_key=tmp_path, tls="optional").require_closed()
+    for refused in (GatewayOptions(tls="optional"), GatewayOptions(tls="off", tls_cert=tmp_path, tls_key=tmp_path)):
+        with pytest.raises(InvalidArgument, match="--tls"):
+            refused.config()
     with pytest.raises(InvalidArgument, match="together"):
         GatewayOptions(tls_cert=tmp_path).network()
 

@@ -7,6 +7,7 @@ import os
 import shutil
 from collections import defaultdict
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -97,25 +98,26 @@ def check_pushed(seen: list[Seen]) -> None:
 
 
 @pytest.fixture
-async def sealed_gateway(tmp_path: Path) -> AsyncIterator[GatewayStub]:
-    """With TLS, which the Java client expects unless it is told otherwise."""
+async def gateway_with_tls(tmp_path: Path) -> AsyncIterator[GatewayStub]:
+    """With TLS, which the Java client expects unless it is told otherwise, and plain text at the same port."""
     create_authority(tmp_path / "certs")
     made = issue(tmp_path / "certs", "gateway", "node", ["127.0.0.1"])
     network = GatewayOptions(tls_cert=made.cert, tls_key=made.key).network()
-    async with TestCluster() as cluster, gateway_on(cluster, CONFIG, network=network) as found:
+    config = replace(CONFIG, takes_plaintext=True)
+    async with TestCluster() as cluster, gateway_on(cluster, config, network=network) as found:
         yield found
 
 
 @needs_java
-async def test_the_java_clients_programs_see_all_their_messages(sealed_gateway: GatewayStub, tmp_path: Path) -> None:
-    gateway = sealed_gateway
+async def test_the_java_clients_programs_see_all_their_messages(gateway_with_tls: GatewayStub, tmp_path: Path) -> None:
+    gateway = gateway_with_tls
     await gateway.mq.send_many("pushed", [b"body %d" % number for number in range(COUNT)])
-    names = ("normal_producer", "normal", "simple_consumer", "normal", "fifo_producer", "fifo", "simple_consumer", "fifo")
+    names = ("tls", "true", "normal_producer", "normal", "tls", "false", "simple_consumer", "normal")
+    names += ("fifo_producer", "fifo", "tls", "true", "simple_consumer", "fifo")
     more = ("delay_producer", "delayed", "simple_consumer", "delayed", "push_consumer", "pushed")
     last = ("transaction_producer", "transactions", "simple_consumer", "transactions")
     command = [
         "java",
-        "-Dtls=true",
         "-cp",
         str(JAR),
         str(PROGRAMS / "RocketmqPrograms.java"),
@@ -124,7 +126,7 @@ async def test_the_java_clients_programs_see_all_their_messages(sealed_gateway: 
         *more,
         *last,
     ]
-    told = [seen for _, seen in await run(command, tmp_path)]
+    told = [seen for name, seen in await run(command, tmp_path) if name != "tls"]
     check_normal(told[0], told[1])
     check_order(told[3])
     assert [(each.body, each.attempt) for each in told[5]] == [("soon", "1"), ("soon", "2")]

@@ -16,8 +16,10 @@ import pytest
 import rocketmq_programs
 from gateway_stub import GatewayStub, gateway_on
 
+from qmq.cli.gateway import GatewayOptions
 from qmq.gateway.gateway_config import GatewayConfig
 from qmq.gateway.half_messages import TransactionTiming
+from qmq.security.authority import create_authority, issue
 from qmq.testing import TestCluster
 
 pytestmark = pytest.mark.skipif(find_spec("rocketmq") is None, reason="needs RocketMQ's client: pip install rocketmq-python-client")
@@ -32,9 +34,11 @@ async def gateway() -> AsyncIterator[GatewayStub]:
         yield found
 
 
-async def run(program: str, gateway: GatewayStub, topic: str, home: Path, group: str = "G") -> Any:
-    """What a program saw."""
+async def run(program: str, gateway: GatewayStub, topic: str, home: Path, group: str = "G", ca: Path | None = None) -> Any:
+    """What a program saw. It comes with TLS if it is told whose certificates to trust."""
     environment = {**os.environ, "HOME": str(home)}  # there the client writes its log
+    if ca is not None:
+        environment |= {"PROGRAM_HAS_TLS": "1", "GRPC_DEFAULT_SSL_ROOTS_FILE_PATH": str(ca)}
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         rocketmq_programs.__file__,
@@ -76,6 +80,16 @@ async def test_its_normal_messages_reach_a_consumer_of_its_own(gateway: GatewayS
     assert sorted(attempts.values()) == [1] * (len(ids) - 1) + [2]
     first = next(each for each in seen if each["body"] == "number 0")
     assert (first["tag"], first["keys"], first["properties"]) == ("even", ["key-0"], {"number": "0"})
+
+
+async def test_it_comes_with_tls_and_without_to_one_port(tmp_path: Path) -> None:
+    authority = create_authority(tmp_path / "certs")
+    made = issue(tmp_path / "certs", "gateway", "node", ["127.0.0.1"])
+    options = GatewayOptions(port=0, tls_cert=made.cert, tls_key=made.key, tls="optional")
+    async with TestCluster() as cluster, gateway_on(cluster, options.config(), network=options.network()) as gateway:
+        ids = await run("normal_producer", gateway, "normal", tmp_path, ca=authority.cert)
+        seen = await run("simple_consumer", gateway, "normal", tmp_path)
+        assert {each["id"] for each in seen} == set(ids)
 
 
 async def test_its_push_consumer_is_handed_a_failed_message_again(gateway: GatewayStub, tmp_path: Path) -> None:

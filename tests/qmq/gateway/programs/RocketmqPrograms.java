@@ -140,6 +140,7 @@ public class RocketmqPrograms {
 
     static void run(String program, String address, String topic, String group) throws Exception {
         switch (program) {
+            case "tls" -> System.setProperty("tls", topic);
             case "normal_producer" -> normalProducer(address, topic);
             case "fifo_producer" -> fifoProducer(address, topic);
             case "delay_producer" -> delayProducer(address, topic);
