@@ -119,8 +119,9 @@ async def running(config: NodeConfig, clock: Clock | None = None) -> AsyncIterat
 class NodeProcess:
     """`qmq dev` as a process of its own, on the folder it is given."""
 
-    def __init__(self, data: Path, *options: str) -> None:
+    def __init__(self, data: Path, *options: str, python: Path = Path(sys.executable)) -> None:
         self.data = data
+        self._python = python
         self.options = options
         self.address = ""
         self.data_address = ""
@@ -133,7 +134,7 @@ class NodeProcess:
     def start(self) -> str:
         """Start, wait until it is ready, give the metaserver's address."""
         command = [
-            sys.executable,
+            str(self._python),
             "-m",
             "qmq.cli",
             "dev",
