@@ -9,7 +9,7 @@ from datetime import timedelta
 from typing import Final
 
 import qmq
-from qmq.integrations.kombu.cluster_link import ClusterLink
+from qmq.integrations.cluster_link import ClusterLink
 
 AT_ONCE: Final = 100
 SOON: Final = timedelta(milliseconds=100)

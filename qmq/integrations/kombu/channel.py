@@ -28,7 +28,7 @@ from qmq.integrations.kombu.arrivals import Arrivals
 from qmq.integrations.kombu.envelope import name_of
 
 if TYPE_CHECKING:
-    from qmq.integrations.kombu.cluster_link import ClusterLink
+    from qmq.integrations.cluster_link import ClusterLink
 
 UNLIMITED: Final = 1_000
 """Messages that a consumer without a prefetch count holds at once."""

@@ -9,9 +9,9 @@ from typing import Any, Final
 from kombu.transport import virtual
 
 import qmq
+from qmq.integrations.cluster_link import ClusterLink
 from qmq.integrations.kombu.arrivals import Arrivals
 from qmq.integrations.kombu.channel import Channel
-from qmq.integrations.kombu.cluster_link import ClusterLink
 
 DEFAULT_PORT: Final = 20880
 CONNECT_S: Final = 5.0

@@ -10,9 +10,10 @@ import pytest
 ROOT = Path(__file__).parents[3]
 SOURCES = ROOT / "qmq" / "integrations"
 PARTS = {
-    "celery": ["kombu"],
+    "celery": ["kombu", "cluster_link.py"],
     "http": ["http", "cloud_event.py"],
     "taskiq": ["taskiq.py"],
+    "dramatiq": ["dramatiq.py", "cluster_link.py"],
     "fastapi": ["fastapi.py", "starlette.py", "server_sent_events.py"],
 }
 """Each extra's folders and files."""

@@ -1,8 +1,9 @@
-"""One client of QMQ for one connection of kombu: an event loop in a thread of its own, and a descriptor that becomes readable when messages
-arrive, for kombu's event loop or for `drain_events`.
+"""One client of QMQ for a task queue with threads: an event loop in a thread of its own, and a descriptor that becomes readable when
+messages arrive, for kombu's event loop or for `drain_events`.
 
-Celery forks. A child has a copy of its parent's links without their threads. It must not use them, and must not let go of them either: the
-end of a gRPC channel waits for threads that only the parent has. So open links are kept in `_OPEN`, and `is_usable` says whose they are.
+Celery and others fork. A child has a copy of its parent's links without their threads. It must not use them, and must not let go of them
+either: the end of a gRPC channel waits for threads that only the parent has. So open links are kept in `_OPEN`, and `is_usable` says whose
+they are.
 """
 
 from __future__ import annotations
@@ -119,13 +120,20 @@ class ClusterLink:
 
     def waiting(self, subject: str, group: str) -> int:
         """Messages that wait for the group: never handed out, or given back."""
+        return self._count(subject, group, is_unacked=False)
+
+    def unfinished(self, subject: str, group: str) -> int:
+        """Messages that wait for the group, or were handed out and have no verdict."""
+        return self._count(subject, group, is_unacked=True)
+
+    def _count(self, subject: str, group: str, *, is_unacked: bool) -> int:
         try:
             found = self.run(self.client.metadata.describe_groups(subject, group))
         except UnknownSubject:
             return 0
         except UnknownGroup:  # it begins at the oldest message
             return sum(self.run(self.client.queue_ends(subject)).values())
-        return sum(each.waiting + each.requeued for each in found)
+        return sum(each.waiting + each.requeued + (each.unacked + each.dying if is_unacked else 0) for each in found)
 
     def purge(self, subject: str) -> None:
         """Forget the stored messages."""

@@ -1,0 +1,215 @@
+"""QMQ as a broker of Dramatiq.
+
+    dramatiq.set_broker(DramatiqBroker("localhost:20880"))
+
+A queue is a subject, and all workers are one group. docs/integrations/dramatiq.md is the tutorial.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any, Final
+
+import dramatiq
+from dramatiq.broker import Consumer, MessageProxy
+from dramatiq.errors import ConnectionClosed, DecodeError, QueueJoinTimeout, QueueNotFound
+
+import qmq
+from qmq.errors import ClientClosed, MessageNotFound, NotConnected, TooLate, Unavailable
+from qmq.integrations.cluster_link import ClusterLink
+
+log = logging.getLogger("qmq.integrations")
+
+CONNECT_S: Final = 10.0
+
+
+@contextmanager
+def _as_dramatiq_says() -> Iterator[None]:
+    """Dramatiq's workers try again after its own errors of a connection."""
+    try:
+        yield
+    except (Unavailable, NotConnected, ClientClosed) as error:
+        raise ConnectionClosed(error) from error
+
+
+class DramatiqBroker(dramatiq.Broker):
+    """A message with a delay is a delayed message, which no worker holds. What Dramatiq rejects goes to the group's dead-letter queue, as
+    does a task whose workers vanished as often as the group has attempts.
+
+    The broker connects when it is first used, in each process anew: it may be made before a fork.
+    """
+
+    def __init__(
+        self,
+        addresses: str | None = None,
+        *,
+        group: str = "dramatiq",
+        prefix: str = "dramatiq.",
+        middleware: list[dramatiq.Middleware] | None = None,
+        **connect: Any,
+    ) -> None:
+        """The subject of a queue is `prefix` and its name; `connect` are options of `qmq.connect`."""
+        super().__init__(middleware=middleware)
+        self.group, self._prefix = group, prefix
+        self._addresses, self._connect = addresses, connect
+        self._link: ClusterLink | None = None
+        self._linking = threading.Lock()
+
+    @property
+    def link(self) -> ClusterLink:
+        """This process's connection to the cluster. Raises ConnectionClosed."""
+        with self._linking, _as_dramatiq_says():
+            if self._link is None or not self._link.is_usable:
+                self._link = ClusterLink(lambda: qmq.connect(self._addresses, **self._connect), CONNECT_S, None)
+            return self._link
+
+    def subject(self, queue_name: str) -> str:
+        """The subject of a queue."""
+        return self._prefix + queue_name
+
+    def close(self) -> None:
+        """Disconnect. The broker connects again when it is used again."""
+        with self._linking:
+            if self._link is not None:
+                self._link.close()
+                self._link = None
+
+    def declare_queue(self, queue_name: str) -> None:
+        """Remember a queue. Its subject is created with its first message or consumer."""
+        if queue_name not in self.queues:
+            self.emit_before("declare_queue", queue_name)
+            self.queues[queue_name] = None
+            self.emit_after("declare_queue", queue_name)
+
+    def enqueue(self, message: dramatiq.Message[Any], *, delay: int | None = None) -> dramatiq.Message[Any]:
+        """Store a message on a majority of the replicas; with a delay (milliseconds, two years at most) it is handed out later.
+
+        Raises ConnectionClosed, and as `Client.send`.
+        """
+        self.emit_before("enqueue", message, delay)
+        later = None if delay is None else timedelta(milliseconds=delay)
+        link = self.link
+        with _as_dramatiq_says():
+            link.run(link.client.send(self.subject(message.queue_name), message.encode(), key=message.message_id, delay=later))
+        self.emit_after("enqueue", message, delay)
+        return message
+
+    def consume(self, queue_name: str, prefetch: int = 1, timeout: int = 30_000) -> Consumer:
+        """Messages of a queue; `timeout` is in milliseconds. Raises QueueNotFound, ConnectionClosed."""
+        self._check_declared(queue_name)
+        with _as_dramatiq_says():
+            return QueueConsumer(self.link, self.subject(queue_name), self.group, prefetch, timedelta(milliseconds=timeout))
+
+    def flush(self, queue_name: str) -> None:
+        """Drop the messages of a queue, also those with a delay. Raises QueueNotFound, ConnectionClosed."""
+        self._check_declared(queue_name)
+        link, subject = self.link, self.subject(queue_name)
+
+        async def drop() -> None:
+            for each in [each.id async for each in link.client.delayed.list(subject)]:
+                try:
+                    await link.client.delayed.cancel(each)
+                except (TooLate, MessageNotFound):
+                    continue
+
+        with _as_dramatiq_says():
+            link.run(drop())
+            link.purge(subject)
+
+    def flush_all(self) -> None:
+        """Drop the messages of all declared queues. Raises ConnectionClosed."""
+        for each in self.queues:
+            self.flush(each)
+
+    def join(self, queue_name: str, *, interval: int = 50, timeout: int | None = None) -> None:
+        """Wait until nothing of a queue waits, runs or is delayed: for tests. Both times are milliseconds.
+
+        Raises QueueNotFound, QueueJoinTimeout, ConnectionClosed.
+        """
+        self._check_declared(queue_name)
+        deadline_s = None if timeout is None else time.monotonic() + timeout / 1000
+        while self._is_busy(self.subject(queue_name)):
+            if deadline_s is not None and time.monotonic() >= deadline_s:
+                raise QueueJoinTimeout(queue_name)
+            time.sleep(interval / 1000)
+
+    def _is_busy(self, subject: str) -> bool:
+        link = self.link
+
+        async def is_delayed() -> bool:
+            return bool([each async for each in link.client.delayed.list(subject, limit=1)])
+
+        with _as_dramatiq_says():
+            # A task that runs may become a delayed one, and the other way round: hence the second look.
+            return link.run(is_delayed()) or bool(link.unfinished(subject, self.group)) or link.run(is_delayed())
+
+    def _check_declared(self, queue_name: str) -> None:
+        if queue_name not in self.queues:
+            raise QueueNotFound(queue_name)
+
+
+class ReceivedMessage(MessageProxy):
+    """Dramatiq's message with the message of QMQ that carried it."""
+
+    def __init__(self, message: dramatiq.Message[Any], received: qmq.Message) -> None:
+        super().__init__(message)
+        self.received = received
+
+
+class QueueConsumer(Consumer):
+    """One thread iterates; others may settle."""
+
+    def __init__(self, link: ClusterLink, subject: str, group: str, prefetch: int, timeout: timedelta) -> None:
+        self._link, self._prefetch, self._timeout = link, prefetch, timeout
+        self._ready: deque[qmq.Message] = deque()
+        link.ensure(subject)
+        self._consumer: qmq.Consumer = link.call(
+            lambda: link.client.consumer(subject, group, ack="explicit", prefetch=prefetch, expired="skip")
+        )
+
+    def __next__(self) -> MessageProxy | None:
+        if not self._ready:
+            with _as_dramatiq_says():
+                self._ready.extend(self._link.run(self._consumer.pull(self._prefetch, self._timeout)))
+        while self._ready:
+            received = self._ready.popleft()
+            try:
+                return ReceivedMessage(dramatiq.Message.decode(received.body), received)
+            except DecodeError as error:
+                log.error("%r goes to the dead-letter queue: %s", received, error)
+                self._link.call_soon(received.reject, str(error))
+        return None
+
+    def ack(self, message: MessageProxy) -> None:
+        self._link.call_soon(_received(message).ack_later)
+
+    def nack(self, message: MessageProxy) -> None:
+        """To the dead-letter queue, with the error that the task raised."""
+        self._link.call_soon(_received(message).reject, message._exception or "the task was rejected")
+
+    def requeue(self, messages: Iterable[MessageProxy]) -> None:
+        """Give messages back that no task began; no attempt is counted."""
+        for each in messages:
+            self._link.call_soon(_received(each).release)
+
+    def close(self) -> None:
+        """Give back what nobody took, and leave the group."""
+
+        async def leave() -> None:
+            while self._ready:
+                self._ready.popleft().release()
+            await self._consumer.close()
+
+        with _as_dramatiq_says():
+            self._link.run(leave())
+
+
+def _received(message: MessageProxy) -> qmq.Message:
+    assert isinstance(message, ReceivedMessage)
+    return message.received

@@ -1,0 +1,232 @@
+"""Dramatiq on QMQ: the tests of its own brokers for Redis and RabbitMQ told again, with its own worker."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+from uuid import uuid4
+
+import pytest
+
+dramatiq = pytest.importorskip("dramatiq", reason="needs Dramatiq: pip install 'qmq[dramatiq]'")
+from dramatiq import errors  # noqa: E402
+from dramatiq.middleware import Middleware, default_middleware  # noqa: E402
+
+import qmq.blocking  # noqa: E402
+from qmq.integrations.dramatiq import DramatiqBroker  # noqa: E402
+
+SOON_MS = 30_000
+HOUR_MS = 3_600_000
+
+
+@pytest.fixture
+def broker(address: str) -> Iterator[DramatiqBroker]:
+    """With queues and a group of its own, and Dramatiq's middleware except what speaks to Prometheus."""
+    name = uuid4().hex[:8]
+    kinds = [each for each in default_middleware if each.__name__ != "Prometheus"]
+    made = DramatiqBroker(address, group=name, prefix=f"{name}.", middleware=[each() for each in kinds])
+    yield made
+    made.close()
+
+
+@contextmanager
+def working(broker: DramatiqBroker, threads: int = 4) -> Iterator[Any]:
+    worker = dramatiq.Worker(broker, worker_timeout=100, worker_threads=threads)
+    worker.start()
+    try:
+        yield worker
+    finally:
+        worker.stop()
+
+
+def actor(broker: DramatiqBroker, function: Callable[..., Any], **options: Any) -> Any:
+    return dramatiq.actor(function, broker=broker, actor_name=uuid4().hex, **options)
+
+
+def join(broker: DramatiqBroker, timeout: int = SOON_MS) -> None:
+    broker.join("default", timeout=timeout)
+
+
+def dead(address: str, broker: DramatiqBroker) -> list[Any]:
+    with qmq.blocking.connect(address) as mq, mq.consumer(f"%dlq%{broker.group}", "judge", ack="explicit") as consumer:
+        return list(consumer.pull(10))
+
+
+def test_actors_can_be_sent_messages(broker: DramatiqBroker) -> None:
+    database: dict[str, int] = {}
+    put = actor(broker, lambda key, value: database.update({key: value}))
+    with working(broker):
+        for number in range(100):
+            put.send(f"key-{number}", number)
+        join(broker)
+    assert len(database) == 100
+
+
+def test_actors_retry_until_they_succeed(broker: DramatiqBroker) -> None:
+    attempts: list[int] = []
+
+    def work() -> None:
+        attempts.append(1)
+        if len(attempts) < 4:
+            raise RuntimeError(f"failure {len(attempts)}")
+
+    failing = actor(broker, work, min_backoff=10, max_backoff=20)
+    with working(broker):
+        failing.send()
+        join(broker)
+    assert len(attempts) == 4
+
+
+def test_delayed_messages_run_when_each_is_due(broker: DramatiqBroker) -> None:
+    results: list[int] = []
+    append = actor(broker, results.append)
+    append.send_with_options(args=(1,), delay=900)
+    append.send_with_options(args=(2,), delay=300)
+    with working(broker, threads=1):
+        join(broker)
+    assert results == [2, 1]
+
+
+def test_a_delayed_message_waits_at_the_broker_and_not_in_a_worker(broker: DramatiqBroker) -> None:
+    results: list[int] = []
+    append = actor(broker, results.append)
+    sent = append.send_with_options(args=(1,), delay=365 * 24 * HOUR_MS)
+    with working(broker):
+        append.send(2)
+        with pytest.raises(errors.QueueJoinTimeout):
+            join(broker, 500)
+    assert results == [2]
+    assert broker.get_declared_delay_queues() == set()
+    link = broker.link
+
+    async def waiting() -> list[str | None]:
+        return [each.key async for each in link.client.delayed.list(broker.subject("default"))]
+
+    assert link.run(waiting()) == [sent.message_id]
+
+
+def test_messages_can_be_dead_lettered(broker: DramatiqBroker, address: str) -> None:
+    def work() -> None:
+        raise RuntimeError("no use")
+
+    failing = actor(broker, work, max_retries=0)
+    sent = failing.send()
+    with working(broker):
+        join(broker)
+    (letter,) = dead(address, broker)
+    assert dramatiq.Message.decode(letter.body).message_id == sent.message_id
+
+
+def test_messages_belonging_to_missing_actors_are_dead_lettered(broker: DramatiqBroker, address: str) -> None:
+    broker.declare_queue("default")
+    sent = broker.enqueue(dramatiq.Message("default", "nobody", (), {}, {}))
+    with working(broker):
+        join(broker)
+    (letter,) = dead(address, broker)
+    assert dramatiq.Message.decode(letter.body).message_id == sent.message_id
+
+
+def test_messages_that_cannot_be_decoded_are_dead_lettered(broker: DramatiqBroker, address: str) -> None:
+    results: list[int] = []
+    append = actor(broker, results.append)
+    with qmq.blocking.connect(address) as mq:
+        mq.send(broker.subject("default"), b"no JSON")
+    append.send(1)
+    with working(broker):
+        join(broker)
+    assert results == [1]
+    assert [each.body for each in dead(address, broker)] == [b"no JSON"]
+
+
+def test_a_worker_that_stops_gives_back_what_it_did_not_begin(broker: DramatiqBroker) -> None:
+    begun, go_on, results = threading.Event(), threading.Event(), list[int]()
+
+    def work(number: int) -> None:
+        begun.set()
+        go_on.wait(SOON_MS / 1000)
+        results.append(number)
+
+    slow = actor(broker, work)
+    for number in range(2):
+        slow.send(number)
+    with working(broker, threads=1) as worker:
+        begun.wait(SOON_MS / 1000)
+        stopping = threading.Thread(target=worker.stop)
+        stopping.start()
+        while any(each.running for each in worker.workers):
+            threading.Event().wait(0.01)
+        go_on.set()
+        stopping.join()
+    assert len(results) == 1
+    with working(broker):
+        join(broker)
+    assert sorted(results) == [0, 1]
+
+
+def test_join_gives_up_in_time(broker: DramatiqBroker) -> None:
+    go_on = threading.Event()
+    slow = actor(broker, lambda: go_on.wait(SOON_MS / 1000))
+    slow.send()
+    with working(broker):
+        with pytest.raises(errors.QueueJoinTimeout):
+            join(broker, 100)
+        go_on.set()
+        join(broker)
+
+
+def test_queues_can_be_flushed_with_their_delayed_messages(broker: DramatiqBroker) -> None:
+    results: list[int] = []
+    append = actor(broker, results.append)
+    append.send(1)
+    append.send_with_options(args=(2,), delay=HOUR_MS)
+    broker.flush_all()
+    with working(broker):
+        join(broker)
+    assert results == []
+
+
+def test_a_queue_that_was_not_declared_is_not_found(broker: DramatiqBroker) -> None:
+    for call in (broker.consume, broker.flush, broker.join):
+        with pytest.raises(errors.QueueNotFound):
+            call("nowhere")
+
+
+def test_a_cluster_that_cannot_be_reached_is_a_closed_connection() -> None:
+    broker = DramatiqBroker("127.0.0.1:1", middleware=[])
+    append = actor(broker, print)
+    with pytest.raises(errors.ConnectionClosed):
+        append.send()
+
+
+def test_middleware_sees_each_message_with_its_delay(broker: DramatiqBroker) -> None:
+    seen: list[tuple[str, int | None]] = []
+
+    class Watch(Middleware):
+        def before_enqueue(self, broker: Any, message: Any, delay: int | None) -> None:
+            seen.append(("before", delay))
+
+        def after_enqueue(self, broker: Any, message: Any, delay: int | None) -> None:
+            seen.append(("after", delay))
+
+        def after_ack(self, broker: Any, message: Any) -> None:
+            seen.append(("ack", None))
+
+    broker.add_middleware(Watch())
+    with working(broker):
+        actor(broker, print).send_with_options(delay=50)
+        join(broker)
+    assert seen == [("before", 50), ("after", 50), ("ack", None)]
+
+
+def test_a_broker_made_before_a_fork_works_in_the_child(broker: DramatiqBroker) -> None:
+    append = actor(broker, print)
+    append.send()
+    before = broker.link
+    broker.link._process = os.getpid() + 1  # as a child sees what its parent opened
+    append.send()
+    assert broker.link is not before
+    before._process = os.getpid()
+    before.close()
