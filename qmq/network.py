@@ -60,7 +60,7 @@ def parse(address: str, default_port: int | None = None) -> Address:
     """Parse an address. Without `default_port` the address must have a port. Raises InvalidArgument."""
     text = address.strip()
     if text.startswith(UNIX):
-        return Address("", 0, _checked(text[len(UNIX) :]))
+        return Address("", 0, checked_path(text[len(UNIX) :]))
     host, separator, port = text.rpartition(":")
     if not separator and default_port is not None:
         host, port = port, str(default_port)
@@ -70,7 +70,7 @@ def parse(address: str, default_port: int | None = None) -> Address:
     return Address(host, int(port))
 
 
-def _checked(path: str) -> str:
+def checked_path(path: str) -> str:
     if not path.startswith("/"):
         raise InvalidArgument(f"a socket's address has its whole path, unix:/path/socket, not {UNIX + path!r}")
     if len(os.fsencode(path)) > PATH_BYTES_MAX:
@@ -97,10 +97,10 @@ def choose_port(host: str, port: int) -> int:
     if not host.startswith(UNIX):
         return port
     if port:
-        _require_free(_checked(f"{host[len(UNIX) :]}:{port}"))
+        _require_free(checked_path(f"{host[len(UNIX) :]}:{port}"))
         return port
     found = 1
-    while os.path.lexists(_checked(f"{host[len(UNIX) :]}:{found}")):
+    while os.path.lexists(checked_path(f"{host[len(UNIX) :]}:{found}")):
         found += 1
     return found
 
@@ -220,7 +220,11 @@ class Network:
 
     async def serve(self, server: grpc.aio.Server, host: str, port: int, door: RpcDoor) -> RpcPort:
         """Start a gRPC server at a port; port 0 takes a free port. Raises OSError if the port is taken, InvalidArgument."""
-        bound = bind(server, host, port)
+        try:
+            bound = bind(server, host, port)
+        except BaseException:
+            await end_unstarted(server)
+            raise
         await server.start()
         return RpcPort(server, bound)
 
@@ -272,6 +276,12 @@ class TokenNetwork(Network):
 
     async def serve(self, server: grpc.aio.Server, host: str, port: int, door: RpcDoor) -> RpcPort:
         return await self._inner.serve(server, host, port, door)
+
+
+async def end_unstarted(server: grpc.aio.Server) -> None:
+    """End a server that got no port. gRPC ends the whole process when a server is destroyed that never started."""
+    await server.start()
+    await server.stop(None)
 
 
 def bind(server: grpc.aio.Server, host: str, port: int) -> int:

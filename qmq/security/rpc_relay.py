@@ -12,11 +12,16 @@ socket is closed, so no other connection can have it. A peer without an entry is
 A port that takes plain text, too (`RpcDoor.takes_plaintext`), passes such connections on in the same way.
 
 A connection takes three descriptors: one of the peer, and both ends of the socket.
+
+What one side has not read yet waits in the kernel and in a bounded buffer for each direction (asyncio's marks). Meanwhile nothing is read
+from the other side. When one side ends, the other is closed: what gRPC answered last is sent first, for at most 30 s (asyncio's time for
+closing TLS).
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import shutil
 import socket
@@ -26,7 +31,8 @@ from contextlib import suppress
 from itertools import count
 from typing import TYPE_CHECKING, Final, cast
 
-from qmq.network import RpcPort
+from qmq.errors import InvalidArgument
+from qmq.network import RpcPort, checked_path, end_unstarted
 from qmq.security.principal import CertificateNames, RpcPeer
 from qmq.security.quotas import RateMeter
 from qmq.security.tls import RPC_ALPN, Credentials
@@ -37,7 +43,12 @@ if TYPE_CHECKING:
 
     from qmq.rpc_door import RpcDoor
 
+log = logging.getLogger("qmq.security")
+
 _SOCKET: Final = "grpc"
+_NUMBER_MAX: Final = 1 << 63
+SILENCE_S: Final = 10.0
+"""How long nothing more is logged when peers cannot be passed on."""
 
 
 class _NearEnd(asyncio.Protocol):
@@ -78,7 +89,8 @@ class RelayedConnection(asyncio.Protocol):
     async def _open(self) -> None:
         try:
             self._near = await self._relay.open(self)
-        except OSError:  # out of descriptors, or gRPC has stopped
+        except OSError as cause:  # out of descriptors, or gRPC has stopped
+            self._relay.failed(cause)
             self.peer.close()
             return
         self.peer.resume_reading()
@@ -121,15 +133,22 @@ class RpcRelay(RpcPort):
         self._names: dict[RelayedConnection, str] = {}
         self._handshakes = RateMeter(door.bounds.handshakes_per_s, asyncio.get_running_loop().time())
         self._listener: TlsListener | None = None
+        self._silent_until_s = 0.0
+        self._has_stopped = False
         self.connections: set[RelayedConnection] = set()
 
     async def start(self) -> None:
-        """Serve. Raises OSError, InvalidArgument: the server's certificate cannot be used."""
+        """Serve. Raises OSError, InvalidArgument: the server's certificate cannot be used, or TMPDIR is too long."""
         try:
             self.server.add_insecure_port(f"unix:{self._folder}/{_SOCKET}")
         except RuntimeError as cause:
+            await end_unstarted(self.server)
             raise OSError(f"no socket can be made in {self._folder}: TMPDIR names a folder for it ({cause})") from cause
         await self.server.start()
+        try:
+            checked_path(self._place(_NUMBER_MAX))
+        except InvalidArgument as cause:
+            raise InvalidArgument(f"the folder that TMPDIR names is too deep for this port's sockets: {cause.message}") from cause
         self._listener = TlsListener(
             self._listening,
             self._accept,
@@ -160,8 +179,8 @@ class RpcRelay(RpcPort):
 
     async def open(self, connection: RelayedConnection) -> asyncio.Transport:
         """Connect a peer to gRPC, and say who it is. Raises OSError."""
-        name = f"peer-{next(self._numbers)}"
-        place = f"{self._folder}/{name}"
+        place = self._place(next(self._numbers))
+        name = os.path.basename(place)
         near = socket.socket(socket.AF_UNIX)
         try:
             near.setblocking(False)
@@ -182,12 +201,23 @@ class RpcRelay(RpcPort):
                 os.unlink(place)
         return transport
 
+    def _place(self, number: int) -> str:
+        return f"{self._folder}/peer-{number}"
+
+    def failed(self, cause: OSError) -> None:
+        """A peer that TLS accepted cannot be passed on. Logged, unless that was logged just now."""
+        now_s = asyncio.get_running_loop().time()
+        if not self._has_stopped and now_s >= self._silent_until_s:
+            self._silent_until_s = now_s + SILENCE_S
+            log.error("connections to port %d are closed, because none can be passed on to gRPC in %s: %s", self.port, self._folder, cause)
+
     def forget(self, connection: RelayedConnection) -> None:
         """A peer is gone."""
         self.connections.discard(connection)
         self._door.peers.pop(self._names.pop(connection, ""), None)
 
     async def stop(self, grace_s: float | None) -> None:
+        self._has_stopped = True
         if self._listener is not None:
             self._listener.close()
         await super().stop(grace_s)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 
-from qmq.network import NETWORK, UNIX, Factory, Network, Refused, RpcPort, ServerListener, TokenNetwork, ignored, parse
+from qmq.network import NETWORK, UNIX, Factory, Network, Refused, RpcPort, ServerListener, TokenNetwork, end_unstarted, ignored, parse
 from qmq.security.client_tokens import Token, token_source
 from qmq.security.tls import Credentials, Tls
 from qmq.security.tls_listener import HANDSHAKE_S, TlsListener, listening_at
@@ -66,7 +66,13 @@ class TlsNetwork(Network):
             return await super().serve(server, host, port, door)
         from qmq.security.rpc_relay import RpcRelay
 
-        listening = await asyncio.get_running_loop().run_in_executor(None, partial(listening_at, host, port, shares_port=door.shares_port))
+        try:
+            listening = await asyncio.get_running_loop().run_in_executor(
+                None, partial(listening_at, host, port, shares_port=door.shares_port)
+            )
+        except BaseException:
+            await end_unstarted(server)
+            raise
         relay = RpcRelay(server, listening, self.credentials, door, self._on_look)
         try:
             await relay.start()
