@@ -215,6 +215,10 @@ class Connection(Flushable):
             self.access.refused("REPLICA_HELLO", "proof", failure)
             raise
 
+    def may_be(self, replica: str) -> bool:
+        """See ReplicaConnection."""
+        return self.access.may_be_replica(replica)
+
     def answer_peer(self, payload: bytes) -> None:
         self.stream.put(frames.frame(FrameKind.REPLICA_HELLO, 0, payload))
         self.stream.flush()

@@ -63,6 +63,7 @@ class ConnectionAccess:
         self.request_id = 0
         """Of the frame that is being handled."""
         self._is_encrypted = False
+        self._names = CertificateNames()
         self._subjects: set[bytes] = set()
         self._version = -1
         self._consumes: set[tuple[str, str]] = set()
@@ -75,7 +76,8 @@ class ConnectionAccess:
         peer, name = transport.get_extra_info("peercert"), transport.get_extra_info("peername")
         address = f"{name[0]}:{name[1]}" if isinstance(name, tuple) else "unix"
         uid = uid_of_peer(transport.get_extra_info("socket"))
-        self.caller = self._access.identify(CertificateNames.of_peer(peer) if peer else None, token, address, uid)
+        self._names = CertificateNames.of_peer(peer)
+        self.caller = self._access.identify(self._names if peer else None, token, address, uid)
 
     def renew(self, token: str) -> None:
         """Take a newer token, which must be the same principal's. Raises NotAuthenticated, AccessDenied."""
@@ -88,6 +90,10 @@ class ConnectionAccess:
         """
         if self._is_encrypted:
             self._access.require_replica(self.caller._replace(request=str(self.request_id)))
+
+    def may_be_replica(self, replica: str) -> bool:
+        """Whether the peer's certificate is for the replica of this name, whatever the rules' mode is. Without TLS always."""
+        return not self._is_encrypted or self._names.names_server(replica)
 
     def refused(self, action: str, on: str, failure: QmqError) -> None:
         """Tell the audit log of a refusal that no rule decided."""

@@ -10,6 +10,10 @@ from qmq.wire.frame import Frame
 class ReplicaConnection(Protocol):
     """The connection."""
 
+    def may_be(self, replica: str) -> bool:
+        """Whether the peer's certificate is for this replica; without TLS always."""
+        ...
+
     def answer_peer(self, payload: bytes) -> None: ...
 
     def trust_peer(self) -> None:

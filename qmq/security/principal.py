@@ -91,6 +91,16 @@ class CertificateNames:
         common = [value for part in peer.get("subject", ()) for key, value in part if key == "commonName"]
         return cls(tuple(names.get("URI", ())), tuple(names.get("DNS", ())), tuple(names.get("email", ())), common[0] if common else "")
 
+    def names_server(self, name: str) -> bool:
+        """Whether the certificate is for the server of this name: by a URI of a server, or by a DNS name.
+
+        One certificate serves several replicas if it has the name of each as a DNS name. A client's certificate is for no server.
+        """
+        named = [found for uri in self.uris if (found := _SPIFFE.fullmatch(uri)) is not None]
+        if any(each[1] not in SERVERS for each in named):
+            return False
+        return name in self.dns or any(each[2] == name for each in named)
+
 
 class RpcPeer(NamedTuple):
     """Who is behind a connection of a gRPC server: an address, and the names in the certificate that was shown."""

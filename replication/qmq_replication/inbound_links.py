@@ -1,6 +1,7 @@
 """Connections that other replicas open to this one. Messages are accepted only after the peer has proved its identity (peer_proof.py).
 
     a hello with an unknown name, or our own    refused
+    a hello in a name that TLS does not confirm  refused: the certificate is another replica's
     a proof that does not hold                   refused
     a second connection of a peer, proved        the first is closed, so that its other end notices should it live
 
@@ -30,6 +31,10 @@ def new_nonce() -> str:
 
 class InboundConnection(Protocol):
     """The connection, as the listening end has it."""
+
+    def may_be(self, replica: str) -> bool:
+        """Whether the peer's certificate is for this replica. Without TLS every peer may be: only the proof tells."""
+        ...
 
     def answer_peer(self, payload: bytes) -> None:
         """Send a step of the handshake."""
@@ -85,6 +90,10 @@ class InboundLink:
             raise ProtocolViolation(f"this is {arrivals.name} of group {arrivals.group}, the peer dialled {hello.to!r} of {hello.group!r}")
         if hello.replica == arrivals.name or hello.replica not in arrivals.members():
             raise ProtocolViolation(f"{hello.replica!r} is not another replica of group {arrivals.group}")
+        if not connection.may_be(hello.replica):
+            raise ProtocolViolation(
+                f"the certificate of this connection is not for {hello.replica!r}: issue one with `qmq cert server {hello.replica}`"
+            )
         if not arrivals.secret():
             raise Unavailable("this replica has not read its group's secret from the coordination store yet: connect again")
         connection.answer_peer(ProofStep(nonce=self._nonce).pack())

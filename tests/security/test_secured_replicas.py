@@ -128,13 +128,40 @@ async def test_a_client_with_a_certificate_is_no_replica_while_rules_are_enforce
             await operator.access.put_rule("op:admin", [], "cluster")
             await operator.access.set_mode("enforce")
         await eventually(lambda: all(node.access.is_enforced for node in nodes.values()))
-        heard: list[Frame] = []
-        stream = FrameStream(
-            on_frames=heard.extend, on_closed=lambda _: None, on_writable=lambda: None, on_violation=lambda _: None, frame_bytes_max=1 << 20
-        )
-        await TlsNetwork(Credentials(orders)).connect(nodes["a"].address, lambda: stream)
-        stream.put(frame(FrameKind.REPLICA_HELLO, 1, PeerHello("g", "b", "a", "nonce").pack()))
-        stream.flush()
-        await eventually(lambda: bool(heard))
-        assert heard[0].kind == FrameKind.ERROR
-        assert isinstance(unpack_error(heard[0].payload), AccessDenied)
+        answer = await hello_to_a(nodes["a"], "b", orders)
+        assert answer.kind == FrameKind.ERROR
+        assert isinstance(unpack_error(answer.payload), AccessDenied)
+
+
+async def hello_to_a(node: ReplicaNode, name: str, shown: Tls) -> Frame:
+    """The answer of replica `a` to who says to be this replica, and shows these papers."""
+    heard: list[Frame] = []
+    stream = FrameStream(
+        on_frames=heard.extend, on_closed=lambda _: None, on_writable=lambda: None, on_violation=lambda _: None, frame_bytes_max=1 << 20
+    )
+    await TlsNetwork(Credentials(shown)).connect(node.address, lambda: stream)
+    stream.put(frame(FrameKind.REPLICA_HELLO, 1, PeerHello("g", name, "a", "nonce").pack()))
+    stream.flush()
+    await eventually(lambda: bool(heard))
+    stream.close()
+    return heard[0]
+
+
+async def test_a_replica_speaks_in_the_name_of_its_certificate_only(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async with secured(tmp_path) as (nodes, _, orders):
+        folder = tmp_path / "papers"
+        await eventually(lambda: any(node.broker.is_serving for node in nodes.values()))
+        before = nodes["a"].driver.arrivals.refused
+        for shown in (
+            papers(folder, "c", "node", HOST),
+            papers(folder, "b", "app"),
+            papers(folder, "c2", "node", "B", "b.example"),
+            orders,
+        ):
+            answer = await hello_to_a(nodes["a"], "b", shown)
+            assert answer.kind == FrameKind.ERROR
+            assert "qmq cert server b" in unpack_error(answer.payload).message
+        assert nodes["a"].driver.arrivals.refused == before + 4
+        assert "not for 'b'" in caplog.text, "the audit log has it"
+        for shown in (papers(folder, "b", "node", HOST), papers(folder, "machine-2", "node", "b", "c")):
+            assert (await hello_to_a(nodes["a"], "b", shown)).kind == FrameKind.REPLICA_HELLO

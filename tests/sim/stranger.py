@@ -34,6 +34,10 @@ SEEDS_EACH = 4
 class NoConnection:
     """A connection whose answers nobody reads but the stranger, who can do nothing with them."""
 
+    def may_be(self, _replica: str) -> bool:
+        """See `InboundConnection`."""
+        return True
+
     def answer_peer(self, payload: bytes) -> None:
         """See `InboundConnection`."""
 
