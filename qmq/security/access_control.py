@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple, Protocol
 
 from qmq.errors import AccessDenied, NotAuthenticated, Unavailable
-from qmq.security.access_rules import AccessMode, AccessRule, Decision, Need, Operation, decide, on_cluster
+from qmq.security.access_rules import AccessMode, AccessRule, Decision, Need, Operation, ResourceKind, decide, on_cluster
 from qmq.security.access_state import AccessState
 from qmq.security.audit import AuditLog
 from qmq.security.principal import ANONYMOUS, CertificateNames, Principal, PrincipalRule, local_user
@@ -31,6 +31,8 @@ log = logging.getLogger("qmq.security")
 
 BY_URI: Final = PrincipalRule()
 STALE_MS: Final = 300_000
+_LISTS: Final = ("ListRules", "ListTokens", "ListQuotas")
+"""Calls that a namespace's administrator may make for its namespace only."""
 DECISIONS_MAX: Final = 50_000
 """Cached decisions; when there are more, the cache is emptied, which costs some µs for each decision."""
 
@@ -368,7 +370,14 @@ class AccessControl(OpenAccess):
             rule=decision.rule.id if decision.rule is not None else "",
         )
         if not is_watching:
-            raise AccessDenied(self._why(caller, need, decision))
+            raise AccessDenied(self._why(caller, need, decision) + self._hint(caller, action))
+
+    def _hint(self, caller: Caller, action: str) -> str:
+        """To who lists the whole cluster's rules, tokens or quotas and administers only namespaces."""
+        if action not in _LISTS:
+            return ""
+        own = (each for each in self._rules_for(caller.principal) if each.kind is ResourceKind.NAMESPACE and not each.is_deny)
+        return "".join(f"; `--namespace {prefix}` lists what is below it" for prefix in sorted({each.pattern for each in own})[:1])
 
     def _why(self, caller: Caller, need: Need, decision: Decision) -> str:
         state = self._source.access

@@ -84,6 +84,20 @@ async def test_a_team_changes_and_sees_nothing_beyond_its_namespace(tmp_path: Pa
         assert cluster.node.view.access.mode.value == "enforce"
 
 
+async def test_a_team_that_lists_what_is_the_clusters_is_told_how_to_list_its_own(tmp_path: Path) -> None:
+    async with team(tmp_path) as (cluster, bob):
+        for listed in (bob.access.rules, bob.access.tokens, bob.access.quotas):
+            with pytest.raises(AccessDenied, match=r"`--namespace pay\.` lists what is below it"):
+                await listed()
+        with pytest.raises(AccessDenied) as said:
+            await bob.access.set_mode("off")
+        assert "--namespace" not in said.value.message
+        async with cluster.client("app:nobody") as nobody:
+            with pytest.raises(AccessDenied) as said:
+                await nobody.access.rules()
+        assert "--namespace" not in said.value.message
+
+
 async def test_a_team_sees_its_own_rules_roles_tokens_and_quotas(tmp_path: Path) -> None:
     async with team(tmp_path) as (cluster, bob):
         await cluster.admin.access.put_quota("namespace:pay.", {"produce_bytes_per_s": 9})

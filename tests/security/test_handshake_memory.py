@@ -1,0 +1,87 @@
+"""What strangers in a handshake of TLS take of a server's memory, in bytes: while they stand still, and when they are gone."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from support import eventually
+from test_tls import HOST, Papers
+
+from qmq.event_loop import run
+from qmq.security.tls import Credentials
+from qmq.security.tls_listener import TlsListener
+from qmq.security.tls_network import TlsNetwork
+
+HANDSHAKE_BYTES = 55 * 1024
+"""Of one handshake under way: docs/SECURITY.md, *Control ports*."""
+HELLO_HALF = b"\x16\x03\x01\x02\x00\x01"
+
+
+def resident_bytes() -> int:
+    gc.collect()
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+
+
+@asynccontextmanager
+async def listening(tmp_path: Path) -> AsyncIterator[TlsListener]:
+    listener = await TlsNetwork(Credentials(Papers(tmp_path / "papers").server)).listen(HOST, 0, asyncio.Protocol)
+    assert isinstance(listener, TlsListener)
+    try:
+        yield listener
+    finally:
+        listener.close()
+
+
+async def stand_still(listener: TlsListener, count: int) -> list[socket.socket]:
+    """So many strangers that send half a hello."""
+    strangers = [socket.create_connection((HOST, listener.port)) for _ in range(count)]
+    for each in strangers:
+        each.sendall(HELLO_HALF)
+    await eventually(lambda: listener.handshakes == count)
+    return strangers
+
+
+async def leave(listener: TlsListener, strangers: list[socket.socket]) -> None:
+    for each in strangers:
+        each.close()
+    await eventually(lambda: listener.handshakes == 0)
+
+
+def test_a_handshake_under_way_takes_no_more_than_is_said(tmp_path: Path) -> None:
+    async def taken_bytes() -> int:
+        async with listening(tmp_path) as listener:
+            await leave(listener, await stand_still(listener, 50))
+            before = resident_bytes()
+            strangers = await stand_still(listener, 400)
+            taken = resident_bytes() - before
+            await leave(listener, strangers)
+            return taken
+
+    taken = run(taken_bytes())  # on the event loop of servers
+    assert taken < 400 * HANDSHAKE_BYTES * 1.5, f"{taken // 400} bytes each"
+
+
+def test_handshakes_that_fail_give_their_memory_back(tmp_path: Path) -> None:
+    async def grown_bytes() -> int:
+        async with listening(tmp_path) as listener:
+            await fail(listener, 100)
+            before = resident_bytes()
+            await fail(listener, 600)
+            return resident_bytes() - before
+
+    grown = run(grown_bytes())
+    assert grown < 600 * HANDSHAKE_BYTES / 4, f"{grown // 600} bytes of each are left"
+
+
+async def fail(listener: TlsListener, count: int) -> None:
+    """So many handshakes one after the other, none of which is one."""
+    for _ in range(count):
+        reader, writer = await asyncio.open_connection(HOST, listener.port)
+        writer.write(bytes(64))
+        await reader.read()
+        writer.close()
