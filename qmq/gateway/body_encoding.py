@@ -15,7 +15,7 @@ from qmq.gateway.status_codes import Refused
 from qmq.proto.rocketmq import definition_pb2 as api
 
 _ANY_HEADER: Final = 32 + zlib.MAX_WBITS
-"""gzip's header or zlib's: clients of different ages send both."""
+"""zlib detects the header, gzip's or zlib's: older clients send the one, newer clients the other."""
 
 
 def check_digest(body: bytes, digest: api.Digest) -> None:
@@ -34,7 +34,7 @@ def check_digest(body: bytes, digest: api.Digest) -> None:
 
 
 def digest_of(body: bytes) -> api.Digest:
-    """As it is handed out with a body."""
+    """The MD5 digest that a consumer receives with the body."""
     return api.Digest(type=api.MD5, checksum=_md5(body))
 
 
@@ -43,7 +43,7 @@ def _md5(body: bytes) -> str:
 
 
 def plain_body(body: bytes, encoding: api.Encoding.ValueType, body_bytes_max: int) -> bytes:
-    """The body as it was before a client compressed it; `body_bytes_max` bytes at most. Raises Refused."""
+    """Decompresses the body that a client sent. Raises Refused for an unknown encoding, a broken body, or more than `body_bytes_max`."""
     if encoding != api.GZIP:
         return body
     unpacker = zlib.decompressobj(_ANY_HEADER)

@@ -1,4 +1,4 @@
-"""Which calls clients made, by the language of the client, and how they were answered. Pure.
+"""Counts calls by the client's language and by the status of the answer. Pure.
 
 Telemetry      each command counts for itself: what the client sent, and what it was sent
 the others     by the status of the answer; of a stream, its first
@@ -12,12 +12,12 @@ from typing import NamedTuple
 from qmq.proto.rocketmq import definition_pb2 as api
 
 LANGUAGES_MAX = 32
-"""Clients say their language themselves: so many are told apart."""
+"""Clients name their language themselves. The tally counts languages beyond this number as OTHER."""
 OTHERS = "OTHER"
 
 
 class AnsweredCall(NamedTuple):
-    """A kind of call and of answer. `language` is what the client's header says, "" without one."""
+    """A kind of call and of answer. `language` comes from the client's header; it is "" if the header is missing."""
 
     call: str
     language: str
@@ -25,14 +25,14 @@ class AnsweredCall(NamedTuple):
 
 
 class CallTally:
-    """Of one gateway."""
+    """Counts the calls of one gateway."""
 
     def __init__(self) -> None:
         self.counts: Counter[AnsweredCall] = Counter()
         self._languages: set[str] = set()
 
     def note(self, call: str, language: str, code: api.Code.ValueType) -> None:
-        """A call was answered."""
+        """Count one answered call."""
         if language not in self._languages:
             if len(self._languages) >= LANGUAGES_MAX:
                 language = OTHERS

@@ -30,21 +30,21 @@ class ClientSession:
 
 
 class TelemetryStream:
-    """The gateway's end of a stream: commands are written one after another. `note` hears of each."""
+    """The gateway's end of a Telemetry stream. It writes one command after another, and calls `note` with each command."""
 
     def __init__(self, write: Write, note: Callable[[calls.TelemetryCommand], None]) -> None:
         self._write, self._note = write, note
         self._lock = asyncio.Lock()
 
     async def send(self, command: calls.TelemetryCommand) -> None:
-        """Returns when gRPC has taken it."""
+        """Send a command; returns when gRPC has taken it."""
         async with self._lock:
             await self._write(command)
         self._note(command)
 
 
 class ClientSessions:
-    """All that this gateway knows. Times are milliseconds of a clock that never goes back."""
+    """All clients that this gateway knows. Times are milliseconds of a monotonic clock."""
 
     def __init__(self, monotonic_ms: Callable[[], int]) -> None:
         self._monotonic_ms = monotonic_ms
@@ -54,7 +54,7 @@ class ClientSessions:
         return len(self._sessions)
 
     def hear(self, client_id: str) -> ClientSession:
-        """A client gave a sign of life."""
+        """Record a sign of life of the client, and return its session."""
         now_ms = self._monotonic_ms()
         session = self._sessions.get(client_id)
         if session is None:
@@ -65,26 +65,26 @@ class ClientSessions:
         return session
 
     def is_alive(self, client_id: str) -> bool:
-        """Whether its stream stands, or it was heard lately."""
+        """True if the client has an open stream, or sent a heartbeat within the last two minutes."""
         session = self._sessions.get(client_id)
         return session is not None and (bool(session.streams) or self._monotonic_ms() - session.heard_ms < IDLE_MS)
 
     @property
     def alive(self) -> int:
-        """How many are alive."""
+        """The number of clients that are alive."""
         return sum(self.is_alive(each) for each in self._sessions)
 
     @property
     def has_producers(self) -> bool:
-        """Whether any client with a stream publishes."""
+        """True if any client with an open stream publishes."""
         return any(each.published and each.streams for each in self._sessions.values())
 
     def producers_of(self, subject: str) -> list[ClientSession]:
-        """Those who can be asked about a transaction."""
+        """The clients that publish to the subject and have an open stream: the gateway can ask them about a transaction."""
         return [each for each in self._sessions.values() if each.streams and subject in each.published]
 
     def end(self, client_id: str) -> None:
-        """It said that it ends."""
+        """Forget a client that says that it ends."""
         self._sessions.pop(client_id, None)
 
     def _forget_idle(self, now_ms: int) -> None:

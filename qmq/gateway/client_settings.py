@@ -22,19 +22,19 @@ SEND_ATTEMPTS: Final = 3
 _FIRST_RESEND_MS: Final = 10
 _LAST_RESEND_MS: Final = 1_000
 ATTEMPTS_MAX: Final = 16
-"""Of a group for which QMQ has no limit: RocketMQ's own default."""
+"""The attempts that the gateway announces for a group without a limit in QMQ: RocketMQ's default."""
 
 CONSUMERS: Final = (api.PUSH_CONSUMER, api.SIMPLE_CONSUMER, api.PULL_CONSUMER)
 
 
 def check_client_type(kind: api.ClientType.ValueType) -> None:
-    """Raises Refused."""
+    """Raises Refused for a client type that the gateway does not serve."""
     if kind not in (api.PRODUCER, *CONSUMERS):
         raise Refused(api.UNRECOGNIZED_CLIENT_TYPE, f"clients of type {api.ClientType.Name(kind)} are not served here: docs/ROCKETMQ.md")
 
 
 def settings_for_producer(told: api.Settings, body_bytes_max: int) -> api.Settings:
-    """For one that publishes."""
+    """The settings that the gateway answers to a producer."""
     settings = _copy(told)
     settings.publishing.max_body_size = body_bytes_max
     settings.publishing.validate_message_type = True
@@ -47,7 +47,7 @@ def settings_for_producer(told: api.Settings, body_bytes_max: int) -> api.Settin
 
 
 def settings_for_consumer(told: api.Settings, group: GroupSettings, *, is_fifo: bool) -> api.Settings:
-    """For one that subscribes."""
+    """The settings that the gateway answers to a consumer of the group."""
     settings = _copy(told)
     settings.subscription.fifo = is_fifo
     settings.subscription.receive_batch_size = RECEIVE_BATCH

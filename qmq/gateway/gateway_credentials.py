@@ -37,7 +37,7 @@ _NOBODYS: Final = b""
 
 @dataclass(frozen=True, slots=True)
 class ClientKeys:
-    """One client's keys, and the token of whom it stands for."""
+    """One client's access key and secret key, and the QMQ token that the gateway uses for this client."""
 
     access_key: str
     secret_key: str
@@ -48,14 +48,14 @@ class ClientKeys:
 
 
 class GatewayCredentials:
-    """All clients that this gateway knows."""
+    """The keys of all clients that this gateway knows."""
 
     def __init__(self, keys: Mapping[str, ClientKeys]) -> None:
         self.keys = keys
 
     @classmethod
     def load(cls, path: Path) -> GatewayCredentials:
-        """Read the file. Raises InvalidArgument for one that cannot be used; secrets are not repeated."""
+        """Read the file. Raises InvalidArgument if the file cannot be used; the error text never contains a secret."""
         try:
             found = json.loads(path.read_text())
         except (OSError, ValueError) as cause:
@@ -68,7 +68,7 @@ class GatewayCredentials:
         return cls(keys)
 
     def authenticate(self, headers: Mapping[str, str]) -> ClientKeys:
-        """Whose call it is. Raises Refused, with the same words whether the access key is unknown or the signature wrong."""
+        """Find the keys that signed the call. Raises Refused, with the same words for an unknown access key and for a wrong signature."""
         found = _SIGNED.fullmatch(headers.get(AUTHORIZATION, "").strip())
         date_time = headers.get(DATE_TIME, "")
         if found is None or not date_time:

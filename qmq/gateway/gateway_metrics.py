@@ -1,4 +1,4 @@
-"""A gateway's figures. docs/METRICS.md has the table."""
+"""The metrics of a gateway. docs/METRICS.md has the table."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ INVISIBLE: Final = Figure("qmq_gateway_invisible_messages", GAUGE, (), "Messages
 
 
 class GatewaySource:
-    """Of one process."""
+    """Reports the metrics of one process's gateway."""
 
     figures: Final = (CALLS, CLIENTS, INVISIBLE)
 

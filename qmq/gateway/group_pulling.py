@@ -30,28 +30,28 @@ from qmq.proto.rocketmq import definition_pb2 as api
 from qmq.proto.rocketmq import service_pb2 as calls
 
 LOOK_S: Final = 0.25
-"""A long poll looks so often for new messages."""
+"""A long poll looks for new messages at this interval."""
 FOUNDING_TRIES: Final = 100
 FOUNDING_S: Final = 0.05
 _END_MS: Final = (1 << 62) - 1
 
 
 class PulledQueue(NamedTuple):
-    """A queue as pull consumers see it."""
+    """One queue of a topic, as pull consumers see it: a broker group of the subject."""
 
     subject: str
     broker_group: str
 
 
 class PulledPage(NamedTuple):
-    """What one look at a queue gave."""
+    """The messages of one look at a queue that the filter wants, and the offset from which to go on."""
 
     messages: list[BrowsedMessage]
     next_offset: int
 
 
 class GroupPulling:
-    """`sleep` is asyncio's, or a test's."""
+    """Serves pull consumers. `sleep` is `asyncio.sleep`; a test hands in its own."""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class GroupPulling:
     # --- reading -------------------------------------------------------------------------------------------------------
 
     async def pull(self, request: calls.PullMessageRequest, remaining_s: float | None) -> AsyncGenerator[calls.PullMessageResponse, None]:
-        """The status, the messages, the offset to go on with; without messages a status that says so, and the offset."""
+        """Yields the status, the messages and the next offset; without messages, a status that says so and the next offset."""
         try:
             page = await self._pull(request, remaining_s)
         except Exception as failure:
@@ -107,7 +107,7 @@ class GroupPulling:
     # --- offsets -------------------------------------------------------------------------------------------------------
 
     async def update(self, request: calls.UpdateOffsetRequest) -> calls.UpdateOffsetResponse:
-        """Everything before the offset is done for the group, and nothing behind it."""
+        """Mark everything before the offset as done for the group, and everything from the offset on as not done."""
         try:
             queue, group = await self._queue(request.message_queue), group_of_resource(request.group)
             await self._move(queue, group, request.offset)
@@ -129,7 +129,7 @@ class GroupPulling:
         await self._client.metadata.reset_group(queue.subject, group, sequence=offset, broker_group=queue.broker_group, directly=False)
 
     async def _found(self, queue: PulledQueue, group: str, offset: int) -> None:
-        """A group begins when its first consumer attaches: one that rests, and takes nothing."""
+        """Create the group if it does not exist: a group begins when its first consumer attaches, so a paused consumer attaches here."""
         consumer = self._client.consumer(queue.subject, group, ack="explicit")
         consumer.rest()
         try:
@@ -144,7 +144,7 @@ class GroupPulling:
             await consumer.close()
 
     async def get(self, request: calls.GetOffsetRequest) -> calls.GetOffsetResponse:
-        """The offset of a group."""
+        """The offset of a group on a queue."""
         try:
             queue, group = await self._queue(request.message_queue), group_of_resource(request.group)
             described = await self._client.metadata.describe_groups(queue.subject, group)
@@ -160,7 +160,7 @@ class GroupPulling:
         return calls.GetOffsetResponse(status=OK, offset=found.settled_before)
 
     async def query(self, request: calls.QueryOffsetRequest) -> calls.QueryOffsetResponse:
-        """The first offset of a queue, the one behind its last message, or that of the first message stored at or after a time."""
+        """The first offset of a queue, the offset behind its last message, or the offset of the first message stored at or after a time."""
         try:
             queue = await self._queue(request.message_queue)
             found = await self._client.metadata.find_time(queue.subject, _time_ms(request))
@@ -172,7 +172,7 @@ class GroupPulling:
         return calls.QueryOffsetResponse(status=OK, offset=offset)
 
     async def _queue(self, asked: api.MessageQueue) -> PulledQueue:
-        """Raises Refused."""
+        """The broker group that a request's queue names. Raises Refused."""
         subject = subject_of_topic(asked.topic)
         topic = await self._catalog.find(subject)
         if topic is None:

@@ -21,43 +21,43 @@ from qmq.gateway.client_settings import ATTEMPTS_MAX
 from qmq.gateway.message_filter import MessageFilter
 
 AHEAD: Final = 512
-"""Messages that may wait here for whoever asks next."""
+"""A reader prefetches at most this many messages of an unordered subject for the next request."""
 PREFETCH: Final = 10_000
-"""Of an ordered subject, what is in hand and what waits here together, over all lanes."""
+"""A reader of an ordered subject holds at most this many messages over all lanes: those in hand and those that wait."""
 LEASE_MS: Final = 30_000
-"""How long a gateway may be silent before its messages go to others."""
+"""If a gateway is silent for this long, its messages go to other consumers."""
 _NOW: Final = timedelta(0)
 
 
 class GroupReader(Protocol):
-    """What both kinds do. `in_hand` is how many messages were handed out and are not settled; who hands them out counts."""
+    """The interface of both readers. `in_hand` counts messages that were handed out and are not settled; the caller keeps the count."""
 
     is_ordered: bool
     waiting: int
     in_hand: int
 
     async def receive(self, messages_max: int, wait_s: float) -> Sequence[StoredMessage]:
-        """Up to so many messages, none if there were none for `wait_s`. Raises QmqError."""
+        """Wait up to `wait_s` seconds for at most `messages_max` messages; returns none if none came. Raises QmqError."""
         ...
 
     async def ack(self, message: StoredMessage) -> None:
-        """Returns when the broker has it. Raises StaleDelivery, LaneLost, NotConnected."""
+        """Acknowledge a message; returns when the broker has stored this. Raises StaleDelivery, LaneLost, NotConnected."""
         ...
 
     def retry(self, message: StoredMessage, delay: timedelta = _NOW, error: str = "") -> None:
-        """Have it received again, one attempt older."""
+        """Deliver the message again after the delay; its attempt count grows by one."""
         ...
 
     def release(self, message: StoredMessage) -> None:
-        """The same, and it is no attempt older."""
+        """Deliver the message again; its attempt count stays."""
         ...
 
     def reject(self, message: StoredMessage, error: str) -> None:
-        """To the dead letters."""
+        """Move the message to the dead letters."""
         ...
 
     def rest(self) -> None:
-        """Nobody asks just now."""
+        """Stop fetching: no client asks at present."""
         ...
 
     async def close(self) -> None:
@@ -66,7 +66,7 @@ class GroupReader(Protocol):
 
 
 class PlainReader:
-    """Of an unordered subject."""
+    """Reads an unordered subject."""
 
     is_ordered = False
 
@@ -123,7 +123,7 @@ class PlainReader:
 
 
 class OrderedReader:
-    """Of an ordered subject. A message that fails too often has its key set aside (docs/ORDERING.md)."""
+    """Reads an ordered subject. If a message fails too often, its key is set aside (docs/ORDERING.md)."""
 
     is_ordered = True
 
@@ -155,7 +155,7 @@ class OrderedReader:
         message.fail(delay, error)
 
     def release(self, message: StoredMessage) -> None:
-        """An ordered subject counts each try."""
+        """Deliver the message again; an ordered subject counts this as an attempt."""
         self.retry(message)
 
     def reject(self, message: StoredMessage, error: str) -> None:
@@ -163,14 +163,14 @@ class OrderedReader:
         message.reject(error)
 
     def rest(self) -> None:
-        """Lanes stay until `close`."""
+        """Does nothing: the reader keeps its lanes until `close`."""
 
     async def close(self) -> None:
         await self._consumer.close()
 
 
 def _pass_over(found: Sequence[Message | OrderedMessage], wanted: Sequence[Message | OrderedMessage]) -> None:
-    """What the subscription does not want is done for its group."""
+    """Acknowledge the messages that the subscription does not want."""
     kept = set(map(id, wanted))
     for each in found:
         if id(each) not in kept:

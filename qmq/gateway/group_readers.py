@@ -1,4 +1,6 @@
-"""All readers of this gateway, one for each group, subject and filter: made when somebody asks, closed when nobody has for some time."""
+"""The readers of this gateway, one for each group, subject and filter. A request makes its reader; an unused reader is closed after some
+time.
+"""
 
 from __future__ import annotations
 
@@ -19,12 +21,12 @@ from qmq.gateway.message_filter import MessageFilter
 log = logging.getLogger("qmq.gateway")
 
 REST_MS: Final = 1_000
-"""Who receives in a loop asks again within this time."""
+"""A reader pauses when no client has asked for this long; a client that receives in a loop asks sooner."""
 CLOSE_MS: Final = 30_000
 
 
 class ReaderKey(NamedTuple):
-    """What a reader is for."""
+    """The group, subject and filter that a reader serves."""
 
     subject: str
     group: str
@@ -34,18 +36,18 @@ class ReaderKey(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class HandedOut:
-    """A message in a client's hand, and where it came from."""
+    """A message that a client has in hand, and the reader that it came from."""
 
     reader: GroupReader
     message: StoredMessage
     counts_no_attempt: bool = False
-    """Whether it comes again as if it had not been handed out."""
+    """If true, the next delivery has the same attempt count as this one."""
 
     def __post_init__(self) -> None:
         self.reader.in_hand += 1
 
     def settled(self) -> None:
-        """It is in nobody's hand any more."""
+        """Record that the message is settled: no client has it in hand."""
         self.reader.in_hand -= 1
 
 
@@ -56,7 +58,7 @@ class _Kept:
 
 
 class GroupReaders:
-    """`client` makes their consumers."""
+    """Makes, finds and closes the readers. `client` makes their consumers."""
 
     def __init__(self, client: Client, monotonic_ms: Callable[[], int] = lambda: time.monotonic_ns() // 1_000_000) -> None:
         self._client, self._monotonic_ms = client, monotonic_ms
@@ -67,13 +69,13 @@ class GroupReaders:
         return len(self._readers)
 
     async def receive(self, key: ReaderKey, messages_max: int, wait_s: float) -> tuple[GroupReader, Sequence[StoredMessage]]:
-        """Up to so many messages; none if there were none for `wait_s`. Raises QmqError."""
+        """Wait up to `wait_s` for at most `messages_max` messages, with their reader; returns none if none came. Raises QmqError."""
         until_ms = self._monotonic_ms() + int(wait_s * 1000)
         with self._asking(key) as reader:
             while True:
                 left_ms = max(until_ms - self._monotonic_ms(), 0)
                 found = await reader.receive(messages_max, left_ms / 1000)
-                # What the filter left out may have been all of it: then there is still time to wait.
+                # The filter may have refused all messages of a fetch: then the wait goes on.
                 if found or until_ms <= self._monotonic_ms():
                     return reader, found
 
@@ -91,7 +93,7 @@ class GroupReaders:
             kept.asked_ms = self._monotonic_ms()
 
     def tidy(self) -> None:
-        """Look after those at which nobody waits; to be called now and then."""
+        """Pause or close the readers that no client waits for. The sweep of the gateway calls this regularly."""
         now_ms = self._monotonic_ms()
         for key, kept in list(self._readers.items()):
             if kept.reader.waiting:
@@ -115,7 +117,7 @@ class GroupReaders:
             log.warning("a consumer could not leave its group: %s", failure)
 
     async def close(self) -> None:
-        """Close all."""
+        """Close all readers."""
         readers, self._readers = self._readers, {}
         for kept in readers.values():
             self._spawn_close(kept.reader)

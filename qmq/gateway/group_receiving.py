@@ -36,16 +36,16 @@ from qmq.proto.rocketmq import service_pb2 as calls
 log = logging.getLogger("qmq.gateway")
 
 LOOK_S: Final = 0.5
-"""A consumer of a topic that does not exist yet looks so often whether it does."""
+"""A receive call for a topic that does not exist yet checks at this interval if the topic exists now."""
 MARGIN_S: Final = 0.3
-"""An answer leaves so long before the client gives up, at least."""
+"""An answer leaves at least this long before the client's deadline."""
 TIME_OVER: Final = "the invisible time was over before the message was acknowledged"
 
 Held = InvisibleMessage[HandedOut]
 
 
 class GroupReceiving:
-    """`sleep` is asyncio's, or a test's."""
+    """Serves receiving and settling. `sleep` is `asyncio.sleep`; a test hands in its own."""
 
     def __init__(
         self,
@@ -65,7 +65,9 @@ class GroupReceiving:
     async def receive(
         self, request: calls.ReceiveMessageRequest, client_id: str, remaining_s: float | None
     ) -> AsyncGenerator[calls.ReceiveMessageResponse, None]:
-        """The status, the messages, the time; or a status that says why there are none. `remaining_s`: how long the client waits."""
+        """Yields the status, the messages and the time; without messages, a status that says why. The client waits for `remaining_s`
+        seconds.
+        """
         try:
             held, topic = await self._receive(request, client_id, remaining_s)
         except Exception as failure:
@@ -116,7 +118,7 @@ class GroupReceiving:
         return held, topic
 
     async def _topic(self, subject: str, until_ms: int) -> Topic:
-        """The topic, as soon as it exists: consumers may come before the first message. Raises Refused."""
+        """Wait until the topic exists, and return it: consumers may come before the first message. Raises Refused."""
         while (found := await self._catalog.find(subject)) is None:
             if not self._catalog.creates:
                 raise Refused(api.TOPIC_NOT_FOUND, f"there is no topic {subject!r}: create it with `qmq subject create`")
@@ -126,7 +128,7 @@ class GroupReceiving:
         return found
 
     def _invisible_ms(self, request: calls.ReceiveMessageRequest) -> tuple[int, int]:
-        """How long messages are invisible, and how long that is renewed. Raises Refused."""
+        """How long messages stay invisible, and for how long this time is renewed. Raises Refused."""
         if request.auto_renew:
             return self._config.renewed_invisible_ms, self._config.renewal_ms_max
         return self._checked_ms(request.invisible_duration), 0
@@ -152,7 +154,7 @@ class GroupReceiving:
     # --- settling ------------------------------------------------------------------------------------------------------
 
     async def ack(self, request: calls.AckMessageRequest) -> calls.AckMessageResponse:
-        """Every entry has its own status."""
+        """Acknowledge the messages of all entries. Each entry has its own status."""
         entries = await asyncio.gather(*[self._ack(each, request) for each in request.entries])
         return calls.AckMessageResponse(status=joined_status([each.status for each in entries]), entries=entries)
 
@@ -167,7 +169,7 @@ class GroupReceiving:
         return calls.AckMessageResultEntry(message_id=entry.message_id, receipt_handle=entry.receipt_handle, status=status)
 
     def change_time(self, request: calls.ChangeInvisibleDurationRequest) -> calls.ChangeInvisibleDurationResponse:
-        """A message is to be invisible for so long from now; after that it comes again."""
+        """Make a message invisible for the given time from now on; after that time it is delivered again."""
         try:
             held = self._find(request.receipt_handle, request)
             invisible_ms = min(length_ms(request.invisible_duration), self._config.invisible_ms_max)
@@ -180,7 +182,7 @@ class GroupReceiving:
         return calls.ChangeInvisibleDurationResponse(status=OK, receipt_handle=str(self._invisible.handle(held)))
 
     def forward(self, request: calls.ForwardMessageToDeadLetterQueueRequest) -> calls.ForwardMessageToDeadLetterQueueResponse:
-        """A client gives a message up."""
+        """Move a message to the dead letters at the client's request."""
         try:
             held = self._find(request.receipt_handle, request)
             self._settled(held)
@@ -205,13 +207,13 @@ class GroupReceiving:
     # --- time ----------------------------------------------------------------------------------------------------------
 
     def sweep(self) -> None:
-        """Give back what was invisible for long enough."""
+        """Release the messages whose invisible time is over."""
         for held in self._invisible.remove_over(self._clock.monotonic_ms(), self._sessions.is_alive):
             held.message.settled()
             self._retry(held)
 
     def client_ended(self, client_id: str, group: str) -> None:
-        """What the client had in hand comes again at once."""
+        """Release the messages that the client has in hand: they are delivered again at once."""
         for held in self._invisible.remove_of_client(client_id, group):
             held.message.settled()
             self._retry(held)
@@ -231,7 +233,9 @@ class GroupReceiving:
         held.message.reader.release(held.message.message)
 
     def give_back_all(self) -> None:
-        """The gateway ends: what is in clients' hands comes again when its time is over, as if the gateway were there until then."""
+        """Release all messages at the gateway's end. Each is delivered again when its invisible time is over, as if the gateway were still
+        running.
+        """
         now_ms = self._clock.monotonic_ms()
         for held in self._invisible.take_all():
             held.message.settled()
@@ -239,6 +243,6 @@ class GroupReceiving:
 
 
 def wait_s(asked: Duration | None, default_ms: int, remaining_s: float | None) -> float:
-    """How long a long poll waits: as it asks for, and not longer than its client waits."""
+    """How long a long poll waits: the time that the request gives, but never longer than the client waits."""
     asked_s = max(default_ms if asked is None else length_ms(asked), 0) / 1000
     return asked_s if remaining_s is None else max(min(asked_s, remaining_s - MARGIN_S), 0.0)

@@ -22,18 +22,18 @@ from qmq.gateway.status_codes import Refused
 from qmq.proto.rocketmq import definition_pb2 as api
 
 FIRST_CHECK_MS: Final = 6_000
-"""A transaction is asked about when it is as old as this; RocketMQ's default."""
+"""The gateway asks about a transaction for the first time at this age; RocketMQ's default."""
 CHECK_PAUSES_MS: Final = (10_000, 20_000, 30_000, 60_000)
-"""Between two checks of a transaction; the last one holds for all further ones."""
+"""The pauses between the checks of a transaction; the last pause holds for all further checks."""
 CHECKS_MAX: Final = 15
-"""So often a transaction is asked about, and then rolled back; RocketMQ's default."""
+"""The gateway rolls a transaction back after this many checks; RocketMQ's default."""
 LIMIT_MS: Final = 12 * 3600 * 1000
-"""A transaction that is as old as this is rolled back, whether anybody could be asked or not."""
+"""The gateway rolls a transaction back at this age, even if no producer could be asked."""
 
 
 @dataclass(frozen=True, slots=True)
 class TransactionTiming:
-    """When transactions are asked about, in milliseconds of their age, and how often anybody looks."""
+    """When the gateway asks about transactions, in milliseconds of their age, and how often it looks for them."""
 
     first_check_ms: int = FIRST_CHECK_MS
     pauses_ms: tuple[int, ...] = CHECK_PAUSES_MS
@@ -46,7 +46,9 @@ TIMING: Final = TransactionTiming()
 
 
 def outcome_before(found: DelayedMessage) -> api.TransactionResolution.ValueType:
-    """What was decided of a transaction already; unspecified for nothing. Raises Refused if the message is of no transaction."""
+    """The decision that was already made on a transaction; unspecified if none was. Raises Refused if the message belongs to no
+    transaction.
+    """
     if found.headers.get(TYPE) != b"TRANSACTION":
         raise Refused(api.INVALID_TRANSACTION_ID, f"{found.id} is a delayed message, and no transaction")
     if found.state == "half":
@@ -55,7 +57,7 @@ def outcome_before(found: DelayedMessage) -> api.TransactionResolution.ValueType
 
 
 def check_decision(wanted: api.TransactionResolution.ValueType, before: api.TransactionResolution.ValueType, transaction_id: str) -> bool:
-    """Whether there is anything to do. Raises Refused if the opposite was decided, or nothing is wanted."""
+    """True if the decision still has to be carried out. Raises Refused if the opposite was decided, or if no decision is given."""
     if wanted not in (api.COMMIT, api.ROLLBACK):
         raise Refused(api.BAD_REQUEST, "a transaction ends with COMMIT or ROLLBACK")
     if before in (api.COMMIT, api.ROLLBACK) and before != wanted:
@@ -65,29 +67,29 @@ def check_decision(wanted: api.TransactionResolution.ValueType, before: api.Tran
 
 
 class CheckPlan:
-    """Which half messages to ask about now. Times in milliseconds since 1970."""
+    """Chooses the half messages to ask about now. Times are milliseconds since 1970."""
 
     def __init__(self, timing: TransactionTiming = TIMING) -> None:
         self.timing = timing
         self._checks: dict[str, tuple[int, int]] = {}
-        """By transaction: how often it was asked about, and when to ask again."""
+        """By transaction: the number of checks so far, and the time of the next check."""
 
     def is_time(self, half: DelayedMessage, now_ms: int) -> bool:
-        """Whether it is old enough, and not asked about just now."""
+        """True if the transaction is old enough, and its next check is due."""
         age_ms = now_ms - time_ms(half.create_time)
         return age_ms >= self.timing.first_check_ms and self._checks.get(half.id, (0, 0))[1] <= now_ms
 
     def is_over(self, half: DelayedMessage) -> bool:
-        """Whether it was asked about as often as may be."""
+        """True if the transaction has had its last check."""
         return self._checks.get(half.id, (0, 0))[0] >= self.timing.checks_max
 
     def asked(self, half: DelayedMessage, now_ms: int) -> None:
-        """It was asked about."""
+        """Record a check of the transaction."""
         count = self._checks.get(half.id, (0, 0))[0]
         pauses = self.timing.pauses_ms
         self._checks[half.id] = count + 1, now_ms + pauses[min(count, len(pauses) - 1)]
 
     def keep_only(self, ids: set[str]) -> None:
-        """The others are decided."""
+        """Forget all transactions except these: the others are decided."""
         for each in [each for each in self._checks if each not in ids]:
             del self._checks[each]

@@ -1,4 +1,4 @@
-"""What was handed out and is not settled: until when nobody else sees it, and under which receipt handle. Pure: time is handed in.
+"""The messages that were handed out and are not settled: how long each stays invisible, and its receipt handle. Pure: time is handed in.
 
     hand out ──▶ invisible ──▶ acknowledged, or to the dead letters
                   │   ▲  └──▶ time over: visible again, one attempt older
@@ -35,7 +35,7 @@ _M = TypeVar("_M")
 
 @dataclass(slots=True, eq=False)
 class InvisibleMessage(Generic[_M]):
-    """One message. Times are milliseconds of a clock that never goes back."""
+    """One message that a client has in hand. Times are milliseconds of a monotonic clock."""
 
     message: _M
     subject: str
@@ -46,14 +46,14 @@ class InvisibleMessage(Generic[_M]):
     until_ms: int
     invisible_ms: int
     renews_until_ms: int = 0
-    """0: its time is not renewed."""
+    """0: the gateway does not renew the message's time."""
     change: int = 0
-    """How often its time was changed."""
+    """How often a client changed the message's time."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReceiptHandle:
-    """What a handle says."""
+    """The parts of a receipt handle."""
 
     gateway_id: bytes
     number: int
@@ -66,7 +66,7 @@ class ReceiptHandle:
 
     @classmethod
     def parse(cls, text: str) -> ReceiptHandle:
-        """Raises Refused."""
+        """Parse a handle. Raises Refused."""
         try:
             return cls(*_HANDLE.unpack(base64.urlsafe_b64decode(text + "=" * (-len(text) % 4))))
         except (ValueError, struct.error, binascii.Error):
@@ -74,14 +74,14 @@ class ReceiptHandle:
 
 
 class InvisibleMessages(Generic[_M]):
-    """All of one gateway."""
+    """All invisible messages of one gateway."""
 
     def __init__(self, gateway_id: bytes, random_bytes: Callable[[int], bytes]) -> None:
         self.gateway_id = gateway_id
         self._random_bytes = random_bytes
         self._messages: dict[int, InvisibleMessage[_M]] = {}
         self._ends: list[tuple[int, int]] = []
-        """When whose time is over; of messages that are gone or changed, too."""
+        """A heap of (end of the invisible time, message number). It also has entries of messages that were settled or changed."""
         self._next = 0
 
     def __len__(self) -> int:
@@ -90,7 +90,7 @@ class InvisibleMessages(Generic[_M]):
     def add(
         self, message: _M, subject: str, group: str, client_id: str, *, now_ms: int, invisible_ms: int, renews_until_ms: int = 0
     ) -> InvisibleMessage[_M]:
-        """A message is handed out."""
+        """Record that a message was handed out."""
         number, self._next = self._next, self._next + 1
         secret = self._random_bytes(SECRET_BYTES)
         found = InvisibleMessage(message, subject, group, client_id, number, secret, now_ms + invisible_ms, invisible_ms, renews_until_ms)
@@ -99,11 +99,11 @@ class InvisibleMessages(Generic[_M]):
         return found
 
     def handle(self, held: InvisibleMessage[_M]) -> ReceiptHandle:
-        """What its client may settle it by, until its time is changed."""
+        """The handle with which the client settles the message. A change of the time makes it void."""
         return ReceiptHandle(self.gateway_id, held.number, held.change, held.secret)
 
     def find(self, text: str, subject: str, group: str, now_ms: int) -> InvisibleMessage[_M]:
-        """The message of a handle. Raises Refused."""
+        """Find the message of a handle. Raises Refused."""
         handle = ReceiptHandle.parse(text)
         held = self._messages.get(handle.number) if handle.gateway_id == self.gateway_id else None
         is_right = held is not None and hmac.compare_digest(held.secret, handle.secret) and held.change == handle.change
@@ -114,18 +114,18 @@ class InvisibleMessages(Generic[_M]):
         return held
 
     def change_time(self, held: InvisibleMessage[_M], *, now_ms: int, invisible_ms: int) -> None:
-        """It is to be invisible for so long from now. Its handle is another one then."""
+        """Restart the message's invisible time from now, and make its handle void."""
         held.change += 1
         held.renews_until_ms = 0
         held.until_ms, held.invisible_ms = now_ms + invisible_ms, invisible_ms
         heappush(self._ends, (held.until_ms, held.number))
 
     def remove(self, held: InvisibleMessage[_M]) -> None:
-        """It is settled."""
+        """Remove a settled message."""
         self._messages.pop(held.number, None)
 
     def remove_over(self, now_ms: int, is_alive: Callable[[str], bool]) -> list[InvisibleMessage[_M]]:
-        """Those whose time is over and is not renewed, of which the clients are not alive by their ids."""
+        """Remove and return the messages whose time is over. If the client is alive, a message with renewal gets a new time instead."""
         over = []
         while self._ends and self._ends[0][0] <= now_ms:
             end_ms, number = heappop(self._ends)
@@ -141,13 +141,13 @@ class InvisibleMessages(Generic[_M]):
         return over
 
     def remove_of_client(self, client_id: str, group: str) -> list[InvisibleMessage[_M]]:
-        """What a client of a group has in hand."""
+        """Remove and return the messages that a client of a group has in hand."""
         found = [each for each in self._messages.values() if each.client_id == client_id and each.group == group]
         for each in found:
             del self._messages[each.number]
         return found
 
     def take_all(self) -> list[InvisibleMessage[_M]]:
-        """Everything; nothing is left."""
+        """Remove and return all messages."""
         found, self._messages, self._ends = list(self._messages.values()), {}, []
         return found

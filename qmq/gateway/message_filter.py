@@ -1,4 +1,4 @@
-"""What a subscription wants of a topic: messages with certain tags, or ones for which a condition holds. Pure."""
+"""The filter of a subscription: by tags, or by an SQL92 condition. Pure."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from qmq.gateway.tag_expression import tags_of_expression
 from qmq.proto.rocketmq import definition_pb2 as api
 
 TAGS: Final = "TAGS"
-"""In a condition, the message's tag."""
+"""The name of the message's tag in a condition."""
 
 
 @dataclass(frozen=True, slots=True)
 class MessageFilter:
-    """`tags` is empty for all of them, `sql` for no condition."""
+    """A filter by tags or by condition. Empty `tags` accept every tag; an empty `sql` is no condition."""
 
     tags: tuple[str, ...] = ()
     sql: str = ""
 
     def wants(self, message: StoredMessage) -> bool:
-        """Whether the subscription gets the message."""
+        """True if the subscription gets the message."""
         if self.tags and not any(tag in self.tags for tag in message.tags):
             return False
         if not self.sql:
@@ -34,7 +34,7 @@ class MessageFilter:
 
 
 def filter_of_request(expression: api.FilterExpression) -> MessageFilter:
-    """A request's filter. Raises Refused."""
+    """The filter of a request. Raises Refused."""
     if expression.type != api.SQL:
         return MessageFilter(tags=tags_of_expression(expression.expression))
     condition_of(expression.expression)

@@ -45,15 +45,15 @@ TRACE: Final = "traceparent"
 KEY_SEPARATOR: Final = " "
 
 PLAIN_TYPES: Final = (api.NORMAL, api.DELAY, api.TRANSACTION)
-"""What an unordered subject takes."""
+"""The message types that an unordered subject accepts."""
 ORDERED_TYPES: Final = (api.NORMAL, api.FIFO, api.DELAY, api.TRANSACTION)
-"""What an ordered subject takes."""
+"""The message types that an ordered subject accepts."""
 _TYPES: Final = dict(api.MessageType.items())
 
 
 @dataclass(frozen=True, slots=True)
 class TopicMessage:
-    """A message on its way in. `due_ms`, milliseconds since 1970, is None of one that is not delayed."""
+    """A message on its way from a client to QMQ. `due_ms` is in milliseconds since 1970; it is None for a message without delay."""
 
     subject: str
     body: bytes
@@ -67,14 +67,14 @@ class TopicMessage:
     headers: Mapping[str, str]
 
     def key(self, *, is_ordered: bool) -> str | None:
-        """Its key in QMQ."""
+        """The message's key in QMQ."""
         if is_ordered:
             return self.group or self.message_id
         return self.keys[0] if self.keys else None
 
 
 def message_from_client(message: api.Message, body_bytes_max: int) -> TopicMessage:
-    """A message as a client sends it. Raises Refused."""
+    """Convert a message that a client sent. Raises Refused."""
     system = message.system_properties
     if not system.message_id:
         raise Refused(api.ILLEGAL_MESSAGE_ID, "the message has no id: clients give each message one")
@@ -99,7 +99,7 @@ def message_from_client(message: api.Message, body_bytes_max: int) -> TopicMessa
 
 
 def _kind_of(system: api.SystemProperties, *, is_delayed: bool) -> api.MessageType.ValueType:
-    """The message's type. A client may leave it out: then it follows from the message."""
+    """The message's type. If the client leaves the type out, it follows from the message's other fields."""
     found = system.message_type
     if found == api.MESSAGE_TYPE_UNSPECIFIED:
         found = api.FIFO if system.message_group else api.DELAY if is_delayed else api.NORMAL
@@ -139,7 +139,7 @@ def _headers_of(message: api.Message, kind: api.MessageType.ValueType, due_ms: i
 def message_for_client(
     stored: StoredMessage, topic: api.Resource, *, is_ordered: bool, handle: str = "", invisible_ms: int = 0, store_host: str = ""
 ) -> api.Message:
-    """A stored message as a client is handed it."""
+    """Convert a stored message for a consumer."""
     headers = {name: value.decode(errors="replace") for name, value in stored.headers.items()}
     key = (stored.key_bytes or b"").decode(errors="backslashreplace")
     is_foreign = ID not in headers
@@ -177,7 +177,7 @@ def message_for_client(
 
 
 def half_message_for_client(half: DelayedMessage) -> api.Message:
-    """A half message as a producer is asked about it. Its body must have been read."""
+    """Convert a half message for the producer that is asked about it. The caller must have read its body."""
     headers = {name: value.decode(errors="replace") for name, value in half.headers.items()}
     body = half.body or b""
     system = api.SystemProperties(
@@ -198,20 +198,20 @@ def half_message_for_client(half: DelayedMessage) -> api.Message:
 
 
 def timestamp_of(moment_ms: int) -> Timestamp:
-    """Milliseconds since 1970."""
+    """Convert milliseconds since 1970."""
     return Timestamp(seconds=moment_ms // 1000, nanos=moment_ms % 1000 * 1_000_000)
 
 
 def duration_of(length_ms: int) -> Duration:
-    """So many milliseconds."""
+    """Convert a length in milliseconds."""
     return Duration(seconds=length_ms // 1000, nanos=length_ms % 1000 * 1_000_000)
 
 
 def _milliseconds(time: Timestamp) -> int:
-    """Rounded up, so that no message is early."""
+    """Milliseconds, rounded up so that no message is early."""
     return time.seconds * 1000 + -(-time.nanos // 1_000_000)
 
 
 def length_ms(duration: Duration) -> int:
-    """Rounded up."""
+    """Milliseconds, rounded up."""
     return duration.seconds * 1000 + -(-duration.nanos // 1_000_000)

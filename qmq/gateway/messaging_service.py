@@ -35,13 +35,13 @@ log = logging.getLogger("qmq.gateway")
 CLIENT_ID: Final = "x-mq-client-id"
 LANGUAGE: Final = "x-mq-language"
 ORDERED_BROKER: Final = "qmq"
-"""The broker of an ordered topic's one queue: which broker groups it is on may change at any time, and clients need not know."""
+"""The broker name of an ordered topic's only queue. The topic's broker groups may change at any time, and clients need not know them."""
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class MessagingCaller(NamedTuple):
-    """Which client calls, and what serves it. `remaining_s` is how long it waits for the answer."""
+    """The client that calls, and the parts that serve it. The client waits for `remaining_s` seconds."""
 
     client_id: str
     language: str
@@ -54,7 +54,7 @@ _Answer = TypeVar("_Answer", bound="HasStatus")
 
 
 class HasStatus(Protocol):
-    """An answer."""
+    """An answer with a status."""
 
     def __init__(self, *, status: api.Status) -> None: ...
 
@@ -68,7 +68,7 @@ def answered(
     [Callable[[MessagingService, _Request, MessagingCaller], Awaitable[_Answer]]],
     Callable[[MessagingService, _Request, Context], Awaitable[_Answer]],
 ]:
-    """A call with one answer: whatever the method raises is the answer's status."""
+    """Makes a gRPC call with one answer of a method. An exception of the method becomes the status of the answer."""
 
     def decorate(
         serve: Callable[[MessagingService, _Request, MessagingCaller], Awaitable[_Answer]],
@@ -94,7 +94,7 @@ def streamed(
     [Callable[[MessagingService, _Request, MessagingCaller], AsyncGenerator[_Answer, None]]],
     Callable[[MessagingService, _Request, Context], AsyncIterator[_Answer]],
 ]:
-    """A call with a stream of answers, the first of which has the status."""
+    """Makes a gRPC call with a stream of answers of a method. The first answer has the status."""
 
     def decorate(
         serve: Callable[[MessagingService, _Request, MessagingCaller], AsyncGenerator[_Answer, None]],
@@ -122,21 +122,21 @@ def streamed(
 
 
 def headers_of(context: Context) -> dict[str, str]:
-    """A call's headers that are text."""
+    """The text headers of a call."""
     return {str(name): value for name, value in context.invocation_metadata() or () if isinstance(value, str)}
 
 
 class MessagingService(service_pb2_grpc.MessagingServiceServicer):
-    """Serves them. `parts_for` finds what serves a call by its headers; it raises Refused."""
+    """Serves the gRPC calls. `parts_for` finds the parts that serve a call by its headers; it raises Refused."""
 
     def __init__(self, parts_for: Callable[[Mapping[str, str]], GatewayParts], config: GatewayConfig) -> None:
         self._parts_for, self._config = parts_for, config
         self._advertised = endpoints_of(config.advertise) if config.advertise else None
         self.tally = CallTally()
-        """How calls were answered."""
+        """Counts the answers of all calls."""
 
     def caller(self, headers: Mapping[str, str], context: Context) -> MessagingCaller:
-        """Who calls. Raises Refused."""
+        """Identify the caller. Raises Refused."""
         parts = self._parts_for(headers)
         if not headers.get(CLIENT_ID):
             raise Refused(api.CLIENT_ID_REQUIRED, f"the call has no header {CLIENT_ID}: every client names itself")
@@ -150,7 +150,7 @@ class MessagingService(service_pb2_grpc.MessagingServiceServicer):
 
     @answered(calls.QueryAssignmentResponse)
     async def QueryAssignment(self, request: calls.QueryAssignmentRequest, caller: MessagingCaller) -> calls.QueryAssignmentResponse:
-        """Every consumer reads all queues: messages are divided as they are asked for."""
+        """Assign all queues to every consumer: the gateway divides messages among consumers when they ask."""
         group_of_resource(request.group)
         queues = await self._queues(caller, request.topic, request.endpoints)
         return calls.QueryAssignmentResponse(status=OK, assignments=[api.Assignment(message_queue=each) for each in queues])
@@ -185,7 +185,7 @@ class MessagingService(service_pb2_grpc.MessagingServiceServicer):
     async def Telemetry(  # type: ignore[override]  # it writes by the context, since commands go out at any time
         self, requests: AsyncIterator[calls.TelemetryCommand], context: Context
     ) -> None:
-        """Settings come in and are answered; other commands of clients answer what was asked of them."""
+        """Answer the settings that a client sends; a client sends other commands as answers to the gateway's commands."""
         headers = headers_of(context)
         stream = TelemetryStream(context.write, lambda command: self._note(headers, command))
         try:
@@ -306,7 +306,7 @@ class MessagingService(service_pb2_grpc.MessagingServiceServicer):
 
 
 def queues_of(topic: api.Resource, found: Topic | None, endpoints: api.Endpoints) -> list[api.MessageQueue]:
-    """The queues of a topic as clients see them: one for each broker group, or one for all if it is ordered, or does not exist yet."""
+    """The queues of a topic as clients see them: one for each broker group; one in all if the topic is ordered or does not exist yet."""
     brokers = (ORDERED_BROKER,) if found is None or found.is_ordered else found.broker_groups
     accepted = PLAIN_TYPES if found is not None and not found.is_ordered else ORDERED_TYPES
     return [
@@ -322,7 +322,7 @@ def queues_of(topic: api.Resource, found: Topic | None, endpoints: api.Endpoints
 
 
 def endpoints_of(address: str) -> api.Endpoints:
-    """HOST:PORT as clients are told it. Raises InvalidArgument."""
+    """Convert a HOST:PORT address for clients. Raises InvalidArgument."""
     place = parse(address)
     host = place.host.strip("[]")
     try:

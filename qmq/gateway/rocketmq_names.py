@@ -1,4 +1,4 @@
-"""Topics and consumer groups of RocketMQ as QMQ names them. Pure.
+"""Maps the names of RocketMQ topics and consumer groups to QMQ's names. Pure.
 
     topic `orders`                        subject `orders`
     topic `orders` of namespace `shop`    subject `shop.orders`
@@ -19,7 +19,7 @@ SEPARATOR: Final = "."
 
 
 def subject_of_topic(topic: api.Resource) -> str:
-    """The subject that a topic is. Raises Refused."""
+    """The QMQ subject of a topic. Raises Refused."""
     try:
         return _joined("subject", topic)
     except InvalidName as failure:
@@ -27,7 +27,7 @@ def subject_of_topic(topic: api.Resource) -> str:
 
 
 def group_of_resource(group: api.Resource) -> str:
-    """The consumer group. Raises Refused."""
+    """The QMQ name of a consumer group. Raises Refused."""
     try:
         return _joined("group", group)
     except InvalidName as failure:

@@ -21,7 +21,7 @@ from qmq.proto.rocketmq import definition_pb2 as api
 
 EXPRESSION_CHARS_MAX: Final = 8_192
 DEPTH_MAX: Final = 50
-"""Parentheses and NOTs inside each other."""
+"""The nesting limit for parentheses and NOT."""
 
 Value: TypeAlias = str | float | bool | None
 Properties: TypeAlias = Mapping[str, str]
@@ -84,7 +84,7 @@ _SEARCHES: Final[dict[str, Callable[[str, str], bool]]] = {
 
 
 def compare(word: str, left: Value, right: Value) -> bool | None:
-    """What a comparison says of two values."""
+    """Compare two values. Returns None if they cannot be compared."""
     if left is None or right is None:
         return None
     if isinstance(left, bool) or isinstance(right, bool):
@@ -106,23 +106,23 @@ def _truth(value: Value) -> bool | None:
 
 
 def negated(found: bool | None) -> bool | None:
-    """NOT of three values."""
+    """NOT in three-valued logic."""
     return None if found is None else not found
 
 
 def all_of(parts: list[bool | None]) -> bool | None:
-    """AND of three values."""
+    """AND in three-valued logic."""
     return False if False in parts else None if None in parts else True
 
 
 def any_of(parts: list[bool | None]) -> bool | None:
-    """OR of three values."""
+    """OR in three-valued logic."""
     return True if True in parts else None if None in parts else False
 
 
 @lru_cache(maxsize=1_000)
 def condition_of(text: str) -> Condition:
-    """A filter, ready for messages. Raises Refused."""
+    """Parse a filter into a condition on messages. Raises Refused."""
     if len(text) > EXPRESSION_CHARS_MAX:
         raise Refused(api.ILLEGAL_FILTER_EXPRESSION, f"a filter has at most {EXPRESSION_CHARS_MAX} characters, not {len(text)}")
     try:
@@ -147,7 +147,7 @@ def _parser() -> Any:
 
 
 def _condition(tree: Any, depth: int) -> Condition:
-    """The condition of a part of the tree."""
+    """Build the condition of one node of the syntax tree."""
     if depth > DEPTH_MAX:
         raise Refused(api.ILLEGAL_FILTER_EXPRESSION, f"a filter has at most {DEPTH_MAX} conditions inside each other")
     kind, parts = str(tree.data), tree.children

@@ -35,11 +35,11 @@ _CODES: Final[tuple[tuple[type[errors.QmqError], api.Code.ValueType], ...]] = (
     (errors.DeadlineExceeded, api.PROXY_TIMEOUT),
     (errors.Unavailable, api.PROXY_TIMEOUT),
 )
-"""The first that fits counts."""
+"""The first entry whose error class matches decides."""
 
 
 class Refused(Exception):
-    """A request that is answered with `code` and a text that says what to do."""
+    """A refused request: the client gets `code`, and a text that says what to do."""
 
     def __init__(self, code: api.Code.ValueType, message: str) -> None:
         super().__init__(message)
@@ -48,7 +48,7 @@ class Refused(Exception):
 
 
 def status_of_failure(failure: Exception) -> api.Status:
-    """What a client is told."""
+    """The status that a client gets for a failure."""
     if isinstance(failure, Refused):
         return api.Status(code=failure.code, message=failure.message)
     code = next((code for kind, code in _CODES if isinstance(failure, kind)), api.INTERNAL_SERVER_ERROR)
@@ -57,7 +57,7 @@ def status_of_failure(failure: Exception) -> api.Status:
 
 
 def joined_status(statuses: Sequence[api.Status]) -> api.Status:
-    """The status of a call with several entries: theirs, if all have the same code."""
+    """The status of a call with several entries: the entries' common status, if they all have the same code."""
     if not statuses:
         return api.Status(code=api.BAD_REQUEST, message="the request is empty: give it at least one entry")
     if len({each.code for each in statuses}) == 1:

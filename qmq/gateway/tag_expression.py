@@ -1,4 +1,4 @@
-"""Which tags a subscription wants: RocketMQ's tag expressions. Pure.
+"""Parses RocketMQ's tag expressions: the tags that a subscription wants. Pure.
 
 *  or nothing     every message
 a || b            messages with tag a or tag b
@@ -12,7 +12,7 @@ from qmq.proto.rocketmq import definition_pb2 as api
 
 
 def tags_of_expression(text: str) -> tuple[str, ...]:
-    """The tags, sorted; none for every message. Raises Refused."""
+    """The tags of an expression, sorted; empty if it accepts every message. Raises Refused."""
     stripped = text.strip()
     if stripped in ("", "*"):
         return ()

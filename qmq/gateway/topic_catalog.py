@@ -1,4 +1,4 @@
-"""Which subjects there are, and of what kind: what the gateway has to know of a topic before it sends to it or reads from it.
+"""The catalog of subjects and their kinds. The gateway needs a topic's kind before it sends to the topic or reads from it.
 
 A subject's kind never changes. An answer is kept for a while all the same, since a subject may be deleted, and another one created under
 its name.
@@ -22,7 +22,7 @@ LOGICAL_PARTITIONS: Final = 1_024
 
 @dataclass(frozen=True, slots=True)
 class Topic:
-    """A subject as the gateway sees it."""
+    """A subject with its kind."""
 
     subject: str
     is_ordered: bool
@@ -30,19 +30,19 @@ class Topic:
 
 
 class SubjectDirectory(Protocol):
-    """The part of a client's metadata that is needed here."""
+    """The part of a client's metadata that the catalog needs."""
 
     async def routes(self, subject: str, *, create: bool = False, delayed: bool = False) -> Placement:
-        """Raises UnknownSubject, NotConnected."""
+        """Where a subject's messages are. Raises UnknownSubject, NotConnected."""
         ...
 
     async def create_subject(self, config: SubjectConfig, *, partitions: int = 0) -> object:
-        """Raises SubjectExists."""
+        """Create a subject. Raises SubjectExists."""
         ...
 
 
 class TopicCatalog:
-    """`creates`: whether a message to an unknown topic creates it: ordered, if the message has a message group, or if `all_ordered`."""
+    """Finds topics. With `creates`, a message to an unknown topic creates it: ordered if it has a message group, or with `all_ordered`."""
 
     def __init__(
         self, directory: Callable[[], SubjectDirectory], monotonic_ms: Callable[[], int], *, creates: bool = True, all_ordered: bool = False
@@ -50,7 +50,7 @@ class TopicCatalog:
         self._directory, self._monotonic_ms = directory, monotonic_ms
         self.creates, self._all_ordered = creates, all_ordered
         self._known: dict[str, tuple[int, Topic]] = {}
-        """Until when an answer is believed, and the answer."""
+        """By subject: the time until which the cached answer holds, and the answer."""
 
     async def find(self, subject: str) -> Topic | None:
         """The topic; None if there is no such subject. Raises NotConnected, AccessDenied."""
@@ -64,7 +64,7 @@ class TopicCatalog:
             return None
 
     async def find_or_create(self, subject: str, *, is_fifo: bool) -> Topic:
-        """The topic, created if need be. Raises UnknownSubject if it may not be created, and as `find`."""
+        """Find the topic, or create it. Raises UnknownSubject if it may not be created, NotConnected, AccessDenied."""
         found = await self.find(subject)
         if found is not None:
             return found
@@ -77,7 +77,7 @@ class TopicCatalog:
         return self._keep(subject, await self._directory().routes(subject))
 
     def forget(self, subject: str) -> None:
-        """What is known of it turned out to be wrong."""
+        """Drop the cached answer: it is out of date."""
         self._known.pop(subject, None)
 
     def _keep(self, subject: str, placement: Placement) -> Topic:

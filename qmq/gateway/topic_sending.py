@@ -1,4 +1,4 @@
-"""What clients send: SendMessage and RecallMessage.
+"""Sends messages for clients: SendMessage and RecallMessage.
 
 Messages of one request are sent side by side, and those of many requests leave in one batch, as those of any producer do. A FIFO message's
 place behind the others of its group is that of its arrival here: a client sends the next one when it has the answer to the one before.
@@ -30,15 +30,15 @@ from qmq.proto.rocketmq import service_pb2 as calls
 
 
 class TopicSending:
-    """Sends with one client for all."""
+    """Serves sending and recalling, with one client for all callers."""
 
     def __init__(self, client: Client, catalog: TopicCatalog, config: GatewayConfig, clock: Clock) -> None:
         self._client, self._catalog, self._config, self._clock = client, catalog, config, clock
         self._halves: dict[str, DelayedProducer] = {}
-        """What sends half messages, by subject."""
+        """By subject: the producer of half messages."""
 
     async def send(self, request: calls.SendMessageRequest) -> calls.SendMessageResponse:
-        """Every entry has its own status, in the order of the request."""
+        """Send the messages of a request. Each entry has its own status, in the order of the request."""
         entries = await asyncio.gather(*[self._entry(each) for each in request.messages])
         return calls.SendMessageResponse(status=joined_status([each.status for each in entries]), entries=entries)
 
@@ -110,12 +110,12 @@ class TopicSending:
 
 
 def recall_handle(message_id: str, delayed_id: str) -> str:
-    """What recalls a delayed message."""
+    """The handle by which a client recalls a delayed message."""
     return base64.urlsafe_b64encode(f"{message_id} {delayed_id}".encode()).decode().rstrip("=")
 
 
 def parse_recall_handle(text: str) -> tuple[str, str]:
-    """The message's id at its client, and its delayed id. Raises CallerError."""
+    """The client's message id and the delayed id of a handle. Raises CallerError."""
     try:
         message_id, delayed_id = base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)).decode().split(" ")
     except (ValueError, binascii.Error):

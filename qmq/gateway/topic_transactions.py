@@ -1,4 +1,4 @@
-"""What decides transactions: EndTransaction, and asking producers about those that nobody decided.
+"""Decides transactions: serves EndTransaction, and asks producers about transactions without a decision.
 
 Every gateway that producers are connected to looks now and then for half messages that are old enough, and asks one of the producers of
 each one's topic by its Telemetry stream; the producer answers by EndTransaction. Two gateways may ask about the same transaction: its
@@ -28,11 +28,11 @@ from qmq.proto.rocketmq import service_pb2 as calls
 log = logging.getLogger("qmq.gateway")
 
 CHECKS_AT_ONCE = 10_000
-"""Half messages that one look considers at most; the oldest come first."""
+"""One look considers at most this many half messages, the oldest first."""
 
 
 class TopicTransactions:
-    """Of one gateway."""
+    """Decides the transactions of one gateway."""
 
     def __init__(self, client: Client, sessions: ClientSessions, clock: Clock, plan: CheckPlan) -> None:
         self._client, self._sessions, self._clock, self._plan = client, sessions, clock, plan
@@ -40,7 +40,7 @@ class TopicTransactions:
     # --- deciding ------------------------------------------------------------------------------------------------------
 
     async def end(self, request: calls.EndTransactionRequest) -> calls.EndTransactionResponse:
-        """Commit or roll back; again is harmless."""
+        """Commit or roll back a transaction. A repeated call changes nothing."""
         try:
             await self._decide(subject_of_topic(request.topic), request.transaction_id, request.resolution)
         except Exception as failure:
@@ -53,7 +53,7 @@ class TopicTransactions:
         try:
             await (self._commit(transaction_id) if wanted == api.COMMIT else self._client.delayed.cancel(transaction_id))
         except TooLate as failure:
-            # Somebody else decided in between, or its time is over: what it was says the log.
+            # Another call decided in between, or the transaction's time is over: the log says which.
             if await self._is_open(subject, transaction_id, wanted):
                 raise Refused(
                     api.INVALID_TRANSACTION_ID, f"transaction {transaction_id} is just rolled back: its time is over"
@@ -63,7 +63,7 @@ class TopicTransactions:
         await self._client.delayed.move(transaction_id, time_of(self._clock.time_ms()))
 
     async def _is_open(self, subject: str, transaction_id: str, wanted: api.TransactionResolution.ValueType) -> bool:
-        """Whether nothing was decided yet. Raises Refused if the opposite was, or there is no such transaction."""
+        """True if the transaction has no decision yet. Raises Refused if the opposite was decided, or if there is no such transaction."""
         try:
             found = await self._client.delayed.show(transaction_id)
         except (InvalidArgument, MessageNotFound) as failure:
@@ -75,7 +75,9 @@ class TopicTransactions:
     # --- asking --------------------------------------------------------------------------------------------------------
 
     async def look(self) -> None:
-        """Ask about what is old enough, and roll back what was asked about too often. Failures are logged: the next look comes."""
+        """Ask about transactions that are due, and roll back those with too many checks. Failures are logged, and the next look tries
+        again.
+        """
         if not self._sessions.has_producers:
             return
         try:
@@ -97,7 +99,7 @@ class TopicTransactions:
         self._plan.keep_only(halves)
 
     async def _ask(self, half: DelayedMessage) -> bool:
-        """Whether a producer was asked."""
+        """Ask a producer about the transaction. Returns False if no producer could be asked."""
         producers = self._sessions.producers_of(half.subject)
         if not producers:
             return False
