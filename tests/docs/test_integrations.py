@@ -12,7 +12,7 @@ from code_blocks import blocks_of, is_shown, printed_by
 from support import NodeProcess
 
 PAGES = sorted((Path(__file__).resolve().parents[2] / "docs" / "integrations").glob("*.md"))
-MODULES = {"celery": "celery", "http": "starlette", "taskiq": "taskiq", "dramatiq": "dramatiq", "fastapi": "fastapi"}
+MODULES = {"celery": "celery", "http": "starlette", "taskiq": "taskiq", "django": "django", "dramatiq": "dramatiq", "fastapi": "fastapi"}
 """What a page needs, beside QMQ."""
 PORT = "8089"
 """Of pages that start a server; the test takes a free one."""

@@ -96,8 +96,8 @@ def test_a_docstring_says_more_than_where_to_look() -> None:
 
 
 NAMED_FILE = re.compile(r"[\w/]+\.(?:py|proto|md)\b")
-EXAMPLE_FILES = {"test_it.py"}
-"""Of an example in a docstring."""
+EXAMPLE_FILES = {"test_it.py", "manage.py"}
+"""Of an example in a docstring; of every Django project."""
 
 
 def test_files_that_docstrings_and_pages_name_exist() -> None:
@@ -112,8 +112,8 @@ def test_files_that_docstrings_and_pages_name_exist() -> None:
 
 
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-SHARED_NAMES = {"connection", "dead_letters", "Connection"}
-"""The two ends of a connection; and a Spark job, whose module has its name."""
+SHARED_NAMES = {"admin", "connection", "dead_letters", "Connection"}
+"""The two ends of a connection; a Spark job, whose module has its name; and what Django looks for by this name."""
 
 
 def test_no_two_modules_or_public_classes_share_a_name() -> None:

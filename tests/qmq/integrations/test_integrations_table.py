@@ -13,6 +13,7 @@ PARTS = {
     "celery": ["kombu", "cluster_link.py"],
     "http": ["http", "cloud_event.py"],
     "taskiq": ["taskiq.py"],
+    "django": ["django"],
     "dramatiq": ["dramatiq.py", "cluster_link.py"],
     "fastapi": ["fastapi.py", "starlette.py", "server_sent_events.py"],
 }

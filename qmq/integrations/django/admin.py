@@ -1,0 +1,49 @@
+"""The outbox in Django's admin: what waits, what was set aside and why; retry and drop, as `qmq outbox` does."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+from django.contrib import admin, messages
+
+from qmq.integrations.django.models import OutboxEntry
+from qmq.sql.outbox_tables import ASIDE, WAITING
+
+
+@admin.register(OutboxEntry)
+class OutboxEntryAdmin(admin.ModelAdmin):
+    list_display = ("id", "subject", "key", "state", "attempts", "created", "last_error")
+    list_filter = ("state", "subject")
+    ordering = ("id",)
+    actions = ("retry",)
+    fields = ("id", "subject", "key", "tags", "headers", "text", "state", "attempts", "created", "due", "claimed_by", "last_error")
+    readonly_fields = fields
+
+    @admin.display(description="key")
+    def key(self, row: OutboxEntry) -> str:
+        return bytes(row.message_key or b"").decode(errors="replace")
+
+    @admin.display(description="body")
+    def text(self, row: OutboxEntry) -> str:
+        return bytes(row.body).decode(errors="replace")
+
+    @admin.display(description="created")
+    def created(self, row: OutboxEntry) -> datetime:
+        return datetime.fromtimestamp(row.create_time_ms / 1000, UTC)
+
+    @admin.display(description="due")
+    def due(self, row: OutboxEntry) -> datetime | None:
+        return None if row.due_ms is None else datetime.fromtimestamp(row.due_ms / 1000, UTC)
+
+    @admin.action(description="Send again what was set aside", permissions=["delete"])
+    def retry(self, request: Any, rows: Any) -> None:
+        count = rows.filter(state=ASIDE).update(state=WAITING, claimed_until=0)
+        self.message_user(request, f"{count} messages wait for the watchdog.", messages.SUCCESS)
+
+    def has_add_permission(self, request: Any) -> bool:
+        return False
+
+    def has_change_permission(self, request: Any, obj: Any = None) -> bool:
+        """Nobody changes a message; who may delete one may have it sent again."""
+        return False

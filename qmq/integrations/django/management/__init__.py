@@ -1,0 +1,1 @@
+"""Found by Django: `manage.py` takes its commands from here."""

@@ -1,0 +1,53 @@
+"""Listeners of a Django project: functions in the modules `listeners` of its applications, run by `manage.py qmq_listen`."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any, Final, TypeVar, Unpack
+
+from asgiref.sync import sync_to_async
+from django.db import close_old_connections
+
+from qmq.client.listening.listener_options import ListenerOptions
+
+_Handler = TypeVar("_Handler", bound=Callable[..., Any])
+
+registered: Final[list[tuple[str, Callable[..., Any], str, ListenerOptions]]] = []
+"""Subject, handler, group, options."""
+
+
+def listener(subject: str, group: str, **options: Unpack[ListenerOptions]) -> Callable[[_Handler], _Handler]:
+    """Register a function as a handler. As `Client.listener`, whose errors come when `qmq_listen` starts."""
+
+    def register(handler: _Handler) -> _Handler:
+        registered.append((subject, with_connections(handler), group, options))
+        return handler
+
+    return register
+
+
+def with_connections(handler: Callable[..., Any]) -> Callable[..., Any]:
+    """The handler, with connections to databases renewed around it, as Django does around a request."""
+    if inspect.iscoroutinefunction(handler):
+
+        @functools.wraps(handler)
+        async def handle(*positional: Any, **named: Any) -> Any:
+            await sync_to_async(close_old_connections)()
+            try:
+                return await handler(*positional, **named)
+            finally:
+                await sync_to_async(close_old_connections)()
+
+        return handle
+
+    @functools.wraps(handler)
+    def handle_in_thread(*positional: Any, **named: Any) -> Any:
+        close_old_connections()
+        try:
+            return handler(*positional, **named)
+        finally:
+            close_old_connections()
+
+    return handle_in_thread

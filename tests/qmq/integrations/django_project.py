@@ -1,0 +1,58 @@
+"""A Django project for the tests: its settings, and a command line (`python django_project.py COMMAND`)."""
+
+import os
+import sys
+
+from django.conf import settings
+
+
+def configure() -> None:
+    if settings.configured:
+        return
+    settings.configure(
+        SECRET_KEY="test",
+        USE_TZ=True,
+        ROOT_URLCONF="django_urls",
+        DATABASES={
+            "default": {
+                "ENGINE": "django.db.backends.sqlite3",
+                "NAME": os.environ.get("QMQ_TEST_DATABASE", ":memory:"),
+                "TEST": {"NAME": None},
+            }
+        },
+        INSTALLED_APPS=[
+            "django.contrib.admin",
+            "django.contrib.auth",
+            "django.contrib.contenttypes",
+            "django.contrib.messages",
+            "django.contrib.sessions",
+            "qmq.integrations.django",
+            "django_shop",
+        ],
+        MIDDLEWARE=[
+            "django.contrib.sessions.middleware.SessionMiddleware",
+            "django.contrib.auth.middleware.AuthenticationMiddleware",
+            "django.contrib.messages.middleware.MessageMiddleware",
+        ],
+        TEMPLATES=[
+            {
+                "BACKEND": "django.template.backends.django.DjangoTemplates",
+                "APP_DIRS": True,
+                "OPTIONS": {
+                    "context_processors": [
+                        "django.template.context_processors.request",
+                        "django.contrib.auth.context_processors.auth",
+                        "django.contrib.messages.context_processors.messages",
+                    ]
+                },
+            }
+        ],
+        QMQ={"SERVER": os.environ.get("QMQ_SERVER", "127.0.0.1:1"), "OPTIONS": {"state_dir": False}},
+    )
+
+
+if __name__ == "__main__":
+    from django.core.management import execute_from_command_line
+
+    configure()
+    execute_from_command_line(sys.argv)

@@ -1,0 +1,1 @@
+"""An application of the test project."""
