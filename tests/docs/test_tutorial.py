@@ -59,7 +59,9 @@ def test_a_chinese_page_has_the_english_page_s_code_in_its_order(name: str) -> N
     assert [each for each in translated if each not in rest] == []
 
 
-@pytest.mark.parametrize("name", ["LISTENERS.md", "DELIVERY.md", "OUTBOX.md", "CLI.md", "BROWSE.md", "TRANSFER.md"])
+@pytest.mark.parametrize(
+    "name", ["LISTENERS.md", "DELIVERY.md", "OUTBOX.md", "CLI.md", "BROWSE.md", "TRANSFER.md", "ORDERING.md", "DELAY.md"]
+)
 def test_a_whole_chinese_page_has_the_same_code_and_tables(name: str) -> None:
     english, chinese = ((ROOT / "docs" / folder / name).read_text() for folder in ("", "zh"))
     assert FENCES.findall(chinese) == FENCES.findall(english)
