@@ -12,7 +12,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from qmq.node.process_tuning import calm_collector, keep_freed_memory
+try:
+    from qmq.process_tuning import calm_collector, keep_freed_memory
+except ImportError:  # an older checkout, measured beside this one
+    from qmq.node.process_tuning import calm_collector, keep_freed_memory  # type: ignore[import-not-found, no-redef]
 
 
 class Node:

@@ -97,7 +97,7 @@ def dev(_: typer.Context, options: DevOptions) -> None:
 
 async def _serve(node: Node, options: DevOptions, *, has_console: bool) -> None:
     """Serve until a signal. With TLS there is no console: it must not act with the node's own certificate (`qmq console` takes another)."""
-    from qmq.node.process_tuning import calm_collector, tune_process
+    from qmq.process_tuning import calm_collector, tune_process
 
     tune_process()
     await node.start()

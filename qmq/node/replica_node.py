@@ -431,8 +431,8 @@ class ReplicaNode:
 
 async def run_replica(make: Callable[[], ReplicaNode], role: str = "broker") -> None:
     """Run the node that `make` returns until SIGINT or SIGTERM."""
-    from qmq.node.process_tuning import calm_collector, tune_process
     from qmq.node.role_process import until_signal
+    from qmq.process_tuning import calm_collector, tune_process
 
     tune_process()
     node = make()

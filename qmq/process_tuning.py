@@ -1,8 +1,7 @@
-"""Process settings for brokers and for a benchmark's clients. A library must not change them for its host."""
+"""Process settings of nodes, and of programs that `qmq.run` runs. Only who runs the process may change them."""
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import sys
 from typing import Final
@@ -30,6 +29,8 @@ def keep_freed_memory() -> None:
     """Make glibc keep large freed blocks: returning each to the kernel and faulting it in again costs a third of the speed."""
     if not sys.platform.startswith("linux"):
         return
+    import ctypes  # here, because a client that is not run by `qmq.run` needs none of it
+
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
         mallopt(_M_MMAP_THRESHOLD, _KEEP_BYTES)
