@@ -79,6 +79,8 @@ class RelayedConnection(asyncio.Protocol):
         self._relay = relay
         self._near: asyncio.Transport | None = None
         self._opening: asyncio.Task[None] | None = None
+        self._early = bytearray()
+        """What came before the socket to gRPC was open."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.peer = cast("asyncio.Transport", transport)  # uvloop's are none of asyncio's classes
@@ -93,11 +95,16 @@ class RelayedConnection(asyncio.Protocol):
             self._relay.failed(cause)
             self.peer.close()
             return
+        self._near.write(bytes(self._early))
+        self._early.clear()
         self.peer.resume_reading()
 
     def data_received(self, data: bytes) -> None:
         if self._near is not None:
             self._near.write(data)
+            return
+        self._early += data
+        self.peer.pause_reading()  # again: uvloop begins to read a connection without TLS after `connection_made`
 
     def pause_writing(self) -> None:
         if self._near is not None:

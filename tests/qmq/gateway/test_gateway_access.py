@@ -6,13 +6,14 @@ import asyncio
 import hashlib
 import hmac
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import grpc
 import pytest
+import uvloop
 from gateway_stub import CONFIG, GatewayStub, message
 from support import eventually, node_config, running
 
@@ -154,7 +155,13 @@ async def test_clients_come_by_tls(tmp_path: Path) -> None:
         assert (record["action"], record["principal"], record["result"]) == ("TLS handshake", "any:anonymous", "denied")
 
 
-async def test_where_tls_is_optional_both_come_to_one_port_and_nothing_else(tmp_path: Path) -> None:
+@pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop])
+def test_where_tls_is_optional_both_come_to_one_port(new_loop: Callable[[], asyncio.AbstractEventLoop], tmp_path: Path) -> None:
+    with asyncio.Runner(loop_factory=new_loop) as runner:
+        runner.run(_both_come_to_one_port_and_nothing_else(tmp_path))
+
+
+async def _both_come_to_one_port_and_nothing_else(tmp_path: Path) -> None:
     authority = create_authority(tmp_path / "certs")
     made = issue(tmp_path / "certs", "gateway", "node", ["127.0.0.1"])
     options = GatewayOptions(port=0, tls_cert=made.cert, tls_key=made.key, tls="optional")
