@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
@@ -185,7 +187,7 @@ async def _serve(options: GatewayOptions) -> int:
     import qmq
     from qmq.gateway.gateway_credentials import GatewayCredentials
     from qmq.gateway.gateway_metrics import GatewaySource
-    from qmq.gateway.gateway_server import GatewayServer
+    from qmq.gateway.gateway_server import GatewayServer, leave
     from qmq.metrics.readiness import Readiness
     from qmq.node.metering import serving
     from qmq.node.role_process import until_signal
@@ -194,7 +196,9 @@ async def _serve(options: GatewayOptions) -> int:
         return qmq.connect(options.server or None, token=token, state_dir=False)
 
     credentials = GatewayCredentials.load(options.credentials) if options.credentials is not None else None
-    async with connect() as mq:
+    async with AsyncExitStack() as ending:
+        mq = connect()
+        ending.push_async_callback(lambda: leave(mq.close()))
         found = GatewayServer(mq, options.config(), network=options.network(), credentials=credentials, connect=connect)
 
         http = options.http_server()
@@ -213,9 +217,7 @@ async def _serve(options: GatewayOptions) -> int:
         try:
             await until_signal(start)
         finally:
-            if http is not None:
-                await http.stop()
             if metrics is not None:
                 await metrics.stop()
-            await found.stop()
+            await asyncio.gather(found.stop(), *([leave(http.stop())] if http is not None else []))
     return 0

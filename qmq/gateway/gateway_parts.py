@@ -6,6 +6,7 @@ settles another's messages, and the cluster sees who asks.
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Callable
 
@@ -72,6 +73,11 @@ class GatewayIdentities:
 
     async def close(self) -> None:
         """End their clients."""
-        for each in self._parts.values():
-            await each.close()
-            await each.client.close()
+        await asyncio.gather(*map(_close, self.all))
+
+
+async def _close(parts: GatewayParts) -> None:
+    try:
+        await parts.close()
+    finally:
+        await parts.client.close()

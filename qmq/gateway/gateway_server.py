@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+import logging
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Final
 
 from qmq.client.client import Client
@@ -22,7 +23,11 @@ from qmq.rpc_server import rpc_server
 from qmq.security.audit import AuditLog
 from qmq.security.principal import ANONYMOUS
 
+log = logging.getLogger("qmq.gateway")
+
 STOP_GRACE_S: Final = 1.0
+LEAVE_S: Final = 4.0
+"""How long a gateway that stops tries to tell the cluster. Twice that and the grace are less than the 10 s that Docker gives a process."""
 BOUNDS: Final = RpcBounds(connections_max=SESSIONS_MAX, calls_max=SESSIONS_MAX)
 
 
@@ -105,11 +110,24 @@ class GatewayServer:
                 await each.transactions.look()
 
     async def stop(self) -> None:
-        """Answer what is under way for a moment, then give back what is in clients' hands, and leave the groups."""
+        """Answer what is under way for a moment, then give back what is in clients' hands, and leave the groups. A cluster that cannot be
+        reached is not waited for.
+        """
         if self._served is not None:
             await self._served.stop(STOP_GRACE_S)
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        await self.parts.close()
-        await self._identities.close()
+        await leave(self.parts.close(), self._identities.close())
+
+
+async def leave(*closing: Awaitable[None]) -> None:
+    """Close what works with the cluster, within `LEAVE_S`.
+
+    After that messages in clients' hands come again when their lease ends, and sends without an answer are their clients' to repeat.
+    """
+    try:
+        async with asyncio.timeout(LEAVE_S):
+            await asyncio.gather(*closing)
+    except TimeoutError:
+        log.warning("the cluster did not answer within %g s: what clients hold is received again when its lease ends", LEAVE_S)
