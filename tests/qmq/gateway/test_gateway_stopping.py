@@ -7,6 +7,7 @@ import asyncio
 import pytest
 from gateway_stub import gateway_on, message
 
+from qmq.errors import QmqError
 from qmq.gateway import gateway_server
 from qmq.gateway.gateway_server import leave
 from qmq.proto.rocketmq import definition_pb2 as api
@@ -23,8 +24,10 @@ async def test_a_gateway_stops_when_its_cluster_is_gone(monkeypatch: pytest.Monk
         assert await gateway.receive("orders", invisible_s=600, batch=1, wait_s=20)
         for name in [each for replicas in cluster.groups.values() for each in replicas]:
             await cluster.kill(name)
-        unanswered = asyncio.ensure_future(gateway.send(message("orders")))
+        unanswered = asyncio.ensure_future(gateway.mq.send("orders", b"unanswered"))
+        await asyncio.sleep(0)
         async with asyncio.timeout(STOPS_S):
             await gateway.gateway.stop()
             await leave(gateway.mq.close())
-        assert await asyncio.gather(unanswered, return_exceptions=True)
+        with pytest.raises(QmqError):
+            await unanswered
