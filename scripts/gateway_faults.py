@@ -30,7 +30,6 @@ def main() -> int:
     options.add_argument("--changes", type=int, default=0, help="splits, merges and moves of an ordered topic")
     options.add_argument("--kills", type=int, default=0, help="of gateways")
     options.add_argument("--failovers", type=int, default=0, help="of brokers: a master is killed")
-    options.add_argument("--pause", type=float, default=2.0, help="between two faults, seconds at most")
     options.add_argument("--seed", type=int, default=random.randrange(1, 1 << 31))
     chosen = options.parse_args()
     print(f"seed {chosen.seed}", flush=True)
@@ -42,7 +41,6 @@ def main() -> int:
         changes=chosen.changes,
         gateway_kills=chosen.kills,
         failovers=chosen.failovers,
-        pause_s=chosen.pause,
         seed=chosen.seed,
     )
     outcome = asyncio.run(run(wanted, lambda what: print(what, end=" ", flush=True)))

@@ -149,7 +149,20 @@ class Load:
         self._home = tempfile.mkdtemp(prefix="rocketmq-load-")
         self._errors = tempfile.TemporaryFile(mode="w+")  # noqa: SIM115 - the program's until its end
         command = ["java", "-Xmx1g", f"-Duser.home={self._home}", "-cp", str(JAR), str(PROGRAMS / "RocketmqLoad.java"), address]
-        self.process = subprocess.Popen([*command, *map(str, words)], stdout=subprocess.PIPE, stderr=self._errors, text=True)
+        pipe = subprocess.PIPE
+        self.process = subprocess.Popen([*command, *map(str, words)], stdin=pipe, stdout=pipe, stderr=self._errors, text=True)
+
+    def until_stored(self) -> None:
+        """Wait until a sender has stored the share that it may send."""
+        assert self.process.stdout is not None
+        if not self.process.stdout.readline().startswith("stored"):
+            raise RuntimeError("the sender ended before it had stored its messages")
+
+    def go_on(self) -> None:
+        """Let a sender send its next share."""
+        assert self.process.stdin is not None
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
 
     def end(self) -> None:
         """End it before its time."""
@@ -158,7 +171,12 @@ class Load:
 
     def result(self) -> dict[str, Any]:
         """What it prints at its end."""
-        out, _ = self.process.communicate()
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        out = self.process.stdout.read()
+        self.process.wait()
+        self.process.stdin.close()
+        self.process.stdout.close()
         shutil.rmtree(self._home, ignore_errors=True)
         self._errors.seek(0)
         errors = self._errors.read()

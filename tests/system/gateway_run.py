@@ -39,8 +39,6 @@ class GatewayRun:
     changes: int = 0
     gateway_kills: int = 0
     failovers: int = 0
-    pause_s: float = 2.0
-    """Between two faults, at most."""
     gateways: int = 2
     replicas: int = 3
     idle_s: int = 90
@@ -50,7 +48,9 @@ class GatewayRun:
 
 @dataclass(frozen=True, slots=True)
 class GatewayOutcome:
-    """What became of it. `resent`: sends whose answer the client did not get. `under_load`: faults that met a running sender."""
+    """What became of it. `resent`: sends whose answer the client did not get. `under_load`: faults that struck while messages were being
+    sent.
+    """
 
     sent: int
     resent: int
@@ -75,12 +75,12 @@ class Faults:
         self._cluster, self._mq, self._gateways, self._coin, self._say = cluster, mq, gateways, coin, say
         self._brokers = sorted(name for name in cluster.groups if name != "delay")
 
-    async def do(self, kind: str) -> None:
-        """One fault; returns when what was killed is there again."""
+    async def do(self, kind: str, struck: Callable[[], None]) -> None:
+        """One fault; calls `struck` when the harm is done, and returns when what was killed is there again."""
         self._say(kind)
-        await {"change": self._change, "gateway": self._kill_gateway, "failover": self._fail_over}[kind]()
+        await {"change": self._change, "gateway": self._kill_gateway, "failover": self._fail_over}[kind](struck)
 
-    async def _change(self) -> None:
+    async def _change(self, struck: Callable[[], None]) -> None:
         kind = self._coin.choice(KINDS)
         while True:
             try:
@@ -90,19 +90,22 @@ class Faults:
             except QmqError:
                 await asyncio.sleep(RETRY_S)
             else:
+                struck()
                 return
 
-    async def _kill_gateway(self) -> None:
+    async def _kill_gateway(self, struck: Callable[[], None]) -> None:
         at = self._coin.randrange(len(self._gateways))
         await asyncio.to_thread(self._gateways[at].kill)
+        struck()
         await asyncio.sleep(DOWN_S)
         self._gateways[at] = await asyncio.to_thread(Gateway, self._cluster.address, self._gateways[at].port)
 
-    async def _fail_over(self) -> None:
+    async def _fail_over(self, struck: Callable[[], None]) -> None:
         group = self._coin.choice(self._brokers)
         await self._cluster.until_master(group)
         master = self._cluster.master(group)
         await self._cluster.kill(master)
+        struck()
         await self._cluster.until_master(group, other_than=master)
         await asyncio.sleep(DOWN_S)
         await self._cluster.restart(master)
@@ -124,11 +127,12 @@ async def run(wanted: GatewayRun, say: Callable[[str], None] = lambda _: None) -
         loads: list[Load] = []
         try:
             addresses = ";".join(each.address for each in gateways)
-            loads.append(Load(addresses, "receive", TOPIC, "G", wanted.count, 8, 16, wanted.idle_s))
-            loads.append(Load(addresses, "send", TOPIC, wanted.count, wanted.bytes, wanted.at_once, wanted.groups))
-            receiving, sending = (asyncio.create_task(asyncio.to_thread(each.result)) for each in loads)
-            under_load = await _harm(Faults(cluster, mq, gateways, coin, say), kinds, wanted.pause_s, coin, sending)
-            sent, received = await sending, await receiving
+            receiver = Load(addresses, "receive", TOPIC, "G", wanted.count, 8, 16, wanted.idle_s)
+            loads.append(receiver)
+            sender = Load(addresses, "send", TOPIC, wanted.count, wanted.bytes, wanted.at_once, wanted.groups, len(kinds) + 1)
+            loads.append(sender)
+            under_load = await _harm(Faults(cluster, mq, gateways, coin, say), kinds, sender)
+            sent, received = await asyncio.gather(*[asyncio.to_thread(each.result) for each in (sender, receiver)])
         finally:
             for each in loads:
                 each.end()
@@ -149,11 +153,18 @@ async def run(wanted: GatewayRun, say: Callable[[str], None] = lambda _: None) -
     )
 
 
-async def _harm(faults: Faults, kinds: list[str], pause_s: float, coin: Random, sending: asyncio.Task[Any]) -> int:
-    """How many faults met a running sender."""
+async def _harm(faults: Faults, kinds: list[str], sender: Load) -> int:
+    """Each fault comes with a share of the messages that begins. Returns how many faults struck before their share was stored."""
     under_load = 0
+
+    def struck() -> None:
+        nonlocal under_load
+        under_load += not storing.done()
+
+    await asyncio.to_thread(sender.until_stored)
     for kind in kinds:
-        await asyncio.sleep(coin.uniform(0.0, pause_s))
-        under_load += not sending.done()
-        await faults.do(kind)
+        sender.go_on()
+        storing = asyncio.create_task(asyncio.to_thread(sender.until_stored))
+        await faults.do(kind, struck)
+        await storing
     return under_load

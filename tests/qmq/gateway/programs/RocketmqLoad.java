@@ -1,10 +1,12 @@
 // Load from RocketMQ's own Java client, for scripts/bench_gateway.py and scripts/gateway_faults.py.
 //
-//   java -cp JAR RocketmqLoad.java ADDRESS send TOPIC COUNT BYTES AT_ONCE GROUPS
+//   java -cp JAR RocketmqLoad.java ADDRESS send TOPIC COUNT BYTES AT_ONCE GROUPS [SHARES]
 //   java -cp JAR RocketmqLoad.java ADDRESS receive TOPIC GROUP COUNT THREADS BATCH IDLE_S
 //
 // A body begins with its number. With GROUPS, message n is of message group n % GROUPS, and a group's messages are sent one after another.
-// What is not acknowledged is sent again. At the end a line of JSON says what happened.
+// What is not acknowledged is sent again. With SHARES the sender says "stored" whenever such a part of all is stored, and begins the next
+// part when it reads a line: whoever runs it can so have something happen while messages are under way. At the end a line of JSON says what
+// happened.
 
 import java.nio.charset.StandardCharsets;
 import java.time.Duration;
@@ -12,6 +14,7 @@ import java.util.Arrays;
 import java.util.BitSet;
 import java.util.Collections;
 import java.util.List;
+import java.util.Scanner;
 import java.util.concurrent.Semaphore;
 import java.util.concurrent.atomic.AtomicInteger;
 import java.util.concurrent.atomic.AtomicLong;
@@ -38,6 +41,37 @@ public class RocketmqLoad {
         return (groups > 0 ? builder.setMessageGroup("group-" + number % groups) : builder).build();
     }
 
+    static final Object GATE = new Object();
+    static final AtomicInteger STORED = new AtomicInteger();
+    static int shareSize = Integer.MAX_VALUE;
+    static int sharesAllowed = 1;
+
+    /** Each line that is read allows one more share. */
+    static void readLines() {
+        Scanner lines = new Scanner(System.in);
+        while (lines.hasNextLine()) {
+            lines.nextLine();
+            synchronized (GATE) {
+                sharesAllowed++;
+                GATE.notifyAll();
+            }
+        }
+    }
+
+    static void waitForShare(int number) throws InterruptedException {
+        synchronized (GATE) {
+            while (number / shareSize >= sharesAllowed) {
+                GATE.wait();
+            }
+        }
+    }
+
+    static void stored() {
+        if (STORED.incrementAndGet() % shareSize == 0) {
+            System.out.println("stored");
+        }
+    }
+
     static void send(String address, String topic, int count, int bytes, int atOnce, int groups) throws Exception {
         long[] nanos = new long[count];
         AtomicInteger again = new AtomicInteger();
@@ -49,6 +83,7 @@ public class RocketmqLoad {
             } else {
                 Semaphore room = new Semaphore(atOnce);
                 for (int number = 0; number < count; number++) {
+                    waitForShare(number);
                     room.acquire();
                     sendUntilStored(producer, topic, number, bytes, nanos, again, room);
                 }
@@ -70,6 +105,7 @@ public class RocketmqLoad {
                 sendUntilStored(producer, topic, number, bytes, nanos, again, room);
             } else {
                 nanos[number] = System.nanoTime() - begun;
+                stored();
                 room.release();
             }
         });
@@ -83,6 +119,11 @@ public class RocketmqLoad {
             all[index] = new Thread(() -> {
                 for (int number = 0; number < count; number++) {
                     if (number % groups % threads == which) {
+                        try {
+                            waitForShare(number);
+                        } catch (InterruptedException interrupted) {
+                            return;
+                        }
                         long begun = System.nanoTime();
                         while (true) {
                             try {
@@ -94,6 +135,7 @@ public class RocketmqLoad {
                             }
                         }
                         nanos[number] = System.nanoTime() - begun;
+                        stored();
                     }
                 }
             });
@@ -126,7 +168,7 @@ public class RocketmqLoad {
                 workers[index] = new Thread(() -> {
                     while (distinct.get() < count && System.nanoTime() - newest.get() < idleSeconds * 1_000_000_000L) {
                         try {
-                            List<MessageView> found = consumer.receive(batch, Duration.ofSeconds(30));
+                            List<MessageView> found = consumer.receive(batch, Duration.ofSeconds(10));
                             for (MessageView each : found) {
                                 take(each, seen, last, distinct, again, disorder);
                                 first.compareAndSet(0, System.nanoTime());
@@ -175,6 +217,12 @@ public class RocketmqLoad {
 
     public static void main(String[] words) throws Exception {
         if (words[1].equals("send")) {
+            if (words.length > 7) {
+                shareSize = Integer.parseInt(words[3]) / Integer.parseInt(words[7]);
+                Thread reader = new Thread(RocketmqLoad::readLines);
+                reader.setDaemon(true);
+                reader.start();
+            }
             send(words[0], words[2], Integer.parseInt(words[3]), Integer.parseInt(words[4]), Integer.parseInt(words[5]),
                 Integer.parseInt(words[6]));
         } else {
