@@ -97,12 +97,11 @@ def _told(results: Any, work: Callable[..., Any], *words: Any) -> None:
 def _writer(options: dict[str, str], folder: str) -> Any:
     from pyspark_qmq.lake.catalogs import open_catalog
     from pyspark_qmq.lake.lake_writer import LakeOptions, LakeWriter
-    from pyspark_qmq.log_opening import address_of
     from pyspark_qmq.read_options import parse
 
     asked = parse({"subscribe": SUBJECT, "startingOffsets": "earliest", **options}, is_stream=True)
     catalog = open_catalog("lake", f"sqlite:///{folder}/catalog.db", f"file://{folder}/warehouse")
-    return LakeWriter(address_of(asked.where).open(), catalog, asked, LakeOptions()), catalog
+    return LakeWriter(catalog, asked, LakeOptions()), catalog
 
 
 def _drained(options: dict[str, str], count: int) -> tuple[float, float, float]:

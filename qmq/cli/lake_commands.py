@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
@@ -62,19 +63,36 @@ def follow(
     with _loaded():
         from pyspark_qmq.lake.catalogs import open_catalog
         from pyspark_qmq.lake.lake_writer import LakeOptions, LakeWriter
-        from pyspark_qmq.log_opening import address_of
 
         asked = source.parse()
         opened = open_catalog(catalog, catalog_uri, warehouse, properties or [])
-        log = address_of(asked.where).open()
+        writer = LakeWriter(opened, asked, LakeOptions(namespace))
         try:
-            writer = LakeWriter(log, opened, asked, LakeOptions(namespace))
             if once:
                 writer.drain(_told)
             else:
                 writer.run(_until_signal(), interval_s, _told)
         finally:
-            log.close()
+            writer.close()
+
+
+@app.command("migrate")
+def migrate(
+    folder: Annotated[Path, typer.Argument(help="A folder that `qmq spark archive --out` of an older version wrote.")],
+    catalog: Name = _NAME,
+    catalog_uri: Uri = "",
+    warehouse: Warehouse = "",
+    namespace: Namespace = _NAMESPACE,
+    properties: Properties = None,
+    as_json: Json = False,
+) -> None:
+    """Copy an archive of an older version into tables, once. Its subjects must have no tables yet; `follow` then goes on behind it."""
+    with _loaded():
+        from pyspark_qmq.lake.archive_migration import migrate
+        from pyspark_qmq.lake.catalogs import open_catalog
+
+        done = list(migrate(folder, open_catalog(catalog, catalog_uri, warehouse, properties or []), namespace))
+        show(f"migrated from {folder}", ("subject", "files", "rows"), done, as_json=as_json)
 
 
 @app.command("show")

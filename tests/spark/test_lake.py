@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 
@@ -13,11 +13,13 @@ import pyarrow.parquet as pq
 import pytest
 from publishing import change_route, create_ordered, send, send_ordered, until_in_files
 from pyiceberg.catalog import Catalog, load_catalog
-from pyspark_qmq.committed_log import CommittedLog
 from pyspark_qmq.lake import table_maintenance
+from pyspark_qmq.lake.data_folder import DataFolder
+from pyspark_qmq.lake.day_files import DayFile
 from pyspark_qmq.lake.lake_table import LakeTable, open_table
 from pyspark_qmq.lake.lake_writer import LakeOptions, LakeWriter, RoundResult
-from pyspark_qmq.log_opening import address_of
+from pyspark_qmq.lake.task_runner import TaskSource, write_tasks
+from pyspark_qmq.planning import ReadTask
 from pyspark_qmq.read_options import ReadOptions, parse
 from support import NodeProcess
 
@@ -33,15 +35,15 @@ class Lake:
     def __init__(self, catalog: Catalog, server: str) -> None:
         self.catalog = catalog
         self.server = server
-        self._logs: list[CommittedLog] = []
+        self._writers: list[LakeWriter] = []
 
     def asked(self, subject: str, **more: str) -> ReadOptions:
         return parse({"qmq.servers": self.server, "subscribe": subject, "startingOffsets": "earliest", **more}, is_stream=True)
 
     def writer(self, wanted: ReadOptions) -> LakeWriter:
-        log = address_of(wanted.where).open()
-        self._logs.append(log)
-        return LakeWriter(log, self.catalog, wanted, SMALL)
+        found = LakeWriter(self.catalog, wanted, SMALL)
+        self._writers.append(found)
+        return found
 
     def drain(self, wanted: ReadOptions) -> list[RoundResult]:
         done: list[RoundResult] = []
@@ -56,7 +58,7 @@ class Lake:
         return [each.decode() for each in self.rows(subject)["body"].to_pylist()]
 
     def close(self) -> None:
-        for each in self._logs:
+        for each in self._writers:
             each.close()
         self.catalog.close()
 
@@ -116,6 +118,20 @@ def test_of_two_writers_one_commits_and_the_other_begins_again(lake: Lake) -> No
 def test_files_of_a_refused_commit_are_deleted(lake: Lake, tmp_path: Path) -> None:
     test_of_two_writers_one_commits_and_the_other_begins_again(lake)
     assert len(list(tmp_path.rglob("*.parquet"))) == 2
+
+
+def test_what_a_writer_wrote_that_died_before_its_commit_is_in_the_table_once(lake: Lake) -> None:
+    send(lake.server, "orders", ["a"])
+
+    def dies(source: TaskSource, work: Sequence[ReadTask], folder: DataFolder) -> list[DayFile]:
+        write_tasks(source, work, folder)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        list(LakeWriter(lake.catalog, lake.asked("orders"), SMALL, run_tasks=dies).round())
+    assert lake.bodies("orders") == []
+    lake.drain(lake.asked("orders"))
+    assert lake.bodies("orders") == ["a"]
 
 
 def test_a_key_stays_in_order_through_a_split_and_a_merge(lake: Lake) -> None:

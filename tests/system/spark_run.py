@@ -14,6 +14,8 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from pyiceberg.catalog import Catalog, load_catalog
+from pyspark_qmq.lake.lake_schema import table_name
 
 from system.ordered_cluster import OrderedCluster, Shape, running_cluster
 from system.spark_driver import DriverProcess, kill_at_random
@@ -73,8 +75,9 @@ def archive_run(
     found: OrderedCluster, folder: Path, *, rows: int, changes: int, kills: int, seed: int, step: Step = lambda _: None
 ) -> Outcome:
     """A stream into the archive, its driver killed so often, beside a publisher; then what is in the archive."""
-    subject, out, table = f"flights.archive.{seed}", folder / "archive", source_rows(rows)
+    subject, table = f"flights.archive.{seed}", source_rows(rows)
     asyncio.run(create(found.server, subject))
+    lake = {"uri": f"sqlite:///{folder}/catalog.db", "warehouse": f"file://{folder}/warehouse"}
     words = [
         "-m",
         "pyspark_qmq.jobs.archive",
@@ -82,8 +85,10 @@ def archive_run(
         found.server,
         "--subject",
         subject,
-        "--out",
-        str(out),
+        "--catalog-uri",
+        lake["uri"],
+        "--warehouse",
+        lake["warehouse"],
         "--master",
         "local[2]",
         "-o",
@@ -92,22 +97,22 @@ def archive_run(
     publisher = Beside(lambda: publish(found.server, subject, table, changes, seed))
     driver = DriverProcess([*words, "--continuous", "0.2"], folder / "archive.log")
     try:
-        moments = kill_at_random(driver, kills, Random(seed), lambda: len(list(out.glob("_qmq/manifests/*.json"))), step)
+        moments = kill_at_random(driver, kills, Random(seed), lambda: len(list(folder.glob("warehouse/**/*.parquet"))), step)
         made = publisher.join()
         last = DriverProcess(words, folder / "archive.log")
         last.start()
         status = last.finish()
     finally:
         driver.kill()
-    wrong = [] if status in (0, 1) else [f"the last driver ended with {status}: {last.tail()}"]
-    wrong += archive_anomalies(out, table)
+    wrong = [] if status == 0 else [f"the last driver ended with {status}: {last.tail()}"]
+    wrong += archive_anomalies(load_catalog("lake", **lake), subject, table)
     return Outcome(rows, made, moments, wrong)
 
 
-def archive_anomalies(out: Path, table: list[Row]) -> list[str]:
-    """What any reader of Parquet finds: every row once, and per key in the order in which it was sent."""
-    columns = ["route_version", "partition", "sequence", "key", "body"]
-    found = pa.concat_tables([pq.ParquetFile(path).read(columns) for path in sorted(out.glob("data/**/*.parquet"))])
+def archive_anomalies(catalog: Catalog, subject: str, table: list[Row]) -> list[str]:
+    """What any reader of Iceberg finds: every row once, and per key in the order in which it was sent."""
+    columns = ("route_version", "partition", "sequence", "key", "body")
+    found = catalog.load_table(("qmq", table_name(subject))).scan(selected_fields=columns).to_arrow()
     lines = [body.decode() for body in found["body"].to_pylist()]
     wrong = anomalies(list(Counter(lines).items()), table)
     return wrong + order_anomalies(found)

@@ -16,7 +16,7 @@ from typing import Final
 from qmq.errors import InvalidArgument
 
 JOBS: Final[dict[str, str]] = {
-    "archive": "Archive new messages as Parquet files by subject and day, each exactly once.",
+    "archive": "Archive new messages in Iceberg tables, each exactly once.",
     "order_audit": "Check for each key that the log has the order of sending, across all routes.",
     "duplicates": "Find messages stored more than once, and gaps in sequences.",
     "lag_report": "Report the lag of consumer groups, and the time until messages were settled.",

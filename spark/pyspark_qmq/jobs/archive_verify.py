@@ -1,157 +1,163 @@
-"""Compares an archive with the log, queue by queue, for all archived messages that the log still has.
+"""Compares a table with the log, queue by queue, for all messages that both should have.
 
-Both sides are counted and fingerprinted over all columns. The archive is also checked for duplicate sequences, for files that differ from
-their manifests, and for a plain folder that differs from the archive. Messages deleted from the log can only be compared with the
-manifests.
+Both sides are counted and fingerprinted over all columns, in one action of Spark. Messages that retention deleted from the log can only be
+counted: the files must have as many rows as the table says.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
 
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for them
 
 from pyspark_qmq import offsets
-from pyspark_qmq.jobs import archive_files
-from pyspark_qmq.jobs.archive_compaction import Fingerprint, fingerprints, hash_of
-from pyspark_qmq.jobs.archive_disk import walk
-from pyspark_qmq.jobs.archive_manifest import Archive
-from pyspark_qmq.jobs.archive_ranges import Ranges, ends, overlap
-from pyspark_qmq.jobs.archive_stream import SELECTING, queues_of
-from pyspark_qmq.source_model import QueueKey
+from pyspark_qmq.jobs.archive_rows import snapshot_rows
+from pyspark_qmq.lake.lake_table import LakeTable
+from pyspark_qmq.source_model import QueueKey, SourceQueue
 from pyspark_qmq.source_schema import COLUMNS, default_schema
 
 SHOWN_MAX: Final = 10
 """Sequences shown in a counterexample."""
 
-_NOTHING: Final = Fingerprint(0, -1, -1, 0, 0)
+_QUEUE: Final = ("subject", "partition", "broker_group")
+
+
+@dataclass(frozen=True, slots=True)
+class Fingerprint:
+    """A set of rows of a queue, whatever their order: two sums of 32-bit halves of a hash over all columns.
+
+    Sums cannot overflow, and unlike XOR, duplicate rows do not cancel out.
+    """
+
+    rows: int = 0
+    repeated: int = 0
+    """Rows with a sequence that another row has."""
+    high: int = 0
+    low: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """One queue in the archive and in the log, over the range that both should have."""
+    """One queue in the table and in the log, over the range that both should have."""
 
     queue: QueueKey
-    archived: int
-    """The queue's rows in the archive."""
-    listed: int
-    """The queue's rows according to the manifests."""
-    repeated: int
-    """Rows with a duplicate sequence."""
     first: int
     """The first compared sequence."""
     end: int
-    """The end of the comparison (exclusive): the archive's end, or the log's if that is earlier."""
-    in_archive: Fingerprint
+    """The end of the comparison (exclusive): the table's position, or the log's end if that is earlier."""
+    in_table: Fingerprint
     in_log: Fingerprint
     is_log_shorter: bool
-    """Whether the log ends before the archive."""
-
-    @property
-    def gaps(self) -> int:
-        """Sequences without a row in the archive: unused sequences, directed copies, messages excluded by `-o tags`."""
-        return self.end - self.first - self.in_archive.rows
+    """Whether the log ends before the table."""
 
     @property
     def is_same(self) -> bool:
         """Whether the two sides are equal."""
-        return self.in_archive == self.in_log and not self.repeated and self.archived == self.listed and not self.is_log_shorter
+        return self.in_table == self.in_log and not self.in_table.repeated and not self.is_log_shorter
 
 
-def compare(spark: SparkSession, archive: Archive, files: Path, options: Mapping[str, str]) -> list[Compared]:
-    """Compare all queues that are selected and archived. Raises what the data source raises."""
-    known = {key: queue for key, queue in queues_of(options).items() if key in archive.covered}
-    kept = {key: ((queue.start, queue.end),) for key, queue in known.items()}
-    shared = overlap({key: archive.covered[key] for key in known}, kept)
-    rows = archive_files.read_files(spark, files, archive.files)
-    counts = _counts(rows)
-    in_archive = fingerprints(archive_files.within(rows, shared)) if shared else {}
-    in_log = fingerprints(log_rows(spark, options, shared)) if shared else {}
-    listed = _listed(archive)
-    found = []
-    for key, queue in sorted(known.items()):
-        both = shared.get(key, ((queue.end, queue.end),))
-        archived, repeated = counts.get(key, (0, 0))
-        found.append(
+@dataclass(frozen=True, slots=True)
+class ComparedTable:
+    subject: str
+    queues: list[Compared]
+    rows: int
+    """Rows in the table's files."""
+    listed: int
+    """Rows that the table's snapshot says."""
+    example: list[tuple[int, str]]
+    """The first differing sequences of the first queue that differs, with the difference."""
+
+    @property
+    def differing(self) -> list[Compared]:
+        return [each for each in self.queues if not each.is_same]
+
+    @property
+    def is_same(self) -> bool:
+        return not self.differing and self.rows == self.listed
+
+
+class Comparison:
+    """Compares tables with one log. `where`: the data source's options that name the log."""
+
+    def __init__(self, spark: SparkSession, where: Mapping[str, str]) -> None:
+        self._spark = spark
+        self._where = where
+
+    def compare(self, table: LakeTable, queues: Mapping[QueueKey, SourceQueue], starts: Mapping[QueueKey, int]) -> ComparedTable:
+        """Compare from `starts` on. Raises what the data source raises."""
+        positions = table.positions()
+        first = {key: max(queue.start, starts.get(key, 0)) for key, queue in queues.items()}
+        ends = {key: max(min(positions.get(key, 0), queue.end), first[key]) for key, queue in queues.items()}
+        rows = snapshot_rows(self._spark, table)
+        ours, theirs = self._within(rows, first, ends), self._log(first, ends)
+        sides = self._fingerprints(ours, theirs)
+        found = [
             Compared(
                 key,
-                archived,
-                listed.get(key, 0),
-                repeated,
-                both[0][0],
-                both[-1][1],
-                in_archive.get(key, _NOTHING),
-                in_log.get(key, _NOTHING),
-                ends(archive.covered)[key] > queue.end,
+                first[key],
+                ends[key],
+                sides.get(("table", key), Fingerprint()),
+                sides.get(("log", key), Fingerprint()),
+                positions.get(key, 0) > queue.end,
             )
+            for key, queue in sorted(queues.items())
+        ]
+        wrong = next((each for each in found if each.in_table != each.in_log), None)
+        listed = sum(each.file.record_count for each in table.iceberg.scan().plan_files())
+        return ComparedTable(table.subject, found, rows.count(), listed, _differing(ours, theirs, wrong.queue) if wrong else [])
+
+    def _log(self, first: Mapping[QueueKey, int], ends: Mapping[QueueKey, int]) -> DataFrame:
+        start, end = offsets.to_json(first), offsets.to_json(ends)
+        chosen = {
+            "assign": json.dumps({subject: list(queues) for subject, queues in end.items()}),
+            "startingOffsets": json.dumps(start),
+            "endingOffsets": json.dumps(end),
+        }
+        return self._spark.read.format("qmq").schema(default_schema(with_headers=True)).options(**self._where, **chosen).load()
+
+    def _within(self, rows: DataFrame, first: Mapping[QueueKey, int], ends: Mapping[QueueKey, int]) -> DataFrame:
+        listed = [(*key, first[key], ends[key]) for key in ends]
+        ranges = self._spark.createDataFrame(listed, "subject string, partition int, broker_group string, w_first bigint, w_end bigint")
+        held = rows.join(F.broadcast(ranges), list(_QUEUE), "inner")
+        return held.where("sequence >= w_first and sequence < w_end").select(*rows.columns)
+
+    def _fingerprints(self, ours: DataFrame, theirs: DataFrame) -> dict[tuple[str, QueueKey], Fingerprint]:
+        both = _hashed(ours, "table").unionAll(_hashed(theirs, "log"))
+        summed = both.groupBy("side", *_QUEUE).agg(
+            F.count("*"),
+            F.count("*") - F.count_distinct("sequence"),
+            F.sum(F.shiftright("hash", 32)),
+            F.sum(F.col("hash").bitwiseAND(F.lit(0xFFFFFFFF))),
         )
-    return found
+        return {(each[0], QueueKey(each[1], each[2], each[3])): Fingerprint(*each[4:]) for each in summed.collect()}
 
 
-def log_rows(spark: SparkSession, options: Mapping[str, str], wanted: Ranges) -> DataFrame:
-    """The rows of these ranges in the log, with all columns."""
-    where = {name: value for name, value in options.items() if name.lower().startswith("qmq.") or name.lower() in (*SELECTING, "path")}
-    first = offsets.to_json({key: found[0][0] for key, found in wanted.items()})
-    end = offsets.to_json(ends(wanted))
-    chosen = json.dumps({subject: list(queues) for subject, queues in end.items()})
-    reading = {**where, "assign": chosen, "startingOffsets": json.dumps(first), "endingOffsets": json.dumps(end)}
-    rows = spark.read.format("qmq").schema(default_schema(with_headers=True)).options(**reading).load()
-    has_holes = any(len(found) > 1 for found in wanted.values())
-    return archive_files.within(rows, wanted) if has_holes else rows
+def _hash() -> Column:
+    """Of a row over all columns, whatever the order of its headers."""
+    return F.xxhash64(*(F.array_sort(F.map_entries(name)) if name == "headers" else F.col(name) for name in COLUMNS)).alias("hash")
 
 
-def _counts(rows: DataFrame) -> dict[QueueKey, tuple[int, int]]:
-    counted = rows.groupBy("subject", "partition", "broker_group").agg(F.count("*"), F.count("*") - F.count_distinct("sequence"))
-    return {QueueKey(each[0], each[1], each[2]): (each[3], each[4]) for each in counted.collect()}
+def _hashed(rows: DataFrame, side: str) -> DataFrame:
+    return rows.select(F.lit(side).alias("side"), *_QUEUE, "sequence", _hash())
 
 
-def _listed(archive: Archive) -> dict[QueueKey, int]:
-    found: dict[QueueKey, int] = {}
-    for file in archive.files.values():
-        for within, extent in file.queues.items():
-            key = QueueKey.parse(file.subject, within)
-            found[key] = found.get(key, 0) + extent.rows
-    return found
-
-
-def wrong_files(archive: Archive, latest: Callable[[], Archive], files: Path, data: Path) -> list[tuple[str, str]]:
-    """Files that differ from their manifests, with the difference. `latest`: reads the archive again, because others may be writing."""
-    found = []
-    for file in archive.files.values():
-        path = files / file.path
-        if not path.is_file():
-            found.append((file.path, "gone"))
-        elif path.stat().st_size != file.size:
-            found.append((file.path, f"{path.stat().st_size} bytes, not {file.size}"))
-    shown = {str(each.relative_to(data)) for each in walk(data)}
-    before, behind = ({each.plain for each in seen.files.values()} for seen in (archive, latest()))
-    found += [(f"data/{each}", "not shown to plain readers") for each in sorted((before & behind) - shown)]
-    found += [(f"data/{each}", "shown to plain readers, but not in the archive") for each in sorted(shown - before - behind)]
-    return found
-
-
-def differing(spark: SparkSession, archive: Archive, files: Path, options: Mapping[str, str], wrong: Compared) -> list[tuple[int, str]]:
-    """The first differing sequences of a queue, with the difference."""
-    wanted: Ranges = overlap({wrong.queue: archive.covered[wrong.queue]}, {wrong.queue: ((wrong.first, wrong.end),)})
-    if not wanted:
-        return []
-    ours = archive_files.within(archive_files.read_files(spark, files, archive.files), wanted)
-    both = _by_sequence(ours, "ours").join(_by_sequence(log_rows(spark, options, wanted), "theirs"), "sequence", "full")
+def _differing(ours: DataFrame, theirs: DataFrame, queue: QueueKey) -> list[tuple[int, str]]:
+    both = _by_sequence(ours, queue, "ours").join(_by_sequence(theirs, queue, "theirs"), "sequence", "full")
     rows = both.where("not (ours <=> theirs)").orderBy("sequence").limit(SHOWN_MAX).collect()
     return [(each["sequence"], _how(each["ours_rows"], each["theirs_rows"])) for each in rows]
 
 
-def _by_sequence(rows: DataFrame, side: str) -> DataFrame:
+def _by_sequence(rows: DataFrame, queue: QueueKey, side: str) -> DataFrame:
+    is_queue = (F.col("partition") == queue.partition) & (F.col("broker_group") == queue.broker_group)
     summed = F.sum(F.col("hash").cast("decimal(38)")).alias(side)
-    return rows.select("sequence", hash_of(COLUMNS)).groupBy("sequence").agg(summed, F.count("*").alias(f"{side}_rows"))
+    return rows.where(is_queue).select("sequence", _hash()).groupBy("sequence").agg(summed, F.count("*").alias(f"{side}_rows"))
 
 
 def _how(ours: int | None, theirs: int | None) -> str:
     if not ours or not theirs:
-        return "only in the archive" if ours else "only in the log"
-    return f"{ours} times in the archive" if ours > 1 else "different"
+        return "only in the table" if ours else "only in the log"
+    return f"{ours} times in the table" if ours > 1 else "different"

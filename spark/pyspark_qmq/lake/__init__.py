@@ -1,9 +1,12 @@
-"""Subjects as Apache Iceberg tables, written without Spark: docs/LAKE.md says what is promised.
+"""Subjects as Apache Iceberg tables, written without Spark (jobs/archive.py: with it): docs/LAKE.md says what is promised.
 
 lake_schema.py       a table's columns, and its name
 positions.py         how far a table has each queue, and where a table keeps that
 day_files.py         record batches into Parquet files, one for each day
+data_folder.py       where data files go; executors get it pickled
 lake_table.py        one table: open, commit files with positions
+task_runner.py       who reads a round's tasks and writes its files: this process, or Spark's executors
 lake_writer.py       rounds: what is committed in the log and not in the table goes into it
 table_maintenance.py compaction, expiry, leftovers of crashes
+archive_migration.py archives of older versions into tables, once
 """

@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 from urllib.parse import unquote, urlparse
 
 import numpy as np
@@ -19,24 +19,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyiceberg.io import OutputStream
 
+from pyspark_qmq.lake.data_folder import DataFolder
 from pyspark_qmq.lake.lake_schema import SCHEMA, WITHOUT_BOUNDS
 
 ROW_GROUP_BYTES: Final = 32 << 20
 _DAY_US: Final = 86_400_000_000
 _DICTIONARY: Final = ["partition", "broker_group", "route_version", "logical_partition", "key", "tags.list.element", "epoch"]
 _STATISTICS: Final = [each for each in SCHEMA.names if each not in {name.split(".")[0] for name in WITHOUT_BOUNDS}]
-
-
-class OutputFiles(Protocol):
-    """Where files go; PyIceberg's FileIO, bound to a table."""
-
-    def location(self, name: str) -> str:
-        """The address of a data file of this name."""
-        ...
-
-    def create(self, location: str) -> OutputStream:
-        """A new file, to be written. Raises FileExistsError."""
-        ...
 
 
 class DayFile(NamedTuple):
@@ -69,13 +58,13 @@ class _OpenFile:
 
 
 class DayFiles:
-    """The files of one commit.
+    """Files of one commit.
 
-    `name`: unique to the commit; files of different days lie in different folders.
+    `name`: unique; files of different days lie in different folders.
     """
 
-    def __init__(self, output: OutputFiles, name: str) -> None:
-        self._output = output
+    def __init__(self, folder: DataFolder, name: str) -> None:
+        self._folder = folder
         self._name = name
         self._open: dict[int, _OpenFile] = {}
 
@@ -94,8 +83,8 @@ class DayFiles:
         found = self._open.get(day)
         if found is None:
             date = (datetime(1970, 1, 1, tzinfo=UTC) + timedelta(days=day)).date()
-            location = self._output.location(f"day={date.isoformat()}/{self._name}.parquet")
-            stream = self._output.create(location)
+            location = self._folder.location(f"day={date.isoformat()}/{self._name}.parquet")
+            stream = self._folder.create(location)
             writer = pq.ParquetWriter(
                 stream, SCHEMA, compression="zstd", compression_level=1, use_dictionary=_DICTIONARY, write_statistics=_STATISTICS
             )

@@ -6,8 +6,9 @@ another snapshot: two writers would both add the same messages. So each table ha
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from types import MappingProxyType
 from typing import Final
 
 from pyiceberg.catalog import Catalog
@@ -18,11 +19,11 @@ from pyiceberg.exceptions import (
     NoSuchTableError,
     TableAlreadyExistsError,
 )
-from pyiceberg.io import OutputStream
 from pyiceberg.table import Table
 from pyiceberg.transforms import DayTransform
 
 from pyspark_qmq.lake import positions
+from pyspark_qmq.lake.data_folder import DataFolder
 from pyspark_qmq.lake.lake_schema import SCHEMA, WITHOUT_BOUNDS, table_name
 from pyspark_qmq.lake.positions import Snapshot
 from pyspark_qmq.offsets import Offsets
@@ -30,6 +31,7 @@ from pyspark_qmq.source_model import QueueKey
 from qmq.errors import InvalidArgument, UnknownSubject
 
 SUBJECT: Final = "qmq.subject"
+NOTHING: Final[Mapping[str, str]] = MappingProxyType({})
 _RETRIES: Final = "commit.retry.num-retries"
 _OLD_METADATA: Final = {"write.metadata.delete-after-commit.enabled": "true", "write.metadata.previous-versions-max": "20"}
 """A commit every ten seconds would leave 8,640 metadata files a day."""
@@ -44,13 +46,10 @@ class LakeTable:
 
     # --- files ---------------------------------------------------------------------------------------------------------
 
-    def location(self, name: str) -> str:
-        """The address of a data file."""
-        return f"{self.iceberg.location().rstrip('/')}/data/{name}"
-
-    def create(self, location: str) -> OutputStream:
-        """A new data file. Raises FileExistsError."""
-        return self.iceberg.io.new_output(location).create()
+    @property
+    def folder(self) -> DataFolder:
+        """Where data files go."""
+        return DataFolder(f"{self.iceberg.location().rstrip('/')}/data", dict(self.iceberg.io.properties))
 
     def delete(self, locations: Iterable[str]) -> None:
         """Delete files that no snapshot names; one that is gone already is no error."""
@@ -72,8 +71,9 @@ class LakeTable:
 
         return positions.newest(self.subject, metadata.current_snapshot_id, snapshot, metadata.properties)
 
-    def commit(self, locations: Sequence[str], reached: Offsets) -> bool:
-        """Add files, and say how far the table is with them. Without files: say so in a table that has no snapshot yet.
+    def commit(self, locations: Sequence[str], reached: Offsets, properties: Mapping[str, str] = NOTHING) -> bool:
+        """Add files, and say how far the table is with them. Without files: say so in a table that has no snapshot yet. `properties`
+        are set on the table in the same commit.
 
         False if another snapshot came between: the files are deleted, and the table is read again. An answer that was lost counts as
         False, too; the files stay, and `positions` tell whether the commit is there.
@@ -81,7 +81,7 @@ class LakeTable:
         told = positions.encode(self.subject, reached)
         try:
             with self.iceberg.transaction() as change:
-                change.set_properties({positions.PROPERTY: told})
+                change.set_properties({**properties, positions.PROPERTY: told})
                 if locations:
                     change.add_files(list(locations), {positions.PROPERTY: told}, check_duplicate_files=False)
         except CommitFailedException:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import threading
-import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final, NamedTuple
@@ -16,16 +15,15 @@ from typing import Final, NamedTuple
 from pyiceberg.catalog import Catalog
 
 from pyspark_qmq.admission import Limit, admit
-from pyspark_qmq.columns import Projector
 from pyspark_qmq.committed_log import CommittedLog
-from pyspark_qmq.lake.day_files import DayFiles
-from pyspark_qmq.lake.lake_schema import COLUMNS
 from pyspark_qmq.lake.lake_table import LakeTable, open_table
-from pyspark_qmq.planning import Plan, ReadTask, ranges, tasks
+from pyspark_qmq.lake.task_runner import TaskRunner, TaskSource, write_tasks
+from pyspark_qmq.log_opening import address_of, forget, log_at
+from pyspark_qmq.planning import Plan, ranges, tasks
 from pyspark_qmq.read_options import ReadOptions
 from pyspark_qmq.read_ranges import look, starts
 from pyspark_qmq.source_model import ALL, QueueKey, SourceQueue, Topology
-from qmq.errors import Unavailable
+from qmq.errors import InvalidArgument, Unavailable
 
 log = logging.getLogger(__name__)
 
@@ -55,23 +53,28 @@ class LakeOptions:
 class LakeWriter:
     """Keeps the tables of the chosen subjects in step with the log. Used by one thread.
 
-    `new_name` gives each file a name of its own.
+    `run_tasks` writes the files; the commits are made here.
+
+    Raises InvalidArgument if the read selects messages or queues: a table has a subject whole.
     """
 
     def __init__(
         self,
-        committed: CommittedLog,
         catalog: Catalog,
         asked: ReadOptions,
         options: LakeOptions,
         *,
-        new_name: Callable[[], str] = lambda: uuid.uuid4().hex,
+        run_tasks: TaskRunner = write_tasks,
     ) -> None:
-        self._log = committed
+        if asked.selection != ALL or asked.choice.queues is not None:
+            raise InvalidArgument(
+                "a table has all messages of its subject: leave out tags, keys, includeDirected and assign; select as you read"
+            )
         self._catalog = catalog
         self._asked = asked
         self._options = options
-        self._new_name = new_name
+        self._run_tasks = run_tasks
+        self._source = TaskSource(address_of(asked.where), asked.skips_lost)
         self._tables: dict[str, LakeTable] = {}
 
     def round(self) -> Iterator[RoundResult]:
@@ -83,7 +86,7 @@ class LakeWriter:
             NotConnected: a broker group did not answer in time.
             LogDamaged: log or table do not hold together.
         """
-        topology = look(self._log, self._asked.choice)
+        topology = look(self._log(), self._asked.choice)
         for subject in sorted({key.subject for key in topology.queues}):
             found = self._subject_round(subject, _only(topology, subject))
             if found is not None:
@@ -109,10 +112,17 @@ class LakeWriter:
 
     def drain(self, report: Callable[[RoundResult], None]) -> None:
         """Rounds until the tables have what was committed when `drain` began. Raises as `round`."""
-        until = {key: queue.end for key, queue in look(self._log, self._asked.choice).queues.items()}
+        until = {key: queue.end for key, queue in look(self._log(), self._asked.choice).queues.items()}
         while any(self._reached(key) < end for key, end in until.items()):
             for done in self.round():
                 report(done)
+
+    def close(self) -> None:
+        """Close the log."""
+        forget(self._source.address)
+
+    def _log(self) -> CommittedLog:
+        return log_at(self._source.address)
 
     def _reached(self, key: QueueKey) -> int:
         return self._table(key.subject).positions().get(key, 0)
@@ -120,33 +130,22 @@ class LakeWriter:
     def _subject_round(self, subject: str, topology: Topology) -> RoundResult | None:
         table = self._table(subject)
         begin = self._begin(table, topology)
-        end = admit(topology, begin, Limit(bytes_max=self._options.round_bytes))
+        limit = Limit(self._asked.limit.rows_max, self._asked.limit.bytes_max or self._options.round_bytes)
+        end = admit(topology, begin, limit)
         wanted = ranges(begin, end, topology.queues, skips_lost=self._asked.skips_lost)
         if not wanted:
             return None
-        files = DayFiles(table, self._new_name())
-        try:
-            for task in tasks(self._log, topology, wanted, Plan(_PIECE_BYTES), ALL):
-                self._write(task, files)
-            made = files.close()
-        finally:
-            files.abandon()
+        work = tasks(self._log(), topology, wanted, Plan(_PIECE_BYTES), ALL)
+        made = self._run_tasks(self._source, list(work), table.folder)
         is_committed = table.commit([each.location for each in made], end)
         is_behind = any(end.get(key, 0) < queue.end for key, queue in topology.queues.items())
         return RoundResult(subject, sum(each.rows for each in made), len(made), is_behind, not is_committed)
-
-    def _write(self, task: ReadTask, files: DayFiles) -> None:
-        key, version = task.piece.queue, task.route_version
-        versions = {(key.subject, key.partition): version} if version is not None else {}
-        batches = self._log.read(task.piece, ALL, skips_lost=self._asked.skips_lost)
-        for batch in Projector(COLUMNS, routes=versions).convert(batches, task.piece):
-            files.write(batch)
 
     def _begin(self, table: LakeTable, topology: Topology) -> dict[QueueKey, int]:
         """The table's positions. A new table begins where the user says. A queue that came later is read from its beginning."""
         found = table.positions()
         if not found:
-            found = {key: at for key, at in starts(self._asked, topology.queues.values(), self._log).items() if at}
+            found = {key: at for key, at in starts(self._asked, topology.queues.values(), self._log()).items() if at}
             if found:
                 table.commit([], found)
         return found

@@ -88,7 +88,7 @@ def _rewrite(table: LakeTable, step: FileGroup) -> int:
     rows = pa.concat_tables([_read(table.iceberg, each) for each in step.files])
     if rows.num_rows != sum(each.record_count for each in step.files):
         raise LogDamaged(f"files of {step.day} hold {rows.num_rows} rows, and the table says {sum(f.record_count for f in step.files)}")
-    files = DayFiles(table, f"compacted-{uuid.uuid4().hex}")
+    files = DayFiles(table.folder, f"compacted-{uuid.uuid4().hex}")
     for batch in rows.sort_by([(name, "ascending") for name in ORDER]).to_batches():
         files.write(batch)
     made = files.close()

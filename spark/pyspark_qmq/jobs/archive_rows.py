@@ -1,0 +1,35 @@
+"""An archive's rows, as Spark reads them: the Parquet files of one snapshot of a subject's Iceberg table."""
+
+from __future__ import annotations
+
+from pyiceberg.catalog import Catalog
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for them
+from pyspark.sql.types import StructType
+
+from pyspark_qmq.lake.lake_table import LakeTable, find_table
+from pyspark_qmq.source_schema import default_schema
+from qmq.errors import InvalidArgument
+
+
+def read_archive(spark: SparkSession, catalog: Catalog, subject: str, namespace: str = "qmq") -> DataFrame:
+    """The messages of a subject's table as it is now, with all columns of the log.
+
+    The DataFrame has the files of one snapshot: repeated use gives the same rows, until `qmq lake expire` forgets that snapshot. Spark
+    itself must reach the files: an object store needs Hadoop's connector for it.
+
+    Raises UnknownSubject if there is no table; InvalidArgument as `snapshot_rows`.
+    """
+    return snapshot_rows(spark, find_table(catalog, namespace, subject))
+
+
+def snapshot_rows(spark: SparkSession, table: LakeTable) -> DataFrame:
+    """The rows of the snapshot that `table` has loaded. Raises InvalidArgument if another engine deleted single rows of it."""
+    files = list(table.iceberg.scan().plan_files())
+    if any(each.delete_files for each in files):
+        raise InvalidArgument(f"the table of {table.subject!r} has deleted rows, which a reader of its files would see: read it by Iceberg")
+    columns = default_schema(with_headers=True)
+    stored = StructType([each for each in columns.fields if each.name != "subject"])
+    paths = [each.file.file_path for each in files]
+    rows = spark.read.schema(stored).parquet(*paths) if paths else spark.createDataFrame([], stored)
+    return rows.withColumn("subject", F.lit(table.subject)).select(*columns.names)

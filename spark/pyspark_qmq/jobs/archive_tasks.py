@@ -1,0 +1,27 @@
+"""Spark's executors as the runner of a lake writer's tasks: they write Parquet files and tell the driver, which commits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pyspark.sql import SparkSession
+
+from pyspark_qmq.lake.data_folder import DataFolder
+from pyspark_qmq.lake.day_files import DayFile
+from pyspark_qmq.lake.task_runner import TaskSource, write_tasks
+from pyspark_qmq.planning import ReadTask
+
+
+class SparkTasks:
+    """A `TaskRunner`. A file of an attempt that failed, or that another attempt overtook, is in no commit."""
+
+    def __init__(self, spark: SparkSession) -> None:
+        self._context = spark.sparkContext
+        self.cores = self._context.defaultParallelism
+
+    def __call__(self, source: TaskSource, work: Sequence[ReadTask], folder: DataFolder) -> list[DayFile]:
+        """One Spark task for each core; a task makes one file for each day. Raises PySparkException."""
+        count = min(len(work), self.cores)
+        parts = [work[at::count] for at in range(count)]
+        rows = self._context.parallelize(parts, count)
+        return rows.flatMap(lambda part: write_tasks(source, part, folder)).collect()

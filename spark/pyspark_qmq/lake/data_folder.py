@@ -1,0 +1,27 @@
+"""Where a table's data files go, also from other processes: a value that can be pickled, as PyIceberg's own storage cannot."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from pyiceberg.io import OutputStream, load_file_io
+
+
+@dataclass(frozen=True, slots=True)
+class DataFolder:
+    """The folder of a table's data files.
+
+    `properties` are PyIceberg's for the storage. They may hold its keys, so that executors can write.
+    """
+
+    root: str
+    properties: Mapping[str, str]
+
+    def location(self, name: str) -> str:
+        """The address of a data file of this name."""
+        return f"{self.root}/{name}"
+
+    def create(self, location: str) -> OutputStream:
+        """A new file, to be written. Raises FileExistsError."""
+        return load_file_io(dict(self.properties), location).new_output(location).create()
