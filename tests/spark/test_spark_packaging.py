@@ -54,8 +54,8 @@ def test_a_lock_that_has_spark_has_all_of_it(file: str) -> None:
 
 
 def test_both_locks_have_the_same_versions() -> None:
-    def pins(file: str) -> set[str]:
-        return set(re.findall(r"^[\w.-]+(?:\[[\w,-]+\])?==[^ ]+", (ROOT / file).read_text(), re.MULTILINE))
+    def pins(file: str) -> set[tuple[str, str]]:
+        return set(re.findall(r"^([\w.-]+)(?:\[[\w,-]+\])?==([^ ]+)", (ROOT / file).read_text(), re.MULTILINE))
 
     assert pins("requirements-spark.lock") <= pins("requirements.lock")
 

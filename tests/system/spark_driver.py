@@ -11,6 +11,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from random import Random
 
+QUICK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+"""A compiler and a collector of Java for short lives."""
 ROOT = Path(__file__).resolve().parents[2]
 END_S = 900.0
 LOOK_S = 0.02
@@ -29,7 +31,11 @@ class DriverProcess:
         path = os.pathsep.join([str(ROOT / "tests"), str(ROOT / "tests" / "spark"), os.environ.get("PYTHONPATH", "")])
         with self.log.open("ab") as out:
             self._process = subprocess.Popen(
-                [sys.executable, *self.words], stdout=out, stderr=out, start_new_session=True, env={**os.environ, "PYTHONPATH": path}
+                [sys.executable, *self.words],
+                stdout=out,
+                stderr=out,
+                start_new_session=True,
+                env={**os.environ, "PYTHONPATH": path, "JAVA_TOOL_OPTIONS": QUICK},
             )
 
     @property

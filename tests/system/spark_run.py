@@ -26,6 +26,8 @@ SECURED_SHAPE = Shape(etcds=3, metas=1, groups=2, replicas=3)
 """Of docker-compose.secure.yml."""
 TESTS = Path(__file__).resolve().parents[1]
 FILES_PER_KILL = 20
+COMMITS_PER_KILL = 10
+"""Enough that no life comes to the end of them."""
 
 Step = Callable[[str], None]
 
@@ -92,7 +94,7 @@ def archive_run(
         "--master",
         "local[2]",
         "-o",
-        f"maxOffsetsPerTrigger={max(rows // 60, 500)}",
+        f"maxOffsetsPerTrigger={rows // (COMMITS_PER_KILL * (kills + 1))}",
     ]
     publisher = Beside(lambda: publish(found.server, subject, table, changes, seed))
     driver = DriverProcess([*words, "--continuous", "0.2"], folder / "archive.log")

@@ -21,7 +21,7 @@ ROWS = 30_000 if forms.FORM == "all" else 10_000
 @pytest.mark.long
 def test_a_stream_whose_driver_is_killed_archives_each_row_once_across_route_changes(tmp_path: Path) -> None:
     with cluster(tmp_path, secure=SECURE) as found:
-        outcome = archive_run(found, tmp_path, rows=2 * ROWS, changes=3 * KILLS, kills=KILLS, seed=1)
+        outcome = archive_run(found, tmp_path, rows=ROWS, changes=3 * KILLS, kills=KILLS, seed=1)
     assert not outcome.anomalies, outcome.anomalies[:20]
     assert outcome.changes == 3 * KILLS
     assert sum(outcome.moments.values()) == KILLS
