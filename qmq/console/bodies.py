@@ -17,10 +17,10 @@ from qmq.console.console_config import MaskRule
 
 MASK: Final = "•••"
 READ_BYTES_MAX: Final = 1 << 20
-"""A larger body is shown as hex or text, and not read as fields."""
+"""The console shows a larger body as hex or text, and does not read its fields."""
 SHOWN_CHARS_MAX: Final = 64 * 1024
 _PACKED: Final = frozenset((*range(0x80, 0xA0), 0xDC, 0xDD, 0xDE, 0xDF))
-"""First bytes of a MessagePack map or array."""
+"""The first bytes of a MessagePack map or array."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,17 +35,17 @@ class BodyView:
 
     @property
     def line(self) -> str:
-        """The beginning, in one line."""
+        """The beginning of the body, in one line."""
         return " ".join(self.text[:400].split())[:200]
 
 
 def masked_fields(rules: Sequence[MaskRule], subject: str) -> frozenset[str]:
-    """Which fields of a subject's bodies are masked, in small letters."""
+    """The names of the fields that are masked in a subject's bodies, in lower case."""
     return frozenset(rule.field.lower() for rule in rules if subject.startswith(rule.subject_prefix))
 
 
 def body_view(body: bytes, masked: Collection[str] = ()) -> BodyView:
-    """How a body is shown."""
+    """Decode a body for display, without the values of masked fields."""
     if not body:
         return BodyView("empty", "", 0)
     read = _fields_of(body)
@@ -76,7 +76,7 @@ def _flat(body: bytes) -> BodyView:
     try:
         text = body[: 4 * SHOWN_CHARS_MAX].decode()
     except UnicodeDecodeError as failure:
-        # A cut at the end of the part that is looked at may fall into a character.
+        # The cut may split a character.
         is_cut_there = len(body) > 4 * SHOWN_CHARS_MAX and failure.start > 4 * SHOWN_CHARS_MAX - 4
         text = body[: failure.start].decode() if is_cut_there else ""
     strange = sum(not (each.isprintable() or each in "\n\r\t") for each in text[:1000])
@@ -99,12 +99,12 @@ def _masked(value: Any, masked: Collection[str]) -> Any:
 
 
 def _leaf(value: Any) -> str:
-    """What JSON has no form for: MessagePack's bytes, times and extensions."""
+    """The text of a MessagePack value that JSON cannot hold: bytes, times and extensions."""
     return "hex:" + value.hex() if isinstance(value, bytes) else str(value)
 
 
 def text_or_hex(data: bytes) -> str:
-    """A key or a header's value: as text, or as hex:00ff."""
+    """A key or a header's value: as text, or as hex:00ff if it is not text."""
     try:
         return data.decode()
     except UnicodeDecodeError:

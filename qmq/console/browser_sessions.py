@@ -25,7 +25,7 @@ SESSIONS_MAX: Final = 1_000
 
 @dataclass(slots=True, eq=False)
 class BrowserSession:
-    """One browser. `token` is None for who acts with the console's own credentials."""
+    """One browser. `token` is None if the session acts with the console's own credentials."""
 
     id: str
     csrf: str
@@ -34,36 +34,36 @@ class BrowserSession:
     began_s: float
     seen_s: float
     shown: ShownToken | None = None
-    """With the login mode "oidc": the token, which is renewed."""
+    """In the login mode "oidc": the token, which the console renews."""
     notes: list[str] = field(default_factory=list)
-    """Said once, on the next page."""
+    """Notes that the next page shows once."""
 
     def is_csrf(self, given: str) -> bool:
-        """Whether a form came from one of this session's pages."""
+        """True if the form came from one of this session's pages."""
         return hmac.compare_digest(self.csrf.encode(), given.encode())
 
     def taken_notes(self) -> list[str]:
-        """The notes, which are gone then."""
+        """Return the notes and forget them."""
         found, self.notes = self.notes, []
         return found
 
 
 class Sessions:
-    """All of them, the one that was seen longest ago first. `monotonic_s` and `make_secret` are handed in."""
+    """All sessions, in the order in which they were last seen, oldest first. `monotonic_s` and `make_secret` are handed in."""
 
     def __init__(self, monotonic_s: Callable[[], float], make_secret: Callable[[], str] = lambda: secrets.token_urlsafe(32)) -> None:
         self._monotonic_s, self._make_secret = monotonic_s, make_secret
         self._by_id: dict[str, BrowserSession] = {}
 
     def open(self, token: str | None, caller: ConsoleCaller, shown: ShownToken | None = None) -> BrowserSession:
-        """A new one."""
+        """Open a session."""
         now_s = self._monotonic_s()
         made = BrowserSession(self._make_secret(), self._make_secret(), token, caller, now_s, now_s, shown)
         self._by_id[made.id] = made
         return made
 
     def find(self, session_id: str) -> BrowserSession | None:
-        """The session of a cookie, if it still holds."""
+        """The session of a cookie; None if it ended or never existed."""
         found = self._by_id.get(session_id)
         now_s = self._monotonic_s()
         if found is None or _is_over(found, now_s):
@@ -76,7 +76,7 @@ class Sessions:
         self._by_id.pop(session.id, None)
 
     def ended(self) -> list[BrowserSession]:
-        """Forget those that are over, and those that are too many; whoever they were."""
+        """Remove and return the sessions that have expired, and the oldest ones above SESSIONS_MAX."""
         now_s = self._monotonic_s()
         found = [each for each in self._by_id.values() if _is_over(each, now_s)]
         rest = [each for each in self._by_id.values() if not _is_over(each, now_s)]
@@ -86,7 +86,7 @@ class Sessions:
         return found
 
     def callers(self) -> set[ConsoleCaller]:
-        """Those that a session still uses."""
+        """The callers that at least one session uses."""
         return {each.caller for each in self._by_id.values()}
 
 

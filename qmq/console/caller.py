@@ -1,4 +1,4 @@
-"""Who asks the cluster on behalf of a session: a `qmq.Client` with that session's credential, and what it saw last."""
+"""A caller asks the cluster on behalf of a session: a `qmq.Client` with the session's credential, and the last looks at the cluster."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ if TYPE_CHECKING:
     from qmq.client.client import Client
 
 SUBJECTS_MAX: Final = 50
-"""Subjects that are watched one by one; of more, the one that was asked for longest ago is forgotten."""
+"""A caller watches at most this many subjects; for one more, it forgets the subject that was requested longest ago."""
 
 
 JOBS_MAX: Final = 20
-"""Jobs that are over and still shown."""
+"""A caller keeps at most this many finished jobs."""
 
 
 class ConsoleCaller:
-    """One identity. `close` ends its connections."""
+    """One identity towards the cluster. `close` ends its connections."""
 
     def __init__(self, client: Client, monotonic_s: Callable[[], float], wall_s: Callable[[], float]) -> None:
         self.client = client
@@ -30,7 +30,7 @@ class ConsoleCaller:
         self._subjects: dict[str, ClusterWatch] = {}
         self._principal: str | None = None
         self.jobs: list[ReplayJob] = []
-        """The newest first."""
+        """The jobs, the newest first."""
 
     def _watch(self, subject: str) -> ClusterWatch:
         async def look(now_s: float, before: ClusterLook | None) -> ClusterLook:
@@ -39,7 +39,7 @@ class ConsoleCaller:
         return ClusterWatch(look, self._monotonic_s, self._wall_s)
 
     def subject_watch(self, subject: str) -> ClusterWatch:
-        """Of one subject."""
+        """The watch of one subject; the first request makes it."""
         found = self._subjects.pop(subject, None) or self._watch(subject)
         self._subjects[subject] = found
         while len(self._subjects) > SUBJECTS_MAX:
@@ -47,13 +47,13 @@ class ConsoleCaller:
         return found
 
     def start_job(self, job: ReplayJob) -> ReplayJob:
-        """Keep a job, and forget the oldest that are over."""
+        """Keep a job, and forget the oldest finished jobs."""
         over = [each for each in self.jobs if each.state != "running"][JOBS_MAX:]
         self.jobs = [job, *[each for each in self.jobs if each not in over]]
         return job
 
     async def principal(self) -> str:
-        """Who the cluster takes this for. Raises NotAuthenticated, NotConnected."""
+        """The principal that the cluster sees for this caller. Raises NotAuthenticated, NotConnected."""
         if self._principal is None:
             self._principal = (await self.client.access.whoami()).principal
         return self._principal

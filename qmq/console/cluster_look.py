@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class SubjectFigures:
-    """A subject's queues together. `produced` counts all messages ever stored."""
+    """The sums over a subject's queues. `produced` counts all messages ever stored."""
 
     name: str
     order: str
@@ -36,7 +36,9 @@ class SubjectFigures:
 
 @dataclass(frozen=True, slots=True)
 class ClusterLook:
-    """What was seen. `monotonic_s` is the reader's clock, `took_s` how long the look took. Groups: the one that is most behind first."""
+    """What one look found. `monotonic_s` is the reader's clock, `took_s` how long the look took. The groups with the largest lag come
+    first.
+    """
 
     monotonic_s: float
     took_s: float = 0.0
@@ -44,12 +46,12 @@ class ClusterLook:
     subjects: tuple[SubjectFigures, ...] = ()
     groups: tuple[ConsumerGroupFacts, ...] = ()
     missing: dict[str, str] = field(default_factory=dict)
-    """By what could not be read: why."""
+    """By part that could not be read: the reason."""
     findings: tuple[Finding, ...] = ()
 
     @property
     def is_well(self) -> bool:
-        """Whether nothing is worse than a notice, and everything could be read."""
+        """True if nothing is worse than a notice, and everything could be read."""
         return not self.missing and (worst(self.findings) or Severity.NOTICE) <= Severity.NOTICE
 
     @property
@@ -70,7 +72,7 @@ class ClusterLook:
 
 
 async def look_at_cluster(mq: Client, now_s: float, before: ClusterLook | None) -> ClusterLook:
-    """Everything. `before` is the last look, if there was one."""
+    """Look at the whole cluster. `before` is the last look, if there was one."""
     loop = asyncio.get_running_loop()
     begun_s = loop.time()
     snapshot = await read_snapshot(mq.metadata)
@@ -81,7 +83,7 @@ async def look_at_cluster(mq: Client, now_s: float, before: ClusterLook | None) 
 
 
 async def look_at_subject(mq: Client, subject: str, now_s: float) -> ClusterLook:
-    """One subject and its groups, which costs little however many others there are."""
+    """Look at one subject and its groups. The cost does not depend on the number of other subjects."""
     loop, metadata, missing = asyncio.get_running_loop(), mq.metadata, dict[str, str]()
     begun_s = loop.time()
     groups: list[ConsumerGroupFacts] = []
@@ -112,7 +114,7 @@ def _figures(found: tuple[SubjectFacts, ...]) -> tuple[SubjectFigures, ...]:
 
 
 def subject_figures(found: SubjectFacts) -> SubjectFigures:
-    """Sums over the queues."""
+    """Sum up a subject's queues."""
     return SubjectFigures(
         found.subject,
         found.order,
@@ -130,7 +132,7 @@ def _behind_first(found: tuple[ConsumerGroupFacts, ...]) -> tuple[ConsumerGroupF
 
 @dataclass(frozen=True, slots=True)
 class LookRates:
-    """Between two looks: messages a second that were stored, and that groups finished; and each subject's."""
+    """Messages a second between two looks: stored, and finished by groups; for the cluster and for each subject."""
 
     stored: float = 0.0
     done: float = 0.0
@@ -138,12 +140,12 @@ class LookRates:
 
 
 def rate(now: int, before: int | None, seconds: float) -> float:
-    """A second, between two counts; 0 if the earlier one is missing or they went back."""
+    """The rate per second between two counts; 0 if the earlier count is missing or larger."""
     return max(now - before, 0) / seconds if before is not None and seconds > 0 else 0.0
 
 
 def rates(now: ClusterLook, before: ClusterLook | None) -> LookRates:
-    """Pure."""
+    """The rates between two looks. Pure."""
     if before is None:
         return LookRates()
     seconds = now.monotonic_s - before.monotonic_s

@@ -1,4 +1,4 @@
-"""*Cluster*: broker groups, replicas, epochs and positions; hand a mastership over, drain a group, resume it."""
+"""*Cluster*: broker groups, replicas, epochs and positions; a person can transfer a mastership, drain a group and resume it."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from qmq.model import check_name
 
 
 async def show_cluster(page: ConsolePage) -> Response:
-    """All broker groups and delay groups."""
+    """Show all broker groups and delay groups."""
     look = await page.caller.watch.latest()
     return await page.render("cluster.html", look=look, command=command("cluster", "status"), make_command=command)
 
 
 async def act_on_group(page: ConsolePage) -> Response:
-    """Transfer, drain or resume one. What takes messages away from a group asks for its name."""
+    """Transfer, drain or resume one group. An action that takes messages away from a group requires the group's name as confirmation."""
     form, group = await page.form(), check_name("broker group", page.request.path_params["group"])
     verb, to = form.get("verb", ""), form.get("to", "").strip()
     if verb != "resume" and form.get("confirm", "").strip() != group:

@@ -25,10 +25,10 @@ POINTS_MAX: Final = 900
 
 @dataclass(frozen=True, slots=True)
 class CurvePoint:
-    """What curves show of one look."""
+    """The values of one look that curves show."""
 
     time_s: float
-    """Since 1970."""
+    """Seconds since 1970."""
     stored: float
     done: float
     lag: int
@@ -36,7 +36,7 @@ class CurvePoint:
 
 
 class ClusterWatch:
-    """Looks when it is asked and the last look is too old. `wall_s` is the time of day, `monotonic_s` measures rests."""
+    """Looks at the cluster on request, if the last look is too old. `wall_s` is the time of day, `monotonic_s` measures the rests."""
 
     def __init__(
         self,
@@ -49,21 +49,21 @@ class ClusterWatch:
         self._before: ClusterLook | None = None
         self._under_way: asyncio.Task[ClusterLook] | None = None
         self.asked_s = monotonic_s()
-        """When somebody asked last."""
+        """When a page last asked."""
         self.points: deque[CurvePoint] = deque(maxlen=POINTS_MAX)
 
     @property
     def rates(self) -> LookRates:
-        """Of the last two looks."""
+        """The rates between the last two looks."""
         return LookRates() if self._last is None else rates(self._last, self._before)
 
     @property
     def last(self) -> ClusterLook | None:
-        """The last look, however old."""
+        """The last look, however old; None before the first."""
         return self._last
 
     async def latest(self) -> ClusterLook:
-        """The last look, at most so old as the rules say."""
+        """The last look, or a new one if the last look is older than the rules allow."""
         self.asked_s = self._monotonic_s()
         if self._last is not None and self.asked_s < self._last.monotonic_s + rest_s(self._last.took_s):
             return self._last
@@ -83,5 +83,5 @@ class ClusterWatch:
 
 
 def rest_s(took_s: float) -> float:
-    """How long a look holds."""
+    """How long a look stays valid, by how long it took."""
     return min(max(REST_S, RESTS * took_s), REST_S_MAX)

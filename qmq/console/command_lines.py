@@ -1,4 +1,4 @@
-"""The command lines that do what a page shows or does. Pure.
+"""Builds the command lines that do what a page shows or does. Pure.
 
 Every argument is quoted for a shell, so that what is copied does what it says, whatever a name or a key holds.
 """
@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 
 def command(*words: object, **options: object) -> str:
-    """`qmq` with words and options; an option that is None, False or empty is left out, True has no value, several are repeated."""
+    """A `qmq` command line. An option that is None, False or empty is left out; True has no value; a list repeats the option."""
     parts = ["qmq", *map(str, words)]
     for name, value in options.items():
         flag = "--" + name.replace("_", "-")

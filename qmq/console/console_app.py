@@ -45,7 +45,7 @@ log = logging.getLogger("qmq.console")
 COOKIE: Final = "qmq_console"
 Show = Callable[[ConsolePage], Awaitable[Response]]
 MakeClient = Callable[[Callable[[], str] | None], "Client"]
-"""A client with a token's source; with None one with the console's own credentials."""
+"""Makes a client with a token's source; for None, with the console's own credentials."""
 
 PAGES: Final = (
     *overview_page.PAGES,
@@ -73,7 +73,7 @@ class ConsoleSite:
     ) -> None:
         self.config = config
         self.key = key if key is not None else secrets.token_urlsafe(24)
-        """With the login mode "own": who knows it is let in."""
+        """The secret of the login mode "own": a browser that shows it gets a session."""
         self.sessions = Sessions(monotonic_s)
         self._make_client, self._monotonic_s, self._wall_s = make_client, monotonic_s, wall_s
         self._environment = templates()
@@ -110,11 +110,11 @@ class ConsoleSite:
         ]
 
     def login_path(self) -> str:
-        """Where who starts the console gets in."""
+        """The path at which the person who starts the console logs in."""
         return f"/login?{urlencode({'key': self.key})}" if self.config.login is LoginMode.OWN else "/"
 
     async def close(self) -> None:
-        """End all connections to the cluster."""
+        """Close all connections to the cluster."""
         callers = self.sessions.callers() | ({self._own} if self._own is not None else set())
         self._own = None
         for each in callers:
@@ -152,7 +152,7 @@ class ConsoleSite:
         return self._failure(request, HTTPStatus.NOT_FOUND, wording_of(request)("refused.no_page", path=request.url.path))
 
     def _ask(self, request: Request) -> Response:
-        """Send who is not logged in to where that is done."""
+        """Send a browser without a session to the login page of the login mode."""
         if self.config.login is LoginMode.PROXY:
             return self._failure(request, HTTPStatus.UNAUTHORIZED, wording_of(request)("refused.proxy", header=self.config.token_header))
         path = request.url.path + (f"?{request.url.query}" if request.url.query else "")
@@ -223,7 +223,7 @@ class ConsoleSite:
         return self._login_page(request)
 
     async def _login_step(self, request: Request) -> Response:
-        """To the identity provider, and back from there."""
+        """Redirect to the identity provider, or handle the return from it."""
         if self.oidc is None or (step := request.path_params["step"]) not in ("begin", "callback"):
             raise HTTPException(HTTPStatus.NOT_FOUND)
         try:
@@ -235,7 +235,7 @@ class ConsoleSite:
             return self._login_page(request, HTTPStatus.SERVICE_UNAVAILABLE, str(failure))
         except QmqError as failure:
             return self._login_page(request, HTTPStatus.FORBIDDEN, str(failure))
-        # A page and no redirection: the cookie is Strict, and who comes from another site by a redirection would go on without it.
+        # A page instead of a redirect: the cookie is Strict, so a browser that another site redirects here would not send it.
         return self._known(rendered(request, self._environment, "logged_in.html", target=target), session)
 
     def _login_page(self, request: Request, status: int = 200, failure: str = "") -> Response:
@@ -246,7 +246,7 @@ class ConsoleSite:
         )
 
     async def _with_token(self, token: str) -> BrowserSession:
-        """A session for who shows a token that the cluster knows. Raises NotAuthenticated, InvalidArgument, NotConnected."""
+        """Open a session for a token that the cluster knows. Raises NotAuthenticated, InvalidArgument, NotConnected."""
         return await self._known_to_cluster(self._caller(check_token(token, "the form")), token)
 
     async def _known_to_cluster(self, caller: ConsoleCaller, token: str | None, shown: ShownToken | None = None) -> BrowserSession:
@@ -271,7 +271,7 @@ async def _posted(request: Request, name: str) -> str:
 
 
 def own_path(target: str) -> str:
-    """Where to go after a login: a path of this console, whatever the address asked for. Pure."""
+    """The path to show after a login. It always belongs to this console, whatever address the request gives. Pure."""
     parts = urlsplit(target)
     is_own = target.startswith("/") and not target.startswith(("//", "/\\")) and not parts.scheme and not parts.netloc
     return target if is_own and target.isprintable() and "\\" not in target else "/"

@@ -1,4 +1,4 @@
-"""How a console is set up, and where strangers could reach what they must not. Pure."""
+"""The settings of a console, and the checks that find settings open to strangers. Pure."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ LOOPBACK: Final = ("localhost", "127.0.0.1", "[::1]")
 
 
 class LoginMode(Enum):
-    """Whose rights a browser has."""
+    """How a browser logs in, and whose rights it gets."""
 
     OWN = "own"
-    """Those of who started the console: the context's certificate or token. The start prints an address with a key that lets in."""
+    """The rights of the person who starts the console: the context's certificate or token. The start prints a login address with a key."""
     TOKEN = "token"  # noqa: S105 - the name of a mode
-    """Those of the token that is typed in: the cluster's own, or the identity provider's."""
+    """The rights of the token that a person types in, from the cluster or from the identity provider."""
     PROXY = "proxy"
-    """Those of the token that a proxy adds to each request, such as oauth2-proxy does."""
+    """The rights of the token that a proxy, such as oauth2-proxy, adds to each request."""
     OIDC = "oidc"
-    """Those of the token that the identity provider gives to who logs in there."""
+    """The rights of the token that the identity provider issues at the login."""
 
 
 @dataclass(frozen=True, slots=True)
 class MaskRule:
-    """A part of bodies that is never shown: the value of a JSON field of this name, in subjects with this prefix."""
+    """Hides the value of every JSON field with this name, in subjects with this prefix."""
 
     field: str
     subject_prefix: str = ""
@@ -45,7 +45,7 @@ class MaskRule:
 
 
 def require_safe(name: str, url: str) -> None:
-    """Raises InvalidArgument for an address over which secrets would travel in the open."""
+    """Raises InvalidArgument for an address that would carry secrets without encryption."""
     parts = urlsplit(url)
     if not (parts.scheme == "https" or (parts.scheme == "http" and is_local(parts.hostname or ""))) or not parts.netloc:
         raise InvalidArgument(f"{name} is an address that begins with https:// (http:// on this machine only), not {url!r}")
@@ -53,7 +53,7 @@ def require_safe(name: str, url: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class OidcConfig:
-    """`token` names which of the provider's tokens the cluster is shown: access_token or id_token."""
+    """The identity provider's settings. `token` names the token that the cluster gets: access_token or id_token."""
 
     issuer: str
     client_id: str
@@ -63,7 +63,7 @@ class OidcConfig:
     token: str = "access_token"  # noqa: S105 - the name of a field
 
     def check(self) -> None:
-        """Raises InvalidArgument."""
+        """Raises InvalidArgument for a setting that cannot work."""
         for name, url in (("--oidc-issuer", self.issuer), ("--public-url", self.redirect_url)):
             require_safe(name, url)
         if self.token not in ("access_token", "id_token"):
@@ -74,7 +74,7 @@ class OidcConfig:
 
 @dataclass(frozen=True, slots=True)
 class ConsoleConfig:
-    """Port 0 takes a free one. `names` are host names by which browsers reach it beside loopback and `host`."""
+    """The settings of a console. Port 0 takes a free one. `names` are the host names that browsers use beside loopback and `host`."""
 
     server: str
     host: str = "127.0.0.1"
@@ -83,7 +83,7 @@ class ConsoleConfig:
     is_writable: bool = False
     names: tuple[str, ...] = ()
     proxies: tuple[str, ...] = ()
-    """Addresses from which the token header is taken."""
+    """The console takes the token header from these addresses only."""
     token_header: str = "x-forwarded-access-token"  # noqa: S105 - a name
     tls_cert: Path | None = None
     tls_key: Path | None = None
@@ -92,17 +92,17 @@ class ConsoleConfig:
 
     @property
     def is_tls(self) -> bool:
-        """Whether browsers speak TLS with the console."""
+        """True if browsers speak TLS with the console."""
         return self.tls_cert is not None
 
     @property
     def is_https(self) -> bool:
-        """Whether browsers reach it by https: its own, or that of what stands before it."""
+        """True if browsers reach the console by https: its own, or that of the proxy before it."""
         return self.is_tls or (self.oidc is not None and self.oidc.redirect_url.startswith("https://"))
 
     @property
     def hosts(self) -> frozenset[str]:
-        """What a request's Host may name, without a port."""
+        """The values that a request's Host header may have, without a port."""
         public = [urlsplit(self.oidc.redirect_url).hostname or ""] if self.oidc is not None else []
         return frozenset(each.lower() for each in (*LOOPBACK, self.host, *self.names, *public))
 

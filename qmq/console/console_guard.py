@@ -30,7 +30,7 @@ SECURITY_HEADERS: Final = {
 
 
 def refusal(method: str, headers: Headers, hosts: Iterable[str]) -> tuple[int, str] | None:
-    """The status and the reason why a request is not served; None if it is. Pure."""
+    """The status and the reason with which the guard refuses a request; None if it serves the request. Pure."""
     host = headers.get("host", "")
     if bare_host(host) not in hosts:
         return 421, f"this console is not {host!r}: start it with --name {bare_host(host)} if browsers shall reach it so"
@@ -50,13 +50,13 @@ def refusal(method: str, headers: Headers, hosts: Iterable[str]) -> tuple[int, s
 
 
 def bare_host(host: str) -> str:
-    """A Host header without its port, in small letters."""
+    """A Host header without its port, in lower case."""
     name, colon, port = host.lower().rpartition(":")
     return name if colon and port.isdigit() else host.lower()
 
 
 class ConsoleGuard:
-    """Middleware that refuses what `refusal` says, and adds the headers to every answer."""
+    """Middleware that refuses requests by `refusal`, and adds the headers to every answer."""
 
     def __init__(self, app: ASGIApp, hosts: frozenset[str], *, is_tls: bool) -> None:
         self._app, self._hosts = app, hosts

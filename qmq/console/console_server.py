@@ -12,15 +12,15 @@ from qmq.console.console_config import ConsoleConfig
 from qmq.web_server import WebServer
 
 CLIENT_NAME: Final = "qmq-console"
-"""What brokers and operators know its clients by."""
+"""The client name that brokers and operators see."""
 CONNECTIONS_MAX: Final = 500
 
 
 class ConsoleServer:
-    """Serves a console. `start`, then `stop`. Raises OSError from `start` if the port is taken."""
+    """Serves a console between `start` and `stop`. `start` raises OSError if the port is taken."""
 
     def __init__(self, config: ConsoleConfig, make_client: Callable[[Callable[[], str] | None], Client] | None = None) -> None:
-        """`make_client` makes a client with the source of a token, or with the environment's own credentials."""
+        """`make_client` makes a client with a token's source, or with the environment's own credentials."""
         self.config = config
         self.site = ConsoleSite(config, make_client or self._client)
         self._server = WebServer(
@@ -38,7 +38,7 @@ class ConsoleServer:
 
     @property
     def url(self) -> str:
-        """Where browsers find it; of the login mode "own", with the key."""
+        """The console's address for browsers; in the login mode "own", it contains the key."""
         scheme = "https" if self.config.is_tls else "http"
         return f"{scheme}://{self.config.host}:{self.port}{self.site.login_path()}"
 
@@ -47,6 +47,6 @@ class ConsoleServer:
         self.port = await self._server.start()
 
     async def stop(self) -> None:
-        """Answer what is under way, end streams, close the connections to the cluster."""
+        """Finish running requests, end streams, and close the connections to the cluster."""
         await self._server.stop()
         await self.site.close()

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 SHOWN_MAX: Final = 100
 READ_MAX: Final = 10_000
-"""So many are read to be counted by error and age."""
+"""A page reads at most this many letters to count them by error and age."""
 RATE_MAX: Final = 100_000
 AGES: Final = (("hour", 3_600_000), ("day", 86_400_000), ("week", 7 * 86_400_000))
 FILTER: Final = ("subject", "error", "since", "id")
@@ -43,7 +43,7 @@ EXAMPLES: Final = 3
 
 @dataclass(frozen=True, slots=True)
 class LetterFilter:
-    """Which letters are meant: all that is said must hold."""
+    """Chooses letters. A letter must match every field that is set."""
 
     subject: str = ""
     error: str = ""
@@ -52,24 +52,24 @@ class LetterFilter:
 
     @classmethod
     def of(cls, given: Mapping[str, str]) -> LetterFilter:
-        """From an address or a form. Raises InvalidArgument."""
+        """Parse an address or a form. Raises InvalidArgument."""
         subject, error, since, letter_id = (given.get(name, "").strip() for name in FILTER)
         return cls(subject, error, moment_ms(since), letter_id)
 
     def choose(self) -> Choose:
-        """Raises InvalidArgument for what is no message id."""
+        """The choice for the client. Raises InvalidArgument for an invalid message id."""
         since = datetime.fromtimestamp(self.since_ms / 1000, UTC) if self.since_ms else None
         return chosen_by(self.subject, [self.id] if self.id else [], self.error, since)
 
     def state(self) -> dict[str, str]:
-        """The same for an address."""
+        """The filter as parameters of an address."""
         told = {"subject": self.subject, "error": self.error, "since": exact_time(self.since_ms), "id": self.id}
         return {name: value for name, value in told.items() if value}
 
 
 @dataclass(frozen=True, slots=True)
 class ReplayPlan:
-    """How letters are sent again. `sets` and `unsets` are the fields to change, one in a line; `body` replaces the whole body."""
+    """How letters are sent again. `sets` and `unsets` name the fields to change, one in a line; `body` replaces the whole body."""
 
     rate: int = RATE
     most: int = 0
@@ -79,7 +79,7 @@ class ReplayPlan:
 
     @classmethod
     def of(cls, given: Mapping[str, str]) -> ReplayPlan:
-        """From an address or a form. Raises InvalidArgument."""
+        """Parse an address or a form. Raises InvalidArgument."""
         body = given.get("body", "").replace("\r\n", "\n") if given.get("edit") == "body" else None
         return cls(
             number_of("rate", given.get("rate", "").strip(), RATE, RATE_MAX),
@@ -90,11 +90,11 @@ class ReplayPlan:
         )
 
     def edit(self) -> LetterEdit:
-        """Raises InvalidArgument."""
+        """The edit for the client. Raises InvalidArgument."""
         return LetterEdit.parse(_lines(self.sets), _lines(self.unsets), self.body)
 
     def state(self) -> dict[str, str]:
-        """The same for an address."""
+        """The plan as parameters of an address."""
         told = {"rate": str(self.rate), "max": str(self.most or ""), "set": self.sets, "unset": self.unsets}
         body = {} if self.body is None else {"edit": "body", "body": self.body}
         return {name: value for name, value in told.items() if value} | body
@@ -115,13 +115,13 @@ class ShownLetter:
 
     @property
     def is_editable(self) -> bool:
-        """Whether the body that is shown is the whole body, so that somebody may change it as text."""
+        """True if the page shows the whole body as text, so that a person may change it."""
         body = self.body
         return body.form in ("json", "text", "empty") and not body.is_masked and not body.is_cut and visible(body.text) == body.text
 
 
 async def show_dead_letters(page: ConsolePage) -> Response:
-    """All groups that gave something up."""
+    """Show all groups that have dead letters."""
     look = await page.caller.watch.latest()
     found = sorted(look.snapshot.dead_letters, key=lambda each: (-each.waiting, each.group))
     return await page.render("dead_letters.html", look=look, queues=found, command=command("dlq", "list"))
@@ -133,7 +133,7 @@ def group_of(page: ConsolePage) -> str:
 
 
 async def show_group_letters(page: ConsolePage) -> Response:
-    """One group's, as far as a filter chooses them; with `plan` in the address, what a replay would send."""
+    """Show the letters of one group that the filter chooses; with `plan` in the address, also what a replay would send."""
     group, chosen = group_of(page), LetterFilter.of(page.request.query_params)
     if not any(each.group == group for each in await page.mq.metadata.dead_letter_queues(group)):
         raise UnknownGroup(f"group {group!r} has no dead letters: `qmq dlq list` shows which groups have")
@@ -197,7 +197,7 @@ def _options(chosen: LetterFilter) -> dict[str, str]:
 
 
 def ages(letters: Iterable[DeadLetter], now_ms: int) -> list[tuple[str, int]]:
-    """How many died within the last hour, day, week, and before. Pure."""
+    """How many letters were given up within the last hour, the last day, the last week, and before. Pure."""
     counts = Counter(next((name for name, ms in AGES if now_ms - each.dead_ms < ms), "older") for each in letters)
     return [(name, counts[name]) for name in (*[name for name, _ in AGES], "older") if counts[name]]
 
@@ -209,7 +209,7 @@ def _shown(page: ConsolePage, letter: DeadLetter) -> ShownLetter:
 
 
 async def act_on_letters(page: ConsolePage) -> Response:
-    """Replay or purge what the filter chooses, in the background."""
+    """Start a job that replays or purges the letters that the filter chooses."""
     form, group = await page.form(), group_of(page)
     chosen, verb = LetterFilter.of(form), form.get("verb", "")
     if verb not in ("replay", "purge"):
@@ -231,7 +231,7 @@ async def act_on_letters(page: ConsolePage) -> Response:
 
 
 def job_of(page: ConsolePage) -> ReplayJob:
-    """The job that the address names, of this caller."""
+    """The caller's job that the address names."""
     for each in page.caller.jobs:
         if each.id == page.request.path_params["job"]:
             return each
@@ -239,7 +239,7 @@ def job_of(page: ConsolePage) -> ReplayJob:
 
 
 async def show_job(page: ConsolePage) -> Response:
-    """How far a job is. One that ended with an earlier console is begun again from its address."""
+    """Show the progress of a job. A person starts a job of an earlier console again from its address."""
     given = dict(page.request.query_params)
     group = given.pop("group", "")
     again = f"/dead-letters/{check_name('group', group)}?{urlencode({**given, 'plan': 1})}#plan" if group else ""
@@ -253,7 +253,7 @@ async def show_job(page: ConsolePage) -> Response:
 
 
 async def stop_job(page: ConsolePage) -> Response:
-    """Stop it; what is done stays done."""
+    """Stop the job; letters that are done stay done."""
     await page.form()
     job = job_of(page)
     await job.stop()

@@ -1,4 +1,4 @@
-"""*Delays*: what is due when, as a calendar of two years; a day's messages; cancel or move one."""
+"""*Delays*: a calendar of two years with the due messages, and a day's messages; a person can cancel or move a message."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 DAYS: Final = 731
 LEVELS: Final = 4
-"""Shades of a day that has anything, by powers of ten."""
+"""The shades of days with due messages, by powers of ten."""
 SHOWN_MAX: Final = 100
 RUNS: Final = 5
 
@@ -62,7 +62,7 @@ def calendar(buckets: Iterable[DelayBucket], today: date) -> tuple[list[Calendar
 
 
 def next_runs(message: DelayedMessage) -> list[int]:
-    """When a recurring message runs after its next run, in milliseconds since 1970; empty for others. Pure."""
+    """The later runs of a recurring message, in milliseconds since 1970; empty for other messages. Pure."""
     if not message.cron:
         return []
     runs = [int(message.due.timestamp() * 1000)]
@@ -75,7 +75,7 @@ def next_runs(message: DelayedMessage) -> list[int]:
 
 
 def months(days: Iterable[CalendarDay]) -> list[tuple[str, int]]:
-    """How many are due in each month that has any: the calendar as text. Pure."""
+    """The number of due messages of each month that has any: the calendar as text. Pure."""
     found: dict[str, int] = {}
     for each in days:
         if each.pending:
@@ -84,7 +84,7 @@ def months(days: Iterable[CalendarDay]) -> list[tuple[str, int]]:
 
 
 async def show_delays(page: ConsolePage) -> Response:
-    """The calendar, and the messages of the chosen time."""
+    """Show the calendar, and the messages of the chosen time."""
     stats = await page.mq.delayed.stats()
     today = datetime.fromtimestamp(page.wall_s(), UTC).date()
     days, late = calendar([bucket for group in stats.groups for bucket in group.buckets], today)
@@ -128,7 +128,7 @@ def _time(time_ms: int) -> datetime | None:
 
 
 async def act_on_delayed(page: ConsolePage) -> Response:
-    """Cancel or move one message; a cancel asks for the subject's name."""
+    """Cancel or move one message. A cancel requires the subject's name as confirmation."""
     form = await page.form()
     delayed_id, verb = form.get("id", "").strip(), form.get("verb", "")
     if verb == "move":

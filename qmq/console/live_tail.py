@@ -29,7 +29,7 @@ KEEP_ALIVE_S: Final = 15.0
 
 
 class TailPace:
-    """How many may be shown in this second. Pure: the time is handed in."""
+    """Counts the messages of this second. Pure: the time is handed in."""
 
     def __init__(self, shown_per_s: int = SHOWN_PER_S) -> None:
         self._per_s = shown_per_s
@@ -37,7 +37,7 @@ class TailPace:
         self.shown = self.skipped = 0
 
     def take(self, now_s: float) -> tuple[bool, tuple[int, int] | None]:
-        """Whether a message is shown; and (shown, skipped) of the second before, if it skipped any and is over."""
+        """True if the message is shown; with it (shown, skipped) of the last second, if that second is over and skipped any."""
         ended = None
         if int(now_s) != self._second:
             ended = (self.shown, self.skipped) if self.skipped else None
@@ -50,13 +50,13 @@ class TailPace:
 
 
 def event(kind: str, value: Any, event_id: str = "") -> bytes:
-    """One server-sent event. JSON has no line breaks in it."""
+    """One server-sent event. The JSON contains no line breaks."""
     head = f"id: {event_id}\n" if event_id else ""
     return f"{head}event: {kind}\ndata: {json.dumps(value, ensure_ascii=False)}\n\n".encode()
 
 
 def message_fields(message: ShownMessage) -> dict[str, Any]:
-    """What the browser draws of a message, as text that hides nothing."""
+    """The fields of a message for the browser, as text without hidden characters."""
     return {
         "id": message.id,
         "time": exact_time(message.append_time_ms),

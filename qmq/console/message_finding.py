@@ -1,4 +1,4 @@
-"""Looking through a subject's messages for what a person asks: by time, key, header and content, within bounds, going on where it ended."""
+"""Searches a subject's messages by time, key, header and content. A search has bounds, and the next search continues where it ended."""
 
 from __future__ import annotations
 
@@ -42,7 +42,9 @@ class ShownMessage:
 
 @dataclass(frozen=True, slots=True)
 class MessageQuery:
-    """What is asked. Empty: not said. `content` is searched in the body, `header` is NAME or NAME=VALUE; both as plain text."""
+    """A search. An empty field matches every message. `content` is searched in the body, `header` is NAME or NAME=VALUE; both are plain
+    text.
+    """
 
     start_ms: int = 0
     end_ms: int = 0
@@ -53,7 +55,7 @@ class MessageQuery:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing is asked: then the newest messages are shown."""
+        """True if no field is set: the page then shows the newest messages."""
         return self == MessageQuery()
 
     def wants(self, message: BrowsedMessage, masked: Collection[str]) -> bool:
@@ -77,7 +79,7 @@ class MessageQuery:
 
 @dataclass(slots=True)
 class FoundMessages:
-    """What was found, and how far it was looked. `next_ms`: not everything was looked through; go on from there. 0: it was."""
+    """The messages that a search found. `next_ms`: the search reached its bounds, and continues from there; 0: it read everything."""
 
     messages: list[ShownMessage] = field(default_factory=list)
     looked: int = 0
@@ -85,7 +87,7 @@ class FoundMessages:
 
 
 def moment_ms(text: str) -> int:
-    """A time in ISO 8601, UTC if it names no zone; 0 for none. Raises InvalidArgument."""
+    """A time in ISO 8601, in UTC if it names no zone; 0 for an empty text. Raises InvalidArgument."""
     if not text:
         return 0
     try:
@@ -96,7 +98,7 @@ def moment_ms(text: str) -> int:
 
 
 def shown_message(message: BrowsedMessage, masked: Collection[str]) -> ShownMessage:
-    """Everything of a message that a page may show."""
+    """All fields of a message that a page may show."""
     place = f"{message.broker_group}/{message.partition}" if message.partition else message.broker_group
     return ShownMessage(
         str(message.id),
@@ -113,7 +115,7 @@ def shown_message(message: BrowsedMessage, masked: Collection[str]) -> ShownMess
 
 
 async def newest(mq: Client, subject: str, count: int, masked: Collection[str]) -> FoundMessages:
-    """The newest of each queue, the newest of all first. Raises as `Client.browse`."""
+    """The newest messages of all queues, the newest first. Raises as `Client.browse`."""
     found = FoundMessages()
     async with aclosing(_generator(mq.browse(subject, last=count, partial=True))) as messages:
         async for message in messages:
@@ -161,7 +163,7 @@ async def find_messages(
 
 
 def _generator(messages: Any) -> Any:
-    """`browse` gives an asynchronous generator; its type says less."""
+    """The type of `browse` does not say that it returns an asynchronous generator."""
     return messages
 
 

@@ -1,4 +1,4 @@
-"""*Message*: where a message is, what it waits for, and its life line."""
+"""*Message*: where a message is, what it waits for, and the events of its life."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from qmq.operations.message_view import timeline, why
 
 
 async def ask_for_message(page: ConsolePage) -> Response:
-    """A form for an id; with an id, its page."""
+    """Show a form for a message id, or redirect to the page of the id that the form gives."""
     message_id = page.text("id")
     if message_id:
         return RedirectResponse(f"/messages/{quote(message_id, safe='')}", HTTPStatus.SEE_OTHER)
@@ -26,7 +26,7 @@ async def ask_for_message(page: ConsolePage) -> Response:
 
 
 async def show_message(page: ConsolePage) -> Response:
-    """Everything that is known of one message."""
+    """Show everything that the cluster knows of one message."""
     message_id, subject = page.request.path_params["id"], page.text("subject")
     inquiry: Inquiry | None = None
     failure = ""

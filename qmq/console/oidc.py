@@ -36,10 +36,10 @@ from qmq.security.jwt_tokens import JwtVerifier
 ANSWER_S: Final = 10.0
 ANSWER_BYTES_MAX: Final = 1 << 20
 LOGIN_S: Final = 600.0
-"""How long a person may take at the provider's page."""
+"""A person has this long to log in at the provider's page."""
 LOGINS_MAX: Final = 1_000
 RENEW_S: Final = 60.0
-"""A token is renewed so long before its end, if the provider gave a refresh token."""
+"""The console renews a token this long before its end, if the provider gave a refresh token."""
 
 Ask = Callable[[str, Mapping[str, str] | None], bytes]
 """(address, form or None for GET) -> the answer's body. Raises NotConnected, NotAuthenticated."""
@@ -47,7 +47,7 @@ Ask = Callable[[str, Mapping[str, str] | None], bytes]
 
 @dataclass(frozen=True, slots=True)
 class ProviderAddresses:
-    """From the provider's description."""
+    """The addresses in the provider's description."""
 
     authorize: str
     token: str
@@ -56,17 +56,17 @@ class ProviderAddresses:
 
 @dataclass(frozen=True, slots=True)
 class OidcTokens:
-    """What the provider gave. `ends_s` is by the clock of the flow; 0: it did not say."""
+    """The provider's tokens. `ends_s` is by the clock of the flow; 0 if the provider gave no end."""
 
     shown: str = field(repr=False)
-    """The token that the cluster is shown."""
+    """The token that the cluster gets."""
     refresh: str = field(default="", repr=False)
     ends_s: float = 0.0
 
 
 @dataclass(slots=True, eq=False)
 class ShownToken:
-    """The token that a session's client shows, which changes when it is renewed. Call it for the present one."""
+    """The current token of a session's client; it changes at each renewal. A call returns the token."""
 
     tokens: OidcTokens
     renewing: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -77,7 +77,7 @@ class ShownToken:
 
 @dataclass(frozen=True, slots=True)
 class LoginUnderWay:
-    """What the console keeps of a login until the browser comes back. `browser` is the value of that browser's cookie."""
+    """The console keeps this of a login until the browser comes back. `browser` is the value of that browser's cookie."""
 
     browser: str = field(repr=False)
     verifier: str = field(repr=False)
@@ -87,7 +87,7 @@ class LoginUnderWay:
 
 
 class OidcFlow:
-    """Logins of one console. `ask` speaks with the provider and blocks: call `addresses`, `finish` and `renewed` in a thread."""
+    """The logins of one console. `ask` speaks with the provider and blocks: call `addresses`, `finish` and `renewed` in a thread."""
 
     def __init__(
         self,
@@ -106,7 +106,7 @@ class OidcFlow:
     # --- the provider --------------------------------------------------------------------------------------------------
 
     def addresses(self) -> ProviderAddresses:
-        """Read once. Raises NotConnected, InvalidArgument if the description is not the issuer's."""
+        """Read the provider's description, once. Raises NotConnected, or InvalidArgument if the description belongs to another issuer."""
         if self._addresses is None:
             found = _object(self._ask(self.config.issuer.rstrip("/") + "/.well-known/openid-configuration", None))
             if found.get("issuer") != self.config.issuer:
@@ -129,7 +129,7 @@ class OidcFlow:
     # --- a login -------------------------------------------------------------------------------------------------------
 
     def begin(self, addresses: ProviderAddresses, target: str) -> tuple[str, str]:
-        """(where to send the browser, the cookie's value to give it). `target` is where the person wanted to go."""
+        """Begin a login: (where to send the browser, the value of its cookie). `target` is the page that the person requested."""
         self._forget()
         state, browser, verifier, nonce = (self._make_secret() for _ in range(4))
         self._under_way[state] = LoginUnderWay(browser, verifier, nonce, target, self._monotonic_s())
@@ -154,7 +154,7 @@ class OidcFlow:
             del self._under_way[state]
 
     def came_back(self, state: str, browser: str) -> LoginUnderWay:
-        """The login that a browser comes back from, once. Raises NotAuthenticated."""
+        """Take the login of a browser that comes back; each login can be taken once. Raises NotAuthenticated."""
         self._forget()
         found = self._under_way.get(state)
         if found is None or not hmac.compare_digest(found.browser.encode(), browser.encode()):
@@ -163,7 +163,7 @@ class OidcFlow:
         return found
 
     def finish(self, login: LoginUnderWay, code: str) -> OidcTokens:
-        """Exchange the code. Raises NotAuthenticated, NotConnected."""
+        """Exchange the code for tokens. Raises NotAuthenticated, NotConnected."""
         asked = {
             "grant_type": "authorization_code",
             "code": code,
@@ -179,11 +179,11 @@ class OidcFlow:
         return self._given(told, "")
 
     def renewed(self, tokens: OidcTokens) -> OidcTokens:
-        """Newer tokens in the place of some that end. Raises NotAuthenticated, NotConnected."""
+        """Exchange the refresh token for new tokens. Raises NotAuthenticated, NotConnected."""
         return self._given(self._tokens({"grant_type": "refresh_token", "refresh_token": tokens.refresh}), tokens.refresh)
 
     def is_ending(self, tokens: OidcTokens) -> bool:
-        """Whether it is time to renew them."""
+        """True if the tokens need a renewal now."""
         return bool(tokens.refresh) and 0 < tokens.ends_s < self._monotonic_s() + RENEW_S
 
     def _tokens(self, asked: dict[str, str]) -> dict[str, Any]:
@@ -202,7 +202,7 @@ class OidcFlow:
 
 
 def challenge(verifier: str) -> str:
-    """What the provider is told of a verifier before it sees it (RFC 7636, S256). Pure."""
+    """The challenge that the provider gets before it sees the verifier (RFC 7636, S256). Pure."""
     return base64.urlsafe_b64encode(hashlib.sha256(verifier.encode()).digest()).rstrip(b"=").decode()
 
 
@@ -225,7 +225,7 @@ def ask_provider(url: str, form: Mapping[str, str] | None) -> bytes:
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
     def redirect_request(self, *_: Any) -> None:
-        """A form with a secret goes where it was meant to go."""
+        """Refuse redirects: a form with a secret must reach no other address."""
         return
 
 

@@ -1,4 +1,4 @@
-"""The login mode "oidc" as pages: begin a login, come back from the provider, renew what ends."""
+"""The pages of the login mode "oidc": begin a login, return from the provider, and renew tokens."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ LOGIN_COOKIE: Final = "qmq_console_login"
 
 
 class OidcLogin:
-    """Of one console. The provider is asked in threads: nobody else waits for it."""
+    """The login pages of one console. Threads ask the provider, so that other requests do not wait."""
 
     def __init__(self, flow: OidcFlow, *, is_https: bool) -> None:
         self.flow = flow
         self._is_https = is_https
 
     async def begin(self, target: str) -> Response:
-        """To the provider's page. Raises NotConnected, InvalidArgument."""
+        """Redirect to the provider. Raises NotConnected, InvalidArgument."""
         addresses = await asyncio.to_thread(self.flow.addresses)
         url, browser = self.flow.begin(addresses, target)
         answer = RedirectResponse(url, HTTPStatus.SEE_OTHER)
-        # Lax: the browser comes back from another site.
+        # Lax: the provider's site sends the browser back here.
         answer.set_cookie(LOGIN_COOKIE, browser, max_age=int(LOGIN_S), path="/login", httponly=True, samesite="lax", secure=self._is_https)
         return answer
 
     async def came_back(self, request: Request) -> tuple[ShownToken, str]:
-        """(the token of who logged in, where that person wanted to go). Raises NotAuthenticated, NotConnected."""
+        """Finish a login: (the person's token, the page that the person requested). Raises NotAuthenticated, NotConnected."""
         given = request.query_params
         login = self.flow.came_back(given.get("state", ""), request.cookies.get(LOGIN_COOKIE, ""))
         if "code" not in given:
@@ -47,7 +47,7 @@ class OidcLogin:
         return ShownToken(await asyncio.to_thread(self.flow.finish, login, given["code"])), login.target
 
     async def keeps(self, session: BrowserSession) -> bool:
-        """Whether a session goes on: its token holds, or was renewed. While the provider is away the last token counts."""
+        """True if the session goes on: its token is valid, or was renewed. While the provider is unreachable, the last token counts."""
         shown = session.shown
         if shown is None or not self.flow.is_ending(shown.tokens):
             return True

@@ -1,4 +1,4 @@
-"""*Is all well?* What is unusual and why, rates and lag over time, the busiest subjects, the groups that are most behind."""
+"""*Overview*: what is unusual and why, rates and lag over time, the busiest subjects, and the groups with the largest lag."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ROWS: Final = 10
 
 
 async def show_overview(page: ConsolePage) -> Response:
-    """The first screen."""
+    """Show the overview."""
     watch = page.caller.watch
     look = await watch.latest()
     seen = watch.rates
@@ -32,12 +32,12 @@ async def show_overview(page: ConsolePage) -> Response:
 
 
 async def show_history(page: ConsolePage) -> Response:
-    """Curves of the cluster."""
+    """Answer with the cluster's curves."""
     return await history(page.caller.watch)
 
 
 async def history(watch: ClusterWatch) -> Response:
-    """The points of a watch, as columns: what uPlot draws."""
+    """The points of a watch as columns, the form that uPlot draws."""
     await watch.latest()
     points = list(watch.points)
     columns = {

@@ -1,4 +1,4 @@
-"""One request for a page: who asks, in which language, and how the answer is made."""
+"""One request for a page: its session, its language, and its answer."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ _STATUS: Final = (
 
 
 def _shown(value: Any) -> Any:
-    """Text without characters that hide or turn what stands around them; Jinja escapes it afterwards."""
+    """Removes characters that hide or reorder the text around them; Jinja escapes the rest."""
     return visible(value) if type(value) is str else value
 
 
 def templates() -> Environment:
-    """Everything is escaped, and a name that is missing is an error."""
+    """The templates' environment. It escapes every value, and raises an error for a missing name."""
     made = Environment(
         loader=PackageLoader("qmq.console"),
         autoescape=True,
@@ -66,7 +66,7 @@ def templates() -> Environment:
 
 
 class RefusedRequest(Exception):
-    """The request is not served, with a status and a text for a person."""
+    """Ends a request with a status and a text for a person."""
 
     def __init__(self, status: HTTPStatus, text: str) -> None:
         super().__init__(text)
@@ -75,7 +75,7 @@ class RefusedRequest(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ConsolePage:
-    """A request with its session. Values of the address are the page's whole state."""
+    """A request with its session. The address holds the page's whole state."""
 
     request: Request
     session: BrowserSession
@@ -101,7 +101,7 @@ class ConsolePage:
         return int(self.wall_s() * 1000)
 
     def text(self, name: str, default: str = "") -> str:
-        """A value of the address."""
+        """A parameter of the address."""
         return self.request.query_params.get(name, default).strip()
 
     def number(self, name: str, default: int, most: int) -> int:
@@ -109,14 +109,14 @@ class ConsolePage:
         return number_of(name, self.text(name), default, most)
 
     async def form(self) -> dict[str, str]:
-        """What a form of one of our pages says. Raises RefusedRequest if it comes from elsewhere."""
+        """The fields of a form from one of the console's pages. Raises RefusedRequest for a form from elsewhere."""
         given = {name: values[-1] for name, values in parse_qs((await self.request.body()).decode("utf-8", "replace")).items()}
         if not self.session.is_csrf(given.pop("csrf", "")):
             raise RefusedRequest(HTTPStatus.FORBIDDEN, self.words("refused.csrf"))
         return given
 
     async def render(self, template: str, status: int = 200, **values: Any) -> Response:
-        """A page with everything around it."""
+        """Render a page with its frame."""
         try:
             principal = await self.caller.principal()
         except QmqError:
@@ -130,7 +130,7 @@ class ConsolePage:
         return rendered(self.request, self.environment, template, status, now_ms=self.now_ms, **known, **values)
 
     def back(self, path: str, note: str, **state: str) -> Response:
-        """To another page, which says `note` once."""
+        """Redirect to another page, which shows `note` once."""
         self.session.notes.append(note)
         return RedirectResponse(path + (f"?{urlencode(state)}" if state else ""), HTTPStatus.SEE_OTHER)
 
@@ -151,7 +151,7 @@ def wording_of(request: Request) -> Wording:
 
 
 def rendered(request: Request, environment: Environment, template: str, status: int = 200, **values: Any) -> Response:
-    """A page; it remembers the language that its address names."""
+    """Render a page. If the address names a language, a cookie keeps the language."""
     words = wording_of(request)
     path, query = request.url.path, [(name, value) for name, value in request.query_params.multi_items() if name != "lang"]
     switch = {language: f"{path}?{urlencode([*query, ('lang', language)])}" for language in LANGUAGES}
@@ -165,5 +165,5 @@ def rendered(request: Request, environment: Environment, template: str, status: 
 
 
 def status_of_failure(failure: QmqError) -> HTTPStatus:
-    """What HTTP says of one of QMQ's errors."""
+    """The HTTP status of one of QMQ's errors."""
     return next((status for kind, status in _STATUS if isinstance(failure, kind)), HTTPStatus.INTERNAL_SERVER_ERROR)

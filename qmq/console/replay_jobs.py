@@ -1,4 +1,4 @@
-"""Work that goes on while its page is closed: the replay or the purge of dead letters. It ends with the console or with the login.
+"""Jobs replay or purge dead letters in the background. A job ends with the console or with the login.
 
 What was done stays done, and what is left waits in the queue: the same filter, started again, goes on there.
 """
@@ -29,11 +29,11 @@ class ReplayJob:
     _task: asyncio.Task[None] | None = None
 
     def tell(self, count: int) -> None:
-        """How many are done so far."""
+        """Set the number of finished letters."""
         self.count = count
 
     def start(self, work: Coroutine[Any, Any, int]) -> None:
-        """Do it beside everything else."""
+        """Run the job as a task."""
         self._task = asyncio.create_task(self._run(work))
 
     async def _run(self, work: Coroutine[Any, Any, int]) -> None:
@@ -47,7 +47,7 @@ class ReplayJob:
             raise
 
     async def stop(self) -> None:
-        """End it, if it still runs."""
+        """Stop the job, if it still runs."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)

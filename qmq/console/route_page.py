@@ -1,4 +1,6 @@
-"""*Route* and *lanes* of an ordered subject: logical partitions, who reads which, parked keys; a change is planned before it is made."""
+"""*Route* and *lanes* of an ordered subject: partitions, their readers and parked keys. A person sees the plan of a change before making
+it.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,7 @@ from qmq.operations.route_reading import described
 from qmq.proto.v1 import meta_pb2 as pb
 
 KINDS: Final = 6
-"""Colours of broker groups in a drawing."""
+"""The number of colours for broker groups in a drawing."""
 WIDTH: Final = 1000
 VERBS: Final = ("split", "merge", "move")
 NUMBER_MAX: Final = (1 << 32) - 1
@@ -32,7 +34,7 @@ PARKED_MAX: Final = 200
 
 @dataclass(frozen=True, slots=True)
 class RouteRequest:
-    """A change that a person asks for: what the form says."""
+    """The change that a form asks for."""
 
     verb: str = ""
     partitions: tuple[int, ...] = ()
@@ -42,7 +44,7 @@ class RouteRequest:
 
     @classmethod
     def of(cls, given: Mapping[str, str]) -> RouteRequest:
-        """From an address or a form; empty if it asks for nothing. Raises InvalidArgument."""
+        """Parse an address or a form; the result is empty if there is no change. Raises InvalidArgument."""
         verb = given.get("verb", "").strip()
         if not verb:
             return cls()
@@ -57,7 +59,7 @@ class RouteRequest:
         return cls(verb, partitions, _numbers("at", given.get("at", "")), number_of("parts", given.get("parts", ""), 0, 1024), to)
 
     def operation(self) -> dict[str, Any]:
-        """As `MetadataClient.change_route` takes it."""
+        """The operation for `MetadataClient.change_route`."""
         if self.verb == "merge":
             return {"merge": pb.MergeOperation(partitions=self.partitions, broker_group=self.to)}
         if self.verb == "move":
@@ -68,7 +70,7 @@ class RouteRequest:
         return {"split": pb.SplitOperation(partition=self.partitions[0], at=sorted(self.at), parts=parts, broker_groups=groups)}
 
     def line(self, subject: str) -> str:
-        """The command line that does the same."""
+        """The command line that makes the same change."""
         options: dict[str, Any] = {"to": self.to}
         if self.verb == "split":
             options |= {"at": self.at, "parts": None if self.at else self.parts or None}
@@ -103,7 +105,7 @@ def cells(places: list[dict[str, Any]], count: int, groups: list[str]) -> list[D
 
 
 async def show_route(page: ConsolePage) -> Response:
-    """The route; with a change in the address, its plan."""
+    """Show the route; with a change in the address, also its plan."""
     subject = subject_of(page)
     found = await described(page.mq, subject)
     asked, plan, failure = RouteRequest(), None, ""
@@ -139,7 +141,7 @@ async def show_route(page: ConsolePage) -> Response:
 
 
 async def _versions(page: ConsolePage, subject: str, found: dict[str, Any]) -> dict[int, list[dict[str, Any]]]:
-    """The partitions of the latest versions."""
+    """The partitions of the latest route versions."""
     latest = found["version"]
     older = range(max(1, latest - VERSIONS_MAX + 1), latest)
     routes = await asyncio.gather(*[page.mq.metadata.describe_route(subject, version) for version in older])
@@ -147,7 +149,7 @@ async def _versions(page: ConsolePage, subject: str, found: dict[str, Any]) -> d
 
 
 def _following(found: dict[str, Any]) -> list[dict[str, Any]]:
-    """Groups that have not wholly come to the latest version, each with the versions that its lanes read. Pure."""
+    """The groups that still read older route versions, each with the versions that its lanes read. Pure."""
     count, latest = found["logical_partitions"], found["latest_version"]
     return [
         {
@@ -176,7 +178,7 @@ async def _plan(page: ConsolePage, subject: str, asked: RouteRequest) -> dict[st
 
 
 async def _parked(page: ConsolePage, subject: str, found: dict[str, Any]) -> list[tuple[str, str, int, int]]:
-    """(group, key, partition, messages) of keys that groups set aside."""
+    """(group, key, partition, messages) of the keys that groups set aside."""
     rows = []
     for group in found["groups"]:
         if group["parked_keys"]:
@@ -186,7 +188,7 @@ async def _parked(page: ConsolePage, subject: str, found: dict[str, Any]) -> lis
 
 
 async def change_route(page: ConsolePage) -> Response:
-    """Make a change that was planned from the version that it says, or nothing."""
+    """Make a planned change, if the route still has the version for which the plan was made."""
     form, subject = await page.form(), subject_of(page)
     if form.get("confirm", "").strip() != subject:
         raise RefusedRequest(HTTPStatus.BAD_REQUEST, page.words("refused.confirm", name=subject))
@@ -200,7 +202,7 @@ async def change_route(page: ConsolePage) -> Response:
 
 
 async def act_on_key(page: ConsolePage) -> Response:
-    """Give a parked key's messages back in order, or skip them for good; a skip asks for the key."""
+    """Resume a parked key in order, or skip its messages for good; a skip requires the key as confirmation."""
     form, subject = await page.form(), subject_of(page)
     verb, group, key = form.get("verb", ""), check_name("group", form.get("group", "")), form.get("key", "")
     if verb not in ("replay", "skip"):

@@ -1,4 +1,4 @@
-"""A subject's route as a ring: the logical partitions around the clock, the latest version outside, older ones inside. Pure."""
+"""Draws a subject's route as a ring of logical partitions: the latest version outside, older versions inside. Pure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 SIZE: Final = 400
-"""The drawing is SIZE wide and high, its middle in the middle."""
+"""The width and the height of the drawing; the ring's centre is in the middle."""
 OUTER: Final = 190.0
 WIDTH: Final = 34.0
 STEP: Final = 40.0
@@ -17,7 +17,7 @@ VERSIONS_MAX: Final = 4
 
 @dataclass(frozen=True, slots=True)
 class RingArc:
-    """One partition in one version: an SVG path, its colour, and what it is."""
+    """One partition in one version: an SVG path, its colour, and its label."""
 
     path: str
     kind: int
@@ -46,7 +46,9 @@ def ring(routes: Mapping[int, Sequence[Mapping[str, Any]]], count: int, groups: 
 
 
 def arc_path(begin: float, end: float, outer: float, inner: float) -> str:
-    """From `begin` to `end` of a turn (0 to 1, from the top, clockwise), between two radii. A whole turn is two half ones."""
+    """An SVG path from `begin` to `end` of a turn (0 to 1, clockwise from the top) between two radii. A whole turn consists of two half
+    turns.
+    """
     if end - begin >= 1.0:
         return arc_path(begin, begin + 0.5, outer, inner) + " " + arc_path(begin + 0.5, begin + 0.99999, outer, inner)
     large = 1 if end - begin > 0.5 else 0

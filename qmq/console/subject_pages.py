@@ -1,4 +1,4 @@
-"""*Subject*: depth, groups with their lag, the last messages, a search, and messages as they come."""
+"""*Subject*: depth, groups with their lag, the last messages, a search, and a live tail."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SORTS: Final[dict[str, Callable[[SubjectFigures], object]]] = {
 
 
 async def show_subjects(page: ConsolePage) -> Response:
-    """All subjects, a page at a time; `q` is a part of the name."""
+    """Show all subjects in pages; `q` is a part of the name."""
     look = await page.caller.watch.latest()
     part, sort = page.text("q"), page.text("sort", "name")
     found = sorted((each for each in look.subjects if part in each.name), key=SORTS.get(sort, SORTS["name"]))  # type: ignore[arg-type]
@@ -60,7 +60,7 @@ def subject_of(page: ConsolePage) -> str:
 
 
 def query_of(page: ConsolePage) -> MessageQuery:
-    """What the address asks for. Raises InvalidArgument."""
+    """The search in the address. Raises InvalidArgument."""
     return MessageQuery(
         moment_ms(page.text("start")),
         moment_ms(page.text("end")),
@@ -110,12 +110,12 @@ def _values(page: ConsolePage, subject: str, query: MessageQuery, found: FoundMe
 
 
 async def show_subject_history(page: ConsolePage) -> Response:
-    """Curves of one subject."""
+    """Answer with the curves of one subject."""
     return await history(page.caller.subject_watch(subject_of(page)))
 
 
 async def show_tail(page: ConsolePage) -> Response:
-    """What comes, as it comes."""
+    """Stream the subject's new messages."""
     subject = subject_of(page)
     masked = masked_fields(page.config.masks, subject)
     given = page.request.headers.get("last-event-id", "")

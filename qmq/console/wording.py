@@ -19,13 +19,13 @@ _BYTES: Final = (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10))
 
 @cache
 def catalog(language: str) -> Mapping[str, str]:
-    """All texts of a language."""
+    """All texts of a language, by key."""
     found: dict[str, str] = json.loads((files("qmq.console") / "words" / f"{language}.json").read_text(encoding="utf-8"))
     return found
 
 
 def chosen_language(asked: str, remembered: str, accepted: str) -> str:
-    """By what the address says, then a cookie, then the browser's Accept-Language; English otherwise."""
+    """The language that the address names, or else a cookie, or else the browser's Accept-Language; English otherwise."""
     for each in (asked, remembered):
         if each in LANGUAGES:
             return each
@@ -34,26 +34,26 @@ def chosen_language(asked: str, remembered: str, accepted: str) -> str:
 
 
 class Wording:
-    """One language."""
+    """The texts of one language, and its form of numbers and times."""
 
     def __init__(self, language: str) -> None:
         self.language = language
         self._texts = catalog(language)
 
     def __call__(self, key: str, **values: Any) -> str:
-        """The text of a key with its values. Raises KeyError for a key that is in no catalog."""
+        """The text of a key with its values. Raises KeyError for an unknown key."""
         text = self._texts[key]
         return text.format(**values) if values else text
 
     def span(self, ms: int) -> str:
-        """How long, in its largest unit."""
+        """A length of time in its largest unit."""
         for size, key in _SPANS:
             if ms >= size:
                 return self(key, count=f"{ms // size:,}")
         return self("span.ms", count=ms)
 
     def ago(self, time_ms: int, now_ms: int) -> str:
-        """A moment relative to now; "-" for none."""
+        """A moment relative to now; "-" for 0."""
         if not time_ms:
             return "-"
         distance_ms = abs(now_ms - time_ms)
@@ -63,14 +63,14 @@ class Wording:
 
 
 def count_text(number: float) -> str:
-    """With separators; a fraction only where it matters."""
+    """A number with thousands separators; a float below 10 has one decimal."""
     if isinstance(number, int):
         return f"{number:,}"
     return f"{number:,.1f}" if 0 < number < 10 else f"{number:,.0f}"
 
 
 def bytes_text(size: int) -> str:
-    """In the largest binary unit that fits."""
+    """A size in the largest binary unit that fits."""
     for unit, unit_bytes in _BYTES:
         if size >= unit_bytes:
             return f"{size / unit_bytes:,.1f} {unit}"
@@ -78,7 +78,7 @@ def bytes_text(size: int) -> str:
 
 
 def exact_time(time_ms: int) -> str:
-    """A moment in UTC as ISO 8601; empty for 0 and for what no calendar has."""
+    """A moment in UTC as ISO 8601; empty for 0 and for a time outside the calendar."""
     try:
         return datetime.fromtimestamp(time_ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z") if time_ms else ""
     except (ValueError, OverflowError, OSError):
