@@ -32,9 +32,9 @@ log = logging.getLogger("qmq.security")
 BY_URI: Final = PrincipalRule()
 STALE_MS: Final = 300_000
 _LISTS: Final = ("ListRules", "ListTokens", "ListQuotas")
-"""Calls that a namespace's administrator may make for its namespace only."""
+"""A namespace's administrator may make these calls for its own namespace."""
 DECISIONS_MAX: Final = 50_000
-"""Cached decisions; when there are more, the cache is emptied, which costs some µs for each decision."""
+"""The largest number of cached decisions. At this number the cache is emptied; a decision then costs some µs again."""
 
 
 class Caller(NamedTuple):
@@ -46,9 +46,9 @@ class Caller(NamedTuple):
     address: str = ""
     token_id: str = ""
     ends_ms: int = 0
-    """When the token ends, in milliseconds since 1970; 0: never."""
+    """The token's expiry in milliseconds since 1970; 0: never."""
     request: str = ""
-    """The id of the request that is being served."""
+    """The id of the current request."""
 
 
 class Verifier(Protocol):
@@ -101,7 +101,7 @@ class AccessView(Protocol):
 
     @property
     def revision(self) -> int:
-        """0 before the store was first read."""
+        """The store's revision; 0 before the store was first read."""
         ...
 
     @property
@@ -109,7 +109,7 @@ class AccessView(Protocol):
 
 
 class OpenAccess:
-    """Everybody may do everything: for a broker that belongs to no cluster."""
+    """Allows everything to everybody: for a broker that belongs to no cluster."""
 
     is_on = False
     is_enforced = False
@@ -180,7 +180,7 @@ class AccessControl(OpenAccess):
 
     @property
     def is_on(self) -> bool:  # type: ignore[override]
-        """Whether access is checked at all."""
+        """True if the server checks access at all."""
         return self.mode is not AccessMode.OFF or self._source.revision == 0
 
     @property
@@ -189,7 +189,7 @@ class AccessControl(OpenAccess):
 
     @property
     def is_stale(self) -> bool:  # type: ignore[override]
-        """Whether the coordination store has been away for so long that the last known rules hold no longer."""
+        """True if the coordination store has been unreachable for longer than `stale_ms`."""
         return self.is_enforced and self._source.silent_ms > self.config.stale_ms
 
     @property
@@ -207,14 +207,14 @@ class AccessControl(OpenAccess):
         return lambda: self._callbacks.pop(callback, None)
 
     def changed(self) -> None:
-        """The state has changed."""
+        """Call back every owner of connections, after rules, roles or tokens changed."""
         for callback in list(self._callbacks):
             callback()
 
     # --- who -----------------------------------------------------------------------------------------------------------
 
     def identify(self, names: CertificateNames | None, token: str, address: str, uid: int | None = None) -> Caller:
-        """Who a peer is, by its token, or else its certificate, or else its user on this machine.
+        """Identify a peer by its token, or else by its certificate, or else by its user on this machine.
 
         Raises NotAuthenticated for an invalid token.
         """
@@ -244,7 +244,7 @@ class AccessControl(OpenAccess):
         return Caller(principal, "jwt", address, "", ends_ms)
 
     def renew(self, caller: Caller, token: str) -> Caller:
-        """The same caller by a newer token. Raises NotAuthenticated, AccessDenied: it is somebody else's."""
+        """The same caller with a newer token. Raises NotAuthenticated, or AccessDenied if the token belongs to another principal."""
         newer = self.identify(None, token, caller.address)
         if newer.principal == caller.principal:
             return newer
@@ -253,7 +253,7 @@ class AccessControl(OpenAccess):
         raise AccessDenied(why)
 
     def has_ended(self, caller: Caller) -> bool:
-        """Whether the token that it showed has come to its end."""
+        """True if the caller's token has expired."""
         return bool(caller.ends_ms) and self._now_ms() >= caller.ends_ms
 
     def check(self, caller: Caller) -> None:
@@ -270,7 +270,7 @@ class AccessControl(OpenAccess):
         return bool(self._source.access.quotas)
 
     def quota(self, principal: Principal) -> Quota | None:
-        """The limits of a principal, whatever the mode is; None if there are none. Servers have none."""
+        """The limits of a principal in any access mode; None if there are none. Servers have none."""
         state = self._source.access
         if not state.quotas or principal.is_server:
             return None
@@ -280,7 +280,7 @@ class AccessControl(OpenAccess):
         return known[principal]
 
     def subject_quota(self, subject: str) -> Quota | None:
-        """The limits of a subject; None: there are none."""
+        """The limits of a subject; None if there are none."""
         quotas = self._source.access.quotas
         if not quotas:
             return None
@@ -290,7 +290,7 @@ class AccessControl(OpenAccess):
         return known[subject]
 
     def namespace_quota(self, subject: str) -> Quota | None:
-        """The limits of the namespace that a subject is in; None: there are none."""
+        """The limits of the namespace that contains a subject; None if there are none."""
         quotas = self._source.access.quotas
         if not quotas:
             return None
@@ -373,7 +373,7 @@ class AccessControl(OpenAccess):
             raise AccessDenied(self._why(caller, need, decision) + self._hint(caller, action))
 
     def _hint(self, caller: Caller, action: str) -> str:
-        """To who lists the whole cluster's rules, tokens or quotas and administers only namespaces."""
+        """A hint for a namespace's administrator who lists the rules, tokens or quotas of the whole cluster."""
         if action not in _LISTS:
             return ""
         own = (each for each in self._rules_for(caller.principal) if each.kind is ResourceKind.NAMESPACE and not each.is_deny)

@@ -43,7 +43,7 @@ class Operation(Enum):
     """An operation that a rule allows or denies."""
 
     PRODUCE = "produce"
-    """Send to a subject, delayed too; cancel or move what was sent delayed."""
+    """Send to a subject, with or without delay; cancel or move delayed messages."""
     CONSUME = "consume"
     """Receive, settle, and reset the group. Consuming needs it on the subject and on the group."""
     BROWSE = "browse"
@@ -61,7 +61,7 @@ class Operation(Enum):
     ADMINISTER = "administer"
     """Change rules, roles, tokens and quotas; on a namespace, those of its own, without quotas."""
     REPLICATE = "replicate"
-    """Act as a server. No rule grants it: a certificate or the cluster's own token does."""
+    """Act as a server. No rule grants this: only a certificate or the cluster's own token does."""
 
 
 class ResourceKind(Enum):
@@ -71,7 +71,7 @@ class ResourceKind(Enum):
     GROUP = "group"
     CLUSTER = "cluster"
     NAMESPACE = "namespace"
-    """All names with a prefix. Its one operation is `administer`."""
+    """All names with a prefix. `administer` is the only operation on a namespace."""
 
 
 class AccessMode(Enum):
@@ -96,14 +96,14 @@ class Need(NamedTuple):
 
 
 def on_subject(operation: Operation, subject: str) -> Need:
-    """For a dead-letter queue the group is the resource."""
+    """The need of an operation on a subject. For a dead-letter queue, the resource is the group."""
     if is_dead_letters(subject):
         return Need(operation, ResourceKind.GROUP, base_group(subject.split("%", 2)[2]))
     return Need(operation, ResourceKind.SUBJECT, subject)
 
 
 def on_group(operation: Operation, group: str) -> Need:
-    """A consumer of a broadcast group counts as its group."""
+    """The need of an operation on a group. For a consumer of a broadcast group, the resource is the broadcast group."""
     return Need(operation, ResourceKind.GROUP, base_group(group))
 
 
@@ -112,13 +112,13 @@ def on_cluster(operation: Operation) -> Need:
 
 
 def on_namespace(prefix: str) -> Need:
-    """To administer everything whose name begins with the prefix; without a prefix, the cluster."""
+    """The need to administer all names with the prefix; without a prefix, the cluster."""
     return Need(Operation.ADMINISTER, ResourceKind.NAMESPACE, prefix) if prefix else on_cluster(Operation.ADMINISTER)
 
 
 @dataclass(frozen=True, slots=True)
 class AccessRule:
-    """One rule. `principal` and `pattern` as in the module's text; no `operations` means all."""
+    """One rule. The module's docstring describes `principal` and `pattern`; empty `operations` mean all."""
 
     id: str
     is_deny: bool
@@ -130,7 +130,7 @@ class AccessRule:
     at_ms: int = 0
 
     def check(self) -> AccessRule:
-        """The rule itself, if it is valid. Raises InvalidArgument, InvalidName."""
+        """Return the rule if it is valid. Raises InvalidArgument, InvalidName."""
         check_name("rule", self.id)
         check_principal_pattern(self.principal)
         if self.kind is ResourceKind.NAMESPACE:
@@ -151,7 +151,7 @@ class AccessRule:
             )
 
     def covers(self, need: Need) -> bool:
-        """Whether the rule is about this operation on this resource."""
+        """True if the rule concerns this operation on this resource."""
         if self.operations and need.operation not in self.operations:
             return False
         if need.kind is ResourceKind.NAMESPACE:
@@ -159,12 +159,12 @@ class AccessRule:
         return need.kind is self.kind and matches(self.pattern, need.name)
 
     def _overlaps(self, prefix: str) -> bool:
-        """Whether a rule on a namespace is about a prefix: it allows what is below its own, and denies what overlaps it."""
+        """True if a namespace's rule concerns the prefix: an allow rule covers prefixes below its own, a deny rule also wider ones."""
         return prefix.startswith(self.pattern) or (self.is_deny and self.pattern.startswith(prefix))
 
     @property
     def need(self) -> Need:
-        """What changing this rule needs."""
+        """The need of a change to this rule."""
         return on_namespace("" if self.kind is ResourceKind.CLUSTER else self.pattern.removesuffix(EVERY))
 
     def __str__(self) -> str:
@@ -174,7 +174,7 @@ class AccessRule:
 
 
 def matches(pattern: str, name: str) -> bool:
-    """Whether a name fits a pattern."""
+    """True if the name matches the pattern."""
     return name.startswith(pattern[:-1]) if pattern.endswith(EVERY) else name == pattern
 
 
@@ -204,17 +204,17 @@ def check_principal_pattern(text: str) -> None:
 
 
 class Decision(NamedTuple):
-    """What the rules say, and which one decided; None: no rule allows it, or none was asked."""
+    """A decision, and the rule that made it; None: no rule allows the operation, or the decision did not need a rule."""
 
     is_allowed: bool
     rule: AccessRule | None = None
     by: str = ""
-    """What decided before any rule was asked, in words."""
+    """The reason of a decision that did not need a rule."""
 
 
 @dataclass(slots=True)
 class RuleBook:
-    """All rules and roles. `roles`: the members of each, as principals."""
+    """All rules and roles. `roles` maps each role to its members, as principals."""
 
     rules: Mapping[str, AccessRule] = field(default_factory=dict)
     roles: Mapping[str, frozenset[str]] = field(default_factory=dict)
@@ -234,7 +234,7 @@ class RuleBook:
 
 
 def decide(rules: Iterable[AccessRule], need: Need) -> Decision:
-    """The decision of rules that are all for one principal."""
+    """Decide a need by a principal's rules."""
     if need.operation is Operation.REPLICATE:
         return Decision(False)
     allowing: AccessRule | None = None

@@ -68,10 +68,10 @@ class AuditLog:
         logger: logging.Logger = AUDIT,
         sink: Callable[[str], None] | None = None,
     ) -> None:
-        """`sink` is called with each record; it must not block."""
+        """`sink` is called with each record, and must not block."""
         self._now_ms, self._monotonic_s, self._logger, self._sink = now_ms, monotonic_s, logger, sink
         self._refused: OrderedDict[tuple[str, ...], tuple[float, int]] = OrderedDict()
-        """When each refusal was last written, and how many equal ones were left out since."""
+        """By refusal: when it was last written, and how many equal refusals were left out since."""
         self.refusals = 0
         """The number of refusals, including those left out."""
 
@@ -85,7 +85,7 @@ class AuditLog:
             self._sink(text)
 
     def refuse(self, *, principal: str, how: str, address: str, action: str, on: str, result: str = "denied", **more: object) -> None:
-        """A refusal; repeated ones are counted."""
+        """Record a refusal. Repeated refusals are counted, and written at most once in `REPEAT_S`."""
         self.refusals += 1
         what, now_s = (principal, action, on, result), self._monotonic_s()
         written_s, left_out = self._refused.get(what, (float("-inf"), 0))

@@ -37,7 +37,7 @@ EARLIER: Final = timedelta(hours=1)
 
 
 class Issued(NamedTuple):
-    """The files of one certificate."""
+    """The files of one new certificate."""
 
     cert: Path
     key: Path
@@ -45,7 +45,7 @@ class Issued(NamedTuple):
 
 
 def create_authority(folder: Path, *, now: datetime | None = None, days: int = CA_DAYS) -> Issued:
-    """Make an authority. Raises InvalidArgument if the folder has one: its certificates would be worth nothing any more."""
+    """Make an authority. Raises InvalidArgument if the folder has one: a new authority would make its certificates worthless."""
     if _key_path(folder, CA).exists():
         raise InvalidArgument(f"{folder} has an authority already: issue certificates with it, or take another folder")
     make_private(folder)
@@ -69,7 +69,7 @@ def create_authority(folder: Path, *, now: datetime | None = None, days: int = C
 
 
 class Place(NamedTuple):
-    """Where a certificate, its key and a copy of its authority's certificate go, if not beside the authority."""
+    """Where a certificate, its key and a copy of its authority's certificate go, if not into the authority's folder."""
 
     ca: Path
     cert: Path
@@ -114,12 +114,12 @@ def issue(
 
 
 def has_authority(folder: Path) -> bool:
-    """Whether the folder has an authority."""
+    """True if the folder has an authority."""
     return _cert_path(folder, CA).exists()
 
 
 def ends_at(pem: bytes) -> datetime:
-    """When the first certificate of a PEM file ends. Raises ValueError."""
+    """The expiry of the first certificate in a PEM file. Raises ValueError."""
     return x509.load_pem_x509_certificate(pem).not_valid_after_utc
 
 
@@ -168,7 +168,7 @@ def _write_to(cert_path: Path, key_path: Path, cert: x509.Certificate, key: ec.E
 
 
 def _replace(path: Path, content: bytes, mode: int) -> None:
-    """All or nothing: a process that reads the file meanwhile has the old one or the new one."""
+    """Replace a file atomically: a process that reads the file gets the old content or the new content."""
     beside = path.with_name(f"{path.name}.new")
     with os.fdopen(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "wb") as file:
         file.write(content)

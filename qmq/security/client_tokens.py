@@ -21,11 +21,11 @@ LOOK_S: Final = 1.0
 TOKEN_CHARS_MAX: Final = 8_192
 
 Token = str | Path | TokenSource | None
-"""A token; the file that has it; or a function that gives the present one."""
+"""A token, the file that contains the token, or a function that returns the current token."""
 
 
 class TokenFile:
-    """A file with a token. Call it for the present token. Raises InvalidArgument if the file cannot be read."""
+    """A file that contains a token. A call returns the current token. Raises InvalidArgument if the file cannot be read."""
 
     def __init__(self, path: Path, monotonic_s: Callable[[], float] = time.monotonic) -> None:
         self._path, self._monotonic_s = path, monotonic_s
@@ -48,14 +48,14 @@ class TokenFile:
 
 
 def check(token: str, where: str) -> str:
-    """The token. Raises InvalidArgument if that cannot be one; the text is not repeated."""
+    """Return the token. Raises InvalidArgument for an impossible token; the error's text does not contain the token."""
     if not token or len(token) > TOKEN_CHARS_MAX or not token.isascii() or not token.isprintable() or " " in token:
         raise InvalidArgument(f"{where} holds no token: that is one word of at most {TOKEN_CHARS_MAX} characters")
     return token
 
 
 def token_source(token: Token, environment: Mapping[str, str] | None = None) -> TokenSource | None:
-    """The source of what was given, or else of what the environment or its context says; None without. Raises InvalidArgument."""
+    """The token's source: the argument, or else the environment or its context; None if there is none. Raises InvalidArgument."""
     if token is None:
         environment = environment_of() if environment is None else environment
         path, text = environment.get(TOKEN_FILE_VARIABLE), environment.get(TOKEN_VARIABLE)

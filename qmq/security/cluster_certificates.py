@@ -38,7 +38,7 @@ SERVERS: Final = ("meta", "node")
 
 @dataclass(frozen=True, slots=True)
 class CertificateHolder:
-    """Who gets a certificate. `kind` is 'etcd' or a kind of principal; a server has `hosts`."""
+    """The server, person or application that gets a certificate. `kind` is 'etcd' or a kind of principal; a server has `hosts`."""
 
     kind: str
     name: str
@@ -46,7 +46,7 @@ class CertificateHolder:
 
 
 def member_of(kind: str, text: str) -> CertificateHolder:
-    """A server from `NAME=HOST,HOST:PORT`, which is reached by its name as well. Raises InvalidArgument."""
+    """A server from `NAME=HOST,HOST:PORT`; NAME is one of its hosts. Raises InvalidArgument."""
     name, _, listed = text.partition("=")
     hosts = [_without_port(each.strip()) for each in listed.split(",") if each.strip()]
     if not name:
@@ -57,7 +57,7 @@ def member_of(kind: str, text: str) -> CertificateHolder:
 def make_certificates(
     folder: Path, members: Sequence[CertificateHolder], *, renews: bool = False, now: datetime | None = None, days: int = DAYS
 ) -> list[Issued]:
-    """Make what is missing; with `renews` all certificates anew, by the authorities that are there. Returns what was made.
+    """Make the missing certificates; with `renews`, make all certificates again, with the existing authorities. Returns the new ones.
 
     Raises InvalidArgument, InvalidName.
     """
@@ -74,12 +74,12 @@ def make_certificates(
 
 @dataclass(frozen=True, slots=True)
 class _Paper:
-    """One certificate: whose folder it goes to, who signs it, and what it says."""
+    """One certificate: its folder, its authority, and its content."""
 
     folder: str
     by_etcd: bool
     is_second: bool
-    """Whether it lies beside the member's certificate for QMQ, and so has another name."""
+    """If true, the certificate lies beside the member's certificate for QMQ, under another file name."""
     name: str
     kind: str
     hosts: tuple[str, ...] = ()

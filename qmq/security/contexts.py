@@ -1,4 +1,4 @@
-"""Named clusters of a person or a machine: where a cluster is, and what to show it.
+"""Contexts: the clusters of a person or a machine by name, each with its addresses and its credentials.
 
     ~/.config/qmq/contexts.json     (or below XDG_CONFIG_HOME) for its owner only
 
@@ -35,7 +35,7 @@ class ClusterContext:
     token_file: str = ""
 
     def variables(self) -> dict[str, str]:
-        """The environment variables that the context stands for."""
+        """The environment variables that the context stands for, with their values."""
         named = {
             SERVER_VARIABLE: self.server,
             "QMQ_TLS_CA": self.tls_ca,
@@ -58,7 +58,7 @@ class ContextFile:
         return cls((Path(base) if base else Path.home() / ".config") / "qmq" / "contexts.json")
 
     def load(self) -> tuple[str, dict[str, ClusterContext]]:
-        """(the current one's name or "", all by name)."""
+        """(the current context's name or "", all contexts by name)."""
         try:
             if self.path.stat().st_mode & 0o077:
                 raise InvalidArgument(f"others may read {self.path}: chmod 600 {self.path}")
@@ -71,13 +71,13 @@ class ContextFile:
             raise InvalidArgument(f"{self.path} cannot be used ({cause}): move it away, and `qmq context add` writes a new one") from cause
 
     def add(self, context: ClusterContext) -> None:
-        """Keep a context, in place of the one of its name. The first one is the current one."""
+        """Store a context, and replace the one of the same name. The first context becomes the current one."""
         check_name("context", context.name)
         current, contexts = self.load()
         self._save(current or context.name, {**contexts, context.name: context})
 
     def use(self, name: str) -> None:
-        """Make it the current one."""
+        """Make a context the current one."""
         _, contexts = self.load()
         self._save(self._known(name, contexts).name, contexts)
 
@@ -109,7 +109,7 @@ def default_server(environment: Mapping[str, str] = os.environ) -> str:
 
 
 def environment_of(environment: Mapping[str, str] = os.environ, *, uses_current: bool = False) -> dict[str, str]:
-    """The environment with what a context stands for. `uses_current`: the current one, if none is named. Raises InvalidArgument."""
+    """The environment with the context's variables. `uses_current`: use the current context if none is named. Raises InvalidArgument."""
     name, file = environment.get(CONTEXT_VARIABLE, ""), ContextFile.of_user(environment)
     if not name and uses_current:
         name = file.load()[0]

@@ -22,7 +22,7 @@ def _end(cert: bytes) -> datetime:
 
 
 def now() -> datetime:
-    """The machine's wall clock: certificates go by it, whatever the process keeps for a time."""
+    """The machine's wall clock. A certificate's expiry depends on this clock, even if the process uses another one."""
     return datetime.now(UTC)
 
 
@@ -40,7 +40,7 @@ class ExpiryWarning:
         self._said: datetime | None = None
 
     def look(self) -> None:
-        """Called from time to time."""
+        """Log the warning if it is due. Callers call this regularly."""
         pem, now = self._credentials.pem, self._now()
         if pem.cert is None or (self._said is not None and now - self._said < AGAIN):
             return

@@ -35,7 +35,7 @@ ALGORITHMS: Final = ("ES256", "EdDSA", "RS256")
 LEEWAY_S: Final = 30
 REFRESH_S: Final = 300.0
 ASK_AGAIN_S: Final = 10.0
-"""Least time between two fetches, because anybody can name an unknown key."""
+"""The pause between two fetches, at least: any peer can name an unknown key."""
 FETCH_S: Final = 5.0
 KEYS_BYTES_MAX: Final = 1 << 20
 
@@ -44,14 +44,14 @@ Fetch = Callable[[], bytes]
 
 @dataclass(frozen=True, slots=True)
 class _Keys:
-    """By key id; the key of a PEM file has none."""
+    """The keys by id; the key of a PEM file has no id."""
 
     by_id: dict[str, Any]
     fetched_s: float
 
 
 class JwtVerifier:
-    """Raises InvalidArgument if the keys are in a file that cannot be used. `fetch` gives the keys' text, for tests."""
+    """Verifies tokens. Raises InvalidArgument if the keys' file cannot be used. `fetch` returns the keys' text; a test hands in its own."""
 
     def __init__(
         self,
@@ -77,12 +77,12 @@ class JwtVerifier:
     # --- checking ------------------------------------------------------------------------------------------------------
 
     def verify(self, token: str) -> tuple[Principal, int]:
-        """Whose token it is, and when it ends in milliseconds since 1970, with the leeway. Raises NotAuthenticated."""
+        """The token's principal, and its expiry with the leeway in milliseconds since 1970. Raises NotAuthenticated."""
         claims, ends_ms = self.claims(token)
         return self._principal(claims), ends_ms
 
     def claims(self, token: str) -> tuple[dict[str, Any], int]:
-        """What a token that holds says, and when it ends, as `verify`. Raises NotAuthenticated."""
+        """The claims of a valid token, and its expiry as in `verify`. Raises NotAuthenticated."""
         key = self._key_of(token)
         try:
             claims = jwt.decode(
@@ -134,7 +134,7 @@ class JwtVerifier:
     # --- keys ----------------------------------------------------------------------------------------------------------
 
     def _refresh(self) -> None:
-        """Fetch the keys in a thread, not too often."""
+        """Fetch the keys in a thread, at most once in `ASK_AGAIN_S`."""
         now_s = self._monotonic_s()
         if now_s - self._asked_s < ASK_AGAIN_S:
             return
@@ -172,7 +172,7 @@ def _parse(text: bytes) -> dict[str, Any]:
 
 
 def _fetch_of(keys: str) -> Fetch:
-    """Raises InvalidArgument for an address without TLS."""
+    """The function that fetches the keys. Raises InvalidArgument for an address without TLS."""
     if "://" not in keys:
         return Path(keys).read_bytes
     if not keys.startswith("https://"):

@@ -31,13 +31,13 @@ WAIT_S_MAX: Final = 2.0
 """The longest wait of a call for its principal's quota; beyond that the call is refused."""
 METERS_MAX: Final = 10_000
 REQUEST_ID: Final = "x-request-id"
-"""Metadata by which a caller may name its call; the audit log has the name."""
+"""The metadata key with which a caller names its call; the audit log contains the name."""
 REQUEST_ID_CHARS_MAX: Final = 64
 _BEARER: Final = "Bearer "
 
 KnowsSubject = Callable[[str], bool]
 SubjectOfDelayed = Callable[[str], Awaitable[str]]
-"""The id of a delayed message -> its subject. Raises QmqError."""
+"""Maps the id of a delayed message to its subject. Raises QmqError."""
 
 
 class RpcGuard(grpc.aio.ServerInterceptor):
@@ -59,7 +59,7 @@ class RpcGuard(grpc.aio.ServerInterceptor):
         self._now_s = now_s
         self._meters: dict[Principal, RateMeter] = {}
         self.peers: RpcPeers = {}
-        """Who is behind each connection that a relay accepted."""
+        """The peer of each connection that a relay accepted."""
 
     async def intercept_service(
         self, continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]], handler_call_details: grpc.HandlerCallDetails
@@ -145,7 +145,7 @@ class RpcGuard(grpc.aio.ServerInterceptor):
         return self._access.identify(None, token, address, uid)
 
     def refused(self, address: str, why: str) -> None:
-        """Record that TLS did not accept a peer. Strangers repeat this as often as they like: equal ones are counted."""
+        """Record that TLS refused a peer. Equal refusals are counted, because a stranger can repeat them without limit."""
         self._access.refused(Caller(address=address), "TLS handshake", why)
 
     def _require_server(self, caller: Caller, method: str) -> None:
@@ -198,7 +198,7 @@ class RpcGuard(grpc.aio.ServerInterceptor):
 
 
 def audited(audit: AuditLog, caller: Caller, action: str, on: str, result: str, **more: object) -> None:
-    """Tell the audit log of an act."""
+    """Write an administrative act to the audit log."""
     audit.write(
         principal=str(caller.principal),
         how=caller.how,
@@ -219,7 +219,7 @@ def _on(rule: RpcRule, request: Any) -> str:
 
 
 def _request_id(context: Any) -> str:
-    """What the caller named its call, or else a new name."""
+    """The id that the caller gave the call, or else a new one."""
     named = next((value for key, value in context.invocation_metadata() or () if key == REQUEST_ID), "")
     is_sane = isinstance(named, str) and 0 < len(named) <= REQUEST_ID_CHARS_MAX and named.isprintable()
     return named if is_sane else secrets.token_hex(8)

@@ -15,9 +15,9 @@ from qmq.security.principal import APPLICATION
 O = Operation  # noqa: E741 - the table below is read by columns
 
 Needs = Callable[[Any], tuple[Need, ...]]
-"""A request -> what it needs."""
+"""Maps a request to its needs."""
 NeedsNow = Callable[[Any, AccessState], tuple[Need, ...]]
-"""A request that names a record, and the records -> what it needs."""
+"""Maps a request that names a record, and the current records, to its needs."""
 
 
 class RpcRule(NamedTuple):
@@ -43,7 +43,7 @@ def _subject(operation: Operation) -> Needs:
 
 
 def _subject_or_cluster(operation: Operation) -> Needs:
-    """Of a request that may leave the subject away, and then means all."""
+    """The needs of a request whose subject may be empty; it then concerns all subjects."""
     return lambda request: (on_subject(operation, request.subject) if request.subject else on_cluster(operation),)
 
 
@@ -72,7 +72,7 @@ def _named_group(request: Any) -> tuple[Need, ...]:
 
 
 def _pause(request: Any) -> tuple[Need, ...]:
-    """Pausing a client stops all its consumption."""
+    """The needs of a pause: a pause of a client stops all its consumption."""
     group = request.pause.group
     return (on_group(O.CONFIGURE, group) if group else on_cluster(O.OPERATE),)
 
@@ -88,13 +88,13 @@ def _test(request: Any) -> tuple[Need, ...]:
 
 
 def _known_rule(rule_id: str, state: AccessState) -> tuple[Need, ...]:
-    """A rule that is not there belongs to the cluster: others do not learn which rules there are."""
+    """The need of a change to a rule. An unknown rule belongs to the cluster, so that others do not learn which rules exist."""
     known = state.rules.get(rule_id)
     return (on_cluster(O.ADMINISTER) if known is None else known.need,)
 
 
 def _token_of(text: str) -> Need:
-    """Tokens of a team's applications are the team's. Those of people are the cluster's."""
+    """The need of a change to a token. A team administers the tokens of its applications; the cluster administers people's tokens."""
     kind, _, name = text.partition(":")
     return on_namespace(name if kind == APPLICATION else "")
 
@@ -154,7 +154,7 @@ META_RULES: Final[Mapping[str, RpcRule]] = {
     "Transfer": RpcRule(_cluster(O.OPERATE), is_change=True),
     "ChangeReplicas": RpcRule(_cluster(O.OPERATE), is_change=True),
 }
-"""Of the metaserver."""
+"""The rules for the metaserver's calls."""
 
 ACCESS_RULES: Final[Mapping[str, RpcRule]] = {
     "WhoAmI": RpcRule(),
@@ -171,7 +171,7 @@ ACCESS_RULES: Final[Mapping[str, RpcRule]] = {
     "DeleteQuota": RpcRule(_cluster(O.ADMINISTER), is_change=True),
     "ListQuotas": RpcRule(_namespace),
 }
-"""Of the metaserver's administration of access."""
+"""The rules for the metaserver's administration of access."""
 
 _SERVER: Final = RpcRule(servers_only=True)
 _OPERATE: Final = RpcRule(_cluster(O.OPERATE))
@@ -193,7 +193,7 @@ CONTROL_RULES: Final[Mapping[str, RpcRule]] = {
     **dict.fromkeys(("FindMessage", "TraceMessage", "ReadSchedule", "DescribeSchedule"), _SERVER),
     **dict.fromkeys(("CancelDelayed", "MoveDelayed", "ShowDelayed", "ListDelayed"), _SERVER),
 }
-"""Of the control ports of brokers and delay servers, which metaservers and other replicas call. Whoever uses QMQ calls a metaserver."""
+"""The rules for the control ports of brokers and delay servers. Metaservers and replicas call these; users call a metaserver."""
 
 RPC_RULES: Final[Mapping[str, RpcRule]] = {
     **{f"/qmq.v1.Meta/{name}": rule for name, rule in META_RULES.items()},
@@ -201,4 +201,4 @@ RPC_RULES: Final[Mapping[str, RpcRule]] = {
     **{f"/qmq.v1.BrokerControl/{name}": rule for name, rule in CONTROL_RULES.items()},
     **{f"/qmq.v1.DelayControl/{name}": rule for name, rule in CONTROL_RULES.items()},
 }
-"""By the method's whole name."""
+"""All rules by the method's full name."""

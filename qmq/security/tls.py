@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("qmq.security")
 
 LOOK_S: Final = 10.0
-"""How often the files are looked at: certificates are renewed days before they end."""
+"""The files are checked at this interval. Certificates are renewed days before they expire, so this is often enough."""
 ALPN: Final = "qmq"
 """The protocol that data ports speak."""
 RPC_ALPN: Final = "h2"
@@ -64,7 +64,7 @@ class Tls:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] | None = None) -> Tls | None:
-        """What QMQ_TLS_CA, QMQ_TLS_CERT and QMQ_TLS_KEY say, or the context; None without QMQ_TLS_CA. Raises InvalidArgument."""
+        """The files of QMQ_TLS_CA, QMQ_TLS_CERT and QMQ_TLS_KEY, or of the context; None without QMQ_TLS_CA. Raises InvalidArgument."""
         environment = environment_of() if environment is None else environment
         ca, cert, key = (environment.get(name) for name in (CA_VARIABLE, CERT_VARIABLE, KEY_VARIABLE))
         if not ca:
@@ -75,7 +75,7 @@ class Tls:
 
 
 class Pem(NamedTuple):
-    """What the files hold. `version` counts how often that changed."""
+    """The content of the files. `version` counts its changes."""
 
     version: int
     ca: bytes
@@ -84,7 +84,7 @@ class Pem(NamedTuple):
 
 
 Signature = tuple[tuple[int, int, int], ...]
-"""(inode, size, time of the last change in nanoseconds) of each file: a file that was replaced has another."""
+"""(inode, size, modification time in nanoseconds) of each file. A replaced file has another signature."""
 
 
 class Credentials:
@@ -106,7 +106,7 @@ class Credentials:
 
     @property
     def pem(self) -> Pem:
-        """The content of the files as of the last check, which is made now if it is due."""
+        """The content of the files as of the last check. A check that is due runs first."""
         if self._monotonic_s() - self._looked_s >= LOOK_S:
             self.look()
         return self._pem
@@ -157,7 +157,7 @@ class Credentials:
         return context
 
     def server_context(self, alpn: str = ALPN) -> ssl.SSLContext:
-        """For listening, with what the files hold now. Raises InvalidArgument without a certificate."""
+        """The context for listening, from the files' current content. Raises InvalidArgument without a certificate."""
         if self.files.cert is None:
             raise InvalidArgument("a server needs a certificate and a key: --tls-cert and --tls-key")
         context = self._fill(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), self.pem, alpn)
@@ -165,7 +165,7 @@ class Credentials:
         return context
 
     def client_context(self) -> ssl.SSLContext:
-        """For connecting, with what the files hold now."""
+        """The context for connecting, from the files' current content."""
         pem = self.pem
         if self._client_context is None or self._client_context[0] != pem.version:
             self._client_context = pem.version, self._fill(ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), pem)
@@ -174,7 +174,7 @@ class Credentials:
     # --- credentials for gRPC ------------------------------------------------------------------------------------------
 
     def channel_credentials(self) -> grpc.ChannelCredentials:
-        """For a gRPC channel, with what the files hold now."""
+        """The credentials for a gRPC channel, from the files' current content."""
         import grpc
 
         pem = self.pem
@@ -182,7 +182,7 @@ class Credentials:
 
     @property
     def version(self) -> int:
-        """The number of changes of the files: owners of channels replace them when it differs."""
+        """The number of changes of the files. The owner of a channel replaces the channel after a change."""
         return self.pem.version
 
 

@@ -28,7 +28,7 @@ _TOKEN: Final = re.compile(r"qmq_([0-9a-f]{12})_([A-Za-z0-9_-]{43})")
 
 @dataclass(frozen=True, slots=True)
 class TokenRecord:
-    """What is kept of a token. `ends_ms`: milliseconds since 1970, 0 for never."""
+    """The stored record of a token. `ends_ms`: milliseconds since 1970, 0 for never."""
 
     id: str
     principal: Principal
@@ -39,7 +39,7 @@ class TokenRecord:
 
 
 class NewToken(NamedTuple):
-    """A token, which is shown once, and its record."""
+    """A new token, which is shown once, and its record."""
 
     token: str
     record: TokenRecord
@@ -67,13 +67,13 @@ _NOBODYS: Final = digest_of("")
 
 
 def id_of(token: str) -> str:
-    """The record's id; empty if this is no token of ours."""
+    """The id of the token's record; empty if the text is not a token of QMQ."""
     found = _TOKEN.fullmatch(token)
     return found[1] if found is not None else ""
 
 
 def check_token(token: str, record: TokenRecord | None, now_ms: int) -> Principal:
-    """Whose token it is. Raises NotAuthenticated, with the same words and after the same work whether the token is unknown or wrong."""
+    """The token's principal. Raises NotAuthenticated, with the same text and after the same work for an unknown and for a wrong token."""
     known = record.digest if record is not None else _NOBODYS
     if not hmac.compare_digest(known, digest_of(token)) or record is None:
         raise NotAuthenticated("the token is not known: it was revoked, or belongs to another cluster")
