@@ -51,7 +51,7 @@ class FrameKind(IntEnum):
     ERROR = 15
     SETTLED = 16
     PRODUCE_FAST = 17
-    """PRODUCE that is answered when the master has written it (`acks=master`); may be lost with the master."""
+    """PRODUCE with `acks=master`: answered when the master has written the batch. A failure of the master may lose it."""
     REPLICA_HELLO = 18
     """First frame between replicas of a group."""
     REPLICA = 19
@@ -61,13 +61,13 @@ class FrameKind(IntEnum):
     LANE_PULL = 22
     LANE_MESSAGES = 23
     LANE_SETTLE = 24
-    """Answered by SETTLED. HEARTBEAT and DETACH end and keep lane sessions too."""
+    """Answered by SETTLED. HEARTBEAT and DETACH also keep and end lane sessions."""
     FIND = 25
     FOUND = 26
     BEGUN = 27
-    """A consumer begins to work on messages that failed before. Not answered."""
+    """A consumer begins to process messages that failed before. Not answered."""
     PRODUCE_FLUSHED = 28
-    """PRODUCE that is answered when a majority has flushed it (`acks=flushed`); survives any power cut."""
+    """PRODUCE with `acks=flushed`: answered when a majority has flushed the batch, which then survives any power cut."""
     REAUTH = 29
     """A newer token for this connection (docs/ACCESS.md). Answered by OK."""
 
@@ -91,7 +91,7 @@ _ASKING: Final = frozenset(
         FrameKind.REAUTH,
     }
 )
-"""Frames of at most `limits.ASKING_BYTES_MAX`."""
+"""Frames of these kinds have at most `limits.ASKING_BYTES_MAX` bytes."""
 
 
 class Frame(NamedTuple):
@@ -156,7 +156,7 @@ class FrameReader:
         self._large_end = 0
 
     def get_buffer(self) -> memoryview:
-        """Where to put the next bytes; never empty. Payloads handed out before are no longer valid."""
+        """The place for the next bytes; never empty. Payloads that were returned before become invalid."""
         if self._large is not None:
             return self._rest_of_large(self._large)
         if self._grown_bytes:
@@ -169,7 +169,7 @@ class FrameReader:
         return self._view[self._end :]
 
     def received(self, count: int) -> list[Frame]:
-        """The frames that are whole now that `count` bytes were put into the buffer. Raises ProtocolViolation."""
+        """The frames that are complete after `count` more bytes in the buffer. Raises ProtocolViolation."""
         if self._large is not None:
             return self._received_large(count)
         self._end += count
@@ -199,11 +199,11 @@ class FrameReader:
 
     @property
     def awaits_rest(self) -> bool:
-        """Whether a part of a frame has arrived."""
+        """True if a part of a frame has arrived."""
         return self._large is not None or bool(self._rest) or self._end > self._start
 
     def grow(self, buffer_bytes: int) -> None:
-        """Receive into a larger buffer from the next `get_buffer` on, and count no more: for a trusted peer whose frames are large."""
+        """Use a larger buffer from the next `get_buffer` on, and stop counting partial frames: for a trusted peer with large frames."""
         self._grown_bytes = max(buffer_bytes, len(self._buffer))
 
     def _grow(self) -> None:
@@ -215,7 +215,7 @@ class FrameReader:
         self._start, self._end, self._grown_bytes = 0, len(rest), 0
 
     def release(self) -> None:
-        """The stream has ended: free the buffers now, not when the connection is garbage-collected."""
+        """Free the buffers at the end of the stream, before the connection is garbage-collected."""
         self._buffer, self._view, self._large, self._rest = bytearray(), memoryview(b""), None, b""
         self._start = self._end = 0
         if self._partial is not None:
@@ -237,7 +237,7 @@ class FrameReader:
         self._large_bytes, self._large_end = length, len(self._large)
 
     def _rest_of_large(self, large: bytearray) -> memoryview:
-        """Room for at least a byte: as much again as has come, so that growing copies each byte about once."""
+        """Room for at least one byte. The buffer doubles, so that growth copies each byte about once."""
         if self._large_end == len(large):
             room = min(max(self._large_end, _LARGE_FIRST_BYTES), self._large_bytes - self._large_end)
             large = self._large = bytearray().join((large, bytes(room)))  # not in place: the event loop may hold the former view

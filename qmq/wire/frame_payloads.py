@@ -44,7 +44,7 @@ _FETCHED: Final = Struct("<qqqqqII")
 _SESSION: Final = Struct("<I")
 _DETACH: Final = Struct("<Iq")
 EVERYTHING_RECEIVED: Final = (1 << 63) - 1
-"""In a DETACH: the consumer cannot say what it received."""
+"""In a DETACH: the consumer does not know what it received."""
 _ERROR: Final = Struct("<HBBI")
 _LANE_PULL: Final = Struct("<IQqIII")
 _LANE_DELIVERY: Final = Struct("<IIqII")
@@ -52,7 +52,7 @@ _LANE_SETTLE: Final = Struct("<IIQ")
 _LANE_SETTLEMENT: Final = Struct("<qqII")
 
 RESUME: Final = "resume"
-"""As the `start` of an ATTACH."""
+"""The value of `start` in an ATTACH that resumes a session."""
 
 _J = TypeVar("_J", bound="_JsonMessage")
 
@@ -86,12 +86,12 @@ class _JsonMessage:
 
 
 def is_text(value: Any) -> bool:
-    """Whether a string can be written as UTF-8. JSON may escape what cannot."""
+    """True if a string can be encoded as UTF-8. JSON can escape code points that cannot."""
     return not isinstance(value, str) or value.isascii() or not any("\ud800" <= each <= "\udfff" for each in value)
 
 
 def _holds(kind: str, value: Any) -> bool:
-    """Whether the items of a list are what they should be."""
+    """True if the items of a list have the right type."""
     if kind == "list[str]":
         return all(isinstance(each, str) for each in value)
     if kind == "list[list[int]]":
@@ -101,28 +101,28 @@ def _holds(kind: str, value: Any) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Hello(_JsonMessage):
-    """First frame on a connection. `token` says who it is, where the certificate does not."""
+    """The first frame on a connection. `token` identifies the client if its certificate does not."""
 
     version: int
     client: str
     token: str = field(default="", repr=False)
 
     def pack(self) -> bytes:
-        """Without a token as it was before there were any."""
+        """Pack the payload. Without a token, the payload is that of releases before tokens."""
         found = asdict(self) if self.token else {"version": self.version, "client": self.client}
         return json.dumps(found, separators=(",", ":")).encode()
 
 
 @dataclass(frozen=True, slots=True)
 class Reauth(_JsonMessage):
-    """A newer token on a connection that stands, of the same principal. Answered by OK."""
+    """A newer token of the same principal on an open connection. Answered by OK."""
 
     token: str = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True)
 class Welcome(_JsonMessage):
-    """The broker's answer: its limits. `inflight_bytes_max` is the credit: unanswered bytes a client may have here."""
+    """The broker's limits. `inflight_bytes_max` is the credit: the unanswered bytes that a client may have here."""
 
     version: int
     broker: str
@@ -133,7 +133,7 @@ class Welcome(_JsonMessage):
 
 @dataclass(frozen=True, slots=True)
 class Attach(_JsonMessage):
-    """A consumer takes part in its group on one queue.
+    """A consumer joins its group on one queue.
 
     `incarnation` is drawn when the consumer starts: the same one attaching again is a reconnect and keeps what it holds up to
     `received` (the last pull sequence it got, -1 for none); another one gets everything that was not settled again.
@@ -165,7 +165,7 @@ class Attached(_JsonMessage):
     next_pull_sequence: int
     resumed: int
     attempts_max: int = 0
-    """After so many attempts a message goes to the dead-letter queue; 0: never."""
+    """A message that fails this many times goes to the dead-letter queue; 0: never."""
 
 
 ONLY_DIRECTED: Final = 2
@@ -224,7 +224,9 @@ class Find(_JsonMessage):
 
 @dataclass(frozen=True, slots=True)
 class FoundBatches(_JsonMessage):
-    """`[batch_sequence, base_sequence, count]` of each, the highest number first; all committed. A count of 0: retention took it since."""
+    """`[batch_sequence, base_sequence, count]` of each batch, the highest number first; all are committed. A count of 0: retention removed
+    it.
+    """
 
     found: list[list[int]]
 
@@ -267,14 +269,14 @@ class LaneAttached(_JsonMessage):
 
 
 class Produced(NamedTuple):
-    """Where a batch went. It may have gone there at an earlier try."""
+    """The place of a batch in the log. An earlier try may have stored it."""
 
     base_sequence: int
     append_time_ms: int
 
 
 class Pull(NamedTuple):
-    """Ask for the group's next messages; answered when there are some, or after `wait_ms` with none."""
+    """Asks for the group's next messages. Answered when there are some, or with none after `wait_ms`."""
 
     session: int
     messages_max: int
@@ -292,7 +294,7 @@ class Range(NamedTuple):
 
 
 class LanePull(NamedTuple):
-    """Ask for a lane's messages from `sequence` on; answered when there are some, or after `wait_ms` with none.
+    """Asks for a lane's messages from `sequence` on. Answered when there are some, or with none after `wait_ms`.
 
     The consumer says from where, so a broken answer is simply asked for again.
     """
@@ -319,14 +321,14 @@ class LaneDelivery(NamedTuple):
 
 
 class LaneVerdict(IntEnum):
-    """What a consumer says about its lane's messages in a range of sequences, both ends included."""
+    """A consumer's verdict on its lane's messages in a range of sequences, both ends included."""
 
     DONE = 0
-    """Worked on. Covers everything of the lane in the range, also what other lanes' messages lie between."""
+    """Processed. Covers all messages of the lane in the range; messages of other lanes may lie between them."""
     FAILED = 1
-    """The handler failed on the one message at `first`, for the `argument`-th time; it stays to be done. Kept for those who come after."""
+    """The handler failed on the message at `first`, for the `argument`-th time. The message is not done; the broker keeps the count."""
     PARKED = 2
-    """The one message at `first` is set aside with its key; done, as far as the lane is concerned."""
+    """The message at `first` is set aside with its key; it is done for the lane."""
 
 
 class LaneSettlement(NamedTuple):
@@ -349,7 +351,7 @@ def unpack_lane_pull(payload: memoryview | bytes) -> LanePull:
 
 
 def pack_lane_delivery(delivery: LaneDelivery) -> bytes:
-    """What stands before the batches in LANE_MESSAGES."""
+    """The bytes before the batches in LANE_MESSAGES."""
     session, following, is_end, ranges, batches = delivery
     return _LANE_DELIVERY.pack(session, len(ranges), following, batches, is_end) + b"".join([_RANGE.pack(*each) for each in ranges])
 
@@ -417,7 +419,7 @@ def unpack_pull(payload: memoryview | bytes) -> Pull:
 
 
 def pack_delivery(session: int, first_pull_sequence: int, ranges: list[Range], batches: int) -> bytes:
-    """What stands before the batches in MESSAGES."""
+    """The bytes before the batches in MESSAGES."""
     head = _DELIVERY.pack(session, len(ranges), first_pull_sequence, batches)
     return head + b"".join([_RANGE.pack(*each) for each in ranges])
 
@@ -436,7 +438,7 @@ def unpack_delivery(payload: memoryview | bytes) -> tuple[int, int, list[Range],
 
 
 def pack_fetched(fetched: Fetched) -> bytes:
-    """What stands before the batches in FETCHED."""
+    """The bytes before the batches in FETCHED."""
     return _FETCHED.pack(*fetched)
 
 
@@ -450,7 +452,7 @@ def unpack_fetched(payload: memoryview | bytes) -> tuple[Fetched, int]:
 
 
 FETCHED_HEAD_BYTES: Final = _FETCHED.size
-"""What stands before the batches: enough to ask on while they are still on their way."""
+"""The bytes before the batches. A reader can send its next FETCH when it has these, while the batches still arrive."""
 
 
 def pack_session(session: int) -> bytes:
@@ -465,7 +467,7 @@ def unpack_session(payload: memoryview | bytes) -> int:
 
 
 def pack_detach(session: int, received: int = EVERYTHING_RECEIVED) -> bytes:
-    """The payload of DETACH. `received`: the last pull sequence that has arrived; what was handed out behind it goes back untried."""
+    """The payload of DETACH. `received` is the last pull sequence that arrived; later messages return to the group without an attempt."""
     return _DETACH.pack(session, received)
 
 
@@ -482,7 +484,7 @@ def pack_error(failure: QmqError) -> bytes:
 
 
 def unpack_error(payload: memoryview | bytes) -> QmqError:
-    """The error that the peer answered with. Raises ProtocolViolation if it is none."""
+    """The error in the peer's answer. Raises ProtocolViolation if the payload is not an error."""
     try:
         code, outcome, _, retry_after_ms = _ERROR.unpack_from(payload)
         return from_wire(code, bytes(payload[_ERROR.size :]).decode(), Outcome(outcome).value, retry_after_ms)

@@ -41,7 +41,7 @@ class FrameStream(asyncio.BufferedProtocol):
         self.reader = FrameReader(frame_bytes_max, shared=shared, partial=partial)
         self.is_writable = True
         self.refusal = b""
-        """If set before the connection is made: all that the peer gets to hear."""
+        """If set before the connection is made, the stream sends only these bytes, and closes."""
         self.transport: asyncio.Transport | None = None
         self.received_bytes = 0
         self._sent_bytes = 0
@@ -98,12 +98,12 @@ class FrameStream(asyncio.BufferedProtocol):
 
     @property
     def is_open(self) -> bool:
-        """Whether the connection stands."""
+        """True while the connection is open."""
         return self.transport is not None and not self.transport.is_closing()
 
     @property
     def socket(self) -> socket.socket | None:
-        """What it runs over, while it stands."""
+        """The connection's socket, while it is open."""
         return None if self.transport is None else self.transport.get_extra_info("socket")
 
     @property
@@ -112,27 +112,27 @@ class FrameStream(asyncio.BufferedProtocol):
 
     @property
     def is_reading(self) -> bool:
-        """Whether what the peer sends is taken now."""
+        """True while the stream reads what the peer sends."""
         return self.is_open and self.transport is not None and self.transport.is_reading()
 
     @property
     def unsent_bytes(self) -> int:
-        """Bytes that the system did not take yet, since the peer does not read."""
+        """Bytes that the operating system has not taken yet, because the peer does not read."""
         return self.transport.get_write_buffer_size() if self.transport is not None else 0
 
     @property
     def taken_bytes(self) -> int:
-        """Bytes that the system took."""
+        """Bytes that the operating system has taken."""
         return self._sent_bytes - self.unsent_bytes
 
     def put(self, *buffers: bytes) -> bool:
-        """Keep bytes for the next `flush`; True if they are the first, so that the caller plans one."""
+        """Keep bytes for the next `flush`. Returns True if they are the first: the caller then schedules a flush."""
         is_first = not self._outbox
         self._outbox += buffers
         return is_first
 
     def flush(self) -> None:
-        """Write what was put, in one go."""
+        """Write all kept bytes at once."""
         outbox, self._outbox = self._outbox, []
         if outbox and self.is_open:
             assert self.transport is not None
@@ -143,20 +143,20 @@ class FrameStream(asyncio.BufferedProtocol):
                 self.transport.writelines(outbox)
 
     def close(self) -> None:
-        """Write what was put, then close. A connection that is not made yet is closed as soon as it is."""
+        """Write the kept bytes, then close. A connection that is still being made is closed as soon as it is open."""
         self.flush()
         self._is_unwanted = True
         if self.transport is not None:
             self.transport.close()
 
     def abort(self) -> None:
-        """Close at once, whatever the peer has not read."""
+        """Close at once, and drop what the peer has not read."""
         self._is_unwanted = True
         if self.transport is not None:
             self.transport.abort()
 
     def pause_reading(self) -> None:
-        """Take no more frames for now: the peer's bytes wait in the kernel, and then at the peer."""
+        """Stop reading: the peer's bytes wait in the kernel, and then at the peer."""
         if self.is_open and self.transport is not None and self.transport.is_reading():
             self.transport.pause_reading()
 
@@ -166,7 +166,7 @@ class FrameStream(asyncio.BufferedProtocol):
 
 
 def tune_socket(found: socket.socket | None) -> None:
-    """No delay for small frames, room for large ones."""
+    """Set TCP_NODELAY for small frames, and large buffers for large ones."""
     if found is None or found.family not in (socket.AF_INET, socket.AF_INET6):
         return
     found.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -1,4 +1,4 @@
-"""How much memory frames take that have come in part, over all connections of a server. Pure.
+"""Bounds the memory of partial frames over all connections of a server. Pure.
 
 One frame is bounded by its kind, and its buffer grows as its bytes come. Still, a thousand connections that each send all of a large frame
 but its end would hold 16 GiB. So there is one budget: when it is exceeded, the connection goes whose frame has grown least recently. An
@@ -17,11 +17,11 @@ class PartialFrames:
         self._bytes_max = bytes_max
         self._on_exceeded = on_exceeded
         self._held: dict[Hashable, int] = {}
-        """The bytes of each reader; who received last comes last."""
+        """By reader: the bytes of its partial frame. The reader that received last comes last."""
         self.bytes = 0
 
     def received(self, reader: Hashable, held_bytes: int) -> None:
-        """A reader has received bytes of a frame that takes so much memory now."""
+        """Record the memory that a reader's partial frame takes now."""
         self.bytes += held_bytes - self._held.pop(reader, 0)
         self._held[reader] = held_bytes
         while self.bytes > self._bytes_max:
@@ -30,5 +30,5 @@ class PartialFrames:
             self._on_exceeded(stalled)
 
     def ended(self, reader: Hashable) -> None:
-        """The frame is whole, or the connection has ended."""
+        """Forget the reader's frame: it is complete, or the connection has ended."""
         self.bytes -= self._held.pop(reader, 0)

@@ -21,12 +21,12 @@ _RETRANSMITS: Final = 2
 _UNACKED: Final = 24
 _LAST_ACK: Final = 56
 _INFO_BYTES: Final = 60
-"""Where they lie in Linux's struct tcp_info, which only grows at its end: a u8, then two u32."""
+"""The offsets of three fields (a u8, two u32) in Linux's struct tcp_info, and the length to read. Linux only appends to this struct."""
 _WORDS: Final = Struct("=I")
 
 
 def watch(found: socket.socket | None) -> None:
-    """Have the kernel ask an idle peer, where it is one at the other end of TCP."""
+    """Turn keepalive on: the kernel probes an idle TCP peer."""
     if found is None or found.family not in (socket.AF_INET, socket.AF_INET6):
         return
     found.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

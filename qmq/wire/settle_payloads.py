@@ -23,21 +23,21 @@ _BEGUN: Final = Struct("<Iqq")
 
 
 class Verdict(IntEnum):
-    """What a consumer says about messages it was handed."""
+    """A consumer's verdict on messages that it received."""
 
     ACK = 0
     NACK = 1
-    """Failed: hand it out again, one attempt older, after `delay_ms`."""
+    """Processing failed: deliver the message again after `delay_ms`, with one attempt more."""
     RELEASE = 2
-    """Never worked on: hand it out again as if it had not been pulled."""
+    """Not processed: deliver the message again, with the same attempt count."""
     DEAD = 3
-    """Failed for good: to the group's dead-letter queue. So does a NACK of the last attempt."""
+    """Failed for good: move the message to the group's dead-letter queue. A NACK of the last attempt does the same."""
 
 
 BY_GROUP_MS: Final = 0xFFFF_FFFF
-"""As the delay of a NACK: what the group's settings say for this attempt."""
+"""As the delay of a NACK: use the delay of the group's settings for this attempt."""
 ERROR_CHARS_MAX: Final = 1_000
-"""Of an error's text that travels with a verdict; what is longer is cut."""
+"""The longest error text of a verdict; a longer text is cut."""
 
 
 class Settlement(NamedTuple):
@@ -48,7 +48,7 @@ class Settlement(NamedTuple):
     verdict: int
     delay_ms: int
     error: str = ""
-    """Why they failed; of a NACK or DEAD."""
+    """The error of a NACK or DEAD."""
 
 
 def pack_settle(session: int, settlements: list[Settlement]) -> bytes:
@@ -77,13 +77,13 @@ def unpack_settle(payload: memoryview | bytes) -> tuple[int, list[Settlement]]:
 
 
 def require_ranges(what: str, count: int) -> None:
-    """Raises InvalidArgument, before anything is made of them."""
+    """Raises InvalidArgument for too many ranges, before they are packed."""
     if count > limits.SETTLE_RANGES_MAX:
         raise InvalidArgument(f"a {what} has at most {limits.SETTLE_RANGES_MAX} ranges, not {count}: send several")
 
 
 def _error_texts(payload: memoryview | bytes, at: int) -> Iterator[tuple[int, str]]:
-    """What stands behind the ranges: (number of the range, why it failed)."""
+    """The error texts behind the ranges: (number of the range, text)."""
     while at < len(payload):
         number, size = _ERROR_TEXT.unpack_from(payload, at)
         at += _ERROR_TEXT.size
