@@ -33,7 +33,7 @@ Cuts: TypeAlias = Callable[[int], Sequence[LpRange]]
 
 
 def first_frontier(logical_partitions: int, version: int) -> Frontier:
-    """Where a group begins: at one version everywhere."""
+    """A new group's frontier: the same version everywhere."""
     return Frontier((FrontierPiece(LpRange(0, logical_partitions), version),))
 
 
@@ -115,13 +115,13 @@ def _advance_piece(
 
 
 def _closed_in(piece: FrontierPiece, routes: Mapping[int, Route]) -> list[PhysicalPartition]:
-    """The partitions of a piece that the change to the next version closed."""
+    """The piece's partitions that the change to the next version closed."""
     after = {part.number for part in _route(routes, piece.version + 1).partitions}
     return [part for part in _route(routes, piece.version).overlapping(piece.range) if part.number not in after]
 
 
 def _joined(pieces: Sequence[FrontierPiece]) -> tuple[FrontierPiece, ...]:
-    """The same with neighbours of one version made one."""
+    """Join neighbouring pieces of the same version."""
     joined: list[FrontierPiece] = []
     for piece in pieces:
         if joined and joined[-1].version == piece.version:

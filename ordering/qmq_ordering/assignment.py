@@ -36,7 +36,7 @@ from qmq_ordering.range_cuts import even_cuts, ranges_between
 from qmq_ordering.route import LpRange
 
 Backlog: TypeAlias = Callable[[int, LpRange], float]
-"""How many messages wait for the group in a range of a partition (by number); 0 if nobody knows."""
+"""The number of messages that wait for the group in a range of a partition (by number); 0 if unknown."""
 
 _Held: TypeAlias = dict[Lane, list[tuple[Lane, str]]]
 """Each open range as the lane that covers it, by range, with the lanes in it that were dealt before."""
@@ -54,7 +54,7 @@ def assign(previous: Assignment, consumers: Sequence[str], open_lanes: Sequence[
     opened = sorted(open_lanes, key=lambda each: (each.range, each.partition.number))
     held = {_whole(each): [pair for pair in previous.lanes if _is_part(pair[0], _whole(each))] for each in opened}
     if _fits(held, living):
-        # Nobody moves; but the frontier may have passed a version that changed nothing here.
+        # Nobody moves; but the frontier may have passed a version that left these lanes as they are.
         dealt = sorted((lane._replace(version=whole.version), owner) for whole, pairs in held.items() for lane, owner in pairs)
     else:
         lanes = _cut(held, _shares(opened, len(living), backlog)) if living else []
@@ -66,7 +66,7 @@ def assign(previous: Assignment, consumers: Sequence[str], open_lanes: Sequence[
 
 
 def _fits(held: _Held, living: list[str]) -> bool:
-    """Whether what was dealt covers what is open, by those who are there, as evenly as a new assignment would."""
+    """True if the previous lanes cover the open ranges, belong to living consumers, and are as even as a new assignment would be."""
     if not all(_is_evenly_cut(whole.range, pairs) for whole, pairs in held.items()):
         return False
     counts = Counter(owner for pairs in held.values() for _, owner in pairs)
@@ -95,7 +95,7 @@ def _is_part(lane: Lane, whole: Lane) -> bool:
 
 
 def _cut(held: _Held, shares: list[int]) -> list[Lane]:
-    """The lanes: a range that is cut into so many even ones already stays as it is cut."""
+    """Cut the ranges into lanes. A range that already has the right number of even lanes keeps its cuts."""
     lanes = []
     for (whole, pairs), parts in zip(held.items(), shares, strict=True):
         is_cut = len(pairs) == parts and _is_evenly_cut(whole.range, pairs)
@@ -105,7 +105,7 @@ def _cut(held: _Held, shares: list[int]) -> list[Lane]:
 
 
 def _shares(opened: list[Readable], consumers: int, backlog: Backlog) -> list[int]:
-    """How many consumers each open range gets: one, and the rest by largest remainder of its share of the backlog."""
+    """The number of consumers for each open range: one each, and the rest by largest remainder of the range's share of the backlog."""
     shares = [1] * len(opened)
     left = min(consumers, sum(each.range.width for each in opened)) - len(opened)
     if left <= 0:
@@ -124,7 +124,7 @@ def _shares(opened: list[Readable], consumers: int, backlog: Backlog) -> list[in
 
 
 def _deal(lanes: list[Lane], living: list[str], previous: Assignment) -> list[str]:
-    """The consumer of each lane: counts differ by one at most, and as many as possible keep what they had."""
+    """The consumer of each lane. Counts differ by one at most, and as many consumers as possible keep their lanes."""
     owners = [""] * len(lanes)
     counts = dict.fromkeys(living, 0)
     each, extra = divmod(len(lanes), len(living) or 1)
@@ -141,7 +141,7 @@ def _deal(lanes: list[Lane], living: list[str], previous: Assignment) -> list[st
 
 
 def _claims(lanes: list[Lane], living: list[str], previous: Assignment) -> list[_Claim]:
-    """What each consumer had, summed up by lane. Lanes do not overlap, so a claim to the same partition is better than any other."""
+    """The claims of each consumer by lane. Lanes do not overlap, so a claim to the same partition is better than any other claim."""
     shared: Counter[tuple[bool, int, str]] = Counter()
     names = set(living)
     for held, name in previous.lanes:

@@ -16,12 +16,12 @@ from qmq_ordering.route import LpRange, PhysicalPartition
 
 
 class Gate(Enum):
-    """When a target opens for a group."""
+    """The condition under which a target of a change opens for a group."""
 
     STRICT = "strict"
-    """When all sources of the change are finished."""
+    """A target opens when all sources of the change are finished."""
     LANES = "lanes"
-    """Range by range, when that range of its source is finished."""
+    """A range of a target opens when the same range of its source is finished."""
 
 
 class FrontierPiece(NamedTuple):
@@ -41,7 +41,7 @@ class Readable(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Frontier:
-    """Raises InvalidArgument if the rules do not hold."""
+    """A group's frontier. Raises InvalidArgument if its pieces break the rules of the module."""
 
     pieces: tuple[FrontierPiece, ...]
 
@@ -53,16 +53,16 @@ class Frontier:
 
     @property
     def version(self) -> int:
-        """The group's version: what it has finished everywhere is older than this."""
+        """The group's version: the lowest version of any piece. The group has finished all older versions."""
         return min(piece.version for piece in self.pieces)
 
     @property
     def newest(self) -> int:
-        """The highest version that is open anywhere."""
+        """The highest version of any piece."""
         return max(piece.version for piece in self.pieces)
 
     def is_open(self, lps: LpRange, version: int) -> bool:
-        """Whether the group reads `version` in all of the range."""
+        """True if the group reads `version` in the whole range."""
         return any(piece.version == version and piece.range.contains(lps) for piece in self.pieces)
 
 

@@ -14,7 +14,7 @@ from typing import Final
 from google_crc32c import value as crc32c  # type: ignore[import-untyped,unused-ignore]
 
 LOGICAL_PARTITIONS: Final = 1024
-"""N, unless the subject was created with another one."""
+"""N, for subjects that are created without a number of logical partitions."""
 
 _GOLDEN: Final = 2_654_435_769
 _MASK: Final = 0xFFFF_FFFF

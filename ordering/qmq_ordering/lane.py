@@ -10,14 +10,14 @@ from qmq_ordering.route import LpRange
 
 
 class Lane(NamedTuple):
-    """What one consumer reads as one stream, in order. A whole partition is the lane that covers its range."""
+    """A stream that one consumer reads in order: a range of a partition's logical partitions, or the whole partition."""
 
     partition: int
     range: LpRange
     group: str
-    """The broker group that has the partition."""
+    """The broker group of the partition."""
     version: int
-    """The frontier's version there."""
+    """The frontier's version in this range."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""What automatic resharding looks at, and what it remembers between two looks. Values only; `resharding` decides."""
+"""The load, policy and history for automatic resharding. Values only; `resharding` decides."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class ReshardPolicy:
     """
 
     is_enabled: bool = False
-    """A change closes queues for good, so nobody gets one without having asked for it."""
+    """Off by default: a change closes queues for good, so only a request turns resharding on."""
     split_messages_per_s: float = 10_000.0
     """A partition that takes more is hot. A broker group takes ten times that and more (docs/BENCH.md), so several hot ones fit while
     the splits are made, and the peaks behind the average do too."""
@@ -32,15 +32,16 @@ class ReshardPolicy:
     merge_messages_per_s: float = 1_000.0
     """Neighbours that take less together are cold: a tenth of what is hot, so daily ups and downs split and merge nothing."""
     merge_bytes_per_s: float = 5e6
-    """The same in bytes."""
+    """The same limit in bytes."""
     merge_quiet_ms: int = 300_000
     """How long they must have been cold without a break: a partition too many costs little, so there is no hurry."""
     cool_down_ms: int = 60_000
-    """Nothing is changed for so long behind a change: the figures must show what it did before anything else is done."""
+    """No change follows another within this time, so that the figures show the effect of the first change."""
     partitions_min: int = 1
-    """Nothing is merged below this."""
+    """No merge makes fewer partitions than this."""
     partitions_max: int = 64
-    """Nothing is split above this: each partition is a queue for every group, and lanes give width without more of them."""
+    """No split makes more partitions than this: each partition is a queue for every group, and lanes add consumers without more partitions.
+    """
 
     def __post_init__(self) -> None:
         for name in ("split_messages_per_s", "split_bytes_per_s", "split_backlog"):
@@ -61,27 +62,27 @@ class ReshardPolicy:
 
 
 class PartitionLoad(NamedTuple):
-    """What a partition carries, as an average over some time that the caller chooses."""
+    """A partition's load: averages over a time that the caller chooses."""
 
     number: int
     messages_per_s: float
     bytes_per_s: float
     backlog: int
-    """Of the group with the most messages left in it."""
+    """The largest backlog of any group."""
     lp_load: tuple[float, ...]
-    """One figure for each logical partition of its range, in any unit: only their proportions matter. Empty: not known."""
+    """One figure for each logical partition of the range, in any unit: only the proportions matter. Empty: unknown."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoadHistory:
-    """What is remembered between looks. The empty one is the past of a subject at which nobody has looked yet."""
+    """The memory between looks. An empty history belongs to a subject before its first look."""
 
     version: int = 0
-    """The route's, at the last look: another one at the next look means that somebody changed it meanwhile."""
+    """The route's version at the last look. Another version at the next look means that somebody changed the route."""
     changed_ms: int | None = None
-    """When the last change was decided on, or was seen to have been made."""
+    """When the last change was decided or first seen."""
     cold_since_ms: Mapping[tuple[int, int], int] = field(default_factory=dict)
-    """Neighbours that are cold, by number, left to right: since when."""
+    """By pair of cold neighbours (numbers from left to right): since when they are cold."""
 
     def encode(self) -> bytes:
         cold = [[left, right, since] for (left, right), since in sorted(self.cold_since_ms.items())]

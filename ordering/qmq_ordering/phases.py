@@ -16,17 +16,17 @@ from qmq_ordering.route import FENCED, Change, Phase
 
 
 class PhaseEvent(Enum):
-    """What becomes known of a change."""
+    """An event in the course of a change."""
 
     SOURCE_SEALED = "a source is closed"
-    """Its master said at which sequence the command message is, or a fence was put (FENCED)."""
+    """The master reported the sequence of the command message, or a fence was put (FENCED)."""
     ALL_SEALED = "all are closed"
     PUBLISHED = "the next version is the latest"
     EVERY_GROUP_ADVANCED = "every group has it"
 
 
 class Transition(NamedTuple):
-    """A row: from a phase by an event to the next phase; what makes it certain; what a crash leaves."""
+    """A row of the table: a phase, an event and the next phase; what the step compares and puts; what a crash leaves."""
 
     phase: Phase
     event: PhaseEvent
@@ -112,7 +112,7 @@ def _with_sealed(change: Change, number: int | None, sequence: int | None) -> Ch
     return replace(change, sealed={**change.sealed, number: sequence})
 
 
-# --- for people ------------------------------------------------------------------------------------------------------------
+# --- documentation -----------------------------------------------------------------------------------------------------------
 
 
 def table() -> str:

@@ -22,18 +22,18 @@ from qmq.errors import InvalidArgument
 from qmq_ordering.route import LpRange
 
 _BITS: Final = 40
-"""Loads are weighed as integers of so many bits, so that sums are exact whichever way they are made."""
+"""Loads are scaled to integers of this many bits, so that sums are exact in any order."""
 
 
 def even_cuts(lps: LpRange, parts: int) -> list[int]:
-    """Where to cut a range into so many parts whose widths differ by at most one. Raises InvalidArgument if it has no room for them."""
+    """Cut a range into `parts` parts whose widths differ by at most one. Raises InvalidArgument if the range is too narrow."""
     if not 1 <= parts <= lps.width:
         raise InvalidArgument(f"{lps} has {lps.width} logical partitions and cannot be cut into {parts} parts: ask for 1 to {lps.width}")
     return [lps.first + lps.width * each // parts for each in range(1, parts)]
 
 
 def ranges_between(lps: LpRange, at: Sequence[int]) -> list[LpRange]:
-    """The parts into which cut points cut a range."""
+    """The parts of a range between cut points."""
     return [LpRange(a, b) for a, b in pairwise([lps.first, *at, lps.end])]
 
 
@@ -55,7 +55,7 @@ def cut_by_load(lps: LpRange, load: Sequence[float], parts: int) -> list[int]:
 
 
 def _lightest_maximum(sums: list[int], parts: int) -> int:
-    """The smallest bound under which so many parts are enough; `sums[i]` is the load before logical partition i."""
+    """The smallest bound that needs no more than `parts` parts; `sums[i]` is the load before logical partition i."""
     low, high = max(b - a for a, b in pairwise(sums)), sums[-1]
     while low < high:
         middle = (low + high) // 2
@@ -95,7 +95,7 @@ def _nearest_to_share(sums: list[int], before: int, earliest: int, latest: int, 
 
 
 def _within(sums: list[int], value: int, earliest: int, latest: int, wanted: int) -> int:
-    """The place nearest to `wanted` in [earliest, latest] with exactly this load before it."""
+    """The place nearest to `wanted` in [earliest, latest] with exactly the load `value` before it."""
     first = bisect_left(sums, value, earliest, latest + 1)
     last = bisect_right(sums, value, earliest, latest + 1) - 1
     return min(max(wanted, first), last)

@@ -40,7 +40,7 @@ class Split(NamedTuple):
     groups: tuple[str, ...]
 
     def change(self, route: Route, *, change_id: str, reason: str = "") -> Change:
-        """The change that does it to a route."""
+        """The change that splits the partition on this route."""
         return split(route, self.partition, self.at, change_id=change_id, groups=self.groups, reason=reason)
 
     def __str__(self) -> str:
@@ -54,7 +54,7 @@ class Merge(NamedTuple):
     group: str
 
     def change(self, route: Route, *, change_id: str, reason: str = "") -> Change:
-        """The change that does it to a route."""
+        """The change that merges the neighbours on this route."""
         return merge(route, self.partitions, change_id=change_id, group=self.group, reason=reason)
 
     def __str__(self) -> str:
@@ -63,14 +63,14 @@ class Merge(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ReshardDecision:
-    """What is to be done now, if anything, and why, or why not: full sentences for people."""
+    """The change to make now, if any, and the reasons for or against a change: full sentences for people."""
 
     operation: Split | Merge | None
     reasons: tuple[str, ...]
 
 
 class _Pair(NamedTuple):
-    """Neighbours, with their loads."""
+    """Two neighbours with their loads."""
 
     left: PhysicalPartition
     right: PhysicalPartition
@@ -119,7 +119,7 @@ def _pairs(route: Route, known: dict[int, PartitionLoad]) -> Iterator[_Pair]:
 
 
 def _is_cold(policy: ReshardPolicy, pair: _Pair) -> bool:
-    """Below what merges, and so far below what splits that the two never take turns."""
+    """True if the pair is below all merge limits, and at most half of every split limit, so that merges and splits cannot alternate."""
     return (
         pair.messages_per_s < policy.merge_messages_per_s
         and pair.bytes_per_s < policy.merge_bytes_per_s
@@ -130,7 +130,7 @@ def _is_cold(policy: ReshardPolicy, pair: _Pair) -> bool:
 
 
 def _looked(route: Route, cold: Sequence[_Pair], past: LoadHistory, now_ms: int) -> LoadHistory:
-    """The past with this look in it. A time from a clock that was ahead counts as now: else it would hold everything up."""
+    """The history with this look. A time in the future, from a clock that was ahead, counts as now; it would block changes otherwise."""
     changed_ms = past.changed_ms
     if past.version not in (0, route.version):
         changed_ms = now_ms
@@ -142,7 +142,7 @@ def _looked(route: Route, cold: Sequence[_Pair], past: LoadHistory, now_ms: int)
 
 
 def _heat(policy: ReshardPolicy, load: PartitionLoad) -> float:
-    """How many times the figure that is passed furthest; above 1 is hot."""
+    """The largest ratio of a figure to its split limit; a partition above 1 is hot."""
     by_rate = max(load.messages_per_s / policy.split_messages_per_s, load.bytes_per_s / policy.split_bytes_per_s)
     return max(by_rate, load.backlog / policy.split_backlog)
 
@@ -150,7 +150,7 @@ def _heat(policy: ReshardPolicy, load: PartitionLoad) -> float:
 def _split_hottest(
     policy: ReshardPolicy, route: Route, known: dict[int, PartitionLoad], groups: Sequence[str], reasons: list[str]
 ) -> Split | None:
-    """The hottest partition that can be split; why others cannot is added to the reasons."""
+    """Split the hottest partition that can be split. Adds the reasons why others cannot to `reasons`."""
     hot = [(_heat(policy, known[part.number]), part) for part in route.partitions if part.number in known]
     for heat, part in sorted(hot, key=lambda each: (-each[0], each[1].number)):
         if heat > 1:
@@ -165,7 +165,7 @@ def _split_hottest(
 
 
 def _split(policy: ReshardPolicy, route: Route, part: PhysicalPartition, load: PartitionLoad, groups: Sequence[str]) -> Split | str:
-    """How to split a hot partition, or why it cannot be."""
+    """The split of a hot partition, or the reason why it cannot be split."""
     if part.range.width == 1:
         return f"it holds logical partition {part.range.first} only and cannot be split: the load is in keys that hash to the same place"
     room = policy.partitions_max - len(route.partitions)
@@ -203,7 +203,7 @@ def _places(weights: Sequence[float], home: str, groups: Sequence[str]) -> tuple
 def _merge_coldest(
     policy: ReshardPolicy, route: Route, cold: Sequence[_Pair], groups: Sequence[str], seen: LoadHistory, now_ms: int, reasons: list[str]
 ) -> Merge | None:
-    """The coldest neighbours that have been cold for long enough; otherwise those that will be first are added to the reasons."""
+    """Merge the coldest neighbours that were cold for long enough. Otherwise adds to `reasons` which neighbours come first."""
     if not cold:
         return None
     quiet_ms = {pair.key: now_ms - seen.cold_since_ms[pair.key] for pair in cold}

@@ -29,15 +29,15 @@ class LpRange(NamedTuple):
         return self.end - self.first
 
     def overlaps(self, other: LpRange) -> bool:
-        """Whether they share any."""
+        """True if the ranges have a logical partition in common."""
         return self.first < other.end and other.first < self.end
 
     def contains(self, other: LpRange) -> bool:
-        """Whether all of `other` lies in this one."""
+        """True if all of `other` lies in this range."""
         return self.first <= other.first and other.end <= self.end
 
     def cut(self, other: LpRange) -> LpRange:
-        """What they share; empty (end <= first) if they share nothing."""
+        """The intersection of the ranges; empty (end <= first) if they do not overlap."""
         return LpRange(max(self.first, other.first), min(self.end, other.end))
 
     def __str__(self) -> str:
@@ -86,11 +86,11 @@ class Route:
         return self.partitions[bisect_right(self._ends, lp)]
 
     def partition(self, number: int) -> PhysicalPartition | None:
-        """The partition of that number, if this version has it."""
+        """The partition with that number; None if this version has none."""
         return next((part for part in self.partitions if part.number == number), None)
 
     def overlapping(self, lps: LpRange) -> list[PhysicalPartition]:
-        """The partitions that hold any of a range, in order."""
+        """The partitions that overlap a range, in order."""
         return [part for part in self.partitions if part.range.overlaps(lps)]
 
     def encode(self) -> bytes:
@@ -110,7 +110,7 @@ class Route:
 
 
 class ChangeKind(Enum):
-    """What a change does."""
+    """The kind of a change."""
 
     SPLIT = "split"
     MERGE = "merge"
@@ -118,7 +118,7 @@ class ChangeKind(Enum):
 
 
 class Phase(Enum):
-    """How far a change has come. The table of all transitions is `qmq_ordering.phases`."""
+    """The phase of a change. `qmq_ordering.phases` has the table of all transitions."""
 
     PREPARED = "prepared"
     SEALED = "sealed"
@@ -127,12 +127,12 @@ class Phase(Enum):
 
 
 FENCED = -1
-"""In `Change.sealed`: closed by a fence, the command message's sequence is not known yet."""
+"""In `Change.sealed`: a fence closed the partition, and the sequence of the command message is not known yet."""
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What leads from version `to_version` - 1 to `to_version`. `id` is unique for ever; asking a broker to seal carries it."""
+    """The change from version `to_version` - 1 to `to_version`. `id` is never used twice; a request to seal a partition contains it."""
 
     id: str
     kind: ChangeKind
@@ -141,11 +141,11 @@ class Change:
     targets: tuple[PhysicalPartition, ...]
     phase: Phase = Phase.PREPARED
     sealed: Mapping[int, int] = field(default_factory=dict)
-    """Of each source that is closed: the sequence of its command message, or FENCED."""
+    """By closed source: the sequence of its command message, or FENCED."""
     reason: str = ""
-    """Who wanted it and why, for `qmq route history`."""
+    """Who requested the change and why, for `qmq route history`."""
     times_ms: Mapping[str, int] = field(default_factory=dict)
-    """When it came into each phase, by the metaserver's clock; for people, nothing is decided by it."""
+    """By phase: when the change entered it, by the metaserver's clock. For people only: no decision depends on these times."""
 
     def encode(self) -> bytes:
         found = {

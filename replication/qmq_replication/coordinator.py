@@ -41,7 +41,7 @@ Sleep = Callable[[float], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """The state of our mastership in the store. `lease` is the one under which the master's key is ours now; NO_LEASE if it is not.
+    """The state of our mastership in the store. `lease` holds the master's key now; it is NO_LEASE if the key is not ours.
 
     While the lease is the same, the key has always existed: it is deleted only with the lease, or overwritten by the next master.
     """
@@ -52,7 +52,7 @@ class Holding:
 
 @dataclass(frozen=True, slots=True)
 class Won:
-    """We won an epoch, under the membership of the same moment."""
+    """An epoch that we won, and the membership at that moment."""
 
     epoch: int
     membership: ReplicaMembership
@@ -76,7 +76,7 @@ async def found_group(
 
 
 def new_secret() -> bytes:
-    """A new group secret, as stored."""
+    """Make a new group secret, in its stored form."""
     return secrets.token_hex(SECRET_BYTES).encode()
 
 
@@ -115,7 +115,7 @@ class Coordinator:
         self._claim: EpochClaim | None = None
         self._is_campaigning = False
         self._seen_epoch = 0
-        """The highest epoch that a campaign of ours found won by another replica."""
+        """The highest epoch that, as a campaign of ours found, another replica won."""
 
     def _key(self, what: str) -> str:
         return group_key(self._group, what)
@@ -127,7 +127,7 @@ class Coordinator:
         return await found_group(self._store, self._group, voters)
 
     async def look_up(self) -> tuple[int, ReplicaMembership | None]:
-        """The group's highest epoch, and its membership. Raises CoordinationError."""
+        """Read the group's highest epoch and its membership. Raises CoordinationError."""
         state = await read_group(self._store, self._group)
         return state.claim.epoch, None if state.members is None else ReplicaMembership.decode(state.members)
 
@@ -200,7 +200,7 @@ class Coordinator:
 
     @property
     def lease_s(self) -> float:
-        """How long a lease lives unless it is kept alive."""
+        """The lifetime of a lease without a keep-alive, in seconds."""
         return self._lease_s
 
     async def hold(self) -> Holding:
@@ -230,7 +230,7 @@ class Coordinator:
         await self._put_key(claim)
 
     async def _put_key(self, claim: EpochClaim) -> None:
-        """Set the key under our lease, if there is none; reads back whether it was done."""
+        """Set the key under our lease if there is none, and read back if this succeeded."""
         key = self._key("master")
         compares = [Compare(self._key("epoch"), CompareTarget.VALUE, "=", claim.encode()), absent(key)]
         with suppress(CoordinationUnknown):
@@ -262,6 +262,6 @@ class Coordinator:
                 await self._sleep(RETRY_S)
 
     async def _changed(self, after: ReplicaMembership) -> ReplicaMembership | None:
-        """The comparison failed: an earlier try may have succeeded."""
+        """Read the membership after a failed comparison: an earlier try may have succeeded."""
         found = await self._store.get(self._key("members"))
         return after if found is not None and ReplicaMembership.decode(found.value) == after else None

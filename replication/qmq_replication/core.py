@@ -50,19 +50,19 @@ from qmq_replication.replica_messages import (
 )
 
 HISTORY_RUNS_MAX: Final = 200
-"""Runs that a Mismatch contains; older ones matter only if so many masters followed each other without reaching this replica."""
+"""A Mismatch contains this many runs. Older runs matter only if so many masters followed each other without reaching this replica."""
 EPOCH_SLACK: Final = 16
-"""How many epochs may have been won since the coordination store last answered; for higher ones it is asked first."""
+"""A replica accepts an epoch up to this far above the store's last answer. It asks the store first about a higher epoch."""
 
 EPOCH_MAX: Final = 1 << 52
 """No group reaches this by winning epochs. A higher promise cannot have been requested by a member."""
 
 EXCUSES_MAX: Final = 3
-"""How often in a row a slave that was late itself waits for the master again; a machine that is always late must suspect it eventually."""
+"""A late slave waits this many times in a row for the master again. A machine that is always late must suspect the master eventually."""
 
 
 class Replica:
-    """All times are milliseconds of one monotonic clock."""
+    """One replica of a broker group. All times are milliseconds of one monotonic clock."""
 
     def __init__(
         self,
@@ -88,9 +88,9 @@ class Replica:
         self.commit = commit
         self.durable = history.last_index
         self.flushed_index = 0
-        """Everything up to here survives a power cut of this replica, whatever the flush policy."""
+        """Entries up to this index survive a power cut of this replica, under any flush policy."""
         self.flush_wanted = 0
-        """The master of the promised epoch wants to know when everything up to here is flushed."""
+        """The master of the promised epoch wants a report when entries up to this index are flushed."""
         self.in_step = False
         self.role = Role.SLAVE
         self.master = ""
@@ -100,13 +100,13 @@ class Replica:
         self.suspect_at_ms = 0
         self.master_commit = 0
         self.round = 0
-        """The master's latest attempt to get in step with us, as we heard it; our acknowledgements belong to it."""
+        """The last attempt of the master to get in step with us that we know of. Our acknowledgements belong to this attempt."""
         self.known_epoch = self.promised if self.promised <= EPOCH_MAX else 0
         """The coordination store has given this epoch, or a higher one."""
         self.refused_epoch = 0
-        """The highest epoch that a peer promised when it refused us: the next epoch we win must be above it."""
+        """The highest epoch that a peer promised when it refused us. The next epoch that we win must be higher."""
         self.strangers_heard = 0
-        """Ignored messages: the sender is not a member, or the store has not given such an epoch."""
+        """The number of messages ignored because the sender is no member, or because the store cannot have given their epoch."""
         self._look_up_again_ms = now_ms
         self._excuses = 0
         self.election = Election(self)
@@ -114,11 +114,11 @@ class Replica:
         self.ready = Ready()
         self.expect_master()
 
-    # --- what the caller says ------------------------------------------------------------------------------------------
+    # --- calls of the driver -------------------------------------------------------------------------------------------
 
     @property
     def due_ms(self) -> int:
-        """When `tick` must be called next, unless something else happens before; calling it more often is harmless."""
+        """When the driver must call `tick` next, unless another call comes before. More calls are harmless."""
         if self.leader is not None:
             return self.leader.due_ms
         if self.role is not Role.SLAVE:
@@ -134,7 +134,7 @@ class Replica:
         return ready
 
     def tick(self, now_ms: int, late_ms: int = 0) -> None:
-        """Time has passed. `late_ms`: by how much later than was meant, since this process did not get to run."""
+        """Time has passed. `late_ms` is the delay of this call: the process did not get to run in time."""
         self.now_ms = now_ms
         if self.promised > EPOCH_MAX:
             self._look_up()
@@ -149,7 +149,7 @@ class Replica:
             self.election.poll()
 
     def step(self, now_ms: int, sender: str, message: Message) -> None:
-        """A peer says something. Raises ProtocolViolation if no replica of the group would say that; it changes nothing then."""
+        """Handle a peer's message. Raises ProtocolViolation, without any change, for a message that no replica of the group would send."""
         self.now_ms = now_ms
         if not self._belongs(sender) or (isinstance(message, _ORDERS) and not self._can_be_given(message.epoch)):
             self.strangers_heard += 1
@@ -159,7 +159,7 @@ class Replica:
 
     @property
     def members(self) -> tuple[str, ...]:
-        """The members, by the store or by us as master."""
+        """The members of the group: by the store, or by us if we are master."""
         change = self.leader.change if self.leader is not None else None
         return self.membership.replicas if change is None else (*self.membership.replicas, *change.replicas)
 
@@ -167,17 +167,17 @@ class Replica:
         return sender != self.name and sender in self.members
 
     def _can_be_given(self, epoch: int) -> bool:
-        """Whether the store can have given the epoch to somebody."""
+        """True if the store can have given the epoch to a replica."""
         return epoch <= self.known_epoch + EPOCH_SLACK
 
     def _look_up(self) -> None:
-        """Have the store asked for the group's epoch and members, from time to time."""
+        """Request a look-up of the group's epoch and members in the store, at most once in a while."""
         if self.now_ms >= self._look_up_again_ms:
             self._look_up_again_ms = self.now_ms + self.timing.poll_ms
             self.ready.requests.append(LookUp())
 
     def looked_up(self, now_ms: int, epoch: int, membership: ReplicaMembership | None = None) -> None:
-        """The coordination store has `epoch` as the highest, and this membership.
+        """The coordination store has `epoch` as the highest epoch, and this membership.
 
         A promise beyond EPOCH_MAX is given up: a release that believed everybody took it from a stranger.
         """
@@ -191,7 +191,7 @@ class Replica:
             self.master, self.is_master_lost = "", True
 
     def stored(self, index: int) -> None:
-        """Everything up to `index` is as durable as the flush policy asks."""
+        """Entries up to `index` are as durable as the flush policy requires."""
         self.durable = max(self.durable, min(index, self.history.last_index))
         if self.leader is not None:
             self.leader.advance()
@@ -218,13 +218,13 @@ class Replica:
             self._suspect_within(self.timing.lost_ms)
 
     def master_gone(self, now_ms: int) -> None:
-        """The coordination store knows of no master. One that is still heard is left alone: it will come back to the store."""
+        """The coordination store knows no master. A slave that still hears its master ignores this: the master will set its key again."""
         self.now_ms = now_ms
         if self.role is Role.SLAVE and now_ms - self.heard_ms > 2 * self.timing.heartbeat_ms:
             self._suspect_within(self.timing.lost_ms)
 
     def membership_is(self, membership: ReplicaMembership) -> None:
-        """The coordination store has this membership. A master knows its own changes better."""
+        """The coordination store has this membership. A master ignores it: it knows its own changes better."""
         if membership.version > self.membership.version and self.leader is None:
             self.membership = membership
 
@@ -250,12 +250,12 @@ class Replica:
 
     @property
     def state(self) -> DurableState:
-        """What must be on disk."""
+        """The state that must be on disk."""
         return DurableState(self.promised, self.is_whole, self.resetting_until)
 
     @property
     def may_count(self) -> bool:
-        """Whether everything this replica ever acknowledged is here."""
+        """True if this replica still has every entry that it ever acknowledged."""
         return self.is_whole and not self.resetting_until
 
     def promise(self, epoch: int) -> None:
@@ -268,7 +268,7 @@ class Replica:
     # --- roles ---------------------------------------------------------------------------------------------------------
 
     def become(self, role: Role) -> None:
-        """Change the role, and have it known."""
+        """Change the role, and report the change."""
         self.role = role
         self.ready.role = role
 
@@ -282,7 +282,7 @@ class Replica:
         self.expect_master(patience_ms)
 
     def lead(self) -> None:
-        """A majority has promised, and nobody is ahead: what is committed is here."""
+        """Become master: a majority has promised and no peer is ahead, so this log has all committed entries."""
         if not self.is_whole:
             self.is_whole = True
             self.ready.save = self.state
@@ -291,7 +291,7 @@ class Replica:
         self.leader = Leader(self)
 
     def expect_master(self, patience_ms: int | None = None) -> None:
-        """Give the master time to send."""
+        """Give the master `patience_ms` to send."""
         patience = self.timing.suspect_ms if patience_ms is None else patience_ms
         self.suspect_at_ms = self.now_ms + patience + int(self.random.random() * patience * 0.3)
 
@@ -304,7 +304,7 @@ class Replica:
         self.suspect_at_ms = min(self.suspect_at_ms, self.now_ms + int(ms * (0.7 + 0.6 * self.random.random())))
 
     def hears_master(self) -> bool:
-        """Whether there is no reason to campaign."""
+        """True if there is no reason to campaign: we lead a quorum, we are fencing, or we heard the master lately."""
         if self.leader is not None:
             return self.leader.has_quorum()
         if self.role is Role.FENCING:
@@ -314,7 +314,7 @@ class Replica:
     # --- asked by peers ------------------------------------------------------------------------------------------------
 
     def send(self, to: str, message: Message) -> None:
-        """Have a message sent."""
+        """Add a message to the next `Ready`."""
         self.ready.messages.append((to, message))
 
     def _on_probe(self, sender: str, _: Probe) -> None:
@@ -343,7 +343,7 @@ class Replica:
     # --- the slave's side ----------------------------------------------------------------------------------------------
 
     def _heed(self, sender: str, epoch: int) -> bool:
-        """Whether to obey the master of `epoch`. Raises ProtocolViolation if that epoch is ours, or another replica's."""
+        """True if the replica obeys the master of `epoch`. Raises ProtocolViolation if that epoch is ours, or another replica's."""
         if epoch < self.promised:
             self.send(sender, Refusal(self.promised))
             return False
@@ -385,7 +385,7 @@ class Replica:
             self.ready.flush = self.flush_wanted
 
     def continues(self, message: Append) -> bool:
-        """Whether our log continues (or has continued) with this. Answers if it does not."""
+        """True if our log continues, or continued, with this message. Sends the answer otherwise."""
         last = self.history.last_index
         self.round = max(self.round, message.round)
         if self.in_step:
@@ -403,7 +403,7 @@ class Replica:
         return False
 
     def truncate(self, index: int) -> None:
-        """Cut everything after `index`, which was never committed. Raises ProtocolViolation if it was."""
+        """Cut the uncommitted entries after `index`. Raises ProtocolViolation if one of them is committed."""
         if index < self.commit:
             raise ProtocolViolation(f"{self.name} is told to cut to {index}, but {self.commit} is committed")
         self.history.truncate(index)
@@ -436,7 +436,7 @@ class Replica:
             self.ready.commit = index
 
     def stored_index(self) -> int:
-        """Up to where the log is stored durably."""
+        """The log is stored durably up to this index."""
         return min(self.durable, self.history.last_index)
 
     def _acknowledge(self) -> None:
@@ -452,7 +452,7 @@ class Replica:
         )
 
     def _become_whole(self) -> None:
-        """Once we have everything that the master of this epoch has committed, we lack nothing that we ever acknowledged."""
+        """Become whole: with all entries that the master of this epoch has committed, we lack no entry that we ever acknowledged."""
         if self.may_count or not self.master_commit:
             return
         held = self.stored_index()
@@ -478,7 +478,7 @@ class Replica:
 
 
 _ORDERS: Final = (PromiseRequest, Append, LogReset, TakeOver)
-"""Messages that are only sent in an epoch that was won."""
+"""Messages that only the winner of an epoch sends."""
 
 _STEPS: Final[dict[type, Callable[[Replica, str, Any], None]]] = {
     Probe: Replica._on_probe,

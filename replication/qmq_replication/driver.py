@@ -51,7 +51,7 @@ FULL_PAUSE_MS: Final = 500
 
 
 class Host(Protocol):
-    """The broker, as the driver needs it."""
+    """The broker, as the driver uses it."""
 
     @property
     def store(self) -> Store: ...
@@ -66,15 +66,15 @@ class Host(Protocol):
     def retire(self) -> None: ...
 
     def commit(self, index: int) -> None:
-        """Everything up to `index` is committed."""
+        """Entries up to `index` are committed."""
         ...
 
     def flushed(self, index: int) -> None:
-        """Everything up to `index` is committed, and flushed on a majority."""
+        """Entries up to `index` are committed, and flushed on a majority."""
         ...
 
     def schedule(self) -> None:
-        """Have a turn soon: something was written."""
+        """Request a turn soon: an entry was written."""
         ...
 
 
@@ -85,12 +85,12 @@ class StoreLog:
         self._host = host
 
     def place(self) -> Place:
-        """The ends of the logs."""
+        """The ends of the message log and the action log."""
         store = self._host.store
         return store.messages.end, store.actions.end
 
     def read(self, place: Place, after: int, bytes_max: int) -> LogChunk | None:
-        """From memory, or from the files. Raises LogDamaged."""
+        """Read from memory or from the files. Raises LogDamaged."""
         store, (messages, actions) = self._host.store, place
         begin = (messages, actions)  # it came over the wire, as a list
         found = store.tail.read(begin, after, bytes_max)
@@ -148,7 +148,7 @@ class Driver:
         self._on_held = on_held
         self._clock = clock
         self._lease_clock = lease_clock or clock
-        """By which leases in the coordination store run, should that be another one than our own."""
+        """The clock of leases in the coordination store, if it differs from the driver's clock."""
         self._reopen = reopen
         self._save = save
         self._fatal = fatal
@@ -164,11 +164,11 @@ class Driver:
             identity.group, identity.replica, secret=lambda: self.secret.value, members=lambda: self.core.members, heard=self._heard
         )
         self.violations = 0
-        """Messages of proved peers that no replica would send."""
+        """The number of messages from proved peers that no replica would send."""
         self._looking: asyncio.Task[None] | None = None
         self._opening: asyncio.Task[None] | None = None
         self._waiting: list[Callable[[int], object]] = []
-        """What the core must be told once the store is reopened."""
+        """Calls of the core that wait until the store is reopened."""
 
     def _new_core(self, membership: ReplicaMembership) -> Replica:
         store = self.host.store
@@ -187,7 +187,7 @@ class Driver:
         )
 
     def start(self) -> None:
-        """Begin to take part."""
+        """Join the group."""
         self.core.stored(self.host.store.index)
         self.core.flushed(self.host.store.flushed_index)
         self._ticker = self._loop.create_task(self._tick())
@@ -233,7 +233,7 @@ class Driver:
             self.core.stored(index)
 
     def stored(self, index: int) -> None:
-        """See qmq.broker.committer.Committer. What is opened anew says itself what is stored of it."""
+        """See qmq.broker.committer.Committer. A reopened store reports its own stored index."""
         if not self.is_opening:
             self._with_core(lambda _: self._stored(index))
 
@@ -249,25 +249,25 @@ class Driver:
     # --- from the peers ------------------------------------------------------------------------------------------------
 
     def accept(self, first: Frame, connection: InboundConnection) -> InboundLink:
-        """Another replica connects. Raises ProtocolViolation; Unavailable, also before `start`."""
+        """Accept a connection of another replica. Raises ProtocolViolation, or Unavailable, which includes the time before `start`."""
         if self._ticker is None:
             raise Unavailable(f"{self.identity.replica} is starting: connect again")
         return self.arrivals.accept(first, connection)
 
     @property
     def refused(self) -> dict[str, int]:
-        """Counts of refused connections and messages; those of the core since it began."""
+        """Counts of refused connections and messages; the core's counts are since its start."""
         return {"hello": self.arrivals.refused, "message": self.core.strangers_heard, "violation": self.violations}
 
     def know_secret(self, secret: bytes) -> None:
-        """The coordination store has it."""
+        """The coordination store has the group's secret."""
         self.secret.know(secret)
         if secret and self.identity.secret != secret.decode():
             self.identity = replace(self.identity, secret=secret.decode())
             self._save(self.identity)
 
     def _heard(self, sender: str, frame: Frame) -> None:
-        """A message of a proved peer. Raises ProtocolViolation, CorruptBatch: only its connection is closed."""
+        """Handle a message of a proved peer. Raises ProtocolViolation, CorruptBatch: only the peer's connection is closed."""
         if self.is_opening:
             return
         message = wire.unpack(frame.payload)
@@ -288,7 +288,7 @@ class Driver:
             raise refused[0]
 
     def _has_room(self, stretch: wire.LogStretch) -> bool:
-        """For the core, a full disk is a network that drops messages."""
+        """True if the disk has room. To the core, a full disk looks like a network that drops messages."""
         now_ms = self._clock.monotonic_ms()
         if now_ms < self._full_until_ms:
             return False
@@ -343,7 +343,7 @@ class Driver:
         self._save(self.identity)
 
     def remember(self, membership: ReplicaMembership, addresses: dict[str, str]) -> None:
-        """Keep what a start without the coordination store needs."""
+        """Store what a start without the coordination store needs."""
         found = replace(self.identity, membership=membership.encode().decode(), addresses=addresses)
         if found != self.identity:
             self.identity = found
@@ -378,7 +378,7 @@ class Driver:
 
     @property
     def is_opening(self) -> bool:
-        """Whether the store is being reopened: its files are changing."""
+        """True while the store is being reopened: its files change."""
         return self._opening is not None
 
     async def _open_anew(self, ready: Ready, until: int | None, place: Place | None) -> None:
@@ -507,11 +507,11 @@ class Driver:
         self._with_core(lambda _: None)
 
     def tell(self, news: Callable[[int], object]) -> None:
-        """Pass news of the coordination store to the core, at once or when the store is open."""
+        """Pass news of the coordination store to the core, at once or when the store is open again."""
         self._with_core(news)
 
     async def stop(self) -> None:
-        """Stop, once the store is open; a master gives its key back, so that another replica takes over at once."""
+        """Stop when the store is open. A master deletes its key, so that another replica takes over at once."""
         if self._ticker is not None:
             self._ticker.cancel()
         while self._opening is not None and not self._opening.done():  # its thread cannot be stopped
