@@ -233,6 +233,8 @@ class SubjectConfig:
     fencing: Fencing = Fencing.LEASE
     """For an ordered subject."""
     flush: SubjectFlush = SubjectFlush.DEFAULT
+    created_by: str = ""
+    """The principal that created it, as the metaserver knows it; empty if unknown. Counts for the principal's quota, and is no setting."""
 
     def __post_init__(self) -> None:
         check_name("subject", self.name)

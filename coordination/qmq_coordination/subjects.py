@@ -143,4 +143,4 @@ class SubjectCatalog:
 
 
 def _settings(config: SubjectConfig, is_placed: bool) -> SubjectConfig:
-    return replace(config, groups=tuple(sorted(config.groups)) if is_placed else (), former_groups=())
+    return replace(config, groups=tuple(sorted(config.groups)) if is_placed else (), former_groups=(), created_by="")

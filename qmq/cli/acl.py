@@ -228,7 +228,9 @@ def set_quota(
     connections: Annotated[int, typer.Option("--connections", min=0, help="At each broker.")] = 0,
     inflight_bytes: Annotated[int, typer.Option("--inflight-bytes", min=0, help="Bytes sent and not yet answered, at each broker.")] = 0,
     requests: Annotated[int, typer.Option("--requests", min=0, help="Requests per second at each metaserver.")] = 0,
-    subjects: Annotated[int, typer.Option("--subjects", min=0, help="For subject:PATTERN: how many subjects may match it.")] = 0,
+    subjects: Annotated[
+        int, typer.Option("--subjects", min=0, help="How many subjects a principal may create; for subject:PATTERN how many may match it.")
+    ] = 0,
     groups: Annotated[int, typer.Option("--groups", min=0, help="For subject:PATTERN: how many groups may consume each subject.")] = 0,
     delayed_messages: Annotated[
         int,

@@ -37,7 +37,8 @@ from qmq.errors import (
 from qmq.meta.placement import GROUPS_PER_SUBJECT, Candidate, choose, hosts_of, move
 from qmq.model import Order, SubjectConfig, SubjectFlush, check_name, is_dead_letters
 from qmq.proto.v1 import meta_pb2 as pb
-from qmq.security.quotas import require_room_for
+from qmq.security.quotas import nearest, require_room_for, require_room_of
+from qmq.security.rpc_guard import CALLER
 
 LOOK_S: Final = 1.5
 """Timeout for reading one subject from the store: clients leave a metaserver after two seconds, and should get the reason."""
@@ -145,7 +146,7 @@ class ClusterCatalog:
         if is_dead_letters(config.name):
             raise InvalidArgument(f"{config.name!r} is a dead-letter queue: brokers create it themselves")
         if self._view.subject(config.name) is None:
-            require_room_for(self._view.access.quotas.values(), config.name, self._view.subject_names())
+            config = self._admitted(config)
         is_placed = bool(config.groups)
         if is_placed:
             await self._require_groups(config.groups)
@@ -161,6 +162,18 @@ class ClusterCatalog:
         made = await self._catalog.create(config, is_placed=is_placed)
         await self._read_back(subject_key(config.name))
         return made
+
+    def _admitted(self, config: SubjectConfig) -> SubjectConfig:
+        """A new subject with the name of its creator, the caller. Raises QuotaExceeded."""
+        access, caller = self._view.access, CALLER.get()
+        require_room_for(access.quotas.values(), config.name, self._view.subject_names())
+        principal = caller.principal
+        if not caller.address or principal.is_server:
+            return config
+        if access.quotas:
+            quota = nearest(access.quotas.values(), principal, access.book.roles_of(principal))
+            require_room_of(quota, principal, (each.created_by for each in self._view.subjects()))
+        return replace(config, created_by=str(principal))
 
     # --- ordered subjects ----------------------------------------------------------------------------------------------
 

@@ -6,12 +6,12 @@
     inflight_bytes          bytes of batches that it sent to one broker and that are not answered yet
     connections             at one broker
     requests_per_s          changes and questions a second at one metaserver
+    subjects                that it created and that still exist; of `subject:PREFIX*`: that fit the pattern, whoever created them
 
 `subject:NAME` in a principal's place limits what a subject takes, from all producers together: bytes and messages; `subject:PREFIX*` limits
 each of these subjects. `namespace:PREFIX` limits what all subjects whose names begin so take together, from all producers: bytes and
 messages, nothing else. All of these hold beside the principal's. Some limits are of subjects only:
 
-    subjects                how many subjects there may be that fit the pattern
     groups                  how many groups may consume each subject
     delayed_messages        of each subject, that one delay group still has to deliver
 
@@ -39,7 +39,7 @@ from qmq.security.access_rules import EVERY, ROLE, check_pattern, check_principa
 from qmq.security.principal import Principal
 
 LIMIT_MAX: Final = 1 << 50
-OF_SUBJECTS: Final = ("subjects", "groups", "delayed_messages")
+OF_SUBJECTS: Final = ("groups", "delayed_messages")
 SUBJECT: Final = "subject:"
 OF_NAMESPACES: Final = ("produce_bytes_per_s", "produce_messages_per_s")
 NAMESPACE: Final = "namespace:"
@@ -109,6 +109,16 @@ def require_room_for(quotas: Iterable[Quota], subject: str, subjects: Iterable[s
         if count >= quota.subjects:
             raise QuotaExceeded(
                 f"{count} subjects fit {pattern!r}, the most that quota {quota.id!r} allows: delete one, or raise the quota"
+            )
+
+
+def require_room_of(quota: Quota | None, principal: Principal, created_by: Iterable[str]) -> None:
+    """`created_by`: the creators of all subjects. Raises QuotaExceeded if the principal may not create one more."""
+    if quota is not None and quota.subjects:
+        count = sum([each == str(principal) for each in created_by])
+        if count >= quota.subjects:
+            raise QuotaExceeded(
+                f"{principal} has created {count} subjects, the most that quota {quota.id!r} allows: delete one, or raise the quota"
             )
 
 

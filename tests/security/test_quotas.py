@@ -197,6 +197,32 @@ async def test_a_namespace_has_so_many_subjects_and_no_more(tmp_path: Path) -> N
         await mq.send("team-a.three", b"x")
 
 
+async def test_a_principal_creates_so_many_subjects_and_no_more(tmp_path: Path) -> None:
+    async with guarded(tmp_path) as cluster:
+        for name in ("app:one", "app:other"):
+            await cluster.allow(name, "produce,create,delete", "subject", "*")
+        await cluster.admin.access.put_quota("app:*", {"subjects": 2})
+        view = cluster.node.view
+        await eventually(lambda: bool(view.access.quotas))
+        async with cluster.client("app:one") as one, cluster.client("app:other") as other:
+            for name in ("a", "b", "a"):
+                await one.send(name, b"x")
+            with pytest.raises(QuotaExceeded, match="app:one has created 2 subjects"):
+                await one.send("c", b"x")
+            with pytest.raises(QuotaExceeded, match="app:one has created 2 subjects"):
+                await one.metadata.create_subject(qmq.SubjectConfig("c", created_by="app:other"))
+            await other.send("c", b"x")
+            await other.metadata.create_subject(qmq.SubjectConfig("a"))  # it exists, with the same settings: nothing is created
+            await one.metadata.delete_subject("a")
+            await eventually(lambda: view.subject("a") is None)
+            await one.send("d", b"x")
+        assert {each.name: each.created_by for each in view.subjects() if each.name in "bcd"} == {
+            "b": "app:one",
+            "c": "app:other",
+            "d": "app:one",
+        }
+
+
 async def test_a_subject_has_so_many_groups_and_no_more(tmp_path: Path) -> None:
     async with running(node_config(tmp_path)) as node, qmq.connect(node.address) as mq:
         await mq.access.put_quota("subject:*", {"groups": 2})
