@@ -18,7 +18,7 @@ from qmq_replication.replica_messages import Probe, ProbeReply, Promise, Promise
 
 
 class Election:
-    """The state of one replica's attempts."""
+    """The attempts of one replica to become master."""
 
     def __init__(self, replica: OwnReplica) -> None:
         self._replica = replica
@@ -28,7 +28,7 @@ class Election:
         self._ask_again_ms = 0
 
     def tick(self) -> None:
-        """Time has passed while polling or fencing."""
+        """Time has passed during a poll or fencing."""
         replica = self._replica
         if replica.role is Role.POLLING and replica.now_ms >= self._deadline_ms:
             self._evaluate()
@@ -40,7 +40,7 @@ class Election:
 
     @property
     def due_ms(self) -> int:
-        """When `tick` has something to do."""
+        """When the driver must call `tick` next."""
         replica = self._replica
         if replica.role is Role.CAMPAIGNING:
             return replica.now_ms + replica.timing.suspect_ms
@@ -49,7 +49,7 @@ class Election:
     # --- asking around -------------------------------------------------------------------------------------------------
 
     def poll(self) -> None:
-        """Ask the other voters how things are."""
+        """Send a Probe to the other voters."""
         replica = self._replica
         self._replies = {}
         self._deadline_ms = replica.now_ms + replica.timing.poll_ms
@@ -61,7 +61,7 @@ class Election:
             self._evaluate()
 
     def replied(self, sender: str, reply: ProbeReply) -> None:
-        """A voter told how things are."""
+        """Handle a voter's ProbeReply."""
         replica = self._replica
         if replica.role is not Role.POLLING:
             return
@@ -84,7 +84,7 @@ class Election:
             self.campaign()
 
     def _is_behind(self) -> bool:
-        """Whether another one should go first."""
+        """True if another voter should campaign first: our log is behind, or may lack acknowledged entries."""
         mine = self._replica.history.last
         everybody = len(self._replies) == len(self._replica.membership.voters) - 1
         if not self._replica.may_count and not everybody:
@@ -136,7 +136,7 @@ class Election:
             self._replica.lead()
 
     def _judges(self) -> dict[str, Promise]:
-        """The promises that count: of whole voters, or of everybody once everybody is here."""
+        """The promises that count: those of whole voters; those of all voters once all have promised."""
         voters = self._replica.membership.voters
         found = {name: self._promises[name] for name in voters if name in self._promises}
         if len(found) == len(voters):
@@ -144,11 +144,11 @@ class Election:
         return {name: promise for name, promise in found.items() if promise.is_whole}
 
     def has_quorum(self) -> bool:
-        """Whether a majority has promised."""
+        """True if a majority has promised."""
         return self._replica.membership.is_majority(self._judges())
 
     def ahead(self) -> str | None:
-        """The one that holds most, if it holds more than we do."""
+        """The voter with the most advanced log, if that log is ahead of ours."""
         judges = {name: (each.last_epoch, each.last_index) for name, each in self._judges().items()}
         best = max(judges, key=lambda name: judges[name], default=None)
         return best if best is not None and judges[best] > self._replica.history.last else None

@@ -1,4 +1,4 @@
-"""Which epoch wrote which entries: the whole log's shape in a few numbers. Pure.
+"""Records which epoch wrote which entries: a log's shape in a few numbers. Pure.
 
 Epochs never fall along a log, so the log is a list of *runs*, each an epoch and the first index it wrote. Two logs that agree on (epoch,
 index) of one entry agree on everything before it (Raft, section 5.3, log matching); so where two histories part, their logs part, and it
@@ -16,7 +16,7 @@ from qmq.invariants import InvariantBroken, check
 
 
 class EpochRun(NamedTuple):
-    """Entries from `first` on were written in `epoch`, until the next run begins."""
+    """The entries from `first` to the next run, all written in `epoch`."""
 
     epoch: int
     first: int
@@ -48,7 +48,7 @@ class History:
 
     @property
     def last_epoch(self) -> int:
-        """Epoch of the last entry."""
+        """The epoch of the last entry."""
         return self.runs[-1].epoch if self.runs else self.start_epoch
 
     @property
@@ -57,7 +57,7 @@ class History:
         return self.last_epoch, self.last_index
 
     def epoch_at(self, index: int) -> int | None:
-        """Epoch of the entry; None if the log has none, or none any more."""
+        """The epoch of the entry; None if the log does not have the entry, or no longer has it."""
         if index > self.last_index or index < self.start_index:
             return None
         place = bisect_right(self._firsts, index) - 1
@@ -73,14 +73,14 @@ class History:
         self.last_index = last_index
 
     def truncate(self, index: int) -> None:
-        """Entries behind `index` are gone."""
+        """Remove the entries behind `index`."""
         while self.runs and self.runs[-1].first > index:
             self.runs.pop()
             self._firsts.pop()
         self.last_index = index
 
     def drop_before(self, index: int) -> None:
-        """Entries before `index` are gone, by retention."""
+        """Remove the entries before `index`: retention has deleted them."""
         if index - 1 <= self.start_index:
             return
         epoch = self.epoch_at(index - 1)
@@ -92,7 +92,7 @@ class History:
             del self.runs[:place], self._firsts[:place]
 
     def run_begin(self, index: int) -> int:
-        """First index of the run that holds `index`."""
+        """The first index of the run that contains `index`."""
         place = bisect_right(self._firsts, index) - 1
         return self.runs[place].first if place >= 0 else self.start_index
 
@@ -109,7 +109,7 @@ class History:
         return tuple(found)
 
     def tail(self, runs_max: int) -> History:
-        """The last runs only, as a history of its own."""
+        """The last `runs_max` runs as a history of their own."""
         if len(self.runs) <= runs_max:
             return History(self.runs, self.last_index, self.start_index, self.start_epoch)
         kept, before = self.runs[-runs_max:], self.runs[-runs_max - 1]

@@ -35,7 +35,7 @@ class PeerProgress:
     def __init__(self, now_ms: int) -> None:
         self.match = self.flushed = 0
         self.goal = 0
-        """What a learner must store to become a voter."""
+        """A learner becomes a voter when it stores entries up to this index."""
         self.next = 0
         self.place: Place = None
         self.is_in_step = False
@@ -51,38 +51,38 @@ class PeerProgress:
         self.clear()
 
     def clear(self) -> None:
-        """Nothing is in flight."""
+        """Forget the entries in flight."""
         self.inflight.clear()
         self.inflight_bytes = 0
 
     def free(self, index: int) -> None:
-        """Everything up to `index` has arrived."""
+        """Remove the entries up to `index` from those in flight: they have arrived."""
         while self.inflight and self.inflight[0][0] <= index:
             self.inflight_bytes -= self.inflight.popleft()[1]
 
 
 class Leader:
-    """A replica while it is master."""
+    """The state that a replica has only while it is master."""
 
     def __init__(self, replica: OwnReplica) -> None:
         self.replica = replica
         self.epoch = replica.promised
         self.barrier = replica.history.last_index + 1
-        """Index of this epoch's first entry; once it is committed, everything before it is, and serving begins."""
+        """The index of this epoch's first entry. When it is committed, all earlier entries are committed, and serving begins."""
         self.peers: dict[str, PeerProgress] = {}
         self.change: ReplicaMembership | None = None
         self.transfer_to = ""
         self.flushed = 0
-        """Committed, and flushed on a majority of the voters, up to here."""
+        """Entries up to this index are committed, and flushed on a majority of the voters."""
         self.flush_wanted = 0
-        """A request waits for a flush up to here."""
+        """A request waits for a flush of the entries up to this index."""
         self._changed_at = 0
         self._beat_ms = replica.now_ms
         self._meet()
         replica.ready.lead = self.epoch
 
     def _meet(self) -> None:
-        """Keep progress for exactly the current peers."""
+        """Keep a PeerProgress for exactly the current peers."""
         members = [*self.replica.membership.replicas, *(self.change.replicas if self.change else ())]
         for name in members:
             if name != self.replica.name and name not in self.peers:
@@ -92,14 +92,14 @@ class Leader:
 
     @property
     def is_serving(self) -> bool:
-        """Whether this epoch's first entry is committed."""
+        """True if this epoch's first entry is committed."""
         return self.replica.commit >= self.barrier
 
     # --- time ----------------------------------------------------------------------------------------------------------
 
     @property
     def due_ms(self) -> int:
-        """When `tick` has something to do."""
+        """When the driver must call `tick` next."""
         return self._beat_ms + self.replica.timing.heartbeat_ms
 
     def tick(self) -> None:
@@ -123,7 +123,7 @@ class Leader:
             self._send(name, peer, peer.next - 1 if peer.is_in_step else history.last_index)
 
     def has_quorum(self) -> bool:
-        """Whether a majority answered recently."""
+        """True if a majority answered recently."""
         replica = self.replica
         since_ms = replica.now_ms - replica.timing.quorum_ms
         heard = [name for name, peer in self.peers.items() if peer.heard_ms >= since_ms]
@@ -132,7 +132,7 @@ class Leader:
     # --- sending -------------------------------------------------------------------------------------------------------
 
     def appended(self, last_index: int) -> None:
-        """Entries of this epoch were written here, up to `last_index`."""
+        """Entries of this epoch were written to the own log, up to `last_index`."""
         history = self.replica.history
         history.extend((EpochRun(self.epoch, history.last_index + 1),), last_index)
         for name, peer in self.peers.items():
@@ -142,14 +142,14 @@ class Leader:
                 self._beat(name, peer)
 
     def _send(self, name: str, peer: PeerProgress, index: int, *, cut: bool = False) -> None:
-        """An Append without entries behind `index`."""
+        """Send an Append without entries behind `index`."""
         epoch = self.replica.history.epoch_at(index)
         if epoch is not None:
             message = Append(self.epoch, peer.round, epoch, index, (), index, self.replica.commit, cut, None, self.flush_wanted)
             self.replica.send(name, message)
 
     def _stream(self, name: str, peer: PeerProgress) -> None:
-        """Send entries as long as there are some and the peer takes them."""
+        """Send entries while there are some and the peer may have more in flight."""
         replica = self.replica
         history, timing = replica.history, replica.timing
         while peer.next <= history.last_index and peer.inflight_bytes < timing.inflight_bytes_max:
@@ -171,7 +171,7 @@ class Leader:
             peer.inflight_bytes += chunk.bytes
 
     def _reset(self, name: str, peer: PeerProgress) -> None:
-        """The entries that the peer lacks are deleted here: have it begin anew from the oldest kept one."""
+        """Send a Reset to a peer whose missing entries are deleted here: its log begins anew at the oldest kept entry."""
         start_epoch, start_index, place = self.replica.log.start()
         peer.round += 1
         peer.is_in_step = False
@@ -182,7 +182,7 @@ class Leader:
     # --- what peers answer ---------------------------------------------------------------------------------------------
 
     def acknowledged(self, sender: str, ack: Ack) -> None:
-        """A peer is in step and reports what it stores."""
+        """Handle an Ack: the peer is in step, and reports what it stores."""
         peer = self.peers.get(sender)
         if peer is None or ack.epoch != self.epoch:
             return
@@ -206,7 +206,7 @@ class Leader:
             self._stream(sender, peer)
 
     def mismatched(self, sender: str, mismatch: Mismatch) -> None:
-        """A peer's log does not continue where we assumed."""
+        """Handle a Mismatch: the peer's log does not continue at the assumed entry."""
         peer = self.peers.get(sender)
         if peer is None or mismatch.epoch != self.epoch:
             return
@@ -233,7 +233,7 @@ class Leader:
     # --- committing ----------------------------------------------------------------------------------------------------
 
     def advance(self) -> None:
-        """Commit what a majority stores."""
+        """Commit the entries that a majority stores."""
         index = self.quorum_index()
         if index > self.replica.commit and self.may_commit(index):
             self.replica.commit_to(index)
@@ -263,7 +263,7 @@ class Leader:
         return index if self.change is None else min(index, self.change.quorum_index(held))
 
     def may_commit(self, index: int) -> bool:
-        """Only an entry of our own epoch commits."""
+        """True if the entry is of our own epoch: only such an entry commits."""
         return self.replica.history.epoch_at(index) == self.epoch
 
     # --- membership ----------------------------------------------------------------------------------------------------
@@ -284,7 +284,7 @@ class Leader:
         return self.change is None and self.is_serving and self.quorum_index() >= self._changed_at
 
     def changed(self, membership: ReplicaMembership | None) -> None:
-        """The change was made (or, with None, it was not)."""
+        """The coordination store made the change; with None, it did not."""
         self.change = None
         if membership is not None:
             self._changed_at = self.replica.commit
@@ -319,7 +319,7 @@ class Leader:
 
 
 def is_shape(told: Mismatch) -> bool:
-    """Whether a log can look like this. Its oldest run may have begun before what is left of it."""
+    """True if a log can have this shape. The oldest run may begin before the log's start."""
     if not 0 <= told.start_index <= told.last_index:
         return False
     ascend = all(left.epoch < right.epoch and left.first < right.first for left, right in pairwise(told.runs))

@@ -31,7 +31,7 @@ CONNECT_S: Final = 2.0
 
 
 class Secret:
-    """The group's secret, once it is known."""
+    """The group's secret; it may still be unknown."""
 
     def __init__(self, value: bytes = b"") -> None:
         self.value = value
@@ -57,7 +57,7 @@ class Link:
         self._secret = secret
         self._on_lost = on_lost
         self._stream: FrameStream | None = None
-        """Set once it may carry messages."""
+        """The stream, once the link may send messages."""
         self._dialled: FrameStream | None = None
         self._hello = hello
         self._challenge = ""
@@ -71,7 +71,7 @@ class Link:
 
     @property
     def is_open(self) -> bool:
-        """Whether messages can be sent."""
+        """True if the link can send messages."""
         return self._stream is not None and self._stream.is_open
 
     async def _stay_connected(self) -> None:
@@ -124,7 +124,7 @@ class Link:
         self._dialled.flush()
 
     def _on_frames(self, received: list[Frame]) -> None:
-        """Steps of the handshake; afterwards nothing but, perhaps, why the connection ends. Raises ProtocolViolation."""
+        """Handle the handshake; after it, only an error that ends the connection. Raises ProtocolViolation."""
         for each in received:
             if each.kind == FrameKind.ERROR:
                 raise ProtocolViolation(f"it refused the connection: {unpack_error(each.payload)}")
@@ -167,7 +167,7 @@ class Link:
         return True
 
     def flush(self) -> None:
-        """Write what was queued."""
+        """Write the queued frames."""
         if self._stream is not None:
             self._stream.flush()
 
@@ -203,7 +203,7 @@ class Mesh:
                 self._links[name] = Link(name, address, self._hello, self._secret, self._on_lost, self._network)
 
     def send(self, to: str, pieces: list[bytes]) -> None:
-        """Send, or drop if the link is not open."""
+        """Send a frame, or drop it if the link is not open."""
         link = self._links.get(to)
         if link is not None and link.put(pieces):
             if not self._full:
@@ -211,7 +211,7 @@ class Mesh:
             self._full[to] = link
 
     def flush(self) -> None:
-        """Write everything that is queued."""
+        """Write the queued frames of all links."""
         full, self._full = self._full, {}
         for link in full.values():
             link.flush()

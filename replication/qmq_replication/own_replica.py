@@ -24,30 +24,30 @@ class OwnReplica(Protocol):
     master: str
     now_ms: int
     promised: int
-    """The highest epoch that was promised to anybody, itself included."""
+    """The highest epoch that this replica promised to any replica, including itself."""
     commit: int
     flushed_index: int
     refused_epoch: int
 
     def stored_index(self) -> int:
-        """Up to where the log is stored durably."""
+        """The log is stored durably up to this index."""
         ...
 
     @property
     def may_count(self) -> bool:
-        """Whether everything this replica ever acknowledged is here."""
+        """True if this replica still has every entry that it ever acknowledged."""
         ...
 
     def send(self, to: str, message: Message) -> None:
-        """Have a message sent."""
+        """Add a message to the next `Ready`."""
         ...
 
     def promise(self, epoch: int) -> None:
-        """Take nothing older than `epoch` from now on."""
+        """Accept nothing older than `epoch` from now on."""
         ...
 
     def become(self, role: Role) -> None:
-        """Change the role, and have it known."""
+        """Change the role, and report the change."""
         ...
 
     def become_slave(self, patience_ms: int | None = None) -> None:
@@ -55,7 +55,7 @@ class OwnReplica(Protocol):
         ...
 
     def lead(self) -> None:
-        """A majority has promised, and nobody is ahead."""
+        """Become master: a majority has promised, and no peer is ahead."""
         ...
 
     def commit_to(self, index: int) -> None:

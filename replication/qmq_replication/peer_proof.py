@@ -21,7 +21,7 @@ from qmq.errors import ProtocolViolation
 from qmq.wire.frame_payloads import is_text
 
 VERSION: Final = 2
-"""Raised whenever a message of replica_messages.py changes: a replica refuses one that has a field more than it knows."""
+"""The handshake's version. It rises with every change of replica_messages.py, because a replica refuses messages with unknown fields."""
 DIALS: Final = "dials"
 LISTENS: Final = "listens"
 
@@ -63,13 +63,13 @@ class ProofStep(NamedTuple):
 
 
 def prove(secret: bytes, who: str, hello: PeerHello, challenge: str) -> str:
-    """The proof of the one that dials, or of the one that listens."""
+    """The proof of the replica that dials, or of the one that listens."""
     said = json.dumps(["qmq replica", who, *hello, challenge]).encode()
     return hmac.new(secret, said, "sha256").hexdigest()
 
 
 def is_proof(proof: str, secret: bytes, who: str, hello: PeerHello, challenge: str) -> bool:
-    """Whether the proof is correct. Without a secret it never is."""
+    """True if the proof is correct. Without a secret, no proof is correct."""
     return bool(secret) and hmac.compare_digest(proof.encode(), prove(secret, who, hello, challenge).encode())
 
 

@@ -27,21 +27,21 @@ class Role(Enum):
 
     SLAVE = "slave"
     POLLING = "polling"
-    """Suspects that there is no master, and asks the others before it campaigns."""
+    """The replica suspects that there is no master, and asks the others before it campaigns."""
     CAMPAIGNING = "campaigning"
-    """Asks the coordination store for a new epoch."""
+    """The replica asks the coordination store for a new epoch."""
     FENCING = "fencing"
-    """Has the epoch; gathers promises of a majority."""
+    """The replica has won an epoch, and gathers promises of a majority."""
     MASTER = "master"
 
 
 class DurableState(NamedTuple):
-    """What must survive: the promise, and whether the log may lack entries that this replica acknowledged."""
+    """The state that must survive a crash: the promise, and whether the log may lack entries that this replica acknowledged."""
 
     promised: int = 0
     is_whole: bool = True
     resetting_until: int = 0
-    """The log is being built anew and is not to be used until it reaches this index; 0 if it is not."""
+    """While the log is being rebuilt: the index that it must reach before it is used; otherwise 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class Campaign:
 
 @dataclass(frozen=True, slots=True)
 class Resign:
-    """Give the mastership of `epoch` back, if it is still ours."""
+    """Give up the mastership of `epoch`, if it is still ours."""
 
     epoch: int
 
@@ -67,7 +67,7 @@ class MembershipChange:
 
 @dataclass(frozen=True, slots=True)
 class LookUp:
-    """Read the group's highest epoch and its membership, and say `looked_up`; nothing if the store is away."""
+    """Read the group's highest epoch and its membership, and call `looked_up`; no call follows if the store is unreachable."""
 
 
 Request = Campaign | Resign | MembershipChange | LookUp
@@ -84,14 +84,14 @@ class Ready:
     messages: list[tuple[str, Message]] = field(default_factory=list)
     commit: int | None = None
     flushed: int | None = None
-    """Committed, and flushed on a majority of the voters: a power cut of all of them does not take it."""
+    """Entries up to this index are committed, and flushed on a majority of the voters: they survive a power cut of all voters."""
     flush: int | None = None
     role: Role | None = None
     lead: int | None = None
     requests: list[Request] = field(default_factory=list)
 
     def __bool__(self) -> bool:
-        """Whether there is anything to do."""
+        """True if there is work to do."""
         return bool(
             self.messages
             or self.append
@@ -108,7 +108,7 @@ class Ready:
 
 
 class LogChunk(NamedTuple):
-    """Entries read for a peer: those behind where reading began, up to `last_index`. `place` is where they end."""
+    """Entries for a peer: from where reading began, up to `last_index`. They end at `place`."""
 
     last_index: int
     payload: object
@@ -120,26 +120,26 @@ class Log(Protocol):
     """The local log, as the core reads it for its peers."""
 
     def place(self) -> Place:
-        """Where the log ends."""
+        """The place of the log's end."""
         ...
 
     def read(self, place: Place, after: int, bytes_max: int) -> LogChunk | None:
-        """Entries behind index `after`, which lies at `place`; None if they are gone here."""
+        """The entries behind index `after`, which lies at `place`; None if this log no longer has them."""
         ...
 
     def start(self) -> tuple[int, int, Place]:
-        """(epoch, index, place) behind which everything is still here."""
+        """The (epoch, index, place) behind which this log still has all entries."""
         ...
 
 
 class Timing(NamedTuple):
-    """Milliseconds. Safety depends on none of them."""
+    """The core's times in milliseconds. Safety depends on none of them."""
 
     heartbeat_ms: int = 100
     suspect_ms: int = 1_000
-    """Silence of the master after which a slave asks around."""
+    """A slave polls the others after this silence of the master."""
     lost_ms: int = 150
-    """The same when the connection to the master has ended."""
+    """A slave polls the others this long after the connection to the master ended."""
     poll_ms: int = 150
     fence_ms: int = 2_000
     quorum_ms: int = 2_000

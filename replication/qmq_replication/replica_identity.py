@@ -21,12 +21,12 @@ from qmq_replication.replica_membership import ReplicaMembership
 
 FILE: Final = "replica.json"
 CLEAN: Final = "clean"
-"""In place of a boot id: everything was flushed, and the process ended normally."""
+"""Stands in place of a boot id: everything was flushed, and the process ended normally."""
 _BOOT: Final = Path("/proc/sys/kernel/random/boot_id")
 
 
 def boot_id() -> str:
-    """Changes when the machine starts; "" if it is not known: then every start counts as one."""
+    """An id that changes when the machine starts. "" if the id is unknown: every start of the process then counts as a machine's start."""
     try:
         return _BOOT.read_text().strip()
     except OSError:
@@ -47,11 +47,11 @@ class ReplicaIdentity:
     membership: str = ""
     addresses: dict[str, str] = field(default_factory=dict)
     secret: str = field(default="", repr=False)
-    """The group's, as last known: what its replicas prove to each other (peer_proof.py)."""
+    """The last known secret of the group, with which its replicas prove themselves to each other (peer_proof.py)."""
 
     @property
     def state(self) -> DurableState:
-        """The durable state for the core."""
+        """The part of the identity that the core needs."""
         return DurableState(self.promised, self.is_whole, self.resetting_until)
 
     def with_state(self, state: DurableState) -> ReplicaIdentity:
@@ -59,11 +59,11 @@ class ReplicaIdentity:
         return replace(self, promised=state.promised, is_whole=state.is_whole, resetting_until=state.resetting_until)
 
     def members(self) -> ReplicaMembership | None:
-        """The membership as last known."""
+        """The last known membership."""
         return ReplicaMembership.decode(self.membership.encode()) if self.membership else None
 
     def save(self, disk: Disk, data: Path) -> None:
-        """On disk when it returns. Raises DiskFull, FlushFailed."""
+        """Write the file and sync it. Raises DiskFull, FlushFailed."""
         content = json.dumps(asdict(self), sort_keys=True)
         disk.replace(data / FILE, json.dumps({"crc": crc32c(content.encode()), "content": content}).encode())
 
@@ -89,5 +89,5 @@ def load(data: Path, group: str, replica: str) -> ReplicaIdentity | None:
 
 
 def new(group: str, replica: str) -> ReplicaIdentity:
-    """For a new folder."""
+    """The identity for a new folder."""
     return ReplicaIdentity(group, replica, os.urandom(8).hex(), boot=boot_id())

@@ -1,4 +1,4 @@
-"""Who belongs to a broker group, and how many make a majority. Pure.
+"""The members of a broker group, and its majorities. Pure.
 
 *Voters* count for commit and for promises. *Learners* are sent everything and count for nothing until they have caught up; then the master
 makes them voters. A change adds or removes one voter at a time, so that any majority before it and any majority after it share a replica
@@ -24,7 +24,7 @@ class ReplicaMembership:
 
     @property
     def majority(self) -> int:
-        """How many voters are more than half."""
+        """The number of voters in a majority."""
         return len(self.voters) // 2 + 1
 
     @property
@@ -32,11 +32,11 @@ class ReplicaMembership:
         return self.voters + self.learners
 
     def is_majority(self, names: Iterable[str]) -> bool:
-        """Whether the voters among `names` are more than half of all voters."""
+        """True if the voters among `names` are a majority of all voters."""
         return len(set(names) & set(self.voters)) >= self.majority
 
     def quorum_index(self, held: Mapping[str, int]) -> int:
-        """The highest index that a majority holds, when each replica holds what `held` says (absent: nothing)."""
+        """The highest index that a majority holds. `held` maps each replica to its index; a missing replica holds nothing."""
         found = sorted((held.get(name, 0) for name in self.voters), reverse=True)
         return found[self.majority - 1]
 
@@ -54,7 +54,7 @@ class ReplicaMembership:
         return ReplicaMembership(self.version + 1, (*self.voters, name), left)
 
     def without(self, name: str) -> ReplicaMembership:
-        """Next version: `name` is no replica any more. Raises InvalidArgument if it is none, or the last voter."""
+        """Next version: without the replica `name`. Raises InvalidArgument if `name` is no replica, or the last voter."""
         if name not in self.replicas:
             raise InvalidArgument(f"{name!r} is not a replica of this group")
         if self.voters == (name,):

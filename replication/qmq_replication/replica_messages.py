@@ -23,13 +23,13 @@ Place = Any
 
 
 class Probe(NamedTuple):
-    """Asks how things are, changes nothing."""
+    """Asks a replica for its state, and changes nothing."""
 
     epoch: int
 
 
 class ProbeReply(NamedTuple):
-    """`epoch` is the highest promised. `hears_master` says that the replica would not campaign now."""
+    """The state of a replica. `epoch` is the highest promised epoch. `hears_master`: the replica would not campaign now."""
 
     epoch: int
     master: str
@@ -40,13 +40,13 @@ class ProbeReply(NamedTuple):
 
 
 class PromiseRequest(NamedTuple):
-    """The sender won `epoch` in the coordination store."""
+    """Asks for a promise: the sender won `epoch` in the coordination store."""
 
     epoch: int
 
 
 class Promise(NamedTuple):
-    """The sender takes nothing older than `epoch` any more, and holds its log up to (last_epoch, last_index)."""
+    """The sender accepts nothing older than `epoch` from now on, and holds its log up to (last_epoch, last_index)."""
 
     epoch: int
     last_epoch: int
@@ -89,7 +89,9 @@ class Ack(NamedTuple):
 
 
 class Mismatch(NamedTuple):
-    """The sender's log does not continue at the Append's prev_index. Its shape, so that one answer is enough to get in step."""
+    """The sender's log does not continue at the Append's prev_index. It contains the log's shape, so that one answer is enough to get in
+    step.
+    """
 
     epoch: int
     round: int
@@ -112,7 +114,7 @@ class LogReset(NamedTuple):
 
 
 class Refusal(NamedTuple):
-    """The sender promised `epoch`, which is higher than what it was sent."""
+    """The sender promised `epoch`, which is higher than the epoch of the message that it refuses."""
 
     epoch: int
 

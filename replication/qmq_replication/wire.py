@@ -48,14 +48,14 @@ _NUMBERS: Final = {kind: number for number, kind in enumerate(_KINDS)}
 
 
 class LogStretch(NamedTuple):
-    """An Append's payload as a slave takes it: the runs, and each one's entries, checked."""
+    """The payload of an Append as a slave reads it: the runs, and the checked entries of each run."""
 
     runs: list[LogRun]
     entries: list[list[PendingEntry]]
 
 
 def pack(message: Message) -> list[bytes]:
-    """A message's bytes, in pieces."""
+    """The message's bytes, in pieces."""
     payload: list[bytes] = []
     if isinstance(message, Append) and message.payload is not None:
         payload = pack_runs(message.payload)
