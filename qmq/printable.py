@@ -10,9 +10,9 @@ import unicodedata
 from typing import Final
 
 _HIDDEN: Final = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
-_JOINERS: Final = "\u200c\u200d"
+JOINERS: Final = frozenset("\u200c\u200d")
 """Scripts and emoji need these characters, which affect only their neighbours."""
-KEPT: Final = frozenset("\n\t" + _JOINERS)
+KEPT: Final = JOINERS | frozenset("\n\t")
 
 
 def visible(text: str, kept: frozenset[str] = KEPT) -> str:

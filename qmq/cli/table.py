@@ -22,7 +22,7 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
 from qmq.operations.moments import Time
-from qmq.printable import visible
+from qmq.printable import JOINERS, visible
 
 GAP: Final = "  "
 CUT_CHARS_MIN: Final = 10
@@ -113,16 +113,16 @@ def _cut(columns: Sequence[int], widths: list[int], headers: Sequence[str], exce
 
 
 def text_of(cell: Any, *, is_wide: bool, now_ms: int) -> str:
-    """A cell's text, with control characters escaped."""
+    """A cell's text, with control characters escaped; line breaks, too, because text from others must not look like rows of the table."""
     if isinstance(cell, Time):
         return str(cell) if is_wide else relative(cell.time_ms, now_ms)
     if isinstance(cell, Text):
-        return visible(cell.plain)
+        return visible(cell.plain, JOINERS)
     if isinstance(cell, bool):
         return "yes" if cell else "no"
     if cell is None:
         return ""
-    return f"{cell:,}" if isinstance(cell, int) else visible(str(cell))
+    return f"{cell:,}" if isinstance(cell, int) else visible(str(cell), JOINERS)
 
 
 def table_lines(

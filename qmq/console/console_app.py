@@ -26,7 +26,7 @@ from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
-from qmq.console import cluster_page, dead_letter_pages, delay_page, message_page, overview_page, route_page, subject_pages
+from qmq.console import cluster_page, dead_letter_pages, delay_page, lanes_page, message_page, overview_page, route_page, subject_pages
 from qmq.console.browser_sessions import BrowserSession, Sessions
 from qmq.console.caller import ConsoleCaller
 from qmq.console.console_config import ConsoleConfig, LoginMode
@@ -55,8 +55,9 @@ PAGES: Final = (
     *cluster_page.PAGES,
     *delay_page.PAGES,
     *route_page.PAGES,
+    *lanes_page.PAGES,
 )
-ACTS: Final = (*dead_letter_pages.ACTS, *cluster_page.ACTS, *delay_page.ACTS, *route_page.ACTS)
+ACTS: Final = (*dead_letter_pages.ACTS, *cluster_page.ACTS, *delay_page.ACTS, *route_page.ACTS, *lanes_page.ACTS)
 
 
 class ConsoleSite:

@@ -1,6 +1,4 @@
-"""*Route* and *lanes* of an ordered subject: partitions, their readers and parked keys. A person sees the plan of a change before making
-it.
-"""
+"""*Route* of an ordered subject: its logical partitions by version. A person sees the plan of a change before making it, then watches it."""
 
 from __future__ import annotations
 
@@ -14,22 +12,16 @@ from starlette.responses import Response
 
 from qmq.console.command_lines import command
 from qmq.console.page import ConsolePage, RefusedRequest, number_of
+from qmq.console.range_strip import KINDS, partition_ranges, version_ranges
 from qmq.console.route_ring import VERSIONS_MAX, ring
 from qmq.console.subject_pages import subject_of
 from qmq.errors import InvalidArgument, QmqError
-from qmq.model import check_name
-from qmq.operations.key_texts import key_text
-from qmq.operations.parked_keys import unparked
 from qmq.operations.route_facts import change_facts, place_facts, plan_facts
 from qmq.operations.route_reading import described
 from qmq.proto.v1 import meta_pb2 as pb
 
-KINDS: Final = 6
-"""The number of colours for broker groups in a drawing."""
-WIDTH: Final = 1000
 VERBS: Final = ("split", "merge", "move")
 NUMBER_MAX: Final = (1 << 32) - 1
-PARKED_MAX: Final = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,29 +73,6 @@ def _numbers(name: str, text: str) -> tuple[int, ...]:
     return tuple(number_of(name, each, 0, NUMBER_MAX) for each in text.replace(",", " ").split())
 
 
-@dataclass(frozen=True, slots=True)
-class DrawnCell:
-    """A partition in a drawing WIDTH wide; `kind` chooses its colour."""
-
-    x: float
-    width: float
-    kind: int
-    title: str
-
-
-def cells(places: list[dict[str, Any]], count: int, groups: list[str]) -> list[DrawnCell]:
-    """The logical partitions from the first to the last, as wide as their ranges. Pure."""
-    return [
-        DrawnCell(
-            round(WIDTH * each["first"] / count, 2),
-            round(WIDTH * (each["end"] - each["first"]) / count, 2),
-            groups.index(each["broker_group"]) % KINDS if each["broker_group"] in groups else 0,
-            f"{each['partition']}: {each['first']} - {each['end'] - 1}, {each['broker_group']}",
-        )
-        for each in sorted(places, key=lambda each: each["first"])
-    ]
-
-
 async def show_route(page: ConsolePage) -> Response:
     """Show the route; with a change in the address, also its plan."""
     subject = subject_of(page)
@@ -123,8 +92,8 @@ async def show_route(page: ConsolePage) -> Response:
         400 if failure else 200,
         subject=subject,
         route=found,
-        drawn=cells(found["partitions"], count, groups),
-        planned=cells(plan["after"], count, groups) if plan else [],
+        drawn=partition_ranges(found["partitions"], count, groups),
+        planned=partition_ranges(plan["after"], count, groups) if plan else [],
         ring=ring(await _versions(page, subject, found), count, groups, KINDS),
         broker_groups=groups,
         following=_following(found),
@@ -132,11 +101,9 @@ async def show_route(page: ConsolePage) -> Response:
         asked=asked,
         plan=plan,
         failure=failure,
-        parked=await _parked(page, subject, found),
         command=command("route", "show", subject),
         plan_command=asked.line(subject) if asked.verb else "",
         verbs=VERBS,
-        make_command=command,
     )
 
 
@@ -156,15 +123,7 @@ def _following(found: dict[str, Any]) -> list[dict[str, Any]]:
             "group": group["group"],
             "gate": group["gate"],
             "left": group["backlog"],
-            "lanes": [
-                DrawnCell(
-                    round(WIDTH * each["first"] / count, 2),
-                    round(WIDTH * (each["end"] - each["first"]) / count, 2),
-                    0 if each["version"] >= latest else 1,
-                    f"{each['first']} - {each['end'] - 1}: v{each['version']}",
-                )
-                for each in group["frontier"]
-            ],
+            "ranges": version_ranges(group["frontier"], count, latest),
         }
         for group in found["groups"]
         if group["version"] < latest or any(each["version"] < latest for each in group["frontier"])
@@ -175,16 +134,6 @@ async def _plan(page: ConsolePage, subject: str, asked: RouteRequest) -> dict[st
     now = await page.mq.metadata.describe_route(subject)
     planned = await page.mq.metadata.change_route(subject, **asked.operation(), from_version=now.route.version, dry_run=True)
     return plan_facts(now, planned, await page.mq.metadata.route_history(subject))
-
-
-async def _parked(page: ConsolePage, subject: str, found: dict[str, Any]) -> list[tuple[str, str, int, int]]:
-    """(group, key, partition, messages) of the keys that groups set aside."""
-    rows = []
-    for group in found["groups"]:
-        if group["parked_keys"]:
-            keys = await page.mq.metadata.parked(subject, group["group"], keys_max=PARKED_MAX)
-            rows += [(group["group"], key_text(each.key), each.partition, each.messages) for each in keys]
-    return rows
 
 
 async def change_route(page: ConsolePage) -> Response:
@@ -201,21 +150,6 @@ async def change_route(page: ConsolePage) -> Response:
     return page.back(f"/subjects/{subject}/route", page.words("route.changed", version=made.change.to_version))
 
 
-async def act_on_key(page: ConsolePage) -> Response:
-    """Resume a parked key in order, or skip its messages for good; a skip requires the key as confirmation."""
-    form, subject = await page.form(), subject_of(page)
-    verb, group, key = form.get("verb", ""), check_name("group", form.get("group", "")), form.get("key", "")
-    if verb not in ("replay", "skip"):
-        raise InvalidArgument(f"a parked key is replayed or skipped, not {verb!r}")
-    if verb == "skip" and form.get("confirm", "") != key:
-        raise RefusedRequest(HTTPStatus.BAD_REQUEST, page.words("refused.confirm", name=key))
-    done = await unparked(page.mq, subject, group, key, is_replay=verb == "replay", dry_run=False)
-    return page.back(f"/subjects/{subject}/route", page.words(f"route.key_{verb}", name=key, count=sum(row[2] for row in done)))
-
-
 Show = Callable[[ConsolePage], Awaitable[Response]]
 PAGES: Final[tuple[tuple[str, Show], ...]] = (("/subjects/{subject}/route", show_route),)
-ACTS: Final[tuple[tuple[str, Show], ...]] = (
-    ("/subjects/{subject}/route", change_route),
-    ("/subjects/{subject}/parked", act_on_key),
-)
+ACTS: Final[tuple[tuple[str, Show], ...]] = (("/subjects/{subject}/route", change_route),)

@@ -1,116 +1,27 @@
-"""The console in Debian's Chromium: journeys, sizes, accessibility, and that nothing in a message ever runs.
-
-One browser, one cluster and one console for all; each test has a page of its own. A page that logs an error or a violation of the Content
-Security Policy fails its test. QMQ_SCREENSHOTS=1 writes the pictures of docs/CONSOLE.md.
-"""
+"""The console in Debian's Chromium: journeys, sizes and accessibility. QMQ_SCREENSHOTS=1 writes the pictures of docs/CONSOLE.md."""
 
 from __future__ import annotations
 
 import asyncio
 import os
-import shutil
-from collections.abc import AsyncIterator
-from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import hostile
 import needs
 import pytest
-import pytest_asyncio
-from console_support import clients_of
+from chromium_stage import Stage
+from parked_subject import parked_subject
 
-from qmq.client.client import Client
-from qmq.console.console_config import ConsoleConfig
-from qmq.console.console_server import ConsoleServer
+from qmq.client.ordered.ordered_message import OrderedMessage
 from qmq.model import Order, SubjectConfig
-from qmq.testing import TestCluster
 
-playwright = pytest.importorskip("playwright.async_api", reason="scripts/setup installs it")
 axe = pytest.importorskip("axe_playwright_python.async_playwright", reason="scripts/setup installs it")
 
 pytestmark = [needs.chromium, pytest.mark.xdist_group("chromium"), pytest.mark.asyncio(loop_scope="module")]
 
 PICTURES = Path(__file__).resolve().parents[2] / "docs" / "images"
-HOSTILE = (
-    "<script>window.hacked=1</script>",
-    '"><img src=x onerror=window.hacked=1>',
-    "' onmouseover='window.hacked=1",
-    "</pre></details><svg onload=window.hacked=1>",
-    "javascript:window.hacked=1",
-    "{{ 7 * 7 }}${7*7}<%= 7 %>",
-    "\u202egnp.exe\x1b[31m\x00",
-    "<a href='javascript:window.hacked=1' autofocus onfocus=window.hacked=1>x</a>",
-)
-
-
-@dataclass
-class Stage:
-    """The cluster, console and browser that all tests share."""
-
-    cluster: TestCluster
-    mq: Client
-    console: ConsoleServer
-    browser: Any
-    ids: list[str]
-
-    @property
-    def base(self) -> str:
-        return f"http://127.0.0.1:{self.console.port}"
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def stage() -> AsyncIterator[Stage]:
-    async with TestCluster() as cluster, playwright.async_playwright() as driver:
-        mq = cluster.client(name="shop")
-        ids = await filled(mq)
-        console = ConsoleServer(ConsoleConfig(cluster.address, port=0, is_writable=True), clients_of(cluster))
-        await console.start()
-        arguments = ["--no-sandbox"] if os.geteuid() == 0 else []
-        browser = await driver.chromium.launch(executable_path=shutil.which("chromium"), args=[*arguments, "--disable-gpu"])
-        yield Stage(cluster, mq, console, browser, ids)
-        await browser.close()
-        await console.stop()
-
-
-async def filled(mq: Client) -> list[str]:
-    """A cluster with something on each screen; the ids of hostile messages."""
-    for number in range(30):
-        await mq.send("orders", b'{"order": %d, "total": "%d.00 EUR"}' % (number, number * 7), key=f"customer-{number % 7}", tags=["new"])
-    ids = []
-    for text in HOSTILE:
-        told = await mq.send("hostile", text.encode(), key=text, headers={"trace": text, text[:20].replace("\0", ""): "x"})
-        ids.append(str(told.id))
-    await mq.send("hostile", b'{"' + HOSTILE[0].encode() + b'": "' + HOSTILE[3].encode() + b'"}')
-    async with mq.consumer("hostile", "billing", name="billing-1", ack="explicit") as consumer:
-        for _ in HOSTILE:
-            message = await anext(consumer)
-            message.reject(f"cannot read {message.key}")
-    async with mq.consumer("orders", "shipping", name="shipping-1", ack="explicit") as consumer:
-        await (await anext(consumer)).ack_sync()
-    await mq.metadata.create_subject(SubjectConfig("accounts", order=Order.STRICT, logical_partitions=1024), partitions=2)
-    await mq.send("accounts", b"open", key="customer-1")
-    await mq.send("reminders", b"pay, please", key="customer-1", delay=timedelta(days=40))
-    await mq.send("reminders", b"tidy up", cron="0 9 * * *", zone="Europe/Berlin")
-    while sum(each.waiting for each in await mq.metadata.dead_letter_queues("billing")) < len(HOSTILE):
-        await asyncio.sleep(0.01)
-    return ids
-
-
-@pytest_asyncio.fixture(loop_scope="module")
-async def page(stage: Stage) -> AsyncIterator[Any]:
-    """Logged in; it fails the test for what the browser complains about."""
-    context = await stage.browser.new_context(viewport={"width": 1280, "height": 800}, locale="en")
-    opened, complaints = await context.new_page(), []
-    opened.on("console", lambda each: complaints.append(each.text) if each.type == "error" else None)
-    opened.on("pageerror", lambda each: complaints.append(str(each)))
-    opened.on("dialog", lambda each: complaints.append(f"a dialog opened: {each.message}"))
-    opened.set_default_timeout(10_000)
-    await opened.goto(stage.console.url)
-    opened.complaints = complaints
-    yield opened
-    await context.close()
-    assert complaints == []
 
 
 def screens(stage: Stage) -> list[str]:
@@ -125,11 +36,12 @@ def screens(stage: Stage) -> list[str]:
         "/cluster",
         "/delays",
         "/subjects/accounts/route?verb=split&partitions=1",
+        "/subjects/accounts/lanes",
     ]
 
 
-NAMES = ("overview", "subjects", "subject", "search", "dead-letters", "group-letters", "message", "cluster", "delays", "route")
-PICTURED = ("overview", "subject", "group-letters", "message", "delays", "route")
+NAMES = ("overview", "subjects", "subject", "search", "dead-letters", "group-letters", "message", "cluster", "delays", "route", "lanes")
+PICTURED = ("overview", "subject", "group-letters", "message", "delays", "route", "lanes")
 
 
 async def test_the_printed_address_lets_in_and_leaves_no_key_behind(stage: Stage, page: Any) -> None:
@@ -150,21 +62,6 @@ async def test_a_screen_fits_every_width_and_has_no_accessibility_violation(at: 
         await page.emulate_media(color_scheme=scheme)
         results = await axe.Axe().run(page)
         assert results.violations_count == 0, results.generate_report()
-
-
-async def test_nothing_that_messages_hold_runs_on_any_screen(stage: Stage, page: Any) -> None:
-    for path in (*screens(stage), "/subjects/hostile", *[f"/messages/{each}" for each in stage.ids]):
-        await page.goto(stage.base + path)
-        for details in await page.locator("details").all():
-            await details.evaluate("each => each.open = true")
-        assert await page.evaluate("window.hacked") is None
-    for text in HOSTILE[:2]:
-        await page.goto(f"{stage.base}/subjects/hostile")
-        await page.get_by_label("Content").fill(text)
-        await page.keyboard.press("Enter")
-        await page.wait_for_url("**content=**")
-        assert await page.get_by_label("Content").input_value() == text
-        assert await page.evaluate("window.hacked") is None
 
 
 async def test_from_the_overview_to_a_message_by_clicks(stage: Stage, page: Any) -> None:
@@ -194,9 +91,9 @@ async def test_subjects_are_filtered_by_the_keyboard_alone(stage: Stage, page: A
     await page.keyboard.press("s")
     await page.wait_for_url("**/subjects")
     await page.keyboard.press("/")
-    await page.keyboard.type("host")
+    await page.keyboard.type("hostile-b")
     await page.keyboard.press("Enter")
-    await page.wait_for_url("**q=host**")
+    await page.wait_for_url("**q=hostile-b**")
     assert await page.locator("tbody tr").count() == 1
 
 
@@ -267,7 +164,7 @@ async def test_a_command_line_is_copied_as_it_stands(stage: Stage, page: Any) ->
 async def test_dead_letters_are_narrowed_by_error_and_one_is_replayed(stage: Stage, page: Any) -> None:
     await page.goto(f"{stage.base}/dead-letters")
     await page.get_by_role("link", name="billing").click()
-    assert "8 dead letters are chosen" in await page.locator("main").inner_text()
+    assert f"{len(hostile.TEXTS)} dead letters are chosen" in await page.locator("main").inner_text()
     await page.locator("[aria-labelledby=by-error] a", has_text="7 * 7").click()
     assert "1 dead letters are chosen" in await page.locator("main").inner_text()
     await page.get_by_role("button", name="Show what would be sent").first.click()
@@ -281,7 +178,7 @@ async def test_dead_letters_are_narrowed_by_error_and_one_is_replayed(stage: Sta
             message.release()
             message = await anext(consumer)
         message.reject("again")
-    while sum(each.waiting for each in await stage.mq.metadata.dead_letter_queues("billing")) < len(HOSTILE):
+    while sum(each.waiting for each in await stage.mq.metadata.dead_letter_queues("billing")) < len(hostile.TEXTS):
         await asyncio.sleep(0.01)
 
 
@@ -303,9 +200,9 @@ async def test_a_plan_of_a_replay_is_in_the_address_and_sends_nothing(stage: Sta
     await page.wait_for_url("**plan=1**rate=2**")
     await page.reload()
     text = await page.locator(".plan").inner_text()
-    assert "8 dead letters would be sent again" in text
-    assert "At this rate that takes 4 s." in text
-    assert sum(each.waiting for each in await stage.mq.metadata.dead_letter_queues("billing")) == len(HOSTILE)
+    assert f"{len(hostile.TEXTS)} dead letters would be sent again" in text
+    assert f"At this rate that takes {len(hostile.TEXTS) // 2} s." in text
+    assert sum(each.waiting for each in await stage.mq.metadata.dead_letter_queues("billing")) == len(hostile.TEXTS)
 
 
 async def test_a_letter_is_edited_as_a_whole_and_the_plan_shows_before_and_after(stage: Stage, page: Any) -> None:
@@ -381,6 +278,84 @@ async def test_a_split_is_made_watched_and_drawn_for_who_types_the_name(stage: S
     await page.locator(".note", has_text="Version 2").wait_for()
     assert await page.locator("[data-ring] path").count() == 3  # two partitions, and the older one inside
     assert "sealed: each old partition ends with its command message" in await page.locator("#route .life").inner_text()
+
+
+@pytest.mark.rotating
+async def test_a_split_under_a_backlog_is_watched_until_each_lane_reads_the_new_version(stage: Stage, page: Any) -> None:
+    mq, messages = stage.mq, 400
+    await mq.metadata.create_subject(SubjectConfig("trades", order=Order.STRICT, logical_partitions=1024), partitions=1)
+    opened = {"desk-1": asyncio.Event(), "desk-2": asyncio.Event()}
+
+    async def consume(name: str) -> None:
+        async def handle(_: OrderedMessage) -> None:
+            await opened[name].wait()
+
+        await mq.ordered_consumer("trades", "desk", name=name, gate="lanes").run(handle)
+
+    consumers = [asyncio.create_task(consume(name)) for name in opened]
+    while len(holders := await held(stage, "trades")) < 2:
+        await asyncio.sleep(0.01)
+    await asyncio.gather(*[mq.send("trades", b"%d" % number, key=f"account-{number % 80}") for number in range(messages)])
+    await page.goto(f"{stage.base}/subjects/trades/route?verb=split&partitions=1&at=512")
+    assert f"Group desk has {messages} messages left there" in await page.locator("main").inner_text()
+    await page.get_by_label("Type trades to confirm").fill("trades")
+    await page.get_by_role("button", name="Do it").click()
+    await page.locator("#route .life", has_text=f"command message of partition 1 at sequence {messages}").wait_for()
+    await page.locator("#route .life", has_text=f"Group desk: gate lanes, {messages} messages left").wait_for()
+    opened[holders[512]].set()
+    gates = page.locator("#route .life svg title")
+    await page.locator("#route .life svg", has_text="512 - 1023: v2").wait_for(state="attached")
+    assert await gates.all_text_contents() == ["0 - 511: v1", "512 - 1023: v2"]
+    opened[holders[0]].set()
+    await page.locator("#route .life", has_text="Every consumer group reads the new version.").wait_for()
+    for each in consumers:
+        each.cancel()
+    await asyncio.gather(*consumers, return_exceptions=True)
+
+
+async def held(stage: Stage, subject: str) -> dict[int, str]:
+    """The consumers of a subject's lanes, by the first logical partition that each holds."""
+    groups = (await stage.mq.metadata.describe_route(subject)).groups
+    return {each.lps.first: each.consumer for group in groups for partition in group.partitions for each in partition.holders}
+
+
+async def test_a_parked_key_is_replayed_in_order_and_another_skipped_by_its_name(stage: Stage, page: Any) -> None:
+    async with parked_subject(stage.mq, "payments", "audit", ["customer-1", "customer-2"]) as consuming:
+        await stage.mq.send("payments", b"later", key="customer-1")
+        await page.goto(f"{stage.base}/subjects/payments")
+        await page.get_by_role("link", name="Lanes").click()
+        await page.wait_for_url("**/subjects/payments/lanes")
+        assert "audit-1 (0 - 1023)" in await page.locator("#lanes").inner_text()
+        first, second = [page.locator("details.parked", has_text=key) for key in ("customer-1", "customer-2")]
+        while "2 messages" not in await first.locator("summary").inner_text():
+            await page.reload()
+        consuming.bad.clear()
+        await first.locator("summary").click()
+        await first.get_by_role("button", name="Replay in order").click()
+        await page.locator(".note", has_text="2 messages of the key customer-1 are given back, in order.").wait_for()
+        async with asyncio.timeout(20):
+            while len(consuming.seen) < 2:
+                await asyncio.sleep(0.01)
+        assert consuming.seen == [b"to customer-1", b"later"]
+        await skip(page, "")
+        assert await page.locator(".note").count() == 1  # the browser asks for the key: this is the note of the replay
+        await skip(page, "customer-1")
+        assert "Nothing was done" in await page.locator(".failure").inner_text()
+        page.complaints.clear()  # the browser logs that the answer was an error
+        await page.goto(f"{stage.base}/subjects/payments/lanes")
+        assert await second.count() == 1
+        await skip(page, "customer-2")
+        await page.locator(".note", has_text="1 messages of the key customer-2 count as done.").wait_for()
+        assert "No key is parked." in await page.locator("main").inner_text()
+        assert consuming.seen == [b"to customer-1", b"later"]
+
+
+async def skip(page: Any, typed: str) -> None:
+    """Skip customer-2, with `typed` for its name."""
+    parked = page.locator("details.parked", has_text="customer-2")
+    await parked.evaluate("each => { each.open = true; }")
+    await parked.get_by_label("Type customer-2 to confirm").fill(typed)
+    await parked.get_by_role("button", name="Skip for good").click()
 
 
 async def test_a_group_is_drained_by_its_name_and_resumed(stage: Stage, page: Any) -> None:

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import pytest
 from console_support import PlainBrowser, site_of
 
-from qmq.console.route_page import RouteRequest, cells
+from qmq.console.route_page import RouteRequest
 from qmq.errors import InvalidArgument
 from qmq.model import Order, SubjectConfig
 from qmq.testing import TestCluster
@@ -69,11 +69,3 @@ def test_a_request_says_its_command_line() -> None:
     assert RouteRequest("merge", (1, 2)).line("s") == "qmq route merge s 1 2"
     with pytest.raises(InvalidArgument):
         RouteRequest.of({"verb": "split", "partitions": "-1"})
-
-
-def test_cells_fill_the_drawing_by_their_ranges() -> None:
-    places = [
-        {"partition": 2, "first": 256, "end": 1024, "broker_group": "b"},
-        {"partition": 1, "first": 0, "end": 256, "broker_group": "a"},
-    ]
-    assert [(each.x, each.width, each.kind) for each in cells(places, 1024, ["a", "b"])] == [(0, 250, 0), (250, 750, 1)]

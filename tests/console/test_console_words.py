@@ -11,7 +11,7 @@ from qmq.console.wording import LANGUAGES, Wording, bytes_text, catalog, chosen_
 
 FOLDER = Path(qmq.console.__file__).parent
 USED = re.compile(r"""(?:\bt|words|\(request\))\(\s*["']([\w.]+)["']""")
-MADE = {"age.", "route.", "job.", "letters.chosen", "form.", "severity.", "sort.", "span.", "nav."}
+MADE = {"age.", "route.", "lanes.key_", "job.", "letters.chosen", "form.", "severity.", "sort.", "span.", "nav."}
 """Keys that code puts together."""
 
 

@@ -105,6 +105,15 @@ class Command:
         return done.exit_code, done.stderr.replace("\n", " ")
 
 
+def commands(command: Any, name: str = "qmq") -> Iterator[tuple[str, Any]]:
+    """The command and all below it that do something, with their full names."""
+    below = getattr(command, "commands", {})
+    if not below or (command.invoke_without_command and name != "qmq"):
+        yield name, command
+    for word, each in below.items():
+        yield from commands(each, f"{name} {word}")
+
+
 # --- a subject: orders, [0, 256) 1 on g1, [256, 512) 2 on g1, [512, 1024) 3 on g2 -------------------------------------------
 
 

@@ -11,10 +11,10 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import cli_process
 import pytest
+from cli_support import commands
 from support import NodeProcess
 from typer.main import get_command
 
@@ -40,14 +40,6 @@ WITHOUT_JSON = {
     "qmq spark": "hands its words to a job",
 }
 """Commands that have no answer of their own; docs/CLI.md lists them too."""
-
-
-def commands(command: Any, name: str = "qmq") -> Iterator[tuple[str, Any]]:
-    below = getattr(command, "commands", {})
-    if not below or (command.invoke_without_command and name != "qmq"):
-        yield name, command
-    for word, each in below.items():
-        yield from commands(each, f"{name} {word}")
 
 
 def test_every_command_with_an_answer_has_json() -> None:

@@ -8,24 +8,27 @@ from datetime import UTC, datetime
 from types import SimpleNamespace
 from typing import Any
 
+import hostile
 import pytest
 from cli_support import Command, FakeMeta, settings
+from hostile import CLIPBOARD
 from rich.console import Console
 from rich.text import Text
 
 from qmq.cli import output
 from qmq.cli.consume import Form
-from qmq.errors import InvalidArgument
+from qmq.errors import InvalidArgument, InvalidName
+from qmq.model import check_name
 from qmq.printable import visible
 from qmq.proto.v1 import control_pb2 as control
 from qmq.proto.v1 import meta_pb2 as pb
 
-CLIPBOARD = "\x1b]52;c;cm0gLXJmIH4=\x07\x1b[31mred"
+CONTROLS = {chr(each) for each in range(0x20) if chr(each) not in "\n\t"} | set("\x85\x9b\u2028\u202e\u2066\u200b\ufeff\U000e0041")
 HARMLESS = "\\x1b]52;c;cm0gLXJmIH4=\\x07\\x1b[31mred"
 
 
 @pytest.mark.parametrize(
-    ("hostile", "shown"),
+    ("text", "shown"),
     [
         (CLIPBOARD, HARMLESS),
         ("a\u202eb", "a\\u202eb"),
@@ -37,19 +40,63 @@ HARMLESS = "\\x1b]52;c;cm0gLXJmIH4=\\x07\\x1b[31mred"
         ("\u2028", "\\u2028"),
     ],
 )
-def test_control_and_format_characters_become_escapes(hostile: str, shown: str) -> None:
-    assert visible(hostile) == shown
+def test_control_and_format_characters_become_escapes(text: str, shown: str) -> None:
+    assert visible(text) == shown
 
 
-def test_a_pause_s_reason_and_a_client_s_name_are_printed_harmlessly(meta: FakeMeta, qmq: Command) -> None:
-    pause = pb.Pause(kind="group", subject="*", group="g", reason=CLIPBOARD)
+@pytest.mark.parametrize("text", hostile.TEXTS, ids=range(len(hostile.TEXTS)))
+def test_reasons_clients_and_keys_of_others_are_printed_harmlessly(meta: FakeMeta, qmq: Command, text: str) -> None:
+    pause = pb.Pause(kind="group", subject="*", group="g", reason=text)
     meta.answers["ListPauses"] = pb.ListPausesResponse(pauses=[pause])
     meta.answers["ListSubjects"] = pb.ListSubjectsResponse(subjects=[pb.SubjectDescription(settings=settings("s", ""))])
-    consumer = control.Consumer(name="c", client=CLIPBOARD)
+    consumer = control.Consumer(name="c", client=text)
     meta.answers["DescribeGroups"] = control.DescribeGroupsResponse(groups=[control.Group(subject="s", group="g", consumers=[consumer])])
-    for words in (("pause", "list"), ("group", "show", "s", "g")):
-        assert not {"\x1b", "\x07"} & set(qmq.text(*words))
-    assert qmq.json("group", "show", "s", "g")[0]["consumers"][0]["client"] == CLIPBOARD
+    meta.answers["DescribeParked"] = control.DescribeParkedResponse(keys=[control.ParkedKey(partition=1, key=text.encode(), messages=1)])
+    for words in (("pause", "list"), ("group", "show", "s", "g"), ("dlq", "list", "s", "g")):
+        assert not CONTROLS & set(qmq.text(*words)), words
+    assert qmq.json("group", "show", "s", "g")[0]["consumers"][0]["client"] == text
+    assert qmq.json("pause", "list")[0]["reason"] == text
+
+
+@pytest.mark.parametrize("text", hostile.TEXTS, ids=range(len(hostile.TEXTS)))
+def test_an_error_s_text_is_printed_harmlessly(meta: FakeMeta, qmq: Command, text: str) -> None:
+    meta.answers["ListSubjects"] = InvalidArgument(text.replace("\0", ""))  # gRPC's trailers carry no NUL
+    assert not CONTROLS & set(qmq.error("subject", "list")[1])
+
+
+@pytest.mark.parametrize("body", hostile.BODIES, ids=range(len(hostile.BODIES)))
+def test_a_body_is_raw_only_where_no_terminal_reads_it(body: bytes) -> None:
+    message: Any = SimpleNamespace(body=body)
+    assert Form(is_raw=True).line(message, {}) == body
+    assert not CONTROLS & set(Form(is_raw=False).line(message, {}).decode())
+    more: Any = SimpleNamespace(
+        body=body,
+        sequence=0,
+        id="x",
+        key=body.decode(errors="replace"),
+        tags=(),
+        headers={body.decode(errors="replace"): body},
+        attempt=1,
+        create_time_ms=0,
+        append_time_ms=0,
+        at=datetime.now(UTC),
+    )
+    line = Form(as_json=True).line(more, {})
+    assert not CONTROLS & set(line.decode())
+    assert json.loads(line)["body"] == body.decode(errors="replace")
+
+
+@pytest.mark.parametrize("name", hostile.NAMES, ids=range(len(hostile.NAMES)))
+def test_a_hostile_name_of_a_subject_or_a_group_is_refused(name: str) -> None:
+    for kind in ("subject", "group"):
+        with pytest.raises(InvalidName):
+            check_name(kind, name)
+
+
+def test_a_line_break_in_a_cell_makes_no_row_of_its_own(meta: FakeMeta, qmq: Command) -> None:
+    pause = pb.Pause(kind="group", subject="*", group="g", reason="maintenance\ngroup\t*  forged")
+    meta.answers["ListPauses"] = pb.ListPausesResponse(pauses=[pause])
+    assert len(qmq.text("pause", "list").splitlines()) == 2  # the header, and one pause
 
 
 def test_whatever_is_printed_is_harmless_and_rich_s_own_colours_stay() -> None:
@@ -58,29 +105,3 @@ def test_whatever_is_printed_is_harmless_and_rich_s_own_colours_stay() -> None:
     output.escape_controls(console)
     console.print(Text("a\x1b[32mb\u202e", "red"))
     assert shown.getvalue() == "\x1b[31ma\\x1b[32mb\\u202e\x1b[0m\n"
-
-
-def test_an_error_s_text_is_printed_harmlessly(meta: FakeMeta, qmq: Command) -> None:
-    meta.answers["ListSubjects"] = InvalidArgument("bad \u202e text")
-    assert "\u202e" not in qmq.error("subject", "list")[1]
-
-
-def test_a_body_is_raw_only_where_no_terminal_reads_it() -> None:
-    message: Any = SimpleNamespace(body=CLIPBOARD.encode() + b"\xff")
-    assert Form(is_raw=True).line(message, {}) == message.body
-    assert Form(is_raw=False).line(message, {}) == HARMLESS.encode() + b"\\xff"
-    more: Any = SimpleNamespace(
-        body=message.body,
-        sequence=0,
-        id="x",
-        key=None,
-        tags=(),
-        headers={},
-        attempt=1,
-        create_time_ms=0,
-        append_time_ms=0,
-        at=datetime.now(UTC),
-    )
-    line = Form(as_json=True).line(more, {})
-    assert b"\x1b" not in line
-    assert json.loads(line)["body"].startswith(CLIPBOARD)
