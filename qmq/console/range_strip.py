@@ -13,7 +13,7 @@ WIDTH: Final = 1000
 
 
 @dataclass(frozen=True, slots=True)
-class DrawnRange:
+class StripRange:
     """A range in a strip WIDTH wide; `kind` chooses its colour."""
 
     x: float
@@ -22,7 +22,7 @@ class DrawnRange:
     title: str
 
 
-def partition_ranges(places: Sequence[Mapping[str, Any]], count: int, groups: Sequence[str]) -> list[DrawnRange]:
+def partition_ranges(places: Sequence[Mapping[str, Any]], count: int, groups: Sequence[str]) -> list[StripRange]:
     """Partitions by their broker groups, of `count` logical partitions."""
     return [
         _drawn(each, count, _kind(each["broker_group"], groups), f"{each['partition']}: {_range(each)}, {each['broker_group']}")
@@ -30,12 +30,12 @@ def partition_ranges(places: Sequence[Mapping[str, Any]], count: int, groups: Se
     ]
 
 
-def version_ranges(frontier: Sequence[Mapping[str, Any]], count: int, latest: int) -> list[DrawnRange]:
+def version_ranges(frontier: Sequence[Mapping[str, Any]], count: int, latest: int) -> list[StripRange]:
     """What a consumer group reads: ranges of the latest version, and ranges of older ones."""
     return [_drawn(each, count, 0 if each["version"] >= latest else 1, f"{_range(each)}: v{each['version']}") for each in frontier]
 
 
-def lane_ranges(lanes: Sequence[Mapping[str, Any]], count: int) -> list[DrawnRange]:
+def lane_ranges(lanes: Sequence[Mapping[str, Any]], count: int) -> list[StripRange]:
     """Lanes by the consumers that hold them. A lane without a consumer is a gap."""
     consumers = sorted({each["consumer"] for each in lanes if each["consumer"]})
     return [
@@ -45,8 +45,8 @@ def lane_ranges(lanes: Sequence[Mapping[str, Any]], count: int) -> list[DrawnRan
     ]
 
 
-def _drawn(each: Mapping[str, Any], count: int, kind: int, title: str) -> DrawnRange:
-    return DrawnRange(round(WIDTH * each["first"] / count, 2), round(WIDTH * (each["end"] - each["first"]) / count, 2), kind, title)
+def _drawn(each: Mapping[str, Any], count: int, kind: int, title: str) -> StripRange:
+    return StripRange(round(WIDTH * each["first"] / count, 2), round(WIDTH * (each["end"] - each["first"]) / count, 2), kind, title)
 
 
 def _range(each: Mapping[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""*Route* of an ordered subject: its logical partitions by version. A person sees the plan of a change before making it, then watches it."""
+"""*Route* of an ordered subject: its logical partitions by version. A person sees the plan of a change, makes it, and watches it."""
 
 from __future__ import annotations
 
@@ -122,7 +122,8 @@ def _following(found: dict[str, Any]) -> list[dict[str, Any]]:
         {
             "group": group["group"],
             "gate": group["gate"],
-            "left": group["backlog"],
+            # not the backlog, which counts a command message, too
+            "left": sum(each["left"] for each in group["partitions"]),
             "ranges": version_ranges(group["frontier"], count, latest),
         }
         for group in found["groups"]

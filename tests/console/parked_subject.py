@@ -49,7 +49,9 @@ class ParkingConsumer:
 @asynccontextmanager
 async def parked_subject(mq: Client, subject: str, group: str, keys: Sequence[str], partitions: int = 1) -> AsyncIterator[ParkingConsumer]:
     """With a message to each of `keys`, all of them parked; and a consumer that runs."""
-    await mq.metadata.create_subject(SubjectConfig(subject, order=Order.STRICT, logical_partitions=LOGICAL_PARTITIONS), partitions=partitions)
+    await mq.metadata.create_subject(
+        SubjectConfig(subject, order=Order.STRICT, logical_partitions=LOGICAL_PARTITIONS), partitions=partitions
+    )
     made = ParkingConsumer(mq, subject, group, keys)
     consumer = mq.ordered_consumer(subject, group, name=f"{group}-1", on_failure="park", attempts_max=1, retry_delays_s=(0.0,))
     task = asyncio.create_task(consumer.run(made.handle))

@@ -5,6 +5,7 @@ What is checked is stronger than that no script ran: a page has no element and n
 
 from __future__ import annotations
 
+import shlex
 from typing import Any
 from urllib.parse import quote
 
@@ -96,7 +97,8 @@ class TestInChromium:
         answer = await page.context.request.post(f"{stage.base}/dead-letters/billing", form=form, headers={"origin": stage.base})
         assert "/jobs/" in answer.url
         await check(page, answer.url)
-        assert visible(text) in await page.locator("main").evaluate("each => each.textContent")
+        command = shlex.quote(visible(form["error"]))  # as the command line that does the same has it
+        assert command in await page.locator("main").evaluate("each => each.textContent")
         await page.context.clear_cookies()
         for address in (f"/login?next={it}", f"/login?key={it}", f"/subjects/hostile?content={it}", f"/login/{it}"):
             await check(page, stage.base + address)
