@@ -60,13 +60,28 @@ def test_a_chinese_page_has_the_english_page_s_code_in_its_order(name: str) -> N
 
 
 @pytest.mark.parametrize(
-    "name", ["LISTENERS.md", "DELIVERY.md", "OUTBOX.md", "CLI.md", "BROWSE.md", "TRANSFER.md", "ORDERING.md", "DELAY.md"]
+    "name",
+    [
+        "LISTENERS.md",
+        "DELIVERY.md",
+        "OUTBOX.md",
+        "CLI.md",
+        "BROWSE.md",
+        "TRANSFER.md",
+        "ORDERING.md",
+        "DELAY.md",
+        "RUNBOOKS.md",
+        "LAKE.md",
+        "UPGRADES.md",
+    ],
 )
-def test_a_whole_chinese_page_has_the_same_code_and_tables(name: str) -> None:
+def test_a_whole_chinese_page_has_the_same_code_tables_and_sections(name: str) -> None:
     english, chinese = ((ROOT / "docs" / folder / name).read_text() for folder in ("", "zh"))
     assert FENCES.findall(chinese) == FENCES.findall(english)
     rows, translated = ([line.count("|") for line in page.splitlines() if line.startswith("|")] for page in (english, chinese))
     assert translated == rows
+    sections, translated = (re.findall(r"^#+(?= )", FENCES.sub("", page), re.MULTILINE) for page in (english, chinese))
+    assert translated == sections
 
 
 def test_the_chinese_readme_has_the_same_code_and_the_same_systems_and_features() -> None:
