@@ -55,20 +55,20 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """The gate leaves out what is marked `long`, and two thirds of what is marked `rotating`."""
-    left_out = {each for each in items if forms.FORM == "gate" and is_left_out(each)}
+    """Leave out what this form leaves out: see forms.py."""
+    left_out = {each for each in items if is_left_out(each)}
     if left_out:
         config.hook.pytest_deselected(items=list(left_out))
         items[:] = [each for each in items if each not in left_out]
 
 
 def is_left_out(item: pytest.Item) -> bool:
-    """Whether the gate leaves out this test. A test named by its id always runs."""
-    if any("::" in each for each in item.config.args):
+    """Whether this form leaves out this test. A test named by its id always runs."""
+    if forms.FORM == "all" or any("::" in each for each in item.config.args):
         return False
-    if item.get_closest_marker("long"):
+    if item.get_closest_marker("long") and forms.FORM == "gate":
         return True
-    return bool(item.get_closest_marker("rotating")) and not forms.is_turn_of(item.nodeid)
+    return bool(item.get_closest_marker("rotating")) and not forms.is_turn_of(item.nodeid, 3 if forms.FORM == "gate" else 2)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

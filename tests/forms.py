@@ -2,7 +2,7 @@
 
     gate   scripts/test         every promise: no tests marked `long`, a quarter of the examples, few seeds, a third of the planted bugs and
                                 of what is marked `rotating`, another one in each run
-    ci     .ci/run              the same, the tests marked `long`, and seeds that change from run to run
+    ci     .ci/run              the same, the tests marked `long`, all planted bugs, half of what is marked `rotating`, and changing seeds
     all    scripts/test --all   every test, all examples, many seeds, and seeds that change from run to run
 
 `QMQ_TEST_SEED` is the number from which changing seeds follow. The end of a run prints it; setting it repeats the run.

@@ -135,6 +135,7 @@ class NodeProcess:
         """Start, wait until it is ready, give the metaserver's address."""
         command = [
             str(self._python),
+            "-P",  # not the packages of the folder where tests run
             "-m",
             "qmq.cli",
             "dev",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 from cluster_runner import processes
 from cluster_runner.compose import Service
@@ -19,7 +20,9 @@ from cluster_runner.translate import Translator
 class Launcher:
     """Starts services, and knows their health checks."""
 
-    def __init__(self, services: Mapping[str, Service], network: Network, folder: StateFolder, releases: Mapping[str, Path]) -> None:
+    def __init__(
+        self, services: Mapping[str, Service], network: Network, folder: StateFolder, releases: Mapping[str, Path] = MappingProxyType({})
+    ) -> None:
         """`releases` are folders of packages that services run instead of this checkout's."""
         self.services, self.network, self.folder, self._releases = services, network, folder, releases
 

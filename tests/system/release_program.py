@@ -1,7 +1,7 @@
 """A program on the public client that runs under this release and under the previous one. Usage: release_program SERVER NAME.
 
-It sends an ordinary, an ordered and a delayed message, consumes all that the subjects still have, and prints what it consumed, a line
-each. Messages that it does not find within a minute end it with an error.
+It prints its release and the metaserver's, sends an ordinary, an ordered and a delayed message, consumes all that the subjects still have,
+and prints what it consumed, a line each. Messages that it does not find within a minute end it with an error.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ async def main(server: str, name: str) -> None:
         await mq.send("orders", f"{name} now".encode())
         await mq.send("orders", f"{name} later".encode(), delay=timedelta(milliseconds=300))
         await mq.send("accounts", f"{name} ordered".encode(), key="k")
-        print(f"{qmq.__version__} says {name}")
+        node = (await mq.metadata.cluster()).process.version
+        print(f"{qmq.__version__} says {name} to {node}")
         async with mq.consumer("orders", "billing", ack="explicit") as orders:
             await _read(orders, {f"{name} now", f"{name} later"})
         async with mq.ordered_consumer("accounts", "billing", name=name) as accounts:
