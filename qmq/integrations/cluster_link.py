@@ -176,9 +176,19 @@ class ClusterLink:
         left -= ids.keys()
         return self.run(self._cancel([*ids.values()], left))
 
+    def cancel_all(self, subject: str) -> int:
+        """Cancel all delayed messages to a subject; how many."""
+        return self.run(self._cancel_all(subject))
+
     async def _cancel(self, ids: list[str], keys: set[str]) -> int:
         if keys:
             ids += [each.id async for each in self.client.delayed.list() if each.key_bytes is not None and each.key in keys]
+        return await self._cancel_each(ids)
+
+    async def _cancel_all(self, subject: str) -> int:
+        return await self._cancel_each([each.id async for each in self.client.delayed.list(subject)])
+
+    async def _cancel_each(self, ids: Iterable[str]) -> int:
         cancelled = 0
         for each in ids:
             try:

@@ -21,7 +21,7 @@ from dramatiq.broker import Consumer, MessageProxy
 from dramatiq.errors import ConnectionClosed, DecodeError, QueueJoinTimeout, QueueNotFound
 
 import qmq
-from qmq.errors import ClientClosed, MessageNotFound, NotConnected, TooLate, Unavailable
+from qmq.errors import ClientClosed, NotConnected, Unavailable
 from qmq.integrations.cluster_link import ClusterLink
 
 log = logging.getLogger("qmq.integrations")
@@ -110,16 +110,8 @@ class DramatiqBroker(dramatiq.Broker):
         """Drop the messages of a queue, also those with a delay. Raises QueueNotFound, ConnectionClosed."""
         self._check_declared(queue_name)
         link, subject = self.link, self.subject(queue_name)
-
-        async def drop() -> None:
-            for each in [each.id async for each in link.client.delayed.list(subject)]:
-                try:
-                    await link.client.delayed.cancel(each)
-                except (TooLate, MessageNotFound):
-                    continue
-
         with _as_dramatiq_says():
-            link.run(drop())
+            link.cancel_all(subject)
             link.purge(subject)
 
     def flush_all(self) -> None:
