@@ -13,10 +13,7 @@ from __future__ import annotations
 
 import argparse
 import os
-import signal
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 from pyiceberg.catalog import Catalog
@@ -35,6 +32,7 @@ from pyspark_qmq.log_opening import address_of, log_at
 from pyspark_qmq.read_options import ReadOptions, parse
 from pyspark_qmq.read_ranges import look, starts
 from pyspark_qmq.source_model import Topology
+from qmq.client.listening.process_signals import asked_in_main_thread
 from qmq.errors import InvalidArgument
 
 __all__ = ["JOB", "ArchiveJob", "read_archive"]
@@ -84,8 +82,9 @@ def _take(spark: SparkSession, catalog: Catalog, namespace: str, asked: ReadOpti
         if every_s is None:
             writer.drain(made.add)
         else:
-            with _asked_to_stop() as asked_to_stop:
-                writer.run(asked_to_stop, every_s, made.add)
+            stopping = threading.Event()  # so that a round ends with its commit
+            with asked_in_main_thread(stopping.set):
+                writer.run(stopping, every_s, made.add)
         topology = look(log_at(address_of(asked.where)), asked.choice)
     finally:
         writer.close()
@@ -110,21 +109,6 @@ def _verify(spark: SparkSession, catalog: Catalog, namespace: str, asked: ReadOp
 
 def _subjects(topology: Topology) -> list[str]:
     return sorted({key.subject for key in topology.queues})
-
-
-@contextmanager
-def _asked_to_stop() -> Iterator[threading.Event]:
-    """An event that Ctrl-C or SIGTERM sets, so that a round ends with its commit. Without effect outside the main thread."""
-    asked = threading.Event()
-    if threading.current_thread() is not threading.main_thread():
-        yield asked
-        return
-    before = {each: signal.signal(each, lambda *_: asked.set()) for each in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield asked
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 JOB = ArchiveJob()
