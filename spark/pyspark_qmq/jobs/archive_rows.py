@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from pyiceberg.catalog import Catalog
+from pyiceberg.table import FileScanTask
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for them
 from pyspark.sql.types import StructType
@@ -18,16 +21,22 @@ def read_archive(spark: SparkSession, catalog: Catalog, subject: str, namespace:
     The DataFrame has the files of one snapshot: repeated use gives the same rows, until `qmq lake expire` forgets that snapshot. Spark
     itself must reach the files: an object store needs Hadoop's connector for it.
 
-    Raises UnknownSubject if there is no table; InvalidArgument as `snapshot_rows`.
+    Raises UnknownSubject if there is no table; InvalidArgument as `snapshot_files`.
     """
-    return snapshot_rows(spark, find_table(catalog, namespace, subject))
+    table = find_table(catalog, namespace, subject)
+    return snapshot_rows(spark, table, snapshot_files(table))
 
 
-def snapshot_rows(spark: SparkSession, table: LakeTable) -> DataFrame:
-    """The rows of the snapshot that `table` has loaded. Raises InvalidArgument if another engine deleted single rows of it."""
+def snapshot_files(table: LakeTable) -> list[FileScanTask]:
+    """The files of the snapshot that `table` has loaded. Raises InvalidArgument if another engine deleted single rows of it."""
     files = list(table.iceberg.scan().plan_files())
     if any(each.delete_files for each in files):
         raise InvalidArgument(f"the table of {table.subject!r} has deleted rows, which a reader of its files would see: read it by Iceberg")
+    return files
+
+
+def snapshot_rows(spark: SparkSession, table: LakeTable, files: Sequence[FileScanTask]) -> DataFrame:
+    """The rows of files of a table."""
     columns = default_schema(with_headers=True)
     stored = StructType([each for each in columns.fields if each.name != "subject"])
     paths = [each.file.file_path for each in files]

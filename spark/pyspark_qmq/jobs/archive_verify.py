@@ -15,7 +15,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for them
 
 from pyspark_qmq import offsets
-from pyspark_qmq.jobs.archive_rows import snapshot_rows
+from pyspark_qmq.jobs.archive_rows import snapshot_files, snapshot_rows
 from pyspark_qmq.lake.lake_table import LakeTable
 from pyspark_qmq.source_model import QueueKey, SourceQueue
 from pyspark_qmq.source_schema import COLUMNS, default_schema
@@ -92,7 +92,8 @@ class Comparison:
         positions = table.positions()
         first = {key: max(queue.start, starts.get(key, 0)) for key, queue in queues.items()}
         ends = {key: max(min(positions.get(key, 0), queue.end), first[key]) for key, queue in queues.items()}
-        rows = snapshot_rows(self._spark, table)
+        files = snapshot_files(table)
+        rows = snapshot_rows(self._spark, table, files)
         ours, theirs = self._within(rows, first, ends), self._log(first, ends)
         sides = self._fingerprints(ours, theirs)
         found = [
@@ -107,7 +108,7 @@ class Comparison:
             for key, queue in sorted(queues.items())
         ]
         wrong = next((each for each in found if each.in_table != each.in_log), None)
-        listed = sum(each.file.record_count for each in table.iceberg.scan().plan_files())
+        listed = sum(each.file.record_count for each in files)
         return ComparedTable(table.subject, found, rows.count(), listed, _differing(ours, theirs, wrong.queue) if wrong else [])
 
     def _log(self, first: Mapping[QueueKey, int], ends: Mapping[QueueKey, int]) -> DataFrame:
