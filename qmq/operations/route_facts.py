@@ -154,6 +154,11 @@ def _reading(status: control.PartitionStatus, place: pb.OrderedPartition | None)
     }
 
 
+def left_of(group: Mapping[str, Any]) -> int:
+    """What a group has not done in all partitions that it reads, from its facts; `backlog` counts command messages, too."""
+    return sum(each["left"] for each in group["partitions"])
+
+
 def left_in(group: pb.OrderedGroup, numbers: Iterable[int]) -> int:
     """What a group has not done in some partitions. One that it does not read any more, or not yet, counts nothing."""
     wanted = set(numbers)

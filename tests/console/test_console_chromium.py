@@ -302,6 +302,8 @@ async def test_a_split_under_a_backlog_is_watched_until_each_lane_reads_the_new_
     await page.get_by_role("button", name="Do it").click()
     await page.locator("#route .life", has_text=f"command message of partition 1 at sequence {messages}").wait_for()
     await page.locator("#route .life", has_text=f"Group desk: gate lanes, {messages} messages left").wait_for()
+    lanes = await page.context.request.get(f"{stage.base}/subjects/trades/lanes")
+    assert f"{messages} messages left" in await lanes.text(), "the command message is none of them"
     opened[holders[512]].set()
     gates = page.locator("#route .life svg title")
     await page.locator("#route .life svg", has_text="512 - 1023: v2").wait_for(state="attached")
