@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
 from http import HTTPStatus
 from typing import Final
 
 from starlette.responses import Response
 
 from qmq.console.command_lines import command
-from qmq.console.page import ConsolePage, RefusedRequest
+from qmq.console.page import ConsolePage, RefusedRequest, Show
 from qmq.errors import InvalidArgument
 from qmq.model import check_name
 
@@ -39,6 +38,5 @@ async def act_on_group(page: ConsolePage) -> Response:
     raise InvalidArgument(f"a broker group is transferred, drained or resumed, not {verb!r}")
 
 
-Show = Callable[[ConsolePage], Awaitable[Response]]
 PAGES: Final[tuple[tuple[str, Show], ...]] = (("/cluster", show_cluster),)
 ACTS: Final[tuple[tuple[str, Show], ...]] = (("/cluster/{group}", act_on_group),)

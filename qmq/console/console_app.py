@@ -31,7 +31,7 @@ from qmq.console.browser_sessions import BrowserSession, Sessions
 from qmq.console.caller import ConsoleCaller
 from qmq.console.console_config import ConsoleConfig, LoginMode
 from qmq.console.console_guard import ConsoleGuard
-from qmq.console.page import ConsolePage, RefusedRequest, rendered, status_of_failure, templates, wording_of
+from qmq.console.page import ConsolePage, RefusedRequest, Show, rendered, status_of_failure, templates, wording_of
 from qmq.errors import NotAuthenticated, QmqError, Unavailable
 from qmq.security.client_tokens import check as check_token
 
@@ -43,7 +43,6 @@ if TYPE_CHECKING:
 log = logging.getLogger("qmq.console")
 
 COOKIE: Final = "qmq_console"
-Show = Callable[[ConsolePage], Awaitable[Response]]
 MakeClient = Callable[[Callable[[], str] | None], "Client"]
 """Makes a client with a token's source; for None, with the console's own credentials."""
 

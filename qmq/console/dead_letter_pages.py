@@ -7,7 +7,7 @@ is kept here. Which letters are done is in the cluster (`qmq/client/replayed_let
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from http import HTTPStatus
@@ -19,7 +19,7 @@ from starlette.responses import RedirectResponse, Response
 from qmq.console.bodies import BodyView, body_view, masked_fields, text_or_hex
 from qmq.console.command_lines import command
 from qmq.console.message_finding import moment_ms
-from qmq.console.page import ConsolePage, RefusedRequest, number_of
+from qmq.console.page import ConsolePage, RefusedRequest, Show, number_of
 from qmq.console.replay_jobs import ReplayJob
 from qmq.console.wording import exact_time
 from qmq.errors import InvalidArgument, QmqError, UnknownGroup
@@ -260,7 +260,6 @@ async def stop_job(page: ConsolePage) -> Response:
     return RedirectResponse(f"/jobs/{job.id}", HTTPStatus.SEE_OTHER)
 
 
-Show = Callable[[ConsolePage], Awaitable[Response]]
 PAGES: Final[tuple[tuple[str, Show], ...]] = (
     ("/dead-letters", show_dead_letters),
     ("/dead-letters/{group}", show_group_letters),

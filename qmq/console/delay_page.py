@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from http import HTTPStatus
@@ -13,7 +13,7 @@ from starlette.responses import Response
 from qmq.console.bodies import text_or_hex
 from qmq.console.command_lines import command
 from qmq.console.message_finding import moment_ms
-from qmq.console.page import ConsolePage, RefusedRequest
+from qmq.console.page import ConsolePage, RefusedRequest, Show
 from qmq.console.wording import exact_time
 from qmq.delay.recurrence import next_run
 from qmq.errors import InvalidArgument, QmqError
@@ -146,6 +146,5 @@ async def act_on_delayed(page: ConsolePage) -> Response:
     return page.back("/delays", page.words("delays.cancelled", subject=found.subject))
 
 
-Show = Callable[[ConsolePage], Awaitable[Response]]
 PAGES: Final[tuple[tuple[str, Show], ...]] = (("/delays", show_delays),)
 ACTS: Final[tuple[tuple[str, Show], ...]] = (("/delays", act_on_delayed),)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, Final
@@ -10,7 +9,7 @@ from typing import Any, Final
 from starlette.responses import Response
 
 from qmq.console.command_lines import command
-from qmq.console.page import ConsolePage, RefusedRequest
+from qmq.console.page import ConsolePage, RefusedRequest, Show
 from qmq.console.range_strip import lane_ranges
 from qmq.console.subject_pages import subject_of
 from qmq.errors import InvalidArgument
@@ -69,6 +68,5 @@ async def act_on_key(page: ConsolePage) -> Response:
     return page.back(f"/subjects/{subject}/lanes", page.words(f"lanes.key_{verb}", name=key, count=sum(row[2] for row in done)))
 
 
-Show = Callable[[ConsolePage], Awaitable[Response]]
 PAGES: Final[tuple[tuple[str, Show], ...]] = (("/subjects/{subject}/lanes", show_lanes),)
 ACTS: Final[tuple[tuple[str, Show], ...]] = (("/subjects/{subject}/lanes", act_on_key),)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
 from http import HTTPStatus
 from typing import Any, Final
 from urllib.parse import quote
@@ -11,7 +10,7 @@ from starlette.responses import RedirectResponse, Response
 
 from qmq.console.bodies import body_view, masked_fields, text_or_hex
 from qmq.console.command_lines import command
-from qmq.console.page import ConsolePage
+from qmq.console.page import ConsolePage, Show
 from qmq.errors import QmqError
 from qmq.operations.inquiry import Inquiry, inquire
 from qmq.operations.message_view import timeline, why
@@ -65,7 +64,7 @@ def _places(page: ConsolePage, inquiry: Inquiry) -> list[dict[str, Any]]:
     return found
 
 
-PAGES: Final[tuple[tuple[str, Callable[[ConsolePage], Awaitable[Response]]], ...]] = (
+PAGES: Final[tuple[tuple[str, Show], ...]] = (
     ("/messages", ask_for_message),
     ("/messages/{id}", show_message),
 )

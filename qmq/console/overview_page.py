@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
 from typing import Final
 
 from starlette.responses import JSONResponse, Response
 
 from qmq.console.cluster_watch import ClusterWatch
 from qmq.console.command_lines import command
-from qmq.console.page import ConsolePage
+from qmq.console.page import ConsolePage, Show
 
 ROWS: Final = 10
 
@@ -50,4 +49,4 @@ async def history(watch: ClusterWatch) -> Response:
     return JSONResponse(columns)
 
 
-PAGES: Final[tuple[tuple[str, Callable[[ConsolePage], Awaitable[Response]]], ...]] = (("/", show_overview), ("/history.json", show_history))
+PAGES: Final[tuple[tuple[str, Show], ...]] = (("/", show_overview), ("/history.json", show_history))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final
@@ -167,3 +167,7 @@ def rendered(request: Request, environment: Environment, template: str, status: 
 def status_of_failure(failure: QmqError) -> HTTPStatus:
     """The HTTP status of one of QMQ's errors."""
     return next((status for kind, status in _STATUS if isinstance(failure, kind)), HTTPStatus.INTERNAL_SERVER_ERROR)
+
+
+Show = Callable[[ConsolePage], Awaitable[Response]]
+"""Answers a request for a page."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, Final
@@ -11,7 +11,7 @@ from typing import Any, Final
 from starlette.responses import Response
 
 from qmq.console.command_lines import command
-from qmq.console.page import ConsolePage, RefusedRequest, number_of
+from qmq.console.page import ConsolePage, RefusedRequest, Show, number_of
 from qmq.console.range_strip import KINDS, partition_ranges, version_ranges
 from qmq.console.route_ring import VERSIONS_MAX, ring
 from qmq.console.subject_pages import subject_of
@@ -150,6 +150,5 @@ async def change_route(page: ConsolePage) -> Response:
     return page.back(f"/subjects/{subject}/route", page.words("route.changed", version=made.change.to_version))
 
 
-Show = Callable[[ConsolePage], Awaitable[Response]]
 PAGES: Final[tuple[tuple[str, Show], ...]] = (("/subjects/{subject}/route", show_route),)
 ACTS: Final[tuple[tuple[str, Show], ...]] = (("/subjects/{subject}/route", change_route),)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from typing import Any, Final
 
 from starlette.responses import Response, StreamingResponse
@@ -13,7 +13,7 @@ from qmq.console.command_lines import command
 from qmq.console.live_tail import event, tail_events
 from qmq.console.message_finding import SHOWN_MAX, FoundMessages, MessageQuery, find_messages, moment_ms, newest
 from qmq.console.overview_page import history
-from qmq.console.page import ConsolePage
+from qmq.console.page import ConsolePage, Show
 from qmq.console.wording import exact_time
 from qmq.errors import QmqError, UnknownSubject
 from qmq.model import check_name
@@ -132,7 +132,7 @@ async def show_tail(page: ConsolePage) -> Response:
     return StreamingResponse(stream(), media_type="text/event-stream", headers={"x-accel-buffering": "no"})
 
 
-PAGES: Final[tuple[tuple[str, Callable[[ConsolePage], Awaitable[Response]]], ...]] = (
+PAGES: Final[tuple[tuple[str, Show], ...]] = (
     ("/subjects", show_subjects),
     ("/subjects/{subject}", show_subject),
     ("/subjects/{subject}/history.json", show_subject_history),
