@@ -25,6 +25,7 @@ from qmq.client.listening.listener_api import GRACE
 from qmq.client.listening.listener_options import ListenerOptions
 from qmq.client.listening.listeners import Listening
 from qmq.errors import ClientClosed, InvalidArgument, QmqError
+from qmq.integrations.pending_listeners import PendingListeners
 from qmq.integrations.server_sent_events import Positions, event, position_text, positions_of
 
 log = logging.getLogger("qmq.integrations")
@@ -60,7 +61,7 @@ class QmqLifespan:
         `qmq.connect`.
         """
         self._addresses, self._grace, self._connect_options, self._failed = addresses, grace, connect, failed
-        self._listeners: list[tuple[str, Callable[..., Any], str, ListenerOptions]] = []
+        self._listeners = PendingListeners()
         self._client: qmq.Client | None = None
 
     def client(self) -> qmq.Client:
@@ -73,12 +74,7 @@ class QmqLifespan:
         """Register a function as a handler, which runs as long as the application does. As `Client.listener`, whose errors come when the
         application starts.
         """
-
-        def register(handler: _Handler) -> _Handler:
-            self._listeners.append((subject, handler, group, options))
-            return handler
-
-        return register
+        return self._listeners.listener(subject, group, **options)
 
     def __call__(self, app: object) -> AbstractAsyncContextManager[None]:
         """The application's lifespan. Raises InvalidName, InvalidArgument; at the end the error that stopped a listener."""
@@ -87,8 +83,7 @@ class QmqLifespan:
     @asynccontextmanager
     async def _life(self) -> AsyncIterator[None]:
         async with qmq.connect(self._addresses, **self._connect_options) as mq:
-            for subject, handler, group, options in self._listeners:
-                mq.listen(subject, handler, group, **options)
+            self._listeners.listen_with(mq)
             async with mq.listening(grace=self._grace) as listening:
                 watching = asyncio.create_task(self._watch(listening))
                 self._client = mq

@@ -13,6 +13,7 @@ from typing import Final
 import forms
 import pytest
 from support import NodeProcess
+from wheels import build_wheel
 
 import qmq
 
@@ -36,10 +37,7 @@ def _pythons() -> list[str]:
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("wheel")
-    build = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", str(folder)]
-    subprocess.run(build, cwd=ROOT, capture_output=True, check=True)
-    return next(folder.glob("qmq-*.whl"))
+    return build_wheel(ROOT, tmp_path_factory.mktemp("wheel"))
 
 
 def say(server: str, python: Path) -> list[str]:

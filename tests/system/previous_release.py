@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import io
 import subprocess
-import sys
 import tarfile
 import zipfile
 from pathlib import Path
 from typing import Final
 
 import pytest
+from wheels import build_wheel
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 VERSION: Final = "0.1.0"
@@ -31,9 +31,7 @@ def unpack(folder: Path) -> Path:
     archive = subprocess.run(["git", "archive", COMMIT], cwd=ROOT, capture_output=True, check=True).stdout
     with tarfile.open(fileobj=io.BytesIO(archive)) as sources:
         sources.extractall(folder / "sources", filter="data")
-    build = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", str(folder)]
-    subprocess.run(build, cwd=folder / "sources", capture_output=True, check=True)
     packages = folder / "packages"
-    with zipfile.ZipFile(folder / f"qmq-{VERSION}-py3-none-any.whl") as wheel:
+    with zipfile.ZipFile(build_wheel(folder / "sources", folder)) as wheel:
         wheel.extractall(packages)
     return packages

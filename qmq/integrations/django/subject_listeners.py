@@ -5,27 +5,12 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
-from typing import Any, Final, TypeVar, Unpack
+from typing import Any, Final
 
 from asgiref.sync import sync_to_async
 from django.db import close_old_connections
 
-from qmq.client.listening.listener_options import ListenerOptions
-
-_Handler = TypeVar("_Handler", bound=Callable[..., Any])
-
-registered: Final[list[tuple[str, Callable[..., Any], str, ListenerOptions]]] = []
-"""Subject, handler, group, options."""
-
-
-def listener(subject: str, group: str, **options: Unpack[ListenerOptions]) -> Callable[[_Handler], _Handler]:
-    """Register a function as a handler. As `Client.listener`, whose errors come when `qmq_listen` starts."""
-
-    def register(handler: _Handler) -> _Handler:
-        registered.append((subject, with_connections(handler), group, options))
-        return handler
-
-    return register
+from qmq.integrations.pending_listeners import PendingListeners
 
 
 def with_connections(handler: Callable[..., Any]) -> Callable[..., Any]:
@@ -51,3 +36,8 @@ def with_connections(handler: Callable[..., Any]) -> Callable[..., Any]:
             close_old_connections()
 
     return handle_in_thread
+
+
+registered: Final = PendingListeners(with_connections)
+listener = registered.listener
+"""Register a function as a handler. As `Client.listener`, whose errors come when `qmq_listen` starts."""

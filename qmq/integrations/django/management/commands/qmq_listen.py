@@ -17,8 +17,7 @@ class Command(BaseCommand):
         if not registered:
             raise CommandError("there is no listener: write one with @listener in a module `listeners` of an installed application")
         try:
-            for subject, handler, group, chosen in registered:
-                client().listen(subject, handler, group, **chosen)
+            registered.listen_with(client())
             self.stdout.write(f"{len(registered)} listeners run")
             self.stdout.flush()
             client().run()
