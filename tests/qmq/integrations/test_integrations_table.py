@@ -13,9 +13,9 @@ PARTS = {
     "celery": ["kombu", "cluster_link.py"],
     "http": ["http", "cloud_event.py"],
     "taskiq": ["taskiq.py"],
-    "django": ["django"],
+    "django": ["django", "pending_listeners.py"],
     "dramatiq": ["dramatiq.py", "cluster_link.py"],
-    "fastapi": ["fastapi.py", "starlette.py", "server_sent_events.py"],
+    "fastapi": ["fastapi.py", "starlette.py", "server_sent_events.py", "pending_listeners.py"],
 }
 """Each extra's folders and files."""
 
