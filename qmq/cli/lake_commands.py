@@ -5,18 +5,19 @@ Needs `pip install qmq[lake]`; nothing of the extra is loaded before it is used.
 
 from __future__ import annotations
 
-import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from qmq.cli.output import SERVER, Json, Server, fail, show
+from qmq.cli.roles import taking
+from qmq.client.listening.process_signals import asked_in_main_thread
 from qmq.errors import InvalidArgument, QmqError
 
 if TYPE_CHECKING:
@@ -27,160 +28,153 @@ if TYPE_CHECKING:
 
 app = typer.Typer(no_args_is_help=True, help="Subjects as Apache Iceberg tables.")
 
-Subjects = Annotated[list[str] | None, typer.Option("--subject", help="A subject; give it as often as there are some.")]
-Subject = Annotated[str, typer.Option("--subject", help="The subject.")]
-Name = Annotated[str, typer.Option("--catalog", help="The catalog's name in PyIceberg's configuration.")]
-Uri = Annotated[
-    str, typer.Option("--catalog-uri", envvar="QMQ_LAKE_CATALOG_URI", help="sqlite:///…, postgresql+psycopg://… or http(s)://…")
-]
-Warehouse = Annotated[str, typer.Option("--warehouse", envvar="QMQ_LAKE_WAREHOUSE", help="Where tables lie: file:///…, s3://…")]
-Namespace = Annotated[str, typer.Option("--namespace", help="The namespace of the tables.")]
-Properties = Annotated[list[str] | None, typer.Option("-P", "--property", metavar="KEY=VALUE", help="A property for PyIceberg.")]
 
-_NAME: Final = "lake"
-_NAMESPACE: Final = "qmq"
+@dataclass(frozen=True, kw_only=True)
+class CatalogFlags:
+    """The catalog of the tables."""
+
+    catalog: Annotated[str, typer.Option("--catalog", help="The catalog's name in PyIceberg's configuration.")] = "lake"
+    catalog_uri: Annotated[
+        str, typer.Option("--catalog-uri", envvar="QMQ_LAKE_CATALOG_URI", help="sqlite:///…, postgresql+psycopg://… or http(s)://…")
+    ] = ""
+    warehouse: Annotated[str, typer.Option("--warehouse", envvar="QMQ_LAKE_WAREHOUSE", help="Where tables lie: file:///…, s3://…")] = ""
+    namespace: Annotated[str, typer.Option("--namespace", help="The namespace of the tables.")] = "qmq"
+    properties: Annotated[list[str] | None, typer.Option("-P", "--property", metavar="KEY=VALUE", help="A property for PyIceberg.")] = None
+
+    def open(self) -> Catalog:
+        """Raises InvalidArgument."""
+        from pyspark_qmq.lake.catalogs import open_catalog
+
+        return open_catalog(self.catalog, self.catalog_uri, self.warehouse, self.properties or [])
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogFlags:
+    """What `follow` reads."""
+
+    subject: Annotated[list[str] | None, typer.Option("--subject", help="A subject; give it as often as there are some.")] = None
+    pattern: Annotated[str, typer.Option("--pattern", help="Subjects by a regular expression, also those that come later.")] = ""
+    path: Annotated[list[str] | None, typer.Option("--path", help="A broker's data folder: read files instead of asking brokers.")] = None
+    routes: Annotated[str, typer.Option("--routes", help="With --path: a file of `qmq route export`.")] = ""
+    start: Annotated[str, typer.Option("--from", help="Where a new table begins: earliest or latest.")] = "earliest"
+    skip_lost: Annotated[bool, typer.Option("--skip-lost", help="Go on when retention deleted messages that a table misses.")] = False
+    server: Server = SERVER
+
+    def parse(self) -> ReadOptions:
+        """Raises InvalidArgument."""
+        from pyspark_qmq.read_options import parse
+
+        if bool(self.subject) == bool(self.pattern):
+            raise InvalidArgument("say which subjects: --subject, as often as there are some, or --pattern")
+        chosen = {"subscribe": ",".join(self.subject)} if self.subject else {"subscribePattern": self.pattern}
+        where = {"qmq.path": ",".join(self.path), "qmq.routes": self.routes} if self.path else {"qmq.servers": self.server}
+        lost = str(not self.skip_lost).lower()
+        options = {**chosen, **where, "startingOffsets": self.start, "failOnDataLoss": lost}
+        return parse({key: value for key, value in options.items() if value}, is_stream=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FollowOptions(CatalogFlags, LogFlags):
+    once: Annotated[bool, typer.Option("--once", help="Write what is committed now, and end.")] = False
+    interval_s: Annotated[float, typer.Option("--interval", min=0.1, help="Seconds between commits.")] = 10.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class SubjectFlag:
+    subject: Annotated[str, typer.Option("--subject", help="The subject.")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableOptions(CatalogFlags, SubjectFlag):
+    """A table that there is."""
+
+    as_json: Json = False
+
+    @contextmanager
+    def found(self) -> Iterator[tuple[LakeTable, Any]]:
+        """The table, and what can be done with it."""
+        with _loaded():
+            from pyspark_qmq.lake import table_maintenance
+            from pyspark_qmq.lake.lake_table import find_table
+
+            yield find_table(self.open(), self.namespace, self.subject), table_maintenance
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExpireOptions(TableOptions):
+    keep_h: Annotated[float, typer.Option("--keep", min=0.0, help="Hours for which snapshots stay.")] = 24.0 * 7
+
+
+@dataclass(frozen=True, kw_only=True)
+class MigrateOptions(CatalogFlags):
+    folder: Annotated[Path, typer.Argument(help="A folder that `qmq spark archive --out` of an older version wrote.")]
+    as_json: Json = False
 
 
 @app.command("follow")
-def follow(
-    subject: Subjects = None,
-    pattern: Annotated[str, typer.Option("--pattern", help="Subjects by a regular expression, also those that come later.")] = "",
-    path: Annotated[list[str] | None, typer.Option("--path", help="A broker's data folder: read files instead of asking brokers.")] = None,
-    routes: Annotated[str, typer.Option("--routes", help="With --path: a file of `qmq route export`.")] = "",
-    start: Annotated[str, typer.Option("--from", help="Where a new table begins: earliest or latest.")] = "earliest",
-    once: Annotated[bool, typer.Option("--once", help="Write what is committed now, and end.")] = False,
-    interval_s: Annotated[float, typer.Option("--interval", min=0.1, help="Seconds between commits.")] = 10.0,
-    skip_lost: Annotated[bool, typer.Option("--skip-lost", help="Go on when retention deleted messages that a table misses.")] = False,
-    catalog: Name = _NAME,
-    catalog_uri: Uri = "",
-    warehouse: Warehouse = "",
-    namespace: Namespace = _NAMESPACE,
-    properties: Properties = None,
-    server: Server = SERVER,
-) -> None:
+@taking(FollowOptions)
+def follow(_: typer.Context, options: FollowOptions) -> None:
     """Write committed messages into tables, until SIGTERM or Ctrl-C. Each is there once, also if several run."""
-    source = _Source(subject or [], pattern, path or [], routes, start, skip_lost, server)
     with _loaded():
-        from pyspark_qmq.lake.catalogs import open_catalog
         from pyspark_qmq.lake.lake_writer import LakeOptions, LakeWriter
 
-        asked = source.parse()
-        opened = open_catalog(catalog, catalog_uri, warehouse, properties or [])
-        writer = LakeWriter(opened, asked, LakeOptions(namespace))
+        asked = options.parse()
+        writer = LakeWriter(options.open(), asked, LakeOptions(options.namespace))
         try:
-            if once:
+            if options.once:
                 writer.drain(_told)
-            else:
-                writer.run(_until_signal(), interval_s, _told)
+                return
+            stopping = threading.Event()
+            with asked_in_main_thread(stopping.set):
+                writer.run(stopping, options.interval_s, _told)
         finally:
             writer.close()
 
 
 @app.command("migrate")
-def migrate(
-    folder: Annotated[Path, typer.Argument(help="A folder that `qmq spark archive --out` of an older version wrote.")],
-    catalog: Name = _NAME,
-    catalog_uri: Uri = "",
-    warehouse: Warehouse = "",
-    namespace: Namespace = _NAMESPACE,
-    properties: Properties = None,
-    as_json: Json = False,
-) -> None:
+@taking(MigrateOptions)
+def migrate(_: typer.Context, options: MigrateOptions) -> None:
     """Copy an archive of an older version into tables, once. Its subjects must have no tables yet; `follow` then goes on behind it."""
     with _loaded():
         from pyspark_qmq.lake.archive_migration import migrate
-        from pyspark_qmq.lake.catalogs import open_catalog
 
-        done = list(migrate(folder, open_catalog(catalog, catalog_uri, warehouse, properties or []), namespace))
-        show(f"migrated from {folder}", ("subject", "files", "rows"), done, as_json=as_json)
+        done = list(migrate(options.folder, options.open(), options.namespace))
+        show(f"migrated from {options.folder}", ("subject", "files", "rows"), done, as_json=options.as_json)
 
 
 @app.command("show")
-def show_table(
-    subject: Subject,
-    catalog: Name = _NAME,
-    catalog_uri: Uri = "",
-    warehouse: Warehouse = "",
-    namespace: Namespace = _NAMESPACE,
-    properties: Properties = None,
-    as_json: Json = False,
-) -> None:
+@taking(TableOptions)
+def show_table(_: typer.Context, options: TableOptions) -> None:
     """Show a table: files, rows and bytes of each day."""
-    with _table(subject, catalog, catalog_uri, warehouse, namespace, properties) as (table, lake):
-        show(f"{namespace}.{subject}", ("day", "files", "rows", "bytes"), lake.totals(table), as_json=as_json)
+    with options.found() as (table, lake):
+        show(f"{options.namespace}.{options.subject}", ("day", "files", "rows", "bytes"), lake.totals(table), as_json=options.as_json)
 
 
 @app.command("positions")
-def show_positions(
-    subject: Subject,
-    catalog: Name = _NAME,
-    catalog_uri: Uri = "",
-    warehouse: Warehouse = "",
-    namespace: Namespace = _NAMESPACE,
-    properties: Properties = None,
-    as_json: Json = False,
-) -> None:
+@taking(TableOptions)
+def show_positions(_: typer.Context, options: TableOptions) -> None:
     """Show how far a table has each queue of its subject."""
-    with _table(subject, catalog, catalog_uri, warehouse, namespace, properties) as (table, _):
+    with options.found() as (table, _lake):
         rows = [(key.partition, key.broker_group, at) for key, at in sorted(table.positions().items())]
-        show(f"positions of {subject}", ("partition", "broker group", "next sequence"), rows, as_json=as_json)
+        show(f"positions of {options.subject}", ("partition", "broker group", "next sequence"), rows, as_json=options.as_json)
 
 
 @app.command("compact")
-def compact(
-    subject: Subject,
-    catalog: Name = _NAME,
-    catalog_uri: Uri = "",
-    warehouse: Warehouse = "",
-    namespace: Namespace = _NAMESPACE,
-    properties: Properties = None,
-    as_json: Json = False,
-) -> None:
+@taking(TableOptions)
+def compact(_: typer.Context, options: TableOptions) -> None:
     """Make few sorted files of the many small ones of days that are over."""
-    with _table(subject, catalog, catalog_uri, warehouse, namespace, properties) as (table, lake):
+    with options.found() as (table, lake):
         done = [(each.day.isoformat(), each.files_before, each.rows) for each in lake.compact(table, datetime.now(UTC).date())]
-        show("compacted", ("day", "files before", "rows"), done, as_json=as_json)
+        show("compacted", ("day", "files before", "rows"), done, as_json=options.as_json)
 
 
 @app.command("expire")
-def expire(
-    subject: Subject,
-    keep_h: Annotated[float, typer.Option("--keep", min=0.0, help="Hours for which snapshots stay.")] = 24.0 * 7,
-    catalog: Name = _NAME,
-    catalog_uri: Uri = "",
-    warehouse: Warehouse = "",
-    namespace: Namespace = _NAMESPACE,
-    properties: Properties = None,
-    as_json: Json = False,
-) -> None:
+@taking(ExpireOptions)
+def expire(_: typer.Context, options: ExpireOptions) -> None:
     """Forget old snapshots. Delete files that no snapshot names, and that are older than a day."""
-    with _table(subject, catalog, catalog_uri, warehouse, namespace, properties) as (table, lake):
-        done = lake.expire(table, datetime.now(UTC), timedelta(hours=keep_h))
-        show("expired", ("snapshots", "files"), [(done.snapshots, done.files)], as_json=as_json)
-
-
-@dataclass(frozen=True, slots=True)
-class _Source:
-    """What `follow` reads."""
-
-    subjects: list[str]
-    pattern: str
-    paths: list[str]
-    routes: str
-    start: str
-    skips_lost: bool
-    server: str
-
-    def parse(self) -> ReadOptions:
-        from pyspark_qmq.read_options import parse
-
-        if bool(self.subjects) == bool(self.pattern):
-            raise InvalidArgument("say which subjects: --subject, as often as there are some, or --pattern")
-        chosen = {"subscribe": ",".join(self.subjects)} if self.subjects else {"subscribePattern": self.pattern}
-        where = {"qmq.path": ",".join(self.paths), "qmq.routes": self.routes} if self.paths else {"qmq.servers": self.server}
-        lost = str(not self.skips_lost).lower()
-        options = {**chosen, **where, "startingOffsets": self.start, "failOnDataLoss": lost}
-        return parse({key: value for key, value in options.items() if value}, is_stream=True)
+    with options.found() as (table, lake):
+        done = lake.expire(table, datetime.now(UTC), timedelta(hours=options.keep_h))
+        show("expired", ("snapshots", "files"), [(done.snapshots, done.files)], as_json=options.as_json)
 
 
 @contextmanager
@@ -197,31 +191,6 @@ def _loaded() -> Iterator[None]:
         fail(failure)
 
 
-@contextmanager
-def _table(
-    subject: str, name: str, uri: str, warehouse: str, namespace: str, properties: list[str] | None
-) -> Iterator[tuple[LakeTable, Any]]:
-    """A table that there is, and what can be done with it."""
-    with _loaded():
-        from pyspark_qmq.lake import table_maintenance
-        from pyspark_qmq.lake.catalogs import open_catalog
-        from pyspark_qmq.lake.lake_table import find_table
-
-        catalog: Catalog = open_catalog(name, uri, warehouse, properties or [])
-        yield find_table(catalog, namespace, subject), table_maintenance
-
-
 def _told(done: RoundResult) -> None:
     what = "another writer was faster" if done.is_refused else f"{done.rows:,} messages in {done.files} files"
     typer.echo(f"{done.subject}: {what}")
-
-
-def _until_signal() -> threading.Event:
-    stopping = threading.Event()
-
-    def stop(*_: object) -> None:
-        stopping.set()
-
-    for each in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(each, stop)
-    return stopping

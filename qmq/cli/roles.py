@@ -16,7 +16,7 @@ import inspect
 import logging
 from collections.abc import Callable
 from copy import copy
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar, get_type_hints
 
@@ -74,7 +74,10 @@ def parameters_of(options: type) -> list[inspect.Parameter]:
     bare = {each.name for each in fields(options.WITHOUT_VARIABLES)} if hasattr(options, "WITHOUT_VARIABLES") else set()
     return [
         inspect.Parameter(
-            each.name, kind, default=each.default, annotation=_without_variable(hints[each.name]) if each.name in bare else hints[each.name]
+            each.name,
+            kind,
+            default=inspect.Parameter.empty if each.default is MISSING else each.default,
+            annotation=_without_variable(hints[each.name]) if each.name in bare else hints[each.name],
         )
         for each in fields(options)
     ]
