@@ -64,7 +64,7 @@ from enum import Enum
 
 
 class Outcome(Enum):
-    """What became of the request that failed."""
+    """What is known of the request that failed."""
 
     NOT_STORED = 0
     UNKNOWN = 1
@@ -72,7 +72,7 @@ class Outcome(Enum):
 
 
 class QmqError(Exception):
-    """Root of the tree. `code` is stable across releases and languages; `outcome` is about the failed request."""
+    """The base of all errors. `code` is stable across releases and languages; `outcome` says what is known of the failed request."""
 
     code = 100
     retry_after_ms: int | None = None
@@ -163,13 +163,13 @@ class TooLate(CallerError):
 
 
 class ProducerFenced(CallerError):
-    """Not stored, and never will be: the producer gave this batch up and has gone on to a newer session."""
+    """Not stored, and never will be: the producer gave the batch up and began a newer session."""
 
     code = 121
 
 
 class NumberTaken(CallerError):
-    """Not stored: another batch is stored under this number."""
+    """Not stored: another batch is stored under the same number."""
 
     code = 122
 
@@ -181,7 +181,7 @@ class AccessDenied(CallerError):
 
 
 class NotAuthenticated(CallerError):
-    """The certificate or the token does not say who this is."""
+    """Neither the certificate nor the token identifies the caller."""
 
     code = 124
 
@@ -285,7 +285,7 @@ class TlsFailed(Unavailable):
 
 
 class StorageError(QmqError):
-    """The server's own data; an operator has to look."""
+    """The data of the server is at fault; an operator has to look."""
 
 
 class LogDamaged(StorageError):

@@ -87,7 +87,7 @@ class BrowseSelection:
         return end if self.end_sequence is None else min(end, self.end_sequence)
 
     def wants(self, message: StoredMessage) -> bool:
-        """Whether a message is wanted, apart from `last`. Pure."""
+        """Whether the selection has this message, apart from `last`. Pure."""
         if message.append_time_ms < self.start_ms or (self.end_ms and message.append_time_ms >= self.end_ms):
             return False
         if self.key is not None and message.key_bytes != self.key:
@@ -106,7 +106,7 @@ class BrowseProgress:
     time_ms: int = 0
 
     def tell(self, readers: Collection[QueueReader]) -> None:
-        """Take it from the readers of all queues."""
+        """Update the progress from the readers of all queues."""
         self.looked = sum(each.looked for each in readers)
         self.time_ms = min((each.looked_ms for each in readers if not each.is_over), default=self.time_ms)
 

@@ -230,7 +230,7 @@ class Consumer:
         return failure is None
 
     async def _is_ours_for_good(self, part: Slice) -> bool:
-        """Acknowledges first (at most once). False if another consumer has the messages by now: they must not be shown."""
+        """Acknowledge the messages first, at most once. False if another consumer has the messages by now: they must not be shown."""
         try:
             await part.settler.settle_now(part.pull, part.pull + part.count - 1, Verdict.ACK)
         except StaleDelivery as failure:
@@ -307,8 +307,8 @@ class Consumer:
         self.look_again()
 
     def rest(self) -> None:
-        """Pause, and give back to the group, for others, what nobody saw yet: for who asks for messages only now and then, and shall not
-        keep them from others meanwhile. What was handed out stays this consumer's. `resume` ends it.
+        """Pause, and return unseen messages to the group: for a program that asks for messages only now and then, so that others of the
+        group get them meanwhile. Messages that were handed out stay with this consumer. `resume` ends it.
         """
         self._is_paused = self._is_resting = True
         self.pull_more()

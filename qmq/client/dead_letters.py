@@ -41,7 +41,7 @@ WAIT: Final = timedelta(seconds=1)
 Progress = Callable[[int], None]
 Do = Callable[[Sequence[DeadLetter]], Awaitable[None]]
 DoneBefore = Callable[[Sequence[DeadLetter]], Awaitable[set[bytes]]]
-"""The names of those for which it was done already."""
+"""The names of the letters that were sent again already."""
 
 
 def _all(_: DeadLetter) -> bool:
@@ -57,7 +57,7 @@ def _as_it_is(letter: DeadLetter) -> DeadLetter:
 
 
 class DeadLetters:
-    """The dead letters of one group. Make it with `Client.dead_letters`."""
+    """Shows, replays and purges the dead letters of one group. Make it with `Client.dead_letters`."""
 
     def __init__(
         self,
@@ -179,6 +179,6 @@ async def _none(_letters: Sequence[DeadLetter]) -> set[bytes]:
 
 
 def _edited(letter: DeadLetter, edit: Edit) -> DeadLetter:
-    """Edited, but the same letter."""
+    """The letter with its changes, under the same id."""
     made = edit(letter)
     return replace(letter, key=made.key, tags=made.tags, headers=made.headers, body=made.body)

@@ -44,7 +44,7 @@ class DelayedMessage:
 
     @property
     def key(self) -> str | None:
-        """Its key as text; None if it has none. Raises UnicodeDecodeError for a key that is no UTF-8: see `key_bytes`."""
+        """The message's key as text; None if it has none. Raises UnicodeDecodeError for a key that is not UTF-8: see `key_bytes`."""
         return None if self.key_bytes is None else self.key_bytes.decode()
 
 

@@ -32,7 +32,7 @@ class IdleProducers(Generic[K, P]):
         self._timer: asyncio.TimerHandle | None = None
 
     def watch(self, key: K) -> None:
-        """A producer was made."""
+        """Examine a new producer from now on."""
         self._queue.append((key, -1))
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(self._tick_s, self._tick)
@@ -42,7 +42,7 @@ class IdleProducers(Generic[K, P]):
         self._timer = asyncio.get_running_loop().call_later(self._tick_s, self._tick) if self._queue else None
 
     def look(self, count: int) -> None:
-        """Look at the `count` producers that were not looked at for longest."""
+        """Examine the `count` producers that were not examined for longest."""
         for _ in range(min(count, len(self._queue))):
             key, tickets = self._queue.popleft()
             producer = self._shared.get(key)
@@ -55,7 +55,7 @@ class IdleProducers(Generic[K, P]):
                 self._queue.append((key, producer.tickets if producer.is_idle else -1))
 
     def close(self) -> None:
-        """End nothing any more."""
+        """End no more producers."""
         self._queue.clear()
         if self._timer is not None:
             self._timer.cancel()

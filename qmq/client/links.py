@@ -43,7 +43,7 @@ class Links:
         self.round = LoopRound()
         """What producers, consumers and connections do at the end of a round of the event loop."""
         self.store = store
-        """Where verdicts are kept that no broker can be told; None: nowhere but in memory."""
+        """The spool of verdicts that no broker could be told yet; None: they are kept in memory only."""
         self._client = client
         self._network = network
         self._connections: dict[str, Connection] = {}

@@ -25,8 +25,8 @@ Wakeup = Callable[["WaitingTask"], object]
 class WaitingTask:
     """What one task waits for: the task awaits it, and `LoopRound.wake` ends the wait.
 
-    To the task it is a future, by the protocol that asyncio has for classes of others (`asyncio.isfuture`). A future would run the task
-    by `call_soon`, in the next round; a waiter runs it at the end of the present one.
+    To the task it is a future, by the protocol that asyncio has for classes of others (`asyncio.isfuture`). A future would run the task by
+    `call_soon`, in the next round; a `WaitingTask` runs it at the end of the present round.
     """
 
     __slots__ = ("_asyncio_future_blocking", "_context", "_is_cancelled", "_loop", "_message", "_wakeup", "is_done")
@@ -60,15 +60,15 @@ class WaitingTask:
     # --- for the task ----------------------------------------------------------------------------------------------------
 
     def get_loop(self) -> asyncio.AbstractEventLoop:
-        """Asked by the task: a waiter belongs to one event loop."""
+        """For the task: a `WaitingTask` belongs to one event loop."""
         return self._loop
 
     def add_done_callback(self, wakeup: Wakeup, *, context: Context) -> None:
-        """The task says how to run it."""
+        """The task calls this to say how it is resumed."""
         self._wakeup, self._context = wakeup, context
 
     def cancel(self, msg: object = None) -> bool:
-        """The task was cancelled: it goes on with CancelledError. False if it goes on anyway."""
+        """The task was cancelled: it resumes with CancelledError. False if it is resumed already."""
         if self.is_done:
             return False
         self._is_cancelled, self._message = True, msg
@@ -76,7 +76,7 @@ class WaitingTask:
         return True
 
     def result(self) -> None:
-        """Asked by the task when it goes on. Raises CancelledError."""
+        """For the task, when it resumes. Raises CancelledError."""
         if self._is_cancelled:
             raise asyncio.CancelledError(*([] if self._message is None else [self._message]))
 
@@ -89,7 +89,7 @@ class LoopRound:
         self._calls: list[Callable[[], object]] = []
         self._streams: list[FrameStream] = []
         self._has_end = False
-        """Whether the end of this round, or of the next, is sure to come."""
+        """Whether the end of this round, or of the next one, is scheduled."""
 
     # --- what is to be done --------------------------------------------------------------------------------------------
 
@@ -106,7 +106,7 @@ class LoopRound:
         self._expect()
 
     def write_at_end(self, stream: FrameStream) -> None:
-        """Write what was put into a stream when the round is over."""
+        """Write the stream's collected bytes when the round is over."""
         self._streams.append(stream)
         self._expect()
 
@@ -118,11 +118,11 @@ class LoopRound:
     # --- the round -----------------------------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Frames have come; `end` follows in the same callback."""
+        """Frames have arrived; `end` follows in the same callback."""
         self._has_end = True
 
     def end(self) -> None:
-        """The frames are handled: do what is to be done now. Inside a task, which only a test can cause, it is done in the next round."""
+        """The frames are handled: wake tasks and write. Inside a task, which only a test can cause, this happens in the next round."""
         if asyncio.current_task() is None:
             self._run()
         else:
@@ -154,7 +154,7 @@ class LoopRound:
 
     @staticmethod
     def _guarded(call: Callable[[], object]) -> None:
-        """A failure of one does not concern the others; the event loop reports it."""
+        """Run a callback. If it fails, the others still run, and the event loop reports the failure."""
         try:
             call()
         except Exception as failure:

@@ -146,7 +146,7 @@ class StoredMessage:
 
     @property
     def sequence(self) -> int:
-        """Its number in its queue (the subject on its broker group)."""
+        """The message's number in its queue (the subject on its broker group)."""
         return self._batch.view.base_sequence + self._index
 
     @property
@@ -160,7 +160,7 @@ class StoredMessage:
 
     @property
     def key(self) -> str | None:
-        """Its key as text; None if it has none. Raises UnicodeDecodeError for a key that is no UTF-8: see `key_bytes`."""
+        """The message's key as text; None if it has none. Raises UnicodeDecodeError for a key that is not UTF-8: see `key_bytes`."""
         found = self.key_bytes
         return None if found is None else found.decode()
 
@@ -230,7 +230,7 @@ class Message(StoredMessage):
         return self._settler
 
     def settle_through(self, wrap: Callable[[Settler], Settler]) -> None:
-        """Send its verdicts through a wrapper around the settler."""
+        """Send the message's verdicts through a wrapper around the settler."""
         self._settler = wrap(self._settler)
 
     # --- settling ------------------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from qmq.wire.frame_payloads import Range
 
 
 class ReceivedBatches:
-    """Of one session's deliveries, in their order."""
+    """Reads the batches of one session's deliveries, in their order."""
 
     __slots__ = ("_cut",)
 
@@ -26,7 +26,7 @@ class ReceivedBatches:
         self._cut: Decoded | None = None
 
     def read(self, payload: bytes | memoryview, at: int, count: int, ranges: Sequence[Range]) -> list[Decoded]:
-        """The `count` batches that lie in a payload from `at` on, of which a delivery hands out `ranges`. Raises CorruptBatch."""
+        """Read the `count` batches that begin at byte `at` of a payload; the delivery hands out `ranges` of them. Raises CorruptBatch."""
         batches: list[Decoded] = []
         cut, self._cut = self._cut, None
         for _ in range(count):

@@ -33,7 +33,7 @@ ReadDirected = Callable[[str, int, Ends], "AsyncIterator[StoredMessage]"]
 
 @dataclass(slots=True)
 class _Look:
-    """What is known of one subject."""
+    """Progress of the search in one subject."""
 
     since_ms: int
     ends: Ends = field(default_factory=dict)
@@ -41,14 +41,14 @@ class _Look:
 
 
 class ReplayedLetters:
-    """Of one consumer group. Needs `browse` and `produce` on the subjects."""
+    """Finds which dead letters of one consumer group were sent again. Needs `browse` and `produce` on the subjects."""
 
     def __init__(self, list_ends: ListEnds, read: ReadDirected, group: str) -> None:
         self._list_ends, self._read, self._group = list_ends, read, group
         self._looks: dict[str, _Look] = {}
 
     async def among(self, letters: Iterable[DeadLetter]) -> set[bytes]:
-        """The names of those that were sent again already. Raises NotConnected, AccessDenied, UnknownSubject, LogDamaged."""
+        """The names of those letters that were sent again already. Raises NotConnected, AccessDenied, UnknownSubject, LogDamaged."""
         by_subject: dict[str, list[DeadLetter]] = {}
         for each in letters:
             by_subject.setdefault(each.subject, []).append(each)

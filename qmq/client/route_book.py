@@ -189,5 +189,5 @@ class RouteBook:
         return chosen
 
     def subject_on(self, group: str) -> str | None:
-        """A subject that uses the group."""
+        """Any subject that uses the group."""
         return next((subject for subject, places in self._places.items() if group in places), None)

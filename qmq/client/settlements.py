@@ -1,4 +1,4 @@
-"""The pull sequences that a consumer holds, and its unsent verdicts, joined to ranges. No I/O."""
+"""The pull sequences that a consumer holds, and its unsent verdicts, joined into ranges. No I/O."""
 
 from __future__ import annotations
 

@@ -138,7 +138,7 @@ def current() -> SpanContext | None:
 
 @contextmanager
 def use(context: SpanContext | None) -> Iterator[None]:
-    """Messages that are sent inside the block belong to this trace."""
+    """Inside the block, sent messages belong to this trace."""
     before = _current.get()
     _current.set(context)
     try:

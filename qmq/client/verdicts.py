@@ -381,7 +381,7 @@ class Verdicts:
             log.warning("%s: %d messages were handed to another consumer before they were settled", self.terms.name, messages)
 
     def close(self, *, is_told: bool) -> None:
-        """Send nothing any more; waiters learn that the outcome is unknown. `is_told`: the master has all verdicts, and knows that the
+        """Stop sending; waiters get the error that the outcome is unknown. `is_told`: the master has all verdicts, and knows that the
         consumer leaves.
         """
         self._spool.close(is_told=is_told)

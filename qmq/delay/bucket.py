@@ -246,7 +246,7 @@ class BucketReader:
         self._tail = bytes(bucket.idx.tail)
 
     def read(self, first: int, end: int) -> npt.NDArray[np.void]:
-        """Its lines. Raises LogDamaged, OSError."""
+        """The rows of the index. Raises LogDamaged, OSError."""
         at, size = first * ROW_BYTES, (end - first) * ROW_BYTES
         if at >= self._written:
             data = self._tail[at - self._written : at - self._written + size]

@@ -38,7 +38,7 @@ class Sieve:
         self._kept_max = messages_max + messages_max // 2
 
     def take(self, first: int, rows: npt.NDArray[np.void], settled: npt.NDArray[np.bool_]) -> None:
-        """Lines of the index from ordinal `first` on, and which of them are settled."""
+        """Take index rows from ordinal `first` on; `settled` says which of them are settled."""
         dues = rows["due"]
         places = np.flatnonzero((dues >= self.first_ms) & (dues < self.end_ms) & ~settled)
         self._dues.append(dues[places].astype(np.int64))

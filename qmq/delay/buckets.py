@@ -34,7 +34,7 @@ class Buckets:
         return number in self._buckets
 
     def __iter__(self) -> Iterator[Bucket]:
-        """Ascending."""
+        """The buckets in ascending order."""
         if not self._is_sorted:
             self._buckets = dict(sorted(self._buckets.items()))
             self._is_sorted = True
@@ -108,14 +108,14 @@ class Buckets:
         ]
 
     def wrote(self, tails: Iterable[Grown]) -> None:
-        """The tails are on disk."""
+        """The bytes that are only in memory, of all buckets."""
         for tail in tails:
             tail.file.wrote(tail.at + len(tail.data))
         self._dirty = {number: size for number in self._dirty if (size := self._buckets[number].tail_bytes)}
         self._tail_bytes = sum(self._dirty.values())
 
     def check(self) -> None:
-        """State the invariant of what is counted."""
+        """Raises AssertionError unless the counts agree with the buckets. For tests."""
         assert self._tail_bytes == sum(self._dirty.values())
         assert {each.number: each.tail_bytes for each in self if each.tail_bytes} == {
             key: size for key, size in self._dirty.items() if size

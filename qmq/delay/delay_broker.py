@@ -92,7 +92,7 @@ class DelayBroker(Broker):
         return DueDispatcher(self._links, plan_log, new_producer_id=self._new_producer_id)
 
     def retire(self) -> None:
-        """Stop serving: nothing is planned or sent any more."""
+        """Stop serving: plan and send no more messages."""
         if self.is_serving:
             self.end_engine()
         super().retire()
@@ -199,7 +199,7 @@ def schedule_of(store: Store) -> Schedule:
 
 
 def latest_due(region: bytes, header: RegionHeader, layout: Layout) -> int:
-    """The latest due time of a batch; a negative one, if there is any."""
+    """The latest due time of a batch; a negative one if the batch has any."""
     dues = np.frombuffer(region, "<i8", header.count, layout.due)
     earliest = int(dues.min())
     return earliest if earliest < 0 else int(dues.max())

@@ -48,7 +48,7 @@ Run = Callable[[Callable[[], Any]], Awaitable[Any]]
 
 
 class Dispatcher(Protocol):
-    """The engine's interface of the dispatcher (qmq/delay/dispatcher)."""
+    """What the engine needs of the dispatcher (qmq/delay/dispatcher)."""
 
     @property
     def waiting(self) -> int:
@@ -65,16 +65,16 @@ class Dispatcher(Protocol):
         ...
 
     def resume(self, plan: PlanAction, messages: Sequence[DueMessage]) -> None:
-        """An earlier master's plan: it is sent again under its number, before other messages of its subject."""
+        """Take an earlier master's plan: its batch is sent again under its number, before other messages of its subject."""
         ...
 
     def withdraw(self, place: SchedulePlace) -> bool:
-        """Take back a message that is not planned yet; False if it is."""
+        """Take back a message that is not planned yet; False if it is planned already."""
         ...
 
     @property
     def set_aside(self) -> int:
-        """Messages that cannot be delivered as they are."""
+        """Messages that no subject's partition accepts as they are."""
         ...
 
     def stuck(self, subject: str) -> int:
@@ -88,16 +88,16 @@ class Dispatcher(Protocol):
     def halt(self) -> None: ...
 
     async def stop(self) -> None:
-        """End what `halt` stopped."""
+        """Wait for the tasks that `halt` stopped."""
         ...
 
 
 class SettlingClock(Protocol):
-    """The engine's interface of the timekeeper (timekeeper.py)."""
+    """What the engine needs of the timekeeper (timekeeper.py)."""
 
     @property
     def is_settled(self) -> bool:
-        """Whether it knows the time yet."""
+        """Whether the time is known yet."""
         ...
 
     @property
@@ -107,7 +107,7 @@ class SettlingClock(Protocol):
 
 
 class Engine:
-    """Call `start` once and `stop` once."""
+    """Sends due messages while this replica is master. Call `start` once and `stop` once."""
 
     def __init__(
         self,
@@ -217,7 +217,7 @@ class Engine:
             task.cancel()
 
     async def stop(self) -> None:
-        """End what `halt` stopped."""
+        """Wait for the tasks that `halt` stopped."""
         self.halt()
         await self.dispatcher.stop()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -303,7 +303,7 @@ class Engine:
                 await asyncio.sleep(0)  # let other tasks run
 
     def _has_room(self) -> bool:
-        """Whether the dispatcher has room; subjects that cannot be delivered do not count."""
+        """Whether the dispatcher has room. Messages of subjects that cannot be delivered do not count."""
         waiting, most = self.dispatcher.waiting, self.config.waiting_messages_max
         return waiting < most or waiting - sum(stuck for _, stuck, _ in self.dispatcher.troubles()) < most
 
@@ -368,7 +368,7 @@ class Engine:
             self.dispatcher.put(messages)
 
     def _pending_of(self, places: Places) -> Places:
-        """The pending ones: without those cancelled or moved meanwhile, and those that the dispatcher has since their plan was void."""
+        """The messages that are still pending: not cancelled, not moved, and not in the dispatcher again after a void plan."""
         mask = self.schedule.are_pending(places)
         in_dispatch, leaving = self.plan_log.in_dispatch, self.plan_log.leaving
         if in_dispatch or leaving:
@@ -399,7 +399,7 @@ class Engine:
         return self.dispatcher.waiting + sum(map(len, self._held)) + parked + len(self.loader.late)
 
     def standing(self) -> BucketStatus:
-        """The state of delivery."""
+        """The state of delivery, for operators."""
         dispatcher, lateness, now_ms = self.dispatcher, self.plan_log.lateness, self.clock.time_ms()
         damaged = [(f"bucket {place.bucket}, message {place.ordinal}", 1, why) for place, why in self.damaged]
         return BucketStatus(

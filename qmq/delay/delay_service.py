@@ -177,7 +177,7 @@ class DelayService(delay_pb2_grpc.DelayControlServicer):
 
 
 def _spoken(message: DueMessage, state: str) -> str:
-    """A message's state, for people: of pending ones, half messages have a state of their own."""
+    """A message's state as shown to people. A pending half message has the state "half"."""
     return "half" if state == "pending" and is_half(message) else state
 
 

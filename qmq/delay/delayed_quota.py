@@ -1,7 +1,7 @@
 """The quota `delayed_messages` (qmq/security/quotas.py) of a subject, at a delay group's master.
 
-It is checked when a request's batches are about to be stored, after all earlier ones. Stored batches are answered again, whatever the quota
-says.
+It is checked when a request's batches are about to be stored, after all earlier ones. A batch that is stored already is acknowledged again,
+whatever the quota is.
 """
 
 from __future__ import annotations

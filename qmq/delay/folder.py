@@ -46,16 +46,15 @@ def cut_back(disk: Disk, folder: Path, lengths: dict[str, int], first_kept: str,
 
 
 class Leftovers:
-    """Files of buckets that were closed. Older checkpoints name them, so they stay until none of those is kept: the newest two are.
-
-    `names` are those that are there at the beginning, which the checkpoint that was loaded does not name.
+    """The files of closed buckets. Older checkpoints name them, so a file stays until the newest two checkpoints no longer name it. `names`
+    are the files found at the start that the loaded checkpoint does not name.
     """
 
     def __init__(self, folder: Path, names: Iterable[str] = ()) -> None:
         self._folder = folder
         self._all = set(names)
         self._unnamed = frozenset(self._all)
-        """Those that the newest checkpoint does not name."""
+        """The files that the newest checkpoint does not name."""
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._all)

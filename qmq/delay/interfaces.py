@@ -128,7 +128,7 @@ class DueSource(Protocol):
         ...
 
     def count(self, bucket: int) -> int:
-        """The number of its messages; 0 if the bucket does not exist."""
+        """The number of the bucket's messages; 0 if the bucket does not exist."""
         ...
 
     def reader(self, bucket: int) -> RowReader:
@@ -136,7 +136,7 @@ class DueSource(Protocol):
         ...
 
     def rows(self, bucket: int, first: int, end: int) -> npt.NDArray[np.void]:
-        """Rows of its index (INDEX_ROW), including those that are only in memory."""
+        """Rows of the bucket's index (INDEX_ROW), including those that are only in memory."""
         ...
 
     def settled(self, bucket: int) -> npt.NDArray[np.bool_]:
@@ -150,7 +150,7 @@ class RowReader(Protocol):
     count: int
 
     def read(self, first: int, end: int) -> npt.NDArray[np.void]:
-        """Its lines. Raises LogDamaged, OSError."""
+        """The rows of the index. Raises LogDamaged, OSError."""
         ...
 
 
@@ -190,11 +190,9 @@ class DelayAdmin(Protocol):
     def listed(
         self, subject: str, from_ms: int, to_ms: int, after: tuple[int, str], most: int, is_half: bool
     ) -> tuple[list[DueMessage], tuple[int, str] | None]:
-        """Pending messages of the subject ("": of all) with from <= due < to (0: no limit), behind (due, id), in that order; with `is_half`
-        those that wait for a decision only.
-
-        And behind which (due, id) to go on, None if that was all: there may be fewer than asked for, and more to come. Raises
-        InvalidArgument.
+        """Pending messages of the subject ("": of all) with from <= due < to (0: no limit), after (due, id), in that order. With `is_half`,
+        only messages that wait for a decision. Also returns the (due, id) after which the next page begins, or None at the end: a page may
+        have fewer messages than asked for although more follow. Raises InvalidArgument.
         """
         ...
 

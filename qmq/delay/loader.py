@@ -47,7 +47,7 @@ class KeptSource(DueSource, Protocol):
 
     @property
     def closed_before(self) -> int:
-        """The first bucket that may be kept; it also has earlier due times."""
+        """The first bucket that may be kept; earlier due times belong to it, too."""
         ...
 
 

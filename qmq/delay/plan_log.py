@@ -58,7 +58,9 @@ class StorePlanLog:
         self._next = schedule.next_plan
         self._dues: dict[int, Sequence[int]] = {}
         self._ending: set[SchedulePlace] = set()
-        """Messages in dispatch that are due and are not delivered themselves: seeds and half messages, until they are cancelled."""
+        """Messages in dispatch that are due and are never delivered themselves: recurring messages before their first run, and half
+        messages, until they are cancelled.
+        """
 
     def take(self, messages: Iterable[DueMessage]) -> None:
         """Pass these messages to the dispatcher."""
@@ -105,7 +107,7 @@ class StorePlanLog:
         self._writer.act(PlanVoid((plan.number,)))
 
     def seed(self, message: DueMessage) -> None:
-        """A recurring message's seed is due: write its first run and finish the seed, both or neither."""
+        """A recurring message is due for its first run: write the run and finish the recurring message, both or neither."""
         try:
             due_ms = next_run(message.headers[CRON].decode(), message.headers[ZONE].decode(), message.due_ms - 1)
         except (InvalidArgument, KeyError, ValueError) as failure:
@@ -115,7 +117,7 @@ class StorePlanLog:
             self._end(message)
 
     def drop(self, message: DueMessage) -> None:
-        """A half message is due and nobody decided it: it is cancelled."""
+        """A half message is due and no decision came: it is cancelled."""
         self._forget_ended()
         self._end(message)
 
@@ -147,7 +149,7 @@ def is_half(message: DueMessage) -> bool:
 
 
 def runs_of(places: Sequence[SchedulePlace]) -> tuple[tuple[int, bytes], ...]:
-    """Places as in a plan: (bucket, ordinals) in order."""
+    """The places of a plan: (bucket, ordinals), in order."""
     return tuple(
         (bucket, np.array([place.ordinal for place in run], "<u4").tobytes())
         for bucket, run in groupby(places, key=lambda each: each.bucket)

@@ -38,7 +38,7 @@ _LOST: Final = 1 << 62
 
 
 class ReadAheadResult(NamedTuple):
-    """The result of a piece."""
+    """The result of reading one piece."""
 
     bucket: int
     end: int
@@ -104,7 +104,7 @@ class ReadAheadPiece:
             return found._replace(end=_LOST)
 
     def _walk(self, fd: int, found: ReadAheadResult) -> int:
-        """The start of the first batch after this piece. Raises CorruptBatch, OSError."""
+        """Find the start of the first batch after this piece. Raises CorruptBatch, OSError."""
         position, stop, wanted = self._begin, min(self._end, self._begin + PIECE_BYTES), READ_BYTES
         while position < stop:
             size = min(wanted, self._end - position)

@@ -359,7 +359,7 @@ class Schedule:
         self._alias_of[place] = message_id
 
     def _close_before(self, action: Close) -> None:
-        """Close the buckets that have nothing left; messages may have come since the master checked."""
+        """Close the buckets that have no pending messages. Messages may have come since the master checked."""
         left = next((each.number for each in self._buckets if each.settled < each.count), action.before)
         self.closed_before = max(self.closed_before, min(action.before, left))
         self._leftovers.add(self._buckets.drop_before(self.closed_before))
@@ -428,7 +428,9 @@ class Schedule:
         return bucket_lookup.read(self._buckets.require, self._cache, places)
 
     def read_ahead(self, from_ms: int, to_ms: int) -> ReadAheadPiece | None:
-        """What to run in a thread, then give to `note_read_ahead`, so that what is due from then to then is read quickly. None: nothing."""
+        """The function to run in a thread so that messages due in this span can be read quickly; give its result to `note_read_ahead`.
+        None: there is nothing to read ahead.
+        """
         first, last = (max(at_ms // self.bucket_ms, self.closed_before) for at_ms in (from_ms, to_ms))
         return self._read_ahead.next_piece(range(first, last + 1))
 
@@ -455,10 +457,9 @@ class Schedule:
         return place
 
     def scan(self, subject: str, from_ms: int = 0, to_ms: int = 0, *, flags: int = 0) -> Iterator[DueMessage]:
-        """Pending messages of the subject ("": of all) with from <= due < to (0: no limit), by due time. Nothing may change meanwhile.
-
-        With `flags`, only messages of batches that have all of these flags; the others are not read.
-        What cannot be read is passed over, with a word in the log. Raises LogDamaged if an index or a dispatch log cannot be read.
+        """Pending messages of the subject ("": of all) with from <= due < to (0: no limit), by due time. The schedule must not change
+        meanwhile. With `flags`, only messages of batches that have all of these flags; other batches are not read. Unreadable messages are
+        left out and logged. Raises LogDamaged if an index or a dispatch log cannot be read.
         """
         end_ms = to_ms or 1 << 62
         first = max(from_ms // self.bucket_ms, self.closed_before)
@@ -471,7 +472,7 @@ class Schedule:
     # --- the invariant -------------------------------------------------------------------------------------------------
 
     def check(self) -> None:
-        """State the whole invariant. Reads everything; for tests."""
+        """Check the whole invariant. Reads everything; for tests."""
         planned: dict[int, list[bytes]] = defaultdict(list)
         for plan in self.plans.values():
             check(plan.number < self.next_plan, "a plan of the future")
@@ -493,7 +494,7 @@ class Schedule:
 
 
 def _by_bucket(plan: PlanAction) -> dict[int, bytes]:
-    """A plan's ordinals, in its order."""
+    """A plan's ordinals by bucket, in the order of the plan."""
     found: dict[int, bytes] = {}
     for number, ordinals in plan.items:
         found[number] = found.get(number, b"") + ordinals

@@ -130,7 +130,7 @@ class BatchCache:
         return found
 
     def put(self, bucket: int, position: int, batch: StoredBatch) -> None:
-        """Keep it, and its outline."""
+        """Cache a batch, and its outline."""
         self._batches[bucket, position] = batch
         self._bytes += len(batch.view.region)
         while self._bytes > self._bytes_max and len(self._batches) > 1:

@@ -138,7 +138,7 @@ class TimeWitnesses:
             self._clock.witness(address, their_ms, sent_ms, self._clock.boot_ms())
 
     def _tell(self) -> None:
-        """Log each step once, and once when it is accepted."""
+        """Log each step once when it is noticed, and once when it is accepted."""
         timekeeper = self._clock.timekeeper
         step, (noticed, believed) = timekeeper.step, self._told
         if timekeeper.steps_believed > believed:

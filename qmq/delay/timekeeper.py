@@ -81,7 +81,7 @@ class Timekeeper:
 
     @property
     def wants_witnesses(self) -> bool:
-        """Whether there is something to decide: ask often."""
+        """Whether the timekeeper has something to decide, so that witnesses should be asked often."""
         return self.step is not None or not self.is_attested
 
     @property

@@ -32,7 +32,7 @@ from qmq.delay.interfaces import Places
 from qmq.delay.wheel_runs import RUN_MESSAGES_MAX, WheelRun, merged, runs_of
 
 MOST: Final = 65_536
-"""Messages that leave at once by default."""
+"""The default limit of messages that leave at once."""
 BASKET: Final = 8192
 _FAN: Final = 4
 _SAMPLES: Final = 16
@@ -42,7 +42,7 @@ NOTHING: Final = Places(np.empty(0, np.int64), np.empty(0, np.int32), np.empty(0
 
 
 class Wheel:
-    """Messages leave at multiples of `tick_ms`."""
+    """The messages that are due soon. They leave at multiples of `tick_ms`."""
 
     def __init__(self, tick_ms: int = 500) -> None:
         self.tick_ms = tick_ms
@@ -69,7 +69,7 @@ class Wheel:
     # --- coming in -----------------------------------------------------------------------------------------------------
 
     def add(self, places: Places) -> None:
-        """Add messages: in any order, with any due times, also past ones."""
+        """Add messages in any order and with any due times, past ones included."""
         count = len(places)
         if count >= BASKET:
             self.add_runs(runs_of(places))
@@ -113,9 +113,8 @@ class Wheel:
     # --- going out -----------------------------------------------------------------------------------------------------
 
     def advance(self, now_ms: int, most: int = MOST) -> Places:
-        """All that is due at or before the last tick up to `now_ms`, in the order (due, bucket, ordinal); at most so many, the oldest.
-
-        The rest comes with the next call. An older `now_ms` than before is nothing special: what is due by then leaves.
+        """Remove and return the messages that are due at or before the last tick up to `now_ms`, in the order (due, bucket, ordinal); at
+        most `messages_max`, the oldest. The rest comes with the next call. `now_ms` may be smaller than in the call before.
         """
         boundary_ms = now_ms // self.tick_ms * self.tick_ms
         self._sort_due(boundary_ms)
@@ -128,7 +127,7 @@ class Wheel:
         return found
 
     def _sort_due(self, boundary_ms: int) -> None:
-        """Make a run of the due messages of the basket."""
+        """Make a run of the unsorted messages that are due."""
         basket = self._basket()
         is_due = basket.dues <= boundary_ms
         if not is_due.any():
@@ -157,7 +156,7 @@ class Wheel:
         return places
 
     def next_due_ms(self) -> int | None:
-        """When the next message leaves: its due time, rounded up to a tick. None: the wheel is empty."""
+        """When the next message leaves: its due time, rounded up to a tick. None if the wheel is empty."""
         if not self._count:
             return None
         heads = [run.head_ms for run in self._runs]
@@ -168,9 +167,9 @@ class Wheel:
     # --- giving back ---------------------------------------------------------------------------------------------------
 
     def shrink(self, messages: int, first_ms: int = _NEVER) -> int | None:
-        """Forget the latest, so that at most `messages` stay, if that can be: from which due time on nothing is here any more.
-
-        The cut is by due time, behind all that ever left, not before `first_ms`, and what is due first stays. None: nothing was forgotten.
+        """Remove the messages with the latest due times, so that at most `messages` stay. Returns the due time from which on messages were
+        removed; None if none were. The cut is by due time: after all messages that ever left, not before `first_ms`, and the messages that
+        are due first stay.
         """
         if self._count <= messages:
             return None
@@ -189,7 +188,7 @@ class Wheel:
         return cut_ms if self._count < before else None
 
     def _first_beyond(self, messages: int) -> int:
-        """The highest due time with at most so many messages before it."""
+        """The highest due time with at most `messages` messages before it."""
         low, high = min(run.head_ms for run in self._runs), max(run.due_ms(-1) for run in self._runs)
         while low < high:
             middle = (low + high + 1) // 2
@@ -208,12 +207,12 @@ class Wheel:
 
 
 def _size_class(run: WheelRun) -> int:
-    """n: it has 4^n messages or more, and fewer than 4^(n+1)."""
+    """The n for which a run has at least 4^n and fewer than 4^(n+1) messages."""
     return (len(run).bit_length() - 1) // 2
 
 
 def _cut_ms(runs: list[WheelRun], most: int) -> int:
-    """A due time by which at least `most` of these are due, and not many times as many; or all of them."""
+    """A due time by which at least `most` of the messages are due, and not many times as many; or the latest due time."""
     step = -(-most // _SAMPLES)
     samples = np.concatenate([run.samples(step, most) for run in runs])
     needed = -(-most // step)

@@ -1,4 +1,4 @@
-"""Runs: places in order, 8 bytes each. What a wheel is made of. Pure, and safe in a thread.
+"""Runs: sorted places, 8 bytes each, of which a wheel consists. Pure, and safe in a thread.
 
 A run holds places of one bucket whose due times agree in their upper bits, its *era* (`due_ms >> 32`: seven weeks). What is left of a
 place then fits into one number, and numbers in order are places in the order (due, ordinal):
@@ -23,7 +23,7 @@ import numpy.typing as npt
 from qmq.delay.interfaces import Places
 
 RUN_MESSAGES_MAX: Final = 1 << 18
-"""Longer ones are cut: sorting this many takes a few milliseconds, for which the event loop waits."""
+"""Longer runs are cut: sorting this many places takes a few milliseconds, for which the event loop waits."""
 _TRIM_MIN: Final = 1024
 _ERA_BITS: Final = 32
 _LOW: Final = (1 << 32) - 1
@@ -32,7 +32,7 @@ _LOW_BITS: Final = np.uint64(_LOW)
 
 
 class WheelRun:
-    """`keys` are sorted and belong to the run; those before `at` have left."""
+    """Sorted keys of one bucket and era. `keys` belongs to the run; the keys before `at` have left."""
 
     __slots__ = ("at", "bucket", "era", "head_ms", "keys")
 
@@ -42,18 +42,18 @@ class WheelRun:
         self.keys = keys
         self.at = 0
         self.head_ms = self.due_ms(0)
-        """The due time of its first message."""
+        """The due time of the run's first message."""
 
     def __len__(self) -> int:
         return len(self.keys) - self.at
 
     @property
     def nbytes(self) -> int:
-        """Its memory, in bytes."""
+        """The memory of the keys, in bytes."""
         return self.keys.nbytes
 
     def due_ms(self, at: int) -> int:
-        """Due time of the one at `at` in `keys`."""
+        """The due time of key number `at`."""
         return (self.era << _ERA_BITS) + (int(self.keys[at]) >> 32)
 
     def until(self, due_ms: int) -> int:
@@ -64,7 +64,7 @@ class WheelRun:
         return int(self.keys[self.at :].searchsorted(last, "right"))
 
     def samples(self, step: int, most: int) -> npt.NDArray[np.int64]:
-        """Due times of every `step`-th of the first `most`: each says that `step` more are due by then."""
+        """The due times of every `step`-th of the first `most` messages: at each, `step` more messages are due."""
         return self._dues(self.keys[self.at + step - 1 : self.at + most : step])
 
     def first(self, count: int) -> Places:
@@ -76,7 +76,7 @@ class WheelRun:
         return (keys >> _SHIFT).astype(np.int64) + (self.era << _ERA_BITS)
 
     def leave(self, count: int) -> bool:
-        """Remove the first `count`; True if the run is empty then."""
+        """Remove the first `count` places; True if the run is then empty."""
         self.at += count
         if self.at >= len(self.keys):
             return True
@@ -86,7 +86,7 @@ class WheelRun:
         return False
 
     def keep(self, count: int) -> None:
-        """Keep only the first `count`."""
+        """Keep only the first `count` places."""
         self.keys, self.at = self.keys[self.at : self.at + count].copy(), 0
 
     def check(self) -> None:
@@ -99,7 +99,7 @@ class WheelRun:
 
 
 def runs_of(places: Places) -> list[WheelRun]:
-    """Places in any order, as runs: one for each bucket and era, the long ones cut in order."""
+    """Sort places in any order into runs: one for each bucket and era; long ones are cut in order."""
     if not len(places):
         return []
     eras = places.dues >> _ERA_BITS

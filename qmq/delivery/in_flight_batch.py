@@ -15,28 +15,28 @@ from qmq.errors import QmqError
 @dataclass(slots=True, eq=False, kw_only=True)
 class InFlightBatch:
     size: int
-    """About how many bytes its messages have."""
+    """About how many bytes the messages have."""
     until: float = math.inf
-    """When it times out, on the clock of its window."""
+    """When the batch times out, by the clock of its window."""
     attempts: int = 0
     unanswered: int = 0
     """Tries whose answer may still come."""
     is_uncertain: bool = False
-    """Whether a try ended with an unknown outcome."""
+    """Whether the outcome of any try is unknown."""
     is_out: bool = False
-    """Whether its sealed partition said that it is not stored there: then earlier tries do not matter."""
+    """Whether a sealed partition said that the batch is not stored there: then earlier tries do not matter."""
     first_question: int = 0
-    """The first attempt after the partition was known to be left; 0: none."""
+    """The first attempt after the window learned that the partition is no longer in the route; 0: none."""
     run: int = 0
-    """The window's run in which it was sent last."""
+    """The run of sending in which the batch was sent last."""
     is_gone: bool = False
-    """Whether it is decided, or its messages are in another batch: late answers are ignored."""
+    """Whether the batch is decided, or its messages are in another batch: late answers are ignored."""
     failure: QmqError | None = None
-    """Why the last try failed."""
+    """The error of the last try."""
     encoded: tuple[bytes, ...] | None = None
-    """Kept, so that a retry sends the same bytes."""
+    """The encoded batch, kept so that a retry sends the same bytes."""
 
     @property
     def is_certain(self) -> bool:
-        """Whether it is certainly not stored, and no try can change that any more."""
+        """Whether the batch is certainly not stored, and no earlier try can change that."""
         return self.is_out or not (self.unanswered or self.is_uncertain)

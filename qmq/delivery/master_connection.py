@@ -32,7 +32,7 @@ class MasterConnection(Generic[B]):
     """`target` is the locator's name for the destination; `changed` tells the owner of changes."""
 
     kind: int = FrameKind.PRODUCE
-    """Or one of the frames of other `acks`."""
+    """PRODUCE, or one of the frames of other `acks`."""
 
     def __init__(self, links: Links, target: str, group: str, window: InFlightWindow[B], changed: Callable[[], None]) -> None:
         self.group = group
@@ -65,15 +65,15 @@ class MasterConnection(Generic[B]):
 
     @property
     def _is_needed(self) -> bool:
-        """Whether there is something to send, now or soon."""
+        """Whether batches wait to be sent, now or soon."""
         raise NotImplementedError
 
     async def _gives_up(self, failure: QmqError, failures: int) -> bool:
-        """The master cannot be found, and waiting will not help: the subject is gone, or the client is closed. True: give up."""
+        """Whether to give up, because waiting for a master will not help: the subject is gone, or the client is closed."""
         raise NotImplementedError
 
     def _tick(self, now: float) -> None:
-        """Tell the window the time."""
+        """Pass the time to the window."""
         self._window.tick(now)
 
     def _after_answer(self) -> None:
@@ -83,7 +83,7 @@ class MasterConnection(Generic[B]):
     # --- the way out ---------------------------------------------------------------------------------------------------
 
     def pump(self) -> None:
-        """Send what may leave now, or look for a way if there is need."""
+        """Send what may be sent now, or connect if batches wait."""
         if self.is_closed:
             return
         connection = self.connection
@@ -125,7 +125,7 @@ class MasterConnection(Generic[B]):
             self._after_answer()
 
     def _refused(self, connection: Connection, failure: QmqError) -> None:
-        """What a refusal says of the group."""
+        """Handle what a refusal says about the group."""
         if self.is_closed:
             return
         if isinstance(failure, ReadOnly):
@@ -136,7 +136,7 @@ class MasterConnection(Generic[B]):
         self._arm()
 
     def _look(self, answers_before: int) -> None:
-        """Once a second while batches are under way: does the group answer at all?"""
+        """Check once a second, while batches are unanswered, whether the group answers at all."""
         self._watch = None
         if not self._window.flight or self.is_closed:
             return
@@ -164,7 +164,7 @@ class MasterConnection(Generic[B]):
     # --- masters come and go -------------------------------------------------------------------------------------------
 
     def reach(self, *, ahead: bool = False) -> None:
-        """Find the master and connect, again and again while there is need; `ahead`: once, to be ready soon."""
+        """Find the master and connect, repeatedly while batches wait; with `ahead` once, to be ready soon."""
         if self._reaching is None and self.connection is None and not self.is_closed and (ahead or self._is_needed):
             self._reaching = self._loop.create_task(self._reach(ahead))
 
@@ -201,7 +201,7 @@ class MasterConnection(Generic[B]):
         self._window.connected()
 
     def moved(self) -> None:
-        """Routes changed: if the group has another master now, go there."""
+        """Routes changed: if the group has another master now, connect to that one."""
         known = self._links.locator.book.master(self.group)
         if self.connection is not None and known is not None and known != self._master:
             self._leave(NotConnected(f"broker group {self.group} has another master"))
@@ -212,7 +212,7 @@ class MasterConnection(Generic[B]):
             self._window.disconnected(cause)
 
     def _detach(self) -> bool:
-        """Whether there was a connection."""
+        """Drop the connection. Returns whether there was one."""
         connection, self.connection = self.connection, None
         if connection is None:
             return False
@@ -231,7 +231,7 @@ class MasterConnection(Generic[B]):
     # --- the end -------------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Nothing more is sent; answers that come late mean nothing."""
+        """Send no more batches; late answers are ignored."""
         self.is_closed = True
         self._detach()
         for timer in (self._wake, self._watch):

@@ -28,7 +28,7 @@ from qmq_ordering.route import PhysicalPartition, Route
 
 
 class PartitionWindow(Protocol):
-    """What is on its way to one partition, and what waits for it: `InFlightWindow` says what these mean."""
+    """The window of one partition, with the batches that wait for it. `InFlightWindow` describes the members."""
 
     wants_route: bool
 
@@ -44,27 +44,27 @@ P = TypeVar("P", bound=PartitionWindow)
 
 
 class Partitioner(Generic[P]):
-    """`make` makes the destination of a partition that is used for the first time."""
+    """Maps logical partitions to destinations. `make` makes the destination of a partition at its first use."""
 
     def __init__(self, make: Callable[[PhysicalPartition], P]) -> None:
         self.route: Route | None = None
         self.partitions: dict[int, P] = {}
-        """By number: those in use, and those left but not settled."""
+        """The destinations by partition number: those in use, and those left but not settled."""
         self.by_lp: list[P] = []
         self._make = make
 
     @property
     def version(self) -> int:
-        """Of the newest route known; 0 if none is."""
+        """The version of the newest known route; 0 if none is known."""
         return self.route.version if self.route is not None else 0
 
     @property
     def wants_route(self) -> bool:
-        """Whether a partition refused as if it were sealed, and nothing newer is known: ask until there is."""
+        """Whether a partition refused a batch as if it were sealed, and no newer route is known: ask for the route until there is one."""
         return any(partition.wants_route for partition in self.partitions.values())
 
     def learn(self, route: Route, fenced: Collection[int], now: float) -> None:
-        """The newest route, and the partitions that are fenced. To be followed by `settle`."""
+        """Take the newest route, and the fenced partitions. Call `settle` afterwards."""
         if route.version < self.version:
             return
         is_newer = route.version > self.version
@@ -80,9 +80,8 @@ class Partitioner(Generic[P]):
             self.by_lp = [self.partitions[route.holder(lp).number] for lp in range(route.logical_partitions)]
 
     def resume(self, part: PhysicalPartition, lps: Iterable[int]) -> P:
-        """A partition that has undecided messages of these logical partitions from before the first route was learned.
-
-        If the newest route lacks it, they belong to it until it is settled. To be followed by `learn` of that route.
+        """Add a partition that has undecided messages of these logical partitions from before the first route was known. If the newest
+        route lacks the partition, the logical partitions belong to it until it is settled. Call `learn` with that route afterwards.
         """
         partition = self.partitions.get(part.number)
         if partition is None:
@@ -93,7 +92,9 @@ class Partitioner(Generic[P]):
         return partition
 
     def settle(self) -> list[P]:
-        """Settled partitions hand over their logical partitions, and are forgotten. Those that are, in the order of their numbers."""
+        """Remove settled partitions, whose logical partitions go to their successors. Returns the removed ones, in the order of their
+        numbers.
+        """
         numbers = sorted([number for number, partition in self.partitions.items() if partition.is_settled])
         settled = [self.partitions.pop(number) for number in numbers]
         if settled:

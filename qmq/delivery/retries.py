@@ -1,4 +1,4 @@
-"""The rules of a retry, for all who send batches: what is retried, after which pause, and the final error. Pure but for jitter.
+"""The rules of a retry for all senders of batches: which refusals are retried, after which pause, and the final error. Pure but for jitter.
 
 | sender | sent again under its number | rest after refusals in a row |
 |---|---|---|
@@ -26,12 +26,14 @@ PAUSE_S_MAX: Final = 30.0
 
 
 def is_worth_another_try(failure: QmqError) -> bool:
-    """A batch damaged on its way is sent again, and a broker may hear of a new subject later than we do."""
+    """Whether to retry after this refusal. A batch that was damaged on its way is sent again, and a broker may learn of a new subject later
+    than the sender.
+    """
     return isinstance(failure, Unavailable | CorruptBatch | UnknownSubject)
 
 
 def final(failure: QmqError | None, batch: InFlightBatch) -> QmqError:
-    """The error of a batch that failed: after an unanswered try nobody knows, whatever the last refusal was."""
+    """The error of a batch that failed. If a try is unanswered, the outcome is unknown, whatever the last refusal was."""
     outcome = Outcome.UNKNOWN if batch.is_uncertain else Outcome.NOT_STORED
     if failure is None or isinstance(failure, Unavailable):
         last = failure or "there was no room at any broker group"
@@ -52,7 +54,7 @@ def rest_s(refusals: int, failure: QmqError) -> float:
 
 
 def pause_s(refusals: int, failure: QmqError) -> float:
-    """`rest_s` where a broker is only busy or gone; rising to 30 s where somebody has to do something."""
+    """As `rest_s` while a broker is busy or unreachable; rising to 30 s if an operator has to act."""
     if isinstance(failure, Unavailable | CorruptBatch):
         return rest_s(refusals, failure)
     return min(_PAUSE_S * 2.0 ** min(refusals, 10), PAUSE_S_MAX) * random.uniform(0.7, 1.0)  # noqa: S311 - jitter, not a secret

@@ -1,5 +1,5 @@
-"""The in-flight window: numbered batches on their way to one destination (a broker group or a partition), sent again until the fate of each
-is known. Pure: no socket, no loop, no clock; time comes in as a number.
+"""The in-flight window: numbered batches on their way to one destination (a broker group or a partition), sent again until the outcome of
+each is known. Pure: the caller passes the time.
 
     flight   [ on their way over the connection in use | to be sent, or to be sent again ]
                        │                       ▲
@@ -30,14 +30,14 @@ from qmq.delivery.retries import RetryRules
 from qmq.errors import Outcome, OutOfSequence, QmqError, RouteChanged
 
 ASK_S: Final = 0.5
-"""How long a fenced partition is asked before what it may have is given up."""
+"""How long a fenced partition is asked before the sender gives up the batches that may be stored there."""
 UNLIMITED: Final = 1 << 40
 
 B = TypeVar("B", bound=InFlightBatch)
 
 
 class InFlightWindow(Generic[B]):
-    """At most `window` batches are on their way at once."""
+    """Batches on their way to one destination; at most `window` of them are unanswered at once."""
 
     def __init__(self, window: int, rules: RetryRules, ask_s: float = ASK_S) -> None:
         self.flight: list[B] = []
@@ -48,9 +48,9 @@ class InFlightWindow(Generic[B]):
         self.wants_route = False
         """Whether the partition refused as if it were sealed, and no newer route is known yet."""
         self.trouble: QmqError | None = None
-        """Why the destination cannot be used just now; None if it can, or was not tried."""
+        """Why the destination cannot be used now; None if it can be used, or was not tried."""
         self._rules, self._ask_s = rules, ask_s
-        self._sent = 0  # flight[:_sent] are on their way over the connection in use
+        self._sent = 0  # flight[:_sent] were sent over the current connection
         self._run = 0
         self._window = self._window_max = window
         self._refusals = 0
@@ -61,33 +61,33 @@ class InFlightWindow(Generic[B]):
     # --- what a kind of window says --------------------------------------------------------------------------------------
 
     def _may_send(self, batch: B) -> bool:
-        """Whether this batch, the first that is to be sent, may leave."""
+        """Whether the first unsent batch may be sent now."""
         return not (self.is_left and batch.is_certain)
 
     def _hold_back(self, at: int) -> None:
-        """A batch on its way was refused: what is to be sent again."""
+        """A batch that was sent is refused: choose the batches that are sent again."""
         self._sent = at
 
     def _reject(self, batch: B, failure: QmqError) -> None:
-        """The batch itself is at fault: take it out of the flight, and what depends on it."""
+        """The batch itself is at fault: remove the batch, and those that depend on it."""
         raise NotImplementedError
 
     def _forgotten(self, batch: B) -> None:
-        """The first batch of the flight was called out of sequence, so the broker has forgotten the producer."""
+        """The first batch of the flight was refused as out of sequence: the broker has forgotten the producer."""
 
     def _give_up(self) -> None:
-        """The partition is fenced and was asked for long enough."""
+        """The partition is fenced and was asked for long enough: give up its batches."""
         self._is_given_up = True
 
     # --- out -------------------------------------------------------------------------------------------------------------
 
     def has_room(self, size: int, now: float, room: int = UNLIMITED) -> bool:
-        """Whether one more batch of `size` bytes may leave now. `room`: bytes that may; one batch may always be on its way."""
+        """Whether another batch of `size` bytes may be sent now. `room` is the allowed number of bytes; one batch is always allowed."""
         sent = self._sent
         return self.is_connected and sent < self._window and now >= self._rests_until and (not sent or size <= room)
 
     def next(self, now: float, room: int = UNLIMITED) -> B | None:
-        """The batch to send now, over the connection in use, if there is one: it counts as sent. Ask until there is none."""
+        """The next batch to send over the current connection, which counts as sent from now on; None if there is none."""
         if self._sent == len(self.flight) or self.is_settled:
             return None
         batch = self.flight[self._sent]
@@ -97,7 +97,7 @@ class InFlightWindow(Generic[B]):
         return batch
 
     def _depart(self, batch: B) -> None:
-        """The first of those that are to be sent is on its way."""
+        """Mark the first unsent batch as sent."""
         self._sent += 1
         batch.attempts += 1
         batch.unanswered += 1
@@ -107,20 +107,19 @@ class InFlightWindow(Generic[B]):
 
     @property
     def is_settled(self) -> bool:
-        """Whether the partition is left and the fate of every batch that was sent there is known (or given up)."""
+        """Whether the partition is left, and the outcome of every batch that was sent there is known or given up."""
         return self.is_left and (not self.flight or self.flight[0].is_certain or self._is_given_up)
 
     def wake_at(self, now: float) -> float:
-        """When `tick` and `next` are to be called at the latest; infinity if only events can change anything."""
+        """When `tick` and `next` must be called at the latest; infinity if only an event can change anything."""
         at = self._quiet_since + self._ask_s if self._is_asking_fenced else math.inf
         return min(at, self._rests_until) if self._rests_until > now else at
 
     # --- in: answers -----------------------------------------------------------------------------------------------------
 
     def acknowledged(self, batch: B, now: float) -> bool:
-        """A try was answered: stored. False if the batch was decided before.
-
-        Each try is answered once, in any order, also long after another connection is in use.
+        """A try was answered: the batch is stored. False if the batch was decided before. Each try is answered once, in any order, perhaps
+        long after the connection was replaced.
         """
         batch.unanswered -= 1
         if batch.is_gone:
@@ -133,7 +132,7 @@ class InFlightWindow(Generic[B]):
         return True
 
     def refused(self, batch: B, attempt: int, failure: QmqError, now: float) -> None:
-        """A try was refused, or nobody knows what became of it."""
+        """A try was refused, or its outcome is unknown."""
         batch.unanswered -= 1
         if batch.is_gone:
             return
@@ -161,13 +160,13 @@ class InFlightWindow(Generic[B]):
         self._back_off(failure, now)
 
     def _back_off(self, failure: QmqError, now: float) -> None:
-        """Rest, then let one batch go ahead."""
+        """Pause, then let one batch go ahead as a probe."""
         self._window = 1
         self._refusals += 1
         self._rests_until = now + self._rules.rest_s(self._refusals, failure)
 
     def _remove(self, batch: B) -> None:
-        """The batch is decided."""
+        """Remove a decided batch."""
         at = self.flight.index(batch)
         del self.flight[at]
         self._sent -= at < self._sent
@@ -177,7 +176,7 @@ class InFlightWindow(Generic[B]):
     # --- in: connections and routes --------------------------------------------------------------------------------------
 
     def connected(self) -> None:
-        """A connection to the group's master stands: what is undecided is sent again over it, in order."""
+        """A connection to the group's master is open: undecided batches are sent again over it, in order."""
         self.is_connected, self.is_stalled = True, False
         self._rests_until = 0.0
         if not self._refusals:
@@ -185,7 +184,7 @@ class InFlightWindow(Generic[B]):
         self._begin_again()
 
     def disconnected(self, cause: QmqError) -> None:
-        """The connection is left or lost, or none could be had; tries that it owes an answer stay unanswered until somebody says more."""
+        """The connection is closed or lost, or none could be opened. Its unanswered tries stay unanswered until a later answer decides."""
         self.is_connected = False
         self.trouble = cause
         self._begin_again()
@@ -195,7 +194,7 @@ class InFlightWindow(Generic[B]):
         self._run += 1
 
     def stalled(self) -> None:
-        """Nothing was answered for a while, although batches are on their way."""
+        """The group answered nothing for a while, although batches are on their way."""
         self.is_stalled = True
 
     def leave(self, now: float, *, is_fenced: bool) -> None:
@@ -208,13 +207,13 @@ class InFlightWindow(Generic[B]):
         self.is_fenced = is_fenced
 
     def keep(self) -> None:
-        """A newer route still has the partition: what it refused as changed was not known there yet."""
+        """A newer route still has the partition: a broker that refused a batch as rerouted did not know the route yet."""
         self.wants_route = False
 
     # --- in: time --------------------------------------------------------------------------------------------------------
 
     def tick(self, now: float) -> None:
-        """Give up what was asked for long enough."""
+        """Give up batches that were asked for long enough."""
         if self._is_asking_fenced and now >= self._quiet_since + self._ask_s:
             self._give_up()
 

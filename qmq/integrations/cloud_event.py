@@ -33,7 +33,7 @@ _UNQUOTED: Final = "".join(chr(code) for code in range(0x21, 0x7F) if chr(code) 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """An event: `attributes` by name, with `datacontenttype` and extensions among them, and its data."""
+    """A CloudEvent: its data, and `attributes` by name, with `datacontenttype` and extensions among them."""
 
     attributes: Mapping[str, str]
     data: bytes
@@ -63,7 +63,7 @@ class Event:
         return found
 
     def structured(self) -> dict[str, Any]:
-        """The event in the JSON format: data as JSON if it says so and is, as base64 otherwise."""
+        """The event in the JSON format: data as JSON if its content type says so and it parses, otherwise as base64."""
         found: dict[str, Any] = dict(self.attributes)
         if is_json(self.attributes.get("datacontenttype", "application/json")):
             try:
@@ -74,13 +74,13 @@ class Event:
 
 
 def is_json(content_type: str) -> bool:
-    """Whether data of this type is JSON."""
+    """Whether data of this content type is JSON."""
     media = content_type.partition(";")[0].strip().lower()
     return media.endswith(("/json", "+json"))
 
 
 def is_event(headers: Mapping[str, str]) -> bool:
-    """Whether headers, their names in lower case, are those of an event in binary mode."""
+    """Whether headers, with names in lower case, are those of an event in binary mode."""
     return PREFIX + "specversion" in headers
 
 

@@ -1,9 +1,9 @@
 """One client of QMQ for a task queue with threads: an event loop in a thread of its own, and a descriptor that becomes readable when
 messages arrive, for kombu's event loop or for `drain_events`.
 
-Celery and others fork. A child has a copy of its parent's links without their threads. It must not use them, and must not let go of them
-either: the end of a gRPC channel waits for threads that only the parent has. So open links are kept in `_OPEN`, and `is_usable` says whose
-they are.
+Celery and others fork. A child has a copy of its parent's links without their threads. The child must not use them, and must not free them
+either: closing a gRPC channel waits for threads that only the parent has. So open links are kept in `_OPEN`, and `is_usable` says whether a
+link belongs to this process.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class ClusterLink:
         self._subjects: set[str] = set()
         self._delayed: OrderedDict[str, str] = OrderedDict()
         self.signal = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        """Readable when something may have arrived."""
+        """Readable when messages may have arrived."""
         try:
             self.client = self._thread.call(connect)
             self.run(self._reach(timeout_s))
@@ -51,7 +51,7 @@ class ClusterLink:
             raise
 
     async def _reach(self, timeout_s: float) -> None:
-        """Ask the metaservers something once, so that a wrong address or token is an error of the connection."""
+        """Send one request to the metaservers, so that a wrong address or token is an error of the connection."""
         try:
             async with asyncio.timeout(timeout_s):
                 found = await self.client.metadata.metaservers()
@@ -65,7 +65,7 @@ class ClusterLink:
 
     @property
     def is_usable(self) -> bool:
-        """Whether this process made it, and it is not closed."""
+        """Whether this process made the link, and the link is open."""
         return self.signal >= 0 and self._process == os.getpid()
 
     def run(self, work: Coroutine[Any, Any, _R]) -> _R:
@@ -93,7 +93,7 @@ class ClusterLink:
             return
 
     def wait(self, timeout_s: float | None) -> bool:
-        """Wait until the descriptor is readable. Whether it is."""
+        """Wait until the descriptor is readable. Returns whether it is."""
         poller = select.poll()
         poller.register(self.signal, select.POLLIN)
         return bool(poller.poll(None if timeout_s is None else max(0, timeout_s) * 1000))
@@ -119,11 +119,11 @@ class ClusterLink:
         return any(each.settings.name == subject for each in self.run(self.client.metadata.list_subjects(subject)))
 
     def waiting(self, subject: str, group: str) -> int:
-        """Messages that wait for the group: never handed out, or given back."""
+        """The number of messages that wait for the group: never handed out, or given back."""
         return self._count(subject, group, is_unacked=False)
 
     def unfinished(self, subject: str, group: str) -> int:
-        """Messages that wait for the group, or were handed out and have no verdict."""
+        """The number of messages that wait for the group, or were handed out and have no verdict."""
         return self._count(subject, group, is_unacked=True)
 
     def _count(self, subject: str, group: str, *, is_unacked: bool) -> int:
@@ -131,7 +131,7 @@ class ClusterLink:
             found = self.run(self.client.metadata.describe_groups(subject, group))
         except UnknownSubject:
             return 0
-        except UnknownGroup:  # it begins at the oldest message
+        except UnknownGroup:  # a new group begins at the oldest message
             return sum(self.run(self.client.queue_ends(subject)).values())
         return sum(each.waiting + each.requeued + (each.unacked + each.dying if is_unacked else 0) for each in found)
 
@@ -170,14 +170,16 @@ class ClusterLink:
                 self._delayed.popitem(last=False)
 
     def cancel(self, keys: Iterable[str]) -> int:
-        """Cancel delayed messages by their keys; how many. Those of other connections are found in the list of all that are pending."""
+        """Cancel delayed messages by their keys. Returns their number. Messages that other connections sent are found in the list of all
+        pending ones.
+        """
         left = set(keys)
         ids = {key: found for key in left if (found := self._delayed.pop(key, None)) is not None}
         left -= ids.keys()
         return self.run(self._cancel([*ids.values()], left))
 
     def cancel_all(self, subject: str) -> int:
-        """Cancel all delayed messages to a subject; how many."""
+        """Cancel all delayed messages to a subject. Returns their number."""
         return self.run(self._cancel_all(subject))
 
     async def _cancel(self, ids: list[str], keys: set[str]) -> int:
@@ -201,7 +203,7 @@ class ClusterLink:
     # --- the end -------------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Settle what is settled, and end the thread."""
+        """Send the last verdicts, and end the thread."""
         if not self.is_usable:
             return
         try:

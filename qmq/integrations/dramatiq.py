@@ -31,7 +31,7 @@ CONNECT_S: Final = 10.0
 
 @contextmanager
 def _as_dramatiq_says() -> Iterator[None]:
-    """Dramatiq's workers try again after its own errors of a connection."""
+    """Convert errors: Dramatiq's workers retry only after its own connection errors."""
     try:
         yield
     except (Unavailable, NotConnected, ClientClosed) as error:
@@ -39,8 +39,8 @@ def _as_dramatiq_says() -> Iterator[None]:
 
 
 class DramatiqBroker(dramatiq.Broker):
-    """A message with a delay is a delayed message, which no worker holds. What Dramatiq rejects goes to the group's dead-letter queue, as
-    does a task whose workers vanished as often as the group has attempts.
+    """A message with a delay becomes a delayed message, which no worker holds. A message that Dramatiq rejects goes to the group's
+    dead-letter queue, as does a task whose workers vanished at each attempt of the group.
 
     The broker connects when it is first used, in each process anew: it may be made before a fork.
     """
@@ -120,9 +120,8 @@ class DramatiqBroker(dramatiq.Broker):
             self.flush(each)
 
     def join(self, queue_name: str, *, interval: int = 50, timeout: int | None = None) -> None:
-        """Wait until nothing of a queue waits, runs or is delayed: for tests. Both times are milliseconds.
-
-        Raises QueueNotFound, QueueJoinTimeout, ConnectionClosed.
+        """Wait until no message of a queue waits, runs or is delayed: for tests. Both times are milliseconds. Raises QueueNotFound,
+        QueueJoinTimeout, ConnectionClosed.
         """
         self._check_declared(queue_name)
         deadline_s = None if timeout is None else time.monotonic() + timeout / 1000
@@ -138,7 +137,7 @@ class DramatiqBroker(dramatiq.Broker):
             return bool([each async for each in link.client.delayed.list(subject, limit=1)])
 
         with _as_dramatiq_says():
-            # A task that runs may become a delayed one, and the other way round: hence the second look.
+            # A running task may become a delayed one, and the reverse, so both are checked twice.
             return link.run(is_delayed()) or bool(link.unfinished(subject, self.group)) or link.run(is_delayed())
 
     def _check_declared(self, queue_name: str) -> None:
@@ -147,7 +146,7 @@ class DramatiqBroker(dramatiq.Broker):
 
 
 class ReceivedMessage(MessageProxy):
-    """Dramatiq's message with the message of QMQ that carried it."""
+    """Dramatiq's message, with the QMQ message that carried it."""
 
     def __init__(self, message: dramatiq.Message[Any], received: qmq.Message) -> None:
         super().__init__(message)
@@ -155,7 +154,7 @@ class ReceivedMessage(MessageProxy):
 
 
 class QueueConsumer(Consumer):
-    """One thread iterates; others may settle."""
+    """Reads a queue for one worker. One thread iterates; others may settle."""
 
     def __init__(self, link: ClusterLink, subject: str, group: str, prefetch: int, timeout: timedelta) -> None:
         self._link, self._prefetch, self._timeout = link, prefetch, timeout
@@ -182,7 +181,7 @@ class QueueConsumer(Consumer):
         self._link.call_soon(_received(message).ack_later)
 
     def nack(self, message: MessageProxy) -> None:
-        """To the dead-letter queue, with the error that the task raised."""
+        """Send the message to the dead-letter queue, with the error that the task raised."""
         self._link.call_soon(_received(message).reject, message._exception or "the task was rejected")
 
     def requeue(self, messages: Iterable[MessageProxy]) -> None:
@@ -191,7 +190,7 @@ class QueueConsumer(Consumer):
             self._link.call_soon(_received(each).release)
 
     def close(self) -> None:
-        """Give back what nobody took, and leave the group."""
+        """Give back unseen messages, and leave the group."""
 
         async def leave() -> None:
             while self._ready:

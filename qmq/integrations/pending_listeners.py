@@ -1,4 +1,4 @@
-"""Handlers of an application whose client is made later."""
+"""Collects handlers of an application until its client exists."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _Handler = TypeVar("_Handler", bound=Callable[..., Any])
 
 
 class PendingListeners:
-    """Handlers in the order in which they were registered. `wrapped` makes of a handler what runs."""
+    """Handlers in the order of their registration. `wrapped` converts a handler to the function that runs."""
 
     def __init__(self, wrapped: Callable[[Callable[..., Any]], Callable[..., Any]] = lambda handler: handler) -> None:
         self._wrapped = wrapped
@@ -23,7 +23,7 @@ class PendingListeners:
         return len(self._registered)
 
     def listener(self, subject: str, group: str, **options: Unpack[ListenerOptions]) -> Callable[[_Handler], _Handler]:
-        """Register a function as a handler. As `Client.listener`, whose errors come with `listen_with`."""
+        """Register a function as a handler. As `Client.listener`; errors are raised by `listen_with`."""
 
         def register(handler: _Handler) -> _Handler:
             self._registered.append((subject, self._wrapped(handler), group, options))

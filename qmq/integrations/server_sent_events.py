@@ -1,4 +1,4 @@
-"""Server-sent events of a subject: an event's text, and its id, which says how far each queue was read. Pure."""
+"""Server-sent events of a subject. An event's id says how far each queue was read. Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _POSITION = re.compile(r"([^/,]+)/(-?\d+)/(\d+)")
 
 
 def event(id: str, data: str) -> str:
-    """One event: each line of the data has a field of its own, as the format demands."""
+    """The text of one event: each line of the data has a field of its own, as the format requires."""
     return f"id: {id}\n" + "".join(f"data: {line}\n" for line in _LINE_END.split(data)) + "\n"
 
 

@@ -36,7 +36,7 @@ _Handler = TypeVar("_Handler", bound=Callable[..., Any])
 
 
 def stop_process(error: QmqError) -> None:
-    """Ask the web server to end, so that its supervisor starts it again."""
+    """Ask the web server to stop, so that its supervisor starts it again."""
     log.critical("the listeners ended, and the web server with them: %s", error)
     signal.raise_signal(signal.SIGTERM)
 
@@ -56,8 +56,8 @@ class QmqLifespan:
         failed: Callable[[QmqError], object] = stop_process,
         **connect: Any,
     ) -> None:
-        """At the end the listeners have `grace` to finish the messages in hand. `failed` is called when a listener ends with an error; the
-        default ends the process, because a web server that silently handles no messages helps nobody. `connect` are options of
+        """When the application ends, the listeners have `grace` to finish their messages. `failed` is called when a listener ends with an
+        error; the default ends the process, so that a web server without listeners does not go unnoticed. `connect` are options of
         `qmq.connect`.
         """
         self._addresses, self._grace, self._connect_options, self._failed = addresses, grace, connect, failed
@@ -71,13 +71,13 @@ class QmqLifespan:
         return self._client
 
     def listener(self, subject: str, group: str, **options: Unpack[ListenerOptions]) -> Callable[[_Handler], _Handler]:
-        """Register a function as a handler, which runs as long as the application does. As `Client.listener`, whose errors come when the
+        """Register a function as a handler, which runs as long as the application does. As `Client.listener`; errors are raised when the
         application starts.
         """
         return self._listeners.listener(subject, group, **options)
 
     def __call__(self, app: object) -> AbstractAsyncContextManager[None]:
-        """The application's lifespan. Raises InvalidName, InvalidArgument; at the end the error that stopped a listener."""
+        """The application's lifespan. Raises InvalidName, InvalidArgument; at the end, the error that stopped a listener."""
         return self._life()
 
     @asynccontextmanager
@@ -110,9 +110,9 @@ class QmqLifespan:
     ) -> StreamingResponse:
         """The subject's messages as server-sent events, from now on; for a browser that comes back (`Last-Event-ID`), from where it was.
 
-        `data` is what the browser sees of a message: the body as text by default. `selection` are `key`, `tags_any` and `tags_all` of
-        `Client.browse`. A comment every `heartbeat` keeps proxies from ending an idle stream. Raises as `Client.queue_ends`, and
-        HTTPException 400 for an id that this did not write.
+        `data` makes the text that the browser gets from a message; by default the body as text. `selection` are `key`, `tags_any` and
+        `tags_all` of `Client.browse`. A comment every `heartbeat` keeps proxies from ending an idle stream. Raises as `Client.queue_ends`,
+        and HTTPException 400 for an id that this function did not write.
         """
         mq = self.client()
         try:

@@ -64,14 +64,14 @@ class QmqBroker(AsyncBroker):
         await self.mq.send(self.subject, message.message, key=message.task_id, delay=later)
 
     async def listen(self) -> AsyncGenerator[AckableMessage, None]:
-        """Tasks, as they come."""
+        """Receive tasks."""
         async with self.mq.consumer(self.subject, self.group, ack="explicit", prefetch=self.prefetch, expired="skip") as consumer:
             async for message in consumer:
                 yield AckableMessage(data=message.body, ack=message.ack)
 
 
 class QmqScheduleSource(ScheduleSource):
-    """Schedules that QMQ keeps and carries out: no scheduler process is needed, and `get_schedules` gives it nothing to do."""
+    """Schedules that QMQ keeps and runs: no scheduler process is needed, and `get_schedules` returns none to it."""
 
     def __init__(self, broker: QmqBroker) -> None:
         self._broker = broker
@@ -81,7 +81,7 @@ class QmqScheduleSource(ScheduleSource):
         return []
 
     async def pending(self) -> AsyncIterator[qmq.DelayedMessage]:
-        """The schedules that wait, by the time of their next run; the `key` of each is its schedule id."""
+        """The pending schedules, by the time of their next run; the `key` of each is its schedule id."""
         async for each in self._broker.mq.delayed.list(self._broker.subject):
             yield each
 
@@ -110,7 +110,7 @@ class QmqScheduleSource(ScheduleSource):
             await send(subject, body, key=key, at=time)
 
     async def delete_schedule(self, schedule_id: str) -> None:
-        """Cancel a schedule. Raises MessageNotFound if none of this id waits."""
+        """Cancel a schedule. Raises MessageNotFound if no pending schedule has this id."""
         ids = [each.id async for each in self.pending() if each.key_bytes == schedule_id.encode()]
         if not ids:
             raise MessageNotFound(f"no schedule {schedule_id!r} waits")

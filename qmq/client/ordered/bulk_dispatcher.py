@@ -80,5 +80,5 @@ class BulkDispatcher:
             self._lanes.setdefault(runs[0].lane, deque()).extendleft([run.again() for run in reversed(runs)])
 
     def dropped(self, lane: LaneSource) -> None:
-        """Forget the waiting runs of a lane. Slices in hand stay in hand until they are settled."""
+        """Forget the waiting runs of a lane. Slices that were handed out stay with the application until they are settled."""
         self._lanes.pop(lane, None)

@@ -24,7 +24,7 @@ class KeyDispatcher:
     def __init__(self) -> None:
         self._keys: KeyQueue[LaneSource, OrderedMessage] = KeyQueue()
         self._tries: dict[Cell, OrderedMessage] = {}
-        """Messages to be retried, now or when they are due. Their keys are in work."""
+        """Messages to be retried, now or when they are due. No other message of their keys is handed out."""
         self._again: deque[Cell] = deque()
         """Those of `_tries` that are due."""
 
@@ -34,7 +34,7 @@ class KeyDispatcher:
             self._keys.extend(messages[0].lane, ((each.cell.key, each) for each in messages))
 
     def take(self) -> OrderedMessage | None:
-        """The next message, which is in work now."""
+        """The next message. No other message of its key is handed out until it is finished."""
         for cell in list(self._again) if self._again else ():
             message = self._tries.get(cell)
             if message is not None and not message.lane.is_sure():
@@ -59,7 +59,7 @@ class KeyDispatcher:
         return None
 
     def _hold_back(self, message: OrderedMessage) -> None:
-        """Another consumer may have the message by now. It keeps its place, before all others of its key."""
+        """Another consumer may have the message by now, so it waits. It keeps its place, before all others of its key."""
         self._keys.hold(message.lane)
         self._tries[message.cell] = message
         self._again.append(message.cell)
@@ -85,7 +85,7 @@ class KeyDispatcher:
         return is_ours
 
     def rejected(self, message: OrderedMessage) -> bool:
-        """Its key is set aside; False if it was not ours any more."""
+        """Park the message's key; False if this consumer no longer holds the message."""
         is_ours = message.lane.core.rejected(message.cell)
         self._over(message)
         return is_ours
@@ -118,7 +118,7 @@ class KeyDispatcher:
             self._keys.release(lane)
 
     def dropped(self, lane: LaneSource, cells: Iterable[Cell]) -> None:
-        """The consumer lost the lane, and these cells are void."""
+        """This consumer lost the lane, and these cells are void."""
         self._keys.drop(lane)
         for cell in cells:
             if self._tries.pop(cell, None) is not None:

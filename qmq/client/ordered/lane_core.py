@@ -172,7 +172,7 @@ class LaneCore:
         self._covered = -1
         self._fresh: list[LanePiece] = []
         self._done: list[Cell] = []
-        """Cells that are DONE and in no piece yet: they become ranges when there is a request to send."""
+        """Cells that are DONE and in no request yet. They become ranges when the next request is made."""
         self._flying: LaneRequest | None = None
         self._is_released = False
 
@@ -300,7 +300,7 @@ class LaneCore:
         return True
 
     def rejected(self, cell: Cell) -> bool:
-        """No other try will help: the key is PARKED now. False if the message is not ours any more."""
+        """No other attempt will help: the key is PARKED now. False if this consumer no longer holds the message."""
         if cell.state is not LaneState.WORKING:
             return False
         self._park(cell.key)
@@ -403,8 +403,8 @@ class LaneCore:
     # --- giving it up --------------------------------------------------------------------------------------------------
 
     def release(self, *, is_final: bool = False) -> list[Cell]:
-        """The lane goes to another consumer: nothing more is pulled, and messages that no handler has become void. With `is_final` those
-        that handlers have become void, too; finished ones are still settled. Returns the cells that became void.
+        """The lane goes to another consumer: nothing more is pulled, and waiting messages become void. With `is_final`, messages in a
+        handler become void, too; finished ones are still settled. Returns the cells that became void.
         """
         self._is_released = True
         dropped = [cell for cell in self._cells.values() if cell.state in _OPEN and (is_final or cell.state is not LaneState.WORKING)]

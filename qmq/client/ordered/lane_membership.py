@@ -33,7 +33,7 @@ POLLS: Final = 4
 LEAVE_S: Final = 2.0
 """How long leaving may take. Otherwise the consumer counts as gone when its lease ends."""
 QUICK_S: Final = 0.1
-"""If an answer comes sooner than this and is not new, the consumer pauses as long."""
+"""If an answer comes sooner than this and says nothing new, the consumer pauses for as long."""
 REFUSALS_MAX: Final = 3
 """A metaserver may learn of a new subject later than the client does."""
 

@@ -25,8 +25,8 @@ class LanePart(NamedTuple):
 
 
 class Brought(NamedTuple):
-    """A delivery. `arrivals` are as `LaneArrival`; `places` has the batch of each, and its index there. To be read once: nothing of them
-    is kept, since objects that stay for a while are work for the garbage collector.
+    """A delivery. `arrivals` are as `LaneArrival`; `places` has the batch of each, and its index there. Both can be read once. Nothing is
+    kept, because long-lived objects cost garbage collection.
     """
 
     next_sequence: int

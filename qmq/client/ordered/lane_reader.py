@@ -140,7 +140,7 @@ class LaneReader:
         self._batches = ReceivedBatches()
         self._is_pulling = self._is_told_finished = False
         self._pulls_at = 0
-        """With more open messages than this there is no room for another pull, as far as was known at the last look."""
+        """With more open messages than this there is no room for another pull. Updated at each pull."""
         self._is_leaving = self._is_closed = False
         self._retry_timer: asyncio.TimerHandle | None = None
         self._bell = asyncio.Event()
@@ -367,7 +367,7 @@ class LaneReader:
     # --- the end -------------------------------------------------------------------------------------------------------
 
     def release(self) -> None:
-        """The lane goes to another consumer: hand out nothing more. `leave` follows."""
+        """The lane goes to another consumer: hand out no more of its messages. `leave` follows."""
         self._is_leaving = True
         self._drop(self.core.release(), is_willing=True)
 

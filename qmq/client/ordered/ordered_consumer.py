@@ -191,10 +191,9 @@ class OrderedConsumer:
                 found.ack_later()
 
     async def take(self, messages_max: int = 32, wait: timedelta = timedelta(seconds=20)) -> list[OrderedMessage]:
-        """Up to `messages_max` messages of different keys, each to be settled by itself; none if there were none for `wait`. Several may be
-        in hand; of a key the next one comes when the one before it is settled. Messages that are in hand count towards `prefetch`.
-
-        Raises as iteration does; InvalidArgument if the consumer reads in bulk.
+        """Up to `messages_max` messages of different keys, each to be settled by itself; an empty list if none came within `wait`. Several
+        messages may be unsettled at once; the next message of a key comes when the one before it is settled. Unsettled messages count
+        towards `prefetch`. Raises as iteration does; InvalidArgument if the consumer reads in bulk.
         """
         if messages_max < 1:
             raise InvalidArgument(f"messages_max is 1 or more, not {messages_max}")
@@ -469,7 +468,7 @@ class OrderedConsumer:
         self._start_readers()
 
     def _start_readers(self) -> None:
-        """Start readers whose range this consumer does not hold otherwise: attaching would take the range from itself."""
+        """Start the readers of new lanes. A reader waits while this consumer still holds a part of the range under another lane."""
         for reader in self._readers:
             if not any(_overlap(reader.lane, other.lane) for other in self._leaving):
                 reader.start()

@@ -130,11 +130,11 @@ class OrderedMessage(LaneMessage):
         return self._batch.unreadable
 
     def again(self) -> OrderedMessage:
-        """The same message for another attempt; verdicts on the old object are ignored."""
+        """The same message for another attempt; verdicts given through the old object are ignored."""
         return OrderedMessage(self._settler, self.lane, self.cell, self._batch, self._index, self.token, self.route_version)
 
     def settle_through(self, wrap: Callable[[LaneSettler], LaneSettler]) -> None:
-        """Send its verdicts through a wrapper around the settler."""
+        """Send the message's verdicts through a wrapper around the settler."""
         self._settler = wrap(self._settler)
 
     # --- settling ------------------------------------------------------------------------------------------------------
@@ -171,8 +171,8 @@ class OrderedMessage(LaneMessage):
             self._settler.fail(self, pause_ms)
 
     def reject(self, error: str | BaseException = "") -> None:
-        """It failed, and no other attempt will help: its key is set aside at once, with everything that follows for it, whatever the
-        consumer does about failures. `qmq dlq` shows and replays it. `error` is logged. Raises InvalidArgument.
+        """The message failed, and no other attempt will help: its key is parked at once with all later messages of the key, whatever the
+        consumer does about failures. `qmq dlq` shows and replays parked keys. `error` is logged. Raises InvalidArgument.
         """
         text = error_text(error)
         if not self.is_settled:

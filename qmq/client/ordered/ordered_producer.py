@@ -309,7 +309,7 @@ class OrderedProducer(Backlog):
         return self._take(gathering) if gathering is not None else None
 
     def key_partitions(self, keys: Sequence[bytes]) -> list[int]:
-        """The logical partitions of keys, once their number is known."""
+        """The logical partitions of keys, once the subject's number of logical partitions is known."""
         return self._keys.of_many(keys)
 
     def rerouted(self, logical_partitions: int, by_lp: Sequence[StreamConnection]) -> None:

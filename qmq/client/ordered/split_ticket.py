@@ -13,7 +13,7 @@ from qmq.errors import Outcome, QmqError
 
 
 class SplitTicket:
-    """`pieces` are the undecided batches."""
+    """The outcome of one ticket; `pieces` are the undecided batches."""
 
     __slots__ = ("_failures", "_stored", "count", "pieces", "size", "ticket")
 

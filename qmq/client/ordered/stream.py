@@ -225,7 +225,7 @@ class Stream(InFlightWindow[OrderedBatch]):
 
     @property
     def has_release(self) -> bool:
-        """Whether `release` would return anything."""
+        """Whether `release` would return any batch."""
         return bool(self.waiting) or (bool(self.flight) and self.flight[0].is_certain and not self.is_left)
 
     def release(self) -> Iterable[OrderedBatch]:

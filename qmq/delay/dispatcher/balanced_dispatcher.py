@@ -158,7 +158,7 @@ class BalancedDispatcher:
 
     @property
     def is_idle(self) -> bool:
-        """Whether no planned batch is undecided."""
+        """Whether every planned batch is decided."""
         return not any(group.flight for group in self._groups.values())
 
     def trouble(self) -> tuple[int, str]:
@@ -174,7 +174,7 @@ class BalancedDispatcher:
         return count, str(why) if why is not None else ""
 
     def close(self) -> None:
-        """Send nothing more."""
+        """Send no more batches."""
         self._is_closed = True
         self._locator.unlisten(self.subject, self._rerouted)
         if self._asking is not None:

@@ -43,7 +43,7 @@ class BatchPlanner:
         self.resent = 0
         """Messages that were sent again although they may be stored: their partition was fenced, or the broker forgot their producer."""
         self.doubtful: set[SchedulePlace] = set()
-        """Messages that wait to be sent again although they may be stored: whether they are delivered is not known any more."""
+        """Messages that wait to be sent again although they may be stored: whether the first try delivered them is unknown."""
         self.lookups = asyncio.Semaphore(LOOKUPS_MAX)
         self.is_closed = False
         self._plan_log = plan_log
@@ -118,7 +118,7 @@ class BatchPlanner:
     # --- the end -------------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Write nothing more to the plan log."""
+        """Write no more to the plan log."""
         self.is_closed = True
         for task in self._tasks:
             if task is not asyncio.current_task():
@@ -139,11 +139,11 @@ class DispatcherOwner(Protocol):
 
     @property
     def is_held(self) -> bool:
-        """Whether nothing new may be planned until a pause is over."""
+        """Whether planning is paused."""
         ...
 
     def hold(self, failure: QmqError) -> None:
-        """Plan nothing new for a while, then locate the subject anew."""
+        """Plan nothing for a while, then locate the subject anew."""
         ...
 
     def set_aside(self, message: DueMessage, why: QmqError) -> None:

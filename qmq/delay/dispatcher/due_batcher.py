@@ -33,7 +33,9 @@ _DIRECTED: Final = int(BatchFlag.DIRECTED)
 _AGAIN: Final = int(BatchFlag.AGAIN)
 
 Sort = tuple[int, bytes | None]
-"""(era of the create time, the consumer group it is directed to; None: to nobody)."""
+"""What messages of one batch must share: the era of the create time, and the consumer group that the message is directed to (None: all
+groups).
+"""
 
 
 class Limits(NamedTuple):

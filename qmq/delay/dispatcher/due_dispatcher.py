@@ -31,7 +31,9 @@ SUBJECTS_MAX: Final = 4_096
 
 
 class DueDispatcher:
-    """For one term of a master. The links' locator must not create subjects, so that a deleted one stays deleted."""
+    """Sends due messages of all subjects during one term of a master. The locator of `links` must not create subjects, so that a deleted
+    subject stays deleted.
+    """
 
     def __init__(
         self,
@@ -125,12 +127,12 @@ class DueDispatcher:
     # --- the end -------------------------------------------------------------------------------------------------------
 
     def halt(self) -> None:
-        """Send nothing more, and write nothing more to the plan log."""
+        """Send no more batches, and write no more to the plan log."""
         self._planner.close()
         for dispatcher in self._subjects.values():
             dispatcher.close()
 
     async def stop(self) -> None:
-        """The mastership is lost, or the process ends: stop at once."""
+        """This replica lost the mastership, or the process ends: stop at once."""
         self.halt()
         await self._planner.wait_closed()

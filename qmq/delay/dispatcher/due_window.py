@@ -1,4 +1,5 @@
-"""The batches that go to one destination, an in-flight window (qmq/delivery/window.py) of what is planned first. Pure.
+"""The batches of due messages for one destination: an in-flight window (qmq/delivery/window.py) whose batches are planned in the log before
+they are sent. Pure.
 
     admitted ──planned──▶ to be sent ──next──▶ on its way ──stored──▶ done
                               ▲                    │ refused, or nobody knows: sent again, it and all behind it, after a rest
@@ -73,7 +74,7 @@ class DueBatch(InFlightBatch):
 
 
 class DueWindow(InFlightWindow[DueBatch]):
-    """`partition` is 0 for unordered subjects."""
+    """The window of one destination. `partition` is 0 for unordered subjects."""
 
     def __init__(
         self, group: str, partition: int = 0, *, is_ordered: bool = False, rules: RetryRules = DELAY_SERVER, ask_s: float = ASK_S
@@ -82,14 +83,14 @@ class DueWindow(InFlightWindow[DueBatch]):
         self.group, self.partition, self.is_ordered = group, partition, is_ordered
         self._producer_id = 0
         self._next_number = 0
-        self._dead: DueBatch | None = None  # it and all behind it will never be there
+        self._dead: DueBatch | None = None  # this batch and all behind it will never be stored there
         self._done: list[tuple[DueBatch, Produced]] = []
         self._void: list[DueBatch] = []
 
     # --- out: what is new ----------------------------------------------------------------------------------------------
 
     def may_admit(self, now: float) -> bool:
-        """Whether a new batch may be planned for it: it would leave soon."""
+        """Whether a new batch may be planned for this destination: it would be sent soon."""
         flight = self.flight
         return (
             self.is_connected
@@ -102,14 +103,14 @@ class DueWindow(InFlightWindow[DueBatch]):
         )
 
     def number(self, new_id: Callable[[], int]) -> tuple[int, int]:
-        """(producer id, number) of the batch that is admitted next to a partition."""
+        """The (producer id, number) of the next batch that is admitted for a partition."""
         if not self._producer_id:
             self._producer_id, self._next_number = new_id(), 0
         self._next_number += 1
         return self._producer_id, self._next_number - 1
 
     def admit(self, batch: DueBatch) -> None:
-        """One more, behind all others. An earlier master's come before the first new one."""
+        """Admit a batch behind all others. Batches of an earlier master come before the first new one."""
         self.flight.append(batch)
 
     def planned(self, batch: DueBatch, plan: PlanAction) -> None:
@@ -151,13 +152,13 @@ class DueWindow(InFlightWindow[DueBatch]):
         self._clear()
 
     def is_troubled(self, now: float) -> bool:
-        """Whether it cannot take a batch just now, for another reason than that it is busy."""
+        """Whether the destination cannot take a batch now, for another reason than load."""
         return self.is_stalled or not self.is_connected or now < self._rests_until or (self.trouble is not None and bool(self.flight))
 
     # --- in: answers ---------------------------------------------------------------------------------------------------
 
     def stored(self, batch: DueBatch, produced: Produced, now: float) -> None:
-        """A try was answered: where the batch is."""
+        """A try was answered: the batch is stored at this place."""
         if self.acknowledged(batch, now):
             for each in [*self._before(batch), batch]:
                 self._done.append((each, produced))
@@ -168,7 +169,7 @@ class DueWindow(InFlightWindow[DueBatch]):
         self._void_dead()
 
     def _before(self, batch: DueBatch) -> list[DueBatch]:
-        """The batches that are stored if this one is: all earlier ones of its producer."""
+        """The batches that must be stored if this one is: all earlier ones of its producer."""
         if not self.is_ordered:
             return []
         number = batch.draft.batch_sequence
@@ -178,7 +179,7 @@ class DueWindow(InFlightWindow[DueBatch]):
         return found
 
     def _forgotten(self, batch: DueBatch) -> None:
-        """The outcome of this batch will stay unknown."""
+        """The broker forgot the producer, so the outcome of this batch stays unknown."""
         if self._dead is None:
             self._dead = batch
             self._mark_out(batch)
@@ -199,13 +200,15 @@ class DueWindow(InFlightWindow[DueBatch]):
     # --- in: ends ------------------------------------------------------------------------------------------------------
 
     def release(self) -> None:
-        """Of a window to a broker group: what is certainly not there is void, so that another group may have it."""
+        """For a window to a broker group: make batches void that are certainly not stored there, so that another group may take their
+        messages.
+        """
         for batch in [each for each in self.flight if each.is_certain and each.plan is not None]:
             self._remove(batch)
             self._void.append(batch)
 
     def _void_dead(self) -> None:
-        """Make batches void that can never be stored, once all earlier batches are decided and all their messages are planned."""
+        """Make batches void that can never be stored. Done when all earlier batches are decided and all their messages are planned."""
         if self._dead is not None and self.flight[0] is self._dead and self._is_planned:
             self._clear()
 

@@ -1,4 +1,4 @@
-"""How messages of an ordered subject leave: each goes to the partition that holds its key when it is due, each key in order.
+"""Sends due messages of an ordered subject: each to the partition that holds its key when the message is due, and each key in order.
 
     put ─▶ by logical partition ─▶ partition: batcher ─planned─▶ window ─▶ broker group
                   ▲                                      │ settled after a change of the route
@@ -33,11 +33,11 @@ from qmq.delivery.partitioner import Partitioner
 from qmq.errors import InvalidArgument, QmqError, RouteChanged
 
 UNKNOWN_RANGE = LpRange(0, 0)
-"""The range of a partition known only from a plan."""
+"""The range of a partition that is known only from a plan."""
 
 
 class DuePartition(DueWindow):
-    """The window of one partition, what waits behind it, and its connection."""
+    """The window of one partition, the messages that wait for it, and its connection."""
 
     def __init__(self, part: PhysicalPartition, batcher: DueBatcher, links: Links, owner: DueConnectionOwner) -> None:
         super().__init__(part.group, part.number, is_ordered=True)
@@ -107,11 +107,11 @@ class PartitionedDispatcher:
             by_lp[lp].batcher.messages.appendleft(message)
 
     def withdraw(self, place: SchedulePlace) -> bool:
-        """Take out what is not planned; False if it is not here."""
+        """Remove a message that is not planned; False if it is not here."""
         return any(partition.batcher.withdraw(place) for partition in self._partitions)
 
     def take_waiting(self) -> list[DueMessage]:
-        """All unplanned messages, in order per key."""
+        """Remove and return all unplanned messages, in the order of each key."""
         messages = [message for partition in self._partitions for message in partition.batcher.messages]
         for partition in self._partitions:
             partition.batcher.messages.clear()
@@ -120,13 +120,13 @@ class PartitionedDispatcher:
     # --- out -----------------------------------------------------------------------------------------------------------
 
     def pump(self) -> None:
-        """Plan and send what can be."""
+        """Plan and send what can be planned and sent."""
         for partition in self._partitions:
             self._draft(partition)
             partition.connection.pump()
 
     def _draft(self, partition: DuePartition) -> None:
-        """Plan what waits for a partition, as long as its broker group takes it."""
+        """Plan the messages that wait for a partition, as long as its broker group takes them."""
         batcher, connection = partition.batcher, partition.connection
         if not batcher or self._owner.is_held or self._is_closed:
             return
@@ -161,14 +161,14 @@ class PartitionedDispatcher:
             self._following = self._loop.create_task(self._follow())
 
     def wants(self, connection: DueConnection) -> bool:
-        """For a connection: whether something waits that could be planned for it."""
+        """For a connection: whether messages wait that could be planned for its partition."""
         partition = self._partitioner.partitions.get(connection.window.partition)
         return partition is not None and bool(partition.batcher) and not partition.is_left and not self._owner.is_held
 
     # --- routes --------------------------------------------------------------------------------------------------------
 
     def _rerouted(self) -> None:
-        """The locator knows something new about the subject or its groups."""
+        """The locator has news about the subject or its groups."""
         ordering = self._locator.book.ordering(self.subject)
         if ordering is not None and not self._is_closed:
             self._learn(ordering)
@@ -181,7 +181,7 @@ class PartitionedDispatcher:
                 partition.connection.moved()
 
     def _settle(self) -> None:
-        """What is settled hands over: what was not stored there, and then what waited behind it, goes by the newest route."""
+        """Settled partitions hand their messages over: those not stored there first, then those that waited, are sent by the newest route."""
         for partition in self._partitioner.settle():
             partition.settle()
             partition.connection.close()
@@ -210,11 +210,11 @@ class PartitionedDispatcher:
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing is planned and undecided."""
+        """Whether no planned batch is undecided."""
         return not any(partition.flight for partition in self._partitions)
 
     def trouble(self) -> tuple[int, str]:
-        """Messages that cannot be delivered now, and why."""
+        """The messages that cannot be delivered now, and why."""
         now, count, why = self._loop.time(), 0, None
         for partition in self._partitions:
             if partition.is_troubled(now) or partition.is_left or partition.wants_route:
@@ -225,7 +225,7 @@ class PartitionedDispatcher:
         return count, str(why) if why is not None else ""
 
     def close(self) -> None:
-        """Stop sending."""
+        """Send no more batches."""
         self._is_closed = True
         self._locator.unlisten(self.subject, self._rerouted)
         if self._following is not None:

@@ -1,4 +1,4 @@
-"""The dispatcher of one subject: finds out how the subject is ordered, and keeps what cannot leave.
+"""The dispatcher of one subject: finds out how the subject is ordered, and keeps messages that cannot be sent.
 
     put ─▶ unlocated ─located─▶ BalancedDispatcher or PartitionedDispatcher ─▶ broker groups
              ▲                 │
@@ -32,7 +32,7 @@ log = logging.getLogger("qmq.delay")
 
 
 class LocatedDispatcher(Protocol):
-    """How the messages of a located subject leave."""
+    """Sends the messages of a located subject."""
 
     is_ordered: bool
 
@@ -46,28 +46,28 @@ class LocatedDispatcher(Protocol):
     def put_back(self, messages: Sequence[DueMessage]) -> None: ...
 
     def pump(self) -> None:
-        """Plan and send what can be."""
+        """Plan and send what can be planned and sent."""
         ...
 
     def withdraw(self, place: SchedulePlace) -> bool:
-        """Take out what is not planned; False if it is not here."""
+        """Remove a message that is not planned; False if it is not here."""
         ...
 
     def take_waiting(self) -> list[DueMessage]:
-        """All unplanned messages, in order."""
+        """Remove and return all unplanned messages, in order."""
         ...
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing is planned and undecided."""
+        """Whether no planned batch is undecided."""
         ...
 
     def trouble(self) -> tuple[int, str]:
-        """Messages that cannot be delivered now, and why."""
+        """The messages that cannot be delivered now, and why."""
         ...
 
     def close(self) -> None:
-        """Nothing more is sent."""
+        """Send no more batches."""
         ...
 
 
@@ -82,7 +82,7 @@ class SubjectDispatcher:
         self.subject = subject
         self.planner = planner
         self.suspects: dict[SchedulePlace, int] = {}
-        """Messages of batches that were refused for what is in them, and how many may share a batch with each."""
+        """Messages of batches that were refused because of their content, and how many may share a batch with each."""
         self._loop = asyncio.get_running_loop()
         self._unlocated: deque[DueMessage] = deque()
         self._resumed: list[DueBatch] = []
@@ -97,7 +97,7 @@ class SubjectDispatcher:
     # --- in ------------------------------------------------------------------------------------------------------------
 
     def put(self, messages: Sequence[DueMessage]) -> None:
-        """Due messages, in their order."""
+        """Add due messages, in order."""
         self.planner.waiting.update(dict.fromkeys([message.place for message in messages], self.withdraw))
         if self._located is None:
             self._unlocated.extend(messages)
@@ -112,7 +112,7 @@ class SubjectDispatcher:
         self._find(0.0)
 
     def withdraw(self, place: SchedulePlace) -> bool:
-        """Take out a message that waits; False if it does not wait here."""
+        """Remove a message that waits; False if it does not wait here."""
         aside = self._aside.pop(place, None)
         if aside is not None:
             aside.timer.cancel()
@@ -129,7 +129,7 @@ class SubjectDispatcher:
 
     @property
     def is_held(self) -> bool:
-        """Whether nothing new may be planned, until a pause is over."""
+        """Whether planning is paused."""
         return self._refusal is not None
 
     def _find(self, wait_s: float, *, anew: bool = False) -> None:
@@ -179,7 +179,7 @@ class SubjectDispatcher:
         located.pump()
 
     def hold(self, failure: QmqError) -> None:
-        """Plan nothing new for a while, then locate the subject anew."""
+        """Plan nothing for a while, then locate the subject anew."""
         if self._refusal is None:
             self._refusal = failure
             self._refusals += 1
@@ -188,7 +188,7 @@ class SubjectDispatcher:
     # --- what became of batches ----------------------------------------------------------------------------------------
 
     def collect(self, window: DueWindow) -> list[DueMessage]:
-        """Write down what was decided; the messages that are to be planned anew, in order."""
+        """Record what was decided. Returns the messages to be planned again, in order."""
         for batch, produced in window.take_done():
             self.planner.done(batch, produced)
             self._refusals = 0
@@ -217,7 +217,7 @@ class SubjectDispatcher:
         return messages
 
     def set_aside(self, message: DueMessage, why: QmqError) -> None:
-        """The message cannot be delivered now; it is tried again later, alone."""
+        """The message cannot be delivered now; it is retried later, alone."""
         place = message.place
         self.suspects[place] = 1
         tries = self._tries[place] = self._tries.get(place, 0) + 1
@@ -242,7 +242,7 @@ class SubjectDispatcher:
 
     @property
     def set_aside_messages(self) -> int:
-        """Messages that cannot be delivered as they are."""
+        """Messages that no partition accepts as they are."""
         return len(self._aside)
 
     @property
@@ -253,7 +253,7 @@ class SubjectDispatcher:
         return not is_waiting and (located is None or (located.is_idle and not located.waiting))
 
     def trouble(self) -> tuple[int, str]:
-        """Messages that cannot be delivered now, and why; (0, "") if there are none."""
+        """The messages that cannot be delivered now, and why; (0, "") if there are none."""
         if self._located is None:
             count, why = len(self._unlocated) + sum([len(each.draft.messages) for each in self._resumed]), ""
         else:

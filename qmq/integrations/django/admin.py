@@ -45,5 +45,5 @@ class OutboxEntryAdmin(admin.ModelAdmin):
         return False
 
     def has_change_permission(self, request: Any, obj: Any = None) -> bool:
-        """Nobody changes a message; who may delete one may have it sent again."""
+        """Nobody changes a message. Whoever may delete one may retry it."""
         return False

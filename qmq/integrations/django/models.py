@@ -1,4 +1,4 @@
-"""The outbox's table, as the admin sees it. `qmq.sql` writes and reads it by its own statements."""
+"""The outbox's table, as the admin sees it. `qmq.sql` reads and writes the table by its own statements."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ STATES: Final = ((WAITING, "waiting"), (ASIDE, "set aside"))
 
 
 class OutboxEntry(models.Model):
-    """A message that a committed transaction left, and that is not sent yet."""
+    """the migration has the statements of qmq.sql"""
 
     id = models.BigAutoField(primary_key=True)
     message_id = models.BinaryField()

@@ -1,4 +1,4 @@
-"""Sending from Django: within the transaction of a database, by the outbox, or at once."""
+"""Sending from Django: with the transaction of a database by the outbox, or at once."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from qmq.integrations.django.site_settings import SiteSettings
 
 _lock = threading.Lock()
 _clients: dict[int, BlockingClient] = {}
-"""By process: a child has a copy of its parent's client, whose thread it does not have, and keeps it untouched."""
+"""The clients by process. A forked child has a copy of its parent's client without the thread, and leaves that copy untouched."""
 
 
 def client() -> BlockingClient:

@@ -1,5 +1,3 @@
-"""`settings.QMQ` of a Django project."""
-
 from __future__ import annotations
 
 from collections.abc import Mapping

@@ -14,7 +14,7 @@ from qmq.integrations.pending_listeners import PendingListeners
 
 
 def with_connections(handler: Callable[..., Any]) -> Callable[..., Any]:
-    """The handler, with connections to databases renewed around it, as Django does around a request."""
+    """Wrap the handler, so that database connections are renewed around it as Django does around a request."""
     if inspect.iscoroutinefunction(handler):
 
         @functools.wraps(handler)
@@ -40,4 +40,4 @@ def with_connections(handler: Callable[..., Any]) -> Callable[..., Any]:
 
 registered: Final = PendingListeners(with_connections)
 listener = registered.listener
-"""Register a function as a handler. As `Client.listener`, whose errors come when `qmq_listen` starts."""
+"""Register a function as a handler. As `Client.listener`; errors are raised when `qmq_listen` starts."""

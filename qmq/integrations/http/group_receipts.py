@@ -1,4 +1,4 @@
-"""Messages that requests received and did not settle yet, under receipts, each until its time is over."""
+"""Messages that requests received and did not settle yet. Each has a receipt, which is valid for a limited time."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ HELD_MAX: Final = 10_000
 
 
 class GroupReceipts:
-    """One group's reading of a subject. Between requests the consumer rests, so that others of the group get what nobody asked for here.
+    """One group's reading of a subject. Between requests the consumer returns unseen messages, so that others of the group get them.
 
     A crash of this process, or its end, gives the messages back: the consumer's lease ends, or it leaves.
     """
@@ -57,7 +57,7 @@ class GroupReceipts:
         message.nack(timedelta(0), "no verdict came over HTTP in time")
 
     def settle(self, ask: Settle) -> tuple[Sequence[str], Sequence[str]]:
-        """(settled, over): receipts that are not held are over."""
+        """Returns (settled, over): the settled receipts, and those whose messages are not held any more."""
         settled = [each for each in dict.fromkeys(ask.receipts) if each in self._held]
         for each in settled:
             message, timer = self._held.pop(each)

@@ -1,4 +1,4 @@
-"""A client of the cluster for each token that callers show, so that rules, quotas and the audit log see the caller."""
+"""A client of the cluster for each token that callers present, so that rules, quotas and the audit log see the caller."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ CLIENTS_MAX: Final = 200
 GROUPS_MAX: Final = 1_000
 
 Connect = Callable[[str], qmq.Client]
-"""A client that shows this token; "" for none."""
+"""Makes a client with this token; "" for none."""
 
 
 class HttpCaller:
-    """One token's client, with the groups that it reads."""
+    """The client of one token, with the groups that it reads."""
 
     def __init__(self, client: qmq.Client) -> None:
         self.client = client
@@ -29,11 +29,11 @@ class HttpCaller:
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing is under way, and nothing is held."""
+        """Whether no request is under way, and no message is held."""
         return not self.requests and not any(each.held for each in self._groups.values())
 
     def group(self, subject: str, group: str) -> GroupReceipts:
-        """The reading of a subject by a group. Raises InvalidName, QuotaExceeded."""
+        """The reader of a subject for a group. Raises InvalidName, QuotaExceeded."""
         found = self._groups.get((subject, group))
         if found is None:
             if len(self._groups) >= GROUPS_MAX:
@@ -43,7 +43,7 @@ class HttpCaller:
         return found
 
     async def leave(self, subject: str, group: str) -> None:
-        """End a reading that failed: the next request begins anew."""
+        """End a reader that failed: the next request makes another one."""
         found = self._groups.pop((subject, group), None)
         if found is not None:
             await found.close()
@@ -61,11 +61,11 @@ class HttpClients:
     def __init__(self, connect: Connect, *, allows_anonymous: bool) -> None:
         self._connect, self._allows_anonymous = connect, allows_anonymous
         self._callers: dict[bytes, HttpCaller] = {}
-        """By the token's digest, who asked last at the end."""
+        """The callers by the token's digest; the one that asked last is at the end."""
 
     @asynccontextmanager
     async def caller(self, authorization: str | None) -> AsyncIterator[HttpCaller]:
-        """Who asks, by the header `authorization: Bearer TOKEN`. Raises NotAuthenticated, QuotaExceeded."""
+        """The caller of a request, by the header `authorization: Bearer TOKEN`. Raises NotAuthenticated, QuotaExceeded."""
         token = self._token(authorization)
         digest = hashlib.sha256(token.encode()).digest()
         found = self._callers.pop(digest, None)
@@ -105,6 +105,6 @@ class HttpClients:
         await self._callers.pop(idle).close()
 
     async def close(self) -> None:
-        """Give back what all callers hold, and disconnect."""
+        """Give back the messages of all callers, and disconnect."""
         while self._callers:
             await self._callers.popitem()[1].close()

@@ -1,4 +1,4 @@
-"""What requests ask for, as values. Pure; everything raises InvalidArgument."""
+"""Parses requests to values. Pure; every function raises InvalidArgument."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class HttpMessage:
 
 @dataclass(frozen=True, slots=True)
 class SendOptions:
-    """The query of a request that sends. They hold for all messages of the request."""
+    """The query parameters of a request that sends. They apply to all messages of the request."""
 
     key: str | None
     tags: Sequence[str]
@@ -42,7 +42,7 @@ class SendOptions:
 
 @dataclass(frozen=True, slots=True)
 class Receive:
-    """Up to `messages_max` messages; wait for the first one; each is the caller's for `invisible_s`."""
+    """Receive up to `messages_max` messages; wait for the first one; each message is the caller's for `invisible_s`."""
 
     messages_max: int
     wait_s: float
@@ -60,7 +60,7 @@ class Settle:
 
 
 def messages_of(headers: Mapping[str, str], body: bytes) -> list[HttpMessage]:
-    """The messages of a request that sends: CloudEvents in any mode, or a body that is a message as it is."""
+    """The messages of a request that sends: CloudEvents in any mode, or a body that is a plain message."""
     media = headers.get(cloud_event.CONTENT_TYPE, "").partition(";")[0].strip().lower()
     if media == cloud_event.STRUCTURED:
         return [_of_event(cloud_event.of_structured(_json(body)))]
@@ -77,7 +77,7 @@ def _of_event(event: Event) -> HttpMessage:
 
 
 def send_options(query: Mapping[str, str], tags: Sequence[str]) -> SendOptions:
-    """Of `?key=K&tag=T&tag=U&delay_s=60`."""
+    """Parse `?key=K&tag=T&tag=U&delay_s=60`."""
     delay = query.get("delay_s")
     return SendOptions(
         query.get("key"), tuple(tags), None if delay is None else timedelta(seconds=_number("delay_s", delay, 0, DELAY_S_MAX))
@@ -85,7 +85,7 @@ def send_options(query: Mapping[str, str], tags: Sequence[str]) -> SendOptions:
 
 
 def receive_of(body: bytes) -> Receive:
-    """Of `{"messages_max": 10, "wait_s": 20, "invisible_s": 30}`, where everything may be left out."""
+    """Parse `{"messages_max": 10, "wait_s": 20, "invisible_s": 30}`; every field is optional."""
     found = _object(body, {"messages_max", "wait_s", "invisible_s"})
     return Receive(
         int(_number("messages_max", found.get("messages_max", 10), 1, MESSAGES_MAX)),
@@ -95,7 +95,7 @@ def receive_of(body: bytes) -> Receive:
 
 
 def settle_of(body: bytes) -> Settle:
-    """Of `{"receipts": ["..."], "verdict": "nack", "delay_s": 5, "error": "why"}`."""
+    """Parse `{"receipts": ["..."], "verdict": "nack", "delay_s": 5, "error": "why"}`."""
     found = _object(body, {"receipts", "verdict", "delay_s", "error"})
     receipts = found.get("receipts")
     if not isinstance(receipts, list) or not 1 <= len(receipts) <= MESSAGES_MAX or not all(isinstance(each, str) for each in receipts):

@@ -22,7 +22,7 @@ class HttpConfig:
     tls_cert: Path | None = None
     tls_key: Path | None = None
     allows_anonymous: bool = True
-    """Whether a request without a token is sent to the cluster without one; else it is refused here."""
+    """Whether a request without a token is passed to the cluster without one; otherwise the request is refused here."""
 
 
 class HttpServer:
@@ -43,7 +43,7 @@ class HttpServer:
 
     @property
     def url(self) -> str:
-        """Where callers find it."""
+        """The address for callers."""
         return f"{'http' if self._config.tls_cert is None else 'https'}://{self._config.host}:{self.port}"
 
     async def start(self) -> None:
@@ -51,6 +51,6 @@ class HttpServer:
         self.port = await self._server.start()
 
     async def stop(self) -> None:
-        """Answer what is under way, give back what requests hold, disconnect."""
+        """Finish the requests under way, give back held messages, and disconnect."""
         await self._server.stop()
         await self._site.close()

@@ -36,7 +36,7 @@ Handler = Callable[[HttpCaller, Request, bytes], Awaitable[dict[str, Any]]]
 
 
 class HttpSite:
-    """The ASGI application is `app`. Close it in the loop that served it."""
+    """The HTTP site; `app` is the ASGI application. Close the site in the loop that served it."""
 
     def __init__(self, clients: HttpClients) -> None:
         self._clients = clients
@@ -59,7 +59,7 @@ class HttpSite:
             return Response(status_code=400)
 
     async def close(self) -> None:
-        """Give back what requests hold, and disconnect."""
+        """Give back held messages, and disconnect."""
         await self._clients.close()
 
 

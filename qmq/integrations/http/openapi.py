@@ -1,4 +1,4 @@
-"""The description of the interface, for clients that are made from it and for schemathesis. Pure."""
+"""The OpenAPI description of the interface, for generated clients and for schemathesis. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Brings the messages of one subject from the loop's thread to the thread that drains a channel."""
+"""Passes the messages of one subject from the loop's thread to the thread that drains a channel."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SOON: Final = timedelta(milliseconds=100)
 
 
 class Arrivals:
-    """`arrived` are messages that the channel has not taken. `failure` is why no more come."""
+    """Received messages of one subject. `arrived` has those that the channel has not taken. `failure` says why no more come."""
 
     def __init__(
         self,
@@ -30,12 +30,12 @@ class Arrivals:
         broadcast: str = "",
         tags: Sequence[str] = (),
     ) -> None:
-        """With `broadcast`, the name under which this reader gets every message."""
+        """`broadcast` is the name under which this reader gets every message."""
         self.subject, self.group = subject, group
         self.arrived: deque[qmq.Message] = deque()
         self.failure: qmq.QmqError | None = None
         self.has_looked = False
-        """Whether it has asked the brokers once."""
+        """Whether this reader has pulled from the brokers once."""
         self._link = link
         self.share = f"{group}%{broadcast}" if broadcast else group
         self._consumer: qmq.Consumer = link.call(
@@ -56,7 +56,7 @@ class Arrivals:
         self._pump: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Have messages brought. Harmless to repeat."""
+        """Begin to receive messages. Harmless to repeat."""
         if self._pump is None:
             self._pump = self._link.call(lambda: asyncio.get_running_loop().create_task(self._bring()))
 
@@ -72,7 +72,7 @@ class Arrivals:
             self._link.wake()
 
     def take(self) -> qmq.Message | None:
-        """The next message that was brought. Raises why no more come."""
+        """The next received message. Raises `failure` if no more come."""
         if self.arrived:
             return self.arrived.popleft()
         if self.failure is not None:
@@ -89,11 +89,11 @@ class Arrivals:
                 return None
 
     def limit(self, prefetch: int) -> None:
-        """Change how many messages are held at most."""
+        """Change the largest number of held messages."""
         self._link.call(lambda: self._consumer.limit(prefetch))
 
     def close(self) -> None:
-        """Give back what nobody took, and leave the group."""
+        """Give back messages that nobody took, and leave the group."""
 
         async def leave() -> None:
             if self._pump is not None:

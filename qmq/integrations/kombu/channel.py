@@ -1,4 +1,4 @@
-"""The channel of kombu: AMQP's queues, exchanges and verdicts, by subjects, groups and settling.
+"""The channel of kombu: AMQP's queues, exchanges and acknowledgements on QMQ's subjects, groups and verdicts.
 
 queue                       a subject; its consumers are one group
 direct and topic exchange   the sender puts a copy into each queue that this connection bound, as kombu's tables say
@@ -37,10 +37,10 @@ STREAMS: Final = ("celeryev*", "*.pidbox")
 
 
 class Channel(virtual.Channel):
-    """A channel; one thread uses it, but any may settle."""
+    """A channel; one thread reads from it, and any thread may settle."""
 
     supports_fanout = True
-    do_restore = False  # the broker keeps what is unsettled
+    do_restore = False  # the broker keeps unsettled messages
     body_encoding = None  # type: ignore[assignment]
     from_transport_options = (*virtual.Channel.from_transport_options, "group", "priority_steps", "stream_exchanges", "lease", "prefix")  # type: ignore[assignment]
     group: str = ""
@@ -52,7 +52,7 @@ class Channel(virtual.Channel):
     def __init__(self, connection: Any, **kwargs: Any) -> None:
         super().__init__(connection, **kwargs)
         self._readers: dict[str, list[Arrivals]] = {}
-        """By queue; those of a queue with priorities, the highest first."""
+        """The readers by queue. For a queue with priorities, the highest comes first."""
         self._streams: dict[str, Arrivals] = connection.streams
         self._patterns: dict[str, str] = connection.patterns
         self._held: dict[str, qmq.Message] = {}
@@ -85,7 +85,7 @@ class Channel(virtual.Channel):
             self.connection.passing.add(queue)
 
     def queue_declare(self, queue: str | None = None, passive: bool = False, **kwargs: Any) -> Any:
-        """A queue comes into being with its first message or consumer: one that is only for a stream needs no subject."""
+        """Remember a queue. Its subject is created with its first message or consumer: a queue that only reads a stream needs none."""
         return queue_declare_ok_t(queue, 0, 0) if queue in self._streams else super().queue_declare(queue, passive, **kwargs)
 
     def _size(self, queue: str) -> int:
@@ -169,7 +169,7 @@ class Channel(virtual.Channel):
         self.link.send(subject, body, headers, key=None, tags=[name_of(routing_key)] if routing_key else (), at=None)
 
     def _cancel_revoked(self, body: bytes) -> None:
-        """Celery's `revoke` tells workers, which have no task that waits for its time: cancel those here."""
+        """Celery's `revoke` tells workers, which do not have tasks that wait for their time: cancel those tasks here."""
         try:
             command = loads(body.decode())
         except ValueError:
@@ -215,14 +215,14 @@ class Channel(virtual.Channel):
         self.link.wake()
 
     def basic_cancel(self, consumer_tag: str) -> None:
-        """Consume no more. What was brought and not delivered goes back at once."""
+        """End a consumer. Received and undelivered messages go back at once."""
         queue = self._tag_to_queue.get(consumer_tag)
         super().basic_cancel(consumer_tag)
         if queue is not None and queue not in self._active_queues:
             self._leave(queue)
 
     def _leave(self, queue: str) -> None:
-        """Close the readers of a queue, unless a message of theirs has no verdict: that waits for the channel's end."""
+        """Close the readers of a queue, unless one of their messages has no verdict: then they stay until the channel's end."""
         readers = self._readers.get(queue, [])
         subjects = {each.subject for each in readers}
         if not any(each.subject in subjects for each in self._held.values()):
@@ -239,17 +239,17 @@ class Channel(virtual.Channel):
         self.link.wake()
 
     def _get(self, queue: str, timeout: float | None = None) -> dict[str, Any]:
-        """The next message that was brought. Raises Empty."""
+        """The next received message. Raises Empty."""
         for reader in self._readers_of(queue):
             while (message := reader.take()) is not None:
                 if (found := self._accept(queue, message)) is not None:
                     return found
             if not reader.has_looked:
-                break  # nothing less urgent before it
+                break  # do not deliver a message of lower priority before this one
         raise Empty
 
     def basic_get(self, queue: str, no_ack: bool = False, **kwargs: Any) -> Any:
-        """The next message of a queue, None if there is none."""
+        """The next message of a queue; None if there is none."""
         is_consumed = queue in self._active_queues
         for reader in self._readers_of(queue):
             while (message := reader.take() if is_consumed else reader.get()) is not None:
@@ -264,7 +264,7 @@ class Channel(virtual.Channel):
         return None
 
     def _accept(self, queue: str, message: qmq.Message) -> dict[str, Any] | None:
-        """A message as kombu wants it; None if it is over, or not for this queue."""
+        """The message in kombu's form; None if it has expired, or is not for this queue."""
         tag = self._next_delivery_tag()
         try:
             found = envelope.unpacked(message.body, message.headers[envelope.HEADER], tag=tag, attempt=message.attempt)
@@ -290,10 +290,10 @@ class Channel(virtual.Channel):
         message = self._held.pop(tag, None)
         if message is not None:
             self.link.call_soon(verdict, message, *arguments)
-            self.link.wake()  # there is room for another
+            self.link.wake()  # the consumer may get another message now
 
     def basic_ack(self, delivery_tag: str, multiple: bool = False) -> None:
-        """The message was worked on; with `multiple`, so were all before it."""
+        """Acknowledge a message; with `multiple`, also all earlier ones."""
         tags = [delivery_tag]
         if multiple:
             tags = list(self._held)
@@ -303,8 +303,8 @@ class Channel(virtual.Channel):
             self._settle(each, qmq.Message.ack_later)
 
     def basic_reject(self, delivery_tag: str, requeue: bool = False) -> None:
-        """Have the message handed out again, one attempt older: after the group's last attempt it goes to the dead-letter queue. Without
-        `requeue` it goes there at once.
+        """Reject a message. With `requeue` it is handed out again and the attempt counts: after the group's last attempt it goes to the
+        dead-letter queue. Without `requeue` it goes there at once.
         """
         self.qos.ack(delivery_tag)
         if requeue:
@@ -319,7 +319,7 @@ class Channel(virtual.Channel):
             self._settle(tag, qmq.Message.release)
 
     def close(self) -> None:
-        """Give back what has no verdict, and leave all groups."""
+        """Give back messages without a verdict, and leave all groups."""
         if not self.closed and self.connection is not None and self.connection.link is not None:
             self.basic_recover(requeue=True)
             self._close_readers()

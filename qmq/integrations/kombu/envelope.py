@@ -24,7 +24,7 @@ _NAME_CHARS: Final = limits.NAME_CHARS_MAX - 9
 
 
 def name_of(queue: str) -> str:
-    """The subject or group of a queue: the queue's name, or, if a subject cannot have it, a readable name that is as unique."""
+    """The subject or group of a queue: the queue's name if it is a valid name, otherwise a readable name that is as unique."""
     found = _FOREIGN.sub("-", queue).lstrip(".")[:_NAME_CHARS]
     if found == queue and found:
         return found
@@ -56,7 +56,7 @@ def task_of(message: Mapping[str, Any]) -> str | None:
 
 
 def due_of(message: Mapping[str, Any]) -> datetime | None:
-    """When a task shall begin. Raises ValueError for a malformed `eta`."""
+    """When a task is to begin. Raises ValueError for a malformed `eta`."""
     headers = message.get("headers") or {}
     eta = headers.get("eta") if "task" in headers else None
     if not eta:
@@ -66,6 +66,6 @@ def due_of(message: Mapping[str, Any]) -> datetime | None:
 
 
 def expired(message: Mapping[str, Any], create_time_ms: int, now_ms: int) -> bool:
-    """Whether the message outlived its `expiration` (milliseconds)."""
+    """Whether the message is older than its `expiration` (milliseconds)."""
     left = message["properties"].get("expiration")
     return left is not None and now_ms > create_time_ms + int(left)

@@ -1,4 +1,4 @@
-"""The connection of kombu: a link to the cluster, and the channels on it."""
+"""The connection of kombu: a link to the cluster, and its channels."""
 
 from __future__ import annotations
 
@@ -48,15 +48,15 @@ class Transport(virtual.Transport):
     def __init__(self, client: Any, **kwargs: Any) -> None:
         super().__init__(client, **kwargs)
         self.streams: dict[str, Arrivals] = {}
-        """Readers of the queues that are bound to a stream exchange: they take messages from the binding on, on whichever channel."""
+        """Readers of the queues that are bound to a stream exchange: they receive messages from the binding on, on any channel."""
         self.patterns: dict[str, str] = {}
-        """Which routing keys such a queue wants, of a topic exchange."""
+        """The routing keys that such a queue accepts from a topic exchange."""
         self.passing: set[str] = set()
-        """Queues that shall end with their consumer."""
+        """Queues that are deleted with their consumer."""
 
     @property
     def link(self) -> ClusterLink | None:
-        """The link, unless there is none or this process inherited it."""
+        """The link; None if there is none, or if this process inherited it."""
         return self._link if self._link is not None and self._link.is_usable else None
 
     def driver_version(self) -> str:
@@ -100,7 +100,7 @@ class Transport(virtual.Transport):
         return self.link is not None
 
     def drain_events(self, connection: Any, timeout: float | None = None, **kwargs: Any) -> None:
-        """Deliver the messages that are here; wait for one if there is none. Raises TimeoutError."""
+        """Deliver received messages; wait for one if there is none. Raises TimeoutError."""
         link = self._open_link()
         until = None if timeout is None else time.monotonic() + timeout
         while not self._deliver_ready():
@@ -114,7 +114,7 @@ class Transport(virtual.Transport):
         return self.link
 
     def _deliver_ready(self) -> bool:
-        """Deliver one message for each that a channel may take now. Whether there was any."""
+        """Deliver one message for each reader whose channel takes one now. Returns whether there was any."""
         delivered = False
         for channel in list(self.channels):
             try:
@@ -132,6 +132,6 @@ class Transport(virtual.Transport):
         self._open_link().wake()
 
     def on_readable(self, connection: Any, loop: Any) -> None:
-        """Messages arrived, or verdicts made room for some."""
+        """Messages arrived, or verdicts made room for more."""
         self._open_link().calm()
         self._deliver_ready()
