@@ -15,7 +15,6 @@ from qmq import limits
 from qmq.errors import InvalidArgument, InvalidName
 
 Sequence = NewType("Sequence", int)
-"""A message's number in its queue, from 0, without gaps."""
 
 PullSequence = NewType("PullSequence", int)
 """A message's number among those that one consumer was handed, from 0, without gaps."""

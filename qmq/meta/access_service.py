@@ -178,8 +178,7 @@ class AccessService(access_pb2_grpc.AccessServicer):
         return pb.SetAccessModeResponse(mode_before=before.value)
 
     def _require_stored(self, action: str, rule_id: str, item: KeyValue | None) -> None:
-        """The rule that a change replaces must be the caller's to change. The guard asked for the rule of the view, which may be older.
-
+        """The rule that a change replaces must be one that the caller may change. The guard used the rule of the view, which may be older.
         Raises AccessDenied.
         """
         if item is None:
@@ -191,7 +190,7 @@ class AccessService(access_pb2_grpc.AccessServicer):
         self._access.require(CALLER.get(), action, on_cluster(Operation.ADMINISTER) if rule is None else rule.need)
 
     def _require_room(self, what: str, name: str, names: Iterable[str]) -> None:
-        """Raises QuotaExceeded if the widest namespace that a new record's name is in has as many as it may."""
+        """Raises QuotaExceeded if the widest namespace of the new record's name is full."""
         rules = self._access.state.rules.values()
         around = [each.pattern for each in rules if each.kind is ResourceKind.NAMESPACE and name.startswith(each.pattern)]
         if around:

@@ -116,7 +116,9 @@ class ClusterCatalog:
         return self._view.group(group).mode is Mode.READ_WRITE
 
     def _routes(self, former_groups: Collection[str], groups: Iterable[str]) -> list[pb.QueueRoute]:
-        """Groups with a master first. One without is named, too, so that a client that hears of its new master knows what to do with it."""
+        """The broker groups, those with a master first. A group without a master is included, so that a client that learns of its new
+        master knows how to use it.
+        """
         found: list[tuple[bool, pb.QueueRoute]] = []
         for group in groups:
             state = self._view.group(group)

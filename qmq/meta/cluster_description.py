@@ -1,7 +1,7 @@
 """Describes the whole cluster for operators: each group by the store, each replica by itself.
 
 All registered replicas are asked at the same time, with a deadline of a second: a stopped or unreachable replica must not delay the answer
-about the others. Its own values are absent.
+about the others. The values that only such a replica knows are absent.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Calls to the delay groups: about one message by its id, or lists from all of them."""
+"""Calls to the delay groups: about one message by its id, or lists of all groups."""
 
 from __future__ import annotations
 

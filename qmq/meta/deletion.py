@@ -56,16 +56,15 @@ class Deletion:
     async def delete_subject(self, name: str) -> int:
         """Delete a subject, or continue its deletion. Returns the number of queues from which data was deleted.
 
-        Raises UnknownSubject, InvalidArgument; NotConnected and Overloaded: the subject is marked, and the rest is done later.
+        Raises UnknownSubject, InvalidArgument; NotConnected and Overloaded: the subject is marked, and its deletion continues later.
         """
         if is_dead_letters(check_name("subject", name)):
             raise InvalidArgument(f"{name!r} is a dead-letter queue: `qmq dlq delete {name.removeprefix(dead_letter_subject(''))}`")
         return await self._carry_on(await self._catalog.begin_deleting(name))
 
     async def purge_subject(self, name: str) -> tuple[int, int]:
-        """Forget the messages of a subject; on how many queues, and how many. Called again it purges what came since.
-
-        Raises UnknownSubject, InvalidArgument; NotConnected names broker groups that are to be asked again.
+        """Delete all current messages of a subject. Returns the number of queues and of messages. A repeated call deletes what was stored
+        since. Raises UnknownSubject, InvalidArgument; NotConnected names the broker groups that must be asked again.
         """
         if is_dead_letters(check_name("subject", name)):
             raise InvalidArgument(f"{name!r} is a dead-letter queue: `qmq dlq purge {name.removeprefix(dead_letter_subject(''))}`")
@@ -101,7 +100,7 @@ class Deletion:
                     log.exception("deleting subject %s failed, it will be tried again", name)
 
     async def _carry_on(self, record: KeyValue) -> int:
-        """Drop and delete a subject whose record is marked."""
+        """Drop the queues of a subject whose record is marked, and delete the record."""
         config = decode_subject(record)
         await self._view.refresh()  # all of its routes, and all broker groups
         then = "it is in no listing, and the rest is done when these broker groups are back"
@@ -120,7 +119,7 @@ class Deletion:
         return sum(answer.queues for answer in answers)
 
     async def _ask(self, call: str, subject: str, hosts: tuple[str, ...], unfinished: str) -> list[control.DropSubjectResponse]:
-        """The answers of the masters of all hosts. Raises NotConnected, Overloaded."""
+        """Ask the masters of all hosts. Raises NotConnected, Overloaded."""
         request = control.DropSubjectRequest(subject=subject)
         for tries_left in reversed(range(HEARD_TRIES)):
             try:

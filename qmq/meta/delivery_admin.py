@@ -79,7 +79,7 @@ class DeliveryService:
         )
 
     async def _own(self, subject: str) -> GroupSettings:
-        """The defaults with which the brokers were started."""
+        """The brokers' default settings."""
         config = self._view.subject(subject)
         hosts = self._cluster.group_names() if config is None else self._cluster.hosts(config)
         for name in hosts:

@@ -1,4 +1,4 @@
-"""Queries about one message: where it is, asked of all groups that may have it, and its trail, asked of the group that has it."""
+"""Queries about one message: its places, asked of all groups that may have it, and its trail, asked of the group that has it."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ from qmq.proto.v1 import control_pb2 as control
 
 
 async def find_every(brokers: Brokers, hosts: Iterable[str], request: control.FindMessageRequest) -> control.FindMessageResponse:
-    """Every place where a message is, where it was stored first.
-
-    Incomplete if a group does not answer, or if only delay groups had it and not everything could be searched. Raises NotConnected if
-    nothing is found and a group did not answer; MessageNotFound.
+    """Every place where a message is stored, the earliest first. The answer is incomplete if a group does not answer, or if only delay
+    groups have the message and not everything could be searched. Raises NotConnected if no place is found and a group did not answer;
+    MessageNotFound.
     """
     absent: tuple[type[QmqError], ...] = (MessageNotFound, UnknownSubject)
     answers = await brokers.ask_masters(hosts, "FindMessage", request, absent=absent)
@@ -40,7 +39,7 @@ def _not_found(request: control.FindMessageRequest, *, is_cut: bool) -> MessageN
 
 
 async def trace_message(brokers: Brokers, request: control.TraceMessageRequest) -> control.TraceMessageResponse:
-    """Ask the master of the group that has it. Raises the master's error, NotConnected."""
+    """Ask the master of the group that has the message. Raises the master's error, NotConnected."""
     found: control.TraceMessageResponse = await brokers.ask_master(
         check_name("broker group", request.broker_group), "TraceMessage", request
     )

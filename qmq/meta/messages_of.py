@@ -100,7 +100,7 @@ def change_of(change: Change) -> pb.RouteChangeInfo:
 
 
 def lane_of(lane: Lane, consumer: str = "") -> pb.AssignedLane:
-    """A lane, and whose it is."""
+    """A lane and its consumer."""
     return pb.AssignedLane(
         partition=lane.partition, lps=range_of(lane.range), broker_group=lane.group, version=lane.version, consumer=consumer
     )

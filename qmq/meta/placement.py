@@ -1,10 +1,10 @@
-"""On which broker groups a new subject lives. Pure.
+"""Chooses the broker groups of a new subject. Pure.
 
     read-write groups only; those with a master first, then those with the fewest subjects, then by name;
     shards of one broker, which share its machines (docs/SHARDS.md), only when there are no other groups of that kind left
 
-A group that is between two masters for a second is still worth choosing when there are not enough others: what is chosen stays, even when
-groups are added later (`qmq subject place` changes it).
+A group that is between two masters for a second is chosen when there are not enough others. The choice stays, even when groups are added
+later (`qmq subject place` changes it).
 
 Example: g1 has 3 subjects, g2 has 1, g3 has 1 and is drained, g4 is new. Two groups for a new subject: g4, g2.
 """
@@ -52,9 +52,8 @@ def choose(candidates: Iterable[Candidate], count: int = GROUPS_PER_SUBJECT) -> 
 
 
 def move(config: SubjectConfig, groups: tuple[str, ...], known: Iterable[str]) -> SubjectConfig:
-    """The subject on other groups. Those that it leaves are remembered: they may still hold messages, and nothing here knows when not.
-
-    Raises InvalidArgument: no group, one twice, or one that is not `known`.
+    """The subject on other groups. Former groups are remembered, because they may still hold messages, and the metaserver cannot know when
+    they no longer do. Raises InvalidArgument for no group, a group named twice, or one that is not `known`.
     """
     names = set(known)
     strangers = [group for group in groups if group not in names]

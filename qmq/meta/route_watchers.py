@@ -1,10 +1,11 @@
-"""Clients that want to hear at once when what Locate answers has changed.
+"""Pushes changes of Locate's answers to clients.
 
-Each watcher has one set of subjects and one of broker groups that it was not told yet: what changes twice before it reads is told once, so
-a slow reader costs no more than the names. At `NAMES_MAX` names its stream ends with Overloaded: it locates all anew, and comes back.
+Each watcher has a set of subjects and a set of broker groups whose changes were not sent yet. A name that changes twice before the client
+reads is sent once, so a slow client costs no more memory than the names. At `NAMES_MAX` names its stream ends with Overloaded: the client
+locates everything anew, and comes back.
 
-The first answer is empty and comes at once: what changes from then on is told. After ten quiet seconds an empty one follows, so that a
-client whose metaserver died without a word finds out, and so does a metaserver whose client did.
+The first answer is empty and comes at once: every later change is sent. After ten seconds without a change an empty answer follows, so that
+a client notices a dead metaserver, and a metaserver a dead client.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ QUIET_S: Final = 10.0
 
 
 class _Watcher:
-    """The pending updates of one client."""
+    """The changes that one client was not sent yet."""
 
     def __init__(self) -> None:
         self.subjects: set[str] = set()
@@ -57,7 +58,7 @@ class Watchers:
 
     @property
     def count(self) -> int:
-        """How many there are."""
+        """The number of watching clients."""
         return len(self._watchers)
 
     def _push(self, change: ViewChange) -> None:
@@ -79,7 +80,7 @@ class Watchers:
             self._watchers.discard(watcher)
 
     def close(self) -> None:
-        """Hear no more; every watch ends, so that clients go to another metaserver at once."""
+        """Send no more changes; every watch ends, so that clients go to another metaserver at once."""
         self._leave()
         self._is_closed = True
         for watcher in self._watchers:

@@ -3,8 +3,9 @@
     /livez, /healthz    200 "ok": the event loop answers
     /readyz             200 if it does what it is there for, 503 if not; with a line that says how it stands
 
-It understands what Prometheus, a load balancer and `curl` send, and nothing else: GET and HEAD without a body, connections that stay open.
-A request that is too long, or does not come, ends its connection. There is no password: listen where only the monitoring can reach it.
+The server understands the requests of Prometheus, a load balancer and `curl`: GET and HEAD without a body, over connections that stay open.
+A request that is too long, or incomplete for too long, ends its connection. There is no password: listen where only the monitoring can
+reach the port.
 """
 
 from __future__ import annotations
@@ -25,14 +26,14 @@ LIVE: Final = ("/livez", "/healthz")
 READY: Final = "/readyz"
 HEAD_BYTES_MAX: Final = 16 * 1024
 IDLE_S: Final = 90.0
-"""A connection on which nothing is asked for so long is closed: Prometheus comes back every minute at the latest, as a rule."""
+"""A connection without a request for this long is closed. Prometheus asks at least once a minute, as a rule."""
 CONNECTIONS_MAX: Final = 100
-"""When there are so many, a new one takes the place of the one that has asked for nothing for longest."""
+"""The largest number of connections; beyond it, a new one replaces the one that has been without a request for longest."""
 _TEXT: Final = "text/plain; charset=utf-8"
 
 
 class HttpRequest(NamedTuple):
-    """The first line and the headers, names in small letters."""
+    """The request line and the headers, with names in lower case."""
 
     method: str
     target: str
@@ -41,7 +42,7 @@ class HttpRequest(NamedTuple):
 
     @classmethod
     def parse(cls, head: bytes) -> HttpRequest | None:
-        """None if it is no HTTP/1 request."""
+        """Parse a request; None if this is not HTTP/1."""
         lines = head.decode("latin-1").split("\r\n")
         words = lines[0].split(" ")
         if len(words) != 3 or words[2] not in ("HTTP/1.0", "HTTP/1.1"):
@@ -57,30 +58,28 @@ class HttpRequest(NamedTuple):
 
     @property
     def stays(self) -> bool:
-        """Whether the connection is to stay open."""
+        """Whether the connection stays open after the answer."""
         wish = self.headers.get("connection", "").lower()
         return wish == "keep-alive" if self.version == "HTTP/1.0" else wish != "close"
 
 
 class HttpAnswer(NamedTuple):
-    """What a request is answered with."""
-
     status: str
     content_type: str
     body: Sequence[bytes] = ()
 
 
 class MetricsServer:
-    """Serves the figures of some sources, and says how the process is. `start`, then `stop`."""
+    """Serves the figures of some sources, and the health of the process. Call `start`, then `stop`."""
 
     def __init__(self, sources: Sequence[FigureSource], readiness: Callable[[], Readiness] = lambda: Readiness(True, "ok")) -> None:
-        """`readiness` is asked in the event loop, often: it looks into memory only."""
+        """`readiness` is called in the event loop, often: it must only read memory."""
         self._page = Page(sources)
         self._readiness = readiness
         self._server: asyncio.Server | None = None
         self._writers: set[asyncio.StreamWriter] = set()
         self._waiting: dict[asyncio.StreamWriter, None] = {}
-        """Connections whose next request has not come yet, the longest first."""
+        """Connections that wait for their next request, the longest waiting first."""
         self.host, self.port = "", 0
 
     @property
@@ -93,7 +92,7 @@ class MetricsServer:
         self.host, self.port = host, self._server.sockets[0].getsockname()[1]
 
     async def stop(self) -> None:
-        """End; whoever is being answered is cut off."""
+        """Stop serving; answers under way are cut off."""
         if self._server is not None:
             self._server.close()
         for writer in list(self._writers):
@@ -108,13 +107,13 @@ class MetricsServer:
                 while await self._serve_one(reader, writer):
                     pass
         except (asyncio.IncompleteReadError, asyncio.LimitOverrunError, TimeoutError, OSError):
-            pass  # it is gone, or does not speak HTTP
+            pass  # the peer is gone, or does not speak HTTP
         finally:
             self._writers.discard(writer)
             writer.close()
 
     def _make_room(self) -> bool:
-        """End the connection that has asked for nothing for longest; False if all are being answered."""
+        """Close the connection that has been without a request for longest; False if all are being answered."""
         longest = next(iter(self._waiting), None)
         if longest is not None:
             del self._waiting[longest]
@@ -122,7 +121,7 @@ class MetricsServer:
         return longest is not None
 
     async def _serve_one(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
-        """One request; whether another may follow."""
+        """Serve one request. Returns whether another one may follow."""
         self._waiting[writer] = None
         try:
             async with asyncio.timeout(IDLE_S):
@@ -166,5 +165,5 @@ class MetricsServer:
 
 
 def _has_body(request: HttpRequest) -> bool:
-    """We do not read bodies, so what follows one cannot be found."""
+    """Whether the request has a body. Bodies are not read, so the request after one cannot be found."""
     return request.headers.get("content-length", "0") != "0" or "transfer-encoding" in request.headers

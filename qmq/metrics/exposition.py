@@ -1,9 +1,9 @@
-"""Figures as text, in the format that the asker wants. Needs prometheus_client (`pip install qmq[metrics]`).
+"""Figures as text, in the format that the caller accepts. Needs prometheus_client (`pip install qmq[metrics]`).
 
 A broker may have 10,000 subjects, and a page of all of them takes half a second to write. The event loop that serves them cannot wait for
 that, and a thread would be worse: each of the loop's system calls would then wait for the interpreter. So the page is written in the loop,
-`figures.SLICE` rows at a time, and everybody else has a turn in between. A page is therefore not of one moment. What one source alone
-has is written as soon as it is read, so that little is in memory at once.
+`figures.SLICE` rows at a time, and other tasks run in between. A page is therefore not a snapshot of one moment. A figure that only one
+source has is written as soon as it is read, to save memory.
 
 `Page` is for an endpoint of our own. `Collector` is the same for a registry of the application's: it reads all at once.
 """
@@ -25,7 +25,7 @@ from prometheus_client.utils import floatToGoString
 from qmq.metrics.figures import COUNTER, GAUGE, SLICE, Figure, FigureSource, Histogram, Reading, Row, one
 
 ROWS_MAX: Final = 50_000
-"""Of one figure on a page. Names are what clients can make without end, and a monitoring must not grow with them."""
+"""The largest number of rows of one figure on a page. Clients can create names without end, and monitoring must not grow with them."""
 LEFT_OUT: Final = Figure(
     "qmq_metrics_left_out_rows", GAUGE, (), "Rows beyond the 50,000 that a page shows of one metric: fewer subjects or groups, or quotas."
 )
@@ -33,13 +33,13 @@ _END: Final = b"# EOF\n"
 
 
 class Collector(PrometheusCollector):
-    """Sources as a collector of prometheus_client: figures that several have are one."""
+    """Sources as a collector of prometheus_client; a figure that several sources have is one family."""
 
     def __init__(self, sources: Sequence[FigureSource]) -> None:
         self._sources = sources
 
     def describe(self) -> Iterable[Metric]:
-        """What there may be, without values."""
+        """All figures, without values."""
         names = {figure.name: figure for source in self._sources for figure in source.figures}
         return [family(figure, ()) for figure in names.values()]
 
@@ -107,7 +107,7 @@ async def _texts(encode: Callable[[PrometheusCollector], bytes], figure: Figure,
 
 
 def _text(encode: Callable[[PrometheusCollector], bytes], figure: Figure, rows: Sequence[Row], *, is_first: bool) -> bytes:
-    """Some rows of a figure; what stands before them only before the first."""
+    """Some rows of a figure as text; the header comes with the first ones only."""
     text = encode(_Only(family(figure, rows))).removesuffix(_END)
     if is_first:
         return text

@@ -1,14 +1,14 @@
-"""What a figure is, and how the state that it is about is read. Pure, and imports nothing: clients use it too.
+"""Figures, and the sources that read them from the state of a process. Pure, without imports from QMQ: clients use this module, too.
 
     Figure      name, kind, labels, meaning: a row of the table in docs/METRICS.md
-    Reading     a figure with its values as they are now, one row for each set of labels
+    Reading     a figure with its current values, one row for each set of labels
     Source      reads some figures of one thing: a broker, a client
-    Durations   how long something took, again and again: the only figure that is kept, not read
+    Durations   how long repeated operations took: the only figure that is kept, not read
 
 Rules:
-* Who works counts with plain integers, once a request or a batch, and knows nothing of this; who is asked reads them. So a figure costs
-  nothing until somebody looks.
-* `FigureSource.read` gives `None` where it has worked for a while: whoever has others waiting lets them go first (exposition.py).
+* Working code counts with plain integers, once for each request or batch, and does not know this module; a source reads these counts. So a
+  figure costs nothing until it is read.
+* `FigureSource.read` yields `None` after it has worked for a while, so that the caller can let other tasks run (exposition.py).
 * Names follow Prometheus: base units, `_total` for what only grows. Labels are few, and never name a consumer or a message.
 """
 
@@ -23,13 +23,13 @@ GAUGE: Final = "gauge"
 HISTOGRAM: Final = "histogram"
 
 SECONDS: Final = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
-"""Upper ends of the bins of what takes between a tenth of a millisecond and ten seconds."""
+"""Upper bounds of the buckets for durations from a tenth of a millisecond to ten seconds."""
 SLICE: Final = 200
-"""After so many rows whoever reads or writes them lets others work: a millisecond or two."""
+"""After this many rows, reading and writing let other tasks run: a millisecond or two."""
 
 
 class Figure(NamedTuple):
-    """A figure. `meaning` is one sentence, for the page and for the table."""
+    """A figure. `meaning` is one sentence, for the page and for the table in docs/METRICS.md."""
 
     name: str
     kind: str
@@ -38,11 +38,11 @@ class Figure(NamedTuple):
 
 
 class Histogram(NamedTuple):
-    """How many were at most as much as each bound, and beyond the last one; their sum."""
+    """The number of values in each bucket, and the sum of all values."""
 
     bounds: Sequence[float]
     counts: Sequence[int]
-    """One for each bound, and one more; not cumulative."""
+    """One count for each bound, and one for larger values; not cumulative."""
     sum: float
 
 
@@ -66,16 +66,16 @@ def rows_of(labels: Sequence[tuple[str, ...]], values: Iterable[Value]) -> list[
 class FigureSource(Protocol):
     @property
     def figures(self) -> Sequence[Figure]:
-        """All that it may ever give."""
+        """All figures that the source may give."""
         ...
 
     def read(self) -> Iterator[Reading | None]:
-        """The values now, each figure once. `None`: others may work meanwhile, and what is read may change."""
+        """The current values, each figure once. After a `None`, other tasks may run, and the values may change."""
         ...
 
 
 class Durations:
-    """How long something took, in seconds, in bins. One writer."""
+    """Counts durations in buckets, in seconds. One writer."""
 
     __slots__ = ("_bounds", "_counts", "sum")
 

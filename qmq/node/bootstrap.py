@@ -1,4 +1,4 @@
-"""The kind of a group: a broker group, or a delay group with its settings. It is fixed when the group is created.
+"""The kind of a group: a broker group, or a delay group with its settings. The kind is fixed when the group is created.
 
     /qmq/groups/GROUP/members, delay       written in one transaction, so that a group is complete when it is visible
     DATA/delay.json                        the same settings beside a delay replica's data, for a start while the coordination store is away

@@ -1,9 +1,9 @@
-"""What a broker knows of ordered subjects and of consumer groups: both come from its view of the coordination store.
+"""A broker's data about ordered subjects and consumer groups, from its view of the coordination store.
 
-The view may be a moment behind. Then a partition is "not known" or "not open" a moment longer, and the caller tries again. It never says
-more than the store once did. Routes only move forward; a frontier goes back when a group is reset or a parked key replayed, and then
-the broker looks into the store first (`group_revision`). Replicas need not agree on settings and pauses; while the store is away, the
-last known ones hold.
+The view may be a moment behind. Then a partition is "not known" or "not open" a moment longer, and the caller tries again. The view never
+contains more than the store once did. Routes only move forward; a frontier goes back when a group is reset or a parked key replayed, and
+then the broker reads the store first (`group_revision`). Replicas need not agree on settings and pauses; while the store is away, the last
+known ones hold.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from qmq.model import GroupSettings
 
 
 class ViewRouting:
-    """See `qmq.broker.ordered_writes.Routing`. `group` is the broker's own."""
+    """See `qmq.broker.ordered_writes.Routing`. `group` is the broker's own group."""
 
     def __init__(self, view: ClusterView, group: str) -> None:
         self._view = view
@@ -55,18 +55,16 @@ class ViewRouting:
         return change is not None and change.id == change_id and number in change.sources
 
     async def group_revision(self, subject: str, group: str) -> int:
-        """The revision of the group's record in the store now, 0 if there is none; from here on `is_open` goes by nothing older.
-
-        Raises CoordinationError.
+        """The revision of the group's record in the store now, 0 without a record; from now on `is_open` uses nothing older. Raises
+        CoordinationError.
         """
         item = await self._view.fetch(group_record_key(subject, group))
         return 0 if item is None else item.mod_revision
 
 
 class ViewRules:
-    """See `qmq.broker.group_rules.GroupRules`. `own` are the broker's settings, where nobody set others; `changed` is called after changes.
-
-    Every pull asks, so the settings of each group are kept until the view has other ones.
+    """See `qmq.broker.group_rules.GroupRules`. `own` are the broker's defaults; `changed` is called after changes. Settings are cached for
+    each group, because every pull needs them.
     """
 
     def __init__(self, view: ClusterView, own: GroupSettings, changed: Callable[[], None]) -> None:
@@ -82,12 +80,12 @@ class ViewRules:
             self._changed()
 
     def settings(self, subject: str, group: str) -> GroupSettings:
-        """The nearest of each setting: of the group on this subject, of the group on all, the broker's own."""
+        """Each setting from its most specific source: the group on this subject, the group on all subjects, the broker."""
         found = self._found.get((subject, group))
         if found is None:
             found = self._found[subject, group] = self._view.delivery.settings(subject, group, self._own)
         return found
 
     def is_paused(self, subject: str, group: str, consumer: str, client: str) -> bool:
-        """Whether the group, the consumer or the client is paused: it is handed nothing."""
+        """Whether the group, the consumer or the client is paused."""
         return self._view.delivery.is_paused(subject, group, consumer, client)

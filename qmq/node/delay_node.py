@@ -161,7 +161,7 @@ class DelayNode(ReplicaNode):
         self.driver.serve_if_due()
 
     async def hand_over(self, to: str) -> None:
-        """Raises QmqError."""
+        """Hand the mastership over. Raises QmqError."""
         await self.standing.transfer(to)
 
     # --- the clock -----------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""The gateway for RocketMQ's clients in `qmq dev`, as any client sees the node: rules hold for it as for somebody without a token."""
+"""The RocketMQ gateway of `qmq dev`. The node sees it as an ordinary client without a token, so the access rules apply to it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class DevGateway:
 
     @property
     def address(self) -> str:
-        """Where RocketMQ's clients find it."""
+        """The address for RocketMQ's clients."""
         return self._server.address
 
     @property

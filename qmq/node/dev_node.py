@@ -75,12 +75,12 @@ class NodeConfig:
     delay_settings: DelaySettings = bootstrap.DEFAULT
     delay_config: DelayConfig = field(default_factory=DelayConfig)
     metrics_port: int | None = None
-    """The port of /metrics; None: none."""
+    """The port of /metrics; None: no metrics are served."""
     metrics_host: str = ""
-    """Where that port listens; empty: where only this machine reaches it."""
+    """The address on which /metrics listens; empty: loopback only."""
     access: AccessConfig = field(default_factory=AccessConfig)
     gateway_port: int | None = None
-    """Where RocketMQ's clients are served; None: nowhere."""
+    """The port for RocketMQ's clients; None: they are not served."""
 
 
 def _no_progress(_what: str, _done: int, _total: int) -> None:

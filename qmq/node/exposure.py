@@ -1,11 +1,9 @@
 """Refuses to expose a server: without mutual TLS it listens on its own machine only, unless the operator insists.
 
-    loopback, unix:/path       as it is
-    any other address          with TLS, and certificates required of clients, as it is; otherwise refused without --insecure
-                               (QMQ_INSECURE=1): whoever reaches a port may read, change and delete everything
-    etcd's password over http  the same, since whoever listens on the way has it
-
-docs/SECURITY.md says what there is and what there is not.
+loopback, unix:/path       as it is
+any other address          with TLS, and certificates required of clients, as it is; otherwise refused without --insecure
+                           (QMQ_INSECURE=1): whoever reaches a port may read, change and delete everything
+etcd's password over http the same, since anybody on the way can read it docs/SECURITY.md says what is protected and what is not.
 """
 
 from __future__ import annotations
@@ -24,7 +22,7 @@ log = logging.getLogger("qmq.node")
 
 
 class Weakness(NamedTuple):
-    """Something that strangers can reach, and how to protect it."""
+    """A way in which strangers can reach something, and the protection against it."""
 
     what: str
     remedy: str

@@ -86,9 +86,9 @@ class ReplicaConfig:
     log: LogConfig = field(default_factory=LogConfig)
     broker: BrokerConfig = field(default_factory=BrokerConfig)
     metrics_port: int | None = None
-    """The port of /metrics; None: none."""
+    """The port of /metrics; None: no metrics are served."""
     metrics_host: str = ""
-    """Where that port listens; empty: where only this machine reaches it."""
+    """The address on which /metrics listens; empty: loopback only."""
     access: AccessConfig = field(default_factory=AccessConfig)
 
 
@@ -174,7 +174,9 @@ class ReplicaNode:
         )
 
     async def _begin_view(self) -> None:
-        """Retry as often as the coordination store refuses: a replica without a view would be blind, and nobody would notice."""
+        """Begin to follow the coordination store. Retries until the store accepts: a replica without a view would miss every change, and no
+        one would notice.
+        """
         timing = self.environment.node_timing
         pause_s = timing.view_retry_s
         while True:
@@ -228,7 +230,7 @@ class ReplicaNode:
         return await replica_repair.repair_folder(*where, self.environment.network, self._disk)
 
     def _judge_past(self, *, is_new: bool) -> None:
-        """Whether this replica may lack entries that it acknowledged, and whatever a new folder's predecessor promised."""
+        """Judge whether this replica may lack entries that it acknowledged, or promises that a folder before this one made."""
         past, boot = self._identity, identities.boot_id()
         lost_power = past.boot not in (boot, identities.CLEAN) and self.config.log.flush is Flush.ASYNC
         is_whole = past.is_whole and not lost_power and not self.store.lost_tail
@@ -310,10 +312,10 @@ class ReplicaNode:
         return None
 
     def _forget(self) -> None:
-        """The log is about to begin anew: remove everything else that follows from the old one."""
+        """The log is about to begin anew: remove everything else that was derived from the old one."""
 
     def may_serve(self) -> bool:
-        """Whether nothing must be copied before it can serve."""
+        """Whether the replica has everything that it needs to serve clients."""
         return True
 
     def must_hold_back(self) -> bool:
@@ -387,9 +389,8 @@ class ReplicaNode:
         return f"{self.config.host}:{self._running.data.port}"
 
     async def stop(self, *, abruptly: bool = False) -> None:
-        """Hand the mastership over if it is here, answer what is under way, close so that the next start replays little.
-
-        `abruptly`: nothing of that. A test that shut the environment before finds what a killed process leaves (qmq/testing).
+        """Hand the mastership over if this replica has it, answer requests under way, and close so that the next start replays little.
+        `abruptly` skips all of that: a test that shut the environment before finds what a killed process leaves (qmq/testing).
         """
         if self.metrics is not None:
             await self.metrics.stop()

@@ -1,12 +1,13 @@
-"""The schedule of a delay replica whose log begins anew: fetched from another replica, for its own log no longer tells how it came about.
+"""Copies the schedule of a delay replica whose log begins anew from another replica, because the replica's own log lacks the entries that
+made the schedule.
 
     begin      the log begins anew, and not at its beginning: the schedule is not whole, and says so at every opening (`Schedule.is_whole`)
     fetch      the files as another replica's newest checkpoint has them, piece by piece, into a folder aside
     wait       until our own log holds, committed, everything behind that checkpoint
     adopt      the folder takes its place, the store is opened anew with that state, and replays its own log from there
 
-A crash before the last step begins again; so does a file that vanishes meanwhile, or a donor. Files only grow while they are there, and a
-checkpoint says how long they were: so what is read of them does not depend on when. Meanwhile no checkpoint of our own is written.
+After a crash before the last step the copy begins again; likewise if a file or the donor vanishes. Files only grow while they are there,
+and a checkpoint says how long they were: so what is read of them does not depend on when. Meanwhile no checkpoint of our own is written.
 
 A replica without its schedule may be the one that holds most of the log. So it does lead, if it is elected: that brings the others up
 to date. But it serves nobody, and hands over to a replica that has its schedule.
@@ -44,16 +45,16 @@ TELL_S: Final = 5.0
 
 
 class Format(Protocol):
-    """What is known of a schedule's state: `qmq.delay.schedule.Schedule`."""
+    """What the transfer needs of the schedule: `qmq.delay.schedule.Schedule`."""
 
     @staticmethod
     def files(state: Any) -> list[tuple[str, int]]:
-        """Its files, and how much of each it is about. Raises LogDamaged."""
+        """The schedule's files, and how many bytes of each belong to the state. Raises LogDamaged."""
         ...
 
     @staticmethod
     def adopt(folder: Path, state: bytes, disk: Disk | None = None) -> None:
-        """The folder has these files: the next opening takes them."""
+        """The folder holds these files: the next opening uses them."""
         ...
 
 
@@ -62,38 +63,38 @@ class Taker(Protocol):
 
     @property
     def has_schedule(self) -> bool:
-        """Whether it does not lack it (any more)."""
+        """Whether the schedule is complete."""
         ...
 
     def donors(self) -> Mapping[str, str]:
-        """The other replicas' control addresses."""
+        """Control addresses of the other replicas."""
         ...
 
     def needs_from(self) -> int | None:
-        """The lowest index from which on our own log is whole; None while that is not known."""
+        """The lowest index from which on the own log is complete; None while that is not known."""
         ...
 
     @property
     def committed(self) -> int:
-        """Up to where our own log is committed."""
+        """Up to which index the own log is committed."""
         ...
 
     @property
     def leads(self) -> bool:
-        """Whether we are master."""
+        """Whether this replica is master."""
         ...
 
     def adopt(self) -> None:
-        """Open the store anew: the schedule's files are in their place."""
+        """Reopen the store: the schedule's files are in place."""
         ...
 
     async def hand_over(self, to: str) -> None:
-        """Raises QmqError."""
+        """Hand the mastership over. Raises QmqError."""
         ...
 
 
 class ScheduleTransfer:
-    """One replica's. `store` is the folder of its store."""
+    """Copies the schedule of one replica. `store` is the folder of its store."""
 
     def __init__(
         self,
@@ -118,24 +119,24 @@ class ScheduleTransfer:
     # --- life ----------------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """The replica takes part."""
+        """Begin when the replica takes part in its group."""
         self._is_started = True
         self._start("fetch", self._run)
 
     def forget(self) -> None:
-        """The log is about to begin anew, so nothing that is here of a schedule is to be believed; what is needed is fetched afterwards."""
+        """The log is about to begin anew: discard the present schedule, and fetch another one afterwards."""
         self._cancel("fetch")
         for name in (SCHEDULE, ASIDE):
             shutil.rmtree(self._store / name, ignore_errors=True)
         self._start("fetch", self._run)
 
     def role_changed(self) -> None:
-        """We may be master now: without a schedule not for long."""
+        """The role changed: a master without a schedule hands over soon."""
         if self._is_started and self._taker.leads and not self._taker.has_schedule:
             self._start("hand over", self._give_away)
 
     async def stop(self) -> None:
-        """End it where it is."""
+        """Stop wherever the transfer is."""
         self._is_started = False
         tasks = list(self._tasks.values())
         for name in list(self._tasks):
@@ -216,7 +217,7 @@ class ScheduleTransfer:
             self._disk.close(fd)
 
     def _adopt(self, state: bytes) -> None:
-        """Without giving way: nobody sees the store between the two."""
+        """Adopt the files without an await, so that no other task sees the store in between."""
         self._form.adopt(self._store / ASIDE, state, self._disk)
         shutil.rmtree(self._store / SCHEDULE, ignore_errors=True)
         (self._store / ASIDE).rename(self._store / SCHEDULE)
@@ -226,7 +227,7 @@ class ScheduleTransfer:
     # --- leading without a schedule ------------------------------------------------------------------------------------
 
     async def _give_away(self) -> None:
-        """Until somebody else leads, or the schedule is here."""
+        """Try to hand the mastership over, until another replica leads or the schedule is here."""
         taker = self._taker
         while taker.leads and not taker.has_schedule:
             for name, address in taker.donors().items():
@@ -249,7 +250,7 @@ class ScheduleTransfer:
 
 
 class _Progress:
-    """Says now and then how far it is."""
+    """Logs the progress from time to time."""
 
     def __init__(self, donor: str, files: int, size: int) -> None:
         self._donor, self._bytes, self._done = donor, size, 0

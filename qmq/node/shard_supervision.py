@@ -9,7 +9,7 @@ from typing import Final
 
 PAUSES_MS: Final = (500, 1_000, 2_000, 5_000, 10_000)
 STEADY_MS: Final = 60_000
-"""A shard that served for so long begins the pauses anew when it ends."""
+"""After serving for this long, a shard that ends restarts with the shortest pause."""
 
 
 class ShardState(Enum):
@@ -37,7 +37,7 @@ class Restart:
 
 @dataclass(frozen=True, slots=True)
 class StopAll:
-    """Tell all shards that run to stop."""
+    """Tell all running shards to stop."""
 
 
 @dataclass(slots=True)
@@ -48,7 +48,7 @@ class ShardSupervision:
     pauses_ms: Sequence[int] = PAUSES_MS
     is_stopping: bool = False
     exit_status: int = 0
-    """What the supervisor exits with: that of the first shard that failed for good, or that did not stop cleanly."""
+    """The supervisor's exit status: that of the first shard that failed for good, or did not stop cleanly."""
     _shards: dict[int, _Shard] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -67,7 +67,7 @@ class ShardSupervision:
         return all(each.state is ShardState.ENDED for each in self._shards.values())
 
     def started(self, shard: int) -> bool:
-        """The shard's rest is over. False if it is not to be started any more."""
+        """The shard's pause is over. False if it is not started any more."""
         found = self._shards[shard]
         found.state = ShardState.ENDED if self.is_stopping else ShardState.STARTING
         return not self.is_stopping
@@ -86,14 +86,14 @@ class ShardSupervision:
             self.exit_status = self.exit_status or (status if status > 0 else 128 - status if status < 0 else 0)
             if self.is_stopping:
                 return None
-            self.exit_status = self.exit_status or 1  # a broker that ends unasked has failed, whatever it says
+            self.exit_status = self.exit_status or 1  # a broker that ends without being asked has failed, whatever its status is
             return self.stop()
         found.state = ShardState.RESTING
         found.restarts = 1 if was_steady else found.restarts + 1
         return Restart(shard, self.pauses_ms[min(found.restarts, len(self.pauses_ms)) - 1])
 
     def stop(self) -> StopAll:
-        """All shards are to stop; those that rest do not start again."""
+        """All shards are to stop; those in a pause do not start again."""
         self.is_stopping = True
         for each in self._shards.values():
             if each.state is ShardState.RESTING:

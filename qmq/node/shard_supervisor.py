@@ -54,7 +54,7 @@ class ShardSupervisor:
         self._has_told = False
 
     async def run(self) -> int:
-        """Until all shards have ended; the exit status. SIGINT and SIGTERM have them stop."""
+        """Run until all shards have ended. Returns the exit status. SIGINT and SIGTERM stop the shards."""
         for number in (signal.SIGINT, signal.SIGTERM):
             self._loop.add_signal_handler(number, self._act, self._supervision.stop)
         for shard in self._commands:
@@ -71,7 +71,7 @@ class ShardSupervisor:
         task.add_done_callback(self._tasks.discard)
 
     async def _serve(self, shard: int) -> None:
-        """One life of a shard."""
+        """Run one process of a shard."""
         command = self._commands[shard]
         process = await asyncio.create_subprocess_exec(
             *command.arguments,
@@ -82,7 +82,7 @@ class ShardSupervisor:
         )
         self._processes[shard] = process
         if self._supervision.is_stopping:
-            process.send_signal(signal.SIGTERM)  # it came while the process was made
+            process.send_signal(signal.SIGTERM)  # the signal came while the process was made
         assert process.stdout is not None
         async for line in process.stdout:
             self._say(line.decode(errors="replace").rstrip("\n"))
@@ -121,5 +121,5 @@ class ShardSupervisor:
 
 
 def _end_with_parent() -> None:
-    """In the new process: the kernel sends SIGTERM when the supervisor is gone, however it went."""
+    """In the new process: the kernel sends SIGTERM when the supervisor ends, for whatever reason."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

@@ -1,6 +1,5 @@
-"""A broker group of one replica, in a process that has the coordination store in it: what `qmq dev` has one or two of.
-
-It has the same keys as a replicated group, with a master that nobody elects: the folder's lock lets only one process be it.
+"""A broker group of one replica, in a process that has the coordination store in it: `qmq dev` has one or two of these. The group has the
+same keys as a replicated group, and its master is not elected: the folder's lock admits one process only.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ log = logging.getLogger("qmq.node")
 
 
 class SingleReplica(Generic[B]):
-    """Runs a broker, whose name is also its group's. Make it, `start` it, `stop` it; stopping works however far starting came."""
+    """Runs a broker whose name is also its group's. Call `start`, then `stop`; `stop` works after a failed start, too."""
 
     def __init__(
         self,
@@ -51,11 +50,11 @@ class SingleReplica(Generic[B]):
         self._changed(ViewChange())
 
     def _changed(self, _: ViewChange) -> None:
-        """The coordination store has news; or had, before we started."""
+        """The coordination store changed, perhaps before the start."""
         self.broker.cluster_changed(is_read_only=self._view.group(self._name).mode is Mode.READ_ONLY)
 
     async def start(self, host: str, data_port: int, control_port: int, *, also: AddServices | None = None) -> None:
-        """Listen, and say so. Raises OSError if a port is taken."""
+        """Listen, and register. Raises OSError if a port is taken."""
         await self._register(*await self._running.listen(host, data_port, control_port, also))
 
     async def _register(self, data_address: str, control_address: str) -> None:
@@ -68,7 +67,7 @@ class SingleReplica(Generic[B]):
         await self._registration.start()
 
     def sources(self) -> list[FigureSource]:
-        """What reads its figures."""
+        """The sources of its metrics."""
         return serving.sources_of(self.broker, self._name, self._running.data, self._running.status.describe, {})
 
     @property
@@ -76,13 +75,13 @@ class SingleReplica(Generic[B]):
         return self._running.data.port
 
     async def retire(self) -> None:
-        """Let nothing new in, and be found no more."""
+        """Accept no new requests, and unregister."""
         self.broker.begin_stop()
         if self._registration is not None:
             await self._registration.stop()
 
     async def stop(self) -> None:
-        """Answer what is under way."""
+        """Answer the requests under way."""
         await self._running.stop()
 
     def close(self) -> None:
@@ -91,7 +90,7 @@ class SingleReplica(Generic[B]):
 
 
 def close(store: Store) -> None:
-    """Close; on a full disk without the checkpoint, so that the next start replays a little."""
+    """Close. On a full disk close without a checkpoint, so that the next start replays a little."""
     try:
         store.write_actions()
         close_store(store)

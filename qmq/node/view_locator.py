@@ -1,8 +1,6 @@
-"""Where subjects are, answered from this process's own view of the coordination store: for a client inside a server.
-
-A delay group delivers whether a metaserver lives or not. So its client does not ask one: what a metaserver would answer is found here by
-the metaserver's own rules (qmq/meta/cluster_catalog.py), without the detour. Subjects are never created by that: a message whose subject
-is gone waits.
+"""Locates subjects in this process's own view of the coordination store, for a client inside a server. A delay group delivers whether a
+metaserver is up or not. So its client asks no metaserver, and applies the metaserver's own rules here (qmq/meta/cluster_catalog.py). This
+never creates a subject: a message whose subject is gone waits.
 """
 
 from __future__ import annotations
@@ -26,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class ViewLocator:
-    """Answers `qmq.client.locator.Locate` and `Watch`. Ask it only while the view runs."""
+    """Implements `qmq.client.locator.Locate` and `Watch`. Use it only while the view runs."""
 
     def __init__(self, store: CoordinationStore, view: ClusterView, network: Network = NETWORK) -> None:
         self._view = view
@@ -35,7 +33,7 @@ class ViewLocator:
         self._watchers = Watchers(view)
 
     async def locate(self, subject: str) -> Placement:
-        """Raises UnknownSubject; Unavailable where nobody knows just now."""
+        """Locate a subject. Raises UnknownSubject; Unavailable if the answer is not known at the moment."""
         try:
             config, found = await self._cluster.locate(subject, create=False)
             ordering = await self._ordering(config)
@@ -53,17 +51,17 @@ class ViewLocator:
         return Ordering(config.order, state.route, frozenset(state.fenced))
 
     async def watch(self) -> AsyncIterator[Pushed]:
-        """What changes, until `close`."""
+        """The changes of locations, until `close`."""
         while True:
             try:
                 async for told in self._watchers.watch():
                     yield Pushed(told.subjects, told.broker_groups)
                 return
-            except Overloaded:  # so many changes at once that their names were not kept
+            except Overloaded:  # too many changes at once to keep their names
                 yield Pushed(is_gap=True)
 
     def links(self, client: str) -> Links:
-        """Ways to the brokers, by what is located here; whoever gets them closes them."""
+        """Connections to brokers that are located here; the caller closes them."""
         return Links(Locator(self.locate, self.watch), client, network=self._network)
 
     def close(self) -> None:

@@ -1,10 +1,11 @@
-"""A master's right to take messages of subjects that are fenced by lease: while the lease lives under which it holds its master key.
+"""The write lease: a master may take messages of subjects that are fenced by lease only while the lease lives under which it holds its
+master key.
 
     the store said at t that lease L holds the key          (t is when we *asked*: the lease was renewed after that)
         L is the lease of before      the right goes on until t + lease - a tenth
         L is another one, or the first: the key may have been away, and our partitions may have been fenced. The fences are listed,
                                       the command messages that are missing are appended, and then there is a right
-    nothing is heard                  the right ends by our own clock, before the lease ends at the store
+    no answer the right ends by our own clock, before the lease ends at the store
 
 A fence is only set while the key is away (docs/ORDERING.md), so whoever lists the fences *behind* the moment at which the key was seen has
 all that were set before it.
@@ -33,7 +34,7 @@ RETRY_S: Final = 0.1
 
 
 class WriteLease:
-    """One replica's; asked before each write to an ordered subject."""
+    """The write lease of one replica; asked before each write to an ordered subject."""
 
     def __init__(self, broker: Broker, store: CoordinationStore, group: str, clock: Clock, *, lease_ms: Callable[[], int]) -> None:
         self._broker = broker
@@ -42,18 +43,18 @@ class WriteLease:
         self._clock = clock
         self._lease_ms = lease_ms
         self._lease: LeaseId = NO_LEASE
-        """Under this one the fences were listed."""
+        """The lease under which the fences were listed."""
         self._epoch = 0
         self._until_ms = 0
         self._heard: tuple[int, LeaseId, int] = (0, NO_LEASE, 0)
         self._looking: asyncio.Task[None] | None = None
 
     def __call__(self) -> bool:
-        """Whether there is one now."""
+        """Whether this replica may write now."""
         return self._clock.monotonic_ms() < self._until_ms
 
     def held(self, epoch: int, held: Holding, asked_ms: int) -> None:
-        """The store has answered a master of `epoch` that asked at `asked_ms`."""
+        """The store confirmed the key of a master of `epoch`, which asked at `asked_ms`."""
         if held.lease == NO_LEASE or held.epoch != epoch:
             return
         self._heard = epoch, held.lease, asked_ms
@@ -70,7 +71,7 @@ class WriteLease:
             self._looking = None
 
     async def _look(self) -> None:
-        """List the fences behind the moment at which the key was ours, and close what they say."""
+        """List the fences that were put after the key was ours, and close their partitions."""
         while True:
             epoch, lease, _ = self._heard
             with suppress(CoordinationError, QmqError):
@@ -83,7 +84,7 @@ class WriteLease:
             await asyncio.sleep(RETRY_S)
 
     async def _close(self, fences: dict[str, Fence]) -> None:
-        """Append the command messages that are missing. Raises QmqError if the broker does not serve (yet)."""
+        """Append the missing command messages. Raises QmqError if the broker does not serve (yet)."""
         for key, fence in fences.items():
             subject, number = key[len(FENCES) + len(self._group) + 1 :].rsplit("/", 1)
             self._broker.require_serving()

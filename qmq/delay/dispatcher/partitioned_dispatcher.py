@@ -181,7 +181,7 @@ class PartitionedDispatcher:
                 partition.connection.moved()
 
     def _settle(self) -> None:
-        """Settled partitions hand their messages over: those not stored there first, then those that waited, are sent by the newest route."""
+        """Settled partitions hand over their messages by the newest route: those not stored there first, then those that waited."""
         for partition in self._partitioner.settle():
             partition.settle()
             partition.connection.close()

@@ -129,7 +129,7 @@ class RouteChanges:
                 ) from failure
 
     def know_gone(self, broker_group: str) -> None:
-        """The broker group has had no master for long enough: fence it without waiting again."""
+        """The broker group has had no master for long enough: fence it without another wait."""
         self._sealing.know_gone(broker_group)
 
     # --- carry on ------------------------------------------------------------------------------------------------------

@@ -1,12 +1,4 @@
-"""When rounds are run and changes carried on.
-
-    a member comes or goes, a lane is finished, the view changed   ──▶ poke ──10 ms──▶ a round of that group, one at a time
-    a round lost a swap, or a broker group was silent              ──▶ poke, after a random pause
-    every two seconds, if this metaserver is the leader            ──▶ the sweep: groups behind, interrupted changes, fenced partitions
-
-A metaserver runs rounds for the groups whose members poll it; several may run the same round, and compare-and-swap decides. Consumers and
-producers never wait for the sweep, which only finds what a crash left behind.
-"""
+"""When rounds run and route changes continue."""
 
 from __future__ import annotations
 
@@ -225,7 +217,7 @@ class Controller:
                 self._waiters.pop(pair, None)
             is_news.clear()
 
-    # --- changes -------------------------------------------------------------------------------------------------------
+    # Continue a change in the background, in one task that all callers share: await it with `shield`.
 
     def carry_on(self, subject: str, version: int) -> asyncio.Task[Change]:
         """Continue a change in the background, in one task. The task is shared: shield it."""
@@ -249,7 +241,7 @@ class Controller:
         return change
 
     async def _finish(self, subject: str) -> None:
-        """Mark published changes done that every group has passed; nothing waits for it."""
+        """Mark published changes done that every group has passed. No caller waits for this."""
         state = self._view.ordered(subject)
         if state is None:
             return

@@ -1,7 +1,6 @@
-"""Which metaserver looks after what stands still: `/qmq/meta/leader`, under its lease.
-
-A convenience, no lock: whatever the leader does is a compare-and-swap that anybody may do. So two leaders for a moment, or none, harm
-nobody, and no answer of the store needs to be certain here.
+"""Elects the metaserver that continues interrupted work: the key `/qmq/meta/leader`, under that metaserver's lease. The election saves work
+and is no lock: every change that the leader makes is a compare-and-swap that any metaserver may make. So two leaders at one time, or none,
+do no harm.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ LEASE_S: Final = 5.0
 
 
 class ControllerElection:
-    """Campaigns to be the leading metaserver until it is stopped."""
+    """Campaigns to be the leader until it is stopped."""
 
     def __init__(self, store: CoordinationStore, name: str, *, lease_s: float = LEASE_S) -> None:
         self._store = store
@@ -49,7 +48,7 @@ class ControllerElection:
             await asyncio.sleep(self._lease_s / 3 * random.uniform(0.8, 1.0))  # noqa: S311 - jitter
 
     async def look(self) -> bool:
-        """Keep the key, or take it if nobody has it. Whether it is ours. Raises CoordinationError."""
+        """Keep the key, or take it if there is none. Returns whether this metaserver is the leader. Raises CoordinationError."""
         found = await self._store.get(LEADER)
         if found is not None and found.lease != self._lease:
             return False
@@ -66,7 +65,7 @@ class ControllerElection:
         return False
 
     async def stop(self) -> None:
-        """Let another one be it at once."""
+        """Resign at once, so that another metaserver can lead."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)

@@ -1,4 +1,4 @@
-"""Moving partitions away from a broker group that is gone, so that writers need not wait for it: "always writable" without an operator.
+"""Moves partitions away from a broker group that is gone, so that producers need not wait for the group or for an operator.
 
 A group counts as gone when it has had no master for `PATIENCE_MS`, by this metaserver's clock and its view of the store: longer than an
 election, and the lease of the lost master has ended before its key went. Then each of its partitions, of subjects that are fenced by lease,
@@ -31,13 +31,13 @@ log = logging.getLogger("qmq.meta")
 
 LOOK_S: Final = 0.1
 PATIENCE_MS: Final = 500
-"""A group that elects has a new master long before the old one's lease ends; one whose master resigned, within this."""
+"""Longer than an election, and longer than the lease of a lost master."""
 FRESH_MS: Final = 4_000
 """After this time without news from the store, the view is too old to tell which broker groups are lost."""
 
 
 class Evacuation:
-    """`run` it for ever."""
+    """Moves partitions away from lost broker groups. `run` does not return."""
 
     def __init__(self, view: ClusterView, controller: Controller, clock: Clock) -> None:
         self._view = view
@@ -47,7 +47,7 @@ class Evacuation:
         self._moving: dict[str, asyncio.Task[None]] = {}
 
     async def run(self) -> None:
-        """Look again and again."""
+        """Check repeatedly."""
         while True:
             await asyncio.sleep(LOOK_S)
             try:
@@ -56,7 +56,7 @@ class Evacuation:
                 log.exception("looking for broker groups without a master failed")
 
     def look(self) -> None:
-        """Begin to move what is to be moved."""
+        """Check once, and begin to move partitions of lost groups."""
         if not self._controller.leader.is_leader or self._view.silent_ms > FRESH_MS:
             self._gone_since.clear()
             return
@@ -75,7 +75,7 @@ class Evacuation:
     # --- what to move where ----------------------------------------------------------------------------------------------
 
     def _next(self, config: SubjectConfig, state: OrderedState, gone: set[str]) -> tuple[PhysicalPartition, str] | None:
-        """A partition on a group that is gone, and where it shall go; None if there is none, or nowhere to go."""
+        """A partition on a lost group, and its new group; None if there is none, or no group to move it to."""
         route = state.route
         if route is None or state.pending is not None:
             return None
@@ -91,7 +91,7 @@ class Evacuation:
         return sorted(living, key=lambda name: (counts[name], name))
 
     async def _empty(self, config: SubjectConfig, gone: set[str]) -> None:
-        """One partition after another, until none is left there, or the group is back."""
+        """Move one partition after another, until the group has none or is back."""
         while True:
             still_gone = {name for name in gone if self._view.group(name).master is None}
             state = self._view.ordered(config.name)

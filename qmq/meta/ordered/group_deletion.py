@@ -4,8 +4,8 @@
     forget    the masters of all broker groups that any version names forget its lanes and parked keys, under the record's revision
     delete    one transaction, if the record is still that one: it goes, with the assignment, members, settings and pauses
 
-The record says what is being done, so any metaserver may go on with it, at once: to forget again is harmless, and a request that comes
-too late names a revision that is not there any more.
+The record says what is being done, so any metaserver may continue at once: forgetting twice is harmless, and a late request names a
+revision that no longer exists.
 """
 
 from __future__ import annotations
@@ -28,10 +28,12 @@ _REST: Final = "no consumer can attach to it, and the rest is done when these br
 
 
 class GroupForgetter(Protocol):
-    """The masters of broker groups."""
+    """The masters of broker groups, as far as a deletion needs them."""
 
     async def forget_group(self, broker_group: str, request: control.DeleteGroupRequest) -> int:
-        """On how many partitions the group was. Raises NotConnected, NotMaster, DeadlineExceeded, RouteConflict."""
+        """Delete the group's state at one master. Returns the number of partitions that had any. Raises NotConnected, NotMaster,
+        DeadlineExceeded, RouteConflict.
+        """
         ...
 
 
@@ -43,9 +45,8 @@ class Forgetting:
         self._arrow = arrow
 
     async def delete(self, subject: str, group: str) -> int:
-        """Delete a group, or go on with it; on how many partitions it was.
-
-        Raises UnknownGroup, InvalidArgument (it has members), CoordinationError; NotConnected: the rest is done later.
+        """Delete a group, or continue its deletion. Returns the number of partitions that had state of it. Raises UnknownGroup,
+        InvalidArgument (the group has members), CoordinationError; NotConnected: the deletion continues later.
         """
         _, record = await self._records.record(subject, group)
         if record.start != DELETE:
@@ -60,7 +61,7 @@ class Forgetting:
             raise InvalidArgument(f"group {group!r} has consumers on {subject!r}; stop them first: {', '.join(sorted(names))}")
 
     async def carry_on(self, subject: str, group: str) -> int:
-        """Forget and delete a group that is held for it; 0 if somebody else was faster. Raises as `delete`."""
+        """Delete a group that is marked for deletion; 0 if another metaserver was faster. Raises as `delete`."""
         found = await self._records.find(subject, group)
         if found is None or found[1].start != DELETE:
             return 0
@@ -83,7 +84,7 @@ class Forgetting:
         return partitions
 
     async def _forget(self, names: Iterable[str], subject: str, group: str, revision: int) -> int:
-        """Send FORGET to all masters that answer, even if others are silent."""
+        """Send FORGET to all masters, also if some of them do not answer."""
         request = control.DeleteGroupRequest(subject=subject, group=group, record_revision=revision)
         partitions = 0
         silent: dict[str, QmqError] = {}

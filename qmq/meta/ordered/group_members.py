@@ -1,11 +1,12 @@
 """The members of a consumer group: `/qmq/members/S/G/CONSUMER`, under a lease that each request of the consumer renews.
 
-* A consumer whose metaserver died asks another one, which puts the key again under a lease of its own. It is the same life of the same
-  name, so nothing is dealt out anew; and the first lease, when it ends, takes nothing along, since the key hangs on the second.
-* A name has one life at a time, the newer one. Which is newer is not in what they say, so: who knows no assignment yet (generation 0) and
-  was not here before has just begun, and takes the name over. Who was here, or knows an assignment, and finds another life in its place,
-  is the older one. It gets StaleDelivery, like a consumer whose messages were handed to another one since: its request is in order, but
-  what it stands for is over, and to ask again will not help. So of two lives exactly one is told to stop.
+* A consumer whose metaserver died asks another one, which puts the key again under a lease of its own. The incarnation is the same, so the
+  assignment does not change. When the first lease ends, the key stays, since it belongs to the second lease.
+* A name belongs to its newest incarnation. Incarnation ids do not say which one is newer. An incarnation that knows no assignment yet
+  (generation 0) and did not ask before has just begun, and takes the name over. An incarnation that asked before, or knows an assignment,
+  and finds another one in its place is the older one. It gets StaleDelivery, like a consumer whose messages were handed to another one
+  since: its request is in order, but what it stands for is over, and to ask again will not help. So of two lives exactly one is told to
+  stop.
 * An attempt to put the key is known by its lease, which nobody else uses: an answer that got lost is read back by it.
 """
 
@@ -43,16 +44,16 @@ class GroupMember(NamedTuple):
 
 @dataclass(slots=True)
 class _Held:
-    """A consumer's lease held by this metaserver."""
+    """The lease of one consumer that this metaserver keeps alive."""
 
     incarnation: str
     lease: LeaseId
     until_ms: int
-    """When it is taken for gone if it does not ask before, by our clock."""
+    """Without a request until then, the consumer counts as gone. By this process's clock."""
 
 
 class Members:
-    """The consumers that ask this metaserver."""
+    """The consumers that poll this metaserver."""
 
     def __init__(self, store: CoordinationStore, now_ms: Callable[[], int], monotonic_ms: Callable[[], int]) -> None:
         self._store = store
@@ -60,16 +61,18 @@ class Members:
         self._monotonic_ms = monotonic_ms
         self._held: dict[GroupMember, _Held] = {}
         self._counts: Counter[tuple[str, str]] = Counter()
-        """How many are held, by (subject, group)."""
+        """The number of consumers by (subject, group)."""
         self._locks: defaultdict[GroupMember, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     @property
     def pairs(self) -> Collection[tuple[str, str]]:
-        """(subject, group) of those that ask here."""
+        """The (subject, group) pairs of these consumers."""
         return self._counts.keys()
 
     def forget_silent(self) -> None:
-        """Those that did not ask for their lease are gone, or ask elsewhere; their keys go by themselves. To be called now and then."""
+        """Forget consumers that did not poll within their lease: they are gone, or poll another metaserver. Their keys expire with the
+        lease. Call this from time to time.
+        """
         now = self._monotonic_ms()
         for name in [name for name, held in self._held.items() if held.until_ms <= now and not self._locks[name].locked()]:
             self._forget(name)
@@ -83,7 +86,9 @@ class Members:
                 del self._counts[pair]
 
     async def keep(self, name: GroupMember, incarnation: str, lease_ms: int, *, generation: int) -> bool:
-        """The consumer asks: it lives for another `lease_ms`. Whether its key was put just now. Raises StaleDelivery, CoordinationError."""
+        """A consumer polled: renew its lease for `lease_ms`. Returns whether its key was put just now. Raises StaleDelivery,
+        CoordinationError.
+        """
         lease_ms = min(max(lease_ms, LEASE_MS_MIN), LEASE_MS_MAX)
         async with self._locks[name]:
             while True:
@@ -102,7 +107,9 @@ class Members:
             raise superseded(name)
 
     async def _keep_alive(self, name: GroupMember, incarnation: str, lease_ms: int, item: KeyValue | None) -> bool:
-        """Whether the key is ours, and stays. A key under another lease is of another metaserver, or of an answer that came late."""
+        """Whether the key is ours, and its lease was renewed. A key under another lease is another metaserver's, or was put by a request
+        whose answer came late.
+        """
         held = self._held.get(name)
         if item is None or held is None or held.incarnation != incarnation or item.lease != held.lease:
             return False
@@ -141,7 +148,8 @@ class Members:
             while (item := await self._store.get(name.key)) is not None:
                 if MemberRecord.decode(item.value).incarnation != incarnation:
                     break
-                # By its revision: a newer life may put its own meanwhile. To repeat it is harmless, it deletes what was read or nothing.
+                # By its revision, because a newer incarnation may put its own key meanwhile. Repeating is harmless: the call deletes the
+                # key that was read, or none.
                 with suppress(CoordinationUnknown):
                     await self._store.txn([unchanged(item)], [Delete(name.key)])
             held = self._held.get(name)
@@ -157,13 +165,13 @@ class Members:
 
 
 def require_room(name: GroupMember, there: Collection[str], most: int) -> None:
-    """A new consumer may join the group beside those that are there. Raises Overloaded."""
+    """Check that a new consumer may join the group. Raises Overloaded."""
     if name.consumer not in there and len(there) >= most:
         raise Overloaded(f"group {name.group!r} has {len(there)} consumers, the limit: a lost consumer counts until its lease ends")
 
 
 def superseded(name: GroupMember) -> StaleDelivery:
-    """For the older one of two lives."""
+    """The error for the older one of two incarnations."""
     return StaleDelivery(
         f"consumer {name.consumer!r} of group {name.group!r} was started again elsewhere, so this one must stop: "
         "give each process a name of its own"

@@ -5,8 +5,8 @@
     set_back   swap the record: one logical partition goes back to an older partition, not ready ──▶ the caller replays there ──▶ ready
     hold       swap the record: not ready, for good: it is being deleted (qmq/meta/ordered/group_deletion.py)
 
-A group that is not ready is attached to by nobody. What is being done is in its record (`Start`), so that whoever finds it can go on
-with it; the frontier is the new one from the beginning, since it says which version that was.
+No consumer attaches to a group that is not ready. The record says what is being done (`Start`), so that any metaserver can continue; the
+frontier is the new one from the beginning, since it says which version that was.
 
 Beginning twice is harmless: a partition where the group began stays as it is. Moving twice is not, once consumers go on; so only the one
 who reset a group moves it, and a reset that stands still is taken over after longer than its calls last (qmq/meta/ordered/controller.py).
@@ -40,9 +40,8 @@ class Placing:
     # --- beginning -----------------------------------------------------------------------------------------------------
 
     async def begin(self, subject: str, group: str, start: Start, gate: Gate) -> GroupRecord:
-        """Let a group exist; one that does stays as it is. Its record, which may not be ready: `make_ready` is next.
-
-        Raises OrderMismatch, CoordinationError.
+        """Create a group if it does not exist. Returns its record, which may not be ready: call `make_ready` next. Raises OrderMismatch,
+        CoordinationError.
         """
         latest = await self._records.latest(subject)
         route = (await self._records.routes(subject, latest, latest))[latest]
@@ -56,14 +55,15 @@ class Placing:
                 break
             except CoordinationUnknown:
                 if await self._records.find(subject, group) is not None:
-                    break  # whatever is there, ours or another one's, is the group's; if nothing is, `absent` holds once only
+                    # Whatever record exists now is the group's, ours or another's; if there is none, our put was not done, and `absent`
+                    # holds once only.
+                    break
         await self._arrow("behind begin")
         return (await self._records.record(subject, group))[1]
 
     async def make_ready(self, subject: str, group: str) -> GroupRecord:
-        """Tell the brokers where a group that is not ready begins, then say that it is.
-
-        Raises UnknownGroup, LaneNotOpen (it is being deleted), CoordinationError, and what brokers raise: then it is not ready yet.
+        """Tell the brokers where a group begins that is not ready, then mark it ready. Raises UnknownGroup, LaneNotOpen (the group is being
+        deleted), CoordinationError, and what brokers raise: then the group is not ready yet.
         """
         item, record = await self._records.record(subject, group)
         if record.is_ready:
@@ -86,9 +86,8 @@ class Placing:
     # --- moving --------------------------------------------------------------------------------------------------------
 
     async def reset(self, subject: str, group: str, start: Start, version: int) -> GroupRecord:
-        """Move a group: from here on it reads `version`, from where `start` says.
-
-        Raises UnknownGroup, CoordinationError; and what brokers raise: then the group waits until they answer, and is moved.
+        """Move a group: from now on it reads `version`, from the place that `start` says. Raises UnknownGroup, CoordinationError; and what
+        brokers raise: then the group waits until they answer, and is moved then.
         """
         route = (await self._records.routes(subject, version, version))[version]
         frontier = first_frontier(route.logical_partitions, version)
@@ -96,11 +95,10 @@ class Placing:
         return await self.make_ready(subject, group)
 
     async def set_back(self, subject: str, group: str, part: PhysicalPartition, lp: int, attempt: str) -> int:
-        """Hold a group still while a key's messages are put back into a partition; `make_ready` lets it go on. `attempt` is used once.
-
-        The revision of the record that holds it: the broker puts nothing back under another one. If the group is past the partition in that
-        logical partition, it reads it there again: so what is put back comes before everything newer.
-        Raises UnknownGroup, LaneNotOpen (it is being moved just now), CoordinationError.
+        """Stop a group's rounds while a key's messages are put back into a partition; `make_ready` ends the stop. Each `attempt` is used
+        once. Returns the revision of the record: the broker puts messages back under this revision only. If the group has left the
+        partition in that logical partition, it reads the partition again, so that the messages put back come before newer ones. Raises
+        UnknownGroup, LaneNotOpen (the group is being moved), CoordinationError.
         """
         latest = await self._records.latest(subject)
         routes = await self._records.routes(subject, 1, latest)
@@ -108,7 +106,7 @@ class Placing:
 
         def back(record: GroupRecord) -> GroupRecord:
             if record.start == UNPARK + attempt:
-                return record  # it is held already: the answer was lost
+                return record  # the record says so already: an answer was lost
             if not record.is_ready:
                 raise LaneNotOpen(f"group {group!r} of subject {subject!r} is being started or moved: try again soon")
             version = next(piece.version for piece in record.frontier.pieces if piece.range.first <= lp < piece.range.end)
@@ -118,15 +116,17 @@ class Placing:
         return await self._change(subject, group, "unpark", back)
 
     async def set_gate(self, subject: str, group: str, gate: Gate) -> None:
-        """Change when targets open. Raises UnknownGroup, CoordinationError."""
+        """Change when a group reads the next version. Raises UnknownGroup, CoordinationError."""
         await self._change(subject, group, "gate", lambda record: replace(record, gate=gate))
 
     async def hold_to_delete(self, subject: str, group: str) -> int:
-        """From here on nobody attaches, whatever was under way; the revision of the record. Raises UnknownGroup, CoordinationError."""
+        """Mark a group for deletion, so that no consumer attaches any more. Returns the revision of the record. Raises UnknownGroup,
+        CoordinationError.
+        """
         return await self._change(subject, group, DELETE, lambda record: replace(record, start=DELETE, is_ready=False))
 
     async def _change(self, subject: str, group: str, what: str, change: Callable[[GroupRecord], GroupRecord]) -> int:
-        """The revision of the record as it is then. Raises LaneNotOpen: it is being deleted."""
+        """Change the record. Returns its new revision. Raises LaneNotOpen if the group is being deleted."""
         while True:
             item, record = await self._records.record(subject, group)
             if record.start == DELETE != what:

@@ -1,4 +1,4 @@
-"""A consumer group's record and its subject's routes, as the coordination store has them: reading, and swapping the record."""
+"""Reads a consumer group's record and its subject's routes in the coordination store, and replaces the record by compare-and-swap."""
 
 from __future__ import annotations
 
@@ -14,14 +14,12 @@ from qmq.errors import CoordinationUnknown, OrderMismatch, UnknownGroup
 
 
 def unknown_route(_subject: str, _version: int) -> Route | None:
-    """A route lookup without known routes."""
     return None
 
 
 class Records:
-    """Every question goes to the store, not to a view of it: what is swapped must be what was read.
-
-    `known` gives routes that are known already: a route never changes, so it need not be read again.
+    """Every read goes to the store, not to a view, because a swap must compare with what was read. `known` gives routes that are known
+    already: a route never changes, so it need not be read again.
     """
 
     def __init__(self, store: CoordinationStore, known: Callable[[str, int], Route | None] = unknown_route) -> None:
@@ -29,7 +27,7 @@ class Records:
         self._known = known
 
     async def find(self, subject: str, group: str) -> tuple[KeyValue, GroupRecord] | None:
-        """The group's record, if there is one. Raises CoordinationError."""
+        """The group's record; None if there is none. Raises CoordinationError."""
         found = await self.store.get(group_record_key(subject, group))
         return None if found is None else (found, GroupRecord.decode(found.value))
 
@@ -41,12 +39,14 @@ class Records:
         return found
 
     async def swap(self, item: KeyValue, record: GroupRecord) -> KeyValue | None:
-        """Compare and swap. None: it was another one already, or nobody knows; what is there is to be read. Raises CoordinationError."""
+        """Compare and swap. Returns None if the record has changed since it was read, or the outcome is unknown: read the record again.
+        Raises CoordinationError.
+        """
         value = record.encode()
         try:
             done = await self.store.txn([unchanged(item)], [Put(item.key, value)])
         except CoordinationUnknown:
-            # Not read back here: what is found might be of the same value, but written behind a reset that the caller knows nothing of.
+            # Not read back here: an equal value may have been written after a reset that the caller does not know of.
             return None
         return replace(item, value=value, mod_revision=done.revision) if done.succeeded else None
 
@@ -58,7 +58,7 @@ class Records:
         return int(found.value)
 
     async def routes(self, subject: str, first: int, last: int, have: Mapping[int, Route] | None = None) -> dict[int, Route]:
-        """Versions `first` to `last`; `have` are known to the caller already. Raises OrderMismatch, CoordinationError."""
+        """Versions `first` to `last`; `have` are the routes that the caller knows already. Raises OrderMismatch, CoordinationError."""
         found = {}
         for version in range(first, last + 1):
             known = (have or {}).get(version) or self._known(subject, version)

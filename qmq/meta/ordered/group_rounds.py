@@ -1,13 +1,13 @@
-"""A round of a consumer group of an ordered subject: it advances, and its lanes are dealt out.
+"""A round of a consumer group of an ordered subject: it advances the group's frontier, and assigns the lanes to consumers.
 
     read the assignment, then the group's record, then the routes
     ask the brokers of what decides ──▶ hand parked keys on ──▶ move the frontier one step, by compare-and-swap ──▶ ask about what is
     open now ──▶ ...
     deal the open lanes out to the consumers that live, by compare-and-swap
 
-Any metaserver may run rounds at any time. What was read before the brokers were asked is what is compared, so an answer never counts for a
-frontier that it was not given for: a reset in between makes the swap fail. An answer of the store that was lost is not settled here: the
-next round reads what became of it.
+Any metaserver may run rounds at any time. The swap compares with the record that was read before the brokers were asked, so an answer
+counts only for the frontier that was asked about: after a reset in between, the swap fails. If an answer of the store is lost, the next
+round reads the outcome.
 
 Keys that are parked in a partition that the group leaves are parked in the partitions that follow *before* the swap opens those: so no
 newer message of such a key is handed out. A partition that cannot be told does not open. If the swap is lost, the keys are handed on
@@ -42,7 +42,9 @@ log = logging.getLogger("qmq.meta")
 
 
 class LaneAssignee(Protocol):
-    """The masters of broker groups. Every call has a deadline of its own, and is answered only when what it says is committed."""
+    """The masters of broker groups, as a round needs them. Every call has its own deadline, and a broker answers when its answer is
+    committed.
+    """
 
     async def describe_lanes(self, broker_group: str, request: control.DescribeLanesRequest) -> control.DescribeLanesResponse:
         """See control.proto. Raises NotConnected, NotMaster, DeadlineExceeded."""
@@ -58,10 +60,10 @@ class LaneAssignee(Protocol):
 
 
 class Gather(Protocol):
-    """Waits for all; production does so at once, the simulator one by one."""
+    """Awaits several calls: production at the same time, the simulator one by one."""
 
     async def __call__(self, asked: Iterable[Awaitable[_T]]) -> list[_T]:
-        """The results in order."""
+        """The results, in order."""
         ...
 
 
@@ -78,11 +80,11 @@ class RoundOutcome:
     steps: int = 0
     """How often the frontier moved."""
     is_assigned: bool = False
-    """Whether the lanes were dealt out anew."""
+    """Whether the lanes were assigned anew."""
     is_lost: bool = False
-    """Somebody else swapped at the same time, or an answer of the store got lost: look again, after a random pause."""
+    """Another metaserver changed the same key, or an answer of the store was lost: run a round again, after a random pause."""
     is_ready: bool = True
-    """Whether the group reads at all; see GroupRecord."""
+    """Whether the group may be read; see `GroupRecord`."""
     silent: frozenset[str] = frozenset()
     """Broker groups that did not answer."""
 
@@ -96,8 +98,8 @@ class GroupRounds:
         self._gather = gather
 
     async def round(self, subject: str, group: str) -> RoundOutcome:
-        """Look once, and do what is to be done. Raises CoordinationError."""
-        # The assignment first: whoever writes it from now on knows at least what is read below, and our swap will fail.
+        """Run one round. Raises CoordinationError."""
+        # The assignment is read first: another writer from now on knows at least what is read below, and our swap will fail.
         assigned = await self._store.get(assignment_key(subject, group))
         found = await self._records.find(subject, group)
         if found is None:
@@ -115,7 +117,7 @@ class GroupRounds:
     # --- the frontier --------------------------------------------------------------------------------------------------
 
     async def _advance(self, looked: _Look) -> bool:
-        """Step by step, until nothing moves. False if the swap was lost."""
+        """Advance step by step, until the frontier does not move. False if the swap was lost."""
         while True:
             await self._learn(looked)
             after = looked.following()
@@ -132,7 +134,9 @@ class GroupRounds:
             looked.item, looked.record, looked.steps = item, record, looked.steps + 1
 
     async def _hand_on(self, looked: _Look, after: Frontier) -> bool:
-        """Have the keys that are parked behind a step parked before it, too. False if somebody could not be told: what lies there waits."""
+        """Park the keys of a partition also in its successors, before the frontier moves there. False if a broker group could not be told:
+        the frontier waits there.
+        """
         await self._arrow("before inherit")
         requests = looked.inheritances(after)
         told = await self._gather([self._tell(each, looked) for each in requests])
@@ -165,9 +169,9 @@ class GroupRounds:
         return True
 
     async def _learn(self, looked: _Look) -> None:
-        """Ask for what decides the next step, and for what is open."""
+        """Ask the brokers for the progress that decides the next step, and for the open lanes."""
         frontier = looked.record.frontier
-        # One version beyond what is open is all that a step needs; a group that is far behind shall not read all that lie between.
+        # A step needs one version beyond the open ones only; a group that is far behind must not read all versions in between.
         newest = max(frontier.newest, min(looked.latest, frontier.newest + 1))
         looked.routes = await self._records.routes(looked.subject, frontier.version, newest, looked.routes)
         parts = {part.number: part for route in looked.routes.values() for part in route.partitions}
@@ -188,7 +192,7 @@ class GroupRounds:
                 looked.progress.add(answer)
 
     async def _describe(self, looked: _Look, name: str, numbers: list[int]) -> control.DescribeLanesResponse | None:
-        """The broker's progress; None if it does not answer, so that no range counts as finished."""
+        """A broker's progress; None if the broker does not answer, so that no range there counts as finished."""
         request = control.DescribeLanesRequest(subject=looked.subject, partitions=numbers, group=looked.group, with_parked=True)
         try:
             return with_unwritten(await self._lanes.describe_lanes(name, request), request, name)
@@ -198,7 +202,7 @@ class GroupRounds:
     # --- the assignment ------------------------------------------------------------------------------------------------
 
     async def _assign(self, looked: _Look, item: KeyValue | None) -> tuple[bool, bool]:
-        """Whether the lanes were dealt out anew, and whether the swap was lost."""
+        """Assign the lanes. Returns whether the assignment changed, and whether the swap was lost."""
         prefix = member_key(looked.subject, looked.group, "")
         members = [MemberRecord.decode(each.value).consumer for each in (await self._store.list(prefix)).items]
         previous = Assignment() if item is None else Assignment.decode(item.value)
@@ -218,7 +222,7 @@ class GroupRounds:
 
 
 class _Inheritance(NamedTuple):
-    """Keys that are parked in the partition `source`, in the range of a partition that follows."""
+    """Keys that are parked in partition `source` and lie in the range of a successor."""
 
     source: int
     target: PhysicalPartition
@@ -227,7 +231,7 @@ class _Inheritance(NamedTuple):
 
 
 class _Look:
-    """The answers gathered by a round."""
+    """The answers that a round gathered."""
 
     def __init__(self, subject: str, group: str, item: KeyValue, record: GroupRecord, latest: int) -> None:
         self.subject = subject
@@ -239,11 +243,11 @@ class _Look:
         self.progress = GroupLaneProgress()
         self.silent: set[str] = set()
         self.waiting: set[int] = set()
-        """Partitions that are not left in this round: what follows could not be told which keys are parked."""
+        """Partitions that the group does not leave in this round, because a successor could not be told which keys are parked."""
         self.steps = 0
 
     def following(self) -> Frontier:
-        """The frontier one step on; the same if nothing can move."""
+        """The frontier after one step; the same if no range can move."""
         record, progress = self.record, self.progress
         return advance(record.frontier, record.gate, self.routes, self.latest, self._is_left, progress.cuts)
 
@@ -251,7 +255,7 @@ class _Look:
         return number not in self.waiting and self.progress.is_finished(number, lps)
 
     def inheritances(self, after: Frontier) -> list[_Inheritance]:
-        """The progress to pass on to new partitions before the frontier may become `after`."""
+        """The parked keys to pass on to new partitions before the frontier becomes `after`."""
         found = []
         for source, lps, version in left_behind(self.record.frontier, after, self.routes):
             for target in self.routes[version + 1].overlapping(lps):

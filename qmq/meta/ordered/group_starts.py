@@ -1,4 +1,4 @@
-"""Where a group begins, or is moved to: the words in its record's `start`, and what brokers are told. Pure.
+"""Where a group begins, or is moved to: the values of `start` in its record, and the requests to brokers that follow. Pure.
 
     earliest            a new group: version 1, from the beginning                     nothing is to be told
     latest              a new group: the latest version, behind what is there          its partitions begin the group at their ends
@@ -28,8 +28,9 @@ DELETE: Final = "delete"
 _RESET: Final = "reset:"
 
 CLOCKS_APART_MS: Final = 5_000
-"""How far a metaserver's clock, which dates routes, may be from the brokers', which date messages. A version that was published later than
-that before a time is not taken for the version of that time: an older one is, and a little more is read again."""
+"""How far a metaserver's clock, which dates routes, may be from the brokers' clocks, which date messages. A version that was published less
+than this before a time is not used for that time, but the version before: then a few messages are read twice.
+"""
 
 
 class Start(NamedTuple):
@@ -69,12 +70,12 @@ class Start(NamedTuple):
 
     @property
     def needs_placing(self) -> bool:
-        """Whether brokers are to be told before the group is there."""
+        """Whether brokers must be told before the group is ready."""
         return self.text not in (EARLIEST, DELETE)
 
     @property
     def moves(self) -> bool:
-        """Whether the group may have begun before, and is moved."""
+        """Whether the group may have begun before, so that it is moved."""
         return self.text.startswith(_RESET)
 
     @property

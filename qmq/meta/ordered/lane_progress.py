@@ -1,7 +1,6 @@
-"""What brokers say of one group's lanes, in the shape in which the pure functions ask for it. Pure.
-
-Who does not answer is not here, and what is not here is not done: the group waits, and the lanes there stay as they were assigned. Nothing
-but a broker's own `is_finished` counts as finished, since only it knows what is committed, and what retention took.
+"""The brokers' answers about one group's lanes, in the form that the pure functions use. Pure. A broker that does not answer is missing
+here, and its ranges count as not done: the group waits, and the lanes there stay as they were assigned. Only a broker's own `is_finished`
+counts as finished, since only the broker knows what is committed and what retention deleted.
 """
 
 from __future__ import annotations
@@ -16,13 +15,13 @@ from qmq_ordering.route import LpRange, Route
 from qmq.proto.v1 import control_pb2 as control
 
 EVERYTHING: Final = LpRange(0, 1 << 32)
-"""A range that holds any partition's."""
+"""A range that contains every partition's range."""
 
 
 def with_unwritten(
     answer: control.DescribeLanesResponse, request: control.DescribeLanesRequest, broker_group: str
 ) -> control.DescribeLanesResponse:
-    """The answer, with the partitions that were asked for and are not in it: nobody ever wrote to them, so a broker has nothing of them."""
+    """Add to an answer the partitions that were asked for and are missing in it: no message was ever written to them."""
     there = {each.partition for each in answer.partitions}
     for number in request.partitions:
         if number not in there:
@@ -31,7 +30,7 @@ def with_unwritten(
 
 
 class GroupLaneProgress:
-    """Answers, by partition. `add` what came."""
+    """The answers by partition. `add` takes one."""
 
     def __init__(self) -> None:
         self._parts: dict[int, control.PartitionStatus] = {}
@@ -41,7 +40,7 @@ class GroupLaneProgress:
         self._parts.update({each.partition: each for each in answer.partitions})
 
     def forget(self, number: int) -> None:
-        """Drop the cached progress of a partition, so that it is asked again."""
+        """Drop the known progress of a partition, so that its broker is asked again."""
         self._parts.pop(number, None)
 
     def knows(self, number: int) -> bool:
@@ -49,7 +48,7 @@ class GroupLaneProgress:
         return number in self._parts
 
     def is_finished(self, number: int, lps: LpRange) -> bool:
-        """Whether the whole range is finished according to the broker."""
+        """Whether the broker says that the whole range is finished."""
         at = lps.first
         for each in self._ranges(number, is_finished=True):
             if each.first <= at < each.end:
@@ -57,12 +56,12 @@ class GroupLaneProgress:
         return at >= lps.end
 
     def parked(self, number: int, lps: LpRange) -> list[control.ParkedKey]:
-        """The group's parked keys of a range, as the partition's broker group told them."""
+        """The group's parked keys in a range, from the answer of the partition's broker group."""
         part = self._parts.get(number)
         return [] if part is None else [each for each in part.parked if lps.first <= each.logical_partition < lps.end]
 
     def cuts(self, number: int) -> Sequence[LpRange]:
-        """The ranges by which progress is kept, with the gaps between them; all of them together hold the whole partition."""
+        """The ranges for which the broker keeps progress, and the gaps between them; together they cover the partition."""
         found: list[LpRange] = []
         at = EVERYTHING.first
         for each in self._ranges(number):
@@ -78,10 +77,9 @@ class GroupLaneProgress:
         return sorted(LpRange(each.lps.first, each.lps.end) for each in progress if each.is_finished or not is_finished)
 
     def open_lanes(self, readable: Sequence[Readable], closed: Container[int], previous: Assignment) -> list[Readable]:
-        """What there is to read: the readable, less what is finished; where the broker does not answer, what was assigned before.
-
-        `closed` have a successor. Of what is sealed and has none yet, nothing is taken away: its lanes will follow in a moment, and who
-        has them shall not get others meanwhile.
+        """The lanes that may be read: the open ones without finished ranges; where the broker does not answer, the lanes as assigned
+        before. `closed` are partitions with a successor. A sealed partition without a successor keeps its lanes: the successor's lanes
+        follow in a moment, and their consumers must not get others meanwhile.
         """
         found: list[Readable] = []
         for each in readable:
@@ -97,7 +95,7 @@ class GroupLaneProgress:
         return found
 
     def backlog(self, number: int, lps: LpRange) -> float:
-        """Messages of the range that are not done, taken to be spread evenly over the partition; 0 if nobody knows."""
+        """Messages of the range that are not done, assumed to be spread evenly over the partition; 0 if this is not known."""
         part = self._parts.get(number)
         if part is None:
             return 0.0
@@ -108,9 +106,8 @@ class GroupLaneProgress:
 
 
 def mark_passed(keys: Sequence[control.ParkedKey], frontier: Frontier, routes: Mapping[int, Route], silent: Container[str]) -> None:
-    """Say of each parked key whether newer messages may have gone past: the group has come to a later partition, which does not know of it.
-
-    With parked keys that travel with the route that cannot be; a key may have been parked by a release in which they did not.
+    """Mark parked keys that newer messages may have overtaken: the group reads a later partition in which the key is not parked. Since
+    parked keys are passed on with the route this happens only to keys parked by an older release.
     """
     places = {(each.key, each.partition) for each in keys}
     for each in keys:
@@ -129,7 +126,7 @@ def _backlog(part: control.PartitionStatus, ranges: Mapping[LpRange, int], lps: 
 
 
 def _without(lps: LpRange, taken: Sequence[LpRange]) -> list[LpRange]:
-    """The rest of a range."""
+    """The parts of a range outside another one."""
     left, at = [], lps.first
     for each in taken:
         if each.overlaps(lps):

@@ -1,5 +1,4 @@
-"""What the metaserver's service does for ordered subjects: requests in, answers or typed errors out (qmq/meta/meta_service.py speaks
-gRPC)."""
+"""The metaserver's service for ordered subjects: requests in, answers or typed errors out (qmq/meta/meta_service.py speaks gRPC)."""
 
 from __future__ import annotations
 
@@ -45,11 +44,13 @@ from qmq.proto.v1 import control_pb2 as control
 from qmq.proto.v1 import meta_pb2 as pb
 
 CHANGE_WAIT_S: Final = 20.0
-"""How long ChangeRoute waits for the next route: longer than a master's lease and an election; then the change goes on without it."""
+"""How long ChangeRoute waits for the next route: longer than a master's lease and an election. After that the change continues in the
+background.
+"""
 
 
 class OrderedService:
-    """See meta.proto, "Ordered subjects"."""
+    """See "Ordered subjects" in meta.proto."""
 
     def __init__(
         self,
@@ -82,7 +83,7 @@ class OrderedService:
     # --- routes --------------------------------------------------------------------------------------------------------
 
     async def change_route(self, request: pb.ChangeRouteRequest) -> pb.ChangeRouteResponse:
-        """Plan, prepare, carry on. Raises RouteConflict, InvalidArgument, UnknownPartition, DeadlineExceeded, ..."""
+        """Plan, prepare and continue a change. Raises RouteConflict, InvalidArgument, UnknownPartition, DeadlineExceeded, ..."""
         config, _ = await self._subject(request.subject)
         state = await self._cluster.learn_route(config.name)
         changes = self._controller.changes
@@ -94,7 +95,7 @@ class OrderedService:
             if request.from_version not in (0, route.version):
                 raise RouteConflict(f"the route of subject {config.name!r} is at version {route.version}, not {request.from_version}")
             return pb.ChangeRouteResponse(change=change_of(planned), route=route_of(next_route(route, planned)))
-        # What was weighed was this version: another one is planned anew by whoever asks.
+        # The plan was made for this version. If the version has changed, the caller plans again.
         change = await changes.prepare(config.name, make, from_version=request.from_version or route.version)
         published = await self._published(config.name, change)
         after = (await self._cluster.learn_route(config.name)).routes
@@ -102,7 +103,7 @@ class OrderedService:
         return pb.ChangeRouteResponse(change=change_of(published), route=route_of(there))
 
     async def _published(self, subject: str, change: Change) -> Change:
-        """Wait for it, for so long as a caller waits for us."""
+        """Wait for the next route, for as long as the caller waits."""
         task = self._controller.carry_on(subject, change.to_version)
         await asyncio.wait([task], timeout=self._change_wait_s)
         if task.done() and not task.cancelled():
@@ -117,7 +118,7 @@ class OrderedService:
         )
 
     async def describe_route(self, request: pb.DescribeRouteRequest) -> pb.DescribeRouteResponse:
-        """For people. Raises UnknownSubject, OrderMismatch, InvalidArgument."""
+        """Describe a route for operators. Raises UnknownSubject, OrderMismatch, InvalidArgument."""
         config, state = await self._subject(request.subject)
         return await self._descriptions.route(config, state, request.version)
 
@@ -129,9 +130,8 @@ class OrderedService:
     # --- consumers -----------------------------------------------------------------------------------------------------
 
     async def sync_member(self, request: pb.SyncMemberRequest) -> pb.SyncMemberResponse:
-        """Keep a consumer known, and say what it reads as soon as that is news.
-
-        Raises StaleDelivery if a newer life has its name; Overloaded if the group has as many consumers as may be.
+        """Renew a consumer's lease, and answer its assignment as soon as it is new. Raises StaleDelivery if a newer incarnation uses its
+        name; Overloaded if the group has the largest number of consumers.
         """
         config, _ = await self._subject(request.subject)
         name = GroupMember(config.name, check_name("group", request.group), check_name("consumer", request.consumer))
@@ -155,7 +155,7 @@ class OrderedService:
         return pb.SyncMemberResponse(generation=found.generation, lanes=[lane_of(lane) for lane in found.of(name.consumer)])
 
     async def _require_group(self, pair: tuple[str, str], request: pb.SyncMemberRequest) -> None:
-        """The group exists from now on, with the gate that is asked for."""
+        """Create the group if it does not exist, with the requested gate."""
         gate = _gate(request.gate)
         record = self._record(pair)
         if record is None or record.start == DELETE:
@@ -166,15 +166,14 @@ class OrderedService:
             record = self._record(pair)
         if record is not None and record.start == DELETE:
             raise being_deleted(*pair)
-        # Who joins says so, and not who has long been there: two that want different things would change it back and forth for ever.
+        # Only a joining consumer sets the gate: two consumers that want different gates would otherwise change it back and forth for ever.
         if record is not None and gate is not None and record.gate is not gate and request.generation == 0:
             await self._controller.placing.set_gate(*pair, gate)
             await self._controller.read_back(group_record_key(*pair))
 
     async def _require_same_group(self, pair: tuple[str, str], request: pb.SyncMemberRequest) -> None:
-        """Who knows an assignment that the store does not know any more was in a group that was deleted since; another one may have begun.
-
-        Raises StaleDelivery, CoordinationError.
+        """A consumer that knows an assignment that the store does not have belonged to a deleted group; another group of the name may have
+        begun. Raises StaleDelivery, CoordinationError.
         """
         store = self._controller.records.store
         found = await store.get(assignment_key(*pair))
@@ -187,7 +186,7 @@ class OrderedService:
         return None if state is None else state.groups.get(pair[1])
 
     async def _await_news(self, name: GroupMember, incarnation: str, request: pb.SyncMemberRequest) -> None:
-        """At most for a third of the lease: the consumer's next question is what keeps it."""
+        """Wait for a change, at most for a third of the lease: the consumer's next request renews its lease."""
         pair = (name.subject, name.group)
         loop = asyncio.get_running_loop()
         until = loop.time() + min(request.wait_ms, max(request.lease_ms, LEASE_MS_MIN) // 3) / 1000
@@ -203,9 +202,8 @@ class OrderedService:
     # --- moving groups -------------------------------------------------------------------------------------------------
 
     async def reset_group(self, request: control.ResetGroupRequest) -> control.ResetGroupResponse:
-        """Move a group over all versions. Nothing is moved unless every broker group answers first.
-
-        Raises UnknownGroup, InvalidArgument (sequences), NotConnected.
+        """Move a group over all versions. Moves nothing unless every broker group answers first. Raises UnknownGroup, InvalidArgument
+        (sequences), NotConnected.
         """
         config, state = await self._subject(request.subject)
         start = Start.of_reset(request)
@@ -221,9 +219,8 @@ class OrderedService:
         return control.ResetGroupResponse(moved=moved)
 
     async def delete_group(self, request: control.DeleteGroupRequest) -> control.DeleteGroupResponse:
-        """Forget a group in all versions, its parked keys too. Again: go on with it.
-
-        Raises UnknownGroup, InvalidArgument (it has consumers), NotConnected.
+        """Delete a group's state in all versions, its parked keys included. A repeated call continues. Raises UnknownGroup, InvalidArgument
+        (the group has consumers), NotConnected.
         """
         config, _ = await self._subject(request.subject)
         partitions = await self._controller.forgetting.delete(config.name, check_name("group", request.group))
@@ -253,10 +250,9 @@ class OrderedService:
         return control.DescribeParkedResponse(keys=keys[: request.keys_max or None], silent=answers.silent)
 
     async def unpark(self, request: control.UnparkRequest) -> control.UnparkResponse:
-        """At the partition's master, while the group is held still: it shall not advance past the messages that are put back, nor read
-        newer ones first, nor take the key for parked in the partitions that follow.
-
-        Raises UnknownPartition, UnknownGroup, LaneNotOpen, NotConnected; InvalidArgument if older messages of the key are parked.
+        """Unpark at the partition's master, while the group's rounds are stopped: the group must not advance past the messages that are put
+        back, read newer ones first, or count the key as parked in successors. Raises UnknownPartition, UnknownGroup, LaneNotOpen,
+        NotConnected; InvalidArgument if older messages of the key are parked.
         """
         config, state = await self._subject(request.subject)
         part = state.partition(request.partition)
@@ -269,7 +265,8 @@ class OrderedService:
         held = control.UnparkRequest()
         held.CopyFrom(request)
         held.record_revision = await self._controller.placing.set_back(*pair, part, lp, self._controller.changes.new_id())
-        # If it is not certain what the broker did, it may do it late: the group is left still, and the leader lets it go on in a while.
+        # If the broker's outcome is unknown, the broker may still do it late: the group stays stopped, and the leader ends that after a
+        # while.
         try:
             answer = await self._unpark(part, held)
         except CallerError:
@@ -280,9 +277,8 @@ class OrderedService:
         return answer
 
     async def _require_oldest(self, request: control.UnparkRequest, state: OrderedState) -> None:
-        """Messages of a key are parked in the order of their partitions' numbers, and that is the order in which they are given back.
-
-        Raises InvalidArgument; NotConnected where it cannot be known.
+        """Messages of a key are parked, and given back, in the order of their partitions' numbers. Raises InvalidArgument if older ones are
+        parked; NotConnected if that cannot be known.
         """
         asked = control.DescribeParkedRequest(subject=request.subject, group=request.group, key=request.key)
         absent: tuple[type[QmqError], ...] = (UnknownSubject, UnknownGroup, UnknownPartition)
@@ -303,7 +299,7 @@ class OrderedService:
     # --- resharding by load --------------------------------------------------------------------------------------------
 
     async def set_reshard_policy(self, request: pb.SetReshardPolicyRequest) -> pb.ReshardPolicy:
-        """Replace a subject's policy; what is unset takes its default. Raises InvalidArgument."""
+        """Replace a subject's policy; unset fields take their defaults. Raises InvalidArgument."""
         config, _ = await self._subject(request.policy.subject)
         return await self._resharding.set_policy(config.name, request.policy)
 

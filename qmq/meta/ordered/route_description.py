@@ -1,4 +1,4 @@
-"""A subject's routes, partitions and groups for people: what the store says, with what brokers add. Whoever is silent is named."""
+"""A subject's routes, partitions and groups for operators: from the store and the brokers. Brokers that do not answer are named."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from qmq.proto.v1 import meta_pb2 as pb
 
 
 class Descriptions:
-    """Describes; changes nothing."""
+    """Describes routes; changes nothing."""
 
     def __init__(self, view: ClusterView, masters: PartitionMasters) -> None:
         self._view = view
         self._masters = masters
 
     async def route(self, config: SubjectConfig, state: OrderedState, version: int) -> pb.DescribeRouteResponse:
-        """One version of the route (0: the latest), the partitions that it has, and all groups. Raises InvalidArgument."""
+        """One version of the route (0: the latest), its partitions, and all groups. Raises InvalidArgument."""
         route = state.routes.get(version or state.latest)
         if route is None:
             raise InvalidArgument(f"subject {config.name!r} has no route version {version}: the latest is {state.latest}")
@@ -50,7 +50,7 @@ class Descriptions:
         )
 
     async def _ask(self, subject: str, state: OrderedState, group: str, silent: set[str]) -> list[control.PartitionStatus]:
-        """All partitions, of all versions, with a group's progress."""
+        """Ask for all partitions of all versions, with the progress of a group."""
         numbers: dict[str, set[int]] = {}
         for part in (part for route in state.routes.values() for part in route.partitions):
             numbers.setdefault(part.group, set()).add(part.number)

@@ -1,9 +1,8 @@
 """Closing a source of a change: its master seals it, or the coordination store fences it (docs/ORDERING.md, "Fencing a group").
 
-A fence is put only while the group's master key is gone and the epoch's claim is as it was read. A master that wins, or sets its key
-again, lists the fences behind that: so either it sees this one, or the transaction fails, and that master is asked.
-
-A master whose key is gone has lost its right to take ordered messages already, by its own clock; no clock is compared here.
+A fence is put only while the group has no master key and the epoch's claim is as it was read. A master that wins, or sets its key again,
+lists the fences after that: so either it sees this fence, or the transaction fails, and that master is asked. A master whose key is gone
+has lost its write lease already, by its own clock; no clocks are compared here.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from qmq.errors import CoordinationUnknown, QmqError, RouteConflict
 from qmq.model import Fencing
 
 FENCE_AFTER_S: Final = 1.0
-"""For so long a master that does not answer is asked again before a fence is thought of: an election is over by then, usually."""
+"""A master that does not answer is asked again for this long before a fence is considered: usually longer than an election."""
 RETRY_S: Final = 0.1
 
 Arrow = Callable[[str], Awaitable[None]]
@@ -29,12 +28,11 @@ Sleep = Callable[[float], Awaitable[None]]
 
 
 class Sealer(Protocol):
-    """The masters of broker groups. Every call has a deadline of its own."""
+    """The masters of broker groups, as sealing needs them. Every call has its own deadline."""
 
     async def seal(self, broker_group: str, subject: str, partition: int, change_id: str, to_version: int) -> int:
-        """Close a partition; the sequence of its command message, however often it is asked.
-
-        Raises RouteConflict (closed by another change), NotConnected, NotMaster, DeadlineExceeded, DiskFull, ...
+        """Close a partition. Returns the sequence of its command message, the same at every call. Raises RouteConflict (closed by another
+        change), NotConnected, NotMaster, DeadlineExceeded, DiskFull, ...
         """
         ...
 
@@ -44,11 +42,11 @@ class Sealer(Protocol):
 
 
 async def nowhere(_: str) -> None:
-    """An arrow at which nothing happens."""
+    """A hook that does nothing."""
 
 
 class Sealing:
-    """Closes sources. `arrow` is called before and behind each step, with its name."""
+    """Closes the sources of a change. `arrow` is called before and after each step, with the step's name: a hook for tests."""
 
     def __init__(self, store: CoordinationStore, sealer: Sealer, *, sleep: Sleep, now_ms: Callable[[], int], arrow: Arrow) -> None:
         self._store = store
@@ -57,10 +55,10 @@ class Sealing:
         self._now_ms = now_ms
         self._arrow = arrow
         self._silent_since: dict[str, int] = {}
-        """Since when each broker group has answered no seal: the second partition that is fenced need not wait for the first one's."""
+        """Since when each broker group has not answered a seal: its second partition need not wait again."""
 
     def know_gone(self, broker_group: str) -> None:
-        """Record that the broker group has been silent long enough to be fenced."""
+        """The broker group was silent for long enough to be fenced."""
         self._silent_since[broker_group] = self._now_ms() - int(FENCE_AFTER_S * 1000)
 
     async def silent_first(self, subject: str, sources: Sequence[PhysicalPartition]) -> list[PhysicalPartition]:
@@ -77,7 +75,7 @@ class Sealing:
         return silent + well
 
     async def close(self, subject: str, part: PhysicalPartition, change: Change, fencing: Fencing) -> int:
-        """Have a source sealed, or fence it. The sequence of its command message, or FENCED. Raises RouteConflict."""
+        """Seal a source, or fence it. Returns the sequence of its command message, or FENCED. Raises RouteConflict."""
         while True:
             await self._arrow("before seal")
             try:
@@ -89,13 +87,15 @@ class Sealing:
                 raise
             except QmqError:
                 since_ms = self._silent_since.setdefault(part.group, self._now_ms())
-                # Whether it was done is asked again. A broker that does not know the subject yet (CallerError) will hear of it.
+                # Ask again whether it was done. A broker that does not know the subject yet (CallerError) will learn of it.
                 if fencing is Fencing.LEASE and await self._is_fenced(subject, part, change, since_ms):
                     return FENCED
             await self._sleep(RETRY_S)
 
     async def _is_fenced(self, subject: str, part: PhysicalPartition, change: Change, since_ms: int) -> bool:
-        """Whether a fence is there, put now if it is time. The clock only says when to think of it; the store's keys decide."""
+        """Whether there is a fence; puts one if it is time. The clock only decides when to try; the store's keys decide whether the fence
+        is put.
+        """
         key = fence_key(part.group, subject, part.number)
         if _is_ours(await self._store.get(key), change):
             return True
@@ -103,12 +103,13 @@ class Sealing:
             return False
         state = await read_group(self._store, part.group)
         if "master" in state.items:
-            return False  # its lease runs, or there is a new one: it is asked again
+            return False  # its lease has not ended, or there is a new master: ask again
         epoch = state.items.get("epoch")
         epoch_as_read = absent(group_key(part.group, "epoch")) if epoch is None else unchanged(epoch)
         compares = [absent(group_key(part.group, "master")), epoch_as_read, absent(key)]
         await self._arrow("before fence")
-        # Unknown: read back. If it is executed late, the comparison holds then, and the fence closes what this change closes anyway.
+        # Unknown outcome: read back. If the transaction is executed late, its comparison held then, and the fence closes a partition that
+        # this change closes anyway.
         with suppress(CoordinationUnknown):
             await self._store.txn(compares, [Put(key, Fence(change.id, change.to_version).encode())])
         await self._arrow("behind fence")
