@@ -6,7 +6,7 @@
 
 A few keys change all the time and most hardly ever, as in real tables (Zipf: the n-th key changes n times more seldom than the first).
 
-Rules that the replica keeps, as whoever follows a table must:
+Rules that the replica keeps, as every follower of a table must:
 
 * **A change's image from before is what the row must be now.** If it is not, order was broken or a change is missing: OutOfOrder.
 * **Changes that come again change nothing**: they are known by their serial, which counts the changes of one key from 1. Messages are
@@ -26,7 +26,7 @@ from random import Random
 from typing import Any, NamedTuple, Protocol
 
 Row = list[Any]
-"""Owner, amount, note."""
+"""The columns: owner, amount, note."""
 
 CHUNK = 10_000
 DELETES = 0.05
@@ -34,7 +34,7 @@ OWNERS = ("Ada", "Bohr", "Curie", "Darwin", "Euler", "Faraday", "Gauss", "Hopper
 
 
 class OutOfOrder(Exception):
-    """A change does not fit what the replica has: another one of its key is missing, or came before its time."""
+    """A change does not fit the replica's row: another change of its key is missing, or came too early."""
 
 
 class Change(NamedTuple):
@@ -46,7 +46,7 @@ class Change(NamedTuple):
     after: Row | None
 
     def encode(self) -> bytes:
-        """As it is sent."""
+        """The change as a message body."""
         return json.dumps(self, separators=(",", ":")).encode()
 
     @classmethod
@@ -55,7 +55,7 @@ class Change(NamedTuple):
 
 
 class Source:
-    """The table that is changed. The same seed gives the same changes."""
+    """The source table. The same seed gives the same changes."""
 
     def __init__(self, seed: int = 1, keys: int = 10_000) -> None:
         self._coin = Random(seed)  # noqa: S311 - a made-up table, not a secret
@@ -93,10 +93,10 @@ class Source:
 
 
 class Replica(Protocol):
-    """A table that follows."""
+    """A table that follows the source."""
 
     def apply(self, change: Change) -> bool:
-        """Whether it was new. Raises OutOfOrder."""
+        """Apply a change. Returns whether it was new. Raises OutOfOrder."""
         ...
 
     def dump(self) -> bytes:
@@ -105,14 +105,14 @@ class Replica(Protocol):
 
 
 class MemoryReplica:
-    """In a dictionary."""
+    """A replica in a dictionary."""
 
     def __init__(self) -> None:
         self._serials: dict[str, int] = {}
         self._rows: dict[str, Row] = {}
 
     def apply(self, change: Change) -> bool:
-        """Whether it was new. Raises OutOfOrder."""
+        """Apply a change. Returns whether it was new. Raises OutOfOrder."""
         serial = self._serials.get(change.key, 0)
         if change.serial <= serial:
             return False
@@ -130,9 +130,8 @@ class MemoryReplica:
 
 
 class SqliteReplica:
-    """In a file. A change and its serial are one transaction, which ends at `commit`: acknowledge after that.
-
-    Several processes may share the file: each change is checked against what all of them have done.
+    """A replica in a SQLite file. A change and its serial belong to one transaction, which ends at `commit`: acknowledge after that.
+    Several processes may share the file: each change is checked against the changes of all of them.
     """
 
     def __init__(self, path: Path | str) -> None:
@@ -142,7 +141,7 @@ class SqliteReplica:
         self._connection.execute("CREATE TABLE IF NOT EXISTS accounts (key TEXT PRIMARY KEY, serial INTEGER NOT NULL, row TEXT)")
 
     def apply(self, change: Change) -> bool:
-        """Whether it was new. Raises OutOfOrder."""
+        """Apply a change. Returns whether it was new. Raises OutOfOrder."""
         if not self._connection.in_transaction:
             self._connection.execute("BEGIN IMMEDIATE")
         found = self._connection.execute("SELECT serial, row FROM accounts WHERE key = ?", (change.key,)).fetchone()
@@ -158,7 +157,7 @@ class SqliteReplica:
         return True
 
     def commit(self) -> None:
-        """What was applied is there to stay, and others may go on."""
+        """Commit the applied changes, and let other processes continue."""
         if self._connection.in_transaction:
             self._connection.execute("COMMIT")
 
@@ -168,7 +167,7 @@ class SqliteReplica:
         return dump((key, json.loads(row)) for key, row in found)
 
     def close(self) -> None:
-        """What was not committed is gone."""
+        """Close the file; uncommitted changes are lost."""
         self._connection.close()
 
 
@@ -181,5 +180,5 @@ def check(change: Change, serial: int, row: Row | None) -> None:
 
 
 def dump(rows: Iterable[tuple[str, Row]]) -> bytes:
-    """A line a row, by key: two tables are equal if and only if these bytes are."""
+    """The rows as lines, by key: two tables are equal if and only if these bytes are."""
     return "".join(f"{key} {json.dumps(row)}\n" for key, row in sorted(rows)).encode()

@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 DATA: Final = Path(__file__).parent / "data" / "flights.columns.xz"
 ROWS: Final = 336_776
 SHA256: Final = "563db8f117faf6ffd76aa868099df37dfa78dc17b5ac6d3d9ea6476e051a0bc4"
-"""Of the original CSV."""
+"""The checksum of the original CSV."""
 
 
 class Flight(NamedTuple):

@@ -48,13 +48,13 @@ WAIT = timedelta(milliseconds=200)
 
 @dataclass(slots=True)
 class Result:
-    """What a run did."""
+    """The result of a run."""
 
     lines: int = 0
     sent: int = 0
     archived: int = 0
     repeated: int = 0
-    """Lines that came to the archive a second time."""
+    """Lines that reached the archive a second time."""
     errors: int = 0
     alarms: int = 0
     dashboards: list[int] = field(default_factory=list)
@@ -78,7 +78,7 @@ class Service:
         self._written = 0
 
     def write(self, size: int) -> bool:
-        """Some more bytes; False if that was all."""
+        """Write some more bytes; False if the file is complete."""
         with self.path.open("ab") as file:
             file.write(self._data[self._written : self._written + size])
         self._written += size
@@ -86,7 +86,7 @@ class Service:
 
 
 class Collector:
-    """Sends what files hold from its checkpoint on."""
+    """Sends the files' lines from its checkpoint on."""
 
     def __init__(self, mq: qmq.Client, folder: Path, result: Result) -> None:
         self._mq, self._folder, self._result = mq, folder, result
@@ -94,7 +94,7 @@ class Collector:
         self._sent: dict[str, int] = json.loads(self._checkpoint.read_text()) if self._checkpoint.exists() else {}
 
     async def collect(self) -> int:
-        """Send every whole line that is new; how many there were."""
+        """Send every new whole line. Returns their number."""
         found = 0
         for path in sorted(self._folder.glob("*.log")):
             begin = self._sent.get(path.name, 0)
@@ -123,26 +123,26 @@ class Collector:
         self._sent[f"{service}.log"] = at
 
     def save(self) -> None:
-        """What was sent is not sent again."""
+        """Write the checkpoint: these lines are not sent again."""
         fresh = self._checkpoint.with_suffix(".new")
         fresh.write_text(json.dumps(self._sent))
         fresh.replace(self._checkpoint)
 
 
 def whole_lines(data: bytes) -> Iterator[bytes]:
-    """Without their ends; what is not whole yet is left out."""
+    """The whole lines, without their ends; an incomplete last line is left out."""
     yield from data.split(b"\n")[:-1]
 
 
 class Archive:
-    """Lines by service and offset; compressed files at the end. Shared by the consumers of its group."""
+    """Collects lines by service and offset, and writes compressed files at the end. Shared by the consumers of its group."""
 
     def __init__(self, result: Result) -> None:
         self._result = result
         self._lines: dict[str, dict[int, bytes]] = {name: {} for name in SERVICES}
 
     async def take(self, mq: qmq.Client, name: str) -> None:
-        """One consumer, until it is cancelled."""
+        """Run one consumer until it is cancelled."""
         async with mq.consumer(SUBJECT, "archive", name=name, ack="explicit") as consumer:
             while True:
                 found = await consumer.pull(1_000, WAIT)
@@ -154,7 +154,7 @@ class Archive:
                 self._result.archived = sum(map(len, self._lines.values()))
 
     def write(self, folder: Path) -> None:
-        """A file a service."""
+        """Write one file for each service."""
         for name, lines in self._lines.items():
             with lzma.open(folder / f"{name}.log.xz", "wb", preset=1) as file:
                 file.writelines(lines[offset] + b"\n" for offset in sorted(lines))
@@ -183,7 +183,7 @@ async def collect(server: str, folder: Path, count: int, *, quiet: bool = False)
                 is_writing = any([service.write(8_000 + 13 * at) for at, service in enumerate(services)])  # noqa: C419 - each of them writes
                 await collector.collect()
                 if is_old and result.sent > result.lines // 2:
-                    collector, is_old = Collector(mq, folder, result), False  # the checkpoint of a while ago is all that it knows
+                    collector, is_old = Collector(mq, folder, result), False  # it knows only its checkpoint, which is older
                 elif result.sent % 7:
                     collector.save()
                 bar.update(task, completed=result.archived)
@@ -204,14 +204,14 @@ async def collect(server: str, folder: Path, count: int, *, quiet: bool = False)
 
 
 async def _watch(consumer: qmq.Consumer, seen: set[tuple[str, str]]) -> None:
-    """Note each line that comes, until it is cancelled."""
+    """Record each line, until cancelled."""
     async with consumer:
         async for found in consumer.batches():
             seen.update([(message.key or "", message.headers["offset"].decode()) for message in found])
 
 
 async def run(chosen: argparse.Namespace) -> int:
-    """Everything; the exit status."""
+    """Run the whole example. Returns the exit status."""
     async with AsyncExitStack() as stack:
         server = chosen.server or await own_node(stack)
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))

@@ -50,25 +50,25 @@ PATIENCE_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What is sent about an order, as JSON."""
+    """An order as sent, in JSON."""
 
     number: int
     cents: int
 
     @property
     def is_slow(self) -> bool:
-        """The bank answers at the second try only."""
+        """Whether the bank answers at the second attempt only."""
         return self.number % 10 == 3
 
     @property
     def is_refused(self) -> bool:
-        """It is never paid."""
+        """Whether the order is never paid."""
         return self.number % 100 in (7, 42, 77)
 
 
 @dataclass(slots=True)
 class Result:
-    """What there is at the end."""
+    """The state at the end."""
 
     orders: int = 0
     paid: int = 0
@@ -86,13 +86,13 @@ class Shop:
         self._mq, self._engine, self._path, self._remind = mq, engine, path, remind
 
     async def place(self, order: Order) -> None:
-        """Commit, and then the messages leave."""
+        """Commit the order; then its messages are sent."""
         async with self._mq.outbox(self._engine) as box:
             box.connection.execute(text("INSERT INTO orders VALUES (:number, :cents)"), asdict(order))
             self._say(box, order)
 
     async def place_and_die(self, order: Order) -> None:
-        """Commit through a driver's own connection, and never say so: as if the till's process had died right then."""
+        """Commit through a driver's own connection, and do not report it: as if the process of the shop had died right then."""
         connection = sqlite3.connect(self._path, timeout=30)
         try:
             connection.execute("INSERT INTO orders VALUES (?, ?)", (order.number, order.cents))
@@ -109,7 +109,7 @@ class Shop:
 
 
 def listen(mq: qmq.Client, engine: Engine) -> None:
-    """Who handles what. Each handler's writes are committed with the message's id, or not at all."""
+    """Register the handlers. Each handler's writes are committed with the message's id, or not at all."""
     once = SqlDedup(engine)
 
     @mq.listener("order.placed", group="billing", concurrency=4, idempotent=once, retry_delays=[timedelta(seconds=0.1)])
@@ -134,7 +134,7 @@ def listen(mq: qmq.Client, engine: Engine) -> None:
 
 
 def count(engine: Engine, dead: set[int]) -> Result:
-    """What is in the tables, and whether it is what it should be."""
+    """Count the rows in the tables, and whether the numbers are right."""
     with engine.connect() as connection:
         found = {
             name: [row[0] for row in connection.execute(text(f"SELECT number FROM {name} ORDER BY number"))]  # noqa: S608 - our own names
@@ -149,7 +149,7 @@ def count(engine: Engine, dead: set[int]) -> Result:
 
 
 async def trade(server: str, folder: Path, orders: int, remind_s: float, *, quiet: bool = False) -> Result:
-    """Place the orders, and wait until everything has come to its end."""
+    """Place the orders, and wait until every message is handled."""
     path = folder / "shop.sqlite"
     engine = create_engine(f"sqlite:///{path}", connect_args={"timeout": 30})
     with engine.begin() as connection:
@@ -178,8 +178,8 @@ async def trade(server: str, folder: Path, orders: int, remind_s: float, *, quie
 
 
 async def run(chosen: argparse.Namespace) -> int:
-    """Everything; the exit status."""
-    logging.getLogger("qmq").setLevel(logging.CRITICAL)  # handlers that fail are what is shown here
+    """Run the whole example. Returns the exit status."""
+    logging.getLogger("qmq").setLevel(logging.CRITICAL)  # this example shows failing handlers, so their log is silenced
     async with AsyncExitStack() as stack:
         server = chosen.server or await own_node(stack)
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 async def own_node(stack: AsyncExitStack) -> str:
-    """Its address; it ends, and its data is gone, when the stack is left."""
+    """The address of a new node. When the stack is left, the node ends and its data is deleted."""
     from qmq.node.dev_node import Node, NodeConfig
 
     folder = stack.enter_context(tempfile.TemporaryDirectory())

@@ -34,15 +34,15 @@ SUBJECT = "flight.reminder"
 BEFORE = timedelta(hours=1)
 NEW_YORK = ZoneInfo("America/New_York")
 LEAD_S = 3.0
-"""Between sending and the month's begin: sending takes a moment."""
+"""The time between sending and the month's begin, since sending takes a moment."""
 CHUNK = 5_000
 QUIET_S = 3.0
-"""After the last reminder was due, what comes within this time would be one too many."""
+"""How long to wait for surplus reminders after the last one was due."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reminder:
-    """One planned message: `number` is the flight's row; `due_s` counts from the month's begin, in real seconds."""
+    """One planned reminder: `number` is the flight's row; `due_s` counts from the month's begin, in real seconds."""
 
     number: int
     aircraft: str
@@ -52,7 +52,7 @@ class Reminder:
 
 @dataclass(slots=True)
 class Result:
-    """The plan against what came."""
+    """The plan and the received reminders, compared."""
 
     planned: int = 0
     came: int = 0
@@ -61,21 +61,21 @@ class Result:
     early: list[int] = field(default_factory=list)
     lateness_ms: list[int] = field(default_factory=list)
     by_day: dict[int, tuple[int, int]] = field(default_factory=dict)
-    """Of each day: reminders planned and reminders that came."""
+    """For each day, the numbers of planned and of received reminders."""
 
     @property
     def is_right(self) -> bool:
-        """Whether what came is the plan."""
+        """Whether exactly the planned reminders came."""
         return not (self.missing or self.twice or self.early)
 
     def late(self, share: float) -> int:
-        """Percentile of the lateness, milliseconds."""
+        """A percentile of the lateness, in milliseconds."""
         values = sorted(self.lateness_ms)
         return values[min(int(len(values) * share), len(values) - 1)] if values else 0
 
 
 def plan(month: int, minutes: float, rows: int = 0) -> list[Reminder]:
-    """The month's reminders, scaled so that it plays in so many minutes. `rows`: only so many flights."""
+    """The month's reminders, scaled to play within `minutes`. `rows` limits the number of flights."""
     table = {column[0]: column[1:] for column in flights.columns()}
     begin = datetime(2013, month, 1, tzinfo=NEW_YORK)
     days = (begin.replace(year=2014, month=1) if month == 12 else begin.replace(month=month + 1)) - begin
@@ -91,7 +91,7 @@ def plan(month: int, minutes: float, rows: int = 0) -> list[Reminder]:
 
 
 async def send(mq: qmq.Client, reminders: Sequence[Reminder], begin_ms: int) -> None:
-    """Send them all, now, each due at its time."""
+    """Send all reminders now, each due at its time."""
     for at in range(0, len(reminders), CHUNK):
         some = reminders[at : at + CHUNK]
         await mq.send_many(
@@ -103,7 +103,7 @@ async def send(mq: qmq.Client, reminders: Sequence[Reminder], begin_ms: int) -> 
 
 
 async def receive(mq: qmq.Client, count: int, until: float, bar: Progress) -> list[tuple[int, int]]:
-    """(row, when the broker stored it) of each reminder that comes."""
+    """(row, when the broker stored it) of each received reminder."""
     came: list[tuple[int, int]] = []
     task = bar.add_task("reminders", total=count)
     async with mq.consumer(SUBJECT, "passengers") as consumer:
@@ -118,7 +118,7 @@ async def receive(mq: qmq.Client, count: int, until: float, bar: Progress) -> li
 
 
 def compare(reminders: Sequence[Reminder], begin_ms: int, came: Sequence[tuple[int, int]]) -> Result:
-    """The plan against what came. Pure."""
+    """Compare the received reminders with the plan. Pure."""
     counts = Counter(number for number, _ in came)
     stored = dict(came)
     result = Result(len(reminders), len(came))
@@ -148,7 +148,7 @@ async def play(server: str, reminders: Sequence[Reminder], minutes: float, *, qu
 
 
 def show(result: Result, minutes: float) -> None:
-    """A table, and the days as bars."""
+    """Print a table, and a bar for each day."""
     console = Console()
     table = Table(title=f"flight reminders: a month in {minutes:g} minutes", title_justify="left", show_header=False)
     table.add_column()
@@ -170,7 +170,7 @@ def show(result: Result, minutes: float) -> None:
 
 
 async def run(chosen: argparse.Namespace) -> int:
-    """Everything; the exit status."""
+    """Run the whole example. Returns the exit status."""
     reminders = plan(chosen.month, chosen.minutes, chosen.rows)
     async with AsyncExitStack() as stack:
         server = chosen.server or await own_node(stack)

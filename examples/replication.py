@@ -40,18 +40,18 @@ CHUNK = 1_000
 
 @dataclass(slots=True)
 class Result:
-    """What a run did."""
+    """The result of a run."""
 
     changes: int = 0
     applied: int = 0
     repeated: int = 0
-    """Changes that came again, and changed nothing."""
+    """Changes that came a second time, and were skipped."""
     route_versions: int = 0
     is_equal: bool = False
 
 
 class Worker:
-    """One consumer with its own connection to the replica's file."""
+    """A consumer with its own connection to the replica's file."""
 
     def __init__(self, mq: qmq.Client, path: Path, name: str, result: Result) -> None:
         self._replica = SqliteReplica(path)
@@ -60,14 +60,14 @@ class Worker:
         self._running = asyncio.create_task(self._consumer.run(self._apply, concurrency=1))
 
     async def _apply(self, message: Any) -> None:
-        """A change and its serial are committed before the message is acknowledged."""
+        """Apply a change: it is committed with its serial before the message is acknowledged."""
         is_new = self._replica.apply(Change.decode(message.body))
         self._replica.commit()
         self._result.applied += is_new
         self._result.repeated += not is_new
 
     async def die(self) -> None:
-        """Without a word: what it had in hand comes to others."""
+        """Stop without leaving the group: the messages in hand go to other consumers."""
         self._running.cancel()
         await asyncio.gather(self._running, return_exceptions=True)
         await self.close()
@@ -109,12 +109,12 @@ async def replicate(server: str, folder: Path, count: int, keys: int, *, quiet: 
 
 
 async def _split(mq: qmq.Client, _workers: list[Worker]) -> None:
-    """The first partition in two, while its messages are read."""
+    """Split the first partition, while its messages are read."""
     await mq.metadata.change_route(SUBJECT, split=pb.SplitOperation(partition=1, at=[16]), reason="the example splits")
 
 
 async def _merge(mq: qmq.Client, _workers: list[Worker]) -> None:
-    """The two halves in one."""
+    """Merge the two halves."""
     route = (await mq.metadata.describe_route(SUBJECT)).route
     halves = [part.number for part in sorted(route.partitions, key=lambda part: part.lps.first)[:2]]
     await mq.metadata.change_route(SUBJECT, merge=pb.MergeOperation(partitions=halves), reason="the example merges")
@@ -129,7 +129,7 @@ def _replace_worker(path: Path, result: Result) -> Any:
 
 
 async def run(chosen: argparse.Namespace) -> int:
-    """Everything; the exit status."""
+    """Run the whole example. Returns the exit status."""
     async with AsyncExitStack() as stack:
         server = chosen.server or await own_node(stack)
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))

@@ -45,7 +45,7 @@ HELLO_BYTES_MAX: Final = 16 * KIB
 """Bytes that a broker buffers for a connection before its HELLO."""
 
 INFLIGHT_BYTES_MAX: Final = 64 * MIB
-"""Unanswered bytes of one connection, after which a broker stops reading from it."""
+"""Unanswered bytes of one connection beyond which a broker stops reading from it."""
 
 PARTIAL_FRAMES_BYTES_MAX: Final = 256 * MIB
 """Bytes of large frames that have arrived in part, over all connections: sixteen of the largest. Compare Kafka's
@@ -90,7 +90,7 @@ LOGICAL_PARTITIONS_MAX: Final = 65_536
 """Logical partitions of an ordered subject: a batch stores each in 16 bits."""
 
 CONSUMER_UNACKED_MAX: Final = 100_000
-"""Unsettled messages of one consumer of a group, after which its pulls wait for acknowledgements."""
+"""Unsettled messages of one consumer of a group, beyond which its pulls wait for acknowledgements."""
 
 CONSUMER_UNACKED_BYTES_MAX: Final = 256 * MIB
 """Unsettled bytes of one consumer of a group, as stored in the log."""
@@ -105,7 +105,7 @@ GROUP_CONSUMERS_MAX: Final = 10_000
 """Consumers of a group on one queue."""
 
 CONNECTION_SESSIONS_MAX: Final = 10_000
-"""Sessions of one connection: queues, and lanes, each counted for itself."""
+"""Sessions of one connection: of queues and of lanes, counted separately."""
 
 SESSION_PULLS_MAX: Final = 64
 """Pulls of one session that wait for messages. QMQ's own clients use one or two."""
@@ -114,4 +114,4 @@ WAIT_MS_MAX: Final = 60_000
 """Longest long-poll."""
 
 FLUSH_INTERVAL_MS: Final = 2
-"""With `--flush async`: least time from the beginning of one flush to the beginning of the next (docs/REPLICATION.md says why)."""
+"""With `--flush async`: the least time from the beginning of one flush to the beginning of the next (docs/REPLICATION.md says why)."""

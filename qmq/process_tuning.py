@@ -10,7 +10,7 @@ _M_TRIM_THRESHOLD: Final = -1
 _M_TOP_PAD: Final = -2
 _M_MMAP_THRESHOLD: Final = -3
 SWITCH_INTERVAL_S: Final = 0.0005
-"""The longest wait for the interpreter of a thread that finished a flush; Python's default is 5 ms."""
+"""The longest time that a thread that finished a flush waits for the interpreter; Python's default is 5 ms."""
 
 _KEEP_BYTES: Final = 1 << 30
 _TOP_PAD_BYTES: Final = 16 << 20
@@ -29,7 +29,7 @@ def keep_freed_memory() -> None:
     """Make glibc keep large freed blocks: returning each to the kernel and faulting it in again costs a third of the speed."""
     if not sys.platform.startswith("linux"):
         return
-    import ctypes  # here, because a client that is not run by `qmq.run` needs none of it
+    import ctypes  # imported here, because a client that does not use `qmq.run` needs none of it
 
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:

@@ -71,7 +71,7 @@ async def abort(context: grpc.aio.ServicerContext[Any, Any], failure: Exception,
     """End a call with an error. A typed error reaches the client as it is; any other becomes an internal error of the server."""
     if not isinstance(failure, QmqError):
         log.error("a call of %s failed", method, exc_info=failure)
-        # The text may name files, keys or statements: it is not the caller's business.
+        # The text may name files, keys or statements, which the caller must not see.
         await context.abort(grpc.StatusCode.INTERNAL, f"an internal error ({type(failure).__name__}), which the server's log explains")
     trailers = [(CODE, str(failure.code)), (OUTCOME, str(failure.outcome.value))]
     if failure.retry_after_ms:

@@ -1,4 +1,4 @@
-"""How a control port lets peers in: bounds on the resources that all peers together can take, and who they are.
+"""Admits peers to a control port: bounds on the resources that all peers together can take, and the identity of each peer.
 
 Without TLS gRPC accepts the connections. With TLS they come through `qmq.security.rpc_relay`, which bounds their handshakes.
 
@@ -21,16 +21,16 @@ from qmq.security.principal import RpcPeers
 
 @dataclass(frozen=True, slots=True)
 class RpcBounds:
-    """Bounds of one control port. Times are milliseconds."""
+    """The bounds of one control port. Times are milliseconds."""
 
     connections_max: int
     calls_max: int
     handshakes_per_s: int = 250
-    """Of TLS. One takes 2 to 3 ms of the event loop, which has calls to serve."""
+    """TLS handshakes a second. One takes 2 to 3 ms of the event loop, which also serves calls."""
     handshakes_max: int = 1_000
-    """Of TLS, under way at one time: of more, the oldest is broken off."""
+    """TLS handshakes under way at one time; beyond it, the oldest is ended."""
     handshake_ms: int = 10_000
-    """For TLS, and again for HTTP/2; gRPC's default is two minutes."""
+    """Time for the TLS handshake, and again for HTTP/2; gRPC's default is two minutes."""
     idle_ms: int = 300_000
     ping_ms: int = 60_000
     """The server pings a connection that has a call under way and was silent for so long; gRPC's default is two hours."""
@@ -39,14 +39,14 @@ class RpcBounds:
 
 @dataclass(frozen=True, slots=True)
 class RpcDoor:
-    """How a port lets peers in. `refused` is called with the address of each peer that TLS does not accept, and why. `peers` is filled with
-    who is behind each connection that TLS did accept.
+    """How a port admits peers. `refused` is called with the address of each peer that TLS does not accept, and the reason. `peers` gets the
+    identity behind each accepted TLS connection.
     """
 
     bounds: RpcBounds
     refused: Callable[[str, str], None] = lambda _address, _why: None
     peers: RpcPeers = field(default_factory=dict)
     shares_port: bool = False
-    """Whether other processes of this user may listen at the port, too: the kernel gives each connection to one of them (SO_REUSEPORT)."""
+    """Whether other processes of this user may listen at the same port: the kernel gives each connection to one of them (SO_REUSEPORT)."""
     takes_plaintext: bool = False
     """Whether a port with TLS also serves peers that speak HTTP/2 without it."""

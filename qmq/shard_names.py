@@ -13,13 +13,13 @@ def shard_name(group: str, shard: int) -> str:
 
 
 def family_of(group: str) -> str:
-    """The name that the shards of one broker have in common; for a group that is no shard, its own name."""
+    """The common name of the shards of one broker; for a group that is not a shard, its own name."""
     family, dot, number = group.rpartition(".")
     return family if dot and number.isascii() and number.isdigit() else group
 
 
 def shards_of(name: str, groups: Sequence[str]) -> list[str]:
-    """The broker groups that a name stands for: the group of that name, or its shards in order. Raises InvalidArgument for neither."""
+    """The broker groups that a name means: the group of that name, or its shards in order. Raises InvalidArgument if there are none."""
     if name in groups:
         return [name]
     found = [each for each in groups if each != name and family_of(each) == name]

@@ -1,4 +1,4 @@
-"""An ASGI application as a server inside a running event loop: uvicorn on a socket of our own, without its signal handlers and logs."""
+"""Serves an ASGI application inside a running event loop: uvicorn on our own socket, without its signal handlers and logs."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ STOP_S: Final = 2
 class _QuietServer(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Whoever runs the loop handles signals."""
+        """Leaves signals to the owner of the loop."""
         yield
 
 
 class WebServer:
-    """`start`, then `stop`. Raises OSError from `start` if the port is taken."""
+    """An HTTP server. Call `start`, then `stop`. `start` raises OSError if the port is taken."""
 
     def __init__(
         self, app: ASGIApp, host: str, port: int, *, connections_max: int, tls_cert: Path | None = None, tls_key: Path | None = None
@@ -63,7 +63,7 @@ class WebServer:
         return port
 
     async def stop(self) -> None:
-        """Answer what is under way, and stop listening. Does nothing before `start`."""
+        """Answer the requests under way, and stop listening. Does nothing before `start`."""
         if self._serving is not None:
             self._server.should_exit = True
             await self._serving

@@ -43,7 +43,7 @@ _KNOWN: Final = frozenset(each.value for each in Operation)
 
 @dataclass(frozen=True, slots=True)
 class ModeRecord:
-    """The mode of the rules; who set it, and when in milliseconds since 1970."""
+    """The mode of access control: who set it, and when, in milliseconds since 1970."""
 
     mode: AccessMode
     by: str = ""
@@ -63,7 +63,7 @@ def encode_mode(record: ModeRecord) -> bytes:
 
 
 def decode_mode(data: bytes) -> ModeRecord:
-    """The inverse. Raises ValueError, KeyError, TypeError."""
+    """Decode what `encode` made. Raises ValueError, KeyError, TypeError."""
     found = json.loads(data)
     return ModeRecord(AccessMode(found["mode"]), found.get("by", ""), found.get("at_ms", 0))
 
@@ -81,7 +81,7 @@ def encode_rule(rule: AccessRule) -> bytes:
 
 
 def decode_rule(rule_id: str, data: bytes) -> AccessRule | None:
-    """The inverse; None for a rule about operations that this release does not know. Raises ValueError, KeyError, TypeError, QmqError."""
+    """Decode a rule; None for a rule about operations that this release does not know. Raises ValueError, KeyError, TypeError, QmqError."""
     found: dict[str, Any] = json.loads(data)
     known = frozenset(Operation(each) for each in found["operations"] if each in _KNOWN)
     if found["operations"] and not known:
@@ -98,7 +98,7 @@ def encode_role(record: RoleRecord) -> bytes:
 
 
 def decode_role(name: str, data: bytes) -> RoleRecord:
-    """The inverse. Raises ValueError, KeyError, TypeError, QmqError."""
+    """Decode a role. Raises ValueError, KeyError, TypeError, QmqError."""
     return RoleRecord(name, frozenset(str(Principal.parse(each)) for each in json.loads(data)["members"]))
 
 
@@ -107,7 +107,7 @@ def encode_token(record: TokenRecord) -> bytes:
 
 
 def decode_token(token_id: str, data: bytes) -> TokenRecord:
-    """The inverse. Raises ValueError, KeyError, TypeError, QmqError."""
+    """Decode a token's record. Raises ValueError, KeyError, TypeError, QmqError."""
     found = json.loads(data)
     return TokenRecord(
         token_id, Principal.parse(found["principal"]), found["digest"], found.get("ends_ms", 0), found.get("by", ""), found.get("at_ms", 0)
@@ -119,7 +119,7 @@ def encode_quota(quota: Quota) -> bytes:
 
 
 def decode_quota(quota_id: str, data: bytes) -> Quota:
-    """The inverse. Raises ValueError, KeyError, TypeError, QmqError."""
+    """Decode a quota. Raises ValueError, KeyError, TypeError, QmqError."""
     found = json.loads(data)
     return Quota.of(quota_id, found.pop("principal"), found)
 
@@ -141,7 +141,7 @@ def quota_key(quota_id: str) -> str:
 
 
 def read_access(state: AccessState, key: str, item: KeyValue | None) -> None:
-    """Apply a key; without an item the key is deleted."""
+    """Apply a key to the rules; without an item the key is deleted."""
     state.version += 1
     state.unreadable.discard(key)
     try:
@@ -156,7 +156,7 @@ def read_access(state: AccessState, key: str, item: KeyValue | None) -> None:
 
 
 async def ensure_server_token(store: CoordinationStore) -> None:
-    """Make the token that servers show each other, if there is none. Raises CoordinationError."""
+    """Create the token that servers show each other, if there is none. Raises CoordinationError."""
     token = "qmqs_" + secrets.token_urlsafe(32)
     await store.txn([absent(SERVER_TOKEN)], [Put(SERVER_TOKEN, token.encode())])
 

@@ -1,4 +1,4 @@
-"""Broker groups in the coordination store: their members, who may be master, where replicas are.
+"""Broker groups in the coordination store: their members, their masters, the addresses of their replicas.
 
     /qmq/groups/GROUP/members            Membership, JSON: version, voters, learners. Changed by the group's master alone
     /qmq/groups/GROUP/epoch              Claim, JSON: the highest epoch and the attempt that won it. Never goes
@@ -117,7 +117,7 @@ class BrokerGroupState:
 
     @property
     def claim(self) -> EpochClaim:
-        """The highest epoch and its winner; epoch 0 if there was none."""
+        """The highest epoch and its winner; epoch 0 before the first."""
         item = self._item("epoch")
         return EpochClaim(0, "", "") if item is None else EpochClaim.decode(item.value)
 
@@ -165,7 +165,7 @@ def group_key(group: str, what: str) -> str:
 
 
 def replica_key(group: str, replica: str) -> str:
-    """The key of a replica's addresses, which stays."""
+    """The key of a replica's addresses, which stays when its process ends."""
     return f"{REPLICAS}{group}/{replica}"
 
 
@@ -184,6 +184,6 @@ def group_states(listing: KeyListing) -> dict[str, BrokerGroupState]:
 
 
 async def read_group(store: CoordinationStore, group: str) -> BrokerGroupState:
-    """One group now. Raises CoordinationError."""
+    """Read one group from the store. Raises CoordinationError."""
     listing = await store.list(group_key(group, ""))
     return group_states(listing).get(group, BrokerGroupState(group))

@@ -83,7 +83,7 @@ Operation = Put | Delete | Get
 
 @dataclass(frozen=True, slots=True)
 class TxnResult:
-    """Which list was executed, at which revision; for each operation what it read (Get) or deleted (Delete)."""
+    """The executed list of operations, and its revision; for each operation the items that it read (Get) or deleted (Delete)."""
 
     succeeded: bool
     revision: Revision

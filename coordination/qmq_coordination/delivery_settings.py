@@ -168,14 +168,14 @@ class DeliverySettings:
                 yield where, record
 
     def is_paused(self, subject: str, group: str, consumer: str, client: str) -> bool:
-        """Whether it is paused. Empty consumer and client: whether the group is paused."""
+        """Whether the consumer is paused. With empty consumer and client: whether the group is paused."""
         if not self.pauses:
             return False
         return any(whom in self.pauses for whom in _names_of(subject, group, consumer, client))
 
 
 def _names_of(subject: str, group: str, consumer: str, client: str) -> Iterable[Whom]:
-    """All pauses that would apply to it."""
+    """The keys of all pauses that would apply to the consumer."""
     base, _, of_broadcast = group.partition(BROADCAST)
     for where in (subject, EVERY):
         yield Whom(PauseKind.GROUP, where, base)

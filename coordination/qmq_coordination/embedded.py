@@ -40,7 +40,9 @@ from qmq_coordination.sqlite_rows import Rows
 OPERATIONS_MAX: Final = 128
 """Operations in one transaction: etcd's default (--max-txn-ops), so that code that works here works on etcd."""
 REQUEST_BYTES_MAX: Final = 3 << 19
-"""Of one request, 1.5 MiB; etcd's default (--max-request-bytes). Counted here as keys and values, without etcd's few bytes around them."""
+"""The largest request, 1.5 MiB; etcd's default (--max-request-bytes). Counted here as keys and values, without etcd's few bytes around
+them.
+"""
 KEEP_REVISIONS: Final = 10_000
 _COMPACT_EVERY: Final = 2_000
 _LEASE_CHECK_S: Final = 0.1
@@ -212,7 +214,7 @@ class EmbeddedStore:
                     yield changes
                     changed.set()
                 if not found:
-                    # Compactions up to the present revision lose nothing for this watch.
+                    # Compactions up to the current revision lose no event of this watch.
                     after = max(after, now)
                 self._watch_leases()
                 await changed.wait()

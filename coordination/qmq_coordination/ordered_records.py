@@ -40,7 +40,7 @@ def route_key(subject: str, version: int) -> str:
 
 
 def latest_key(subject: str) -> str:
-    """The key of the latest version's number."""
+    """The key of the number of a subject's latest route version."""
     return f"{ROUTES}{subject}/latest"
 
 
@@ -70,7 +70,7 @@ def decision_key(subject: str) -> str:
 
 
 def member_key(subject: str, group: str, consumer: str) -> str:
-    """The key of a consumer while it is alive; with an empty name the prefix of all."""
+    """The key of a consumer while it is alive; with an empty name, the prefix of all consumers."""
     return f"{MEMBERS}{subject}/{group}/{consumer}"
 
 
@@ -86,7 +86,7 @@ def fence_key(broker_group: str, subject: str, partition: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Fence:
-    """The change with which a broker group seals the partition when it is back."""
+    """The change with which a broker group must seal the partition when it is back."""
 
     change_id: str
     to_version: int
@@ -124,7 +124,7 @@ class OrderedState:
 
     subject: str
     items: dict[str, KeyValue] = field(default_factory=dict)
-    """By key, whole."""
+    """The items by whole key."""
     routes: dict[int, Route] = field(default_factory=dict)
     changes: dict[int, Change] = field(default_factory=dict)
     groups: dict[str, GroupRecord] = field(default_factory=dict)
@@ -141,12 +141,12 @@ class OrderedState:
 
     @property
     def fenced(self) -> list[int]:
-        """Partitions of older versions that were fenced, and whose broker groups have not reported their seal yet."""
+        """Partitions of older versions that were fenced and whose broker groups have not reported their seal yet."""
         published = [change for version, change in sorted(self.changes.items()) if version <= self.latest]
         return [number for change in published for number, sequence in sorted(change.sealed.items()) if sequence == FENCED]
 
     def partition(self, number: int) -> PhysicalPartition | None:
-        """The partition of that number; partitions never change."""
+        """The partition with that number. Partitions never change."""
         found = (route.partition(number) for _, route in sorted(self.routes.items(), reverse=True))
         return next((part for part in found if part is not None), None)
 
@@ -157,7 +157,7 @@ class OrderedState:
         return change if change is not None and change.phase in (Phase.PREPARED, Phase.SEALED) else None
 
     def put(self, item: KeyValue) -> None:
-        """Take an item in; one of another kind is kept as an item only."""
+        """Apply an item; an item of an unknown kind is only kept."""
         self.items[item.key] = item
         what, _, name = item.key[len(ROUTES) + len(self.subject) + 1 :].partition("/")
         if what == "v":
@@ -170,7 +170,7 @@ class OrderedState:
             self.latest = int(item.value)
 
     def drop(self, key: str) -> None:
-        """An item is gone: a group that was deleted; or all of them, with the subject."""
+        """An item was deleted: of a deleted group; or all items, with the subject."""
         self.items.pop(key, None)
         what, _, name = key[len(ROUTES) + len(self.subject) + 1 :].partition("/")
         if what == "g":
@@ -184,7 +184,7 @@ class OrderedState:
 
 
 def ordered_state(subject: str, items: Iterable[KeyValue]) -> OrderedState:
-    """A listing of `/qmq/routes/S/`."""
+    """The state from a listing of `/qmq/routes/S/`."""
     state = OrderedState(subject)
     for item in items:
         state.put(item)

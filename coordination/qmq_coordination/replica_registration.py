@@ -46,7 +46,9 @@ class Registration:
         self._task = asyncio.create_task(self._keep_alive())
 
     async def _register(self) -> None:
-        """Each try has a lease of its own, so that one with a lost answer expires. Putting the same keys again is harmless."""
+        """Register once. Each try has a lease of its own, so that the lease of a try with a lost answer expires. Putting the same keys
+        again is harmless.
+        """
         lease = await self._store.grant(self._lease_s)
         self._lease = lease
         name, group = self._record.replica, self._record.group
@@ -68,7 +70,9 @@ class Registration:
                 log.warning("%s: keeping the registration alive failed: %s", self._record.replica, failure)
 
     async def _is_there(self) -> bool:
-        """A try with a lost answer may be executed late, and put the keys under its lease, which is not renewed."""
+        """Whether the keys are there under our lease. A late try with a lost answer may have put them under its own lease, which is not
+        renewed.
+        """
         found = await self._store.get(presence_key(self._record.group, self._record.replica))
         return found is not None and found.lease == self._lease
 

@@ -1,4 +1,4 @@
-"""The embedded store's rows: every version of every key, in SQLite. A change adds a row, a deletion adds one without a value.
+"""The embedded store's rows in SQLite: every version of every key. A change adds a row, and a deletion a row without a value.
 
 kv(key, mod, sub, created, version, value, lease)      `sub` orders the changes within one revision
 lease(id, ttl_s)                                       meta(name, number): revision, compacted, next lease
@@ -28,7 +28,7 @@ _COLUMNS: Final = "key, value, created, mod, version, lease"
 
 
 class Rows:
-    """The tables. One thread."""
+    """The tables. Used by one thread."""
 
     def __init__(self, path: Path | None) -> None:
         self._db = sqlite3.connect(path or ":memory:", isolation_level=None)
@@ -38,7 +38,7 @@ class Rows:
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """All or nothing, on disk when it ends. Raises DiskFull."""
+        """A transaction: all or nothing, and on disk when the block ends. Raises DiskFull."""
         try:
             self._db.execute("BEGIN IMMEDIATE")
             yield
@@ -73,7 +73,7 @@ class Rows:
         self._db.execute("INSERT OR REPLACE INTO kv VALUES (?,?,?,?,?,?,?)", (key, mod, sub, created, version, value, lease))
 
     def events(self, prefix: str, after: int) -> list[WatchEvent]:
-        """Changes under a prefix behind revision `after`, in order: about a thousand, and always whole revisions."""
+        """Changes under a prefix after revision `after`, in order: about a thousand, always whole revisions."""
         end = prefix_end(prefix)
         under = "key >= :prefix AND (:end IS NULL OR key < :end) AND mod > :after"
         found = self._db.execute(
@@ -89,7 +89,7 @@ class Rows:
         self._db.execute("DELETE FROM kv WHERE value IS NULL AND mod <= ?", (revision,))
 
     def leases(self) -> dict[LeaseId, float]:
-        """All leases with their seconds to live."""
+        """Delete versions that were replaced or deleted at or before `revision`."""
         return {LeaseId(row[0]): row[1] for row in self._db.execute("SELECT id, ttl_s FROM lease")}
 
     def add_lease(self, ttl_s: float) -> LeaseId:
@@ -103,7 +103,7 @@ class Rows:
         self._db.execute("DELETE FROM lease WHERE id = ?", (lease,))
 
     def keys_of_lease(self, lease: LeaseId, revision: int) -> list[KeyValue]:
-        """The keys that hang on a lease."""
+        """The keys that belong to the lease."""
         return [item for item in self.select("", is_prefix=True, revision=revision) if item.lease == lease]
 
     def close(self) -> None:

@@ -21,7 +21,7 @@ from qmq_coordination.coordination_store import CoordinationStore, KeyValue, Put
 
 PREFIX: Final = "/qmq/subjects/"
 PAUSE_S: Final = 0.1
-"""Pause before reading back a change with unknown outcome, to spare a store in trouble."""
+"""Pause before reading back a change with unknown outcome, to spare a slow store."""
 _KNOWN: Final = frozenset(each.name for each in fields(SubjectConfig))
 _DELETING: Final = "is_deleting"
 _TUPLES: Final = ("groups", "former_groups")

@@ -59,7 +59,7 @@ class TxnDecision:
 async def txn_decided(
     store: CoordinationStore, compares: Sequence[Compare], puts: Sequence[Operation], *, proof: Put, within_s: float = WITHIN_S
 ) -> TxnDecision:
-    """Execute a transaction and return its outcome, by reading back if the answer was lost. `proof` is one of `puts`, its value unique to
+    """Execute a transaction and return its outcome, by reading back if its answer was lost. `proof` is one of `puts`, its value unique to
     this call.
 
     Raises CoordinationUnknown if reading back does not decide, or is not answered within `within_s`; CoordinationUnavailable if the
@@ -106,7 +106,7 @@ def _never_again(compare: Compare, item: KeyValue | None, before: int) -> bool:
 
 
 async def _in_history(store: CoordinationStore, proof: Put, start: int, end: int) -> int | None:
-    """The revision in [start, end] at which the key got the proof's value; `end` is one at which it was set."""
+    """The revision in [start, end] at which the key got the proof's value; the key was set at `end`."""
     async with AsyncExitStack() as stack:
         watch = store.watch(proof.key, start)
         if hasattr(watch, "aclose"):

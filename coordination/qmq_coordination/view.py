@@ -41,7 +41,7 @@ log = logging.getLogger("qmq.coordination")
 
 ROOT: Final = "/qmq/"
 PROBE: Final = "/qmq/probe/"
-"""No key is ever put here: listing it costs the store nothing, and returns its revision."""
+"""This key never exists: listing it costs the store little, and returns the store's revision."""
 PROBE_S: Final = 2.0
 RELIST_S: Final = 10.0
 PAUSE_S_MAX: Final = 5.0
@@ -52,7 +52,7 @@ _K = TypeVar("_K")
 
 @dataclass(frozen=True, slots=True)
 class ViewChange:
-    """What became different: names of subjects, by their settings or their latest route; of broker groups by their own keys (master, mode,
+    """What changed: names of subjects, by their settings or their latest route; of broker groups by their own keys (master, mode,
     members); by their replicas' keys; by the fences on them; (subject, consumer group) by frontier, members or assignment. `delivery`: how
     messages are tried again, or who is paused. `access`: who may do what.
     """
@@ -123,7 +123,7 @@ class Picture:
         return self._drop(key) if known is not None and known.mod_revision < revision else ""
 
     def _put(self, item: KeyValue) -> str:
-        """Apply a key, if it is newer."""
+        """Apply a key if it is newer than the known one."""
         known = self.items.get(item.key)
         if known is not None and known.mod_revision >= item.mod_revision:
             return ""
@@ -262,7 +262,7 @@ class ClusterView:
         return [config for name, config in sorted(self._picture.subjects.items()) if name.startswith(prefix)]
 
     def subject_names(self) -> Collection[str]:
-        """The names of all subjects, in no order. Changes as the picture does: not to be kept."""
+        """The names of all subjects, in no order. The set changes with the picture: do not keep it."""
         return self._picture.subjects.keys()
 
     def ordered_subjects(self) -> list[tuple[SubjectConfig, OrderedState]]:
@@ -271,7 +271,7 @@ class ClusterView:
         return [(config, state) for config, state in found if config is not None and config.order is not Order.NONE]
 
     def deleting(self) -> dict[str, SubjectConfig]:
-        """The subjects that are being deleted, by name."""
+        """The names of the subjects that are being deleted."""
         return dict(self._picture.deleting)
 
     def subject_count(self, group: str) -> int:
@@ -322,7 +322,7 @@ class ClusterView:
 
     @property
     def revision(self) -> int:
-        """All changes up to here are known."""
+        """All changes up to this revision are known."""
         return self._picture.revision
 
     @property

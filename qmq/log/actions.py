@@ -4,7 +4,7 @@ An entry of the action log holds actions as MessagePack arrays, one after anothe
 
     [kind, subject, partition, group, consumer, ...]      the rest by kind, in the order of the class's fields
 
-    JOIN     incarnation, lease_ms,     a consumer came; what an earlier incarnation of it held goes back. Its pull sequences begin
+    JOIN     incarnation, lease_ms,     a consumer came; messages that its earlier incarnation held go back. Its pull sequences begin
              received                   above `received`, the highest it says it ever got, and above all of the group's
     RETURN   received                   it reconnected and never got what it was handed behind pull sequence `received`
     PULL     ranges                     it was handed [first_sequence, count, attempt] ranges; they get its next pull sequences

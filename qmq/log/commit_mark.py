@@ -2,7 +2,8 @@
 
     committed.qmm     magic "QMM1" | CRC-32C of the rest | version | index | epoch | message_position | action_position | time_ms
 
-It *may lag, never lead*: what it names is committed, and committed entries never move, on any replica. Rules that ensure this:
+The mark *may lag, never lead*: the entries that it names are committed, and committed entries never move, on any replica. Rules that ensure
+this:
 
 * Entries are written before they are committed. So a place is remembered with its index first, and goes into the mark only when the commit
   index has reached it in the same store, without a cut in between (`Marker`).

@@ -185,14 +185,14 @@ class Segments:
         return self._bases[following] if following < len(self._bases) else self.end
 
     def truncate(self, position: int) -> None:
-        """Cut the log so that it ends at `position`; later segments are deleted. Only recovery and a slave whose log diverged do this."""
-        self.flushed = min(self.flushed, position)  # in this order: a reader in another thread must know before it happens
+        """Cut the log so that it ends at `position`; later segments are deleted. Only recovery, and a slave whose log diverged, do this."""
+        self.flushed = min(self.flushed, position)  # both lowered and counted first, for readers in other threads
         self.cuts += 1
         while self._bases[-1] >= position and len(self._bases) > 1:
             self._drop_last()
         self.disk.truncate(self._active, position - self._bases[-1])
         self.end = position
-        self.cuts += 1  # again: lookups in the middle of the cut are not valid any more
+        self.cuts += 1  # once more, because lookups in the middle of the cut are not valid any more
         self._folder_changes += 1
 
     def _drop_last(self) -> None:

@@ -1,6 +1,6 @@
 """Metrics for Prometheus: definitions, reading and serving them, independent of roles. See docs/METRICS.md.
 
-    figures what a figure is, and sources of figures: pure, and all that counting code imports
+    figures      figures and their sources: pure, and all that counting code imports
     exposition   figures as text, little by little, so that nobody waits for a large page
     endpoint     GET /metrics
 

@@ -3,7 +3,9 @@
 loopback, unix:/path       as it is
 any other address          with TLS, and certificates required of clients, as it is; otherwise refused without --insecure
                            (QMQ_INSECURE=1): whoever reaches a port may read, change and delete everything
-etcd's password over http the same, since anybody on the way can read it docs/SECURITY.md says what is protected and what is not.
+etcd's password over http  the same, since anybody on the way can read it
+
+docs/SECURITY.md says what is protected and what is not.
 """
 
 from __future__ import annotations

@@ -5,10 +5,10 @@ master key.
         L is the lease of before      the right goes on until t + lease - a tenth
         L is another one, or the first: the key may have been away, and our partitions may have been fenced. The fences are listed,
                                       the command messages that are missing are appended, and then there is a right
-    no answer the right ends by our own clock, before the lease ends at the store
+    no answer                         the right ends by our own clock, before the lease ends at the store
 
-A fence is only set while the key is away (docs/ORDERING.md), so whoever lists the fences *behind* the moment at which the key was seen has
-all that were set before it.
+A fence is only set while the key is away (docs/ORDERING.md), so a list of fences that is read *after* the key was seen has all
+fences that were set before.
 """
 
 from __future__ import annotations

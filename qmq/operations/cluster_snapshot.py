@@ -151,7 +151,7 @@ class SubjectFacts:
 
     @property
     def stored_bytes(self) -> int:
-        """Bytes of those messages in the message log."""
+        """The bytes of those messages in the message log."""
         return sum(each.stored_bytes for each in self.queues)
 
 

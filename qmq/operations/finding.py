@@ -105,7 +105,7 @@ def in_words(duration_ms: int) -> str:
 
 
 def counted(number: int, noun: str) -> str:
-    """ "1 message", "1,234 messages"."""
+    """A number with its noun: "1 message", "1,234 messages"."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 

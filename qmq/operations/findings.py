@@ -23,10 +23,9 @@ MANY: Final = 5
 
 
 def findings(snapshot: ClusterSnapshot, previous: ClusterSnapshot | None = None, limits: Thresholds = THRESHOLDS) -> tuple[Finding, ...]:
-    """What is unusual, the worst first; empty: all is well.
-
-    `previous` is an earlier snapshot of the same cluster, of a second ago or more. With it, findings say what grows and what stands still;
-    what only two snapshots show (master-changed, lanes-unheld, messages-expired, dying-messages) is not found without it.
+    """What is unusual, the worst first; empty if all is well. `previous` is an earlier snapshot of the same cluster, at least a second old.
+    With it, findings say what grows and what stands still; kinds that need two snapshots (master-changed, lanes-unheld, messages-expired,
+    dying-messages) are found only with it.
     """
     if not snapshot.is_reachable:
         return tuple(server_findings.metaserver_findings(snapshot, limits))
@@ -47,7 +46,7 @@ def _place(kind: FindingKind) -> int:
 
 
 def folded(found: Iterable[Finding], most: int = MANY) -> tuple[Finding, ...]:
-    """The same for people: where there are more than `most` of one kind and severity, the rest of them are one line."""
+    """The findings for a person: of more than `most` findings of one kind and severity, the rest is one line."""
     kept: list[Finding] = []
     counts: dict[tuple[str, Severity], int] = {}
     for each in found:

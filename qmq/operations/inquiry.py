@@ -1,5 +1,5 @@
-"""Everything that is known of one message, gathered: where it is stored, what delay groups have of it, what groups did with it, who is
-paused.
+"""Gathers everything that is known of one message: where it is stored, what delay groups have of it, what consumer groups did with it, and
+which of them are paused.
 
 The id is a message id (32 hexadecimal digits), or the id of a delayed message (a receipt's `delayed_id`), which also says where it waits.
 """
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
     from qmq.client.delayed_message import DelayedMessage
 
 EARLY_MS: Final = 60_000
-"""How much earlier than it was due a message may have been delivered, by the clock of the broker that has it."""
+"""How much earlier than its due time a message may have been delivered, by the clock of the broker that stores it."""
 
 
 @dataclass(slots=True)
 class Followed:
-    """One place of the message, and what groups did with it there."""
+    """One place of the message, and what consumer groups did with it there."""
 
     place: control.StoredMessage
     events: list[control.MessageEvent] = field(default_factory=list)

@@ -13,7 +13,7 @@ BASE64: Final = "base64:"
 
 
 def key_text(key: bytes) -> str:
-    """A key as text if it is printable and cannot be taken for anything else, in hexadecimal digits otherwise."""
+    """A key as text if it is printable and not ambiguous, otherwise in hexadecimal digits."""
     try:
         text = key.decode()
     except UnicodeDecodeError:

@@ -9,7 +9,7 @@ from qmq.errors import InvalidArgument
 
 
 def chosen_by(subject: str, ids: list[str], error: str, since: datetime | None) -> Choose:
-    """Which letters are meant: all that is given must hold. Raises InvalidArgument for what is no message id."""
+    """A function that selects letters: all given conditions must hold. Raises InvalidArgument for an invalid message id."""
     wanted = {each.strip().lower() for each in ids}
     if any(len(each) != 32 for each in wanted):
         raise InvalidArgument("a message id has 32 hexadecimal digits: `qmq dlq show GROUP --json` gives them")

@@ -1,4 +1,4 @@
-"""What is changed in dead letters before they are sent again. Pure.
+"""Changes to dead letters before they are sent again. Pure.
 
     LetterEdit.parse(["customer.country=DE", "retries=0"], ["card"]).of(letter)
 
@@ -18,7 +18,7 @@ from qmq.errors import InvalidArgument
 
 @dataclass(frozen=True, slots=True)
 class LetterEdit:
-    """`body` takes the place of the whole body. Otherwise `fields` of the JSON body are set, and `removed` are taken out."""
+    """Changes to a letter. `body` replaces the whole body. Otherwise `fields` of the JSON body are set, and `removed` are removed."""
 
     body: bytes | None = None
     fields: tuple[tuple[str, Any], ...] = ()
@@ -41,7 +41,7 @@ class LetterEdit:
         return self == LetterEdit()
 
     def of(self, letter: DeadLetter) -> DeadLetter:
-        """The letter as it shall be sent. Raises InvalidArgument if its body has no fields."""
+        """The letter with the changes. Raises InvalidArgument if its body has no fields."""
         if self.body is not None:
             return replace(letter, body=self.body)
         if not self.fields and not self.removed:
@@ -56,7 +56,7 @@ class LetterEdit:
         return replace(letter, body=json.dumps(body, ensure_ascii=False).encode())
 
     def options(self) -> dict[str, Any]:
-        """The same, as options of `qmq dlq replay`."""
+        """The changes as options of `qmq dlq replay`."""
         body = None if self.body is None else self.body.decode()
         return {
             "set": [f"{path}={json.dumps(value, ensure_ascii=False)}" for path, value in self.fields],
@@ -86,7 +86,7 @@ def _object(letter: DeadLetter) -> dict[str, Any]:
 
 
 def _inside(body: dict[str, Any], names: Sequence[str], letter: DeadLetter, *, is_made: bool) -> dict[str, Any]:
-    """The object that a path leads to. What is missing is made there, or is an object that nobody keeps."""
+    """The object that a path leads to. Missing objects are created, when removing as temporary ones."""
     for name in names:
         found = body.setdefault(name, {}) if is_made else body.get(name, {})
         if not isinstance(found, dict):

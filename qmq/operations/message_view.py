@@ -1,4 +1,4 @@
-"""What `qmq message` and `qmq why` tell of one message: facts for machines, lines and sentences for people. Pure."""
+"""The output of `qmq message` and `qmq why` about one message: facts for programs, lines and sentences for people. Pure."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _WHAT: Final = {
 
 
 def span_text(ms: int) -> str:
-    """How long, for people, in its two largest units: "12 s", "1 min 30 s", "2 days 23 h"."""
+    """A duration in its two largest units: "12 s", "1 min 30 s", "2 days 23 h"."""
     for at, (size, name) in enumerate(_UNITS):
         if ms >= size:
             count, rest = divmod(ms, size)
@@ -84,7 +84,7 @@ def message_facts(place: control.StoredMessage) -> dict[str, Any]:
 
 
 def text_of(body: bytes) -> str | None:
-    """The body as text; None if it is none."""
+    """The body as text; None if it is not text."""
     try:
         return body.decode()
     except UnicodeDecodeError:
@@ -95,7 +95,7 @@ def text_of(body: bytes) -> str | None:
 
 
 def timeline(inquiry: Inquiry) -> list[tuple[Any, ...]]:
-    """A row for each thing that happened, in order."""
+    """One row for each event, in order."""
     rows: list[tuple[int, tuple[Any, ...]]] = []
     created = {each.place.create_time_ms for each in inquiry.followed} | {_ms(each.create_time) for each in inquiry.delayed}
     if created:
@@ -107,7 +107,7 @@ def timeline(inquiry: Inquiry) -> list[tuple[Any, ...]]:
     for found in inquiry.followed:
         rows.append((found.place.append_time_ms, (directed_to(found.place), _stored(found.place), "", "", place_text(found.place))))
         rows += [(event.time_ms, _row(event, found.place)) for event in found.events]
-    rows.sort(key=lambda row: row[0])  # stable: what happened in the same millisecond stays in its order
+    rows.sort(key=lambda row: row[0])  # a stable sort keeps the order of events of the same millisecond
     return [(Time(time_ms), *row) for time_ms, row in rows]
 
 
@@ -130,7 +130,7 @@ def _row(event: control.MessageEvent, place: control.StoredMessage) -> tuple[Any
 
 
 def _earlier(place: control.StoredMessage) -> int:
-    """How often a message that was sent again for one group had failed before."""
+    """How often a directed message had failed before it was sent again."""
     return failures({header.name: header.value for header in place.headers}) if place.is_directed else 0
 
 
@@ -181,7 +181,7 @@ def _told(inquiry: Inquiry, found: Followed, state: control.MessageState) -> dic
 
 
 def _has_copy(inquiry: Inquiry, group: str) -> bool:
-    """Whether a copy for the group alone was made of the message, for a retry after more than an hour."""
+    """Whether the message was copied for this group, for a retry after more than an hour."""
     return any(each.headers.get(GROUP) == group.encode() for each in inquiry.delayed) or any(
         directed_to(each.place) == group and not is_dead_letters(each.place.subject) for each in inquiry.followed
     )

@@ -18,9 +18,8 @@ _K = TypeVar("_K", bound=Hashable)
 
 @dataclass(frozen=True, slots=True)
 class SubjectRate:
-    """A subject: messages a second in, and out to all groups together; the worst of its groups' lags.
-
-    Rates are None without a first look.
+    """One subject: messages a second in, and out to all groups together; the largest lag of its groups. Rates are None without an earlier
+    snapshot.
     """
 
     subject: str
@@ -35,7 +34,7 @@ class SubjectRate:
 
 @dataclass(frozen=True, slots=True)
 class GroupRate:
-    """A consumer group: messages a second that it has done."""
+    """One consumer group: messages a second that it finished."""
 
     subject: str
     group: str
@@ -48,7 +47,7 @@ class GroupRate:
 
 @dataclass(frozen=True, slots=True)
 class BrokerGroupRate:
-    """A broker group: messages a second that producers stored there. A delay group has no rate."""
+    """One broker group: messages a second that producers stored there. A delay group has no rate."""
 
     broker_group: str
     health: str
@@ -59,12 +58,12 @@ class BrokerGroupRate:
     answering: int
     stored_bytes: int
     disk_free_bytes: int | None
-    """At the replica that has the least."""
+    """Free disk space of the replica that has the least."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterRates:
-    """The cluster between two looks. `over_ms` is the time between them; 0 without a first one."""
+    """The rates of a cluster between two snapshots. `over_ms` is the time between them; 0 without an earlier one."""
 
     time_ms: int
     over_ms: int
@@ -89,7 +88,7 @@ class _Place(NamedTuple):
 
 
 def rates(previous: ClusterSnapshot | None, now: ClusterSnapshot) -> ClusterRates:
-    """Between two snapshots of the same cluster; without the first one, what there is, and no rates."""
+    """The rates between two snapshots of the same cluster; without the first one, current values and no rates."""
     over_ms = 0 if previous is None else max(now.monotonic_ms - previous.monotonic_ms, 0)
     known = previous if over_ms else None
     stored = _growth(_stored(known) if known else {}, _stored(now), known)
@@ -182,7 +181,7 @@ def _done(snapshot: ClusterSnapshot) -> dict[_Place, int]:
     for group in snapshot.groups:
         for each in group.progress:
             place = _Place(group.subject, each.partition, each.broker_group, group.group)
-            found[place] = found.get(place, 0) + each.done_messages  # of a broadcast group: all its consumers
+            found[place] = found.get(place, 0) + each.done_messages  # a broadcast group counts once, with all its consumers
     return found
 
 
@@ -195,7 +194,8 @@ def _growth(before: Mapping[_Place, int], after: Mapping[_Place, int], previous:
         if place in before:
             found[place] = max(count - before[place], 0)
         elif is_whole and place.broker_group not in previous.silent:
-            found[place] = 0 if place.group else count  # what a group that began meanwhile has done is not known: it may begin anywhere
+            # a group that began meanwhile is not counted: its start is not known, it may begin anywhere
+            found[place] = 0 if place.group else count
     return found
 
 

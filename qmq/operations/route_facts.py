@@ -1,9 +1,9 @@
-"""What `qmq route` tells of an ordered subject, as JSON has it: the metaserver's answers made plain. Pure.
+"""The facts that `qmq route` prints about an ordered subject, as JSON values. Pure.
 
 Rules:
-* Names and shapes here are what machines read: fields are added, never renamed.
-* What nobody said is None, never 0: a partition whose broker group is silent has the state "unknown" and no figures. One that its broker
-  group answered nothing about is empty: it is made with its first message.
+* Programs read these names: fields are added, never renamed.
+* An unknown value is None, never 0: a partition whose broker group is silent has the state "unknown" and no figures. A partition that is
+  missing in its broker group's answer is empty: the broker makes it with its first message.
 * A closed partition's command message is no message: it counts neither as kept nor as left.
 """
 
@@ -155,12 +155,14 @@ def _reading(status: control.PartitionStatus, place: pb.OrderedPartition | None)
 
 
 def left_of(group: Mapping[str, Any]) -> int:
-    """What a group has not done in all partitions that it reads, from its facts; `backlog` counts command messages, too."""
+    """The messages that a group has not done in all partitions that it reads, from its facts; `backlog` counts command messages, too."""
     return sum(each["left"] for each in group["partitions"])
 
 
 def left_in(group: pb.OrderedGroup, numbers: Iterable[int]) -> int:
-    """What a group has not done in some partitions. One that it does not read any more, or not yet, counts nothing."""
+    """The messages that a group has not done in some partitions. A partition that the group no longer reads, or does not read yet, counts
+    as 0.
+    """
     wanted = set(numbers)
     return sum(messages_left(each) for each in group.partitions if each.partition in wanted)
 
@@ -169,7 +171,9 @@ def left_in(group: pb.OrderedGroup, numbers: Iterable[int]) -> int:
 
 
 def change_facts(change: pb.RouteChangeInfo) -> dict[str, Any]:
-    """A change. Writers were refused from some moment between prepared and sealed until published: at least and at most so long."""
+    """A change of the route. Writers were refused from some moment between prepared and sealed until published: at least this long and at
+    most that long.
+    """
     times = dict(change.times_ms)
     return {
         "id": change.id,
@@ -196,7 +200,7 @@ def place_facts(place: pb.OrderedPartition) -> dict[str, Any]:
 
 
 def undo_command(subject: str, change: pb.RouteChangeInfo, before: Iterable[pb.OrderedPartition]) -> str:
-    """What leads back to the ranges and broker groups of `before`; the numbers of partitions never come back."""
+    """The command that restores the ranges and broker groups of `before`; the partitions get new numbers."""
     targets = [str(each.number) for each in change.targets]
     sources = sorted((each for each in before if each.number in set(change.sources)), key=lambda each: each.lps.first)
     groups = [each.broker_group for each in sources]

@@ -44,13 +44,13 @@ _T = TypeVar("_T")
 
 @dataclass(slots=True)
 class _Gaps:
-    """The questions without an answer, with the reason."""
+    """The questions without an answer, with the reasons."""
 
     silent: dict[str, str] = field(default_factory=dict)
     missing: dict[str, str] = field(default_factory=dict)
 
     async def ask(self, question: str, asked: Awaitable[_T]) -> _T | None:
-        """The answer; None if there is none."""
+        """Ask a question; None if there is no answer."""
         try:
             return await asked
         except QmqError as failure:
@@ -59,9 +59,8 @@ class _Gaps:
 
 
 async def read_snapshot(metadata: MetadataClient, clock: Clock | None = None, *, parts: Collection[str] = EVERYTHING) -> ClusterSnapshot:
-    """The cluster now; only `parts` of it, if given, and always the metaservers. Raises nothing for what is away or not allowed.
-
-    If no metaserver answers, the snapshot has the metaservers and why they do not, and nothing else.
+    """Read the cluster's state; only `parts` of it, if given, and always the metaservers. Unreachable servers and refused questions raise
+    nothing. If no metaserver answers, the snapshot has only the metaservers, and why they do not answer.
     """
     clock = clock or SystemClock()
     time_ms, monotonic_ms = clock.time_ms(), clock.monotonic_ms()
@@ -100,7 +99,9 @@ async def read_snapshot(metadata: MetadataClient, clock: Clock | None = None, *,
 
 
 async def _metaservers(metadata: MetadataClient) -> tuple[MetaserverFacts, ...]:
-    """Whoever answers with an error other than being away, lives: its refusal is told by the question that it refuses."""
+    """Ask each metaserver. One that answers with an error, other than being unavailable, is up: its refusal is reported with the refused
+    question.
+    """
     found = []
     for address, told in (await metadata.metaservers()).items():
         if isinstance(told, QmqError):
@@ -136,7 +137,7 @@ async def _consumption(
 
 
 async def _routes(metadata: MetadataClient, gaps: _Gaps, names: list[str]) -> dict[str, pb.DescribeRouteResponse]:
-    """The routes of ordered subjects, with their groups; a subject that was deleted meanwhile has none."""
+    """The routes of ordered subjects, with their groups. A subject that was deleted meanwhile is left out."""
     turns = asyncio.Semaphore(ROUTES_AT_ONCE)
     found: dict[str, pb.DescribeRouteResponse] = {}
 

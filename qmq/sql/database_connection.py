@@ -4,7 +4,8 @@
 
 Rules:
 * A `DatabaseConnection` never begins, commits or rolls back: its maker does (`outbox_runner.py`, `dedup_transactions.py`).
-* What a driver gives is awaited if it can be. So one coroutine serves both kinds; with a sync connection it never waits for the event loop,
+* A driver's result is awaited if it is awaitable. So one coroutine serves both kinds; with a sync connection it never waits for the event
+  loop,
   and `finish` runs it in any thread, without a loop.
 * Both get the same text: expressions are compiled here, not by SQLAlchemy's `execute` (`expressions.py`).
 """
@@ -48,19 +49,19 @@ async def settle(given: Any) -> Any:
 
 
 class DatabaseConnection:
-    """`paramstyle` is how the driver wants parameters, as the DB-API calls it."""
+    """Runs statements. `paramstyle` is the driver's parameter style, as in the DB-API."""
 
     def __init__(self, dialect: str, paramstyle: str) -> None:
         self.dialect = check_dialect(dialect)
         self._paramstyle = paramstyle
 
     async def execute(self, statement: Statement) -> Answer:
-        """Say a statement. Raises what the driver raises."""
+        """Run a statement. Raises what the driver raises."""
         said = prepared(statement.expression, self.dialect, self._paramstyle)
         return await self._execute(said.text, said.parameters(statement.values))
 
     async def execute_many(self, expression: ClauseElement, values: Sequence[Mapping[str, Any]]) -> None:
-        """Say an expression once with each of them. Raises what the driver raises."""
+        """Run an expression once with each of these parameters. Raises what the driver raises."""
         said = prepared(expression, self.dialect, self._paramstyle)
         await self._execute_many(said.text, [said.parameters(each) for each in values])
 
@@ -72,7 +73,7 @@ class DatabaseConnection:
 
 
 class AlchemyConnection(DatabaseConnection):
-    """Through a `Connection` or an `AsyncConnection` of SQLAlchemy's."""
+    """Runs statements through a SQLAlchemy `Connection` or `AsyncConnection`."""
 
     def __init__(self, connection: Any) -> None:
         super().__init__(connection.dialect.name, connection.dialect.paramstyle)
@@ -118,7 +119,7 @@ class DriverConnection(DatabaseConnection):
 
 
 def _plain(row: Any) -> tuple[Any, ...]:
-    """Also of cursors that the application made give mappings."""
+    """Rows as tuples, also from cursors that the application made to return mappings."""
     values: Sequence[Any] = list(row.values()) if isinstance(row, Mapping) else row
     return tuple(values)
 
@@ -130,11 +131,11 @@ class Executor:
         self._connection = connection
 
     def execute(self, expression: ClauseElement, values: Mapping[str, Any]) -> int:
-        """How many rows it changed. Raises what the driver raises."""
+        """Returns the number of changed rows. Raises what the driver raises."""
         return finish(self._connection.execute(Statement(expression, values))).changed
 
     def execute_many(self, expression: ClauseElement, values: Sequence[Mapping[str, Any]]) -> None:
-        """Once with each of them."""
+        """Run a statement once with each of these parameters."""
         finish(self._connection.execute_many(expression, values))
 
     def fetch(self, expression: ClauseElement, values: Mapping[str, Any]) -> Sequence[Sequence[Any]]:

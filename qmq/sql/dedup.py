@@ -51,9 +51,9 @@ class Once:
     """One message inside its transaction."""
 
     is_new: bool
-    """False: its effect is committed already."""
+    """False if the effect is committed already."""
     connection: Any
-    """For the handler's writes; None if the handler must not run."""
+    """The connection for the handler's writes; None if the handler must not run."""
 
 
 class SqlDedup:
@@ -105,9 +105,9 @@ class SqlDedup:
     def once_sync(self, message: Named, group: str) -> Iterator[Once]:
         """The transaction of one message, for a plain `def` handler; all of it in one thread.
 
-        Raises on the way in InvalidArgument, and Unavailable if another transaction has the message in hand or the database is away; on the
-        way out InvalidArgument if the handler let the transaction be rolled back, and the database's errors: then nothing was done,
-        unless a commit was lost half-way, which the next claim finds out.
+        Raises on the way in InvalidArgument, and Unavailable if another transaction handles the message or the database cannot be reached;
+        on the way out InvalidArgument if the handler let the transaction be rolled back, and the database's errors: then nothing was done,
+        unless only the answer to the commit was lost, which the next claim finds out.
         """
         self.check_handler(is_async=False)
         assert self._opener is not None
@@ -161,7 +161,7 @@ class SqlDedup:
     # --- before the first message --------------------------------------------------------------------------------------
 
     def _prove(self, transaction: Transaction) -> DedupStatements:
-        """Prove that the table holds the longest record, and that a rollback removes it, which fails with autocommit, or on an engine
+        """Check that the table holds the longest record, and that a rollback removes it. That fails with autocommit, and on an engine
         without transactions (MyISAM).
         """
         statements, trial = statements_for(transaction.dialect, self.table), _trial()
@@ -209,10 +209,8 @@ class SqlDedup:
 
 
 def create_tables(database: Any, table: str = TABLE, *, dialect: str | None = None, paramstyle: str | None = None) -> None:
-    """Create the table unless it is there. `database` is an Engine or sessionmaker of SQLAlchemy, or a function that returns a new DB-API
-    connection. With an AsyncEngine: `create_tables_async`.
-
-    Raises InvalidArgument, and the database's errors.
+    """Create the table if it does not exist. `database` is an Engine or sessionmaker of SQLAlchemy, or a function that returns a new DB-API
+    connection. With an AsyncEngine: `create_tables_async`. Raises InvalidArgument, and the database's errors.
     """
     opener, _ = openers(database, dialect, paramstyle)
     if opener is None:

@@ -1,6 +1,6 @@
 """Transactions of SqlDedup by SQLAlchemy: connections and sessions, sync and async.
 
-What is said in an async one is sync code too, which SQLAlchemy runs on it (`run_sync`). A commit of the handler's own is refused by the
+Statements on an async one are sync code, too, which SQLAlchemy runs by `run_sync`. A commit of the handler's own is refused by the
 event that comes before it.
 """
 
@@ -19,7 +19,7 @@ from qmq.sql.dedup_transactions import NOT_YOURS, AsyncOpener, AsyncTransaction,
 
 
 class _Guard:
-    """Refuses commits of one connection or session, but not of its savepoints. SQLAlchemy tells it before each."""
+    """Refuses commits of one connection or session, but not of its savepoints. SQLAlchemy calls it before each commit."""
 
     def __init__(self, handed: Connection | Session) -> None:
         self.is_handed = False
@@ -30,25 +30,25 @@ class _Guard:
         self._handed = handed
 
     def hand(self) -> None:
-        """The handler has it now; of a session, the connection of its transaction too."""
+        """The handler gets the connection or session; for a session, also the connection of its transaction."""
         if isinstance(self._handed, Session):
             event.listen(self._handed.connection(), "commit", self._connection_commits)
         self.is_handed = True
 
     def _connection_commits(self, connection: Connection) -> None:
         if self.is_handed:
-            # After an error here SQLAlchemy takes the transaction for ended, and would give the connection back to its pool as it is.
+            # After an error here SQLAlchemy considers the transaction ended, and would return the connection to its pool unchanged.
             connection.connection.rollback()
             raise InvalidArgument(f"commit {NOT_YOURS}")
 
     def _session_commits(self, session: Session) -> None:
-        """Called for savepoints, too."""
+        """Called before commits of savepoints, too."""
         if self.is_handed and not session.in_nested_transaction():
             raise InvalidArgument(f"commit {NOT_YOURS}")
 
 
 class _AlchemyTransaction:
-    """`handed` is a Connection, or a Session."""
+    """A transaction on a Connection or a Session (`handed`)."""
 
     def __init__(self, handed: Connection | Session) -> None:
         self.handed = handed
@@ -72,7 +72,7 @@ class _AlchemyTransaction:
 
 
 class _AsyncAlchemyTransaction:
-    """`handed` is an AsyncConnection, or an AsyncSession."""
+    """A transaction on an AsyncConnection or an AsyncSession (`handed`)."""
 
     def __init__(self, handed: AsyncConnection | AsyncSession, inner: _AlchemyTransaction) -> None:
         self.handed = handed
@@ -94,7 +94,7 @@ def _run(handed: Connection | Session, work: Work[T]) -> T:
 
 
 def _connection_of(handed: Connection | Session) -> Connection:
-    """A session's own connection; what the session holds back is written first."""
+    """A session's own connection; the session's pending writes are flushed first."""
     if isinstance(handed, Session):
         handed.flush()
         return handed.connection()
@@ -102,7 +102,7 @@ def _connection_of(handed: Connection | Session) -> Connection:
 
 
 def opener(connect: Callable[[], AbstractContextManager[Connection | Session]]) -> Opener:
-    """Transactions on connections or sessions, for threads."""
+    """Opens transactions on connections or sessions, for threads."""
 
     @contextmanager
     def opened() -> Iterator[Transaction]:

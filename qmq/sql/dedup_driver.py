@@ -1,6 +1,6 @@
 """Transactions of SqlDedup by a DB-API driver alone, each on a connection that the application's function returns.
 
-The handler gets that connection without its `commit`, `rollback`, `close` and `with`: whoever has them could end the transaction.
+The handler gets that connection without `commit`, `rollback`, `close` and `with`, which could end the transaction.
 """
 
 from __future__ import annotations
@@ -37,7 +37,9 @@ class _DriverTransaction:
 
 
 class DriverOpener:
-    """A driver is known by the module of its connections' class, and says by `paramstyle` how it wants parameters."""
+    """Opens transactions of a driver. The driver is known by the module of its connections' class; its `paramstyle` is the form of
+    parameters.
+    """
 
     def __init__(self, connect: Callable[[], Any], dialect: str | None, paramstyle: str | None) -> None:
         self._connect = connect
@@ -52,7 +54,7 @@ class DriverOpener:
         try:
             yield _DriverTransaction(connection, self._driver(connection))
         finally:
-            with suppress(Exception):  # of a connection that broke there is nothing to roll back; what is raised already says more
+            with suppress(Exception):  # a broken connection has nothing to roll back, and the exception under way says more
                 connection.rollback()
             connection.close()
 

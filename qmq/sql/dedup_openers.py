@@ -1,4 +1,4 @@
-"""Chooses what opens the transactions of a database: SQLAlchemy's objects, or a function that connects."""
+"""Chooses the opener of a database's transactions, by SQLAlchemy's objects or a function that connects."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ from qmq.sql.dedup_transactions import AsyncOpener, Opener
 
 
 def openers(database: Any, dialect: str | None, paramstyle: str | None) -> tuple[Opener | None, AsyncOpener | None]:
-    """What opens a database's transactions: the first, if it is one for threads; the second, for an event loop. Raises InvalidArgument."""
+    """The openers of a database's transactions: the first for threads, the second for an event loop; None for the kind that does not apply.
+    Raises InvalidArgument.
+    """
     if isinstance(database, Engine | sessionmaker):
         return opener(database.connect if isinstance(database, Engine) else database), None
     if isinstance(database, AsyncEngine | async_sessionmaker):

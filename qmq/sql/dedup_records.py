@@ -1,12 +1,12 @@
 """Operations on the table of finished messages inside one transaction, for SQLAlchemy and for DB-API drivers.
 
-    claim     writes the record; False if it is there: then its time begins anew, as somebody still hands the message out
+    claim     writes the record; False if it exists: then its time begins anew, since the message is still handed out
     check     before the commit: the record is still this transaction's own
-    expire    deletes old records, a batch
+    expire    deletes a batch of old records
 
 Why `check`: a handler may swallow an error after which the transaction is not what it was. PostgreSQL answers a commit of a failed
 transaction with a rollback and no error; MySQL ends a transaction on a deadlock, SQLite on a full disk, and what follows is another
-transaction without the record. Each time the message would be acknowledged without its effect, or with half of it.
+transaction without the record. In each case the message would be acknowledged without its effect, or with half of it.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ _NO_TABLE: Final = tuple([mark for dialect in DIALECTS.values() for mark in dial
 _IN_HAND: Final = tuple([mark for dialect in DIALECTS.values() for mark in dialect.in_hand])
 _AWAY: Final = tuple([state for dialect in DIALECTS.values() for state in dialect.away])
 _TRANSIENT: Final = frozenset({"OperationalError", "InterfaceError", "TimeoutError"})
-"""The DB-API's names, in every driver and in SQLAlchemy, and SQLAlchemy's error for an empty pool."""
+"""The names of errors: the DB-API's, in every driver and in SQLAlchemy, and SQLAlchemy's error for an exhausted pool."""
 
 
 def claim(executor: Executor, statements: DedupStatements, record: Record) -> bool:
-    """Whether this transaction has to make the effect. Waits for another transaction that is handling the same message."""
+    """Whether this transaction must make the effect. Waits for another transaction that handles the same message."""
     parameters = statements.parameters(record)
     if _add(executor, statements, parameters):
         return True
     if not executor.execute(statements.touch, parameters):
-        # It expired just now, but it was seen (or, on MySQL, has had this millisecond's time already).
+        # The record expired just now, but it existed (or, on MySQL, was touched in this millisecond already).
         _add(executor, statements, parameters)
     return False
 
@@ -52,7 +52,7 @@ def _add(executor: Executor, statements: DedupStatements, parameters: Mapping[st
 
 
 def check(executor: Executor, statements: DedupStatements, record: Record) -> None:
-    """Raises InvalidArgument if the record is gone: then the handler's writes are incomplete, too, and must not be committed."""
+    """Raises InvalidArgument if the record is gone: then some of the handler's writes are gone, too, and must not be committed."""
     if not is_there(executor, statements, record):
         raise InvalidArgument(
             "the transaction of this message was rolled back while its handler ran, in whole or in part: let the error that did it "
@@ -75,7 +75,7 @@ def expire(executor: Executor, statements: DedupStatements, keep_ms: int) -> int
 
 
 def create(executor: Executor, dialect: str, table: str) -> None:
-    """Create the table unless it is there. On MySQL that ends the transaction."""
+    """Create the table if it does not exist. On MySQL this ends the transaction."""
     for statement in migration(dialect, table).split(";\n")[:-1]:
         executor.execute(text(statement), {})
 
@@ -96,8 +96,7 @@ def on_the_way_in(table: str) -> Iterator[None]:
 
     Raises:
         NotConnected: the database cannot be reached.
-        Overloaded: another transaction has the message in hand, or the database is busy.
-        InvalidArgument: the table is not there.
+        Overloaded: another transaction handles the message, or the database is busy. InvalidArgument: the table does not exist.
     """
     try:
         yield
@@ -115,7 +114,7 @@ def on_the_way_in(table: str) -> Iterator[None]:
 
 
 def _says(failure: Exception, found: Iterable[Any], marks: Sequence[str | int]) -> bool:
-    """Whether an error has one of these codes, or of SQLite's, which has none for them, the text."""
+    """Whether an error has one of these codes, or, for SQLite, which has no codes, contains the text."""
     return any(code in marks for code in found) or any(mark in str(failure) for mark in marks if isinstance(mark, str) and " " in mark)
 
 

@@ -1,10 +1,10 @@
 """Every statement on the table of finished messages, as an expression of SQLAlchemy Core. Pure.
 
 Rules:
-* No statement fails because of a record that is there, as a failed one would end the whole transaction on PostgreSQL: the answer is the
+* No statement fails because a record exists, since a failed statement would end the whole transaction on PostgreSQL: the result is the
   number of rows. MySQL can say that only by an error (1062), which costs its transaction nothing.
-* Records expire by two statements: which ones (locks nothing), then each by its key if it is still as old. One that was touched in between
-  stays, and no gap is locked in which others insert.
+* Records expire by two statements: one selects keys and locks nothing, the other deletes each key if its record is still as old. A record
+  that was touched in between stays, and no gap is locked in which others insert.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ class DedupStatements:
 
     dialect: Dialect
     add: ClauseElement
-    """One row: added. None (MySQL: error 1062): it is there."""
+    """One row: the record was added. No row (on MySQL error 1062): it existed."""
     still_there: ClauseElement
-    """One row with 1: this transaction's record is there. 0: something rolled it back."""
+    """One row with 1: this transaction's record exists. 0: the record was rolled back."""
     touch: ClauseElement
-    """The record's time begins anew."""
+    """Begins the record's time anew."""
     expiring: ClauseElement
     """The keys of the oldest records that are older than `keep` milliseconds."""
     expire: ClauseElement
-    """Deletes one of them, if it is still as old."""
+    """Deletes one of these records, if it is still as old."""
 
     def parameters(self, record: Record) -> dict[str, Any]:
         """A record as the parameters of `add`, `touch` and `still_there`."""
         found = {"of_group": record.group, "of_subject": record.subject, "of_message": record.id, "by_token": record.token}
-        if self.dialect.is_hex:  # binary columns, whatever the connection's character set is
+        if self.dialect.is_hex:  # binary columns, whatever character set the connection has
             return {name: value.encode().hex() for name, value in found.items()}
         return dict(found)
 

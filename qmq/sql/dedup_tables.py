@@ -1,11 +1,11 @@
 """The table of finished messages: what `qmq dedup migration` prints, and what may be written into it. Pure, without SQLAlchemy.
 
-A record is (group, subject, message id): that this group's effect of this message is there. Rules:
+A record is (group, subject, message id): this group's effect of this message is committed. Rules:
 
-* Its three columns are the primary key and hold what they are given to the last byte. The longest names there are fit (a consumer of a
-  broadcast group, a dead-letter queue); `check_width` refuses keys of the application's own that do not, so that no database ever cuts one
-  and takes a message for another. Comparison is by bytes: on MySQL the columns are binary, since its text columns take "a" and "A", or
-  "a" and "a ", for the same.
+* The three columns are the primary key and hold every value to the last byte. The longest valid names fit (a consumer of a
+  broadcast group, a dead-letter queue); `check_width` refuses keys of the application's own that do not, so that no database ever truncates
+  a key and confuses two messages. Comparison is by bytes: on MySQL the columns are binary, since its text columns take "a" and "A", or "a"
+  and "a ", for the same.
 * `token` is the number of the transaction that wrote the record. Before it commits it looks for its own token (`still_there`): if that is
   gone, so are writes of the handler.
 * Times are milliseconds since 1970 by the database's clock, so that the clocks of the machines do not matter.
@@ -22,7 +22,9 @@ from qmq.sql.dialects import check_dialect
 
 TABLE: Final = "qmq_dedup"
 KEY_BYTES_MAX: Final = 255
-"""Of each of the three columns. A broadcast group's consumer has 127 + 1 + 127, a message id 32; three times this fits InnoDB's indexes."""
+"""The width of each of the three columns. A broadcast group's consumer has 127 + 1 + 127, a message id 32; three times this fits InnoDB's
+indexes.
+"""
 
 _TABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)?\Z", re.ASCII)
 _NAME_CHARS_MAX: Final = 50
@@ -62,7 +64,7 @@ class Record:
     token: str
 
     def check_width(self) -> Record:
-        """Itself. Raises InvalidArgument if the table cannot hold it to the last byte."""
+        """Returns the key. Raises InvalidArgument if the table cannot hold it to the last byte."""
         for what, value in (("group", self.group), ("subject", self.subject), ("key", self.id)):
             if not isinstance(value, str) or not value or "\0" in value:
                 raise InvalidArgument(f"the {what} of a finished message is text without NUL, at least a character, not {value!r}")
@@ -79,7 +81,7 @@ class Record:
 
 
 def migration(dialect: str, table: str = TABLE) -> str:
-    """The statements that create the table unless it is there, each ended by a semicolon and a line break. Raises InvalidArgument."""
+    """The statements that create the table if it does not exist, each ended by a semicolon and a line break. Raises InvalidArgument."""
     known = check_dialect(dialect)
     check_table(table)
     schema, dot, name = table.rpartition(".")
@@ -87,12 +89,12 @@ def migration(dialect: str, table: str = TABLE) -> str:
         return _MYSQL_DDL.format(table=table, index=f"{name}_recorded")
     if known == "postgresql":
         return _TEXT_DDL.format(table=table, index=f"{name}_recorded", indexed=table, collation=' COLLATE "C"')
-    # On SQLite it is the index that has a schema.
+    # On SQLite the index carries the schema's name.
     return _TEXT_DDL.format(table=table, index=f"{schema}{dot}{name}_recorded", indexed=name, collation="")
 
 
 def check_table(table: str) -> str:
-    """A table's name, perhaps with its schema's in front, that needs no quotes. Raises InvalidArgument."""
+    """A table's name, perhaps with its schema, that needs no quotes. Raises InvalidArgument."""
     if _TABLE.match(table) is None or max(map(len, table.split("."))) > _NAME_CHARS_MAX:
         raise InvalidArgument(
             f"table {table!r}: write a name of letters, digits and '_', at most {_NAME_CHARS_MAX} characters, perhaps behind its schema's "

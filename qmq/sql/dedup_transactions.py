@@ -3,8 +3,9 @@
 An *opener* opens one transaction after another. A transaction is closed when its block is left; uncommitted changes are rolled back. It has
 the connection for the handler (`handed`), and runs our own statements in the same transaction (`run`), as sync code on an `Executor`.
 
-The handler must not end the transaction: what it writes after a commit of its own would be lost to a crash, with the record there. So
-commits are refused while it has it: SQLAlchemy's by its event (`dedup_alchemy.py`), a driver's since it is handed out without them.
+The handler must not end the transaction: after a commit of its own, a crash could lose its later writes although the record exists. So
+commits are refused while the handler runs: SQLAlchemy's by an event (`dedup_alchemy.py`), a driver's by a wrapper without these methods
+(`dedup_driver.py`).
 """
 
 from __future__ import annotations
@@ -30,19 +31,19 @@ class Transaction(Protocol):
     handed: Any
 
     def run(self, work: Work[T]) -> T:
-        """Run statements in it."""
+        """Run statements in the transaction."""
         ...
 
     def guard(self, is_handed: bool) -> None:
-        """The handler gets or returns the connection: whether `commit` is refused."""
+        """The handler gets the connection or returns it: whether `commit` is refused."""
         ...
 
     def commit(self) -> None:
-        """Commit. Later statements are another transaction."""
+        """Commit. Later statements belong to another transaction."""
         ...
 
     def rollback(self) -> None:
-        """Roll back. Later statements are another transaction."""
+        """Roll back. Later statements belong to another transaction."""
         ...
 
 
@@ -53,19 +54,19 @@ class AsyncTransaction(Protocol):
     handed: Any
 
     async def run(self, work: Work[T]) -> T:
-        """Run statements in it."""
+        """Run statements in the transaction."""
         ...
 
     def guard(self, is_handed: bool) -> None:
-        """The handler gets or returns the connection: whether `commit` is refused."""
+        """The handler gets the connection or returns it: whether `commit` is refused."""
         ...
 
     async def commit(self) -> None:
-        """Commit. Later statements are another transaction."""
+        """Commit. Later statements belong to another transaction."""
         ...
 
     async def rollback(self) -> None:
-        """Roll back. Later statements are another transaction."""
+        """Roll back. Later statements belong to another transaction."""
         ...
 
 

@@ -1,6 +1,7 @@
 """The differences between SQLite, PostgreSQL, and MySQL or MariaDB, besides the migrations of the tables: one `Dialect` for each. Pure.
 
-No SQLAlchemy is needed here: the command line prints migrations without it. Who opens an outbox or a SqlDedup asks `check_installed`.
+This module does not need SQLAlchemy: the command line prints migrations without it. Code that opens an outbox or a SqlDedup calls
+`check_installed`.
 """
 
 from __future__ import annotations
@@ -17,12 +18,12 @@ class Dialect:
     name: str
     """SQLAlchemy's name of the dialect. MariaDB is mysql."""
     now_ms: str
-    """The database's clock in milliseconds since 1970. It stays the same during a statement, or no index would be of use; it does not
-    stay the same during a transaction.
+    """The database's clock in milliseconds since 1970. The value is constant within a statement, so that indexes can be used, and advances
+    within a transaction.
     """
     is_hex: bool = False
-    """Whether bytes travel as hexadecimal digits: with PyMySQL 1.2.3 and later aiomysql cannot pass bytes on (its issue 1080), and PyMySQL
-    writes digits itself.
+    """Whether bytes are passed as hexadecimal digits: since PyMySQL 1.2.3 aiomysql cannot pass bytes (its issue 1080), and PyMySQL writes
+    digits itself.
     """
     duplicate: int | None = None
     """The error number for an existing key. None: the statement says ON CONFLICT DO NOTHING and inserts no row."""
@@ -45,7 +46,7 @@ DIALECTS: Final[Mapping[str, Dialect]] = {
         ),
         Dialect(
             "postgresql",
-            # Not now(): that is the beginning of the transaction.
+            # Not now(), which is the beginning of the transaction.
             "CAST(EXTRACT(EPOCH FROM statement_timestamp()) * 1000 AS BIGINT)",
             no_table=("42P01",),
             in_hand=("40001", "40P01", "55P03"),
@@ -53,7 +54,7 @@ DIALECTS: Final[Mapping[str, Dialect]] = {
         ),
         Dialect(
             "mysql",
-            # Not NOW(3): that goes by the session's time zone, where an hour comes twice in autumn.
+            # Not NOW(3), which uses the session's time zone, where an hour comes twice in autumn.
             "(TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)) DIV 1000)",
             is_hex=True,
             duplicate=1062,
@@ -96,7 +97,7 @@ def check_installed() -> None:
 
 
 def check_dialect(name: str) -> str:
-    """sqlite, postgresql or mysql, which is MariaDB's name here too. Raises InvalidArgument."""
+    """Returns sqlite, postgresql or mysql (also for MariaDB). Raises InvalidArgument for another name."""
     found = "mysql" if name == "mariadb" else name
     if found not in DIALECTS:
         raise InvalidArgument(f"the databases that are known are {', '.join(DIALECTS)} and mariadb, not {name!r}")
@@ -104,12 +105,12 @@ def check_dialect(name: str) -> str:
 
 
 def packages(thing: object) -> set[str]:
-    """The packages of a thing's class and of those that it derives from."""
+    """The packages of an object's class and of its base classes."""
     return {each.__module__.partition(".")[0] for each in type(thing).__mro__}
 
 
 def driver_of(connection: object) -> PlainDriver | None:
-    """The driver of a connection, also of one that SqlDedup hands to a handler. None if it is none that is known."""
+    """The driver of a connection, also of one that SqlDedup passes to a handler. None if the driver is not known."""
     if "qmq" in packages(connection):  # dedup's HandedConnection
         connection = getattr(connection, "_connection", connection)
     found = packages(connection)

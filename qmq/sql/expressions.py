@@ -1,4 +1,4 @@
-"""Statements as expressions of SQLAlchemy Core, and their way to a driver: text and parameters, compiled once for each form.
+"""SQLAlchemy Core expressions as statements for a driver: text and parameters, compiled once for each form.
 
     Statement(expression, values) ── prepared(expression, dialect, paramstyle) ──▶ text, parameters ──▶ any driver's cursor
 
@@ -7,7 +7,7 @@ outbox inserts in the application's transaction, so the compiled text is kept he
 `exec_driver_sql`, plain drivers by their cursors.
 
 Rules:
-* Every value is a parameter with a name of ours, which is no column's name. Its type is the driver's matter.
+* Every value is a parameter, whose name is no column's name. The driver converts its type.
 * A list of values (`IN`) has as many places as the next power of two; the last value fills them. So one statement has few forms.
 * A table's name is written as the application gave it, without quotes, as in its migration.
 """
@@ -40,11 +40,11 @@ class Statement(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A statement as a driver takes it."""
+    """A statement in the form that a driver takes."""
 
     text: str
     names: tuple[str, ...] | None
-    """The parameters in the order of their places; None if the driver takes them by their names."""
+    """The parameters in the order of their placeholders; None if the driver takes them by name."""
     fixed: Mapping[str, Any]
     """Values that the dialect adds, such as an OFFSET of 0."""
 
@@ -55,7 +55,7 @@ class Prepared:
 
 @lru_cache(maxsize=512)
 def prepared(expression: ClauseElement, dialect: str, paramstyle: str) -> Prepared:
-    """Text and places of a statement."""
+    """Compile a statement to text and parameters. The text is cached."""
     compiled = expression.compile(dialect=_dialect(dialect, paramstyle))
     assert isinstance(compiled, SQLCompiler)
     fixed = {name: value for name, value in compiled.params.items() if value is not None}
@@ -81,17 +81,17 @@ def now_ms(dialect: str) -> ColumnElement[int]:
 
 
 def number(value: int) -> ColumnElement[int]:
-    """A constant in the statement's text, so that the database plans with it."""
+    """A constant in the statement's text, so that the database can plan with it."""
     return literal_column(str(int(value)), BigInteger)
 
 
 def bytes_place(dialect: str, name: str) -> ColumnElement[Any]:
-    """A parameter for bytes; its value is what `bytes_value` gives."""
+    """A placeholder for bytes; its value is made by `bytes_value`."""
     return func.unhex(bindparam(name)) if DIALECTS[dialect].is_hex else bindparam(name)
 
 
 def bytes_value(dialect: str, value: Any) -> Any:
-    """Bytes, or None, as they travel."""
+    """Bytes, or None, in the form that the driver takes."""
     return value.hex() if DIALECTS[dialect].is_hex and value is not None else value
 
 
@@ -105,6 +105,6 @@ def places(name: str, count: int) -> list[BindParameter[Any]]:
 
 
 def listed(name: str, items: Sequence[Any]) -> dict[str, Any]:
-    """The values of a list, one at least, for `places(name, places_for(len(items)))`."""
+    """The values of a list, at least one, for `places(name, places_for(len(items)))`."""
     last = len(items) - 1
     return {f"{name}_{index}": items[min(index, last)] for index in range(places_for(len(items)))}

@@ -8,7 +8,7 @@
 
 Rules:
 * A message's id is fixed by `send`, and is the same however often the message is sent.
-* What the block collected is inserted when it ends; if it raises, nothing is.
+* The messages of the block are inserted when the block ends; if it raises, none are.
 * With an engine the outbox makes the transaction: `box.connection` is for the business, and the block's end commits.
 * SQLAlchemy tells of the commit. A plain driver does not: after its commit say `await box.committed()`, or a watchdog sends seconds later.
 """
@@ -63,11 +63,11 @@ class Outboxes:
         self._relays: dict[tuple[object, str, int], Relay] = {}
 
     def outbox(self, target: Any, *, table: str, grace: timedelta) -> Outbox:
-        """`grace` is how long a new row is its sender's before a watchdog takes it."""
+        """Make an outbox. `grace` is how long a new row belongs to its sender before a watchdog takes it."""
         return Outbox(self, target_of(target), check_table(table), grace_ms(grace))
 
     def relay(self, target: Target, table: str, grace: int) -> Relay:
-        """The one for a target's database."""
+        """The relay of the target's database."""
         database, runner = target.runner()
         found = self._relays.get((database, table, grace))
         if found is None:
@@ -76,7 +76,7 @@ class Outboxes:
         return found
 
     async def close(self) -> None:
-        """Send committed messages; the rest is left to a watchdog."""
+        """Send committed messages; the watchdog sends those that remain."""
         for relay in self._relays.values():
             await relay.close()
 
@@ -94,7 +94,7 @@ class Outbox:
 
     @property
     def connection(self) -> Any:
-        """What the application gave; with an engine, the connection whose transaction the outbox commits at the block's end."""
+        """The application's connection; with an engine, the connection whose transaction the outbox commits at the block's end."""
         return self._target.connection
 
     @property
@@ -179,7 +179,7 @@ class Outbox:
             self._target.when(committing, rolled_back)
 
     def _tell(self, error: BaseException | None) -> None:
-        """Tell interceptors: their messages are in the outbox, or never will be."""
+        """Tell interceptors that their messages are in the outbox, or never will be."""
         for told in self._told:
             if error is None:
                 self._owner.chain.sent(told, ())
@@ -189,7 +189,7 @@ class Outbox:
     # --- after the commit ----------------------------------------------------------------------------------------------
 
     async def committed(self) -> bool:
-        """After the transaction: wait until its messages are sent. Returns False if some were not: rolled back, or left to a watchdog.
+        """After the transaction: wait until its messages are sent. Returns False if some were not sent: rolled back, or left to a watchdog.
 
         With a plain driver's connection this call sends them, and uses the connection for short transactions; otherwise they are sent
         without it. Raises InvalidArgument if the transaction is still open; what the driver raises.
@@ -203,7 +203,8 @@ class Outbox:
         if self._target.tells:
             if self._parcel is None and self._target.is_in_transaction:
                 raise _still_open()
-            return _decided(False) if self._parcel is None else self._parcel.future  # none: the connection broke, and ended without a word
+            # none: the connection broke, and its transaction ended unnoticed
+            return _decided(False) if self._parcel is None else self._parcel.future
         if self._target.is_in_transaction:
             raise _still_open()
         rows = OutboxSender(Operations(self._target.runner()[1], self._table), sender, self._grace_ms)
@@ -229,7 +230,7 @@ def _chunks(rows: Sequence[Mapping[str, Any]]) -> Iterable[list[Mapping[str, Any
 
 
 def grace_ms(grace: timedelta) -> int:
-    """In milliseconds. Raises InvalidArgument."""
+    """The grace in milliseconds. Raises InvalidArgument."""
     if not isinstance(grace, timedelta) or not timedelta(seconds=1) <= grace <= timedelta(hours=1):
         raise InvalidArgument(f"grace is a timedelta of a second to an hour, not {grace!r}")
     return grace // timedelta(milliseconds=1)
@@ -246,7 +247,7 @@ def _still_open() -> InvalidArgument:
 
 
 def create_tables(engine: Any, table: str = TABLE) -> None:
-    """Make the tables of an outbox through an `Engine`, for tests and small programs; harmless to call again.
+    """Create the tables of an outbox through an `Engine`, for tests and small programs; harmless to call again.
 
     Larger applications copy the output of `qmq outbox migration` into their migrations. Raises InvalidArgument, InvalidName; what
     SQLAlchemy raises.

@@ -19,7 +19,7 @@ _R = TypeVar("_R")
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """One message in an outbox. Times are milliseconds since 1970, `claimed_ms` how long its sender claims it yet."""
+    """One message in an outbox. Times are milliseconds since 1970; `claimed_ms` is how long its sender still claims it."""
 
     id: int
     message_id: str
@@ -42,7 +42,7 @@ class OutboxAdmin:
         self._table = table
 
     async def list(self, limit: int = 100, *, after: int = -1, only_aside: bool = False) -> list[Listed]:
-        """Messages behind a row, in the order in which they are sent."""
+        """The messages after a row, in the order in which they are sent."""
         (answer,) = await self._table.ask(self._table.statements.list(after, limit, only_aside=only_aside))
         return [
             Listed(
@@ -67,7 +67,7 @@ class OutboxAdmin:
         return await self._change([self._table.statements.retry(chunk) for chunk in chunks(sorted(ids))])
 
     async def drop(self, ids: Sequence[int]) -> int:
-        """Delete messages, whatever their state: nobody will get them. Returns their number."""
+        """Delete messages, whatever their state: they will never be sent. Returns their number."""
         return await self._change([self._table.statements.delete(chunk) for chunk in chunks(sorted(ids))])
 
     async def aside(self) -> Sequence[int]:

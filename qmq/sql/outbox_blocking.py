@@ -42,7 +42,7 @@ class BlockingOutbox:
 
 
 class _InLoop:
-    """Sends in the client's event loop, from another thread, which waits."""
+    """Sends in the client's event loop, while the calling thread waits."""
 
     def __init__(self, sender: Sends, run: Callable[[Coroutine[Any, Any, Any]], Any]) -> None:
         self._sender, self._run = sender, run

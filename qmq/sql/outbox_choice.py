@@ -3,9 +3,9 @@
     rows that wait, in the order of their ids ──▶ choose ──▶ for each subject, the ids to send now, in order
 
 Rules:
-* A row that its sender still claims is not taken.
-* What is behind a row of the same subject and key that is not taken now is not taken either: messages of a key go in the order of their
-  ids. That holds for keys of unordered subjects too; it costs nothing there.
+* A row that its sender still claims is left out.
+* Rows after a row of the same subject and key that is left out are left out, too: messages of a key are sent in the order of their ids.
+  This also applies to keys of unordered subjects, at no cost.
 * A subject gets up to `messages_max` messages and `bytes_max` bytes at a time, one message at least; what is behind them waits for the
   next time.
 * A subject that fails is left alone for 1 s, then 2 s, 4 s, up to 30 s, until something of it is sent. So no subject holds up another.
@@ -23,7 +23,7 @@ PAUSE_S_MAX: Final = 30.0
 
 
 class WaitingRow(NamedTuple):
-    """What must be known of a row; `claimed_ms` is how long its sender claims it yet, 0 or less if that is over."""
+    """The columns of a row that the choice needs. `claimed_ms` is how long its sender still claims it; 0 or less if the claim is over."""
 
     id: int
     subject: str
@@ -42,7 +42,7 @@ def choose(rows: Iterable[WaitingRow], messages_max: int, bytes_max: int) -> dic
         left = room.get(row.subject, bytes_max)
         is_full = bool(taken) and (len(taken) >= messages_max or row.size > left)
         if is_full:
-            room[row.subject] = -1  # nothing more of it, however small
+            room[row.subject] = -1  # take no more of this subject, however small
         elif row.claimed_ms <= 0 and key not in held:
             chosen.setdefault(row.subject, []).append(row.id)
             room[row.subject] = left - row.size
@@ -53,7 +53,7 @@ def choose(rows: Iterable[WaitingRow], messages_max: int, bytes_max: int) -> dic
 
 
 class Patience:
-    """Which subjects fail, and how long each is left alone."""
+    """Tracks which subjects fail, and how long each is left alone."""
 
     def __init__(self) -> None:
         self._failing: dict[str, tuple[float, float]] = {}
@@ -70,5 +70,5 @@ class Patience:
         self._failing.pop(subject, None)
 
     def resting(self, now: float) -> list[str]:
-        """The subjects that are left alone now."""
+        """The subjects that are left alone at the moment."""
         return [subject for subject, (_, until) in self._failing.items() if until > now]

@@ -1,12 +1,11 @@
 """Notices commits: SQLAlchemy's events report, for each engine, when a connection's outermost transaction is about to be committed or
 rolled back.
 
-    when(connection, committing, rolled_back)      one of the two is called, once, in whatever thread ends the transaction
+    when(connection, committing, rolled_back)   one of the two is called, once, in the thread that ends the transaction
 
-Savepoints are not told of here, and need not be: the outbox looks into its table for what is there in the end. `committing` comes just
-*before* the commit; it is given a way to ask whether the transaction is over.
-
-One listener for each engine stays for the engine's life; removing one while its event is told is not allowed.
+Savepoints are not reported, and need not be: the outbox reads in its table which messages were committed. `committing` is called just
+*before* the commit, with a function that says whether the transaction is over. Each engine keeps one listener for its life, since a
+listener must not be removed while its event is being handled.
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ class _Commits:
 
 
 def when(connection: Connection, committing: Callable[[Callable[[], bool]], None], rolled_back: Callable[[], None]) -> None:
-    """Call one of the two when the connection's transaction ends."""
+    """Call one of the two functions when the connection's transaction ends."""
     engine = connection.engine
     with _LOCK:
         commits = _LISTENING.get(engine)

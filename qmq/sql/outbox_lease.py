@@ -1,12 +1,12 @@
-"""Which of several watchdogs works: the one in the lease row. Pure: the row in, the next step out.
+"""Decides which of several watchdogs works: the one that holds the lease row. Pure: the row in, the next step out.
 
     look ──▶ WAIT (somebody holds it) | CREATE (there is no row) | TAKE (it is over) ── compare and set by the token ──▶ held or not
     held ──▶ RENEW when a third of it has passed ──▶ held, or LOST: somebody else took it
 
 Rules:
-* Whether a lease is over is asked of the database, in the statement that takes it; machines' clocks have no say. Of two that take it at
-  once one changes the row, and the other changes none, since the token is another by then.
-* The holder counts by its own monotonic clock from *before* it asked: it believes in its lease for less time than the database does.
+* The database decides, in the statement that takes a lease, whether the old one is over; the clocks of machines do not matter. If two
+  watchdogs take it at once, one changes the row, and the other changes none, since the token has changed.
+* The holder counts by its own monotonic clock from *before* it asked: its own deadline is earlier than the database's.
 * A holder that was paused past its lease may still send, and delete what it sent. That harms nothing: a message that two send bears one
   id, and what is deleted is named by id and was stored. The lease is there so that normally nobody does work twice.
 """
@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 
 class LeaseRow(NamedTuple):
-    """The lease's row in the database; `left_ms` by the database's clock."""
+    """The lease's row in the database; `left_ms` is the remaining time by the database's clock."""
 
     holder: str
     token: int
@@ -38,7 +38,7 @@ class Step(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """A lease that we hold or held: since when, and until when it counts, by our monotonic clock, in seconds."""
+    """A lease that this watchdog holds or held: since when and until when, in seconds of its own monotonic clock."""
 
     token: int
     asked_at: float

@@ -1,11 +1,11 @@
-"""One message in an outbox: from what the application says to a row, from a row to what is sent. Pure.
-
-Its id is fixed here, before the row is inserted: however often the message is sent, by whom, it bears this id, and consumers can tell.
+"""One message in an outbox: converted from the application's values to a row, and from a row to a message that is sent. Pure. The id is
+fixed here, before the row is inserted: the message has this id however often, and by whichever process, it is sent, so that consumers
+recognise duplicates.
 
     producer id (64 bits, new for each client) | number of the message (48 bits) | 0
 
-`key_hash` stands for subject and key in the index by which earlier messages of a key are found. Two keys with one hash are kept in order
-without need, and nothing else.
+`key_hash` stands for subject and key in the index by which earlier messages of a key are found. Two keys with the same hash are only kept
+in order without need.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from qmq.model import MessageId, check_name
 from qmq.sql.outbox_tables import ERROR_CHARS_MAX, HOLDER_CHARS_MAX
 
 OTHERS_BYTES: Final = 256
-"""What a message takes in a batch at most besides key, tags, headers and body: its id, due time, offsets."""
+"""The most bytes that a message takes in a batch besides key, tags, headers and body: its id, due time and offsets."""
 _PER_ITEM_BYTES: Final = 32
 
 
@@ -42,7 +42,7 @@ class MessageIds:
 
 @dataclass(frozen=True, slots=True)
 class OutboxMessage:
-    """`due_ms`, of a delayed message, and `create_time_ms` are milliseconds since 1970."""
+    """One message. `due_ms` (of a delayed message) and `create_time_ms` are milliseconds since 1970."""
 
     message_id: bytes
     subject: str
@@ -55,12 +55,12 @@ class OutboxMessage:
 
     @property
     def key_hash(self) -> int | None:
-        """64 bits, with a sign; None without a key."""
+        """The hash of subject and key, 64 bits with a sign; None without a key."""
         return key_hash(self.subject, self.key) if self.key else None
 
     @property
     def size(self) -> int:
-        """Bytes that it takes in a batch, at most."""
+        """The most bytes that the message takes in a batch."""
         size = len(self.body) + len(self.key) + OTHERS_BYTES
         size += sum([_PER_ITEM_BYTES + len(tag.encode()) for tag in self.tags])
         return size + sum([_PER_ITEM_BYTES + len(name.encode()) + len(value) for name, value in self.headers.items()])
@@ -85,7 +85,7 @@ class OutboxMessage:
 
 @dataclass(frozen=True, slots=True)
 class OutboxRow:
-    """A row that was read: its message, or why it has none."""
+    """A row that was read: its message, or the reason why it has none."""
 
     id: int
     message: OutboxMessage | None
@@ -109,7 +109,9 @@ def new_message(
     delay: timedelta | None = None,
     at: datetime | None = None,
 ) -> OutboxMessage:
-    """Check what the application gives. A delay counts from now. Raises InvalidName, InvalidArgument, MessageTooLarge, DelayTooLong."""
+    """Check the application's values and make a message. A delay counts from now. Raises InvalidName, InvalidArgument, MessageTooLarge,
+    DelayTooLong.
+    """
     return OutboxMessage(
         message_id.to_bytes(),
         check_name("subject", subject),
@@ -123,7 +125,7 @@ def new_message(
 
 
 def from_row(row: Sequence[Any]) -> OutboxRow:
-    """From a row of `OutboxStatements.contents`. Never raises: a damaged row has an error."""
+    """Read a row of `OutboxStatements.contents`. Never raises: a damaged row has an error."""
     number, message_id, subject, key, _, tags, headers, body, due_ms, create_time_ms, size = row
     key_data, data = bytes(key or b""), bytes(body)
     found = _content_bytes(key_data, tags, headers, data)
@@ -147,13 +149,15 @@ def from_row(row: Sequence[Any]) -> OutboxRow:
 
 
 def error_text(error: BaseException) -> str:
-    """As a row keeps it: ASCII, without control characters, not too long; of SQLAlchemy's errors the driver's, without the values."""
+    """An error as a row keeps it: ASCII, without control characters, cut to a length; for SQLAlchemy's errors the driver's text, without
+    the values.
+    """
     text = str(getattr(error, "orig", None) or error)
     return _ascii(text or type(error).__name__)[:ERROR_CHARS_MAX]
 
 
 def holder_text(name: str) -> str:
-    """The name of a holder of claims or leases, as stored."""
+    """The name of the holder of a claim or lease, as stored."""
     return _ascii(name)[:HOLDER_CHARS_MAX]
 
 
@@ -166,5 +170,5 @@ def _content_bytes(key: bytes, tags: str | None, headers: str | None, body: byte
 
 
 def sizes(messages: Iterable[OutboxMessage]) -> int:
-    """Bytes of all of them in a batch, at most."""
+    """The most bytes that the messages take in a batch."""
     return sum([each.size for each in messages])

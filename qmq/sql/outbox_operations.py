@@ -1,6 +1,6 @@
 """The outbox's operations on its table, each in a short transaction of its own. No decisions.
 
-Work that goes through an engine is tried again a few times: a deadlock, a busy file, a restarted server pass. Doing it twice is harmless.
+Work through an engine is retried a few times, since a deadlock, a busy file or a restarted server is temporary. Repeating is harmless.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ TRIES: Final = 4
 
 
 class Found(NamedTuple):
-    """A message that is committed: its row, and how long it is still claimed, in milliseconds."""
+    """A committed message: its row, and how long it is still claimed, in milliseconds."""
 
     id: int
     claimed_ms: int
@@ -39,7 +39,7 @@ class Operations:
         self._runner = runner
         self.statements = OutboxStatements(runner.dialect, table)
         self.is_lent = not isinstance(runner, EngineRunner)
-        """Whether it is the application's only connection, on which one operation runs at a time."""
+        """Whether this is the application's only connection, on which one operation runs at a time."""
 
     async def ask(self, *statements: Statement) -> list[Answer]:
         """Run statements in one transaction. Raises what the driver raises."""
@@ -65,12 +65,12 @@ class Operations:
     # --- rows ----------------------------------------------------------------------------------------------------------
 
     async def find(self, message_ids: Sequence[bytes]) -> dict[bytes, Found]:
-        """The messages that are committed and waiting."""
+        """The rows of these messages that are committed and waiting."""
         rows = await self._rows(map(self.statements.find, chunks(message_ids)))
         return {bytes(message_id): Found(number, claimed_ms) for number, message_id, claimed_ms in rows}
 
     async def earliest(self, key_hashes: Sequence[int], besides: Sequence[int]) -> dict[int, int]:
-        """The first waiting row of each key, except the given rows."""
+        """The first waiting row of each key, not counting the given rows."""
         rows = await self._rows([self.statements.earliest(hashes, besides) for hashes in chunks(key_hashes)])
         return dict(rows)
 
@@ -83,7 +83,7 @@ class Operations:
         by_error: dict[tuple[str, bool], list[int]] = defaultdict(list)
         for number, error in failed:
             by_error[error_text(error), is_final(error)].append(number)
-        # In one order, so that two who delete do not deadlock.
+        # In one order, so that two processes that delete do not deadlock.
         statements = [self.statements.delete(chunk) for chunk in chunks(sorted(sent))]
         for (text, is_aside), ids in by_error.items():
             statements += [self.statements.failed(chunk, text, is_final=is_aside) for chunk in chunks(sorted(ids))]
@@ -95,7 +95,7 @@ class Operations:
         return [WaitingRow(*row) for row in await self._rows([self.statements.waiting(after, limit, besides[:MANY])])]
 
     async def contents(self, ids: Sequence[int]) -> list[OutboxRow]:
-        """The messages of rows, in order."""
+        """The messages of these rows, in order."""
         return [from_row(row) for row in await self._rows(map(self.statements.contents, chunks(ids)))]
 
     # --- the lease -----------------------------------------------------------------------------------------------------
@@ -106,11 +106,11 @@ class Operations:
         return LeaseRow(*rows[0]) if rows else None
 
     async def create_lease(self) -> None:
-        """Make its row. Raises what the driver raises, also if another made it just now."""
+        """Create the lease's row. Raises what the driver raises, also if another process created it just now."""
         await self.ask(self.statements.create_lease())
 
     async def changed(self, statement: Statement) -> bool:
-        """Whether a statement changed a row; said once."""
+        """Run a statement once. Returns whether it changed a row."""
 
         async def work(connection: DatabaseConnection) -> bool:
             return (await connection.execute(statement)).changed > 0
@@ -119,7 +119,7 @@ class Operations:
 
 
 def _is_the_databases(failure: BaseException) -> bool:
-    """Not a cancellation, and not ours."""
+    """Whether the exception came from the database: not a cancellation, and not one of ours."""
     return isinstance(failure, Exception) and not isinstance(failure, QmqError)
 
 

@@ -1,14 +1,15 @@
-"""The relay: sends what this process committed, right after the commit. One for each database and table that a client's outboxes use.
+"""The relay sends the messages that this process committed, right after the commit. There is one for each database and table that a
+client's outboxes use.
 
     commit ──▶ committing(messages) ──▶ line of the subject ──▶ OutboxSender.send_committed ──▶ sent, and deleted
                                              ▲                     │ held: something of the key waits before it
                                              └──── soon again ─────┘
 
 Rules:
-* Each subject has a line of its own: one that is in trouble holds up no other. In a line one round of at most 1,000 messages is under way;
-  what is committed meanwhile makes the next one.
-* A relay promises nothing: what it cannot do, or forgets when the process dies, the watchdog does. So it keeps no more than 64 MiB, and
-  gives up a message whose database does not answer.
+* Each subject has its own queue, so that a subject in trouble delays no other. A queue has one round of at most 1,000 messages under way;
+  messages committed meanwhile form the next round.
+* A relay guarantees nothing: the watchdog sends every message that the relay does not, or that a dead process left. So a relay keeps at
+  most 64 MiB, and gives up a message whose database does not answer.
 * SQLAlchemy tells of a commit just before it happens. The relay looks into the table only when the transaction says that it is over.
 """
 
@@ -30,7 +31,7 @@ ROUND_MESSAGES: Final = 1_000
 ROUND_BYTES: Final = 4 * limits.MIB
 KEPT_BYTES_MAX: Final = 64 * limits.MIB
 HELD_S: Final = 0.1
-"""How soon it is looked again whether what was before a message is gone."""
+"""How often the relay checks whether earlier rows of a held message are gone."""
 COMMIT_S: Final = 60.0
 """How long a commit that has begun may take before the relay leaves it to the watchdog."""
 
@@ -43,7 +44,7 @@ class Parcel:
     def __init__(self, messages: Sequence[OutboxMessage]) -> None:
         self.messages = messages
         self.future: Future[bool] = Future()
-        self.future.set_running_or_notify_cancel()  # who stops waiting for it cancels nothing
+        self.future.set_running_or_notify_cancel()  # a waiter that gives up cancels nothing
         self._open = len(messages)
         self._sent = 0
         if not messages:
@@ -57,7 +58,7 @@ class Parcel:
             self.future.set_result(self._sent == len(self.messages))
 
     def forget(self) -> None:
-        """The relay leaves all of these messages to the watchdog."""
+        """Leave all of these messages to the watchdog."""
         if not self.future.done():
             self.future.set_result(not self.messages)
 
@@ -70,7 +71,7 @@ class _Entry(NamedTuple):
 
 
 class Relay:
-    """The relay runs in the client's event loop, in `thread`; `committing` may be called from any thread."""
+    """Sends committed messages in the client's event loop; `committing` may be called from any thread."""
 
     def __init__(self, rows: OutboxSender, loop: asyncio.AbstractEventLoop, thread: int) -> None:
         self.rows = rows
@@ -101,18 +102,18 @@ class Relay:
             line.put(_Entry(message, parcel, is_over, self._loop.time() + COMMIT_S))
 
     def ended(self, subject: str) -> None:
-        """For a line: it is empty."""
+        """For a subject's queue: it is empty."""
         del self._lines[subject]
 
     async def close(self) -> None:
-        """Send what is there; what waits for something else is left to the watchdog."""
+        """Send committed messages; leave held ones to the watchdog."""
         self.is_closing = True
         while self._lines:
             await asyncio.wait([line.task for line in self._lines.values()])
 
 
 class _Line:
-    """The messages of one subject."""
+    """The committed messages of one subject."""
 
     def __init__(self, relay: Relay, subject: str) -> None:
         self._relay = relay
@@ -135,14 +136,14 @@ class _Line:
                 entries = self._take()
                 is_full = bool(self._queue)
                 await self._look(entries)
-                is_stuck = is_full and len(self._held) == len(entries)  # a full round, and none of it was decided
+                is_stuck = is_full and len(self._held) == len(entries)  # the round was full, and no message of it was decided
         finally:
             self._relay.ended(self._subject)
             for entry in (*self._held, *self._queue):
                 self._decided(entry, False)
 
     async def _rest(self, is_stuck: bool) -> None:
-        """Wait for new messages; held messages are checked only from time to time."""
+        """Wait for new messages. Held messages are checked from time to time only."""
         self._arrived.clear()
         if not self._queue or is_stuck:
             with suppress(TimeoutError):
@@ -158,7 +159,7 @@ class _Line:
         return entries
 
     async def _look(self, entries: list[_Entry]) -> None:
-        """Hand over what is committed; what is being committed comes again in a moment."""
+        """Send the committed messages; those that are still being committed are checked again in a moment."""
         now = asyncio.get_running_loop().time()
         over: list[_Entry] = []
         early: list[_Entry] = []

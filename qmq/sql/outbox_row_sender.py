@@ -1,11 +1,11 @@
-"""The one sender of an outbox table: rows of a subject are sent, those that are sent are deleted, and of the others it is noted why not.
+"""The sender of an outbox table: sends the rows of a subject, deletes the sent ones, and records the errors of the others.
 
     relay, right after a commit           ── send_committed ──▶ look what is committed, hold back, claim ──┐
     committed() of a plain connection     ── send_committed ──▶                                            ├──▶ send, delete or note
     watchdog, what nobody else sends      ── send_left ───────▶ read the rows                            ──┘
 
 Rules:
-* The table says what is committed: what a rolled back transaction or savepoint inserted is not there, and so is not sent.
+* The table says which messages are committed: rows of a rolled back transaction or savepoint do not exist, and are not sent.
 * A message of an ordered subject is held back while an earlier row of its key waits that is not sent with it.
 * Committed rows stay claimed while they are being sent, so that no watchdog takes them. The watchdog has its lease instead.
 * A crash between sending and deleting leaves a row that is sent again, with the same id.
@@ -42,30 +42,31 @@ class Sends(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class HandedOver:
-    """The outcomes of committed messages by id. Other messages were rolled back, were sent by another process, or are left to the
-    watchdog."""
+    """The outcomes of committed messages by id. Messages that are missing were rolled back, were sent by another process, or are left to
+    the watchdog.
+    """
 
     sent: frozenset[bytes]
     held: frozenset[bytes]
-    """An earlier row of their keys waits."""
+    """Messages with an earlier waiting row of their key."""
 
 
 class LeftOver(NamedTuple):
-    """The outcome of remaining rows: how many were read, and how many of these were sent."""
+    """The outcome of rows that others left: how many were read, and how many of these were sent."""
 
     readable: int
     sent: int
 
 
 class OutboxSender:
-    """Sends rows of an outbox. `grace_ms`: how long committed rows are claimed at a time; the watchdog claims none."""
+    """Sends the rows of an outbox. `grace_ms` is how long committed rows are claimed at a time; the watchdog claims none."""
 
     def __init__(self, table: Operations, sender: Sends, grace_ms: int = 0) -> None:
         self.table = table
         self._sender, self._grace_ms = sender, grace_ms
 
     async def send_committed(self, subject: str, messages: Sequence[OutboxMessage]) -> HandedOver:
-        """Send what is committed of these. Raises what the driver raises."""
+        """Send those of these messages that are committed. Raises what the driver raises."""
         found = await self.table.find([message.message_id for message in messages])
         mine = [(found[message.message_id].id, message) for message in messages if message.message_id in found]
         mine.sort(key=lambda row: row[0])
@@ -82,14 +83,14 @@ class OutboxSender:
         )
 
     async def send_left(self, subject: str, ids: Sequence[int]) -> LeftOver:
-        """Send the rows among these that still wait; those that cannot be read are set aside. Raises what the driver raises."""
+        """Send those of these rows that still wait; unreadable ones are set aside. Raises what the driver raises."""
         stored = await self.table.contents(ids)
         await self.table.settle((), [(row.id, row.fault) for row in stored if row.fault is not None])
         rows = [(row.id, row.message) for row in stored if row.message is not None]
         return LeftOver(len(rows), len(await self._send(subject, rows)) if rows else 0)
 
     async def _send(self, subject: str, rows: Sequence[tuple[int, OutboxMessage]]) -> set[int]:
-        """Send rows of one subject, in order, and delete those that are sent, whose ids it gives."""
+        """Send rows of one subject, in order, and delete the sent ones. Returns their ids."""
         fates = await self._sender.send(subject, [message for _, message in rows])
         sent = [rows[place][0] for place in fates.sent]
         failed = [(rows[place][0], error) for place, error in fates.failed if not isinstance(error, ClientClosed)]
@@ -101,7 +102,7 @@ class OutboxSender:
     # --- order ---------------------------------------------------------------------------------------------------------
 
     async def _held(self, subject: str, mine: Sequence[tuple[int, OutboxMessage]]) -> set[int]:
-        """Rows before which another one of their key waits."""
+        """Rows that must wait for an earlier row of their key."""
         hashes = {number: message.key_hash for number, message in mine}
         keys = sorted({each for each in hashes.values() if each is not None})
         if not keys or not await self._is_ordered(subject):
@@ -113,13 +114,13 @@ class OutboxSender:
         try:
             return await self._sender.is_ordered(subject)
         except QmqError:
-            return False  # sending will fail with this, and note it
+            return False  # sending fails with this error, too, and records it
 
     # --- claims --------------------------------------------------------------------------------------------------------
 
     @asynccontextmanager
     async def _claimed(self, ids: Sequence[int]) -> AsyncIterator[None]:
-        """Keep rows claimed for as long as it takes, unless the only connection is lent and in use."""
+        """Keep rows claimed while the block runs, unless the only connection is lent and in use."""
         if self.table.is_lent:
             yield
             return
@@ -131,10 +132,10 @@ class OutboxSender:
             await asyncio.wait([task])
 
     async def _keep_claimed(self, ids: Sequence[int]) -> None:
-        """Claim rows anew, thrice in the time for which they are claimed."""
+        """Renew the claims, three times within the time of a claim."""
         while True:
             await asyncio.sleep(self._grace_ms / 3000)
             try:
                 await self.table.claim(ids, self._grace_ms)
-            except Exception as failure:  # whatever a driver raises: the worst is that the watchdog sends them too
+            except Exception as failure:  # any exception of a driver: at worst the watchdog sends these messages, too
                 log.warning("messages in outbox %s could not be claimed: %s", self.table.statements.table, error_text(failure))

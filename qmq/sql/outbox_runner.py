@@ -1,4 +1,4 @@
-"""Whose transaction it is: work on a database in a short transaction of its own, through an engine, or through a connection that is lent.
+"""Runs work on a database in a short transaction of its own, through an engine or through a lent connection.
 
 Work is a coroutine function that is given a connection. Its changes are committed when it returns, and rolled back if it raises.
 """
@@ -28,12 +28,12 @@ class Runner(Protocol):
     dialect: str
 
     async def run(self, work: Work[_R]) -> _R:
-        """In a transaction of its own. Raises what the driver raises; then nothing is changed, or nobody knows."""
+        """Run the work in a transaction. Raises what the driver raises; then nothing was changed, or the outcome is unknown."""
         ...
 
 
 class EngineRunner:
-    """Through an `Engine`, in another thread, since it waits there; or through an `AsyncEngine`."""
+    """Runs work through an `Engine`, in another thread because it blocks, or through an `AsyncEngine`."""
 
     def __init__(self, engine: Any) -> None:
         self._engine = check_engine(engine)
@@ -42,7 +42,9 @@ class EngineRunner:
         self.dialect: str = engine.dialect.name
 
     async def run(self, work: Work[_R]) -> _R:
-        """See `Runner`. Who is cancelled meanwhile waits for its end: it is short, and a driver must not lose its connection half-way."""
+        """See `Runner`. A caller that is cancelled waits for the end of the work: the work is short, and a driver must not lose its
+        connection half-way.
+        """
         async with self._room:
             task = asyncio.ensure_future(self._begin(work) if self._is_async else asyncio.to_thread(self.run_here, work))
             try:
@@ -50,7 +52,7 @@ class EngineRunner:
             except asyncio.CancelledError:
                 await asyncio.wait([task], timeout=END_S)
                 if not task.cancelled() and task.done():
-                    task.exception()  # nobody asks any more
+                    task.exception()  # the caller was cancelled
                 raise
 
     async def _begin(self, work: Work[_R]) -> _R:
@@ -64,7 +66,7 @@ class EngineRunner:
 
 
 class LentRunner:
-    """Through a plain driver's connection, on which no transaction is open."""
+    """Runs work through a plain driver's connection, on which no transaction is open."""
 
     def __init__(self, connection: Any) -> None:
         self._connection = connection
@@ -82,14 +84,16 @@ class LentRunner:
 
 
 def check_engine(engine: Any) -> Any:
-    """An `Engine` or `AsyncEngine` of SQLAlchemy's. Raises InvalidArgument."""
+    """Returns a SQLAlchemy `Engine` or `AsyncEngine`. Raises InvalidArgument for anything else."""
     if "sqlalchemy" not in packages(engine) or not hasattr(engine, "dispose"):
         raise InvalidArgument(f"an Engine or AsyncEngine of SQLAlchemy 2 is needed here, not a {type(engine).__name__}")
     return engine
 
 
 def open_engine(url: str) -> Any:
-    """An engine for a database's URL, async if its driver is. Raises InvalidArgument if there is none, or its driver is not installed."""
+    """An engine for a database's URL, async if its driver is. Raises InvalidArgument for an invalid URL, or a driver that is not
+    installed.
+    """
     try:
         parsed = make_url(url)
         if parsed.get_dialect().is_async:
@@ -98,4 +102,4 @@ def open_engine(url: str) -> Any:
             return create_async_engine(parsed, pool_pre_ping=True)
         return create_engine(parsed, pool_pre_ping=True)
     except (ArgumentError, NoSuchModuleError, ImportError) as cause:
-        raise InvalidArgument(f"the database's URL cannot be used: {cause}") from None  # not the URL: it may have a password
+        raise InvalidArgument(f"the database's URL cannot be used: {cause}") from None  # without the URL, which may contain a password

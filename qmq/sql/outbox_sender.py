@@ -3,10 +3,10 @@
     messages of one subject ──▶ slices (at most 500 messages, 256 KiB) ──▶ one slice after another ──▶ sent | failed | not tried
 
 Rules:
-* A slice is one batch, or for an ordered subject one for each partition: stored as a whole or not at all. The next one leaves when it is
-  decided, so nothing of a key is ever on its way while something before it is undecided.
-* What fails for now (no broker, no quorum, no answer in time) ends the sending: what is behind it is not tried.
-* A message that cannot be sent at all is found by cutting its slice in halves, and fails alone. An error that is the subject's own (there
+* A slice is one batch, or for an ordered subject one for each partition: stored as a whole or not at all. The next slice is sent when it is
+  decided, so no message of a key is sent while an earlier one is undecided.
+* A temporary failure (no broker, no quorum, no answer in time) ends the sending: later slices are not tried.
+* A message that can never be sent is found by halving its slice, and fails alone. An error that is the subject's own (there
   is no such subject, it is ordered) is all its messages'.
 * Producers are the outbox's own: what the application sends otherwise never shares a batch with it.
 """
@@ -63,12 +63,12 @@ class Fates:
 
     @property
     def is_stopped(self) -> bool:
-        """Whether something failed for now."""
+        """Whether a temporary failure ended the sending."""
         return any(not is_final(error) for _, error in self.failed)
 
 
 def is_final(error: QmqError) -> bool:
-    """Whether sending the message again as it is will not help."""
+    """Whether sending the message again unchanged will not help."""
     return isinstance(error, CallerError) and not isinstance(error, ClientClosed | BufferFull)
 
 
@@ -92,7 +92,7 @@ def slices(messages: Sequence[OutboxMessage], places: Sequence[int]) -> Iterator
 
 
 def columns_of(messages: Sequence[OutboxMessage]) -> tuple[Columns, int]:
-    """Messages as a batch holds them, and its create time. Pure."""
+    """The columns of a batch of these messages, and its create time. Pure."""
     columns, first = columns_of_copies(
         [message.body for message in messages],
         [message.key for message in messages],
@@ -107,7 +107,7 @@ def columns_of(messages: Sequence[OutboxMessage]) -> tuple[Columns, int]:
 
 
 class Sender:
-    """`find_s` is how long it may take until it is known where a subject is."""
+    """Sends through a client. `find_s` is how long locating a subject may take."""
 
     def __init__(self, producers: OutboxProducers, find_s: float) -> None:
         self._producers, self._find_s = producers, find_s
@@ -147,7 +147,7 @@ class Sender:
     async def _failed(
         self, subject: str, is_delayed: bool, messages: Sequence[OutboxMessage], places: list[int], fates: Fates, error: QmqError
     ) -> None:
-        """A whole batch failed; one of its messages may be the cause."""
+        """A whole batch failed. One of its messages may be the cause."""
         if len(places) > 1 and isinstance(error, InvalidArgument | MessageTooLarge | DelayTooLong):
             middle = len(places) // 2
             for half in (places[:middle], places[middle:]):
@@ -156,7 +156,7 @@ class Sender:
         else:
             fates.failed += [(place, error) for place in places]
             if isinstance(error, OrderMismatch):
-                self._ways.pop((subject, is_delayed), None)  # the subject is not what it was when its producer was made
+                self._ways.pop((subject, is_delayed), None)  # the subject has changed since its producer was made
 
     def _put(self, way: Producer | OrderedProducer, messages: Sequence[OutboxMessage]) -> Sequence[tuple[Ticket, Sequence[int]]]:
         columns, create_time_ms = columns_of(messages)
@@ -167,7 +167,7 @@ class Sender:
         return [(tickets[0], range(len(messages)))]
 
     async def _way(self, subject: str, is_delayed: bool) -> Producer | OrderedProducer:
-        """The producer for a subject; of one that fails to be found nothing is remembered."""
+        """The producer for a subject. A failed lookup is not cached."""
         way = self._ways.get((subject, is_delayed))
         if way is None:
             ordering = await self._ordering(delayed_target(subject) if is_delayed else subject)

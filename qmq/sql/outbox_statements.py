@@ -18,7 +18,7 @@ from qmq.sql.expressions import Statement, bytes_place, bytes_value, listed, nam
 from qmq.sql.outbox_tables import ASIDE, TABLE, WAITING, check_table, lease_table
 
 MANY: Final = 500
-"""Values in one list at most: older SQLite takes 999."""
+"""The largest number of values in one list: older SQLite accepts 999."""
 _FORMS: Final = 256
 
 _CONTENT: Final = (
@@ -71,12 +71,12 @@ class OutboxStatements:
         return Statement(_insert(self, len(rows)), values)
 
     def find(self, message_ids: Sequence[bytes]) -> Statement:
-        """(id, message id, how long it is still claimed) of those that wait: they are committed."""
+        """(id, message id, remaining claim) of these messages that wait: they are committed."""
         values = listed("message", [bytes_value(self.dialect, each) for each in message_ids])
         return Statement(_find(self, len(values)), values)
 
     def earliest(self, key_hashes: Sequence[int], besides: Sequence[int]) -> Statement:
-        """(key hash, id) of the first message of each key that waits, not looking at some."""
+        """(key hash, id) of the first waiting message of each key, without the given rows."""
         values = listed("hash", key_hashes)
         others = listed("besides", besides)
         return Statement(_earliest(self, len(values), len(others)), values | others)
@@ -93,12 +93,12 @@ class OutboxStatements:
         return Statement(_failed(self, places_for(len(ids)), ASIDE if is_final else WAITING), listed("row", ids) | {"error": error})
 
     def waiting(self, after: int, limit: int, besides: Sequence[str]) -> Statement:
-        """(id, subject, key hash, size, how long it is still claimed) of those behind `after`, but not of some subjects."""
+        """(id, subject, key hash, size, remaining claim) of rows after `after`, without some subjects."""
         others = listed("besides", besides) if besides else {}
         return Statement(_waiting(self, len(others)), others | {"after": after, "most": limit})
 
     def contents(self, ids: Sequence[int]) -> Statement:
-        """The messages among these that wait, in order."""
+        """The contents of those of these messages that wait, in order."""
         return Statement(_contents(self, places_for(len(ids))), listed("row", ids))
 
     # --- for people ----------------------------------------------------------------------------------------------------
@@ -107,29 +107,29 @@ class OutboxStatements:
         return Statement(_list(self, only_aside), {"after": after, "most": limit})
 
     def retry(self, ids: Sequence[int]) -> Statement:
-        """Have some that were set aside wait again."""
+        """Make messages wait again that were set aside."""
         return Statement(_retry(self, places_for(len(ids))), listed("row", ids))
 
     # --- the lease -----------------------------------------------------------------------------------------------------
 
     def view_lease(self) -> Statement:
-        """(holder, token, how long it still holds)."""
+        """(holder, token, remaining time)."""
         return Statement(_leases(self).view, {"outbox": self.table})
 
     def create_lease(self) -> Statement:
-        """The first watchdog of a table makes its row; nobody holds it."""
+        """Create the row of a table's lease, without a holder. The first watchdog does this."""
         return Statement(_leases(self).create, {"outbox": self.table, "nobody": ""})
 
     def take_lease(self, holder: str, token: int, lease_ms: int) -> Statement:
-        """Compare and set: nobody took it since `token` was read, and it is over. One row is changed, or none."""
+        """Compare and set: the lease is over, and was not taken since `token` was read. Changes one row or none."""
         return Statement(_leases(self).take, {"outbox": self.table, "seen": token, "taker": holder, "lease": lease_ms})
 
     def renew_lease(self, token: int, lease_ms: int) -> Statement:
-        """Go on holding it, also if it was over: nobody took it since. One row is changed, or none."""
+        """Renew the lease, even if it is over, unless another watchdog has taken it. Changes one row or none."""
         return Statement(_leases(self).renew, {"outbox": self.table, "seen": token, "lease": lease_ms})
 
     def release_lease(self, token: int) -> Statement:
-        """Let others have it at once."""
+        """Release the lease, so that another watchdog can take it at once."""
         return Statement(_leases(self).release, {"outbox": self.table, "seen": token})
 
 

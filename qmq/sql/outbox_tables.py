@@ -3,8 +3,8 @@
 One outbox table holds the messages that are not sent yet; one small table has a row for each outbox table with the lease of its watchdog.
 
 Rules:
-* Nothing can be truncated: whatever is written fits its column, because it was checked against `qmq/limits.py` or cut by hand before; and
-  `content_bytes` says how long key, tags, headers and body are together, so that a column that somebody made too narrow is noticed.
+* No value can be truncated: every value fits its column, because it was checked against `qmq/limits.py` or cut before. `content_bytes` is
+  the length of key, tags, headers and body together, so that a column that was made too narrow is noticed.
 * Times are milliseconds since 1970 by the *database's* clock (`Dialect.now_ms`), never a machine's, and never by a session's time zone.
 * Text is ASCII: tags and headers are JSON with escapes, so no character set can hurt them.
 * `id` grows with each insertion; it is the order in which messages are sent.
@@ -20,10 +20,10 @@ from qmq.sql.dialects import check_dialect
 
 TABLE: Final = "qmq_outbox"
 TABLE_CHARS_MAX: Final = 48
-"""With what the indexes' names add, a name stays below the 63 characters that PostgreSQL silently cuts at."""
+"""Together with the suffixes of its indexes a name stays below 63 characters, at which PostgreSQL silently cuts."""
 
 WAITING: Final = 0
-"""`state`: to be sent."""
+"""`state`: waits to be sent."""
 ASIDE: Final = 1
 """`state`: the message cannot be sent unchanged; `last_error` has the reason. Needs an operator: `qmq outbox list`."""
 
@@ -123,7 +123,7 @@ _DDL: Final = {"sqlite": _SQLITE, "postgresql": _POSTGRESQL, "mysql": _MYSQL}
 
 
 def check_table(name: object) -> str:
-    """An outbox table's name, perhaps behind its schema's and a dot. Raises InvalidName, InvalidArgument."""
+    """An outbox table's name, perhaps with its schema and a dot before it. Raises InvalidName, InvalidArgument."""
     if not isinstance(name, str):
         raise InvalidArgument(f"a table's name is a str, not {type(name).__name__}")
     if not _NAME.fullmatch(name) or len(name.rpartition(".")[2]) > TABLE_CHARS_MAX or len(name) > 2 * TABLE_CHARS_MAX:
@@ -141,9 +141,8 @@ def lease_table(table: str) -> str:
 
 
 def migration(dialect: str, table: str = TABLE) -> str:
-    """The statements that make an outbox's tables, each ending in a semicolon. Harmless to run again.
-
-    Raises InvalidArgument, InvalidName.
+    """The statements that create an outbox's tables, each ending in a semicolon. Harmless to repeat. Raises InvalidArgument,
+    InvalidName.
     """
     bare = check_table(table).rpartition(".")[2]
     return _DDL[check_dialect(dialect)].strip().format(table=table, bare=bare, lease=lease_table(table)) + "\n"

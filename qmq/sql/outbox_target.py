@@ -4,9 +4,9 @@
     opened by the outbox (a transaction of ours)  EngineTarget (Engine, AsyncEngine)
 
 Rules:
-* On what is lent nothing is begun, committed or rolled back by us. An autocommitting connection without a transaction is refused: there a
-  message would be committed whatever becomes of the rest.
-* `tells` is whether the commit is heard of. A plain driver does not tell: the application says `committed()`.
+* The outbox never begins, commits or rolls back a lent transaction. An autocommitting connection without a transaction is refused: there a
+  message would be committed even if the rest is rolled back.
+* `tells` is whether the commit is reported. A plain driver does not report it: the application calls `committed()`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Target:
 
     @property
     def connection(self) -> Any:
-        """For the application's own statements."""
+        """The connection for the application's own statements."""
         raise NotImplementedError
 
     async def open(self) -> None: ...
@@ -45,17 +45,17 @@ class Target:
         raise NotImplementedError
 
     def when(self, committing: Callable[[IsOver], None], rolled_back: Callable[[], None]) -> None:
-        """Have one of them called when the transaction ends."""
+        """Have one of the two functions called when the transaction ends."""
         raise NotImplementedError
 
     @property
     def is_in_transaction(self) -> bool:
-        """Whether the application's transaction is open yet."""
+        """Whether the application's transaction is still open."""
         raise NotImplementedError
 
 
 class AlchemyTarget(Target):
-    """A `Connection` or `AsyncConnection`, or the one that a session uses."""
+    """A SQLAlchemy `Connection` or `AsyncConnection`, or the one that a session uses."""
 
     def __init__(self, given: Any) -> None:
         self._given = given
@@ -69,7 +69,7 @@ class AlchemyTarget(Target):
         is_connection = hasattr(self._given, "get_transaction") and hasattr(self._given, "dialect")
         self._connection = self._given if is_connection else await settle(self._given.connection())
         if self._connection.get_transaction() is None:
-            await settle(self._connection.exec_driver_sql("SELECT 1"))  # SQLAlchemy begins with the first statement
+            await settle(self._connection.exec_driver_sql("SELECT 1"))  # SQLAlchemy begins a transaction with the first statement
         if autocommits(await self._raw()):
             raise _autocommit()
         return AlchemyConnection(self._connection)
@@ -100,7 +100,7 @@ class AlchemyTarget(Target):
 
 
 class EngineTarget(AlchemyTarget):
-    """A transaction of our own: committed when the block ends, rolled back if it raises."""
+    """A transaction of the outbox's own: committed when the block ends, rolled back if the block raises."""
 
     def __init__(self, engine: Any) -> None:
         super().__init__(None)

@@ -1,12 +1,14 @@
-"""The watchdog sends committed messages that were not sent because a process died or no broker was reachable. Of several, one is active.
+"""The watchdog sends committed messages that were not sent because a process died or no broker was reachable. Of several watchdogs one is
+active.
 
     keeping the lease    look ─ take ─ renew ...                                   (outbox_lease.py decides)
     working, while held  look what waits ─ choose ─ for each subject: OutboxSender.send_left     (outbox_choice.py decides)
 
 Rules:
 * Each subject that has work has a task, and the next look leaves it alone until that ends. One that fails rests for a while.
-* Whatever the database says, a watchdog goes on: an error is logged, and tried again after a growing pause. It ends when it is told to.
-* The lease is given up at the end, so that another takes over at once; who dies without that is waited for, `lease` long.
+* A watchdog never ends because of a database error: it logs the error, and tries again after a growing pause.
+* The lease is released at the end, so that another watchdog takes over at once; after a crash others wait until the lease is over, `lease`
+  long.
 """
 
 from __future__ import annotations
@@ -31,16 +33,16 @@ from qmq.sql.outbox_row_sender import OutboxSender, Sends, log
 from qmq.sql.outbox_runner import EngineRunner
 
 LOOK_ROWS: Final = 5_000
-"""Rows of one look: small ones, without their contents."""
+"""The largest number of rows that one look reads, without their contents."""
 ROUND_MESSAGES: Final = 2_000
-"""Messages of a subject at a time."""
+"""The largest number of messages of a subject that are sent at a time."""
 ROUND_BYTES: Final = 4 * limits.MIB
 SUBJECTS_MAX: Final = 32
-"""Subjects at a time."""
+"""The largest number of subjects that are sent at a time."""
 FINISH_S: Final = 3.0
-"""How long unfinished work is waited for at the end."""
+"""How long the watchdog waits for unfinished work at its end."""
 LEAVE_S: Final = 2.0
-"""How long giving up the lease may take."""
+"""How long releasing the lease may take."""
 
 
 class Watchdog:
@@ -63,15 +65,15 @@ class Watchdog:
         self._patience = Patience()
         self._busy: dict[str, asyncio.Task[None]] = {}
         self.sent = 0
-        """Messages that it sent."""
+        """The number of messages that this watchdog sent."""
 
     @property
     def is_working(self) -> bool:
-        """Whether it holds the lease."""
+        """Whether this watchdog holds the lease."""
         return self._held is not None and self._held.is_held(self._now())
 
     async def run(self) -> None:
-        """Until it is cancelled."""
+        """Run until cancelled."""
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._keep_lease())
@@ -137,7 +139,7 @@ class Watchdog:
         try:
             async with asyncio.timeout(LEAVE_S):
                 await self._table.changed(self._table.statements.release_lease(held.token))
-        except Exception as failure:  # whatever a driver raises: others wait until the lease is over
+        except Exception as failure:  # any exception of a driver: others wait until the lease is over
             log.info("watchdog %s could not give up its lease: %s", self._holder, error_text(failure))
 
     # --- the work ------------------------------------------------------------------------------------------------------
@@ -163,11 +165,11 @@ class Watchdog:
     async def _look(self) -> bool:
         """Start tasks for subjects with waiting messages. Returns whether any task is running."""
         after = -1
-        # Of what a page had, or left out, later pages take nothing: it would overtake earlier messages of its keys.
+        # Later pages must not take messages of keys that an earlier page had or left out: they would overtake earlier messages.
         seen = [*self._busy, *self._patience.resting(self._now())]
         while len(self._busy) < SUBJECTS_MAX:
             rows = await self._table.waiting(after, LOOK_ROWS, seen)
-            self._begin([row for row in rows if row.subject not in seen])  # a statement leaves out so many subjects at most
+            self._begin([row for row in rows if row.subject not in seen])  # the largest number of subjects that one statement can leave out
             if len(rows) < LOOK_ROWS:
                 break
             after = rows[-1].id
@@ -188,7 +190,7 @@ class Watchdog:
                 self._patience.sent(subject)
             else:
                 self._patience.failed(subject, self._now())
-        except Exception as failure:  # whatever a driver raises
+        except Exception as failure:  # any exception of a driver
             self._patience.failed(subject, self._now())
             log.warning("watchdog %s could not send to %s: %s", self._holder, subject, error_text(failure))
 
@@ -198,7 +200,7 @@ class Watchdog:
 
 
 class Watchdogs:
-    """Those of some databases and tables, in this process. `async with` runs them in the background; or `await run()`."""
+    """The watchdogs of some databases and tables in this process. `async with` runs them in the background; or `await run()`."""
 
     def __init__(self, engines: Sequence[Any], tables: Sequence[str], sender: Sends, holder: str, lease: timedelta, look_s: float) -> None:
         if not isinstance(lease, timedelta) or not timedelta(seconds=1) <= lease <= timedelta(hours=1):
@@ -215,11 +217,11 @@ class Watchdogs:
             for engine in engines
             for table in tables
         ]
-        """One for each database and table."""
+        """One watchdog for each database and table."""
         self._task: asyncio.Task[None] | None = None
 
     async def run(self) -> None:
-        """Until it is cancelled."""
+        """Run until cancelled."""
         async with asyncio.TaskGroup() as group:
             for dog in self.dogs:
                 group.create_task(dog.run())

@@ -1,12 +1,13 @@
-"""For applications' own tests: a whole cluster in the test's process, time that the test moves, faults on request. See docs/TESTING.md.
+"""For tests of applications: a whole cluster in the test's process, a clock that the test moves, and faults on request. See
+docs/TESTING.md.
 
     async with TestCluster(brokers=3, clock=virtual()) as cluster:
         mq = cluster.client()
         await mq.send("reminder", b"...", delay=timedelta(days=700))
         await cluster.clock.advance(days=700)
 
-With pytest the fixture `qmq_cluster` is one; `@pytest.mark.qmq_cluster(brokers=3)` says how it is to be. Since pytest loads the fixture's
-module whenever it runs, nothing of the servers is imported before it is asked for.
+With pytest the fixture `qmq_cluster` is a `TestCluster`; `@pytest.mark.qmq_cluster(brokers=3)` passes its arguments. Because pytest loads
+the fixture's module at every run, the servers are imported at the first use only.
 """
 
 from __future__ import annotations

@@ -3,10 +3,10 @@
     broker-1, broker-2 ...    replicas of the broker groups: `brokers` of group-1, then as many of group-2, and so on
     delay-1 ...               replicas of the delay group `delay`
     meta                      the metaserver
-    coordination, clients     the coordination store; the application. They can be cut off, and not killed
+    coordination, clients     the coordination store; the application. Both can be cut off, but not killed
 
-What runs is what runs in production: the brokers' code on real files, the replication, the metaserver, the delay server, gRPC. In the
-place of ports are sockets in a temporary folder, in the place of etcd the store of `qmq dev`, and elections take tenths of seconds.
+The code is that of production: brokers on real files, replication, metaserver, delay server, gRPC. Ports are replaced by sockets in a
+temporary folder, etcd by the store of `qmq dev`, and elections take tenths of a second.
 """
 
 from __future__ import annotations
@@ -45,32 +45,32 @@ log = logging.getLogger("qmq.testing")
 META: Final = "meta"
 DELAY: Final = "delay"
 WAIT_S: Final = 20.0
-"""Real time within which a group must have a master."""
+"""The longest real time in which a group must have a master."""
 CLOSE_S: Final = 1.0
-"""How long closing a client may take; unsent messages are dropped after that."""
+"""How long closing a client may take; after that unsent messages are dropped."""
 KEEP_MS: Final = 100 * 366 * 24 * 3_600_000
-"""A hundred years: advancing the clock by years must not delete messages."""
+"""A hundred years, so that advancing the clock by years deletes no messages."""
 REPLICAS_MAX: Final = 7
 _POLL_S: Final = 0.005
 _FOLDER_CHARS_MAX: Final = 60
-"""Of a temporary folder in which the paths of sockets are surely short enough."""
+"""The longest path of a temporary folder in which the paths of sockets are short enough."""
 
 _given_up: Final[list[TestCluster]] = []
-"""Clusters whose loop was ended around them: gRPC's objects of them must not be garbage-collected."""
+"""Clusters whose loop ended before them: their gRPC objects must not be garbage-collected."""
 
 
 class TestCluster:
-    """Use it with `async with`; everything ends with it, and its files go.
+    """Use it with `async with`; the end of the block stops everything and deletes the files.
 
-    Of each of `groups` broker groups there are `brokers` replicas; `delay` says whether there is a delay group, or how many replicas it
-    has. `clock=virtual()` has the test move the time, else it is the machine's. `log` configures the brokers' logs; unless it says
+    There are `groups` broker groups of `brokers` replicas each; `delay` says whether there is a delay group, or how many replicas it has.
+    With `clock=virtual()` the test moves the time; the default is the machine's clock. `log` configures the brokers' logs; unless it says
     otherwise messages are kept for a hundred years. `make_disk` gives each start of a machine its disk, by the machine's name: for tests of
     QMQ itself, on one that is slow or fails.
 
     Raises InvalidArgument.
     """
 
-    __test__ = False  # pytest shall not take it for a class of tests
+    __test__ = False  # pytest must not collect this class as tests
 
     def __init__(
         self,
@@ -99,7 +99,7 @@ class TestCluster:
         self._failures: list[str] = []
         self._ending: contextlib.AsyncExitStack | None = None
         self._canary: asyncio.Task[Any]
-        """A sleeping task. If it is cancelled, the whole loop is being ended."""
+        """A sleeping task. If it is cancelled, the whole loop is ending."""
 
     # --- life ----------------------------------------------------------------------------------------------------------
 
@@ -139,7 +139,7 @@ class TestCluster:
         stack.push_async_callback(self._close_clients)
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        """End everything. Raises StorageError if a server stopped by itself, and the test did not fail already."""
+        """Stop everything. Raises StorageError if a server stopped by itself, unless the test failed already."""
         ending, self._ending = self._ending, contextlib.AsyncExitStack()
         assert ending is not None
         await ending.aclose()
@@ -147,9 +147,8 @@ class TestCluster:
             raise StorageError("; ".join(self._failures))
 
     async def _is_alone(self) -> bool:
-        """Whether everything else in the loop was cancelled, as a runner does that gives a test up. Then only what must not stay is done:
-
-        gRPC's servers, cancelled themselves, would not survive to be stopped.
+        """Whether everything else in the loop was cancelled, as a runner does that aborts a test. Then only gRPC's servers are stopped,
+        which would otherwise not survive their own cancellation.
         """
         await asyncio.sleep(0)
         return self._canary.done()
@@ -190,7 +189,7 @@ class TestCluster:
 
     @property
     def address(self) -> str:
-        """The metaserver's, for clients in this process that shall be independent of `client`: `unix:/path/socket`."""
+        """The metaserver's address, for clients in this process that are independent of `client`: `unix:/path/socket`."""
         self._require_running()
         return self._meta.address
 
@@ -201,14 +200,13 @@ class TestCluster:
 
     @property
     def groups(self) -> dict[str, tuple[str, ...]]:
-        """Broker groups and the delay group, with their replicas."""
+        """The broker groups and the delay group, with their replicas."""
         return dict(self._shape)
 
     def client(self, *, at: str = "", token: Token = None, **options: Any) -> Client:
-        """A new client, closed with the cluster. `token` and `options` are those of `qmq.connect`; the environment says nothing here.
-
-        `at`: the machine on which it runs, so that it shares that machine's partitions: one of the cluster's, or one of its own, by any
-        name. Without it, it is one of `clients`. Raises InvalidArgument.
+        """A new client, closed with the cluster. `token` and `options` are those of `qmq.connect`; environment variables are ignored. `at`
+        is the machine on which the client runs, whose partitions it shares: one of the cluster's machines, or any other name for a machine
+        of its own. The default is `clients`. Raises InvalidArgument.
         """
         self._require_running()
         if at in (META, COORDINATION) or "/" in at:
@@ -279,9 +277,8 @@ class TestCluster:
     # --- faults --------------------------------------------------------------------------------------------------------
 
     async def kill(self, name: str) -> None:
-        """End a machine as if its process had been killed: connections break, what it wrote stays, and nothing is added to it.
-
-        Raises InvalidArgument if there is no such machine, or it does not run.
+        """End a machine as if its process had been killed: connections break, written files stay, and nothing more is written. Raises
+        InvalidArgument if there is no such machine, or it does not run.
         """
         machine = self.machine(name)
         if not machine.is_running:
@@ -289,17 +286,16 @@ class TestCluster:
         await machine.kill()
 
     async def restart(self, name: str) -> None:
-        """Start a machine on the files that it had; one that runs is killed first. Raises InvalidArgument."""
+        """Start a machine on its files; a running machine is killed first. Raises InvalidArgument."""
         machine = self.machine(name)
         await machine.kill()
         await machine.start()
 
     @asynccontextmanager
     async def partition(self, name: str, other: str = "") -> AsyncIterator[None]:
-        """While the block lasts nothing passes between `name` and `other`, both ways; without `other`: between `name` and everybody else.
-
-        Everybody else are all machines, the coordination store and the clients, but for those `at` that machine. `name` and `other` may
-        also be "coordination", "clients", and where a client is `at`. Raises InvalidArgument.
+        """Inside the block, nothing passes between `name` and `other` in either direction; without `other`, between `name` and everything
+        else: all machines, the coordination store, and the clients that are not `at` that machine. `name` and `other` may also be
+        "coordination", "clients", and where a client is `at`. Raises InvalidArgument.
         """
         heal = self.cut(name, other)
         try:
@@ -339,6 +335,6 @@ def _shape(brokers: int, groups: int, delay: int) -> dict[str, tuple[str, ...]]:
 
 
 def _temporary_folder() -> Path:
-    """A new one; near the root, if that for temporary files is too deep for sockets."""
+    """A new temporary folder; near the root, if the usual place is too deep for sockets."""
     usual = tempfile.gettempdir()
     return Path(tempfile.mkdtemp(prefix="qmq-", dir=usual if len(os.fsencode(usual)) <= _FOLDER_CHARS_MAX else "/tmp"))  # noqa: S108

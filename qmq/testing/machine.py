@@ -1,7 +1,7 @@
-"""A machine of the cluster: what runs on it, with an environment of its own, so that it can be killed.
+"""A machine of the cluster: a server with its own environment, so that it can be killed.
 
-To kill a machine, its network, disk and access to the coordination store are shut first, all at the same moment. What is left of the
-machine in memory has no effect after that, and is cleaned up. The files stay as they were at that moment.
+To kill a machine, its network, disk and access to the coordination store are shut first, all at the same moment. The machine's remaining
+objects have no effect after that, and are cleaned up. The files stay as they were at that moment.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ log = logging.getLogger("qmq.testing")
 DATA_PORT: Final = 1
 CONTROL_PORT: Final = 2
 TIMING: Final = Timing(heartbeat_ms=50, suspect_ms=300, lost_ms=60, poll_ms=60, fence_ms=1_000, quorum_ms=1_000)
-"""Elections within tenths of a second, since all is in one process."""
+"""Elections take tenths of a second, since everything is in one process."""
 DELAY: Final = DelayConfig(tick_ms=1, pause_ms=20)
 """Messages are due to the millisecond, since a clock that stands still never reaches the next tick."""
 _NOWHERE: Final = EtcdOptions(("127.0.0.1:1",))
@@ -45,7 +45,7 @@ _NOWHERE: Final = EtcdOptions(("127.0.0.1:1",))
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """What all machines of a cluster have in common. Sockets lie in `folder`, data in `folder`/data."""
+    """What all machines of a cluster share. Sockets lie in `folder`, data in `folder`/data."""
 
     folder: Path
     store: EmbeddedStore
@@ -53,14 +53,14 @@ class Site:
     clock: Clock
     log: LogConfig
     make_disk: Callable[[str], MortalDisk]
-    """By the machine's name, at each start."""
+    """Makes the disk of a machine, by its name, at each start."""
 
     def host(self, name: str) -> str:
-        """Where a machine listens."""
+        """The host on which a machine listens."""
         return f"{UNIX}{self.folder}/{name}"
 
     def data(self, name: str) -> Path:
-        """Where a machine keeps its files."""
+        """The folder of a machine's files."""
         return self.folder / "data" / name
 
 
@@ -75,11 +75,11 @@ class Machine(Protocol):
         ...
 
     async def start(self) -> None:
-        """Start it, on the files that are there."""
+        """Start the machine on its files."""
         ...
 
     def shut(self) -> None:
-        """Make everything that it does from now on have no effect outside."""
+        """From now on the machine has no effect outside."""
         ...
 
     async def kill(self) -> None:
@@ -88,7 +88,7 @@ class Machine(Protocol):
 
 
 class ReplicaMachine:
-    """A machine with a replica of a broker group, or with `settings` of a delay group."""
+    """A machine with a replica of a broker group, or, with `settings`, of a delay group."""
 
     def __init__(
         self,
@@ -119,12 +119,12 @@ class ReplicaMachine:
 
     @property
     def is_serving(self) -> bool:
-        """Whether it is its group's master, as far as it knows."""
+        """Whether the replica is its group's master, as far as it knows."""
         return self.is_running and self.node is not None and self.node.broker.is_serving
 
     @property
     def epoch(self) -> int:
-        """The highest epoch that it promised."""
+        """The highest epoch that the replica promised."""
         return self.node.driver.core.promised if self.node is not None else 0
 
     async def start(self) -> None:

@@ -1,4 +1,4 @@
-"""The network of a cluster in one process: parties, and who is cut from whom.
+"""The network of a cluster in one process: its parties, and the cuts between them.
 
 A *party* is the unit of faults: a replica, a metaserver, the coordination store, the application's clients. Each party opens its
 connections through its own network, which knows the other party by the address. Cutting two parties apart ends the connections between
@@ -25,12 +25,12 @@ COORDINATION: Final = "coordination"
 
 
 class Parties:
-    """Who there is, where they are, and between whom nothing passes. One for a cluster."""
+    """All parties of a cluster, their addresses, and the cuts between them."""
 
     def __init__(self) -> None:
         self._networks: dict[str, list[PartyNetwork]] = {}
         self._cuts: dict[frozenset[str], int] = {}
-        """How often each two are cut: faults may overlap."""
+        """How often each pair is cut: faults may overlap."""
 
     def network(self, party: str) -> PartyNetwork:
         """A new network for a party."""
@@ -40,15 +40,15 @@ class Parties:
 
     @staticmethod
     def owner(address: str) -> str:
-        """Whose address that is: parties listen on sockets that are called as they are, `FOLDER/PARTY:NUMBER`."""
+        """The party that listens on an address: sockets are named `FOLDER/PARTY:NUMBER`."""
         return PurePath(parse(address).path.rpartition(":")[0]).name
 
     def are_cut(self, one: str, other: str) -> bool:
-        """Whether nothing passes between them."""
+        """Whether nothing passes between two parties."""
         return frozenset((one, other)) in self._cuts
 
     def cut(self, one: str, other: str) -> None:
-        """From now on nothing passes between them."""
+        """From now on nothing passes between two parties."""
         pair = frozenset((one, other))
         self._cuts[pair] = self._cuts.get(pair, 0) + 1
         for here, there in ((one, other), (other, one)):
@@ -64,7 +64,7 @@ class Parties:
 
 
 class PartyNetwork(Network):
-    """One party's way into the network. See the module."""
+    """The network of one party. See the module."""
 
     is_machine = False
 
@@ -73,11 +73,11 @@ class PartyNetwork(Network):
         self.is_shut = False
         self._parties = parties
         self._opened: WeakKeyDictionary[asyncio.BaseProtocol, str] = WeakKeyDictionary()
-        """Connections by whom they lead to; those that were taken lead to nobody known."""
+        """The connections by the party at the other end; accepted ones have no known party."""
         self._listeners: list[ServerListener] = []
 
     def reaches(self, other: str) -> bool:
-        """Whether anything passes to another party."""
+        """Whether this party can reach another one."""
         return not self.is_shut and not self._parties.are_cut(self.party, other)
 
     async def listen(self, host: str, port: int, factory: Factory, refused: Refused = ignored) -> ServerListener:
@@ -86,7 +86,7 @@ class PartyNetwork(Network):
         return listener
 
     async def connect(self, address: str, factory: Factory) -> None:
-        """See Network. Raises ConnectionRefusedError where nothing passes."""
+        """See Network. Raises ConnectionRefusedError if the parties are cut."""
         other = self._parties.owner(address)
         self._require(other)
         await super().connect(address, lambda: self._kept(factory(), other))
@@ -121,7 +121,7 @@ class PartyNetwork(Network):
                 _abort(protocol)
 
     def shut(self) -> None:
-        """End everything; nothing passes any more."""
+        """End all connections; nothing passes any more."""
         self.is_shut = True
         for listener in self._listeners:
             listener.close()

@@ -1,6 +1,6 @@
 """The coordination store as one party sees it: all share one store, and a party that is cut off or dead cannot reach it.
 
-The store is the one of `qmq dev`, in memory. Its leases run by the cluster's clock.
+The store is that of `qmq dev`, in memory. Its leases use the cluster's clock.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from qmq.testing.parties import COORDINATION, PartyNetwork
 
 
 class PartyStore:
-    """A CoordinationStore, through a party's network. Closing it closes nothing: the store is everybody's."""
+    """A CoordinationStore through a party's network. Closing it does not close the shared store."""
 
     def __init__(self, store: EmbeddedStore, network: PartyNetwork) -> None:
         self._store = store
@@ -70,7 +70,7 @@ class PartyStore:
         await self._store.revoke(lease)
 
     async def watch(self, prefix: str, start_revision: int) -> AsyncIterator[WatchedChanges]:
-        """See CoordinationStore. It breaks with the first change that cannot be delivered."""
+        """See CoordinationStore. The watch breaks with the first change that cannot be delivered."""
         self._require()
         found: Any = self._store.watch(prefix, start_revision)
         async with aclosing(found) as changes:

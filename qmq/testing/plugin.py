@@ -1,4 +1,5 @@
-"""The pytest plugin: a cluster as a fixture, new for each test that asks for it. Light to import: pytest does so at each run.
+"""The pytest plugin: a cluster as a fixture, new for each test that requests it. The module is quick to import, since pytest does so at
+each run.
 
     async def test_a_reminder_comes(qmq_cluster): ...
 
@@ -23,18 +24,18 @@ if TYPE_CHECKING:
 
 MARKER = "qmq_cluster(brokers=1, groups=1, delay=True, clock=virtual(), log=None): how the cluster of the fixture is made"
 
-# In its strict mode pytest-asyncio runs its own fixtures only; anyio's plugin runs those that pytest knows.
+# In its strict mode pytest-asyncio runs only its own fixtures; anyio's plugin runs those that pytest knows.
 _fixture: Any = import_module("pytest_asyncio").fixture if find_spec("pytest_asyncio") is not None else pytest.fixture
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Make the marker known."""
+    """Register the marker."""
     config.addinivalue_line("markers", MARKER)
 
 
 @_fixture  # type: ignore[untyped-decorator]
 async def qmq_cluster(request: pytest.FixtureRequest) -> AsyncIterator[TestCluster]:
-    """A running `qmq.testing.TestCluster` of one broker, or as the marker says."""
+    """A running `qmq.testing.TestCluster` with one broker, or with the marker's arguments."""
     from qmq.testing.cluster import TestCluster
     from qmq.testing.virtual_clock import virtual
 

@@ -1,8 +1,8 @@
 """A clock that the test moves. Wall time stands until `advance`; the event loop's time flows on, and is moved besides.
 
-Why the loop's time has to move: leases are kept by heartbeats that sleep, retries pause, long polls run out. All of them ask the event
-loop what time it is, so it is told that more of it has passed than has. It is moved in steps with a little real time between them: whoever
-lives says so at each step, and keeps its leases; whoever hangs loses them. The rule:
+Why the loop's time must move: heartbeats sleep, retries pause, long polls time out, and all of them use the event loop's time. The loop's
+time is moved in steps with a little real time in between: a live server sends its heartbeats at each step, and keeps its leases; a server
+that hangs loses them. The rule:
 
     up to two minutes    wall time and the loop's time move together, a second a step at most
     more                 the wall time is moved in 60 steps; the loop's time by two minutes, a second a step, the second half of it
@@ -26,16 +26,15 @@ from qmq.errors import InvalidArgument
 
 STEP_S: Final = 1.0
 LOOP_S_MAX: Final = 120.0
-"""The most by which one advance moves the loop's time."""
+"""The most by which one `advance` moves the loop's time."""
 PAUSE_S: Final = 0.005
-"""Real time between two steps, for sockets and threads."""
+"""The real time between two steps, for sockets and threads."""
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MILLISECOND: Final = timedelta(milliseconds=1)
 
 
 def virtual(start: datetime | None = None) -> VirtualClock:
-    """A clock for one `TestCluster`. It stands at `start` (with a time zone; default: the present second) until it is advanced.
-
+    """A clock for one `TestCluster`. It stands still at `start` (with a time zone; default: the current second) until it is advanced.
     Raises InvalidArgument if `start` has no time zone.
     """
     if start is None:
@@ -46,7 +45,7 @@ def virtual(start: datetime | None = None) -> VirtualClock:
 
 
 class LoopTime:
-    """The time of one event loop, with what was added to it. It stays in its place as long as the loop lives: time never goes back."""
+    """The time of one event loop, with the added time. The addition stays as long as the loop lives: time never goes back."""
 
     def __init__(self, real: Callable[[], float]) -> None:
         self._real = real
@@ -57,7 +56,7 @@ class LoopTime:
 
 
 def loop_time_of(loop: asyncio.AbstractEventLoop) -> LoopTime:
-    """Take the loop's time over, once. Raises InvalidArgument if that loop keeps its time where nobody can."""
+    """Replace the loop's time function, once. Raises InvalidArgument for a loop whose time cannot be replaced."""
     if not isinstance(loop, asyncio.BaseEventLoop):
         raise InvalidArgument(
             f"virtual time needs asyncio's own event loop, and this one is {type(loop).__module__}.{type(loop).__name__}, whose time "
@@ -72,7 +71,7 @@ def loop_time_of(loop: asyncio.AbstractEventLoop) -> LoopTime:
 
 @contextmanager
 def _unhurried(loop: asyncio.AbstractEventLoop) -> Iterator[None]:
-    """In asyncio's debug mode: a step shall not be told of as a callback that took so long."""
+    """In asyncio's debug mode: do not report a step as a slow callback."""
     before, loop.slow_callback_duration = loop.slow_callback_duration, math.inf
     try:
         yield
@@ -81,7 +80,7 @@ def _unhurried(loop: asyncio.AbstractEventLoop) -> Iterator[None]:
 
 
 class VirtualClock:
-    """A `qmq.clock.Clock`. Make it with `virtual()`; it runs once its cluster has begun."""
+    """A `qmq.clock.Clock`. Make it with `virtual()`; it works once its cluster has started."""
 
     def __init__(self, start_ms: int) -> None:
         self._wall_ms = start_ms
@@ -89,14 +88,14 @@ class VirtualClock:
         self._moving = asyncio.Lock()
 
     def attach(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Its cluster begins in this loop. Raises InvalidArgument for a loop whose time cannot be moved."""
+        """Its cluster starts in this loop. Raises InvalidArgument for a loop whose time cannot be moved."""
         found = loop_time_of(loop)
         if self._loop_time not in (None, found):
             raise InvalidArgument("this clock belongs to another event loop: make a new one with virtual()")
         self._loop_time = found
 
     def time_ms(self) -> int:
-        """Milliseconds since 1970-01-01 UTC; stands until it is advanced."""
+        """Milliseconds since 1970-01-01 UTC; constant until the clock is advanced."""
         return self._wall_ms
 
     def monotonic_ms(self) -> int:
@@ -104,7 +103,7 @@ class VirtualClock:
         return int(self._required()() * 1000)
 
     def now(self) -> datetime:
-        """The wall time, in UTC."""
+        """The current wall time, in UTC."""
         return _EPOCH + self._wall_ms * _MILLISECOND
 
     def _required(self) -> LoopTime:
@@ -122,9 +121,8 @@ class VirtualClock:
         seconds: float = 0,
         milliseconds: float = 0,
     ) -> None:
-        """Let so much time pass, as the module tells: `by` and the others together. What became due meanwhile is on its way then.
-
-        Raises InvalidArgument for a negative time, a clock without a cluster.
+        """Let time pass, as the module describes: `by` plus the other arguments. Messages that became due are on their way afterwards.
+        Raises InvalidArgument for a negative time, or a clock without a cluster.
         """
         span = timedelta(days=days, hours=hours, minutes=minutes, seconds=seconds, milliseconds=milliseconds)
         span += by if by is not None else timedelta()

@@ -34,7 +34,7 @@ class EtcdEndpoint:
 
 
 def parse_endpoint(text: str, *, has_tls_files: bool) -> EtcdEndpoint:
-    """The endpoint that `text` names. TLS if it says https, or says nothing and TLS files are given. Raises InvalidArgument."""
+    """Parse an endpoint. It uses TLS if it says https, or if it has no scheme and TLS files are given. Raises InvalidArgument."""
     scheme, separator, rest = text.strip().rpartition("://")
     host, _, port = rest.rstrip("/").rpartition(":")
     if not host or not port.isdigit() or not 0 < int(port) < 65536 or (separator and scheme not in ("http", "https")):
@@ -45,21 +45,21 @@ def parse_endpoint(text: str, *, has_tls_files: bool) -> EtcdEndpoint:
 
 
 class Rotation:
-    """Which endpoint is in use."""
+    """The endpoint in use."""
 
     def __init__(self, endpoints: Sequence[EtcdEndpoint]) -> None:
-        """Begin with the first. Raises InvalidArgument if there is none."""
+        """Begin with the first endpoint. Raises InvalidArgument if there is none."""
         if not endpoints:
             raise InvalidArgument("no etcd endpoint is given")
         self._endpoints = tuple(dict.fromkeys(endpoints))
         self._at = 0
 
     def current(self) -> EtcdEndpoint:
-        """The one to ask."""
+        """The endpoint to ask."""
         return self._endpoints[self._at]
 
     def leave(self, failed: EtcdEndpoint) -> None:
-        """Go to the next one, if `failed` is still the one in use."""
+        """Switch to the next endpoint, if `failed` is still the current one."""
         if failed == self.current():
             self._at = (self._at + 1) % len(self._endpoints)
 

@@ -26,9 +26,9 @@ T = TypeVar("T")
 Send = Callable[[EtcdConnection, float, Metadata], Awaitable[T]]
 
 CALL_S: Final = 1.0
-"""Deadline of one attempt: a member that is stopped answers nothing, and etcd's own answers take milliseconds."""
+"""Deadline of one attempt: a stopped member never answers, and etcd normally answers within milliseconds."""
 TOTAL_S: Final = 5.0
-"""Until a read is given up: two elections at etcd's default of 1 s, with their ties."""
+"""Time after which a read is given up: two elections at etcd's default of 1 s, and their repetitions after split votes."""
 _ATTEMPT_S_MIN: Final = 0.05
 
 
@@ -45,15 +45,15 @@ class EtcdCalls:
         self._total_s = total_s
 
     async def read(self, method: Method[Request, Response], request: Request) -> Response:
-        """A call that changes nothing. Raises CoordinationUnavailable, or what etcd refuses with."""
+        """A call that changes nothing. Raises CoordinationUnavailable, or the error with which etcd refuses."""
         return await self._repeat(lambda at, timeout_s, metadata: at.unary(method, request, timeout_s, metadata), is_change=False)
 
     async def change(self, method: Method[Request, Response], request: Request) -> Response:
-        """A call that changes something. Raises CoordinationUnknown, CoordinationUnavailable, or what etcd refuses with."""
+        """A call that changes something. Raises CoordinationUnknown, CoordinationUnavailable, or the error with which etcd refuses."""
         return await self._repeat(lambda at, timeout_s, metadata: at.unary(method, request, timeout_s, metadata), is_change=True)
 
     async def exchange(self, method: Method[Request, Response], request: Request) -> Response:
-        """One message in each direction over a stream, as a read: keep-alives have no other form."""
+        """One message in each direction over a stream, treated as a read: keep-alives have no other form."""
 
         async def send(at: EtcdConnection, timeout_s: float, metadata: Metadata) -> Response:
             call = at.stream(method, metadata, requests=iter([request]), timeout_s=timeout_s)
@@ -104,7 +104,7 @@ class EtcdCalls:
         except NotReady as failure:
             raise TryAgain(str(failure)) from None
         except (asyncio.CancelledError, grpc.aio.UsageError) as cause:
-            # close() of a channel cancels its calls, and gRPC tells their callers as if *they* were cancelled.
+            # Closing a channel cancels its calls, and gRPC then cancels the callers as if *they* had been cancelled.
             if not self._channels.closed.is_set() or is_cancelling():
                 raise
             kind = CoordinationUnknown if is_sent and isinstance(cause, asyncio.CancelledError) else CoordinationError
@@ -112,7 +112,7 @@ class EtcdCalls:
 
 
 def is_cancelling() -> bool:
-    """Whether a CancelledError is meant for the task that runs now."""
+    """Whether a CancelledError is meant for the current task."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
 
@@ -120,7 +120,7 @@ def is_cancelling() -> bool:
 def judge(
     channels: Channels, connection: EtcdConnection, metadata: Metadata, failure: grpc.aio.AioRpcError, *, is_change: bool
 ) -> Exception:
-    """What to raise after a failed call; leaves the endpoint, or the token, that is to blame."""
+    """The error to raise after a failed call. Leaves the endpoint, or drops the token, that caused the failure."""
     details = failure.details() or ""
     found = verdict(failure.code(), details)
     text = f"{connection.endpoint.address}: {failure.code().name} {details}"

@@ -1,6 +1,6 @@
-"""Connections to etcd's members: one gRPC channel per endpoint, and what goes along with every call.
+"""Connections to etcd's members: one gRPC channel per endpoint, and the metadata of every call.
 
-* A call is made only over a channel that *is* connected. gRPC would queue it on a channel that is still connecting, and after the deadline
+* Calls are made only over a channel that *is* connected. gRPC would queue it on a channel that is still connecting, and after the deadline
   it would be unknown whether it was sent; a member that is stopped (SIGSTOP) accepts connections in its kernel and never completes one.
 * `hasleader: true` goes with every call: a member cut off from its leader refuses, or ends a watch, instead of serving nothing.
 * One channel per endpoint, each with connections of its own, so that under TLS each is checked against its own name and one dead member
@@ -76,7 +76,7 @@ class EtcdConnection:
             await asyncio.sleep(_CONNECT_POLL_S)
 
     async def _why(self) -> str:
-        """gRPC gives the reason only to a call, which fails at once in this state."""
+        """The reason: gRPC tells it only to a call, which fails at once in this state."""
         try:
             await self.unary(STATUS, pb.StatusRequest(), 0.1, ())
         except grpc.aio.AioRpcError as failure:
@@ -84,7 +84,7 @@ class EtcdConnection:
         return f"{self.endpoint.address} was away for a moment"
 
     async def unary(self, method: Method[Request, Response], request: Request, timeout_s: float, metadata: Metadata) -> Response:
-        """One request, one answer, one deadline. Raises grpc.aio.AioRpcError."""
+        """One request and one answer, with a deadline. Raises grpc.aio.AioRpcError."""
         callable_ = self._unary.get(method.path)
         if callable_ is None:
             callable_ = self._unary[method.path] = self._channel.unary_unary(
@@ -101,7 +101,7 @@ class EtcdConnection:
         requests: Iterator[Request] | None = None,
         timeout_s: float | None = None,
     ) -> grpc.aio.StreamStreamCall[Request, Response]:
-        """A bidirectional stream; with `requests` only these are sent. Without a deadline the caller must watch its liveness."""
+        """A bidirectional stream; with `requests` only these are sent. Without a deadline the caller checks that the stream is alive."""
         callable_: grpc.aio.StreamStreamMultiCallable[Request, Response] = self._channel.stream_stream(
             method.path, request_serializer=method.request.SerializeToString, response_deserializer=method.response.FromString
         )
@@ -129,7 +129,7 @@ class Channels:
         self.shows_certificate = tls.cert is not None
         self._version = 0 if self._credentials is None else self._credentials.version
         self._before: list[EtcdConnection] = []
-        """Connections with older certificates, on which watches may run."""
+        """Connections with older certificates, which may have watches."""
         self.user = user
         self._password = password
         self._token: str | None = None
@@ -138,7 +138,7 @@ class Channels:
         self.closed = asyncio.Event()
 
     async def connection(self, timeout_s: float) -> EtcdConnection:
-        """The connection in use, ready; one that cannot be made ready is left. Raises NotReady, CoordinationError if closed."""
+        """The current connection, ready; an endpoint that cannot be reached is left. Raises NotReady; CoordinationError if closed."""
         if self.closed.is_set():
             raise CoordinationError("the coordination store is closed")
         if self._credentials is not None and self._credentials.version != self._version:
@@ -176,7 +176,7 @@ class Channels:
             raise
 
     def forget_token(self, used: Metadata) -> None:
-        """This token is invalid; a newer one is kept."""
+        """Drop an invalid token, unless a newer one is in use."""
         if self._token in (dict(used).get("token", ""), None):
             self._token = None
 

@@ -1,4 +1,4 @@
-"""etcd's RPCs by path. The path is all that the server sees, so no generated stub is needed and none can collide with another library's."""
+"""etcd's RPCs by path. The server sees only the path, so no generated stub is needed, which could collide with another library's."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Response = TypeVar("Response", bound=Message)
 
 @dataclass(frozen=True, slots=True)
 class Method(Generic[Request, Response]):
-    """An RPC: its path, the type of what is sent, the type of what comes back."""
+    """An RPC: its path, and the types of its request and its answer."""
 
     path: str
     request: type[Request]

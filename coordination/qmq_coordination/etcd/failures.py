@@ -24,11 +24,11 @@ from qmq.errors import Compacted, CoordinationError, CoordinationTlsFailed, Coor
 
 
 class LeaseExists(CoordinationError):
-    """The number of a new lease is taken: by our own first request, when it is repeated."""
+    """The number of a new lease is taken: by our own first request, if this one is a repetition."""
 
 
 class UserOrRoleExists(CoordinationError):
-    """etcd has a user or a role of that name."""
+    """etcd already has a user or a role of that name."""
 
 
 class CallVerdict(Enum):
@@ -61,11 +61,13 @@ _REFUSING: Final = frozenset(
     }
 )
 _SERVER_TOO_LARGE: Final = "grpc: received message larger than max"
-"""What etcd's gRPC layer says before the handler. Our own side says "CLIENT: ...", and then about an answer, which proves nothing."""
+"""Texts of etcd's gRPC layer for a call that the handler did not see. The client's own texts begin with "CLIENT: ", are about an answer,
+and prove nothing.
+"""
 
 
 def verdict(code: grpc.StatusCode, details: str) -> CallVerdict:
-    """What is certain after a call failed with this status."""
+    """The verdict on a call that failed with this status."""
     if details.startswith(_OLD_TOKEN):
         return CallVerdict.OLD_TOKEN
     if details.startswith(_NOT_DONE):
@@ -76,13 +78,15 @@ def verdict(code: grpc.StatusCode, details: str) -> CallVerdict:
 
 
 _OUR_DOUBT: Final = re.compile(r"CERTIFICATE_VERIFY_FAILED:? ?([a-z][^:\n]*)?|(Hostname Verification Check failed)")
-"""What gRPC says when we do not believe the member's certificate."""
+"""gRPC's texts for a member's certificate that this client does not accept."""
 _ITS_DOUBT: Final = re.compile(r"ALERT_(?:BAD_CERTIFICATE|UNKNOWN_CA|UNSUPPORTED_CERTIFICATE|CERTIFICATE_[A-Z]+)")
-"""The TLS alert of a member that does not believe ours. Which one says little: Go sends BAD_CERTIFICATE where there is none."""
+"""The TLS alerts of a member that does not accept our certificate. The kind of alert says little: Go sends BAD_CERTIFICATE for a missing
+one.
+"""
 
 
 def unanswered(tried: Sequence[str], asked: str, within_s: float, *, shows_certificate: bool) -> CoordinationUnavailable:
-    """The error of a call that no member answered. `tried` is how each attempt failed, `asked` are the members' addresses."""
+    """The error of a call that no member answered. `tried` is the failure of each attempt, `asked` are the members' addresses."""
     last = next((each for each in reversed(tried) if _OUR_DOUBT.search(each) or _ITS_DOUBT.search(each)), tried[-1])
     text = f"no etcd member answered within {within_s:g} s; nothing was changed. Asked: {asked}. Last: {last}"
     ours = _OUR_DOUBT.search(last)
@@ -100,7 +104,7 @@ def unanswered(tried: Sequence[str], asked: str, within_s: float, *, shows_certi
 
 
 def refusal(details: str) -> CoordinationError:
-    """etcd's refusal as an error of ours."""
+    """Convert etcd's refusal to one of our errors."""
     if "lease not found" in details:
         return LeaseNotFound(f"the lease has ended ({details}); nothing was changed")
     if "lease already exists" in details:

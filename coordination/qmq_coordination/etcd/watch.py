@@ -1,8 +1,9 @@
-"""The watch that survives its endpoint: every event from a revision on, once, in order, whole revisions at a time.
+"""A watch that survives the failure of its endpoint: every event from a revision on, once, in order, whole revisions at a time.
 
     open -> created -> events ... silence 2 s -> ask for progress -> silence 1 s -> leave the endpoint -> open from the last event + 1
 
-* It resumes from the last event's mod_revision + 1, never from a header's revision: a backlog is sent in batches of 1000 revisions, and
+* The watch resumes from the last event's mod_revision + 1, never from a header's revision: a backlog is sent in batches of 1000 revisions,
+  and
   each carries the *store's* revision in its header (measured: resuming from there loses the rest).
 * etcd fills a batch with whole revisions (server/mvcc/watcher_group.go, eventBatch.add). With `fragment`, which keeps messages below the
   request limit, it may then cut the answer anywhere; so what belongs to the last revision is held back until the last fragment came.
@@ -40,14 +41,14 @@ _DENIED: Final = "permission denied"
 
 
 class WholeRevisions:
-    """Events in, whole revisions out. Pure. `next_revision` is where to resume: behind the last revision that was given out."""
+    """Groups events into whole revisions. Pure. `next_revision` is where to resume: after the last revision that was returned."""
 
     def __init__(self, start_revision: int) -> None:
         self.next_revision = start_revision
         self._held: list[WatchEvent] = []
 
     def feed(self, events: Sequence[WatchEvent], *, has_more: bool) -> list[WatchedChanges]:
-        """The revisions that are whole now. `has_more`: a fragment follows that may go on with the last revision."""
+        """The revisions that are complete now. With `has_more` a fragment follows, which may continue the last revision."""
         grouped: dict[int, list[WatchEvent]] = {}
         for event in (*self._held, *events):
             if event.mod_revision >= self.next_revision:
@@ -58,12 +59,12 @@ class WholeRevisions:
         return [WatchedChanges(Revision(revision), tuple(group)) for revision, group in grouped.items()]
 
     def restart(self) -> None:
-        """The stream broke: what was held back comes again."""
+        """The stream broke: drop the incomplete revision, which will come again."""
         self._held = []
 
 
 class _Stream:
-    """One stream to one member. A read under way is kept over several waits: cancelling it would cancel the stream (grpc.aio)."""
+    """One stream to one member. A read under way is kept over several waits, because cancelling it would cancel the stream (grpc.aio)."""
 
     def __init__(self, connection: EtcdConnection, metadata: Metadata, closed: asyncio.Task[bool]) -> None:
         self.connection = connection
@@ -73,7 +74,7 @@ class _Stream:
         self._reading: asyncio.Task[object] | None = None
 
     async def send(self, request: pb.WatchRequest) -> None:
-        """Write a request; a stream that is over says so when it is read."""
+        """Write a request. If the stream has ended, the next read says so."""
         try:
             async with asyncio.timeout(ANSWER_S):
                 await self._call.write(request)
@@ -149,7 +150,7 @@ class Watcher:
                 for changes in self._revisions.feed(events, has_more=answer.fragment):
                     yield changes
         except (CoordinationError, grpc.aio.UsageError, asyncio.CancelledError):
-            # close() cancels what is under way, and that ends the watch, not its reader.
+            # close() cancels the reads under way, which must end the watch, not its reader.
             if not self._channels.closed.is_set() or is_cancelling():
                 raise
         finally:
@@ -182,7 +183,7 @@ class Watcher:
             raise
 
     def _check(self, stream: _Stream, answer: pb.WatchResponse) -> None:
-        """Nothing, if the watch goes on. Raises TryAgain, Compacted, CoordinationError."""
+        """Returns if the watch continues. Raises TryAgain, Compacted, CoordinationError."""
         if not answer.canceled:
             self._is_denied = False
             self._failures = self._failures if answer.created else 0
@@ -193,7 +194,7 @@ class Watcher:
                 "list again and continue from there"
             )
         if _DENIED in answer.cancel_reason:
-            # etcd says this of an invalid token too, so the first time a new token is tried.
+            # etcd reports an invalid token in the same way, so the first time a new token is tried.
             if self._is_denied or self._channels.user is None:
                 raise refusal(answer.cancel_reason)
             self._is_denied = True

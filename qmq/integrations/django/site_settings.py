@@ -1,3 +1,5 @@
+"""Reads and checks `settings.QMQ` of a Django project: server, outbox and client options."""
+
 from __future__ import annotations
 
 from collections.abc import Mapping

@@ -1,9 +1,9 @@
 """Where a group begins, or is moved to: the values of `start` in its record, and the requests to brokers that follow. Pure.
 
-    earliest            a new group: version 1, from the beginning                     nothing is to be told
-    latest              a new group: the latest version, behind what is there          its partitions begin the group at their ends
+    earliest            a new group: version 1, from the beginning                     nothing is sent
+    latest              a new group: the latest version, from its end                  its partitions begin the group at their ends
     reset:earliest      version 1, from the beginning                                  all partitions of all versions
-    reset:latest        the latest version, behind what is there                       its partitions
+    reset:latest        the latest version, from its end                               its partitions
     reset:TIME_MS       the version of that time, in its partitions from that time     its partitions, and those of later versions
     unpark:ID           as it was, but for the logical partition of a key              nothing
     delete              nowhere: the group is being deleted (group_deletion.py)            to forget it
