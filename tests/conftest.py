@@ -18,6 +18,7 @@ from support import NodeProcess, node_config, running
 from qmq.broker.maintenance import EXIT_FATAL
 from qmq.node.dev_node import Node
 
+SYSTEM = Path(__file__).parent / "system"
 # A shell that starts the tests in the background has SIGINT ignored, and processes that tests start would inherit that.
 for each in (signal.SIGINT, signal.SIGQUIT):
     if signal.getsignal(each) is signal.SIG_IGN:
@@ -55,11 +56,13 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what this form leaves out: see forms.py."""
+    """Leave out what this form leaves out (see forms.py), and put first what takes long."""
     left_out = {each for each in items if is_left_out(each)}
     if left_out:
         config.hook.pytest_deselected(items=list(left_out))
         items[:] = [each for each in items if each not in left_out]
+    if hasattr(config, "workerinput"):
+        items.sort(key=place_in_queue)
 
 
 def is_left_out(item: pytest.Item) -> bool:
@@ -68,7 +71,20 @@ def is_left_out(item: pytest.Item) -> bool:
         return False
     if item.get_closest_marker("long") and forms.FORM == "gate":
         return True
-    return bool(item.get_closest_marker("rotating")) and not forms.is_turn_of(item.nodeid, 3 if forms.FORM == "gate" else 2)
+    return takes_turns(item) and not forms.is_turn_of(item.nodeid)
+
+
+def place_in_queue(item: pytest.Item) -> int:
+    """The groups come first, since each runs in one worker from its first test to its last; then whole systems; then the others."""
+    if item.get_closest_marker("xdist_group"):
+        return 0
+    return 1 if SYSTEM in item.path.parents else 2
+
+
+def takes_turns(item: pytest.Item) -> bool:
+    group = item.get_closest_marker("xdist_group")
+    slow = item.get_closest_marker("rotating") or (group and group.args[0] in forms.GROUPS_IN_TURN) or SYSTEM in item.path.parents
+    return bool(slow) and not item.get_closest_marker("smoke")
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -1,9 +1,12 @@
 """How much of the tests runs. `QMQ_TEST_FORM` says which form; `scripts/test` sets it.
 
     gate   scripts/test         every promise: no tests marked `long`, a quarter of the examples, few seeds, a third of the planted bugs and
-                                of what is marked `rotating`, another one in each run
-    ci     .ci/run              the same, the tests marked `long`, all planted bugs, half of what is marked `rotating`, and changing seeds
+                                a quarter of the tests that take turns, another one in each run
+    ci     .ci/run              the same, the tests marked `long`, all planted bugs, half of the tests that take turns, and changing seeds
     all    scripts/test --all   every test, all examples, many seeds, and seeds that change from run to run
+
+Tests take turns if they are marked `rotating`, are in tests/system, or share Spark, a browser or a cluster of processes (GROUPS_IN_TURN).
+What they show is mostly proved by quicker tests; a test marked `smoke` is the one of its kind that every run has.
 
 `QMQ_TEST_SEED` is the number from which changing seeds follow. The end of a run prints it; setting it repeats the run.
 """
@@ -20,6 +23,9 @@ FORMS: Final = ("gate", "ci", "all")
 FORM: Final = os.environ.get("QMQ_TEST_FORM", "gate")
 if FORM not in FORMS:
     raise ValueError(f"QMQ_TEST_FORM is one of {', '.join(FORMS)}, not {FORM!r}")
+PARTS: Final = {"gate": 4, "ci": 2, "all": 1}[FORM]
+GROUPS_IN_TURN: Final = frozenset({"spark", "drivers", "faults", "chromium"})
+"""Groups of xdist whose tests take turns."""
 # xdist's workers inherit the environment of the process that starts them, so all of them have one seed.
 SEED: Final = int(os.environ.setdefault("QMQ_TEST_SEED", str(random.randrange(1, 1 << 31))))
 
@@ -35,9 +41,9 @@ def some(names: Iterable[str], parts: int = 3) -> list[str]:
     return found[SEED % parts :: parts] if FORM == "gate" else found
 
 
-def is_turn_of(name: str, parts: int = 3) -> bool:
-    """Whether it is this run's turn to check something, of what the gate checks in one of `parts` runs."""
-    return zlib.crc32(name.encode()) % parts == SEED % parts
+def is_turn_of(name: str) -> bool:
+    """Whether a test that takes turns is in this run."""
+    return zlib.crc32(name.encode()) % PARTS == SEED % PARTS
 
 
 def seeds(*, gate: int, every: int, changing: int) -> list[int]:

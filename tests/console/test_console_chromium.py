@@ -64,6 +64,7 @@ async def test_a_screen_fits_every_width_and_has_no_accessibility_violation(at: 
         assert results.violations_count == 0, results.generate_report()
 
 
+@pytest.mark.smoke
 async def test_from_the_overview_to_a_message_by_clicks(stage: Stage, page: Any) -> None:
     await page.locator("#busiest ~ div a", has_text="orders").first.click()
     await page.wait_for_url("**/subjects/orders")

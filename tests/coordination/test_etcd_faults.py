@@ -20,6 +20,8 @@ from support import eventually
 
 from qmq.errors import Compacted, CoordinationError, CoordinationUnavailable, CoordinationUnknown, LeaseNotFound
 
+pytestmark = pytest.mark.rotating
+
 
 @asynccontextmanager
 async def opened(endpoints: list[str], total_s: float = 5.0) -> AsyncIterator[EtcdStore]:
@@ -55,7 +57,6 @@ async def test_a_watch_over_a_killed_and_restarted_server_gives_every_event_once
         await follower.stop()
 
 
-@pytest.mark.rotating
 async def test_with_the_contacted_member_stopped_calls_and_watches_go_on(cluster: EtcdCluster) -> None:
     async with opened(cluster.endpoints) as store:
         start = await store.put("w/0", b"")
@@ -74,7 +75,6 @@ async def test_with_the_contacted_member_stopped_calls_and_watches_go_on(cluster
         await follower.stop()
 
 
-@pytest.mark.rotating
 async def test_with_the_leader_killed_calls_and_watches_go_on(cluster: EtcdCluster) -> None:
     async with opened(cluster.endpoints, total_s=15) as store:
         start = await store.put("w/0", b"")
@@ -94,7 +94,6 @@ async def test_with_the_leader_killed_calls_and_watches_go_on(cluster: EtcdClust
         await follower.stop()
 
 
-@pytest.mark.rotating
 async def test_with_all_members_away_reads_say_so_and_watches_wait(cluster: EtcdCluster) -> None:
     async with opened(cluster.endpoints, total_s=1) as store:
         start = await store.put("w/0", b"")
@@ -115,7 +114,6 @@ async def test_with_all_members_away_reads_say_so_and_watches_wait(cluster: Etcd
         await follower.stop()
 
 
-@pytest.mark.rotating
 async def test_without_a_majority_nothing_is_answered_and_a_change_is_never_reported_as_done(cluster: EtcdCluster) -> None:
     async with opened(cluster.endpoints, total_s=2) as store:
         await store.put("k", b"1")
@@ -300,7 +298,6 @@ async def test_a_request_that_never_arrived_is_not_done_yet_while_it_still_could
             await txn_decided(lossy, [absent("none")], [Put("none", b"mine")], proof=Put("none", b"mine"))
 
 
-@pytest.mark.rotating
 async def test_a_member_that_wakes_with_an_old_request_cannot_undo_a_decision(cluster: EtcdCluster) -> None:
     """The request lies in the stopped member's buffer; somebody else changes the guarded key; the member goes on."""
     async with opened(cluster.endpoints) as store, opened(cluster.endpoints[1:]) as other:

@@ -23,6 +23,8 @@ from qmq.errors import CoordinationError, CoordinationTlsFailed, CoordinationUna
 from qmq.security.authority import create_authority, issue
 from qmq.security.tls import LOOK_S
 
+pytestmark = pytest.mark.rotating
+
 DAY = datetime.timedelta(days=1)
 
 

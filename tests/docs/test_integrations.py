@@ -11,6 +11,8 @@ import pytest
 from code_blocks import blocks_of, is_shown, printed_by
 from support import NodeProcess
 
+pytestmark = pytest.mark.rotating
+
 PAGES = sorted((Path(__file__).resolve().parents[2] / "docs" / "integrations").glob("*.md"))
 MODULES = {"celery": "celery", "http": "starlette", "taskiq": "taskiq", "django": "django", "dramatiq": "dramatiq", "fastapi": "fastapi"}
 """What a page needs, beside QMQ."""
@@ -32,7 +34,6 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-@pytest.mark.rotating
 def test_what_an_integrations_page_shows_is_what_its_code_prints(page: Path, address: str, tmp_path: Path) -> None:
     if find_spec(MODULES[page.stem]) is None:
         pytest.skip(f"needs {MODULES[page.stem]}")

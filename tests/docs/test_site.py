@@ -29,6 +29,7 @@ def test_links_of_a_page_lead_somewhere(page: Path) -> None:
         assert not anchor or anchor in heading_ids(found), f"{page.name} links to #{anchor}, which {found.name} has not"
 
 
+@pytest.mark.rotating
 def test_the_site_builds_and_every_page_is_in_its_menu(tmp_path: Path) -> None:
     pytest.importorskip("mkdocs", reason="scripts/setup installs it")
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")]

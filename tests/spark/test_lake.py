@@ -26,6 +26,8 @@ from support import NodeProcess
 from qmq.errors import InvalidArgument
 from qmq.proto.v1 import meta_pb2 as pb
 
+pytestmark = pytest.mark.rotating
+
 SMALL = LakeOptions(round_bytes=20_000)
 
 

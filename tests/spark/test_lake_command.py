@@ -12,6 +12,8 @@ from typer.testing import CliRunner, Result
 
 from qmq.cli.app import app
 
+pytestmark = pytest.mark.rotating
+
 
 class Shell:
     def __init__(self, server: str, folder: Path) -> None:

@@ -40,6 +40,7 @@ def refusal(frame_of: Any) -> str:
     return str(caught.value)
 
 
+@pytest.mark.smoke
 def test_every_column_is_what_the_producer_sent_and_the_broker_noted(spark: SparkSession, node: NodeProcess) -> None:
     before = time.time()
     send(node.address, "columns", ["one", "two"], keys=["k", "m"], tags=[["red", "blue"], []], headers=[{"trace": b"\x00\xff"}, {}])

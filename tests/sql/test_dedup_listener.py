@@ -60,6 +60,7 @@ async def test_a_handler_that_fails_twice_has_its_effect_the_third_time_and_then
     assert effects(database) == ["loop", "thread"]
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize("database", ["postgresql", "mariadb"], indirect=True)
 async def test_while_the_database_is_away_messages_wait_at_no_cost_and_none_is_skipped(
     node: Node, database: Database, caplog: pytest.LogCaptureFixture

@@ -6,6 +6,7 @@ import asyncio
 import sys
 from pathlib import Path
 
+import pytest
 from database_servers import Database
 from outbox_support import async_engine_of, client, committed_rows, engine_of, is_empty, left, received, watching
 
@@ -13,6 +14,8 @@ import qmq
 from qmq.model import MessageId
 from qmq.node.dev_node import Node
 from qmq.sql.outbox import create_tables
+
+pytestmark = pytest.mark.rotating
 
 SENDERS = ("inserted", "committed", "sent", "deleted")
 WATCHDOGS = ("watchdog_took_the_lease", "watchdog_sent")

@@ -48,7 +48,6 @@ def bodies(lines: Sequence[str]) -> list[object]:
     return [json.loads(line)["body"] for line in lines]
 
 
-@pytest.mark.rotating
 def test_browse_shows_stored_messages_and_selects_them(orders: NodeProcess) -> None:
     found = [json.loads(line) for line in said(orders, "browse", "orders", "--json")]
     assert [each["body"] for each in found] == [*[f'{{"total":{number * 500}}}' for number in range(5)], None]
@@ -69,14 +68,12 @@ def test_browse_shows_stored_messages_and_selects_them(orders: NodeProcess) -> N
     assert line.endswith('broker-0@0  k0  {"total":0}')
 
 
-@pytest.mark.rotating
 def test_a_wrong_expression_or_subject_says_what_to_do(orders: NodeProcess) -> None:
     for words, text in ((("orders", "--grep", "("), "is not a regular expression"), (("order",), "qmq subject list")):
         done = subprocess.run(command(orders, "browse", *words), capture_output=True, text=True, check=False)
         assert (done.returncode, text in done.stderr) == (2, True), done.stderr
 
 
-@pytest.mark.rotating
 def test_tail_shows_the_newest_and_then_what_comes(orders: NodeProcess) -> None:
     process = subprocess.Popen(command(orders, "tail", "orders", "--lines", "2", "--json"), stdout=subprocess.PIPE, text=True)
     with process, ending(process):

@@ -27,6 +27,7 @@ def table(done: subprocess.CompletedProcess[bytes]) -> list[dict]:
     return json.loads(done.stdout)
 
 
+@pytest.mark.smoke
 def test_a_user_can_send_look_consume_and_move(node_process: NodeProcess, tmp_path: Path) -> None:
     node_process.start()
     lines = b"".join(b"line %d\n" % number for number in range(100))
@@ -72,7 +73,6 @@ def test_a_user_can_send_look_consume_and_move(node_process: NodeProcess, tmp_pa
     assert b"envelope is wrong" in damaged.stdout
 
 
-@pytest.mark.rotating
 def test_a_user_can_look_at_a_node_as_a_cluster_and_administer_it(node_process: NodeProcess) -> None:
     node_process.options = ("--metrics-port", "0")
     node_process.start()
@@ -157,6 +157,7 @@ def test_a_folder_or_a_port_in_use_is_said(node_process: NodeProcess, tmp_path: 
     assert "another `qmq dev`" in done.stderr.decode().replace("\n", " ")
 
 
+@pytest.mark.smoke
 def test_the_demo_loses_nothing_and_complains_about_nothing() -> None:
     done = subprocess.run(
         [sys.executable, str(ROOT / "scripts" / "demo.py"), "--json", "--rows", "20000"], capture_output=True, timeout=100, check=False

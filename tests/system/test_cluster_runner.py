@@ -264,7 +264,6 @@ def test_what_depends_on_a_service_that_ends_starts_after_its_success_only(tmp_p
 
 
 @needs.etcd
-@pytest.mark.rotating
 def test_etcd_lives_through_faults_on_loopback(cluster: Cluster) -> None:
     cluster.up(ETCD)
     pids = {each.service: each.pid for each in cluster.status(health=True) if each.health == "healthy"}
@@ -341,7 +340,6 @@ def connect(cluster: Cluster, source: str, target: str) -> str:
 
 @needs.etcd
 @needs.namespaces
-@pytest.mark.rotating
 def test_a_partition_cuts_and_heals(tmp_path: Path) -> None:
     with Cluster(tmp_path / "cluster", network="netns", environment=QUICK) as cluster:
         cluster.up(ETCD)

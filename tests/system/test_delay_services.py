@@ -11,7 +11,7 @@ from qmq.network import NETWORK, Network
 from qmq.security.tls_network import network_of
 from system.group import CONTROL_PORT, ETCD, ETCD_USERS, SECURE, Cluster, describe, papers_of
 
-pytestmark = [pytest.mark.xdist_group("faults"), pytest.mark.rotating]
+pytestmark = pytest.mark.xdist_group("faults")
 
 DELAYS = ("d1-a", "d1-b", "d1-c")
 

@@ -38,7 +38,7 @@ async def load(group: Group, name: str, tmp_path: Path) -> AsyncIterator[Workloa
     await group.require_equal_files()
 
 
-@pytest.mark.rotating
+@pytest.mark.smoke
 async def test_acked_messages_survive_kills_of_the_master(group: Group, tmp_path: Path) -> None:
     async with load(group, "master", tmp_path) as work:
         for _ in range(3):
@@ -51,7 +51,6 @@ async def test_acked_messages_survive_kills_of_the_master(group: Group, tmp_path
             await group.settled_peer(master)
 
 
-@pytest.mark.rotating
 async def test_writes_go_on_while_a_slave_is_killed_and_comes_back(group: Group, tmp_path: Path) -> None:
     async with load(group, "slave", tmp_path) as work:
         slave = await group.slave()
@@ -61,7 +60,6 @@ async def test_writes_go_on_while_a_slave_is_killed_and_comes_back(group: Group,
         await group.settled_peer(slave)
 
 
-@pytest.mark.rotating
 async def test_acked_messages_survive_a_kill_of_all(group: Group, tmp_path: Path) -> None:
     async with load(group, "all", tmp_path) as work:
         work.note("kill all")
@@ -70,7 +68,6 @@ async def test_acked_messages_survive_a_kill_of_all(group: Group, tmp_path: Path
         await group.master()
 
 
-@pytest.mark.rotating
 async def test_a_master_stopped_past_its_lease_cannot_write_when_it_wakes(group: Group, tmp_path: Path) -> None:
     async with load(group, "stopped", tmp_path) as work:
         master = await group.master()
@@ -100,7 +97,6 @@ async def test_a_master_cut_off_from_its_slaves_commits_nothing_and_is_replaced(
         await group.settled_peer(master)
 
 
-@pytest.mark.rotating
 async def test_a_killed_leader_of_etcd_does_not_stop_the_data_path(group: Group, tmp_path: Path) -> None:
     async with load(group, "etcd-one", tmp_path) as work:
         for name in ETCD:
@@ -109,7 +105,6 @@ async def test_a_killed_leader_of_etcd_does_not_stop_the_data_path(group: Group,
             await asyncio.to_thread(group.cluster.start, name)
 
 
-@pytest.mark.rotating
 async def test_the_data_path_goes_on_while_etcd_has_no_quorum(group: Group, tmp_path: Path) -> None:
     async with load(group, "etcd-none", tmp_path) as work:
         master = await group.master()

@@ -99,6 +99,7 @@ async def drain(node: NodeProcess) -> Counter[bytes]:
         return found
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("flush", forms.some(["sync", "async"], 2))
 async def test_an_acknowledged_message_survives_kill_9_however_often(node_process: NodeProcess, tmp_path: Path, flush: str) -> None:
     node_process.options = ("--flush", flush)

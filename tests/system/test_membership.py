@@ -11,7 +11,7 @@ import qmq
 from system.group import REPLICAS, Group
 from system.test_faults import load
 
-pytestmark = [pytest.mark.xdist_group("faults"), pytest.mark.rotating]
+pytestmark = pytest.mark.xdist_group("faults")
 
 
 async def test_mastership_is_handed_over_without_losing_or_doubling_a_message(group: Group, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from system.group import SECURE
 from system.ordered_plan import KILLS
 from system.ordered_run import Options, run_in
 
-pytestmark = [pytest.mark.xdist_group("faults"), pytest.mark.rotating]
+pytestmark = pytest.mark.xdist_group("faults")
 PATIENCE_S = 60.0
 """A message that waits longer for no reason was forgotten; one that waits shorter may have waited for the processor of a busy machine."""
 

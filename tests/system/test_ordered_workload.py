@@ -50,7 +50,6 @@ async def stop(work: OrderedWorkload) -> OrderedReport:
     return await work.stop(slow_s=SLOW_S)
 
 
-@pytest.mark.rotating
 @pytest.mark.long
 async def test_flights_of_each_aircraft_stay_in_order_while_partitions_are_split_merged_and_moved(
     node_process: NodeProcess, tmp_path: Path
@@ -104,7 +103,6 @@ async def test_a_change_that_comes_out_of_order_stops_the_workload(node_process:
             await stop(work)
 
 
-@pytest.mark.rotating
 async def test_a_consumer_process_that_is_killed_or_stopped_leaves_a_history_that_keeps_every_promise(
     node_process: NodeProcess, tmp_path: Path
 ) -> None:

@@ -18,7 +18,7 @@ from qmq.errors import DeadlineExceeded, Outcome
 from system.group import Group
 from system.test_faults import load
 
-pytestmark = [pytest.mark.xdist_group("faults"), pytest.mark.rotating]
+pytestmark = pytest.mark.xdist_group("faults")
 
 BULK = [bytes(10_000)] * 800
 """More than a broker writes before it looks at its free space again."""

@@ -11,7 +11,6 @@ from collections.abc import Iterable
 from typing import Any
 
 import cli_process
-import pytest
 from support import NodeProcess, eventually
 
 from qmq import connect
@@ -53,7 +52,6 @@ def group_of(node: NodeProcess, name: str) -> dict[str, Any]:
     return dict(group)
 
 
-@pytest.mark.rotating
 async def test_a_user_can_split_a_partition_while_half_of_it_is_consumed_and_sees_every_key_in_order(node_process: NodeProcess) -> None:
     node_process.start()
     assert found(node_process, "subject", "create", "orders", "--order", "strict", "--partitions", "2") == [
@@ -87,7 +85,6 @@ async def test_a_user_can_split_a_partition_while_half_of_it_is_consumed_and_see
     assert by_key(consume(node_process, "billing", 600)) == expected
 
 
-@pytest.mark.rotating
 async def test_a_change_is_waited_for_until_a_living_consumer_has_gone_on(node_process: NodeProcess) -> None:
     node_process.start()
     found(node_process, "subject", "create", "orders", "--order", "strict", "--partitions", "1")
@@ -110,7 +107,6 @@ async def test_a_change_is_waited_for_until_a_living_consumer_has_gone_on(node_p
     assert {each["route_version"] for each in seen} == {1, 2}
 
 
-@pytest.mark.rotating
 def test_what_ordered_subjects_cannot_do_is_said(node_process: NodeProcess) -> None:
     node_process.start()
     found(node_process, "subject", "create", "orders", "--order", "strict")
@@ -136,7 +132,6 @@ def test_what_ordered_subjects_cannot_do_is_said(node_process: NodeProcess) -> N
     ]
 
 
-@pytest.mark.rotating
 async def test_a_parked_key_is_listed_replayed_in_order_and_gone(node_process: NodeProcess) -> None:
     address = node_process.start()
     found(node_process, "subject", "create", "orders", "--order", "strict", "--partitions", "2")

@@ -16,7 +16,7 @@ from qmq.errors import AccessDenied, CoordinationError, CoordinationUnavailable,
 from qmq.security.tls import CA_VARIABLE, CERT_VARIABLE, KEY_VARIABLE
 from system.group import ETCD, REPLICAS, Group, running_group
 
-pytestmark = [pytest.mark.xdist_group("faults"), needs.etcd, pytest.mark.rotating]
+pytestmark = [pytest.mark.xdist_group("faults"), needs.etcd]
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import needs
-import pytest
 from qmq_coordination.etcd.etcd_process import EtcdProcess
 from support import eventually
 
@@ -110,7 +109,6 @@ async def consumed(server: str, group: str, count: int) -> list[tuple[str, bytes
     raise AssertionError
 
 
-@pytest.mark.rotating
 async def test_shards_share_a_subject_and_one_that_is_killed_comes_back(tmp_path: Path) -> None:
     with sharded(tmp_path) as it:
         assert it.lines[-1] == "qmq broker: 2 shards of g1 are ready"
@@ -138,7 +136,6 @@ async def test_shards_share_a_subject_and_one_that_is_killed_comes_back(tmp_path
         assert (status, "Traceback" in errors) == (0, False), errors
 
 
-@pytest.mark.rotating
 async def test_operators_name_the_broker_and_mean_its_shards(tmp_path: Path) -> None:
     with sharded(tmp_path) as it:
         async with qmq.connect(it.server) as mq:
@@ -151,7 +148,6 @@ async def test_operators_name_the_broker_and_mean_its_shards(tmp_path: Path) -> 
         assert it.qmq("subject", "place", "orders", "--groups", "g1")[0]["to"] == "g1.1,g1.2"
 
 
-@pytest.mark.rotating
 async def test_no_shard_outlives_its_supervisor(tmp_path: Path) -> None:
     with sharded(tmp_path) as it:
         shards = it.shards()
@@ -160,7 +156,6 @@ async def test_no_shard_outlives_its_supervisor(tmp_path: Path) -> None:
         await eventually(lambda: all(map(is_gone, shards.values())))
 
 
-@pytest.mark.rotating
 def test_options_that_are_wrong_end_all_shards_with_their_status(tmp_path: Path) -> None:
     data = tmp_path / "data"
     data.write_text("a file, where the shards' folders belong")

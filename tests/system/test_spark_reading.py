@@ -21,7 +21,7 @@ from qmq.wire import frame_payloads as wire
 from qmq.wire.frame import FrameKind
 from system.group import Group
 
-pytestmark = [pytest.mark.xdist_group("faults"), pytest.mark.rotating]
+pytestmark = pytest.mark.xdist_group("faults")
 
 BATCHES, COUNT = 200, 20
 PRODUCER = 4711

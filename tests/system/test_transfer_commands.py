@@ -139,7 +139,6 @@ def test_what_cannot_be_moved_says_why(shop: NodeProcess, plain: str, ordered: s
     assert (done.returncode, says in done.stderr.decode()) == (2, True), done.stderr.decode()
 
 
-@pytest.mark.rotating
 def test_an_import_that_is_killed_goes_on_and_stores_nothing_twice(shop: NodeProcess, ordered: str, tmp_path: Path) -> None:
     file = tmp_path / "many.jsonl"
     file.write_bytes(b"".join(b'{"body": "%d", "key": "k%d"}\n' % (number, number % 7) for number in range(20_000)))
@@ -172,7 +171,6 @@ def test_a_state_file_of_another_load_is_refused(shop: NodeProcess, plain: str, 
     assert (done.returncode, b"is not a state file" in done.stderr) == (2, True)
 
 
-@pytest.mark.rotating
 def test_a_copy_goes_to_another_cluster_and_later_takes_what_came_since(
     shop: NodeProcess, node_process: NodeProcess, tmp_path: Path
 ) -> None:

@@ -23,6 +23,8 @@ from qmq.cli.added_options import is_view
 from qmq.cli.app import app
 from qmq.cli.completing import SHELLS, broker_groups, completer_of, either, groups, subjects
 
+pytestmark = pytest.mark.rotating
+
 QMQ = Path(sys.executable).with_name("qmq")
 WITHOUT_JSON = {
     "qmq broker": "serves",

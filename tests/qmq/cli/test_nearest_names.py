@@ -15,6 +15,8 @@ import qmq.blocking
 from qmq.cli.nearest import corrected, nearest
 from qmq.model import Order, SubjectConfig
 
+pytestmark = pytest.mark.rotating
+
 NO_ID = "0" * 32
 WRONG_SUBJECT = (
     ("group", "list", "order"),

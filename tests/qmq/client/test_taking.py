@@ -22,6 +22,7 @@ async def mq() -> AsyncIterator[qmq.Client]:
         yield found
 
 
+@pytest.mark.rotating
 async def test_of_each_key_one_message_is_taken_until_it_is_settled(mq: qmq.Client) -> None:
     await mq.send_many("s", [b"a1", b"a2", b"b1"], keys=["a", "a", "b"])
     async with mq.ordered_consumer("s", "g", ack="explicit") as consumer:

@@ -22,7 +22,10 @@ from qmq.gateway.half_messages import TransactionTiming
 from qmq.security.authority import create_authority, issue
 from qmq.testing import TestCluster
 
-pytestmark = pytest.mark.skipif(find_spec("rocketmq") is None, reason="needs RocketMQ's client: pip install rocketmq-python-client")
+pytestmark = [
+    pytest.mark.rotating,
+    pytest.mark.skipif(find_spec("rocketmq") is None, reason="needs RocketMQ's client: pip install rocketmq-python-client"),
+]
 
 PROGRAM_S = 100
 CHECKS = TransactionTiming(first_check_ms=500, look_ms=100)

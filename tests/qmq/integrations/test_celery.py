@@ -20,7 +20,11 @@ celery = pytest.importorskip("celery", reason="needs Celery: pip install 'qmq[ce
 
 import qmq.blocking  # noqa: E402
 
-pytestmark = [pytest.mark.xdist_group("celery"), pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")]
+pytestmark = [
+    pytest.mark.rotating,
+    pytest.mark.xdist_group("celery"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning"),
+]
 HERE = Path(__file__).parent
 SOON_S = 60
 
@@ -146,7 +150,6 @@ class TestWorker:
         assert seen == ["one@here"]
 
 
-@pytest.mark.rotating
 def test_the_tasks_of_a_killed_worker_go_to_the_next_one(
     address: str, environment: dict[str, str], tasks: ModuleType, mq: qmq.blocking.BlockingClient, tmp_path: Path
 ) -> None:

@@ -165,6 +165,7 @@ async def test_a_request_without_a_token_is_refused_where_the_server_says_so(add
     await server.stop()
 
 
+@pytest.mark.rotating
 @pytest.mark.long
 async def test_schemathesis_finds_no_answer_that_the_description_does_not_name(http: Any, tmp_path: Path) -> None:
     pytest.importorskip("schemathesis", reason="needs schemathesis")

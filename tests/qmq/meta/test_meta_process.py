@@ -21,6 +21,8 @@ from qmq.client.metadata import MetadataClient
 from qmq.errors import CoordinationUnavailable
 from qmq.model import SubjectConfig
 
+pytestmark = pytest.mark.rotating
+
 
 def free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as found:
@@ -92,7 +94,6 @@ async def test_clients_go_to_the_other_metaserver_when_one_is_killed(own_etcd: E
     await store.close()
 
 
-@pytest.mark.rotating
 async def test_known_subjects_are_located_while_etcd_is_away_and_changes_say_why_not(own_etcd: EtcdProcess, metas: list[Meta]) -> None:
     store = EtcdStore([own_etcd.endpoint])
     async with brokers(store, "g1"):
@@ -109,7 +110,6 @@ async def test_known_subjects_are_located_while_etcd_is_away_and_changes_say_why
     await store.close()
 
 
-@pytest.mark.rotating
 async def test_a_signal_ends_it_cleanly_with_watches_open_and_while_it_waits_for_etcd(own_etcd: EtcdProcess, metas: list[Meta]) -> None:
     address = await metas[0].ready()
     health = Meta("health", "meta", metas[0].metrics, "--json")

@@ -22,6 +22,8 @@ from qmq.node.delay_node import DelayNode
 from qmq.node.node_timing import NodeTiming
 from qmq.node.schedule_files import ReplicaScheduleFiles
 
+pytestmark = pytest.mark.rotating
+
 LATER = timedelta(hours=30)
 BODY = b"x" * 1_000
 SENT = 600

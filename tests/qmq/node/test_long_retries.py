@@ -14,6 +14,8 @@ import qmq
 from qmq import headers, limits
 from qmq.node.dev_node import Node
 
+pytestmark = pytest.mark.rotating
+
 LONG = timedelta(seconds=1)
 """More than brokers keep themselves, in these tests."""
 

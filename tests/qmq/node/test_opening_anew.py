@@ -145,6 +145,7 @@ async def test_who_lost_the_role_opens_its_store_anew_and_holds_up_nobody(tmp_pa
         assert group.fatal == []
 
 
+@pytest.mark.rotating
 async def test_a_tail_that_was_never_committed_is_cut_and_nobody_is_held_up(tmp_path: Path) -> None:
     async with running(tmp_path) as (group, mq):
         name = await group.master()
