@@ -122,18 +122,14 @@ class GatewayOptions(ProcessFlags):
 
     def network(self) -> Network:
         """The network of the RocketMQ port, with TLS if configured. Raises InvalidArgument for unusable files."""
+        from qmq.gateway.gateway_network import tls_of
         from qmq.network import NETWORK
-        from qmq.security.expiry import ExpiryWarning
-        from qmq.security.tls import Credentials, Tls
-        from qmq.security.tls_network import TlsNetwork
 
         if self.tls_cert is None or self.tls_key is None:
             if self.tls_cert is not self.tls_key:
                 raise InvalidArgument("TLS needs --tls-cert and --tls-key together: `qmq cert server` makes both files")
             return NETWORK
-        # Clients show no certificates, so any certificate can serve as the authority for theirs: the gateway's own is at hand.
-        files = Credentials(Tls(self.tls_cert, self.tls_cert, self.tls_key, requires_clients=False))
-        return TlsNetwork(files, ExpiryWarning(files).look)
+        return tls_of(self.tls_cert, self.tls_key)
 
     def require_closed(self) -> None:
         """Raise InvalidArgument if the gateway would listen on a public address without access control."""

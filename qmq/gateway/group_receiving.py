@@ -21,6 +21,7 @@ from google.protobuf.duration_pb2 import Duration
 
 from qmq.clock import Clock
 from qmq.errors import QmqError, UnknownSubject
+from qmq.gateway.call_entries import serve_entries
 from qmq.gateway.client_sessions import ClientSessions
 from qmq.gateway.gateway_config import GatewayConfig
 from qmq.gateway.group_readers import GroupReaders, HandedOut, ReaderKey
@@ -155,7 +156,7 @@ class GroupReceiving:
 
     async def ack(self, request: calls.AckMessageRequest) -> calls.AckMessageResponse:
         """Acknowledge the messages of all entries. Each entry has its own status."""
-        entries = await asyncio.gather(*[self._ack(each, request) for each in request.entries])
+        entries = await serve_entries(lambda each: self._ack(each, request), request.entries)
         return calls.AckMessageResponse(status=joined_status([each.status for each in entries]), entries=entries)
 
     async def _ack(self, entry: calls.AckMessageEntry, request: calls.AckMessageRequest) -> calls.AckMessageResultEntry:

@@ -137,7 +137,7 @@ def _headers_of(message: api.Message, kind: api.MessageType.ValueType, due_ms: i
 
 
 def message_for_client(
-    stored: StoredMessage, topic: api.Resource, *, is_ordered: bool, handle: str = "", invisible_ms: int = 0, store_host: str = ""
+    stored: StoredMessage, topic: api.Resource, *, is_ordered: bool, handle: str = "", invisible_ms: int = 0
 ) -> api.Message:
     """Convert a stored message for a consumer."""
     headers = {name: value.decode(errors="replace") for name, value in stored.headers.items()}
@@ -153,7 +153,6 @@ def message_for_client(
         born_timestamp=timestamp_of(stored.create_time_ms),
         born_host=headers.get(BORN_HOST, ""),
         store_timestamp=timestamp_of(stored.append_time_ms),
-        store_host=store_host,
         queue_offset=stored.sequence,
         delivery_attempt=stored.attempt,
     )

@@ -10,7 +10,6 @@ A recall handle is the message's id at its client and its delayed id in QMQ, bas
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import binascii
 
@@ -20,6 +19,7 @@ from qmq.client.due_times import time_of
 from qmq.client.receipts import Receipt
 from qmq.clock import Clock
 from qmq.errors import CallerError, MessageNotFound, OrderMismatch, UnknownSubject
+from qmq.gateway.call_entries import serve_entries
 from qmq.gateway.gateway_config import GatewayConfig
 from qmq.gateway.message_mapping import TopicMessage, message_from_client
 from qmq.gateway.rocketmq_names import subject_of_topic
@@ -39,7 +39,7 @@ class TopicSending:
 
     async def send(self, request: calls.SendMessageRequest) -> calls.SendMessageResponse:
         """Send the messages of a request. Each entry has its own status, in the order of the request."""
-        entries = await asyncio.gather(*[self._entry(each) for each in request.messages])
+        entries = await serve_entries(self._entry, request.messages)
         return calls.SendMessageResponse(status=joined_status([each.status for each in entries]), entries=entries)
 
     async def _entry(self, message: api.Message) -> calls.SendResultEntry:

@@ -3,6 +3,7 @@
 DATA/coordination.db        what a cluster keeps in etcd
 DATA/broker/                the broker's store (qmq/log/store.py)
 DATA/delay/                 the delay server's, with its schedule
+DATA/gateway/               the authority and the certificate of the gateway for RocketMQ's clients
 """
 
 from __future__ import annotations
@@ -196,7 +197,8 @@ class Node:
         if config.gateway_port is not None:
             from qmq.node.dev_gateway import DevGateway
 
-            self.gateway = DevGateway(self.address, config.host, config.gateway_port, self._clock, self._given_network)
+            folder = config.data / "gateway"
+            self.gateway = DevGateway(self.address, folder, config.host, config.gateway_port, self._clock, self._given_network)
             await self.gateway.start()
         self.metrics = await serving.serve(
             serving.metrics_host(config.host, config.metrics_host), config.metrics_port, self.sources(), self.readiness

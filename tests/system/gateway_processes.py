@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -35,6 +37,18 @@ def cpu_s(*pids: int) -> float:
         words = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
         found += (int(words[11]) + int(words[12])) / _TICKS
     return found
+
+
+def java(program: str, *options: str) -> list[str]:
+    """The command that runs a program of RocketMQ's Java client. It is compiled once, into the cache."""
+    source = PROGRAMS / f"{program}.java"
+    classes = CACHE / f"classes-{hashlib.sha256(source.read_bytes() + JAR.name.encode()).hexdigest()[:16]}"
+    if not classes.is_dir():
+        made = tempfile.mkdtemp(dir=CACHE)
+        subprocess.run(["javac", "-cp", str(JAR), "-d", made, str(source)], check=True)
+        with suppress(OSError):  # another process was first
+            Path(made).rename(classes)
+    return ["java", *options, "-cp", f"{JAR}:{classes}", program]
 
 
 class Gateway:
@@ -148,7 +162,7 @@ class Load:
     def __init__(self, address: str, *words: object) -> None:
         self._home = tempfile.mkdtemp(prefix="rocketmq-load-")
         self._errors = tempfile.TemporaryFile(mode="w+")  # noqa: SIM115 - the program's until its end
-        command = ["java", "-Xmx1g", f"-Duser.home={self._home}", "-cp", str(JAR), str(PROGRAMS / "RocketmqLoad.java"), address]
+        command = [*java("RocketmqLoad", "-Xmx1g", f"-Duser.home={self._home}"), address]
         pipe = subprocess.PIPE
         self.process = subprocess.Popen([*command, *map(str, words)], stdin=pipe, stdout=pipe, stderr=self._errors, text=True)
 

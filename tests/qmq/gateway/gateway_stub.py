@@ -14,6 +14,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 import qmq
 from qmq.gateway.gateway_config import GatewayConfig
+from qmq.gateway.gateway_credentials import GatewayCredentials
 from qmq.gateway.gateway_server import GatewayServer
 from qmq.network import NETWORK, Network
 from qmq.proto.rocketmq import definition_pb2 as api
@@ -161,11 +162,17 @@ def message(
 
 @asynccontextmanager
 async def gateway_on(
-    cluster: TestCluster, config: GatewayConfig = CONFIG, client_id: str = "stub@1@1", *, at: str = "", network: Network = NETWORK
+    cluster: TestCluster,
+    config: GatewayConfig = CONFIG,
+    client_id: str = "stub@1@1",
+    *,
+    at: str = "",
+    network: Network = NETWORK,
+    credentials: GatewayCredentials | None = None,
 ) -> AsyncIterator[GatewayStub]:
     """A gateway on a machine of the cluster, and a stub of one client. `network` is for the gateway's port."""
     mq = cluster.client(at=at)
-    gateway = GatewayServer(mq, config, clock=cluster._clock, network=network)
+    gateway = GatewayServer(mq, config, clock=cluster._clock, network=network, credentials=credentials)
     await gateway.start()
     try:
         async with grpc.aio.insecure_channel(f"127.0.0.1:{gateway.port}") as channel:

@@ -201,11 +201,15 @@ def test_beyond_this_machine_a_gateway_needs_tls_and_credentials(tmp_path: Path)
         GatewayOptions(tls_cert=tmp_path).network()
 
 
-async def test_a_node_for_development_serves_rocketmqs_clients(tmp_path: Path) -> None:
-    async with running(replace(node_config(tmp_path), gateway_port=0)) as node, qmq.connect(node.address) as mq:
+async def test_a_node_for_development_serves_clients_with_tls_and_without(tmp_path: Path) -> None:
+    config = replace(node_config(tmp_path), gateway_port=0)
+    async with running(config) as node, qmq.connect(node.address) as mq, AsyncExitStack() as ending:
         assert node.gateway is not None
-        async with grpc.aio.insecure_channel(node.gateway.address) as channel:
+        trusted = grpc.ssl_channel_credentials((config.data / "gateway" / "ca.pem").read_bytes())
+        with_tls = await ending.enter_async_context(grpc.aio.secure_channel(node.gateway.address, trusted))
+        without = await ending.enter_async_context(grpc.aio.insecure_channel(node.gateway.address))
+        consumer = await ending.enter_async_context(mq.consumer("orders", "G"))
+        for channel, body in ((with_tls, b"sealed"), (without, b"in the open")):
             stub = GatewayStub(MessagingServiceStub(channel), node.gateway._server, mq)
-            assert (await stub.send(message("orders", b"near"))).status.code == api.OK
-            async with mq.consumer("orders", "G") as consumer:
-                assert (await anext(consumer)).body == b"near"
+            assert (await stub.send(message("orders", body))).status.code == api.OK
+            assert (await anext(consumer)).body == body

@@ -14,6 +14,7 @@ from typing import Final, NamedTuple
 import client_table
 import pytest
 from gateway_stub import GatewayStub, gateway_on
+from system.gateway_processes import CACHE, JAR, PROGRAMS, java
 
 from qmq.cli.gateway import GatewayOptions
 from qmq.gateway.gateway_config import GatewayConfig
@@ -24,11 +25,9 @@ from qmq.testing import TestCluster
 # Starting a JVM and its client takes longer than what is tested.
 pytestmark = pytest.mark.long
 
-PROGRAMS: Final = Path(__file__).parent / "programs"
-CLIENTS: Final = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "qmq-tests" / "rocketmq"
-JAR: Final = CLIENTS / "rocketmq-client-java-5.2.0.jar"
-RUST_PROGRAMS: Final = CLIENTS / "rust" / "debug" / "rocketmq_programs"
-MODULES: Final = CLIENTS / "node_modules"
+RUST_PROGRAMS: Final = CACHE / "rust" / "debug" / "rocketmq_programs"
+MODULES: Final = CACHE / "node_modules"
+QUICK_START: Final = "-XX:TieredStopAtLevel=1"
 PROGRAM_S: Final = 240
 COUNT: Final = 20
 CONFIG: Final = GatewayConfig(port=0, sweep_ms=10, transactions=TransactionTiming(first_check_ms=500, look_ms=100))
@@ -116,16 +115,7 @@ async def test_the_java_clients_programs_see_all_their_messages(gateway_with_tls
     names += ("fifo_producer", "fifo", "tls", "true", "simple_consumer", "fifo")
     more = ("delay_producer", "delayed", "simple_consumer", "delayed", "push_consumer", "pushed")
     last = ("transaction_producer", "transactions", "simple_consumer", "transactions")
-    command = [
-        "java",
-        "-cp",
-        str(JAR),
-        str(PROGRAMS / "RocketmqPrograms.java"),
-        f"127.0.0.1:{gateway.gateway.port}",
-        *names,
-        *more,
-        *last,
-    ]
+    command = [*java("RocketmqPrograms", QUICK_START), f"127.0.0.1:{gateway.gateway.port}", *names, *more, *last]
     told = [seen for name, seen in await run(command, tmp_path) if name != "tls"]
     check_normal(told[0], told[1])
     check_order(told[3])

@@ -138,9 +138,22 @@ public class RocketmqPrograms {
         consumer.close();
     }
 
+    /** One of the programs that the client's own jar brings. Most of them never end. */
+    static void startExample(String name) throws Exception {
+        java.lang.reflect.Method main = Class.forName("org.apache.rocketmq.client.java.example." + name).getMethod("main", String[].class);
+        new Thread(() -> {
+            try {
+                main.invoke(null, (Object) new String[0]);
+            } catch (ReflectiveOperationException failure) {
+                failure.printStackTrace();
+            }
+        }).start();
+    }
+
     static void run(String program, String address, String topic, String group) throws Exception {
         switch (program) {
             case "tls" -> System.setProperty("tls", topic);
+            case "example" -> startExample(topic);
             case "normal_producer" -> normalProducer(address, topic);
             case "fifo_producer" -> fifoProducer(address, topic);
             case "delay_producer" -> delayProducer(address, topic);
@@ -156,6 +169,8 @@ public class RocketmqPrograms {
             System.out.println("program\t" + arguments[at]);
             run(arguments[at], arguments[0], arguments[at + 1], "java");
         }
-        System.exit(0);
+        if (!arguments[1].equals("example")) {
+            System.exit(0);
+        }
     }
 }
