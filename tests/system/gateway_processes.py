@@ -79,7 +79,7 @@ class Gateway:
 class RocketMQ:
     """RocketMQ's name server, broker and proxy, each in a JVM of its own, with its defaults but for sizes, folders and ports."""
 
-    def __init__(self) -> None:
+    def __init__(self, *topics: str) -> None:
         self.home = Path(tempfile.mkdtemp(prefix="rocketmq-"))
         self.processes: list[subprocess.Popen[bytes]] = []
         names, broker, self.port = free_port(), free_port(), free_port()
@@ -113,7 +113,8 @@ class RocketMQ:
         self._wait_for(names)
         self._start("broker.BrokerStartup", 2048, "-c", "broker.conf")
         self._wait_for(broker)
-        self._admin(names, "updateTopic", "-c", "DefaultCluster", "-t", "bench", "-r", "8", "-w", "8")
+        for topic in topics:
+            self._admin(names, "updateTopic", "-c", "DefaultCluster", "-t", topic, "-r", "8", "-w", "8")
         self._start("proxy.ProxyStartup", 1024, "-pm", "CLUSTER", "-n", f"127.0.0.1:{names}", "-pc", str(self.home / "proxy.json"))
         self._wait_for(self.port)
 

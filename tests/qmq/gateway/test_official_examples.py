@@ -21,7 +21,7 @@ import pytest
 from gateway_stub import GatewayStub, gateway_on
 from support import eventually
 from system.gateway_processes import CACHE, java
-from test_other_clients import MODULES, QUICK_START, needs_java, needs_node, needs_rust
+from test_other_clients import MODULES, QUICK_START, needs_java, needs_node
 
 import qmq
 from qmq.cli.gateway import GatewayOptions
@@ -110,7 +110,7 @@ def _has_said(log: str, name: str, what: str) -> bool:
     return any(name in line and what in line for line in log.splitlines())
 
 
-@needs_rust
+@pytest.mark.skipif(not (RUST_EXAMPLES / "simple_consumer").is_file(), reason="needs Rust, and scripts/rocketmq_clients")
 async def test_rusts_examples_work_as_they_are(tmp_path: Path) -> None:
     async with TestCluster() as cluster, gateway_on(cluster, GatewayConfig(port=0, sweep_ms=10)) as gateway:
         address = f"127.0.0.1:{gateway.gateway.port}"
