@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 from types import TracebackType
 from typing import Final, Self
 
@@ -16,10 +17,14 @@ DRAIN_BYTES: Final = 4 * limits.MIB
 BUFFER_BYTES_MAX: Final = 64 * limits.MIB
 
 
-class Backlog:
-    """A producer calls `_taken` and `_decided`; applications use the public methods."""
+def ignored(_closed: object) -> None:
+    """For an `on_closed` that nobody wants to know of."""
 
-    def __init__(self, links: Links) -> None:
+
+class Backlog:
+    """A producer calls `_taken` and `_decided`; applications use the public methods. `on_closed` is called when it has ended."""
+
+    def __init__(self, links: Links, on_closed: Callable[[Self], object] = ignored) -> None:
         self._links = links
         self._loop = asyncio.get_running_loop()
         self._closed_bytes = 0
@@ -29,7 +34,7 @@ class Backlog:
         self._drained: list[asyncio.Future[None]] = []
         self._failed: list[tuple[Ticket, QmqError]] = []
         self._is_closed = False
-        self.on_closed: Callable[[], object] | None = None
+        self._tell_closed = partial(on_closed, self)
 
     def _check_open(self) -> None:
         """Raise ClientClosed or BufferFull if no message can be accepted."""
@@ -106,8 +111,7 @@ class Backlog:
         self._abandon_all()
         self._closed_bytes = self._undecided = 0
         self._wake_drained()
-        if self.on_closed is not None:
-            self.on_closed()
+        self._tell_closed()
 
     @property
     def _has_open(self) -> bool:

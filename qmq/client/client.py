@@ -361,8 +361,9 @@ class Client(ListenerApi, OutboxClient, BrowsingClient):
             delivery_timeout_s=delivery_timeout_s,
             compression=_compression(compression),
             acks=acks,
+            on_closed=self._forget_producer,
         )
-        self._own(producer)
+        self._owned[producer] = None
         return producer
 
     def delayed_producer(
@@ -392,8 +393,9 @@ class Client(ListenerApi, OutboxClient, BrowsingClient):
             delivery_timeout_s=delivery_timeout_s,
             acks=acks,
             is_half=is_half,
+            on_closed=self._forget_producer,
         )
-        self._own(producer)
+        self._owned[producer] = None
         return producer
 
     def ordered_producer(
@@ -425,8 +427,9 @@ class Client(ListenerApi, OutboxClient, BrowsingClient):
             compression=_compression(compression),
             acks=acks,
             unknown=unknown,
+            on_closed=self._forget_producer,
         )
-        self._own(producer)
+        self._owned[producer] = None
         return producer
 
     # --- consuming -----------------------------------------------------------------------------------------------------
@@ -476,8 +479,9 @@ class Client(ListenerApi, OutboxClient, BrowsingClient):
             pull_bytes=pull_bytes,
             lease_ms=lease_ms,
             expired=expired,
+            on_closed=self._forget_consumer,
         )
-        self._attend(consumer)
+        self._consumers[consumer] = None
         return consumer
 
     def ordered_consumer(
@@ -523,19 +527,15 @@ class Client(ListenerApi, OutboxClient, BrowsingClient):
             lease_ms=lease_ms,
             attempts_max=attempts_max,
             retry_delays_s=retry_delays_s,
+            on_closed=self._forget_consumer,
         )
-        self._attend(consumer)
+        self._consumers[consumer] = None
         return consumer
 
-    def _own(self, producer: Producer | OrderedProducer) -> None:
-        self._owned[producer] = None
-        producer.on_closed = lambda: self._owned.pop(producer, None)
+    def _forget_producer(self, producer: Producer | OrderedProducer) -> None:
+        self._owned.pop(producer, None)
 
-    def _attend(self, consumer: Consumer | OrderedConsumer) -> None:
-        self._consumers[consumer] = None
-        consumer.on_closed = lambda: self._left(consumer)
-
-    def _left(self, consumer: Consumer | OrderedConsumer) -> None:
+    def _forget_consumer(self, consumer: Consumer | OrderedConsumer) -> None:
         if consumer in self._consumers:
             del self._consumers[consumer]
             self.tallies.taking(consumer.subject, consumer.group).stale += consumer.stale

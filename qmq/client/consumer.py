@@ -22,11 +22,13 @@ import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Self
 
 from qmq import limits
 from qmq.client.attachment import Attachment
+from qmq.client.backlog import ignored
 from qmq.client.client_timing import pause_s
 from qmq.client.consumer_session import Terms
 from qmq.client.links import Links
@@ -80,6 +82,7 @@ class Consumer:
         pull_bytes: int = PULL_BYTES,
         lease_ms: int = LEASE_MS,
         expired: str = "raise",
+        on_closed: Callable[[Self], object] = ignored,
     ) -> None:
         if ack not in ("auto", "explicit") or expired not in ("raise", "skip") or start not in ("", "earliest", "latest"):
             raise InvalidArgument("ack is 'auto' or 'explicit', expired 'raise' or 'skip', start 'earliest' or 'latest'")
@@ -122,7 +125,7 @@ class Consumer:
         self._serving: Attachment | None = None
         self._left_of_turn = 0
         self._is_closed = self._is_paused = self._is_resting = self._is_draining = False
-        self.on_closed: Callable[[], object] | None = None
+        self._tell_closed = partial(on_closed, self)
 
     # --- for the application -------------------------------------------------------------------------------------------
 
@@ -459,8 +462,7 @@ class Consumer:
         if self._spool_sender is not None:
             await self._spool_sender.close()
         self.notify()
-        if self.on_closed is not None:
-            self.on_closed()
+        self._tell_closed()
 
     async def __aenter__(self) -> Consumer:
         return self

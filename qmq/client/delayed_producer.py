@@ -9,26 +9,69 @@ messages were sent. If the producer knows, `send` refuses a message without a ke
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import SupportsIndex
+import asyncio
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Self, SupportsIndex
 
 from qmq import headers as system
 from qmq import limits
 from qmq.batch import encode
 from qmq.batch_columns import BatchFlag, Columns
 from qmq.client import due_times, message_checks
-from qmq.client.backlog import BUFFER_BYTES_MAX
+from qmq.client.backlog import BUFFER_BYTES_MAX, ignored
 from qmq.client.delay_home import DelayHome
 from qmq.client.due_times import Dues, When
 from qmq.client.links import Links
 from qmq.client.open_batch import Batch
-from qmq.client.producer import BATCH_BYTES, BATCH_MESSAGES, Producer, ProducerIdentity
+from qmq.client.pipe import INFLIGHT_BATCHES_MAX
+from qmq.client.producer import BATCH_BYTES, BATCH_MESSAGES, Producer, ProducerIdentity, frame_kind
 from qmq.client.receipts import BatchReceipt, DelayedBatchReceipt, Ticket, Tickets
 from qmq.client.route_book import delayed_target
 from qmq.errors import InvalidArgument
 from qmq.wire.frame_payloads import Produced
 
 _NS_PER_MS = 1_000_000
+
+
+class DelayGroups:
+    """The destination of a subject's delayed batches: any delay group, or the home of an ordered subject."""
+
+    def __init__(self, links: Links, subject: str, identity: ProducerIdentity, kind: int, flags: BatchFlag) -> None:
+        self.target, self.kind = delayed_target(subject), kind
+        self._subject = subject
+        self._identity = identity
+        self._flags = flags
+        self._book = links.locator.book
+        self._home = DelayHome(subject)
+        self._time_s = asyncio.get_running_loop().time
+
+    @property
+    def is_ordered(self) -> bool:
+        """Whether the subject is known to be ordered."""
+        return self._book.ordering(self.target) is not None
+
+    @property
+    def inflight_max(self) -> int:
+        """One batch for an ordered subject. If a batch were refused while the next one is stored, it would end up behind it."""
+        return 1 if self.is_ordered else INFLIGHT_BATCHES_MAX
+
+    def usable(self, groups: Mapping[str, bool]) -> Mapping[str, bool]:
+        """The groups to use. An ordered subject uses only its home."""
+        return self._home.choose(groups, self._time_s()) if self.is_ordered else groups
+
+    def encode(self, batch: Batch) -> tuple[bytes, bytes]:
+        """The encoded batch. Raises MessageTooLarge, InvalidArgument."""
+        is_ordered = self.is_ordered
+        if is_ordered and is_keyless(batch.columns):
+            raise _keyless(self._subject)
+        return encode(
+            self._subject.encode(),
+            batch.columns,
+            producer_id=self._identity.producer_id,
+            batch_sequence=batch.sequence,
+            create_time_ms=batch.create_time_ms,
+            flags=batch.flags | self._flags | (BatchFlag.ORDERED if is_ordered else 0),
+        )
 
 
 class DelayedProducer(Producer):
@@ -48,9 +91,10 @@ class DelayedProducer(Producer):
         body_bytes_max: int = limits.BODY_BYTES_MAX,
         acks: str = "quorum",
         is_half: bool = False,
+        on_closed: Callable[[Self], object] = ignored,
     ) -> None:
-        self._flags = int(BatchFlag.HALF) if is_half else 0
-        self._home = DelayHome(subject)
+        flags = BatchFlag.HALF if is_half else BatchFlag(0)
+        self._delay_groups = DelayGroups(links, subject, identity, frame_kind(acks, batch_messages), flags)
         self._latest_ms = 0
         """The latest allowed due time, computed once for each round of the event loop."""
         self._needs_key = False
@@ -63,7 +107,8 @@ class DelayedProducer(Producer):
             delivery_timeout_s=delivery_timeout_s,
             body_bytes_max=body_bytes_max,
             acks=acks,
-            target=delayed_target(subject),
+            destination=self._delay_groups,
+            on_closed=on_closed,
         )
 
     # --- sending -------------------------------------------------------------------------------------------------------
@@ -167,41 +212,10 @@ class DelayedProducer(Producer):
     def _wake(self) -> None:
         super()._wake()
         self._latest_ms = self._links.now_ns() // _NS_PER_MS + limits.DELAY_MS_MAX
-        self._needs_key = self.is_ordered
-
-    # --- for the pipes -------------------------------------------------------------------------------------------------
-
-    @property
-    def is_ordered(self) -> bool:
-        """Whether the subject is known to be ordered."""
-        return self._links.locator.book.ordering(self.target) is not None
+        self._needs_key = self._delay_groups.is_ordered
 
     def _is_keyless(self, columns: Columns) -> bool:
-        return self.is_ordered and (columns.keys is None or b"" in columns.keys)
-
-    def usable(self, groups: Mapping[str, bool]) -> Mapping[str, bool]:
-        """For the pipes: the groups to use. An ordered subject uses only its home."""
-        return self._home.choose(groups, self._loop.time()) if self.is_ordered else groups
-
-    @property
-    def inflight_max(self) -> int:
-        """For the pipes: one batch for an ordered subject. If a batch were refused while the next one is stored, it
-        would end up behind it.
-        """
-        return 1 if self.is_ordered else super().inflight_max
-
-    def encode(self, batch: Batch) -> tuple[bytes, bytes]:
-        """For the pipes: the encoded batch. Raises MessageTooLarge, InvalidArgument."""
-        if self._is_keyless(batch.columns):
-            raise _keyless(self.subject)
-        return encode(
-            self._subject,
-            batch.columns,
-            producer_id=self._identity.producer_id,
-            batch_sequence=batch.sequence,
-            create_time_ms=batch.create_time_ms,
-            flags=batch.flags | self._flags | (BatchFlag.ORDERED if self.is_ordered else 0),
-        )
+        return self._delay_groups.is_ordered and is_keyless(columns)
 
     def _receipt(self, group: str, batch: Batch, produced: Produced) -> BatchReceipt:
         return DelayedBatchReceipt(
@@ -216,6 +230,11 @@ class DelayedProducer(Producer):
             batch.columns.message_ids,
             batch.columns.dues or (),
         )
+
+
+def is_keyless(columns: Columns) -> bool:
+    """Whether any message lacks a key."""
+    return columns.keys is None or b"" in columns.keys
 
 
 def _due(due: When | None, due_ms: SupportsIndex | None, now_ns: int) -> int:

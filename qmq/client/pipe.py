@@ -1,17 +1,17 @@
 """A pipe sends one producer's batches to one broker group, through changes of the group's master.
 
-`PipeWindow` decides about batches. The pipe has the connection, and reports decisions to its owner.
+`PipeWindow` decides about batches. The pipe has the connection, and puts what is decided into the pool.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Callable, Mapping
+from typing import Final, Protocol
 
+from qmq.client.batch_pool import BatchPool
 from qmq.client.connection import Connection
 from qmq.client.links import Links
 from qmq.client.open_batch import Batch
-from qmq.client.pipe_owners import PipeOwner
 from qmq.client.pipe_window import PipeWindow
 from qmq.delivery.master_connection import MasterConnection
 from qmq.errors import QmqError
@@ -21,13 +21,49 @@ INFLIGHT_BATCHES_MAX: Final = 32
 """Half of the batches that a broker remembers for each producer (qmq/log/producers.py), so that it always recognises a retry."""
 
 
+class Destination(Protocol):
+    """Where a producer's batches go, and as what: what the kinds of producers differ in."""
+
+    target: str
+    """The target under which the locator knows the subject (route_book.py)."""
+    kind: int
+    """PRODUCE, or one of the frames of other `acks`."""
+
+    @property
+    def inflight_max(self) -> int:
+        """How many batches may be in flight to one broker group."""
+        ...
+
+    def usable(self, groups: Mapping[str, bool]) -> Mapping[str, bool]:
+        """Of the broker groups (and whether each is writable), those to use."""
+        ...
+
+    def encode(self, batch: Batch) -> tuple[bytes, bytes]:
+        """The encoded batch. Raises QmqError."""
+        ...
+
+
 class Pipe(MasterConnection[Batch]):
-    def __init__(self, links: Links, group: str, owner: PipeOwner, inflight_max: int = INFLIGHT_BATCHES_MAX) -> None:
-        self.window = PipeWindow(inflight_max)
-        super().__init__(links, owner.target, group, self.window, self.pump)
-        self.kind = owner.kind
+    """`answered` is called after each answer, `changed` after every other change."""
+
+    def __init__(
+        self,
+        links: Links,
+        destination: Destination,
+        group: str,
+        pool: BatchPool,
+        *,
+        answered: Callable[[], None],
+        changed: Callable[[], None],
+    ) -> None:
+        self.window = PipeWindow(destination.inflight_max)
+        super().__init__(links, destination.target, group, self.window, self.pump)
+        self.kind = destination.kind
         self.is_writable = True
-        self._owner = owner
+        self._destination = destination
+        self._pool = pool
+        self._after_answers = answered
+        self._after_change = changed
 
     @property
     def is_stalled(self) -> bool:
@@ -54,18 +90,18 @@ class Pipe(MasterConnection[Batch]):
         self._transmit(self.connection, batch)
 
     def pump(self) -> None:
-        """Send batches to be sent again, then new ones of the owner."""
+        """Send batches to be sent again, then new ones."""
         super().pump()
-        self._owner.pump()
+        self._after_change()
 
     def _encode(self, batch: Batch) -> tuple[bytes, ...]:
-        return self._owner.encode(batch)
+        return self._destination.encode(batch)
 
     # --- the way back --------------------------------------------------------------------------------------------------
 
     def _stored(self, batch: Batch, produced: Produced, now: float) -> None:
         if self.window.acknowledged(batch, now):
-            self._owner.stored(self.group, batch, produced)
+            self._pool.stored(self.group, batch, produced)
 
     def _refused(self, connection: Connection, failure: QmqError) -> None:
         super()._refused(connection, failure)
@@ -73,24 +109,24 @@ class Pipe(MasterConnection[Batch]):
 
     def _report(self) -> None:
         for batch, failure in self.window.take_failed():
-            self._owner.failed(batch, failure)
+            self._pool.failed(batch, failure)
         for batch in self.window.take_given_back():
-            self._owner.give_back(batch)
+            self._pool.give_back(batch)
 
     def _after_answer(self) -> None:
         if self.window.has_retries:
             super().pump()
-        self._owner.answered()
+        self._after_answers()
 
     @property
     def _is_needed(self) -> bool:
-        return not self.is_closed and bool(self.window.flight or (self.is_writable and self._owner.has_waiting))
+        return not self.is_closed and bool(self.window.flight or (self.is_writable and self._pool.waiting))
 
     async def _gives_up(self, failure: QmqError, failures: int) -> bool:
         self.window.disconnected(failure)
         self.window.fail_retries(failure)
         self._report()
-        self._owner.give_up(failure)
+        self._pool.give_up(failure)
         self._loop.call_soon(self._changed)
         return True
 

@@ -14,19 +14,16 @@ from __future__ import annotations
 
 import asyncio
 import random
-from bisect import bisect_left
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
 from qmq import limits
+from qmq.client.batch_pool import BatchPool, Decided
 from qmq.client.links import Links
 from qmq.client.open_batch import Batch
-from qmq.client.pipe import Pipe
-from qmq.client.pipe_owners import PipesOwner
+from qmq.client.pipe import Destination, Pipe
 from qmq.client.route_book import spoken
 from qmq.delivery.balancer import Balancer
-from qmq.delivery.retries import final
 from qmq.errors import CallerError, QmqError, ReadOnly
 
 STAY_BYTES: Final = 2 * limits.MIB
@@ -34,15 +31,15 @@ STAY_BYTES: Final = 2 * limits.MIB
 
 
 class Pipes:
-    def __init__(self, links: Links, owner: PipesOwner) -> None:
-        self.target = owner.target
-        self.pool: deque[Batch] = deque()
-        self.kind = owner.kind
-        self.encode = owner.encode
-        self.stored = owner.stored
-        self.failed = owner.failed
-        self.answered = owner.answered
-        self._owner = owner
+    """`answered` is called after each answer: time to take what is decided and to send the open batch. `changed` is called after every
+    other change: time to take what is decided, and to send the open batch if the pipes are idle.
+    """
+
+    def __init__(self, links: Links, destination: Destination, *, answered: Callable[[], None], changed: Callable[[], None]) -> None:
+        self._target = destination.target
+        self._destination = destination
+        self._answered, self._tell = answered, changed
+        self._pool = BatchPool()
         self._links = links
         self._loop = asyncio.get_running_loop()
         self._balancer = Balancer(
@@ -60,42 +57,36 @@ class Pipes:
     def __iter__(self) -> Iterator[Pipe]:
         return iter(self._balancer)
 
-    @property
-    def has_waiting(self) -> bool:
-        """Whether batches wait for a pipe."""
-        return bool(self.pool)
-
     # --- the way out ---------------------------------------------------------------------------------------------------
 
     def put(self, batch: Batch) -> None:
         """Add a batch; it is sent as soon as a pipe has room."""
-        self.pool.append(batch)
+        self._pool.waiting.append(batch)
         self.send()
 
     def send(self) -> None:
         """Send what can be sent."""
-        pool, balancer = self.pool, self._balancer
-        while pool:
-            pipe = balancer.pick(pool[0].size)
+        waiting, balancer = self._pool.waiting, self._balancer
+        while waiting:
+            pipe = balancer.pick(waiting[0].size)
             if pipe is None:
                 self._wait()
                 return
-            batch = pool.popleft()
+            batch = waiting.popleft()
             balancer.charge(batch.size)
             pipe.transmit(batch)
 
-    def pump(self) -> None:
+    def _changed(self) -> None:
         """A pipe changed: send what can be sent, perhaps the open batch, too."""
         if not self._is_closed:
             self.send()
-            if self._balancer and not self.pool:
-                self._owner.look_again()
+            self._tell()
             self._watch_time()
 
     @property
     def is_idle(self) -> bool:
         """Whether no batch is in flight at the pipe that gets the next one: then the open batch need not gather more."""
-        if self.pool:
+        if self._pool.waiting:
             return False
         pipe = self._balancer.pick(0)
         if pipe is not None:
@@ -104,7 +95,7 @@ class Pipes:
 
     def _turned(self, chosen: Pipe | None, passed: list[Pipe]) -> None:
         if chosen is not None:
-            self._links.locator.touch(self.target)
+            self._links.locator.touch(self._target)
         for pipe in passed:
             if pipe.connection is None:
                 pipe.reach(ahead=True)
@@ -113,10 +104,14 @@ class Pipes:
 
     # --- the way back --------------------------------------------------------------------------------------------------
 
-    def give_back(self, batch: Batch) -> None:
-        """Certainly not stored: the batch returns to the pool, in the order of the numbers."""
-        place = bisect_left(self.pool, batch.sequence, key=lambda each: each.sequence)
-        self.pool.insert(place, batch)
+    @property
+    def has_groups(self) -> bool:
+        """Whether the subject's broker groups are known."""
+        return bool(self._balancer)
+
+    def take_decided(self) -> list[Decided]:
+        """The batches that were decided since the last call."""
+        return self._pool.take_decided()
 
     # --- which groups there are ----------------------------------------------------------------------------------------
 
@@ -128,38 +123,38 @@ class Pipes:
 
     async def _find(self) -> None:
         try:
-            while self.pool and not self._is_closed:
+            while self._pool.waiting and not self._is_closed:
                 try:
-                    self._update(await self._links.locator.groups(self.target, anew=bool(self._balancer)))
+                    self._update(await self._links.locator.groups(self._target, anew=bool(self._balancer)))
                 except CallerError as failure:
-                    self.give_up(failure)
-                    self.answered()
+                    self._pool.give_up(failure)
+                    self._answered()
                     continue
                 except QmqError as failure:
                     self._trouble = failure
                     continue
                 if self._balancer.is_writable:
                     return
-                self._trouble = ReadOnly(f"no broker group takes messages of {spoken(self.target)} just now: all are drained")
+                self._trouble = ReadOnly(f"no broker group takes messages of {spoken(self._target)} just now: all are drained")
         finally:
             self._finding = None
-            self.pump()
+            self._changed()
 
     def _update(self, groups: Mapping[str, bool]) -> None:
         if not self._balancer:
-            self._links.locator.listen(self.target, self._rerouted)
-        self._balancer.learn(self._owner.usable(groups))
+            self._links.locator.listen(self._target, self._rerouted)
+        self._balancer.learn(self._destination.usable(groups))
 
     def _make(self, group: str) -> Pipe:
-        return Pipe(self._links, group, self, self._owner.inflight_max)
+        return Pipe(self._links, self._destination, group, self._pool, answered=self._answered, changed=self._changed)
 
     def _rerouted(self) -> None:
-        groups = self._links.locator.book.groups(self.target)
+        groups = self._links.locator.book.groups(self._target)
         if not self._is_closed:
             self._update(groups or {})  # none: the subject was deleted, and the next `send` asks again
             for pipe in self._balancer:
                 pipe.moved()
-            self.pump()
+            self._changed()
 
     # --- time ----------------------------------------------------------------------------------------------------------
 
@@ -167,39 +162,31 @@ class Pipes:
         """Wake up when the first waiting batch times out."""
         if self._expiry is None and not self._is_closed:
             ends = [pipe.window.retries[0].until for pipe in self._balancer if pipe.window.has_retries]
-            if self.pool:
-                ends.append(self.pool[0].until)
+            if self._pool.waiting:
+                ends.append(self._pool.waiting[0].until)
             if ends:
                 self._expiry = self._loop.call_at(min(ends), self._expire)
 
     def _expire(self) -> None:
         self._expiry = None
         now = self._loop.time()
-        while self.pool and self.pool[0].until <= now:
-            batch = self.pool.popleft()
-            troubles = [pipe.window.trouble for pipe in self._balancer if pipe.is_writable and pipe.window.trouble is not None]
-            self._owner.failed(batch, final(batch.failure or next(iter(troubles), self._trouble), batch))
+        troubles = [pipe.window.trouble for pipe in self._balancer if pipe.is_writable and pipe.window.trouble is not None]
+        self._pool.expire(now, next(iter(troubles), self._trouble))
         for pipe in self._balancer:
             pipe.expire(now)
-        self.pump()
-
-    def give_up(self, failure: QmqError) -> None:
-        """Nothing can be sent: fail the waiting batches."""
-        while self.pool:
-            batch = self.pool.popleft()
-            self._owner.failed(batch, final(failure, batch))
+        self._changed()
 
     # --- the end -------------------------------------------------------------------------------------------------------
 
     def abort(self, fail: Callable[[Batch, bool], None]) -> None:
         """End now: `fail` is called for each batch, with whether its answer is still outstanding."""
         self._is_closed = True
-        self._links.locator.unlisten(self.target, self._rerouted)
+        self._links.locator.unlisten(self._target, self._rerouted)
         if self._finding is not None:
             self._finding.cancel()
         if self._expiry is not None:
             self._expiry.cancel()
         for pipe in self._balancer:
             pipe.abort(fail)
-        while self.pool:
-            fail(self.pool.popleft(), False)
+        while self._pool.waiting:
+            fail(self._pool.waiting.popleft(), False)

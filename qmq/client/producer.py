@@ -6,24 +6,24 @@ flight form the next batch, which is sent when the first one is answered, or has
 A batch keeps its number through every retry, and a broker group stores a number once. After a lost answer, a broken connection, an
 overloaded broker or a change of master the batch is sent again, until `delivery_timeout`. Only then does the ticket fail, and its error
 says whether the batch is not stored or its outcome is unknown. This file has the public class and the open batch; `pipes.py` chooses the
-broker group, `pipe.py` sends to it.
+broker group, `pipe.py` sends to it. Batches go down by calls; decisions are taken from the pipes when they say that something changed.
 """
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Final
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Final, Self
 
 from qmq import limits
 from qmq.batch import encode
 from qmq.batch_columns import Columns
 from qmq.client import message_checks
-from qmq.client.backlog import BUFFER_BYTES_MAX, Backlog
+from qmq.client.backlog import BUFFER_BYTES_MAX, Backlog, ignored
 from qmq.client.links import Links
 from qmq.client.open_batch import Batch, OpenBatch, cut, size_of
-from qmq.client.pipe import INFLIGHT_BATCHES_MAX
+from qmq.client.pipe import INFLIGHT_BATCHES_MAX, Destination
 from qmq.client.pipes import Pipes
 from qmq.client.receipts import BatchReceipt, Ticket, Tickets
 from qmq.compression import Compression
@@ -75,6 +75,33 @@ class ProducerIds:
         return self._last
 
 
+class BrokerGroups:
+    """The destination of an unordered subject's batches: any of its broker groups."""
+
+    inflight_max = INFLIGHT_BATCHES_MAX
+
+    def __init__(self, subject: str, identity: ProducerIdentity, kind: int, compression: Compression) -> None:
+        self.target, self.kind = subject, kind
+        self._subject = subject.encode()
+        self._identity = identity
+        self._compression = compression
+
+    def usable(self, groups: Mapping[str, bool]) -> Mapping[str, bool]:
+        return groups
+
+    def encode(self, batch: Batch) -> tuple[bytes, bytes]:
+        """The encoded batch. Raises MessageTooLarge, InvalidArgument."""
+        return encode(
+            self._subject,
+            batch.columns,
+            producer_id=self._identity.producer_id,
+            batch_sequence=batch.sequence,
+            create_time_ms=batch.create_time_ms,
+            flags=batch.flags,
+            compression=self._compression,
+        )
+
+
 class Producer(Backlog):
     """Sends to one subject. Make it with `Client.producer`; use it with `async with`, or `flush` and `close` it."""
 
@@ -90,23 +117,22 @@ class Producer(Backlog):
         compression: Compression = Compression.NONE,
         body_bytes_max: int = limits.BODY_BYTES_MAX,
         acks: str = "quorum",
-        target: str = "",
+        destination: Destination | None = None,
+        on_closed: Callable[[Self], object] = ignored,
     ) -> None:
-        super().__init__(links)
+        super().__init__(links, on_closed)
         self.subject = subject
-        self.target = target or subject
-        self.kind = frame_kind(acks, batch_messages)
-        self._subject = subject.encode()
+        kind = frame_kind(acks, batch_messages)
         self._identity = identity
         self._batch_messages = batch_messages
         self._batch_bytes = batch_bytes
         self._timeout_s = delivery_timeout_s
-        self._compression = compression
         self._body_bytes_max = body_bytes_max
         self._open = OpenBatch(self._links.now_ns, self._links.round)
         self._is_awake = False
         self._last_count = 0
-        self._pipes = Pipes(links, self)
+        destination = destination or BrokerGroups(subject, identity, kind, compression)
+        self._pipes = Pipes(links, destination, answered=self._answered, changed=self._changed)
         self._tally = links.tallies.sending(subject)
         self.stored_by_group: dict[str, int] = {}
         """Stored messages by broker group."""
@@ -216,29 +242,14 @@ class Producer(Backlog):
 
     # --- what became of them -------------------------------------------------------------------------------------------
 
-    def usable(self, groups: Mapping[str, bool]) -> Mapping[str, bool]:
-        """For the pipes: all groups."""
-        return groups
+    def _take_decided(self) -> None:
+        for batch, outcome, group in self._pipes.take_decided():
+            if isinstance(outcome, QmqError):
+                self._batch_failed(batch, outcome)
+            else:
+                self._batch_stored(group, batch, outcome)
 
-    @property
-    def inflight_max(self) -> int:
-        """How many batches may be on their way to one broker group at once."""
-        return INFLIGHT_BATCHES_MAX
-
-    def encode(self, batch: Batch) -> tuple[bytes, bytes]:
-        """For the pipes: the encoded batch. Raises MessageTooLarge, InvalidArgument."""
-        return encode(
-            self._subject,
-            batch.columns,
-            producer_id=self._identity.producer_id,
-            batch_sequence=batch.sequence,
-            create_time_ms=batch.create_time_ms,
-            flags=batch.flags,
-            compression=self._compression,
-        )
-
-    def stored(self, group: str, batch: Batch, produced: Produced) -> None:
-        """For the pipes: the batch is stored."""
+    def _batch_stored(self, group: str, batch: Batch, produced: Produced) -> None:
         self._decided(batch.ticket, batch.size, None)
         self._tally.stored(batch.count, batch.size, batch.attempts, self._loop.time() - batch.until + self._timeout_s)
         self.stored_by_group[group] = self.stored_by_group.get(group, 0) + batch.count
@@ -256,15 +267,16 @@ class Producer(Backlog):
             group,
         )
 
-    def failed(self, batch: Batch, failure: QmqError) -> None:
-        """For the pipes: the batch failed; the failure says whether it may be stored."""
+    def _batch_failed(self, batch: Batch, failure: QmqError) -> None:
+        """The failure says whether the batch may be stored."""
         self._decided(batch.ticket, batch.size, failure)
         self._tally.failed += batch.count
         batch.ticket.fail(failure)
         self._wake_drained()
 
-    def answered(self) -> None:
-        """For the pipes: an answer came, so the open batch is sent now."""
+    def _answered(self) -> None:
+        """An answer came, so the open batch is sent now."""
+        self._take_decided()
         if self._open.bodies:
             self._close_open()
         else:
@@ -272,9 +284,10 @@ class Producer(Backlog):
         if self._drained:
             self._wake_drained()
 
-    def look_again(self) -> None:
-        """For the pipes: another group may take an open batch that waited for a stalled one."""
-        if self._open.bodies and not self._is_awake and self._pipes.is_idle:
+    def _changed(self) -> None:
+        """Batches may have failed, or another group may take an open batch that waited for a stalled one."""
+        self._take_decided()
+        if self._open.bodies and not self._is_awake and self._pipes.has_groups and self._pipes.is_idle:
             self._close_open()
 
     # --- the end -------------------------------------------------------------------------------------------------------
@@ -287,6 +300,7 @@ class Producer(Backlog):
         self._close_open()
 
     def _abandon_all(self) -> None:
+        self._take_decided()
         self._pipes.abort(self._abandon)
         self._open.ticket.fail(ClientClosed("the producer was closed before the message left"))
         self._open = OpenBatch(self._links.now_ns, self._links.round)

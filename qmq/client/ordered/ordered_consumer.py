@@ -31,12 +31,14 @@ import math
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from datetime import timedelta
+from functools import partial
 from types import TracebackType
-from typing import Any, Final
+from typing import Any, Final, Self
 
 from qmq_ordering.lane import Lane
 
 from qmq import limits
+from qmq.client.backlog import ignored
 from qmq.client.consumer import default_name
 from qmq.client.consumer_session import set_result
 from qmq.client.links import Links
@@ -87,6 +89,7 @@ class OrderedConsumer:
         lease_ms: int = LEASE_MS,
         attempts_max: int = ATTEMPTS_MAX,
         retry_delays_s: Sequence[float] = RETRY_DELAYS_S,
+        on_closed: Callable[[Self], object] = ignored,
     ) -> None:
         if ack not in ("auto", "explicit") or start not in ("earliest", "latest") or gate not in ("", "strict", "lanes"):
             raise InvalidArgument("ack is 'auto' or 'explicit', start 'earliest' or 'latest', gate 'strict', 'lanes' or '' for as it is")
@@ -117,7 +120,7 @@ class OrderedConsumer:
         """What a loop has in hand, and the task of the loop."""
         self._is_started = self._is_closing = self._is_paused = False
         self._closed = asyncio.Event()
-        self.on_closed: Callable[[], object] | None = None
+        self._tell_closed = partial(on_closed, self)
 
     @property
     def lanes(self) -> tuple[Lane, ...]:
@@ -512,8 +515,7 @@ class OrderedConsumer:
             await self._membership.leave()
         finally:
             self._closed.set()
-            if self.on_closed:
-                self.on_closed()
+            self._tell_closed()
 
     def _abandon_current(self, error: BaseException | None) -> None:
         """The loop was left, so nobody will finish the message that it had in hand."""

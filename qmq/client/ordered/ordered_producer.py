@@ -17,12 +17,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import Self
 
 from qmq import limits
 from qmq.batch import encode
 from qmq.batch_columns import BatchFlag, Columns
 from qmq.client import message_checks
-from qmq.client.backlog import BUFFER_BYTES_MAX, Backlog
+from qmq.client.backlog import BUFFER_BYTES_MAX, Backlog, ignored
 from qmq.client.links import Links
 from qmq.client.open_batch import cut, size_of
 from qmq.client.ordered.batch_builder import BatchBuilder, Key, Keys, bad_key
@@ -54,8 +55,9 @@ class OrderedProducer(Backlog):
         body_bytes_max: int = limits.BODY_BYTES_MAX,
         acks: str = "quorum",
         unknown: str = "resend",
+        on_closed: Callable[[Self], object] = ignored,
     ) -> None:
-        super().__init__(links)
+        super().__init__(links, on_closed)
         if unknown not in ("resend", "fail"):
             raise InvalidArgument(f"unknown is 'resend' or 'fail', not {unknown!r}")
         self.subject = subject
