@@ -33,7 +33,7 @@ from qmq.invariants import InvariantBroken
 from qmq_replication.election import Election
 from qmq_replication.history import History, follow_each_other
 from qmq_replication.leader import Leader
-from qmq_replication.ready import DurableState, Log, LookUp, Ready, Role, Timing
+from qmq_replication.ready import DurableState, Log, LookUp, Ready, Request, Role, Timing
 from qmq_replication.replica_membership import ReplicaMembership
 from qmq_replication.replica_messages import (
     Ack,
@@ -174,7 +174,7 @@ class Replica:
         """Request a look-up of the group's epoch and members in the store, at most once in a while."""
         if self.now_ms >= self._look_up_again_ms:
             self._look_up_again_ms = self.now_ms + self.timing.poll_ms
-            self.ready.requests.append(LookUp())
+            self.request(LookUp())
 
     def looked_up(self, now_ms: int, epoch: int, membership: ReplicaMembership | None = None) -> None:
         """The coordination store has `epoch` as the highest epoch, and this membership.
@@ -265,6 +265,14 @@ class Replica:
         self.master_commit = self.round = self.flush_wanted = 0
         self.ready.save = self.state
 
+    def request(self, request: Request) -> None:
+        """Add a request to the coordination store to the next `Ready`."""
+        self.ready.requests.append(request)
+
+    def members_changed(self, membership: ReplicaMembership) -> None:
+        """Our own change of the membership is in the coordination store."""
+        self.membership = membership
+
     # --- roles ---------------------------------------------------------------------------------------------------------
 
     def become(self, role: Role) -> None:
@@ -281,6 +289,13 @@ class Replica:
             self.become(Role.SLAVE)
         self.expect_master(patience_ms)
 
+    def fence(self, epoch: int, membership: ReplicaMembership) -> None:
+        """The coordination store gave us `epoch` under `membership`: promise it, and have the others promise it."""
+        self.membership = membership
+        self.promise(epoch)
+        self.master = self.name
+        self.become(Role.FENCING)
+
     def lead(self) -> None:
         """Become master: a majority has promised and no peer is ahead, so this log has all committed entries."""
         if not self.is_whole:
@@ -289,6 +304,7 @@ class Replica:
         self.master = self.name
         self.become(Role.MASTER)
         self.leader = Leader(self)
+        self.ready.lead = self.promised
 
     def expect_master(self, patience_ms: int | None = None) -> None:
         """Give the master `patience_ms` to send."""
@@ -434,6 +450,10 @@ class Replica:
         if index > self.commit:
             self.commit = index
             self.ready.commit = index
+
+    def let_go(self, index: int) -> None:
+        """Entries up to `index` are committed, and flushed on a majority of the voters."""
+        self.ready.flushed = index
 
     def stored_index(self) -> int:
         """The log is stored durably up to this index."""

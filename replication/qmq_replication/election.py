@@ -95,7 +95,7 @@ class Election:
     def campaign(self) -> None:
         """Ask the coordination store for an epoch."""
         self._replica.become(Role.CAMPAIGNING)
-        self._replica.ready.requests.append(Campaign())
+        self._replica.request(Campaign())
 
     # --- fencing -------------------------------------------------------------------------------------------------------
 
@@ -103,14 +103,11 @@ class Election:
         """The epoch is ours; nothing may be written in it before a majority has promised it."""
         replica = self._replica
         if replica.role is not Role.CAMPAIGNING or epoch <= replica.promised:
-            replica.ready.requests.append(Resign(epoch))
+            replica.request(Resign(epoch))
             if replica.role is Role.CAMPAIGNING:
                 replica.become_slave()
             return
-        replica.membership = membership
-        replica.promise(epoch)
-        replica.master = replica.name
-        replica.become(Role.FENCING)
+        replica.fence(epoch, membership)
         self._deadline_ms = replica.now_ms + replica.timing.fence_ms
         self._promises = {replica.name: Promise(epoch, *replica.history.last, replica.may_count)}
         self._ask_promises()
@@ -156,10 +153,10 @@ class Election:
     def _yield_to(self, name: str) -> None:
         replica = self._replica
         replica.send(name, TakeOver(replica.promised))
-        replica.ready.requests.append(Resign(replica.promised))
+        replica.request(Resign(replica.promised))
         replica.become_slave()
 
     def _give_up(self) -> None:
         replica = self._replica
-        replica.ready.requests.append(Resign(replica.promised))
+        replica.request(Resign(replica.promised))
         replica.become_slave(replica.timing.suspect_ms // 2)

@@ -79,7 +79,6 @@ class Leader:
         self._changed_at = 0
         self._beat_ms = replica.now_ms
         self._meet()
-        replica.ready.lead = self.epoch
 
     def _meet(self) -> None:
         """Keep a PeerProgress for exactly the current peers."""
@@ -246,7 +245,8 @@ class Leader:
         held[self.replica.name] = self.replica.flushed_index
         index = min(self._of_majority(held), self.replica.commit)
         if index > self.flushed and self.may_commit(index):
-            self.flushed = self.replica.ready.flushed = index
+            self.flushed = index
+            self.replica.let_go(index)
 
     def want_flush(self, index: int) -> None:
         """A request waits until everything up to `index` is flushed. Peers learn it with the next message."""
@@ -277,7 +277,7 @@ class Leader:
             raise Unavailable("a change of the group's membership is under way: try again")
         self.change = after
         self._meet()
-        self.replica.ready.requests.append(MembershipChange(self.epoch, before, after))
+        self.replica.request(MembershipChange(self.epoch, before, after))
 
     def may_change(self) -> bool:
         """One at a time, and only once everything committed is on a majority of the present voters (dissertation, section 4.1)."""
@@ -288,7 +288,7 @@ class Leader:
         self.change = None
         if membership is not None:
             self._changed_at = self.replica.commit
-            self.replica.membership = membership
+            self.replica.members_changed(membership)
         self._meet()
         self.advance()
 

@@ -8,26 +8,45 @@ from __future__ import annotations
 from typing import Protocol
 
 from qmq_replication.history import History
-from qmq_replication.ready import Log, Ready, Role, Timing
+from qmq_replication.ready import Log, Request, Role, Timing
 from qmq_replication.replica_membership import ReplicaMembership
 from qmq_replication.replica_messages import Message
 
 
 class OwnReplica(Protocol):
-    name: str
-    membership: ReplicaMembership
-    history: History
-    log: Log
-    timing: Timing
-    ready: Ready
-    role: Role
-    master: str
-    now_ms: int
-    promised: int
-    """The highest epoch that this replica promised to any replica, including itself."""
-    commit: int
-    flushed_index: int
-    refused_epoch: int
+    """Its parts read the replica's state, and change it only by these methods."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def membership(self) -> ReplicaMembership: ...
+
+    @property
+    def history(self) -> History: ...
+
+    @property
+    def log(self) -> Log: ...
+
+    @property
+    def timing(self) -> Timing: ...
+
+    @property
+    def role(self) -> Role: ...
+
+    @property
+    def now_ms(self) -> int: ...
+
+    @property
+    def promised(self) -> int:
+        """The highest epoch that this replica promised to any replica, including itself."""
+        ...
+
+    @property
+    def commit(self) -> int: ...
+
+    @property
+    def flushed_index(self) -> int: ...
 
     def stored_index(self) -> int:
         """The log is stored durably up to this index."""
@@ -42,8 +61,16 @@ class OwnReplica(Protocol):
         """Add a message to the next `Ready`."""
         ...
 
-    def promise(self, epoch: int) -> None:
-        """Accept nothing older than `epoch` from now on."""
+    def request(self, request: Request) -> None:
+        """Add a request to the coordination store to the next `Ready`."""
+        ...
+
+    def fence(self, epoch: int, membership: ReplicaMembership) -> None:
+        """The coordination store gave this replica `epoch` under `membership`: promise it, and have the others promise it."""
+        ...
+
+    def members_changed(self, membership: ReplicaMembership) -> None:
+        """The master's own change of the membership is in the coordination store."""
         ...
 
     def become(self, role: Role) -> None:
@@ -60,4 +87,8 @@ class OwnReplica(Protocol):
 
     def commit_to(self, index: int) -> None:
         """Entries up to `index` are committed."""
+        ...
+
+    def let_go(self, index: int) -> None:
+        """Entries up to `index` are committed, and flushed on a majority of the voters."""
         ...

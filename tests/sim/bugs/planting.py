@@ -9,7 +9,6 @@ from qmq_replication.coordinator import Coordinator
 from qmq_replication.core import Replica
 from qmq_replication.election import Election
 from qmq_replication.leader import Leader
-from qmq_replication.ready import Role
 
 from sim.node import Node
 
@@ -48,10 +47,7 @@ def in_leader(name: str, **methods: Any) -> None:
     buggy = type("BuggyLeader", (Leader,), methods)
 
     def lead(self: Replica) -> None:
-        self.is_whole = True
-        self.ready.save = self.state
-        self.master = self.name
-        self.become(Role.MASTER)
+        Replica.lead(self)
         self.leader = buggy(self)
 
     in_replica(name, lead=lead)
