@@ -33,7 +33,7 @@ from qmq.wire.frame_payloads import Produced
 _NS_PER_MS = 1_000_000
 
 
-class DelayGroups:
+class DelayGroupDestination:
     """The destination of a subject's delayed batches: any delay group, or the home of an ordered subject."""
 
     def __init__(self, links: Links, subject: str, identity: ProducerIdentity, kind: int, flags: BatchFlag) -> None:
@@ -94,7 +94,7 @@ class DelayedProducer(Producer):
         on_closed: Callable[[Self], object] = ignored,
     ) -> None:
         flags = BatchFlag.HALF if is_half else BatchFlag(0)
-        self._delay_groups = DelayGroups(links, subject, identity, frame_kind(acks, batch_messages), flags)
+        self._delay_groups = DelayGroupDestination(links, subject, identity, frame_kind(acks, batch_messages), flags)
         self._latest_ms = 0
         """The latest allowed due time, computed once for each round of the event loop."""
         self._needs_key = False

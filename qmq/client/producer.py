@@ -75,7 +75,7 @@ class ProducerIds:
         return self._last
 
 
-class BrokerGroups:
+class BrokerGroupDestination:
     """The destination of an unordered subject's batches: any of its broker groups."""
 
     inflight_max = INFLIGHT_BATCHES_MAX
@@ -131,7 +131,7 @@ class Producer(Backlog):
         self._open = OpenBatch(self._links.now_ns, self._links.round)
         self._is_awake = False
         self._last_count = 0
-        destination = destination or BrokerGroups(subject, identity, kind, compression)
+        destination = destination or BrokerGroupDestination(subject, identity, kind, compression)
         self._pipes = Pipes(links, destination, answered=self._answered, changed=self._changed)
         self._tally = links.tallies.sending(subject)
         self.stored_by_group: dict[str, int] = {}
