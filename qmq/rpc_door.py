@@ -14,8 +14,10 @@ Without TLS gRPC accepts the connections. With TLS they come through `qmq.securi
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Self
 
+from qmq.file_descriptors import connections_max, limit
 from qmq.security.principal import RpcPeers
 
 
@@ -35,6 +37,10 @@ class RpcBounds:
     ping_ms: int = 60_000
     """The server pings a connection that has a call under way and was silent for so long; gRPC's default is two hours."""
     ping_timeout_ms: int = 20_000
+
+    def fitting(self, descriptors: int) -> Self:
+        """With no more connections than this process can have, if each takes so many file descriptors."""
+        return replace(self, connections_max=connections_max(self.connections_max, limit() // descriptors))
 
 
 @dataclass(frozen=True, slots=True)

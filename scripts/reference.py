@@ -45,7 +45,7 @@ TYPES = {str: "text", int: "number", float: "number", bool: "", Path: "path"}
 ABOUT_COMMANDS = "Every command has `--help`. A variable of the environment stands beside the default of the option that it sets."
 SENDING = {"send", "send_many", "full", "drain", "flush", "close"}
 CONSUMING = {"pull", "batches", "held", "is_paused", "pause", "resume", "close"}
-INTERNAL = {"settle_through", "settler", "slices", "tallies", "lane", "unheard_verdicts"}
+INTERNAL = {"settle_through", "settler", "slices", "counters", "lane", "unheard_verdicts"}
 MEMBERS = {
     "Producer": SENDING,
     "OrderedProducer": SENDING,

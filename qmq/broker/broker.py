@@ -122,9 +122,9 @@ class Broker:
         self.master_address = ""
         """The master's address, if it is known and is not this broker's."""
         self.responses = PendingResponses()
-        self.tallies = BrokerCounters()
+        self.counters = BrokerCounters()
         if is_serving:
-            self.tallies.begin(store)
+            self.counters.begin(store)
         self._look_up = look_up
         self.loads = LoadMeters(clock)
         self._routes: dict[tuple[bytes, int], Destination] = {}
@@ -148,7 +148,16 @@ class Broker:
         """Use this store: the parts that serve consumers are made anew."""
         self.store = store
         parts = ServingParts(
-            store, self.clock, self.config, self.loop, self.tallies, self.responses, self.rules, self.report_damage, turns=self, queues=self
+            store,
+            self.clock,
+            self.config,
+            self.loop,
+            self.counters,
+            self.responses,
+            self.rules,
+            self.report_damage,
+            turns=self,
+            queues=self,
         )
         self.dispatch = Dispatch(parts, DeadLetterWriter(parts, self.append_own))
         self.lanes = Lanes(parts, self.routing)
@@ -156,7 +165,7 @@ class Broker:
 
     def serve(self, store: Store) -> None:
         """Begin to serve from this store, in which everything is committed."""
-        self.tallies.begin(store)
+        self.counters.begin(store)
         self._routes.clear()
         self._begin_on(store)
         self.loads = LoadMeters(self.clock)
@@ -198,7 +207,7 @@ class Broker:
         if not self.is_serving:
             return
         self.is_serving = False
-        self.tallies.end(self.store)
+        self.counters.end(self.store)
         for staged in self._staged:
             self.answer_error(staged.peer, staged.request_id, NotMaster(self._not_master()))
         for held in self.responses.abandon(self._unknown_here):
@@ -480,14 +489,14 @@ class Broker:
     def _written(self, index: int) -> None:
         """Tell the committer. If the index is committed already (a batch was sent twice), answers are released all the same."""
         if index > self.store.committed_index and not self.store.commits_at_once:
-            self.tallies.wrote(index)
+            self.counters.wrote(index)
         self.committer.written(index)
         self._release()
 
     def commit(self, index: int) -> None:
         """Everything up to `index` is committed: consumers may see it, answers are sent."""
         grown = self.store.commit(index)
-        self.tallies.committed(index)
+        self.counters.committed(index)
         if self.is_serving:
             self._wake_queues(grown)
             self._release()
@@ -509,7 +518,7 @@ class Broker:
 
     def answer_error(self, peer: Peer, request_id: int, failure: QmqError) -> None:
         """Answer a request with an error."""
-        self.tallies.refuse(failure)
+        self.counters.refuse(failure)
         peer.send(frames.frame(FrameKind.ERROR, request_id, wire.pack_error(failure)))
         self.schedule()
 

@@ -61,7 +61,7 @@ class DataServer:
 
     def _accept(self) -> asyncio.BaseProtocol:
         connection = Connection(self._broker, self._closed, self._received, self._partial, self._budget, self.throttle, self._owners)
-        self._broker.tallies.accepted += 1
+        self._broker.counters.accepted += 1
         loop = asyncio.get_running_loop()
         self._limit_handshakes()
         if len(self._connections) >= self._connections_max:

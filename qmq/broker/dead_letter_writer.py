@@ -255,7 +255,7 @@ class DeadLetterWriter:
     def _set_aside(self, state: QueueGroup, sequence: int, count: int) -> int:
         """Count dead messages that cannot be copied as buried, so that later ones can be. Returns `count`."""
         log.error("%d dead messages of group %s from sequence %d of %s on cannot be copied", count, state.name, sequence, state.queue.id)
-        state.tally.uncopied += count
+        state.counters.uncopied += count
         return count
 
     def _append(self, copies: Intake) -> int:

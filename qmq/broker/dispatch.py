@@ -226,7 +226,7 @@ class Dispatch:
         size = len(head) + sum(map(len, buffers))
         session.peer.send(frames.header(FrameKind.MESSAGES, waiter.request_id, size) + head, *buffers)
         session.outstanding.handed(found.bytes)
-        state.tally.handed_out(found.messages, found.bytes, found.retried)
+        state.counters.handed_out(found.messages, found.bytes, found.retried)
         self._turns.schedule()
         return Served.YES
 
@@ -257,7 +257,7 @@ class Dispatch:
             kept = tuple([each[:4] for each in settlements])
             settled = self._act_settled(state, session.consumer, Decided(kept), Cause.VERDICT)
         asked = sum([each.last - each.first + 1 for each in settlements])
-        state.tally.settled(settlements, asked - settled)
+        state.counters.settled(settlements, asked - settled)
         answer = frames.frame(FrameKind.SETTLED, request_id, wire.pack_settled(settled, asked - settled))
         self._responses.unwritten.append(HeldAnswer(0, peer, request_id, answer))
         if state.waiters:
@@ -281,7 +281,7 @@ class Dispatch:
             )
         )
         if state.share.deaths > deaths:
-            state.tally.dead += state.share.deaths - deaths
+            state.counters.dead += state.share.deaths - deaths
             self.dead_letters.died(state)
         return done.settled
 
@@ -366,7 +366,7 @@ class Dispatch:
         lease_ms_max = self._config.lease_ms_max
         for consumer in state.expired(now_ms, lease_ms_max):
             log.info("consumer %s of group %s lost its lease on %s", consumer, state.name, state.queue.id)
-            state.tally.leases_lost += 1
+            state.counters.leases_lost += 1
             self._leave(state, consumer, expired=True)
         if state.share.holders:
             self._leases.at(state, state.next_look_ms(lease_ms_max))

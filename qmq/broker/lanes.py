@@ -80,7 +80,7 @@ class LaneSession:
     consumer: str
     token: int
     reader: LaneResultReader
-    tally: GroupCounters
+    counters: GroupCounters
     waiting: LanePuller | None = None
 
 
@@ -262,7 +262,7 @@ class Lanes:
         head = wire.pack_lane_delivery(wire.LaneDelivery(session.number, found.next_sequence, found.is_end, ranges, batches))
         size = len(head) + sum(map(len, buffers))
         session.peer.send(frames.header(FrameKind.LANE_MESSAGES, waiting.request_id, size) + head, *buffers)
-        session.tally.handed_out(found.delivery.messages, found.delivery.bytes, 0)
+        session.counters.handed_out(found.delivery.messages, found.delivery.bytes, 0)
         self._turns.schedule()
 
     def _answer_empty(self, session: LaneSession) -> None:
@@ -288,7 +288,7 @@ class Lanes:
         for each in settlements:
             if each.verdict == LaneVerdict.FAILED:
                 act(LaneFail(*names, each.first, each.argument))
-                session.tally.nacked += 1
+                session.counters.nacked += 1
             elif each.verdict == LaneVerdict.PARKED:
                 act(LanePark(*names, each.first, *self._key_at(queue, each.first)))
         answer = frames.frame(FrameKind.SETTLED, request_id, wire.pack_settled(len(settlements), 0))

@@ -164,7 +164,7 @@ class Maintenance:
         if failure is not None:
             self._fatal(failure)
             return
-        self._broker.tallies.flushes.note(done.result())
+        self._broker.counters.flushes.note(done.result())
         if store is self._store:
             self._flush = None
             self._broker.committer.stored(store.end_flush(plan))
@@ -236,7 +236,7 @@ class Maintenance:
             self._fatal(failure)
             return
         damage = done.result()
-        self._broker.tallies.damaged += damage is not None
+        self._broker.counters.damaged += damage is not None
         if damage is not None and self._scrubber.store is self._store and not self._broker.report_damage(damage):
             log.error("%s", damage)
 
@@ -275,7 +275,7 @@ class Maintenance:
 
     def _note_checkpoint(self, plan: CheckpointPlan) -> None:
         self._checkpoint_positions = (plan.checkpoint.message_position, plan.checkpoint.action_position)
-        self._broker.tallies.checkpoint_written(self._broker.clock.time_ms())
+        self._broker.counters.checkpoint_written(self._broker.clock.time_ms())
         self._broker.committer.stored(end_checkpoint(self._store, plan))
         self._broker.turn()
 
@@ -283,7 +283,7 @@ class Maintenance:
         """Drop what retention takes, record that in a checkpoint, and only then delete the files. Failed parts are retried next time."""
         if self._retention.store is not self._store:
             self._retention = Retention(self._store)
-        retention, tallies = self._retention, self._broker.tallies
+        retention, counters = self._retention, self._broker.counters
         try:
             if not await self._forget_old(retention):
                 return
@@ -292,12 +292,12 @@ class Maintenance:
                 retention.written()
             if retention.deletable:
                 await self._close_dropped(retention.store, may_hold_files)
-                tallies.files_deleted += await self._in_thread(retention.delete)
+                counters.files_deleted += await self._in_thread(retention.delete)
         except OSError as failure:
             retention.failures += 1
             log.error("retention failed, it will be tried again: %s", failure)
         finally:
-            tallies.retention_failures += retention.failures
+            counters.retention_failures += retention.failures
             retention.failures = 0
 
     async def _forget_old(self, retention: Retention) -> bool:

@@ -106,7 +106,7 @@ class QueueGroup:
     name: str
     share: Share
     reader: BatchReader
-    tally: GroupCounters
+    counters: GroupCounters
     waiters: deque[Waiter] = field(default_factory=deque)
     window: CacheWindow = field(default_factory=CacheWindow)
     """Used while the group is far behind."""
@@ -147,8 +147,8 @@ class QueueGroup:
 class QueueGroups:
     """All groups of the broker, and all sessions."""
 
-    def __init__(self, tallies: BrokerCounters) -> None:
-        self._tallies = tallies
+    def __init__(self, counters: BrokerCounters) -> None:
+        self._counters = counters
         self._states: dict[tuple[int, str], QueueGroup] = {}
         self._by_queue: dict[int, list[QueueGroup]] = {}
         self._sessions: dict[int, Session] = {}
@@ -165,7 +165,7 @@ class QueueGroups:
         state = self._states.get(key)
         if state is None:
             state = self._states[key] = QueueGroup(
-                queue, group, queue.share(group), BatchReader(queue), self._tallies.group(queue.id.subject, group)
+                queue, group, queue.share(group), BatchReader(queue), self._counters.group(queue.id.subject, group)
             )
             self._by_queue.setdefault(id(queue), []).append(state)
         return state

@@ -62,7 +62,7 @@ class Attachment:
         )
         self._received = -1
         self._batches = ReceivedBatches()
-        tally = links.tallies.taking(terms.subject, terms.group)
+        counters = links.counters.taking(terms.subject, terms.group)
         file = links.store.file(self._origin, lambda: links.now_ns() // 1_000_000) if links.store is not None else None
         self.verdicts = Verdicts(
             owner,
@@ -71,12 +71,12 @@ class Attachment:
             sent_away=self._sessions.failed,
             come_back=self.start,
             now_ns=links.now_ns,
-            tally=tally,
+            counters=counters,
             file=file,
             retry_s=links.timing.session_retry_s[-1],
         )
         self._has_inherited = links.store is None
-        self._tally = tally
+        self._counters = counters
         self._is_closed = False
 
     @property
@@ -187,7 +187,7 @@ class Attachment:
                 self._accept(part)
             pull += each.count
         self._received = pull - 1
-        self._tally.received += pull - begin
+        self._counters.received += pull - begin
         self._owner.notify()
         return pull - begin
 

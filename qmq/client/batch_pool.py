@@ -17,7 +17,7 @@ from qmq.errors import QmqError
 from qmq.wire.frame_payloads import Produced
 
 
-class Decided(NamedTuple):
+class DecidedBatch(NamedTuple):
     """What became of a batch."""
 
     batch: Batch
@@ -31,7 +31,7 @@ class BatchPool:
 
     def __init__(self) -> None:
         self.waiting: deque[Batch] = deque()
-        self._decided: list[Decided] = []
+        self._decided: list[DecidedBatch] = []
 
     def give_back(self, batch: Batch) -> None:
         """The batch is certainly not stored at its group: any pipe may send it, in the order of the numbers."""
@@ -39,10 +39,10 @@ class BatchPool:
         self.waiting.insert(place, batch)
 
     def stored(self, group: str, batch: Batch, produced: Produced) -> None:
-        self._decided.append(Decided(batch, produced, group))
+        self._decided.append(DecidedBatch(batch, produced, group))
 
     def failed(self, batch: Batch, failure: QmqError) -> None:
-        self._decided.append(Decided(batch, failure))
+        self._decided.append(DecidedBatch(batch, failure))
 
     def expire(self, now: float, trouble: QmqError | None) -> None:
         """Fail the waiting batches that have timed out, with `trouble` as the reason of those that no group refused."""
@@ -56,7 +56,7 @@ class BatchPool:
             batch = self.waiting.popleft()
             self.failed(batch, final(failure, batch))
 
-    def take_decided(self) -> list[Decided]:
+    def take_decided(self) -> list[DecidedBatch]:
         """The batches that were decided since the last call."""
         decided, self._decided = self._decided, []
         return decided

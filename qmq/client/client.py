@@ -136,9 +136,9 @@ class Client(ListenerApi, OutboxClient, BrowsingClient):
         return self._endpoints[-1].port
 
     @property
-    def tallies(self) -> ClientCounters:
+    def counters(self) -> ClientCounters:
         """Counts of the messages that this client sent and consumed since it was made."""
-        return self._links.tallies
+        return self._links.counters
 
     @property
     def connections(self) -> int:
@@ -538,7 +538,7 @@ class Client(ListenerApi, OutboxClient, BrowsingClient):
     def _forget_consumer(self, consumer: Consumer | OrderedConsumer) -> None:
         if consumer in self._consumers:
             del self._consumers[consumer]
-            self.tallies.taking(consumer.subject, consumer.group).stale += consumer.stale
+            self.counters.taking(consumer.subject, consumer.group).stale += consumer.stale
 
     @property
     def is_paused(self) -> bool:

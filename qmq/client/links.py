@@ -48,7 +48,7 @@ class Links:
         self._network = network
         self._connections: dict[str, Connection] = {}
         self._attempts: dict[str, asyncio.Task[Connection]] = {}
-        self.tallies = ClientCounters()
+        self.counters = ClientCounters()
         self.is_closed = False
         self.is_paused = False
         """Whether all consumers of this client are paused."""

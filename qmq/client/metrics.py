@@ -52,7 +52,7 @@ class MeasuredClient(Protocol):
     """The part of a client that is measured."""
 
     @property
-    def tallies(self) -> ClientCounters: ...
+    def counters(self) -> ClientCounters: ...
 
     @property
     def connections(self) -> int: ...
@@ -90,19 +90,19 @@ class ClientSource:
         yield one(CONNECTIONS, self._client.connections)
 
     def _sends(self) -> Iterator[Reading | None]:
-        tallies = self._client.tallies
-        sends = sorted(tallies.sends.items())
+        counters = self._client.counters
+        sends = sorted(counters.sends.items())
         yield Reading(SENT, [((subject,), each.messages) for subject, each in sends])
         yield Reading(SENT_BYTES, [((subject,), each.bytes) for subject, each in sends])
         yield Reading(SENT_BATCHES, [((subject,), each.batches) for subject, each in sends])
         yield Reading(RESENT, [((subject,), each.resent) for subject, each in sends])
         yield Reading(FAILED, [((subject,), each.failed) for subject, each in sends])
-        yield one(SEND_SECONDS, tallies.seconds.histogram())
+        yield one(SEND_SECONDS, counters.seconds.histogram())
         yield one(WAITING, sum([each.waiting_bytes for each in self._client.producers]))
         yield None
 
     def _takes(self) -> Iterator[Reading | None]:
-        takes = sorted(self._client.tallies.takes.items())
+        takes = sorted(self._client.counters.takes.items())
         yield Reading(RECEIVED, [(names, each.received) for names, each in takes])
         verdicts = [
             ((*names, verdict), count)

@@ -21,7 +21,7 @@ INFLIGHT_BATCHES_MAX: Final = 32
 """Half of the batches that a broker remembers for each producer (qmq/log/producers.py), so that it always recognises a retry."""
 
 
-class Destination(Protocol):
+class BatchDestination(Protocol):
     """Where a producer's batches go, and as what: what the kinds of producers differ in."""
 
     target: str
@@ -49,7 +49,7 @@ class Pipe(MasterConnection[Batch]):
     def __init__(
         self,
         links: Links,
-        destination: Destination,
+        destination: BatchDestination,
         group: str,
         pool: BatchPool,
         *,

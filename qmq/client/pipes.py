@@ -18,10 +18,10 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
 from qmq import limits
-from qmq.client.batch_pool import BatchPool, Decided
+from qmq.client.batch_pool import BatchPool, DecidedBatch
 from qmq.client.links import Links
 from qmq.client.open_batch import Batch
-from qmq.client.pipe import Destination, Pipe
+from qmq.client.pipe import BatchDestination, Pipe
 from qmq.client.route_book import spoken
 from qmq.delivery.balancer import Balancer
 from qmq.errors import CallerError, QmqError, ReadOnly
@@ -35,7 +35,7 @@ class Pipes:
     other change: time to take what is decided, and to send the open batch if the pipes are idle.
     """
 
-    def __init__(self, links: Links, destination: Destination, *, answered: Callable[[], None], changed: Callable[[], None]) -> None:
+    def __init__(self, links: Links, destination: BatchDestination, *, answered: Callable[[], None], changed: Callable[[], None]) -> None:
         self._target = destination.target
         self._destination = destination
         self._answered, self._tell = answered, changed
@@ -109,7 +109,7 @@ class Pipes:
         """Whether the subject's broker groups are known."""
         return bool(self._balancer)
 
-    def take_decided(self) -> list[Decided]:
+    def take_decided(self) -> list[DecidedBatch]:
         """The batches that were decided since the last call."""
         return self._pool.take_decided()
 

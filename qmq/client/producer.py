@@ -23,7 +23,7 @@ from qmq.client import message_checks
 from qmq.client.backlog import BUFFER_BYTES_MAX, Backlog, ignored
 from qmq.client.links import Links
 from qmq.client.open_batch import Batch, OpenBatch, cut, size_of
-from qmq.client.pipe import INFLIGHT_BATCHES_MAX, Destination
+from qmq.client.pipe import INFLIGHT_BATCHES_MAX, BatchDestination
 from qmq.client.pipes import Pipes
 from qmq.client.receipts import BatchReceipt, Ticket, Tickets
 from qmq.compression import Compression
@@ -117,7 +117,7 @@ class Producer(Backlog):
         compression: Compression = Compression.NONE,
         body_bytes_max: int = limits.BODY_BYTES_MAX,
         acks: str = "quorum",
-        destination: Destination | None = None,
+        destination: BatchDestination | None = None,
         on_closed: Callable[[Self], object] = ignored,
     ) -> None:
         super().__init__(links, on_closed)
@@ -133,7 +133,7 @@ class Producer(Backlog):
         self._last_count = 0
         destination = destination or BrokerGroupDestination(subject, identity, kind, compression)
         self._pipes = Pipes(links, destination, answered=self._answered, changed=self._changed)
-        self._tally = links.tallies.sending(subject)
+        self._counters = links.counters.sending(subject)
         self.stored_by_group: dict[str, int] = {}
         """Stored messages by broker group."""
 
@@ -251,7 +251,7 @@ class Producer(Backlog):
 
     def _batch_stored(self, group: str, batch: Batch, produced: Produced) -> None:
         self._decided(batch.ticket, batch.size, None)
-        self._tally.stored(batch.count, batch.size, batch.attempts, self._loop.time() - batch.until + self._timeout_s)
+        self._counters.stored(batch.count, batch.size, batch.attempts, self._loop.time() - batch.until + self._timeout_s)
         self.stored_by_group[group] = self.stored_by_group.get(group, 0) + batch.count
         batch.ticket.resolve(self._receipt(group, batch, produced))
 
@@ -270,7 +270,7 @@ class Producer(Backlog):
     def _batch_failed(self, batch: Batch, failure: QmqError) -> None:
         """The failure says whether the batch may be stored."""
         self._decided(batch.ticket, batch.size, failure)
-        self._tally.failed += batch.count
+        self._counters.failed += batch.count
         batch.ticket.fail(failure)
         self._wake_drained()
 

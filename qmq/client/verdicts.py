@@ -143,7 +143,7 @@ class Verdicts:
         sent_away: Callable[[QmqError], None],
         come_back: Callable[[], None],
         now_ns: Callable[[], int] = time.time_ns,
-        tally: ReceiveCounters | None = None,
+        counters: ReceiveCounters | None = None,
         file: SpoolFile | None = None,
         retry_s: float = TIMING.session_retry_s[-1],
     ) -> None:
@@ -153,7 +153,7 @@ class Verdicts:
         self.outstanding = Outstanding()
         self.postponed = self.postponed_bytes = 0
         self.attempts_max = 0
-        self._tally = tally or ReceiveCounters()
+        self._counters = counters or ReceiveCounters()
         self.hold = Hold(self, 0)
         self._holds = [self.hold]
         self._owner = owner
@@ -266,7 +266,7 @@ class Verdicts:
 
     def _send(self, request: SettleRequest) -> None:
         self._requests.append(request)
-        self._tally.sent(request.settlements)
+        self._counters.sent(request.settlements)
         self._transmit(request)
 
     def _transmit(self, request: SettleRequest) -> None:

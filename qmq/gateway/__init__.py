@@ -10,7 +10,7 @@ message_filter       either of them                                          pur
 invisible_messages   what was handed out, until when, under which handle     pure
 half_messages        how a transaction's message waits for its commit        pure
 client_settings      what a client is told to do                             pure
-call_tally           which calls were made, and how they were answered  pure
+call_counters           which calls were made, and how they were answered  pure
 client_sessions      which clients there are
 topic_catalog        which subjects there are, and of what kind
 group_reader(s)      a group's reading of a subject, for all clients here

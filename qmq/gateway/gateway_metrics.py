@@ -24,7 +24,7 @@ class GatewaySource:
         self._server = server
 
     def read(self) -> Iterator[Reading | None]:
-        yield Reading(CALLS, [((each.call, each.language, each.code), count) for each, count in self._server.tally.counts.items()])
+        yield Reading(CALLS, [((each.call, each.language, each.code), count) for each, count in self._server.counters.counts.items()])
         parts = self._server.all_parts
         yield one(CLIENTS, sum(each.sessions.alive for each in parts))
         yield one(INVISIBLE, sum(len(each.invisible) for each in parts))

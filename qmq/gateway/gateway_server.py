@@ -9,8 +9,7 @@ from typing import Final
 
 from qmq.client.client import Client
 from qmq.clock import Clock, SystemClock
-from qmq.file_descriptors import connections_max, limit
-from qmq.gateway.call_tally import CallTally
+from qmq.gateway.call_counters import CallCounters
 from qmq.gateway.client_sessions import SESSIONS_MAX
 from qmq.gateway.gateway_config import GatewayConfig
 from qmq.gateway.gateway_credentials import GatewayCredentials
@@ -62,9 +61,9 @@ class GatewayServer:
         self.port = config.port
 
     @property
-    def tally(self) -> CallTally:
+    def counters(self) -> CallCounters:
         """How calls were answered."""
-        return self._service.tally
+        return self._service.counters
 
     @property
     def all_parts(self) -> list[GatewayParts]:
@@ -82,8 +81,7 @@ class GatewayServer:
 
     async def start(self) -> None:
         """Serve. Raises OSError if the port is taken."""
-        connections = connections_max(BOUNDS.connections_max, limit() // self._network.rpc_descriptors)
-        bounds = RpcBounds(connections, BOUNDS.calls_max)
+        bounds = BOUNDS.fitting(self._network.rpc_descriptors)
         shares_port, takes_plaintext = self._config.shares_port, self._config.takes_plaintext
         door = RpcDoor(bounds, self._refused, shares_port=shares_port, takes_plaintext=takes_plaintext)
         server = rpc_server(door)

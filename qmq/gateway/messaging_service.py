@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple, Protocol, TypeVar
 import grpc
 
 from qmq.errors import QmqError
-from qmq.gateway.call_tally import CallTally
+from qmq.gateway.call_counters import CallCounters
 from qmq.gateway.client_sessions import TelemetryStream
 from qmq.gateway.client_settings import CONSUMERS, check_client_type, settings_for_consumer, settings_for_producer
 from qmq.gateway.gateway_config import GatewayConfig
@@ -80,7 +80,7 @@ def answered(
                 found = await serve(self, request, self.caller(headers, context))
             except Exception as failure:
                 found = answer(status=_told(failure))
-            self.tally.note(serve.__name__, headers.get(LANGUAGE, ""), found.status.code)
+            self.counters.note(serve.__name__, headers.get(LANGUAGE, ""), found.status.code)
             return found
 
         return call
@@ -105,14 +105,14 @@ def streamed(
             try:
                 caller = self.caller(headers, context)
             except Exception as failure:
-                self.tally.note(serve.__name__, headers.get(LANGUAGE, ""), _told(failure).code)
+                self.counters.note(serve.__name__, headers.get(LANGUAGE, ""), _told(failure).code)
                 yield answer(status=_told(failure))
                 return
             is_first = True
             async with aclosing(serve(self, request, caller)) as answers:
                 async for each in answers:
                     if is_first:
-                        self.tally.note(serve.__name__, caller.language, each.status.code)
+                        self.counters.note(serve.__name__, caller.language, each.status.code)
                         is_first = False
                     yield each
 
@@ -132,7 +132,7 @@ class MessagingService(service_pb2_grpc.MessagingServiceServicer):
     def __init__(self, parts_for: Callable[[Mapping[str, str]], GatewayParts], config: GatewayConfig) -> None:
         self._parts_for, self._config = parts_for, config
         self._advertised = endpoints_of(config.advertise) if config.advertise else None
-        self.tally = CallTally()
+        self.counters = CallCounters()
         """Counts the answers of all calls."""
 
     def caller(self, headers: Mapping[str, str], context: Context) -> MessagingCaller:
@@ -209,7 +209,7 @@ class MessagingService(service_pb2_grpc.MessagingServiceServicer):
 
     def _note(self, headers: Mapping[str, str], command: calls.TelemetryCommand) -> None:
         what = command.WhichOneof("command") or "settings"  # without a command it is a refusal of settings
-        self.tally.note(f"Telemetry: {what}", headers.get(LANGUAGE, ""), command.status.code or api.OK)
+        self.counters.note(f"Telemetry: {what}", headers.get(LANGUAGE, ""), command.status.code or api.OK)
 
     async def _settled(self, parts: GatewayParts, told: api.Settings) -> calls.TelemetryCommand:
         try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import grpc
@@ -13,7 +13,6 @@ from qmq_coordination.view import ClusterView
 
 from qmq import limits
 from qmq.clock import Clock, SystemClock
-from qmq.file_descriptors import connections_max, limit
 from qmq.meta.access_service import AccessService
 from qmq.meta.broker_calls import Brokers, PartitionMasters
 from qmq.meta.cluster_catalog import ClusterCatalog
@@ -135,8 +134,7 @@ class MetaServer:
 
     async def start(self) -> None:
         """Serve. Raises OSError if the port is taken."""
-        connections = connections_max(self._config.bounds.connections_max, limit() // self._network.rpc_descriptors)
-        bounds = replace(self._config.bounds, connections_max=connections)
+        bounds = self._config.bounds.fitting(self._network.rpc_descriptors)
         door = RpcDoor(bounds, self._guard.refused, self._guard.peers)
         server = rpc_server(door, (self.calls, self._guard))
         meta_pb2_grpc.add_MetaServicer_to_server(self._service, server)

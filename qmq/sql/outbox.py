@@ -36,7 +36,7 @@ from qmq.sql.database_connection import DatabaseConnection
 from qmq.sql.expressions import Statement
 from qmq.sql.outbox_message import MessageIds, OutboxMessage, holder_text, new_message
 from qmq.sql.outbox_operations import Operations
-from qmq.sql.outbox_relay import Parcel, Relay
+from qmq.sql.outbox_relay import Relay, TransactionMessages
 from qmq.sql.outbox_row_sender import OutboxSender, Sends
 from qmq.sql.outbox_runner import EngineRunner, open_engine
 from qmq.sql.outbox_statements import OutboxStatements
@@ -89,7 +89,7 @@ class Outbox:
         self._messages: list[OutboxMessage] = []
         self._told: list[Outgoing] = []
         self._state = "new"
-        self._parcel: Parcel | None = None
+        self._committed: TransactionMessages | None = None
         self._is_inserted = False
 
     @property
@@ -166,15 +166,15 @@ class Outbox:
         self._is_inserted = True
         if self._target.tells:
             relay = self._owner.relay(self._target, self._table, self._grace_ms)
-            parcel = Parcel(self._messages)
+            committed = TransactionMessages(self._messages)
 
             def committing(is_over: Callable[[], bool]) -> None:
-                self._parcel = parcel
-                relay.committing(parcel, is_over)
+                self._committed = committed
+                relay.committing(committed, is_over)
 
             def rolled_back() -> None:
-                self._parcel = parcel
-                parcel.forget()
+                self._committed = committed
+                committed.forget()
 
             self._target.when(committing, rolled_back)
 
@@ -201,10 +201,10 @@ class Outbox:
         if not self._is_inserted:
             return _decided(self._state == "closed" and not self._messages)
         if self._target.tells:
-            if self._parcel is None and self._target.is_in_transaction:
+            if self._committed is None and self._target.is_in_transaction:
                 raise _still_open()
             # none: the connection broke, and its transaction ended unnoticed
-            return _decided(False) if self._parcel is None else self._parcel.future
+            return _decided(False) if self._committed is None else self._committed.future
         if self._target.is_in_transaction:
             raise _still_open()
         rows = OutboxSender(Operations(self._target.runner()[1], self._table), sender, self._grace_ms)

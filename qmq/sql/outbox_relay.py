@@ -38,7 +38,7 @@ COMMIT_S: Final = 60.0
 IsOver = Callable[[], bool]
 
 
-class Parcel:
+class TransactionMessages:
     """The messages of one transaction, decided when each message is. `future` tells whether all were sent."""
 
     def __init__(self, messages: Sequence[OutboxMessage]) -> None:
@@ -65,7 +65,7 @@ class Parcel:
 
 class _Entry(NamedTuple):
     message: OutboxMessage
-    parcel: Parcel
+    committed: TransactionMessages
     is_over: IsOver
     until: float
 
@@ -80,26 +80,26 @@ class Relay:
         self._loop, self._thread = loop, thread
         self._lines: dict[str, _Line] = {}
 
-    def committing(self, parcel: Parcel, is_over: IsOver) -> None:
+    def committing(self, committed: TransactionMessages, is_over: IsOver) -> None:
         """A transaction with these messages is being committed."""
         if threading.get_ident() == self._thread:
-            self._put(parcel, is_over)
+            self._put(committed, is_over)
         elif self._loop.is_closed():
-            parcel.forget()
+            committed.forget()
         else:
-            self._loop.call_soon_threadsafe(self._put, parcel, is_over)
+            self._loop.call_soon_threadsafe(self._put, committed, is_over)
 
-    def _put(self, parcel: Parcel, is_over: IsOver) -> None:
-        size = sum([message.size for message in parcel.messages])
+    def _put(self, committed: TransactionMessages, is_over: IsOver) -> None:
+        size = sum([message.size for message in committed.messages])
         if self.is_closing or self.kept_bytes + size > KEPT_BYTES_MAX:
-            parcel.forget()
+            committed.forget()
             return
         self.kept_bytes += size
-        for message in parcel.messages:
+        for message in committed.messages:
             line = self._lines.get(message.subject)
             if line is None:
                 line = self._lines[message.subject] = _Line(self, message.subject)
-            line.put(_Entry(message, parcel, is_over, self._loop.time() + COMMIT_S))
+            line.put(_Entry(message, committed, is_over, self._loop.time() + COMMIT_S))
 
     def ended(self, subject: str) -> None:
         """For a subject's queue: it is empty."""
@@ -191,4 +191,4 @@ class _Line:
 
     def _decided(self, entry: _Entry, is_sent: bool) -> None:
         self._relay.kept_bytes -= entry.message.size
-        entry.parcel.decided(is_sent)
+        entry.committed.decided(is_sent)

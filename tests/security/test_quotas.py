@@ -156,7 +156,7 @@ async def test_a_connection_over_the_quota_is_refused_and_says_why(tmp_path: Pat
         await first.send("orders", b"1")
         async with qmq.connect(node.address) as second:
             sending = asyncio.ensure_future(second.send("orders", b"2"))
-            await eventually(lambda: node.broker.tallies.accepted >= 2)
+            await eventually(lambda: node.broker.counters.accepted >= 2)
             assert not sending.done(), "it is tried again"
             await first.access.delete_quota((await first.access.quotas())[0].id)
             await sending

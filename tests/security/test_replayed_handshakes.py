@@ -80,11 +80,11 @@ async def test_a_handshake_that_is_sent_again_greets_nobody(tmp_path: Path, pape
             connection.close()
             await connection.wait_closed()
         await eventually(lambda: not server.connections)
-        accepted = node.broker.tallies.accepted
+        accepted = node.broker.counters.accepted
         greeted = list[int]()
         admit = server.throttle.admit
         server.throttle.admit = lambda principal: greeted.append(1) or admit(principal)
         for pieces in (said, [b"".join(said)], said[:1], said[1:]):
             await replay(node.data_address, pieces)
-        assert node.broker.tallies.accepted == accepted + 4
+        assert node.broker.counters.accepted == accepted + 4
         assert not greeted

@@ -134,7 +134,7 @@ class LaneReader:
             links, self, subject=terms.subject, group=lane.group, name=terms.name, lease_ms=terms.lease_ms
         )
         self._owner, self._terms = owner, terms
-        self._tally = links.tallies.taking(terms.subject, terms.group)
+        self._counters = links.counters.taking(terms.subject, terms.group)
         self._loop = asyncio.get_running_loop()
         self._token = 0
         self._batches = ReceivedBatches()
@@ -209,7 +209,7 @@ class LaneReader:
             if cell.state is waiting
         ]
         if came:
-            self._tally.received += len(came)
+            self._counters.received += len(came)
             self._owner.arrived(came)
 
     def _accept_runs(self, brought: lane_pull.BroughtRuns) -> None:
@@ -220,7 +220,7 @@ class LaneReader:
             if cell.state is LaneState.WAITING
         ]
         if came:
-            self._tally.received += sum([len(each.indices) for each in came])
+            self._counters.received += sum([len(each.indices) for each in came])
             self._owner.arrived_in_bulk(self, came)
 
     def _fail(self, failure: QmqError) -> None:

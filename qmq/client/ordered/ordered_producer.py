@@ -70,7 +70,7 @@ class OrderedProducer(Backlog):
         self._compression = compression
         self._body_bytes_max = body_bytes_max
         self._streams = Streams(links, self, new_id, unknown)
-        self._tally = links.tallies.sending(subject)
+        self._counters = links.counters.sending(subject)
         self._keys = Keys()
         self._opens = [BatchBuilder(None, links.now_ns, links.round)]
         self._by_lp = self._opens
@@ -275,7 +275,7 @@ class OrderedProducer(Backlog):
     def stored(self, stream: Stream, batch: OrderedBatch, produced: Produced) -> None:
         """The batch is stored."""
         part = stream.partition
-        self._tally.stored(batch.count, batch.size, max(batch.attempts, 1), self._loop.time() - batch.until + self._timeout_s)
+        self._counters.stored(batch.count, batch.size, max(batch.attempts, 1), self._loop.time() - batch.until + self._timeout_s)
         self.stored_by_group[part.group] = self.stored_by_group.get(part.group, 0) + batch.count
         batch.claim.stored(
             batch.places,
@@ -295,7 +295,7 @@ class OrderedProducer(Backlog):
 
     def failed(self, batch: OrderedBatch, failure: QmqError) -> None:
         """The batch failed; the failure says whether it may be stored."""
-        self._tally.failed += batch.count
+        self._counters.failed += batch.count
         batch.claim.failed(failure)
         self._settle(batch)
         self._wake_drained()

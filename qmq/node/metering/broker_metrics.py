@@ -55,13 +55,13 @@ class BrokerSource:
         self._server = server
 
     def read(self) -> Iterator[Reading | None]:
-        broker, tallies, group = self._broker, self._broker.tallies, self._group
+        broker, counters, group = self._broker, self._broker.counters, self._group
         yield one(CONNECTIONS, self._server.connections, group)
         yield one(THROTTLED, self._server.throttle.paused_s, group)
         yield one(UNREAD, self._server.unread, group)
         yield one(UNANSWERED, self._server.unanswered_bytes, group)
-        yield one(ACCEPTED, tallies.accepted, group)
-        yield Reading(REFUSED, [((group, name), count) for name, count in sorted(tallies.refused.items())])
+        yield one(ACCEPTED, counters.accepted, group)
+        yield Reading(REFUSED, [((group, name), count) for name, count in sorted(counters.refused.items())])
         yield one(QUEUES, len(broker.store.queues), group)
         yield one(READ_ONLY, int(broker.is_read_only), group)
         yield None
@@ -69,9 +69,9 @@ class BrokerSource:
         yield from self._kept()
 
     def _stored(self) -> Iterator[Reading | None]:
-        tallies, found = self._broker.tallies, dict(self._broker.tallies.stored)
+        counters, found = self._broker.counters, dict(self._broker.counters.stored)
         for number, queue in enumerate(list(self._broker.store.queues.values())):
-            more = tallies.more(queue)
+            more = counters.more(queue)
             if more is not None:
                 found[queue.id.subject] = more.plus(found.get(queue.id.subject))
             if number % SLICE == 0:

@@ -55,16 +55,16 @@ LEASES_LOST: Final = Figure(
 GRANTED: Final = Figure("qmq_lanes_granted_total", COUNTER, _GROUP, "Lanes of an ordered subject that were given to a consumer.")
 
 _TALLIES: Final[tuple[tuple[Figure, Callable[[GroupCounters], int]], ...]] = (
-    (PULLED, lambda tally: tally.pulled),
-    (PULLED_BYTES, lambda tally: tally.pulled_bytes),
-    (RETRIED, lambda tally: tally.retried),
-    (ACKED, lambda tally: tally.acked),
-    (NACKED, lambda tally: tally.nacked),
-    (RELEASED, lambda tally: tally.released),
-    (DEAD, lambda tally: tally.dead),
-    (UNCOPIED, lambda tally: tally.uncopied),
-    (LEASES_LOST, lambda tally: tally.leases_lost),
-    (GRANTED, lambda tally: tally.lanes_granted),
+    (PULLED, lambda counters: counters.pulled),
+    (PULLED_BYTES, lambda counters: counters.pulled_bytes),
+    (RETRIED, lambda counters: counters.retried),
+    (ACKED, lambda counters: counters.acked),
+    (NACKED, lambda counters: counters.nacked),
+    (RELEASED, lambda counters: counters.released),
+    (DEAD, lambda counters: counters.dead),
+    (UNCOPIED, lambda counters: counters.uncopied),
+    (LEASES_LOST, lambda counters: counters.leases_lost),
+    (GRANTED, lambda counters: counters.lanes_granted),
 )
 Names = tuple[str, str]
 """Subject and group."""
@@ -141,8 +141,8 @@ class GroupsSource:
         return [(self._group, *names) for names in found]
 
     def _counted(self) -> Iterator[Reading | None]:
-        tallies = self._broker.tallies
-        found = dict(tallies.groups)
+        counters = self._broker.counters
+        found = dict(counters.groups)
         labels = self._labels(found)
         for figure, of in _TALLIES:
             yield Reading(figure, rows_of(labels, map(of, found.values())))

@@ -61,18 +61,18 @@ class LogSource:
         self._group = group
 
     def read(self) -> Iterator[Reading | None]:
-        store, tallies, group = self._broker.store, self._broker.tallies, self._group
+        store, counters, group = self._broker.store, self._broker.counters, self._group
         names = {MESSAGES: "message", ACTIONS: "action"}
         yield Reading(LOG_BYTES, [((group, names[number]), each.end - each.start) for number, each in enumerate(store.logs)])
         yield one(DISK_FREE, store.disk.free_bytes(store.folder), group)
         yield one(DISK_RESERVED, store.config.disk_free_bytes_min, group)
         yield one(UNFLUSHED_AGE, 0 if store.is_flushed else store.unflushed.age_ms(store.clock.monotonic_ms()) / 1000, group)
         yield one(UNFLUSHED_BYTES, sum(each.end - each.flushed for each in store.logs), group)
-        yield one(FLUSH, tallies.flushes.histogram(), group)
-        yield one(COMMIT, tallies.commits.histogram(), group)
-        yield one(CHECKPOINTS, tallies.checkpoints, group)
-        yield one(CHECKPOINT_AT, tallies.checkpoint_ms / 1000, group)
-        yield one(DELETED, tallies.files_deleted, group)
-        yield one(RETENTION_FAILURES, tallies.retention_failures, group)
-        yield one(DAMAGED, tallies.damaged, group)
+        yield one(FLUSH, counters.flushes.histogram(), group)
+        yield one(COMMIT, counters.commits.histogram(), group)
+        yield one(CHECKPOINTS, counters.checkpoints, group)
+        yield one(CHECKPOINT_AT, counters.checkpoint_ms / 1000, group)
+        yield one(DELETED, counters.files_deleted, group)
+        yield one(RETENTION_FAILURES, counters.retention_failures, group)
+        yield one(DAMAGED, counters.damaged, group)
         yield one(UNREADABLE, store.disk.unreadable, group)

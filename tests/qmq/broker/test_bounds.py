@@ -126,7 +126,7 @@ async def test_a_settle_of_what_was_never_handed_out_changes_no_counter(tmp_path
         with pytest.raises(InvalidArgument, match=f"before {MESSAGES} were handed out"):
             await connection.call(FrameKind.SETTLE, far, timeout_s=10)
         (state,) = broker.dispatch.groups
-        assert (state.share.unacked(), state.tally.acked) == (MESSAGES, 0)
+        assert (state.share.unacked(), state.counters.acked) == (MESSAGES, 0)
         whole = wire.pack_settle(session, [Settlement(0, MESSAGES - 1, Verdict.ACK, 0)])
         answer = await connection.call(FrameKind.SETTLE, whole, timeout_s=10)
         assert wire.unpack_settled(answer.payload) == (MESSAGES, 0)

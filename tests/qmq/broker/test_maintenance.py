@@ -225,7 +225,7 @@ async def test_retention_is_not_held_up_by_flushes_that_follow_each_other(tmp_pa
             for _ in range(20):
                 broker.append_own([intake(queue, [os.urandom(1000)], number=number)])
                 number += 1
-            return broker.tallies.files_deleted > 0
+            return broker.counters.files_deleted > 0
 
         await eventually(store_more)
         assert fatal == []

@@ -104,7 +104,7 @@ async def test_what_a_full_disk_kept_from_being_deleted_goes_later(tmp_path: Pat
         assert broker.segments() == before > len(broker.store.messages.bases)
         disk.is_full = False
         kept_files = len(broker.store.messages.bases)
-        await eventually(lambda: broker.broker.tallies.files_deleted == before - kept_files)
+        await eventually(lambda: broker.broker.counters.files_deleted == before - kept_files)
         assert broker.segments() == kept_files
         assert broker.fatal == []
 
@@ -132,7 +132,7 @@ async def test_a_damaged_consume_log_does_not_end_retention_of_the_others(tmp_pa
         broker.fill(100, "good", start=200)
         before = broker.segments()
         broker.upkeep.start()
-        await eventually(lambda: broker.broker.tallies.files_deleted > 0 and broker.broker.tallies.retention_failures > 1)
+        await eventually(lambda: broker.broker.counters.files_deleted > 0 and broker.broker.counters.retention_failures > 1)
         assert broker.segments() < before
         assert broker.store.open_queue("good", 0).start_sequence >= 200
         assert broker.fatal == []
@@ -151,7 +151,7 @@ async def test_a_file_that_cannot_be_deleted_is_tried_again(tmp_path: Path) -> N
     async with kept(tmp_path, disk) as broker:
         broker.fill(200)
         broker.upkeep.start()
-        await eventually(lambda: broker.broker.tallies.retention_failures >= 2)
+        await eventually(lambda: broker.broker.counters.retention_failures >= 2)
         assert broker.segments() == len(broker.store.messages.bases) + 1
         disk.refuses = False
         await eventually(lambda: broker.segments() == len(broker.store.messages.bases))

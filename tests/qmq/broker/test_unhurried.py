@@ -88,7 +88,7 @@ class CountedGroups(QueueGroups):
 async def test_ticks_do_not_go_through_all_groups(tmp_path: Path) -> None:
     clock = ManualClock()
     broker = Broker(store_on(tmp_path), SubjectConfig, clock, BrokerConfig(), asyncio.get_running_loop())
-    groups = broker.dispatch.groups = CountedGroups(broker.tallies)
+    groups = broker.dispatch.groups = CountedGroups(broker.counters)
     for number in range(50):
         groups.state(broker.store.open_queue(f"s{number}", 0), "g")
     for _ in range(20):
@@ -148,7 +148,7 @@ async def test_a_bad_sector_of_a_broker_alone_is_an_answer_not_its_end(tmp_path:
             sequence += 1
     assert 4 <= len(failures) <= 6
     assert all("qmq group reset" in message for message in failures)
-    await eventually(lambda: broker.tallies.damaged > 0)
+    await eventually(lambda: broker.counters.damaged > 0)
     assert fatal == []
     connection.close()
     await connection.wait_closed()

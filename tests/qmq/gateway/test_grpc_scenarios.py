@@ -167,7 +167,7 @@ async def test_every_call_is_answered_as_the_page_says(gateway: GatewayStub) -> 
         await getattr(stub, name)(request, metadata=headers)
     empty = [each async for each in stub.ReceiveMessage(receive_request("empty", wait_s=0), metadata=headers)]
     assert [each.status.code for each in empty] == [api.MESSAGE_NOT_FOUND]
-    client_table.check_column(gateway.gateway.tally.counts, "")
+    client_table.check_column(gateway.gateway.counters.counts, "")
 
 
 def test_the_page_of_calls_has_every_call_and_every_client() -> None:

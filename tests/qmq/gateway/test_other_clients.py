@@ -126,7 +126,7 @@ async def test_the_java_clients_programs_see_all_their_messages(gateway_with_tls
     assert ids["in time"] == "true"
     received = {each.id for each in told[8]}
     assert received == {ids["commit"], ids["forget"]}
-    client_table.check_column(gateway.gateway.tally.counts, "JAVA")
+    client_table.check_column(gateway.gateway.counters.counts, "JAVA")
 
 
 @needs_node
@@ -138,7 +138,7 @@ async def test_the_node_clients_programs_see_all_their_messages(gateway: Gateway
     check_normal(told[0], told[1])
     check_order(told[3])
     check_pushed(told[4])
-    client_table.check_column(gateway.gateway.tally.counts, "HTTP")
+    client_table.check_column(gateway.gateway.counters.counts, "HTTP")
 
 
 @needs_rust
@@ -156,4 +156,4 @@ async def test_the_rust_clients_programs_see_all_their_messages(gateway: Gateway
     ids = {what: named for what, named, *_ in told[6]}
     assert (ids["checked"], ids["in time"]) == (ids["forget"], "true")
     assert {each.id for each in told[7]} == {ids["commit"], ids["forget"]}
-    client_table.check_column(gateway.gateway.tally.counts, "RUST")
+    client_table.check_column(gateway.gateway.counters.counts, "RUST")

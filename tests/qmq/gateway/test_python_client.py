@@ -71,7 +71,7 @@ async def test_its_calls_are_those_of_the_page(gateway: GatewayStub, tmp_path: P
     for program, topic in (("fifo_producer", "fifo"), ("delay_producer", "delayed"), ("transaction_producer", "transactions")):
         await run(program, gateway, topic, tmp_path)
         await run("simple_consumer", gateway, topic, tmp_path)
-    client_table.check_column(gateway.gateway.tally.counts, "PYTHON")
+    client_table.check_column(gateway.gateway.counters.counts, "PYTHON")
 
 
 async def test_its_normal_messages_reach_a_consumer_of_its_own(gateway: GatewayStub, tmp_path: Path) -> None:

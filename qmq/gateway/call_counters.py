@@ -12,7 +12,7 @@ from typing import NamedTuple
 from qmq.proto.rocketmq import definition_pb2 as api
 
 LANGUAGES_MAX = 32
-"""Clients name their language themselves. The tally counts languages beyond this number as OTHER."""
+"""Clients name their language themselves. The counters count languages beyond this number as OTHER."""
 OTHERS = "OTHER"
 
 
@@ -24,7 +24,7 @@ class AnsweredCall(NamedTuple):
     code: str
 
 
-class CallTally:
+class CallCounters:
     """Counts the calls of one gateway."""
 
     def __init__(self) -> None:
