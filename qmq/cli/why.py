@@ -31,4 +31,4 @@ def why(words: Words, group: Group = "", as_json: Json = False, server: Server =
         sys.stdout.write(json.dumps(paragraphs) + "\n")
         return
     for each in paragraphs:
-        console.print(each["text"], markup=False, highlight=False, soft_wrap=True)
+        console.print(each["text"], markup=False, highlight=False, soft_wrap=not console.is_terminal)

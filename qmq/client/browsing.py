@@ -111,6 +111,7 @@ class BrowseProgress:
         self.time_ms = min((each.looked_ms for each in readers if not each.is_over), default=self.time_ms)
 
 
+Page = tuple[wire.Fetched, list[Decoded]]
 ListQueues = Callable[[], Awaitable[Sequence[BrowsedQueue]]]
 
 
@@ -128,6 +129,7 @@ class QueueReader:
         self._until = selection.end_of(queue, follow=follow)
         self._sequence = selection.first_of(queue)
         self._ask_again_s = -math.inf
+        self._ahead: asyncio.Task[Page] | None = None
         self.looked = 0
         self.looked_ms = 0
         """How many messages were looked at, and when the last of them was stored."""
@@ -139,7 +141,10 @@ class QueueReader:
     async def read(self) -> None:
         """Fetch a page if the queue has messages. Raises NotConnected, UnknownSubject, AccessDenied, LogDamaged."""
         while not self.messages and not self.is_over:
-            fetched, batches = await self._fetch()
+            fetched, batches = await self._page()
+            if self._selection.content and fetched.next_sequence < min(self._until, fetched.end_sequence):
+                self._ahead = asyncio.create_task(self._fetch(fetched.next_sequence))
+                await asyncio.sleep(0)  # the request leaves, and the broker reads while this page is searched
             for batch in batches:
                 self._take(batch)
             self._sequence = max(self._sequence, fetched.next_sequence)
@@ -149,6 +154,23 @@ class QueueReader:
                 return
             if self._progress is not None:
                 self._progress()
+
+    def close(self) -> None:
+        """Give up the page that was asked for ahead."""
+        if self._ahead is not None:
+            self._ahead.cancel()
+            self._ahead.add_done_callback(_forget)
+
+    async def _page(self) -> Page:
+        """The next page: a search for content has asked for it ahead."""
+        ahead, self._ahead = self._ahead, None
+        if ahead is None:
+            return await self._fetch(self._sequence)
+        try:
+            return await ahead
+        except asyncio.CancelledError:
+            ahead.cancel()
+            raise
 
     def _take(self, batch: Decoded) -> None:
         if batch.view.header.is_directed is not self._selection.is_directed:
@@ -168,12 +190,12 @@ class QueueReader:
             if self._sequence <= message.sequence < self._until and self._selection.wants(message):
                 self.messages.append(message)
 
-    async def _fetch(self) -> tuple[wire.Fetched, list[Decoded]]:
-        """One page."""
+    async def _fetch(self, first: int) -> Page:
+        """The page that begins with a sequence."""
         queue, selection = self.queue, self._selection
         tags = list(selection.tags_any), list(selection.tags_all)
         directed = wire.ONLY_DIRECTED if selection.is_directed else 0
-        asked = queue.subject, queue.partition, self._sequence, self._until, selection.start_ms, PAGE_BYTES
+        asked = queue.subject, queue.partition, first, self._until, selection.start_ms, PAGE_BYTES
         request = wire.Fetch(*asked, *tags, [], directed)
         return _unpack(await ask_master(self._links, queue, FrameKind.FETCH, request.pack()))
 
@@ -208,7 +230,12 @@ async def end_of(links: Links, queue: BrowsedQueue) -> int:
     return _unpack(await ask_master(links, queue, FrameKind.FETCH, request.pack()))[0].end_sequence
 
 
-def _unpack(payload: memoryview) -> tuple[wire.Fetched, list[Decoded]]:
+def _forget(task: asyncio.Task[Page]) -> None:
+    if not task.cancelled():
+        task.exception()  # nobody waits for the page: an error of it is not logged
+
+
+def _unpack(payload: memoryview) -> Page:
     fetched, at = wire.unpack_fetched(payload)
     batches: list[Decoded] = []
     for _ in range(fetched.batches):
@@ -239,21 +266,25 @@ async def browse(
     # all messages of a queue that appears later are wanted: they were stored since
     later = replace(selection, start_ms=0, last=None, positions={})
     look_s = loop.time() + QUEUES_S
-    while True:
-        if follow and loop.time() >= look_s:
-            look_s = loop.time() + QUEUES_S
-            new = [each for each in await list_queues() if each.key not in readers]
-            readers |= _readers(links, new, later, follow=True)
-        if any(each.wants_page(loop.time()) for each in readers.values()):
-            await _fill(readers, loop.time(), partial=partial)
-            tell()
-        first = min((each for each in readers.values() if each.messages), key=_stored_first, default=None)
-        if first is not None:
-            yield first.messages.popleft()
-        elif all(each.is_over for each in readers.values()):
-            return
-        elif follow:
-            await asyncio.sleep(FOLLOW_S / 4)
+    try:
+        while True:
+            if follow and loop.time() >= look_s:
+                look_s = loop.time() + QUEUES_S
+                new = [each for each in await list_queues() if each.key not in readers]
+                readers |= _readers(links, new, later, follow=True)
+            if any(each.wants_page(loop.time()) for each in readers.values()):
+                await _fill(readers, loop.time(), partial=partial)
+                tell()
+            first = min((each for each in readers.values() if each.messages), key=_stored_first, default=None)
+            if first is not None:
+                yield first.messages.popleft()
+            elif all(each.is_over for each in readers.values()):
+                return
+            elif follow:
+                await asyncio.sleep(FOLLOW_S / 4)
+    finally:
+        for each in readers.values():
+            each.close()
 
 
 def _may_hold(batch: Decoded, content: bytes) -> bool:
