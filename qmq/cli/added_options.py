@@ -23,7 +23,25 @@ Wide = Annotated[bool, typer.Option("--wide", help="Show full-width tables, with
 
 Watch = Annotated[bool, typer.Option("--watch", "-w", help="Refresh until Ctrl-C.")]
 Interval = Annotated[float, typer.Option("--interval", min=0.1, help="With --watch: seconds between refreshes.")]
-VIEWS: Final = frozenset({"list", "show", "lag", "stats", "status", "settings", "history", "whoami", "meta", "broker", "trace", "why"})
+VIEWS: Final = frozenset(
+    {
+        "list",
+        "show",
+        "lag",
+        "stats",
+        "status",
+        "settings",
+        "history",
+        "whoami",
+        "meta",
+        "broker",
+        "trace",
+        "why",
+        "explain",
+        "describe",
+        "positions",
+    }
+)
 """Last words of the commands that can be watched."""
 CLEAR: Final = "\x1b[H\x1b[2J"
 

@@ -27,8 +27,8 @@ delay_role.attach(app)
 
 Id = Annotated[str, typer.Argument(metavar="ID", help="The delayed message's id: a receipt's `delayed_id`, or an id shown by `list`.")]
 
-_CANCEL_COLUMNS: Final = ("id", "subject", "due", "cron", "state")
-_MOVE_COLUMNS: Final = ("id", "subject", "from", "to")
+_CANCEL_COLUMNS: Final = ("id", "due", "state", "cron", "subject")
+_MOVE_COLUMNS: Final = ("id", "to", "from", "subject")
 
 
 @app.command("list")
@@ -90,7 +90,7 @@ def cancel(delayed_id: Id, dry_run: DryRun = False, as_json: Json = False, serve
             return found
 
     found = run(_cancel())
-    row = (found.id, found.subject, moment(found.due), found.cron, found.state)
+    row = (found.id, moment(found.due), found.state, found.cron, found.subject)
     show("would be cancelled" if dry_run else "cancelled", _CANCEL_COLUMNS, [row], as_json=as_json)
 
 
@@ -119,7 +119,7 @@ async def _move(server: str, delayed_id: str, to: str | None, by: str | None, dr
             _require_pending(before)
             due_ms(target, time.time_ns())
         after = target if dry_run else (await mq.delayed.move(delayed_id, target)).due
-        return (before.id, before.subject, moment(before.due), moment(after))
+        return (before.id, moment(after), moment(before.due), before.subject)
 
 
 def _require_pending(found: DelayedMessage) -> None:

@@ -17,7 +17,7 @@ from rich.progress import Progress, TaskID
 
 import qmq
 from qmq.cli.known_names import require_group
-from qmq.cli.output import SERVER, DryRun, Json, Server, console, errors, fail, run, show, time_text
+from qmq.cli.output import SERVER, DryRun, Json, Server, errors, fail, run, show, time_text
 from qmq.client.dead_letter import Choose, DeadLetter
 from qmq.client.partial import Partial
 from qmq.errors import InvalidArgument
@@ -178,10 +178,10 @@ def _give_back(
     words: list[str], choose: Choose, most: int, edit: LetterEdit | None, dry_run: bool, as_json: bool, server: str, rate: float = 0
 ) -> None:
     """Replay, with an edit, or purge, without one."""
-    is_replay = edit is not None
-    done = "replayed" if is_replay else "purged"
+    is_replay, is_key = edit is not None, _is_key(words)
+    done = "replayed" if is_replay else "skipped" if is_key else "purged"
     title = f"would be {done}" if dry_run else done
-    if _is_key(words):
+    if is_key:
         rows = run(_connected(server, lambda mq: parked_keys.unparked(mq, *words, is_replay=is_replay, dry_run=dry_run)))
         show(title, ("key", "partition", "messages"), rows, as_json=as_json)
         return
@@ -203,7 +203,7 @@ async def _done(
         waiting = sum(each.waiting for each in await letters.describe())
         if not waiting:
             await require_group(mq, group)
-        with Progress(console=console, disable=is_quiet or not console.is_terminal) as progress:
+        with Progress(console=errors, transient=True, disable=is_quiet or not errors.is_terminal) as progress:
             bar = progress.add_task("purging" if edit is None else "replaying", total=min(most, waiting) if most else waiting)
             tell = partial(_completed, progress, bar)
             if edit is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from textwrap import wrap
 from typing import Annotated, Any
 
 import typer
@@ -14,8 +15,9 @@ import qmq
 from qmq.cli.arguments import Words, subject_and_id
 from qmq.cli.delay_view import message_facts as delayed_facts
 from qmq.cli.output import SERVER, Json, Server, console, run, show, time_text
+from qmq.cli.table import View
 from qmq.operations.inquiry import Inquiry, inquire, places_of
-from qmq.operations.message_view import TIMELINE, message_facts, timeline
+from qmq.operations.message_view import TIMELINE, event_line, message_facts, timeline
 
 app = typer.Typer(no_args_is_help=True, help="Find, show or trace a message by its id.")
 
@@ -113,7 +115,13 @@ def trace(words: Words, group: Group = "", as_json: Json = False, server: Server
             return await inquire(mq, message_id, subject, group)
 
     inquiry = run(_inquire())
-    show(f"message {inquiry.message_id}", TIMELINE, timeline(inquiry), as_json=as_json)
+    events = timeline(inquiry)
+    if as_json or View.is_wide or not console.is_terminal:
+        show(f"message {inquiry.message_id}", TIMELINE, events, as_json=as_json)
+    else:
+        for event in events:
+            for line in wrap(event_line(*event), console.width, subsequent_indent=" " * (len(str(event[0])) + 2)):
+                console.print(line, markup=False, highlight=False)
     since_ms = max([each.known_since_ms for each in inquiry.followed], default=0)
     if since_ms and not as_json:
         console.print(f"Consumer events before {time_text(since_ms)} have been deleted.")

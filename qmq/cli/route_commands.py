@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -80,7 +81,7 @@ def history(subject: Subject, as_json: Json = False, server: Server = SERVER) ->
             return await mq.metadata.route_history(subject)
 
     found = [change_facts(each) for each in run(_history())]
-    emit(found, [history_table(found)], as_json=as_json)
+    emit(found, [history_table(found, time.time_ns() // 1_000_000)], as_json=as_json)
 
 
 @app.command("explain")

@@ -66,7 +66,7 @@ def group_view(group: dict[str, Any], latest: int, columns: int) -> list[Rendera
     if group["is_paused"]:
         head += ", paused"
     counts = (
-        f"consumers {len(group['consumers'])}, lanes {len(group['lanes'])}, backlog {group['backlog']:,}, lag {group['lag_ms']:,} ms, "
+        f"consumers {len(group['consumers'])}, lanes {len(group['lanes'])}, left {group['left']:,}, lag {group['lag_ms']:,} ms, "
         f"parked keys {group['parked_keys']:,}"
     )
     view: list[RenderableType] = [Text(head, "bold"), Text(counts)]
@@ -116,9 +116,11 @@ def change_text(change: dict[str, Any]) -> str:
     return f"{change['kind']} {sources} -> {targets}, to version {change['to_version']}: {change['phase']}{why}"
 
 
-def history_table(changes: Iterable[dict[str, Any]]) -> LineTable:
+def history_table(changes: Iterable[dict[str, Any]], now_ms: int = 0) -> LineTable:
     """A table with one line per change: when it was prepared, and how much later each phase began."""
-    shown = LineTable(("version", "change", "prepared", "sealed ms", "published ms", "done ms", "refused ms", "reason"), right=_RIGHT)
+    shown = LineTable(
+        ("version", "change", "prepared", "sealed ms", "published ms", "done ms", "refused ms", "reason"), right=_RIGHT, now_ms=now_ms
+    )
     for change in changes:
         times = change["times_ms"]
         later = [f"+{times[phase] - times['prepared']:,}" if {phase, "prepared"} <= times.keys() else "" for phase in _PHASES[1:]]
@@ -126,7 +128,7 @@ def history_table(changes: Iterable[dict[str, Any]]) -> LineTable:
         shown.add_row(
             str(change["to_version"]),
             f"{change['kind']} {', '.join(map(str, change['sources']))} -> {targets}",
-            time_text(times.get("prepared", 0))[: len("2026-11-21T09:30:00")].replace("T", " "),
+            time_text(times.get("prepared", 0)),
             *later,
             _refused(change),
             change["reason"],

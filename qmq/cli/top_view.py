@@ -11,7 +11,7 @@ from rich.text import Text
 
 from qmq.cli.table import table_lines
 from qmq.operations.cluster_snapshot import ClusterSnapshot
-from qmq.operations.finding import in_words, size_in_words
+from qmq.operations.finding import counted, in_words, size_in_words
 from qmq.operations.rates import BrokerGroupRate, ClusterRates, GroupRate, SubjectRate
 
 
@@ -86,11 +86,12 @@ def screen(
 def _head(snapshot: ClusterSnapshot, found: ClusterRates) -> list[str]:
     well = sum(each.health == "read-write" for each in snapshot.broker_groups)
     over = f" over {found.over_ms / 1000:.1f} s" if found.over_ms else ""
+    subjects, groups = counted(len(found.subjects), "subject"), counted(len(found.groups), "group")
     lag = sum(each.lag_messages for each in found.groups)
     oldest_ms = max((each.lag_ms for each in found.groups), default=0)
     return [
         f"in {per_second(found.in_per_s)}/s  out {per_second(found.out_per_s)}/s{over}  lag {short(lag)}, oldest {age(oldest_ms)}",
-        f"{len(found.subjects):,} subjects  {len(found.groups):,} groups  {well} of {len(snapshot.broker_groups)} broker groups read-write",
+        f"{subjects}  {groups}  {well} of {len(snapshot.broker_groups)} broker groups read-write",
     ]
 
 

@@ -16,7 +16,6 @@ from qmq.errors import InvalidArgument
 from qmq.model import check_name
 from qmq.operations.key_texts import key_text
 from qmq.operations.parked_keys import unparked
-from qmq.operations.route_facts import left_of
 from qmq.operations.route_reading import described
 
 PARKED_MAX: Final = 200
@@ -41,7 +40,7 @@ async def show_lanes(page: ConsolePage) -> Response:
         "lanes.html",
         subject=subject,
         route=route,
-        left={each["group"]: left_of(each) for each in route["groups"]},
+        left={each["group"]: each["left"] for each in route["groups"]},
         strips={each["group"]: lane_ranges(each["lanes"], route["logical_partitions"]) for each in route["groups"]},
         parked=await _parked(page, subject, route),
         make_command=command,

@@ -16,7 +16,7 @@ from qmq.console.range_strip import KINDS, partition_ranges, version_ranges
 from qmq.console.route_ring import VERSIONS_MAX, ring
 from qmq.console.subject_pages import subject_of
 from qmq.errors import InvalidArgument, QmqError
-from qmq.operations.route_facts import change_facts, left_of, place_facts, plan_facts
+from qmq.operations.route_facts import change_facts, place_facts, plan_facts
 from qmq.operations.route_reading import described
 from qmq.proto.v1 import meta_pb2 as pb
 
@@ -122,7 +122,7 @@ def _following(found: dict[str, Any]) -> list[dict[str, Any]]:
         {
             "group": group["group"],
             "gate": group["gate"],
-            "left": left_of(group),
+            "left": group["left"],
             "ranges": version_ranges(group["frontier"], count, latest),
         }
         for group in found["groups"]

@@ -111,6 +111,13 @@ def timeline(inquiry: Inquiry) -> list[tuple[Any, ...]]:
     return [(Time(time_ms), *row) for time_ms, row in rows]
 
 
+def event_line(time: Time, group: str, what: str, consumer: str, attempt: object, note: str) -> str:
+    """A row of the timeline as one line of text."""
+    count = f"attempt {attempt}" if attempt not in ("", 0, "0") else ""
+    rest = ", ".join(each for each in (consumer, count, note) if each)
+    return f"{time}  {f'group {group}: ' if group else ''}{what}{f': {rest}' if rest else ''}"
+
+
 def _delay_stored_ms(message: DelayedMessage) -> int:
     return int(message.id.split("-")[2], 16)
 

@@ -110,7 +110,7 @@ def group_facts(group: pb.OrderedGroup, places: Mapping[int, pb.OrderedPartition
         "is_paused": group.is_paused,
         "frontier": [{"first": each.lps.first, "end": each.lps.end, "version": each.version} for each in group.frontier],
         "consumers": list(group.consumers),
-        "backlog": group.backlog,
+        "left": sum(messages_left(each) for each in group.partitions),
         "parked_keys": group.parked_keys,
         "lag_ms": max((each.lag_ms for each in group.partitions), default=0),
         "lanes": [_lane(each) for each in group.lanes],
@@ -152,11 +152,6 @@ def _reading(status: control.PartitionStatus, place: pb.OrderedPartition | None)
             for each in status.holders
         ],
     }
-
-
-def left_of(group: Mapping[str, Any]) -> int:
-    """The messages that a group has not done in all partitions that it reads, from its facts; `backlog` counts command messages, too."""
-    return sum(each["left"] for each in group["partitions"])
 
 
 def left_in(group: pb.OrderedGroup, numbers: Iterable[int]) -> int:

@@ -10,7 +10,8 @@ from cli_support import Command, FakeMeta
 from qmq.errors import MessageNotFound
 from qmq.model import DelayedId, MessageId
 from qmq.operations.inquiry import Followed, Inquiry
-from qmq.operations.message_view import span_text, timeline, why
+from qmq.operations.message_view import event_line, span_text, timeline, why
+from qmq.operations.moments import Time
 from qmq.proto.v1 import control_pb2 as control
 from qmq.proto.v1 import delay_pb2
 from qmq.proto.v1 import meta_pb2 as pb
@@ -226,6 +227,12 @@ def test_trace_asks_page_by_page_and_says_since_when_it_knows(meta: FakeMeta, qm
     asked = [(each.subject, each.broker_group, each.sequence, each.group, each.cursor) for each in meta.requests("TraceMessage")]
     assert asked == [("orders", "g1", 4711, "billing", b""), ("orders", "g1", 4711, "billing", b"more")]
     assert [row["what"] for row in qmq.json("message", "trace", str(ID))] == ["created", "stored", "handed out", "acknowledged"]
+
+
+def test_an_event_of_a_trace_is_one_line() -> None:
+    line = event_line(Time(1_700_000_000_000), "billing", "failed", "billing-1", 2, "broken")
+    assert line == "2023-11-14T22:13:20.000+00:00  group billing: failed: billing-1, attempt 2, broken"
+    assert event_line(Time(1_700_000_000_000), "", "created", "", "", "") == "2023-11-14T22:13:20.000+00:00  created"
 
 
 def test_why_says_it_in_words(meta: FakeMeta, qmq: Command) -> None:

@@ -39,7 +39,7 @@ GROUP_FIELDS = [
     "is_paused",
     "frontier",
     "consumers",
-    "backlog",
+    "left",
     "parked_keys",
     "lag_ms",
     "lanes",
@@ -119,7 +119,7 @@ def test_json_of_a_route_has_all_there_is_to_know(meta: FakeMeta, qmq: Command) 
     assert (old["partition"], old["first"], old["end"], old["state"], old["sealed_at"], old["messages"]) == (2, 256, 512, "sealed", 99, 99)
     (billing,) = found["groups"]
     assert list(billing) == GROUP_FIELDS
-    assert (billing["version"], billing["backlog"], billing["lag_ms"], billing["parked_keys"]) == (1, 20, 700, 1)
+    assert (billing["version"], billing["left"], billing["lag_ms"], billing["parked_keys"]) == (1, 20, 700, 1)
     assert billing["frontier"][1] == {"first": 384, "end": 512, "version": 1}
     assert billing["lanes"] == [{"partition": 2, "first": 384, "end": 512, "broker_group": "g1", "version": 1, "consumer": "c1"}]
     (reading,) = billing["partitions"]
@@ -142,7 +142,7 @@ def test_people_see_the_route_the_groups_and_what_is_under_way(meta: FakeMeta, q
         "partitions of older versions that are still read or waited for",
         "sealed at 99",
         "group billing: version 1 of 2, gate lanes",
-        "consumers 1, lanes 1, backlog 20, lag 700 ms, parked keys 1",
+        "consumers 1, lanes 1, left 20, lag 700 ms, parked keys 1",
         "│v2▒",
         "│v1░",
         "░ version 1  ▒ version 2",

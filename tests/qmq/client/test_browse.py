@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 
@@ -128,3 +129,16 @@ async def test_a_batch_that_cannot_hold_the_content_is_not_taken_apart(node: Nod
             await producer.send_many([b"hay"] * 1_000 + [b"the needle"] * 10)
         assert len(await bodies(mq.browse("s", content=b"needle"))) == 10
     assert len(made) <= 20
+
+
+async def test_a_search_that_ends_early_gives_up_the_page_it_asked_for_ahead(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(browsing, "PAGE_BYTES", 1_000)
+    async with qmq.connect(node.address) as mq:
+        async with mq.producer("s", batch_messages=10) as producer:
+            await producer.send_many([b"hay " * 20] * 500 + [b"the needle"] * 10 + [b"hay " * 20] * 500)
+        assert len(await bodies(mq.browse("s", content=b"needle"))) == 10
+        before = asyncio.all_tasks()
+        async with contextlib.aclosing(mq.browse("s", content=b"needle")) as messages:  # type: ignore[type-var]
+            assert (await anext(messages)).body == b"the needle"
+        await asyncio.sleep(0)
+        assert asyncio.all_tasks() <= before
