@@ -70,7 +70,7 @@ async def test_a_user_can_split_a_partition_while_half_of_it_is_consumed_and_see
     assert [each["partition"] for each in shown["partitions"]] == [3, 4, 2]
     (old,) = shown["older_partitions"]
     assert (old["partition"], old["first"], old["end"], old["state"]) == (1, 0, 512, "sealed")
-    assert (group_of(node_process, "billing")["version"], group_of(node_process, "billing")["backlog"] > 0) == (1, True)
+    assert (group_of(node_process, "billing")["version"], group_of(node_process, "billing")["left"] > 0) == (1, True)
     seen += consume(node_process, "billing", 500)
     expected = {f"k{key}": list(range(key, 600, 20)) for key in range(20)}
     assert by_key(seen) == expected
