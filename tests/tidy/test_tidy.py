@@ -112,7 +112,7 @@ def test_files_that_docstrings_and_pages_name_exist() -> None:
 
 
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-SHARED_NAMES = {"admin", "connection", "dead_letters", "Connection"}
+SHARED_NAMES = {"admin", "connection", "dead_letters", "Command", "Connection", "Migration"}
 """The two ends of a connection; a Spark job, whose module has its name; and what Django looks for by this name."""
 
 

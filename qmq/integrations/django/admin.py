@@ -1,4 +1,4 @@
-"""The outbox in Django's admin: what waits, what was set aside and why; retry and drop, as `qmq outbox` does."""
+"""Django's admin: what waits in the outbox, what was set aside and why, with retry and drop as in `qmq outbox`; tasks and results."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from django.contrib import admin, messages
 
-from qmq.integrations.django.models import OutboxEntry
+from qmq.integrations.django.models import OutboxEntry, TaskRecord
 from qmq.sql.outbox_tables import ASIDE, WAITING
 
 
@@ -46,4 +46,19 @@ class OutboxEntryAdmin(admin.ModelAdmin):
 
     def has_change_permission(self, request: Any, obj: Any = None) -> bool:
         """Nobody changes a message. Whoever may delete one may retry it."""
+        return False
+
+
+@admin.register(TaskRecord)
+class TaskRecordAdmin(admin.ModelAdmin):
+    list_display = ("id", "task_path", "queue_name", "status", "enqueued_at", "run_after", "finished_at")
+    list_filter = ("status", "queue_name")
+    ordering = ("-enqueued_at",)
+    search_fields = ("id", "task_path")
+
+    def has_add_permission(self, request: Any) -> bool:
+        return False
+
+    def has_change_permission(self, request: Any, obj: Any = None) -> bool:
+        """Nobody changes a result; who may delete one may forget the task: a worker that gets its message does nothing."""
         return False

@@ -1,4 +1,4 @@
-"""The outbox's table, as the admin sees it. `qmq.sql` reads and writes the table by its own statements."""
+"""The outbox's table, as the admin sees it (`qmq.sql` reads and writes the table by its own statements), and the table of tasks."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ from django.db import models
 from qmq.sql.outbox_tables import ASIDE, TABLE, WAITING
 
 STATES: Final = ((WAITING, "waiting"), (ASIDE, "set aside"))
+ID_CHARS: Final = 32
+"""Of a task's id."""
 
 
 class OutboxEntry(models.Model):
-    """the migration has the statements of qmq.sql"""
+    """A message that a committed transaction left, and that is not sent yet."""
 
     id = models.BigAutoField(primary_key=True)
     message_id = models.BinaryField()
@@ -38,3 +40,30 @@ class OutboxEntry(models.Model):
 
     def __str__(self) -> str:
         return f"{self.subject} {bytes(self.message_id).hex()}"
+
+
+class TaskRecord(models.Model):
+    """A task of `django.tasks` and its result. Rows stay until the project deletes them."""
+
+    id = models.CharField(max_length=ID_CHARS, primary_key=True)
+    task_path = models.TextField()
+    queue_name = models.CharField(max_length=127)
+    backend = models.CharField(max_length=127)
+    run_after = models.DateTimeField(null=True)
+    args = models.JSONField(default=list)
+    kwargs = models.JSONField(default=dict)
+    status = models.CharField(max_length=10)
+    enqueued_at = models.DateTimeField(db_index=True)
+    started_at = models.DateTimeField(null=True)
+    finished_at = models.DateTimeField(null=True)
+    last_attempted_at = models.DateTimeField(null=True)
+    return_value = models.JSONField(null=True)
+    errors = models.JSONField(default=list)
+    worker_ids = models.JSONField(default=list)
+
+    class Meta:
+        db_table = "qmq_task"
+        verbose_name = "task"
+
+    def __str__(self) -> str:
+        return f"{self.task_path} {self.id}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from support import NodeProcess
@@ -14,3 +15,28 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     node = NodeProcess(tmp_path_factory.mktemp("node"))
     yield node.start()
     node.kill()
+
+
+@pytest.fixture(scope="package")
+def project(address: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The Django project, migrated, in this process; the path of its database."""
+    database = str(tmp_path_factory.mktemp("django") / "shop.sqlite")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(Path(__file__).parent))
+        patch.setenv("QMQ_TEST_DATABASE", database)
+        patch.setenv("QMQ_SERVER", address)
+        import django
+        import django_project
+
+        django_project.configure()
+        django.setup()
+        from django.core.management import call_command
+
+        call_command("migrate", verbosity=0)
+        yield database
+        from django.db import connections
+
+        from qmq.integrations.django import sending
+
+        sending.close()
+        connections.close_all()

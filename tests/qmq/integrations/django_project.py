@@ -3,6 +3,7 @@
 import os
 import sys
 
+import django
 from django.conf import settings
 
 
@@ -28,6 +29,7 @@ def configure() -> None:
             "django.contrib.sessions",
             "qmq.integrations.django",
             "django_shop",
+            *(["django_tasks"] if django.VERSION < (6, 0) else []),
         ],
         MIDDLEWARE=[
             "django.contrib.sessions.middleware.SessionMiddleware",
@@ -47,6 +49,7 @@ def configure() -> None:
                 },
             }
         ],
+        TASKS={"default": {"BACKEND": "qmq.integrations.django.task_backend.TaskBackend", "QUEUES": ["default", "queue-1"]}},
         QMQ={"SERVER": os.environ.get("QMQ_SERVER", "127.0.0.1:1"), "OPTIONS": {"state_dir": False}},
     )
 

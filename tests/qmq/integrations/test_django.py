@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -18,30 +17,6 @@ django = pytest.importorskip("django", reason="needs Django: pip install 'qmq[dj
 HERE = Path(__file__).parent
 SOON_S = 30
 pytestmark = [pytest.mark.xdist_group("django"), pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning")]
-
-
-@pytest.fixture(scope="module")
-def project(address: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The project, migrated, in this process; the path of its database."""
-    database = str(tmp_path_factory.mktemp("django") / "shop.sqlite")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(HERE))
-        patch.setenv("QMQ_TEST_DATABASE", database)
-        patch.setenv("QMQ_SERVER", address)
-        import django_project
-
-        django_project.configure()
-        django.setup()
-        from django.core.management import call_command
-
-        call_command("migrate", verbosity=0)
-        yield database
-        from django.db import connections
-
-        from qmq.integrations.django import sending
-
-        sending.close()
-        connections.close_all()
 
 
 @pytest.fixture
