@@ -20,6 +20,8 @@ INVISIBLE_S: Final = 30.0
 INVISIBLE_S_MAX: Final = 12 * 3600.0
 VERDICTS: Final = ("ack", "nack", "reject", "release")
 DELAY_S_MAX: Final = limits.DELAY_MS_MAX / 1000
+DEBEZIUM: Final = "x-debezium-"
+"""Begins the headers with which Debezium Server's HTTP sink sends a record's own headers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +70,7 @@ def messages_of(headers: Mapping[str, str], body: bytes) -> list[HttpMessage]:
         return [_of_event(each) for each in cloud_event.of_batch(_json(body))]
     if cloud_event.is_event(headers):
         return [_of_event(cloud_event.of_headers(headers, body))]
-    kept = {cloud_event.CONTENT_TYPE: headers[cloud_event.CONTENT_TYPE]} if headers.get(cloud_event.CONTENT_TYPE) else {}
+    kept = {name: value for name, value in headers.items() if value and (name == cloud_event.CONTENT_TYPE or name.startswith(DEBEZIUM))}
     return [HttpMessage(body, kept, None)]
 
 

@@ -182,3 +182,35 @@ async def test_schemathesis_finds_no_answer_that_the_description_does_not_name(h
     )
     printed, _ = await process.communicate()
     assert process.returncode == 0, printed.decode()
+
+
+CHANGE = {
+    "id": "name:shop;lsn:29274832;txId:565;sequence:[null,29274832]",
+    "source": "/debezium/postgresql/shop",
+    "specversion": "1.0",
+    "type": "io.debezium.connector.postgresql.DataChangeEvent",
+    "time": "2026-01-13T13:55:39.738Z",
+    "datacontenttype": "application/json",
+    "iodebeziumop": "c",
+    "iodebeziumversion": "3.4.0.Final",
+    "iodebeziumtable": "customers",
+    "iodebeziumxmin": None,
+    "data": {"schema": {"type": "struct"}, "payload": {"before": None, "after": {"id": 1004, "name": "Anne"}}},
+}
+
+
+async def test_a_change_that_debezium_server_posts_as_cloudevent_is_an_event(http: Any, subject: str) -> None:
+    answer = await http.post(f"/subjects/{subject}", json=CHANGE, headers={"content-type": "application/cloudevents+json"})
+    assert answer.status_code == 200, answer.text
+    (found,) = await received(http, subject)
+    assert found["event"] == {name: value for name, value in CHANGE.items() if value is not None}
+    assert found["headers"]["ce-iodebeziumop"] == "c"
+
+
+async def test_a_record_that_debezium_server_posts_keeps_its_headers(http: Any, mq: qmq.Client, subject: str) -> None:
+    headers = {"content-type": "application/json", "X-DEBEZIUM-ID": "c25kLTE=", "X-DEBEZIUM-EVENTTYPE": "T3JkZXJDcmVhdGVk"}
+    answer = await http.post(f"/subjects/{subject}", content=b'{"order":7}', headers=headers)
+    assert answer.status_code == 200, answer.text
+    message = await anext(aiter(mq.consumer(subject, "g")))
+    assert message.body == b'{"order":7}'
+    assert message.headers == {name.lower(): value.encode() for name, value in headers.items()}
