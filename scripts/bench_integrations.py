@@ -186,9 +186,8 @@ def main() -> None:
     finally:
         for server in servers.values():
             server.stop()
-    print(
-        "| framework | on | sent a second | run a second | CPU of sending | CPU of running | CPU of the server |\n|---|---|---|---|---|---|---|"
-    )
+    print("| framework | on | sent a second | run a second | CPU of sending | CPU of running | CPU of the server |")
+    print("|---|---|---|---|---|---|---|")
     for (framework, place), runs in found.items():
         middle = {name: statistics.median(each[name] for each in runs) for name in runs[0]}
         rates = f"{middle['send per_s']:,.0f} | {middle['work per_s']:,.0f}"
