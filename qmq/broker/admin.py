@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator, Iterable
 from contextlib import aclosing
 from typing import Final, TypeVar
 
-from qmq.batch import ENVELOPE_BYTES
 from qmq.broker.broker import Broker
 from qmq.broker.message_history import MessageHistory
 from qmq.broker.message_search import FoundMessage, MessageSearch
@@ -271,7 +270,7 @@ class BrokerAdmin:
             for entry in walk(segments, begin):
                 if entry.envelope.index > store.committed_index or size >= min(bytes_max, READ_BYTES_MAX):
                     break
-                found += (segments.read(entry.position, ENVELOPE_BYTES), entry.region)
+                found += (entry.head, entry.region)
                 size += entry.envelope.total_bytes
         except CorruptBatch as cause:
             if not found:

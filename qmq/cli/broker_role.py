@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
@@ -31,12 +31,19 @@ _MODE_COLUMNS = ("group", "from", "to")
 class BrokerOptions(RetryFlags, ShardedOptions):
     """Options of `qmq broker`."""
 
+    object_store: Annotated[
+        str,
+        typer.Option(envvar="QMQ_OBJECT_STORE", help="Copy sealed segments there: s3://BUCKET/PREFIX, gs://…, az://… or file:///FOLDER."),
+    ] = ""
+
     def config(self) -> ReplicaConfig:
         """The broker's configuration. Raises InvalidArgument, InvalidName, typer.BadParameter."""
         from qmq.broker.broker_config import BrokerConfig
         from qmq.node.replica_node import ReplicaConfig
 
-        return ReplicaConfig(**self.shared_config("broker group"), broker=BrokerConfig(name=self.group, retries=self.retries()))
+        shared = self.shared_config("broker group")
+        shared["log"] = replace(shared["log"], object_store_url=self.object_store)
+        return ReplicaConfig(**shared, broker=BrokerConfig(name=self.group, retries=self.retries()))
 
 
 def serve_shards(options: BrokerOptions) -> None:

@@ -37,6 +37,8 @@ class Entry:
 
     position: int
     envelope: Envelope
+    head: bytes
+    """The envelope's bytes."""
     region: bytes
 
     @property
@@ -93,8 +95,13 @@ def head_at(segments: Segments, position: int) -> Envelope | None:
 
 def walk(segments: Segments, position: int) -> Iterator[Entry]:
     """Every entry from `position` on, checked. Raises CorruptBatch at the first bad one (see `entry_at`)."""
-    window = ReadWindow(segments.read, _READ_BYTES)
-    while position < segments.end:
+    return walk_bytes(segments.read, position, lambda: segments.end)
+
+
+def walk_bytes(read: Callable[[int, int], bytes], position: int, end: Callable[[], int]) -> Iterator[Entry]:
+    """Every entry from `position` to the end of what `read(position, size)` gives, checked. Raises CorruptBatch at the first bad one."""
+    window = ReadWindow(read, _READ_BYTES)
+    while position < end():
         entry = _entry(window, position)
         yield entry
         position = entry.end
@@ -106,13 +113,14 @@ def entry_at(segments: Segments, position: int) -> Entry:
 
 
 def _entry(window: ReadWindow, position: int) -> Entry:
-    envelope = parse_envelope(window.read(position, ENVELOPE_BYTES))
+    head = window.read(position, ENVELOPE_BYTES)
+    envelope = parse_envelope(head)
     region = window.read(position + ENVELOPE_BYTES, envelope.total_bytes - ENVELOPE_BYTES)
     if len(region) != envelope.total_bytes - ENVELOPE_BYTES:
         raise CorruptBatch("the entry is incomplete")
     if crc32c(region) != envelope.region_crc:
         raise CorruptBatch("the checksum of the region is wrong")
-    return Entry(position, envelope, region)
+    return Entry(position, envelope, head, region)
 
 
 def judge(segments: Segments, bad: int, flushed: int, cause: CorruptBatch, *, log: int = -1, trusts_envelopes: bool = True) -> None:

@@ -45,6 +45,8 @@ class LogConfig:
     """Newest writes in memory, for slaves."""
     producer_expiry_ms: int = 3600 * 1000
     """A producer that was silent on a queue for so long is forgotten; an older retry could be stored twice."""
+    object_store_url: str = ""
+    """Where a replica copies sealed segments of the message log (docs/TIERING.md); empty: nowhere."""
 
     def __post_init__(self) -> None:
         for name in ("segment_bytes", "action_segment_bytes", "checkpoint_bytes"):

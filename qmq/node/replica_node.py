@@ -50,12 +50,15 @@ from qmq.node.metering import serving
 from qmq.node.metering.access_metrics import AccessSource
 from qmq.node.metering.coordination_metrics import CoordinationSource, CountedStore
 from qmq.node.metering.exposure_metrics import ExposureSource
+from qmq.node.metering.tiering_metrics import TieringSource
 from qmq.node.process_status import process_status
 from qmq.node.replica_readiness import of_replica
 from qmq.private_files import make_private
 from qmq.security.access_control import AccessConfig
 from qmq.security.audit import AuditLog
 from qmq.security.cluster_access import follow_access, server_network
+from qmq.tiering.object_store import open_objects
+from qmq.tiering.segment_copier import SegmentCopier
 
 if TYPE_CHECKING:
     from qmq_coordination.coordination_store import CoordinationStore
@@ -117,6 +120,9 @@ class ReplicaNode:
         self.access = follow_access(self.view, config.access, AuditLog(sink=self._audit), self._clock)
         self._disk = environment.disk
         self._is_opening = False
+        url = config.log.object_store_url
+        self._objects = open_objects(url) if url else None
+        self._copier: SegmentCopier | None = None
         self._roles: dict[str, int] = {}
         """How often it took each role."""
         self.metrics: MetricsServer | None = None
@@ -147,6 +153,7 @@ class ReplicaNode:
         self._judge_past(is_new=found is None)
         self._running = self._assemble()
         self.broker, self.driver, self.standing = self._running.broker, self._running.driver, self._running.status
+        self._copier = self._make_copier()
         await self._running.listen(config.data_port, config.control_port, self._also_served())
         self._take_part()
         if self._audit is not None:
@@ -171,6 +178,18 @@ class ReplicaNode:
             host=config.host,
             advertise=config.advertise,
             process=process_status(config.host, config.etcd, self.environment.network.credentials),
+        )
+
+    def _make_copier(self) -> SegmentCopier | None:
+        """What copies sealed segments to the object store, if there is one."""
+        if self._objects is None:
+            return None
+        return SegmentCopier(
+            lambda: None if self._is_opening else self.broker.store,
+            lambda: self.driver.core.role is Role.MASTER,
+            self._objects,
+            self.config.group,
+            self.environment.fatal,
         )
 
     async def _begin_view(self) -> None:
@@ -255,6 +274,8 @@ class ReplicaNode:
         self.view.on_change(self._changed)
         self._changed(ViewChange())
         running.start()
+        if self._copier is not None:
+            self._copier.start()
 
     def readiness(self) -> Readiness:
         """The state for /readyz."""
@@ -272,6 +293,7 @@ class ReplicaNode:
         )
         return [
             *own,
+            *([TieringSource(self._copier, self.config.group)] if self._copier is not None else []),
             CoordinationSource(self.coordination, self.view),
             AccessSource(self.access),
             ExposureSource(self.config.host, self.config.etcd, self.environment.network.credentials),
@@ -402,6 +424,8 @@ class ReplicaNode:
             except QmqError as failure:
                 log.warning("stopping without handing over: %s", failure)
         self.broker.begin_stop()
+        if self._copier is not None:
+            await self._copier.stop()
         for task in (self._registering, self._viewing):
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)

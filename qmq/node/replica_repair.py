@@ -25,7 +25,7 @@ from typing import Final, Protocol
 
 import grpc
 
-from qmq.batch import ENVELOPE_BYTES, MAGIC, Envelope, parse_envelope
+from qmq.batch import MAGIC, Envelope, parse_envelope
 from qmq.errors import CorruptBatch, InvalidArgument, LogDamaged, QmqError
 from qmq.limits import BATCH_BYTES_MAX, MIB
 from qmq.log import checkpoint as checkpoints
@@ -71,7 +71,7 @@ def read_log(store: Store, number: int, position: int, bytes_max: int) -> bytes:
     size = 0
     try:
         for entry in walk(segments, position):
-            found += (segments.read(entry.position, ENVELOPE_BYTES), entry.region)
+            found += (entry.head, entry.region)
             size += entry.envelope.total_bytes
             if size >= most:
                 break

@@ -16,6 +16,7 @@ from qmq.node.metering.delay_metrics import DelaySource
 from qmq.node.metering.groups_metrics import GroupsSource
 from qmq.node.metering.log_metrics import LogSource
 from qmq.node.metering.replica_metrics import ReplicaSource
+from qmq.node.metering.tiering_metrics import TieringSource
 from qmq.proto.v1 import control_pb2 as pb
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ def figures_by_role() -> dict[str, Sequence[Figure]]:
     both = (*ReplicaSource.figures, *LogSource.figures, *BrokerSource.figures, *all_servers)
     return {
         "client": (*ClientSource.figures, LEFT_OUT),
-        "broker": (*both, *GroupsSource.figures),
+        "broker": (*both, *TieringSource.figures, *GroupsSource.figures),
         "meta": (*MetaSource.figures, *all_servers),
         "delay": (*both, *DelaySource.figures),
         "gateway": (*GatewaySource.figures, LEFT_OUT),

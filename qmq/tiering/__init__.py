@@ -1,0 +1,1 @@
+"""Sealed segments of the message log in an object store: docs/TIERING.md."""

@@ -1,0 +1,114 @@
+"""The calls that tiering makes to an object store. They block: call them in a thread."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from qmq.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from obstore.store import ObjectStore as AnyStore
+
+REQUEST_S: Final = 30.0
+"""A request that takes longer has failed."""
+RETRY_S: Final = 10.0
+"""How long one call retries server errors and lost connections by itself; after that the copier waits longer."""
+
+
+class StoreAway(Exception):
+    """The object store did not do what it was asked to do: try again later."""
+
+
+class Objects(Protocol):
+    """An object store. Every method may raise StoreAway."""
+
+    def create(self, name: str, data: bytes) -> bool:
+        """Put an object, all or nothing; False if one of this name is there."""
+        ...
+
+    def get(self, name: str) -> bytes | None:
+        """An object's bytes; None if there is none."""
+        ...
+
+    def delete(self, name: str) -> None:
+        """Delete an object, if it is there."""
+        ...
+
+
+class ObstoreObjects:
+    """An object store by obstore."""
+
+    def __init__(self, store: AnyStore) -> None:
+        self._store = store
+
+    def create(self, name: str, data: bytes) -> bool:
+        import obstore
+        from obstore.exceptions import AlreadyExistsError, BaseError
+
+        try:
+            obstore.put(self._store, name, data, mode="create", use_multipart=False)
+        except AlreadyExistsError:
+            return False
+        except (BaseError, OSError) as cause:
+            raise StoreAway(f"putting {name} failed: {_first_line(cause)}") from cause
+        return True
+
+    def get(self, name: str) -> bytes | None:
+        import obstore
+        from obstore.exceptions import BaseError, NotFoundError
+
+        try:
+            return bytes(obstore.get(self._store, name).bytes())
+        except (NotFoundError, FileNotFoundError):
+            return None
+        except (BaseError, OSError) as cause:
+            raise StoreAway(f"getting {name} failed: {_first_line(cause)}") from cause
+
+    def delete(self, name: str) -> None:
+        import obstore
+        from obstore.exceptions import BaseError, NotFoundError
+
+        try:
+            obstore.delete(self._store, name)
+        except (NotFoundError, FileNotFoundError):
+            return
+        except (BaseError, OSError) as cause:
+            raise StoreAway(f"deleting {name} failed: {_first_line(cause)}") from cause
+
+
+def open_objects(url: str, *, request_s: float = REQUEST_S, retry_s: float = RETRY_S) -> ObstoreObjects:
+    """The object store at a URL: `s3://bucket/prefix`, `gs://…`, `az://…` or `file:///folder`; a folder is made if it is missing.
+
+    Nothing is asked of a remote store yet. Raises InvalidArgument.
+    """
+    try:
+        from obstore.exceptions import BaseError
+        from obstore.store import LocalStore, from_url
+    except ImportError as cause:
+        raise InvalidArgument("--object-store needs obstore: pip install 'qmq[tiering]'") from cause
+    scheme, _, place = url.partition("://")
+    try:
+        if scheme == "file":
+            if not place.startswith("/"):
+                raise InvalidArgument(f"an object store in a folder is file:///FOLDER, not {url!r}")
+            return ObstoreObjects(LocalStore(Path(place), mkdir=True))
+        if scheme not in ("s3", "gs", "az"):
+            raise InvalidArgument(f"an object store is s3://, gs://, az:// or file:///, not {url!r}")
+        return ObstoreObjects(from_url(url, client_options=_client_options(request_s), retry_config=_retries(retry_s)))
+    except (BaseError, ValueError, OSError) as cause:
+        raise InvalidArgument(f"the object store {url!r} cannot be opened: {_first_line(cause)}") from cause
+
+
+def _client_options(request_s: float) -> Any:
+    seconds = timedelta(seconds=request_s)
+    return {"timeout": seconds, "connect_timeout": min(seconds, timedelta(seconds=5)), "allow_http": True}
+
+
+def _retries(retry_s: float) -> Any:
+    return {"max_retries": 3, "retry_timeout": timedelta(seconds=retry_s)}
+
+
+def _first_line(cause: BaseException) -> str:
+    return str(cause).strip().partition("\n")[0]

@@ -1,0 +1,115 @@
+"""Which segments a replica knows to be in the object store, or on their way there, and what is to be done next.
+
+Pure. A segment enters the catalog before its first object is written and leaves it after the last one is deleted, so everything in the
+store is in a catalog.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from enum import Enum
+from struct import Struct
+from typing import Final
+
+import msgspec
+from google_crc32c import value as crc32c
+
+from qmq.tiering.stored_segment import SealedSegment
+
+_MAGIC: Final = b"QMT1"
+_CHECKSUM: Final = Struct("<I")
+_HEAD_BYTES: Final = len(_MAGIC) + _CHECKSUM.size
+_VERSION: Final = 1
+
+
+class Task(Enum):
+    """What is to be done with a segment."""
+
+    COPY = "copy"
+    """Copy it to the store, or find that it is there."""
+    LOOK = "look"
+    """Find out whether the master has copied it."""
+    DELETE = "delete"
+    """Delete its objects: retention has ended it."""
+    FORGET = "forget"
+    """Find out whether the master has deleted its objects."""
+
+
+@dataclass(frozen=True, slots=True)
+class CatalogStep:
+    """The next thing to do."""
+
+    task: Task
+    segment: SealedSegment
+
+
+class SegmentCatalog:
+    """One replica's catalog."""
+
+    def __init__(self, stored: Iterable[SealedSegment] = (), noted: Iterable[SealedSegment] = ()) -> None:
+        self._stored = {each.base: each for each in stored}
+        """Read back from the store, or in a manifest there."""
+        self._noted = {each.base: each for each in noted}
+        """Perhaps in the store, whole or in part."""
+
+    @property
+    def stored(self) -> list[SealedSegment]:
+        """The segments that are in the store, oldest first."""
+        return sorted(self._stored.values())
+
+    @property
+    def noted(self) -> list[SealedSegment]:
+        """The segments that may have objects in the store and are not known to be there whole, oldest first."""
+        return sorted(self._noted.values())
+
+    def note(self, segments: Iterable[SealedSegment]) -> bool:
+        """These are sealed. True if some are new: save the catalog before one of them is copied."""
+        new = {each.base: each for each in segments if each.base not in self._stored and each.base not in self._noted}
+        self._noted.update(new)
+        return bool(new)
+
+    def is_stored(self, segment: SealedSegment) -> bool:
+        return segment.base in self._stored
+
+    def now_stored(self, segment: SealedSegment) -> None:
+        """All its bytes were read back, or its manifest was."""
+        self._noted.pop(segment.base, None)
+        self._stored[segment.base] = segment
+
+    def now_gone(self, segment: SealedSegment) -> None:
+        """None of its objects is in the store."""
+        self._noted.pop(segment.base, None)
+        self._stored.pop(segment.base, None)
+
+    def next_step(self, start: int, committed: int, *, is_master: bool, waiting: Collection[int] = ()) -> CatalogStep | None:
+        """The next thing to do; deletions first, then the oldest segment.
+
+        The log begins at `start`, and its bytes before `committed` will never be taken back. `waiting` are bases of segments that are
+        left alone for now.
+        """
+        known = sorted([*self._stored.values(), *self._noted.values()])
+        ended = next((each for each in known if each.end <= start and each.base not in waiting), None)
+        if ended is not None:
+            return CatalogStep(Task.DELETE if is_master else Task.FORGET, ended)
+        ready = (each for each in self.noted if start < each.end <= committed and each.base not in waiting)
+        segment = next(ready, None)
+        return None if segment is None else CatalogStep(Task.COPY if is_master else Task.LOOK, segment)
+
+    def encode(self) -> bytes:
+        """Its bytes in its file."""
+        lists = [[(each.base, each.size) for each in some] for some in (self.stored, self.noted)]
+        payload = msgspec.msgpack.encode([_VERSION, *lists])
+        return _MAGIC + _CHECKSUM.pack(crc32c(payload)) + payload
+
+
+def decode_catalog(data: bytes) -> SegmentCatalog | None:
+    """None if the bytes are damaged, or of another version: the catalog is made anew from what is on the disk and in the store."""
+    payload = data[_HEAD_BYTES:]
+    if data[: len(_MAGIC)] != _MAGIC or len(data) <= _HEAD_BYTES or _CHECKSUM.unpack_from(data, len(_MAGIC))[0] != crc32c(payload):
+        return None
+    version, *lists = msgspec.msgpack.decode(payload)
+    if version != _VERSION:
+        return None
+    stored, noted = ([SealedSegment(base, size) for base, size in each] for each in lists)
+    return SegmentCatalog(stored, noted)

@@ -1,0 +1,114 @@
+"""A sealed segment as objects: its chunks, their names, and the manifest that says that all of them are there."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from struct import Struct
+from typing import Final
+
+import msgspec
+from google_crc32c import extend
+from google_crc32c import value as crc32c
+
+from qmq.limits import MIB
+
+CHUNK_BYTES: Final = 8 * MIB
+_MAGIC: Final = b"QMG1"
+_CHECKSUM: Final = Struct("<I")
+_HEAD_BYTES: Final = len(_MAGIC) + _CHECKSUM.size
+_VERSION: Final = 1
+
+
+class BadManifest(Exception):
+    """An object with a manifest's name is not a manifest that this version reads."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class SealedSegment:
+    """A segment of the message log that has a successor."""
+
+    base: int
+    size: int
+
+    @property
+    def end(self) -> int:
+        """The position after its last byte."""
+        return self.base + self.size
+
+    def chunk_count(self, chunk_bytes: int = CHUNK_BYTES) -> int:
+        """How many objects have its bytes."""
+        return -(-self.size // chunk_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectNames:
+    """Names of one broker group's objects."""
+
+    group: str
+
+    def chunk(self, segment: SealedSegment, number: int) -> str:
+        """The name of a chunk; numbers begin at 0."""
+        return f"{self.group}/message/{segment.base:020d}/{number:06d}"
+
+    def manifest(self, segment: SealedSegment) -> str:
+        """The name of the manifest."""
+        return f"{self.group}/message/{segment.base:020d}/manifest"
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """The content of a stored segment."""
+
+    segment: SealedSegment
+    chunk_bytes: int
+    checksums: tuple[int, ...]
+    """CRC-32C of each chunk."""
+
+    def encode(self) -> bytes:
+        """Its bytes in the store."""
+        segment = self.segment
+        payload = msgspec.msgpack.encode([_VERSION, segment.base, segment.size, self.chunk_bytes, self.checksums])
+        return _MAGIC + _CHECKSUM.pack(crc32c(payload)) + payload
+
+
+def decode_manifest(data: bytes) -> Manifest:
+    """Raises BadManifest."""
+    payload = data[_HEAD_BYTES:]
+    if data[: len(_MAGIC)] != _MAGIC or len(data) <= _HEAD_BYTES or _CHECKSUM.unpack_from(data, len(_MAGIC))[0] != crc32c(payload):
+        raise BadManifest("it is damaged, or something else")
+    version, *content = msgspec.msgpack.decode(payload)
+    if version != _VERSION:
+        raise BadManifest(f"it has version {version}: upgrade this replica")
+    base, size, chunk_bytes, checksums = content
+    return Manifest(SealedSegment(base, size), chunk_bytes, tuple(checksums))
+
+
+class ChunkChecksums:
+    """Checksums of a segment's chunks, from its bytes in order, however they are cut."""
+
+    def __init__(self, chunk_bytes: int = CHUNK_BYTES) -> None:
+        self._chunk_bytes = chunk_bytes
+        self._done: list[int] = []
+        self._current = 0
+        self._filled = 0
+
+    def add(self, data: bytes) -> None:
+        """The next bytes."""
+        at = 0
+        while at < len(data):
+            piece = data[at : at + self._chunk_bytes - self._filled]
+            self._current = extend(self._current, piece)
+            self._filled += len(piece)
+            at += len(piece)
+            if self._filled == self._chunk_bytes:
+                self._next_chunk()
+
+    def _next_chunk(self) -> None:
+        self._done.append(self._current)
+        self._current = self._filled = 0
+
+    def end(self) -> tuple[int, ...]:
+        """All checksums: there are no more bytes."""
+        if self._filled:
+            self._next_chunk()
+        return tuple(self._done)

@@ -1,0 +1,110 @@
+"""The copier beside a log: it copies what is sealed, follows retention, waits for a store that is away, and continues after a restart."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from random import Random
+
+from support import eventually
+from tiered_log import CHUNK_BYTES, FaultyObjects, grow, in_memory, log_at
+
+from qmq.log.segments import segment_name
+from qmq.log.store import Store
+from qmq.tiering.object_store import Objects
+from qmq.tiering.segment_copier import CATALOG_FILE, CopierPace, SegmentCopier, sealed_segments
+from qmq.tiering.stored_segment import ObjectNames
+
+PACE = CopierPace(idle_s=0.005, away_s=0.005, away_s_max=0.01, later_s=0.02)
+NAMES = ObjectNames("g")
+
+
+def fail(cause: BaseException) -> None:
+    raise cause
+
+
+@asynccontextmanager
+async def running(store: Store, objects: Objects, *, is_master: bool = True) -> AsyncIterator[SegmentCopier]:
+    found = SegmentCopier(lambda: store, lambda: is_master, objects, "g", fail, pace=PACE, chunk_bytes=CHUNK_BYTES)
+    found.start()
+    try:
+        yield found
+    finally:
+        await found.stop()
+
+
+async def test_sealed_segments_are_stored_and_the_one_being_written_is_not(tmp_path: Path) -> None:
+    objects = in_memory()
+    with log_at(tmp_path) as store:
+        async with running(store, objects) as copier:
+            await eventually(lambda: copier.catalog.stored == sealed_segments(store))
+            grow(store, 4)
+            await eventually(lambda: copier.catalog.stored == sealed_segments(store))
+            assert copier.tallies.copied_bytes == store.messages.bases[-1]
+        async with running(store, objects) as copier:
+            await eventually(lambda: copier.catalog.stored == sealed_segments(store))
+            assert copier.tallies.copied_bytes == 0
+
+
+async def test_a_lost_catalog_is_made_anew_without_copying_again(tmp_path: Path) -> None:
+    objects = in_memory()
+    with log_at(tmp_path) as store:
+        async with running(store, objects) as copier:
+            await eventually(lambda: copier.catalog.stored == sealed_segments(store))
+        (store.folder / CATALOG_FILE).write_bytes(b"nonsense")
+        async with running(store, objects) as copier:
+            await eventually(lambda: copier.catalog.stored == sealed_segments(store))
+            assert copier.tallies.copied_bytes == 0
+
+
+async def test_a_store_that_is_away_gets_everything_when_it_is_back(tmp_path: Path) -> None:
+    random = Random(1)
+    objects = FaultyObjects(in_memory(), lambda call: call < 20 or random.random() < 0.4)
+    with log_at(tmp_path) as store:
+        async with running(store, objects) as copier:
+            await eventually(lambda: copier.catalog.stored == sealed_segments(store))
+            assert copier.tallies.failures["away"] >= 19
+            assert copier.tallies.failures["conflict"] == copier.tallies.failures["damaged"] == 0
+
+
+async def test_what_retention_ends_leaves_the_store_with_half_copies(tmp_path: Path) -> None:
+    inner = in_memory()
+    with log_at(tmp_path) as store:
+        segments = sealed_segments(store)
+        half = FaultyObjects(inner, lambda call: call > 6)
+        async with running(store, half) as copier:
+            await eventually(lambda: copier.tallies.failures["away"] > 0)
+        assert inner.get(NAMES.chunk(segments[0], 0)) is not None
+        store.messages.drop_files_before(store.messages.bases[-1])
+        random = Random(1)
+        objects = FaultyObjects(inner, lambda _: random.random() < 0.2)
+        async with running(store, objects) as copier:
+            await eventually(lambda: not copier.catalog.stored and not copier.catalog.noted)
+        names = [NAMES.chunk(each, number) for each in segments for number in range(each.chunk_count(CHUNK_BYTES))]
+        assert [name for name in names if inner.get(name) is not None] == []
+
+
+async def test_a_slave_writes_nothing_and_knows_what_its_master_stored_and_deleted(tmp_path: Path) -> None:
+    inner = in_memory()
+    seen = FaultyObjects(inner)
+    with log_at(tmp_path / "1") as store, log_at(tmp_path / "2") as other:
+        async with running(other, seen, is_master=False) as slave, running(store, inner) as master:
+            await eventually(lambda: slave.catalog.stored == sealed_segments(store))
+            for each in (other, store):
+                each.messages.drop_files_before(each.messages.bases[2])
+            await eventually(lambda: slave.catalog.stored == master.catalog.stored == sealed_segments(store))
+    assert {method for method, _ in seen.names} == {"get"}
+
+
+async def test_a_damaged_segment_waits_for_its_repair_and_holds_up_no_other(tmp_path: Path) -> None:
+    objects = in_memory()
+    with log_at(tmp_path) as store:
+        first, *others = sealed_segments(store)
+        path = store.messages.folder / segment_name(first.base)
+        whole = path.read_bytes()
+        path.write_bytes(whole[:5000] + b"?" + whole[5001:])
+        async with running(store, objects) as copier:
+            await eventually(lambda: copier.catalog.stored == others and copier.tallies.failures["damaged"] > 0)
+            path.write_bytes(whole)
+            await eventually(lambda: copier.catalog.stored == sealed_segments(store))
