@@ -11,17 +11,16 @@ from typing import Any, Final
 
 import grpc
 from qmq_ordering.lane import Lane
-from qmq_ordering.route import LpRange, PhysicalPartition
-from qmq_ordering.route import Route as OrderedRoute
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, stop_after_attempt, stop_after_delay, wait_random_exponential
 from tenacity.stop import stop_base
 
 from qmq.client.client_timing import TIMING, ClientTiming
 from qmq.client.delivery_client import DeliveryClient
 from qmq.client.locator import Pushed
+from qmq.client.metadata_answers import assigned_lane, is_answer_to, lanes_of, placement_of
 from qmq.client.ordered.lane_membership import Assigned, Member
 from qmq.client.partial import Partial
-from qmq.client.route_book import Ordering, Placement, SubjectRoute
+from qmq.client.route_book import Placement
 from qmq.errors import (
     CallerError,
     CoordinationUnknown,
@@ -422,7 +421,7 @@ class MetadataClient(DeliveryClient):
             generation=generation,
             wait_ms=wait_ms,
             leaves=leaves,
-            finished=[_assigned_lane(each) for each in finished],
+            finished=[assigned_lane(each) for each in finished],
         )
         found: pb.SyncMemberResponse
         try:
@@ -432,8 +431,7 @@ class MetadataClient(DeliveryClient):
         except QmqError as cause:
             self.turn()
             raise NotConnected(f"the metaserver could not say what {member.name!r} shall read: {cause}") from cause
-        lanes = [Lane(each.partition, LpRange(each.lps.first, each.lps.end), each.broker_group, each.version) for each in found.lanes]
-        return Assigned(found.generation, tuple(sorted(lanes)))
+        return lanes_of(found)
 
     # --- delayed messages ----------------------------------------------------------------------------------------------
 
@@ -512,49 +510,3 @@ class MetadataClient(DeliveryClient):
     async def close(self) -> None:
         for channel in self._channels.values():
             await channel.close()
-
-
-def is_answer_to(request: pb.ChangeRouteRequest, change: pb.RouteChangeInfo) -> bool:
-    """Whether a change is the requested one, as far as the request says. Pure.
-
-    Two callers with the same request at the same time may both get the same change, which is what both asked for.
-    """
-    kind = str(request.WhichOneof("operation"))
-    if change.kind != kind or change.reason != request.reason:
-        return False
-    groups = [each.broker_group for each in change.targets]
-    if kind == "split":
-        split = request.split
-        cuts = [each.lps.first for each in change.targets][1:]
-        is_cut_so = cuts == list(split.at) if split.at else len(groups) == (split.parts or 2)
-        return list(change.sources) == [split.partition] and is_cut_so and list(split.broker_groups or groups) == groups
-    if kind == "merge":
-        return sorted(change.sources) == sorted(request.merge.partitions) and (request.merge.broker_group or groups[0]) == groups[0]
-    return list(change.sources) == [request.move.partition] and groups == [request.move.broker_group]
-
-
-def placement_of(subject: str, found: pb.LocateResponse) -> Placement:
-    """Convert a metaserver's answer. Raises NotConnected if an ordered subject has no route yet."""
-    routes = [
-        SubjectRoute(each.broker_group, each.data_address, each.epoch, each.is_writable) for each in found.routes if each.partition == 0
-    ]
-    return Placement(routes, _ordering(subject, found))
-
-
-def _ordering(subject: str, found: pb.LocateResponse) -> Ordering | None:
-    """The order in a metaserver's answer. Raises NotConnected if an ordered subject has no route yet."""
-    if not found.settings.order:
-        return None
-    if not found.route.partitions:
-        raise NotConnected(f"ordered subject {subject!r} has no route yet")
-    parts = tuple(
-        PhysicalPartition(each.number, LpRange(each.lps.first, each.lps.end), each.broker_group) for each in found.route.partitions
-    )
-    number = max(part.number for part in parts) + 1
-    route = OrderedRoute(found.route.version, found.route.logical_partitions, number, parts)
-    return Ordering(Order(found.settings.order), route, frozenset(found.route.fenced))
-
-
-def _assigned_lane(lane: Lane) -> pb.AssignedLane:
-    lps = control.LpRange(first=lane.range.first, end=lane.range.end)
-    return pb.AssignedLane(partition=lane.partition, lps=lps, broker_group=lane.group, version=lane.version)

@@ -12,7 +12,7 @@ from pyspark_qmq.servers.retry_deadline import patiently
 from pyspark_qmq.servers.server_routes import routes_of
 from pyspark_qmq.servers.shown_token import token_for
 from pyspark_qmq.source_model import Routes
-from qmq.client.metadata import placement_of
+from qmq.client.metadata_answers import placement_of
 from qmq.client.route_book import Placement
 from qmq.errors import CallerError, CoordinationError, InvalidArgument, NotConnected, QmqError, Unavailable
 from qmq.proto.v1 import control_pb2_grpc, meta_pb2_grpc

@@ -10,7 +10,8 @@ import pytest
 from cli_support import PLACES, FakeMeta, change, described, place, route, serving
 
 from qmq.client.client_timing import ClientTiming
-from qmq.client.metadata import MetadataClient, is_answer_to
+from qmq.client.metadata import MetadataClient
+from qmq.client.metadata_answers import is_answer_to
 from qmq.errors import DeadlineExceeded, InvalidArgument, NotConnected, Outcome, RouteConflict
 from qmq.model import Fencing, Order, SubjectConfig
 from qmq.proto.v1 import control_pb2 as control

@@ -1,0 +1,66 @@
+"""What metaservers' answers mean: where a subject is, whether a change of its route is the requested one, a consumer's lanes."""
+
+from __future__ import annotations
+
+from qmq_ordering.lane import Lane
+from qmq_ordering.route import LpRange, PhysicalPartition
+from qmq_ordering.route import Route as OrderedRoute
+
+from qmq.client.ordered.lane_membership import Assigned
+from qmq.client.route_book import Ordering, Placement, SubjectRoute
+from qmq.errors import NotConnected
+from qmq.model import Order
+from qmq.proto.v1 import control_pb2 as control
+from qmq.proto.v1 import meta_pb2 as pb
+
+
+def is_answer_to(request: pb.ChangeRouteRequest, change: pb.RouteChangeInfo) -> bool:
+    """Whether a change is the requested one, as far as the request says. Pure.
+
+    Two callers with the same request at the same time may both get the same change, which is what both asked for.
+    """
+    kind = str(request.WhichOneof("operation"))
+    if change.kind != kind or change.reason != request.reason:
+        return False
+    groups = [each.broker_group for each in change.targets]
+    if kind == "split":
+        split = request.split
+        cuts = [each.lps.first for each in change.targets][1:]
+        is_cut_so = cuts == list(split.at) if split.at else len(groups) == (split.parts or 2)
+        return list(change.sources) == [split.partition] and is_cut_so and list(split.broker_groups or groups) == groups
+    if kind == "merge":
+        return sorted(change.sources) == sorted(request.merge.partitions) and (request.merge.broker_group or groups[0]) == groups[0]
+    return list(change.sources) == [request.move.partition] and groups == [request.move.broker_group]
+
+
+def placement_of(subject: str, found: pb.LocateResponse) -> Placement:
+    """Convert a metaserver's answer. Raises NotConnected if an ordered subject has no route yet."""
+    routes = [
+        SubjectRoute(each.broker_group, each.data_address, each.epoch, each.is_writable) for each in found.routes if each.partition == 0
+    ]
+    return Placement(routes, _ordering(subject, found))
+
+
+def _ordering(subject: str, found: pb.LocateResponse) -> Ordering | None:
+    """The order in a metaserver's answer. Raises NotConnected if an ordered subject has no route yet."""
+    if not found.settings.order:
+        return None
+    if not found.route.partitions:
+        raise NotConnected(f"ordered subject {subject!r} has no route yet")
+    parts = tuple(
+        PhysicalPartition(each.number, LpRange(each.lps.first, each.lps.end), each.broker_group) for each in found.route.partitions
+    )
+    number = max(part.number for part in parts) + 1
+    route = OrderedRoute(found.route.version, found.route.logical_partitions, number, parts)
+    return Ordering(Order(found.settings.order), route, frozenset(found.route.fenced))
+
+
+def assigned_lane(lane: Lane) -> pb.AssignedLane:
+    lps = control.LpRange(first=lane.range.first, end=lane.range.end)
+    return pb.AssignedLane(partition=lane.partition, lps=lps, broker_group=lane.group, version=lane.version)
+
+
+def lanes_of(found: pb.SyncMemberResponse) -> Assigned:
+    """The lanes that a consumer is assigned, sorted."""
+    lanes = [Lane(each.partition, LpRange(each.lps.first, each.lps.end), each.broker_group, each.version) for each in found.lanes]
+    return Assigned(found.generation, tuple(sorted(lanes)))
