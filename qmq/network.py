@@ -166,6 +166,10 @@ class ServerListener:
                 os.unlink(self._path)
 
 
+RELAYED_DESCRIPTORS: Final = 3
+"""Of a connection to a gRPC server through a relay (qmq/security/rpc_relay.py): of the peer, and of both ends of a socket."""
+
+
 class RpcPort:
     """A gRPC server that serves at `port`."""
 
@@ -184,8 +188,10 @@ class Network:
     """Whether this is the machine's own network, not a test's."""
     credentials: Credentials | None = None
     """TLS credentials for connections; None: no TLS."""
-    rpc_descriptors = 1
-    """How many descriptors a connection to a gRPC server's port takes."""
+
+    def rpc_descriptors(self, host: str) -> int:
+        """How many descriptors a connection to a gRPC server's port takes, if the server listens on this host."""
+        return 1 if is_local(host) else RELAYED_DESCRIPTORS
 
     def token_for(self, address: str) -> str:
         """The token to show to the server at an address; empty for none. Raises InvalidArgument."""
@@ -220,6 +226,10 @@ class Network:
 
     async def serve(self, server: grpc.aio.Server, host: str, port: int, door: RpcDoor) -> RpcPort:
         """Start a gRPC server at a port; port 0 takes a free port. Raises OSError if the port is taken, InvalidArgument."""
+        if not is_local(host):
+            from qmq.security.rpc_relay import relay
+
+            return await relay(server, host, port, door)
         try:
             bound = bind(server, host, port)
         except BaseException:
@@ -256,7 +266,9 @@ class TokenNetwork(Network):
         self._inner, self._token, self._is_required = inner, token, is_required
         self.is_machine = inner.is_machine
         self.credentials = inner.credentials
-        self.rpc_descriptors = inner.rpc_descriptors
+
+    def rpc_descriptors(self, host: str) -> int:
+        return self._inner.rpc_descriptors(host)
 
     def token_for(self, address: str) -> str:
         if self._is_required:

@@ -1,10 +1,11 @@
 """Admits peers to a control port: bounds on the resources that all peers together can take, and the identity of each peer.
 
-Without TLS gRPC accepts the connections. With TLS they come through `qmq.security.rpc_relay`, which bounds their handshakes.
+At a port that only this machine reaches, without TLS, gRPC accepts the connections. At others they come through
+`qmq.security.rpc_relay`, which bounds how many begin in a second, with TLS and without.
 
     a peer that sends nothing, or stops within its handshake    cut after `handshake_ms`
-    handshakes of TLS beyond `handshakes_per_s`                 wait in the system's queue
-    more than `handshakes_max` of them under way                the oldest is broken off
+    connections beyond `handshakes_per_s`                       wait in the system's queue
+    more than `handshakes_max` handshakes of TLS under way      the oldest is broken off
     a connection on which nobody calls                          closed after `idle_ms`; the next call connects again
     a peer whose machine is gone, with a call under way         cut when it has answered no ping for `ping_timeout_ms`
     connections beyond `connections_max`                        closed at once
@@ -28,7 +29,7 @@ class RpcBounds:
     connections_max: int
     calls_max: int
     handshakes_per_s: int = 250
-    """TLS handshakes a second. One takes 2 to 3 ms of the event loop, which also serves calls."""
+    """New connections a second, with TLS or without. A TLS handshake takes 2 to 3 ms of the event loop, which also serves calls."""
     handshakes_max: int = 1_000
     """TLS handshakes under way at one time; beyond it, the oldest is ended."""
     handshake_ms: int = 10_000

@@ -87,7 +87,7 @@ def dev(_: typer.Context, options: DevOptions) -> None:
             gateway_port=options.gateway_port,
         )
         tls = options.tls()
-        require_guarded(options.host, options.insecure, tls=tls)
+        require_guarded(options.host, options.insecure, tls=tls, metrics_host=options.open_metrics_host)
         network = environment_with(tls).network
         with _RecoveryBar() as bar:
             run(_serve(Node(config, bar, network=network), options, has_console=tls is None))

@@ -135,8 +135,9 @@ class GatewayOptions(ProcessFlags):
         """Raise InvalidArgument if the gateway would listen on a public address without access control."""
         from qmq.node.exposure import require_guarded
 
-        if self.credentials is None or self.tls_cert is None or self.takes_plaintext():
-            require_guarded(self.host, self.insecure)
+        this_machine = "127.0.0.1"
+        is_closed = self.credentials is not None and self.tls_cert is not None and not self.takes_plaintext()
+        require_guarded(this_machine if is_closed else self.host, self.insecure, metrics_host=self.open_metrics_host)
 
 
 @taking(GatewayOptions)
@@ -195,7 +196,8 @@ async def _serve(options: GatewayOptions) -> int:
     async with AsyncExitStack() as ending:
         mq = connect()
         ending.push_async_callback(lambda: leave(mq.close()))
-        found = GatewayServer(mq, options.config(), network=options.network(), credentials=credentials, connect=connect)
+        network = options.network()
+        found = GatewayServer(mq, options.config(), network=network, credentials=credentials, connect=connect)
 
         http = options.http_server()
         metrics: MetricsServer | None = None
@@ -203,7 +205,7 @@ async def _serve(options: GatewayOptions) -> int:
         async def start() -> str:
             nonlocal metrics
             host = serving.metrics_host(options.host, options.metrics_host)
-            metrics = await serving.serve(host, options.metrics_port, [GatewaySource(found)], lambda: Readiness(True, "ok"))
+            metrics = await serving.serve(host, options.metrics_port, [GatewaySource(found)], lambda: Readiness(True, "ok"), network)
             await found.start()
             if http is not None:
                 await http.start()

@@ -54,7 +54,7 @@ def meta(_: typer.Context, options: MetaOptions) -> None:
     try:
         set_up_logging(options.verbose, options.audit_log)
         access, etcd, tls = options.access(), options.etcd_options(), options.tls()
-        require_guarded(options.host, options.insecure, etcd, tls)
+        require_guarded(options.host, options.insecure, etcd, tls, metrics_host=options.open_metrics_host)
         config = MetaConfig(
             options.host, options.port, options.create_subjects, options.groups_per_subject, options.evacuate, access=access
         )
@@ -98,7 +98,7 @@ async def _serve(options: EtcdOptions, config: MetaConfig, metrics_port: int | N
     async def start() -> str:
         nonlocal metrics, is_serving
         metrics = await serving.serve(
-            serving.metrics_host(config.host, metrics_host), metrics_port, sources, lambda: of_meta(is_serving)
+            serving.metrics_host(config.host, metrics_host), metrics_port, sources, lambda: of_meta(is_serving), network
         )  # Also while etcd is unreachable.
         await view.start()
         await server.start()

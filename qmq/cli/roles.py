@@ -244,7 +244,7 @@ class ProcessFlags:
         str,
         typer.Option(
             envvar="QMQ_METRICS_HOST",
-            help="Address of the metrics port, which asks nobody who they are; without it, this machine only.",
+            help="Address of the metrics port; without it, this machine only. With the server's TLS if that is not this machine.",
         ),
     ] = ""
     insecure: Annotated[
@@ -252,6 +252,11 @@ class ProcessFlags:
         typer.Option("--insecure", envvar="QMQ_INSECURE", help="Listen on a public address without access control; for private networks."),
     ] = False
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log what happens.")] = False
+
+    @property
+    def open_metrics_host(self) -> str:
+        """Where the metrics port listens by `--metrics-host`; empty if there is no such port."""
+        return "" if self.metrics_port is None else self.metrics_host
 
 
 @dataclass(frozen=True)
@@ -294,7 +299,7 @@ def serve_replica(
     try:
         set_up_logging(options.verbose, options.audit_log)
         config, tls = configure(), options.tls()
-        require_guarded(options.host, options.insecure, config.etcd, tls)
+        require_guarded(options.host, options.insecure, config.etcd, tls, metrics_host=options.open_metrics_host)
         environment = environment_with(tls)
         run(run_replica(lambda: node(config, environment), role))
     except (OSError, QmqError) as failure:

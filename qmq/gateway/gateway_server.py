@@ -81,7 +81,7 @@ class GatewayServer:
 
     async def start(self) -> None:
         """Serve. Raises OSError if the port is taken."""
-        bounds = BOUNDS.fitting(self._network.rpc_descriptors)
+        bounds = BOUNDS.fitting(self._network.rpc_descriptors(self._config.host))
         shares_port, takes_plaintext = self._config.shares_port, self._config.takes_plaintext
         door = RpcDoor(bounds, self._refused, shares_port=shares_port, takes_plaintext=takes_plaintext)
         server = rpc_server(door)

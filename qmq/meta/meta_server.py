@@ -134,7 +134,7 @@ class MetaServer:
 
     async def start(self) -> None:
         """Serve. Raises OSError if the port is taken."""
-        bounds = self._config.bounds.fitting(self._network.rpc_descriptors)
+        bounds = self._config.bounds.fitting(self._network.rpc_descriptors(self._config.host))
         door = RpcDoor(bounds, self._guard.refused, self._guard.peers)
         server = rpc_server(door, (self.calls, self._guard))
         meta_pb2_grpc.add_MetaServicer_to_server(self._service, server)

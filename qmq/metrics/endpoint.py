@@ -4,8 +4,8 @@
     /readyz             200 if it does what it is there for, 503 if not; with a line that says how it stands
 
 The server understands the requests of Prometheus, a load balancer and `curl`: GET and HEAD without a body, over connections that stay open.
-A request that is too long, or incomplete for too long, ends its connection. There is no password: listen where only the monitoring can
-reach the port.
+A request that is too long, or incomplete for too long, ends its connection. There is no password: the network in which the server listens,
+with TLS and client certificates or without, decides who may connect.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Final, NamedTuple
 from qmq.metrics.exposition import Page
 from qmq.metrics.figures import FigureSource
 from qmq.metrics.readiness import Readiness
+from qmq.network import NETWORK, Network, ServerListener
 
 log = logging.getLogger("qmq.metrics")
 
@@ -76,7 +77,7 @@ class MetricsServer:
         """`readiness` is called in the event loop, often: it must only read memory."""
         self._page = Page(sources)
         self._readiness = readiness
-        self._server: asyncio.Server | None = None
+        self._listener: ServerListener | None = None
         self._writers: set[asyncio.StreamWriter] = set()
         self._waiting: dict[asyncio.StreamWriter, None] = {}
         """Connections that wait for their next request, the longest waiting first."""
@@ -86,19 +87,22 @@ class MetricsServer:
     def address(self) -> str:
         return f"{self.host}:{self.port}"
 
-    async def start(self, host: str, port: int) -> None:
+    async def start(self, host: str, port: int, network: Network = NETWORK) -> None:
         """Listen; `port` 0 takes a free one, see `port`. Raises OSError if the port is taken."""
-        self._server = await asyncio.start_server(self._serve, host, port, limit=HEAD_BYTES_MAX)
-        self.host, self.port = host, self._server.sockets[0].getsockname()[1]
+        self._listener = await network.listen(host, port, self._accept)
+        self.host, self.port = host, self._listener.port
 
     async def stop(self) -> None:
         """Stop serving; answers under way are cut off."""
-        if self._server is not None:
-            self._server.close()
+        if self._listener is not None:
+            self._listener.close()
         for writer in list(self._writers):
             writer.transport.abort()
         while self._writers:  # noqa: ASYNC110 - their tasks end in this round or the next
             await asyncio.sleep(0)
+
+    def _accept(self) -> asyncio.StreamReaderProtocol:
+        return asyncio.StreamReaderProtocol(asyncio.StreamReader(limit=HEAD_BYTES_MAX), self._serve)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._writers.add(writer)

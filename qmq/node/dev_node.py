@@ -201,7 +201,7 @@ class Node:
             self.gateway = DevGateway(self.address, folder, config.host, config.gateway_port, self._clock, self._given_network)
             await self.gateway.start()
         self.metrics = await serving.serve(
-            serving.metrics_host(config.host, config.metrics_host), config.metrics_port, self.sources(), self.readiness
+            serving.metrics_host(config.host, config.metrics_host), config.metrics_port, self.sources(), self.readiness, self._network
         )
 
     def readiness(self) -> Readiness:

@@ -3,6 +3,7 @@
 loopback, unix:/path       as it is
 any other address          with TLS, and certificates required of clients, as it is; otherwise refused without --insecure
                            (QMQ_INSECURE=1): whoever reaches a port may read, change and delete everything
+the metrics port           the same: metrics contain names of subjects and groups
 etcd's password over http  the same, since anybody on the way can read it
 
 docs/SECURITY.md says what is protected and what is not.
@@ -30,12 +31,17 @@ class Weakness(NamedTuple):
     remedy: str
 
 
+def _is_guarded(host: str, tls: Tls | None) -> bool:
+    """Whether only this machine, or who has a certificate, reaches a port on this host."""
+    return is_local(host) or (tls is not None and tls.requires_clients)
+
+
 def weaknesses(host: str, etcd: EtcdOptions | None = None, tls: Tls | None = None) -> list[Weakness]:
     """The weaknesses of a server that listens on `host` and gives its password to `etcd`. Raises InvalidArgument for
     a malformed endpoint.
     """
     found = []
-    if not is_local(host) and not (tls is not None and tls.requires_clients):
+    if not _is_guarded(host, tls):
         what = f"there is no access control: everybody who reaches {host} may read, change and delete everything"
         remedy = "--tls-ca, --tls-cert and --tls-key let in only who has a certificate; --host 127.0.0.1 or --host unix:/path"
         found.append(Weakness(what, f"{remedy} serves this machine only"))
@@ -49,9 +55,20 @@ def weaknesses(host: str, etcd: EtcdOptions | None = None, tls: Tls | None = Non
     return found
 
 
-def require_guarded(host: str, is_insecure: bool, etcd: EtcdOptions | None = None, tls: Tls | None = None) -> None:
+def require_guarded(
+    host: str, is_insecure: bool, etcd: EtcdOptions | None = None, tls: Tls | None = None, *, metrics_host: str = ""
+) -> None:
     """Raises InvalidArgument if there are weaknesses; with `is_insecure` they are only logged as warnings."""
-    for what, remedy in weaknesses(host, etcd, tls):
+    found = weaknesses(host, etcd, tls)
+    if metrics_host and not _is_guarded(metrics_host, tls):
+        what = f"everybody who reaches {metrics_host} may read the metrics, which have the names of subjects and groups"
+        found.append(
+            Weakness(
+                what,
+                "Certificates that are required of clients close the metrics port, too; without --metrics-host it serves this machine only",
+            )
+        )
+    for what, remedy in found:
         if not is_insecure:
             raise InvalidArgument(f"{what}. {remedy}; --insecure (QMQ_INSECURE=1) allows it on a private network (docs/SECURITY.md)")
         log.warning("insecure: %s; allow only a private network to reach this process (docs/SECURITY.md)", what)

@@ -159,7 +159,11 @@ class ReplicaNode:
         if self._audit is not None:
             self._audit.start()
         self.metrics = await serving.serve(
-            serving.metrics_host(config.host, config.metrics_host), config.metrics_port, self.sources(), self.readiness
+            serving.metrics_host(config.host, config.metrics_host),
+            config.metrics_port,
+            self.sources(),
+            self.readiness,
+            self.environment.network,
         )
 
     def _assemble(self) -> ReplicaBroker[Broker]:

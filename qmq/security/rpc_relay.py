@@ -1,10 +1,12 @@
-"""The port of a gRPC server with TLS: accepts connections as a data port does, and passes their bytes on to the server.
+"""The port of a gRPC server that other machines reach: accepts connections as a data port does, and passes their bytes on to the server.
 
 gRPC for Python offers no bound on the rate of handshakes, does not report those that fail, and accepts TLS 1.2. So the listener of the data
 port does the handshakes here, too; gRPC hears of a peer only after TLS has accepted it, over a socket in a folder that only this process's
 user can enter.
 
     client  -- TLS -->  TlsListener  -->  RelayedConnection  -- folder/socket -->  gRPC
+
+Without TLS (`--insecure`) the same bounds hold for connections.
 
 gRPC knows a relayed peer by the name that the socket's near end is bound to; `RpcDoor.peers` says who that is. A name is removed before its
 socket is closed, so no other connection can have it. A peer without an entry is anonymous.
@@ -28,6 +30,7 @@ import socket
 import tempfile
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Final, cast
 
@@ -36,7 +39,7 @@ from qmq.network import RpcPort, checked_path, end_unstarted
 from qmq.security.principal import CertificateNames, RpcPeer
 from qmq.security.quotas import RateMeter
 from qmq.security.tls import RPC_ALPN, Credentials
-from qmq.security.tls_listener import TlsListener
+from qmq.security.tls_listener import TlsListener, listening_at
 
 if TYPE_CHECKING:
     import grpc
@@ -129,9 +132,9 @@ class RpcRelay(RpcPort):
         self,
         server: grpc.aio.Server,
         listening: socket.socket,
-        credentials: Credentials,
+        credentials: Credentials | None,
         door: RpcDoor,
-        on_look: Callable[[], None],
+        on_look: Callable[[], None] = lambda: None,
     ) -> None:
         super().__init__(server, listening.getsockname()[1])
         self._listening, self._credentials, self._door, self._on_look = listening, credentials, door, on_look
@@ -231,3 +234,27 @@ class RpcRelay(RpcPort):
         for each in list(self.connections):
             each.peer.close()
         shutil.rmtree(self._folder, ignore_errors=True)
+
+
+async def relay(
+    server: grpc.aio.Server,
+    host: str,
+    port: int,
+    door: RpcDoor,
+    credentials: Credentials | None = None,
+    on_look: Callable[[], None] = lambda: None,
+) -> RpcRelay:
+    """Start a gRPC server behind a relay. Raises OSError if the port is taken, InvalidArgument."""
+    try:
+        listening = await asyncio.get_running_loop().run_in_executor(None, partial(listening_at, host, port, shares_port=door.shares_port))
+    except BaseException:
+        await end_unstarted(server)
+        raise
+    found = RpcRelay(server, listening, credentials, door, on_look)
+    try:
+        await found.start()
+    except BaseException:
+        await found.stop(None)
+        listening.close()
+        raise
+    return found

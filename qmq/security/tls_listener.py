@@ -1,4 +1,4 @@
-"""Listening with TLS, and where it is allowed with plain text at the same port.
+"""Listening with TLS, and where it is allowed with plain text at the same port, or without TLS at all.
 
 The listener accepts connections itself, instead of asyncio's server: so each handshake uses the certificates of the moment, accepting can
 pause, and a handshake that fails is reported with the peer's address.
@@ -10,6 +10,7 @@ handshake of TLS with byte 22. Whatever does not begin with "P" must be TLS, so 
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 import ssl
 from collections.abc import Callable
@@ -20,8 +21,10 @@ from qmq.file_descriptors import SHORT_OF
 from qmq.network import BACKLOG, Factory, Refused, ServerListener
 from qmq.security.tls import ALPN, LOOK_S, Credentials
 
+log = logging.getLogger("qmq.security")
+
 SHORTAGE_S: Final = 1.0
-"""How long a listener waits when the process is out of descriptors or memory."""
+"""How long a listener waits when the process is out of descriptors or memory, or when it failed to take a connection."""
 HANDSHAKE_S: Final = 10.0
 """How long a peer may take for a handshake; asyncio gives it a minute."""
 HANDSHAKES_MAX: Final = 1_000
@@ -37,14 +40,15 @@ class TlsListener(ServerListener):
     and whose handshake goes on is done long before.
 
     `on_look` is called every `LOOK_S`, `refused` for each handshake whose peer TLS does not accept. A connection that comes while there is
-    no room (`has_room`) is closed before its handshake. With `takes_plaintext` connections with HTTP/2 need no TLS.
+    no room (`has_room`) is closed before its handshake. With `takes_plaintext` connections with HTTP/2 need no TLS. Without credentials no
+    connection has TLS.
     """
 
     def __init__(
         self,
         listening: socket.socket,
         factory: Factory,
-        credentials: Credentials,
+        credentials: Credentials | None,
         on_look: Callable[[], None],
         refused: Refused,
         *,
@@ -59,7 +63,7 @@ class TlsListener(ServerListener):
         self._on_look, self._refused = on_look, refused
         self._has_room, self._handshake_s, self._handshakes_max, self._alpn = has_room, handshake_s, handshakes_max, alpn
         self._takes_plaintext = takes_plaintext
-        self._context = credentials.version, credentials.server_context(alpn)
+        self._context = None if credentials is None else (credentials.version, credentials.server_context(alpn))
         self._shaking: dict[asyncio.Task[None], None] = {}
         """The handshakes under way, the oldest first."""
         self._pause_s = 0.0
@@ -86,7 +90,10 @@ class TlsListener(ServerListener):
 
     async def _look_for_ever(self) -> None:
         while True:
-            self._on_look()
+            try:
+                self._on_look()
+            except Exception:
+                log.exception("looking at the certificates failed: trying again in %d s", LOOK_S)
             await asyncio.sleep(LOOK_S)
 
     async def _accept_for_ever(self) -> None:
@@ -101,28 +108,39 @@ class TlsListener(ServerListener):
             except OSError as cause:
                 self._pause_s = SHORTAGE_S if cause.errno in SHORT_OF else 0.0
                 continue
-            if not self._has_room():
+            try:
+                self._take(accepted, f"{address[0]}:{address[1]}")
+            except Exception:
                 accepted.close()
-                continue
-            task = asyncio.ensure_future(self._shake_hands(accepted, f"{address[0]}:{address[1]}", self._factory()))
-            self._shaking[task] = None
-            task.add_done_callback(self._shaking.pop)
-            if len(self._shaking) > self._handshakes_max:
-                next(iter(self._shaking)).cancel()
+                log.exception("a connection to port %d cannot be taken", self.port)
+                self._pause_s = SHORTAGE_S
+
+    def _take(self, accepted: socket.socket, address: str) -> None:
+        """Begin a connection's handshake, or close the connection if there is no room."""
+        if not self._has_room():
+            accepted.close()
+            return
+        task = asyncio.ensure_future(self._shake_hands(accepted, address, self._factory()))
+        self._shaking[task] = None
+        task.add_done_callback(self._shaking.pop)
+        if len(self._shaking) > self._handshakes_max:
+            next(iter(self._shaking)).cancel()
 
     async def _shake_hands(self, accepted: socket.socket, address: str, protocol: asyncio.BaseProtocol) -> None:
         loop = asyncio.get_running_loop()
         try:
-            if self._takes_plaintext and await self._first_byte(accepted) == _HTTP2:
+            context = self._present_context()
+            if context is None or (self._takes_plaintext and await self._first_byte(accepted) == _HTTP2):
                 await loop.connect_accepted_socket(lambda: protocol, accepted)
                 return
-            await loop.connect_accepted_socket(
-                lambda: protocol, accepted, ssl=self._present_context(), ssl_handshake_timeout=self._handshake_s
-            )
+            await loop.connect_accepted_socket(lambda: protocol, accepted, ssl=context, ssl_handshake_timeout=self._handshake_s)
         except ssl.SSLError as cause:
             self._refused(address, getattr(cause, "verify_message", "") or cause.reason or "no TLS")
         except OSError:
             pass  # the peer is gone, or too slow
+        except Exception:
+            accepted.close()
+            log.exception("the handshake of %s failed for another reason than the peer", address)
 
     async def _first_byte(self, accepted: socket.socket) -> bytes:
         """What a peer sends first, without taking it. Empty if the peer closes before. Raises OSError: the peer is gone, or too slow."""
@@ -139,7 +157,9 @@ class TlsListener(ServerListener):
             accepted.close()
             raise
 
-    def _present_context(self) -> ssl.SSLContext:
+    def _present_context(self) -> ssl.SSLContext | None:
+        if self._credentials is None or self._context is None:
+            return None
         version = self._credentials.version
         if self._context[0] != version:
             self._context = version, self._credentials.server_context(self._alpn)

@@ -6,10 +6,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import TYPE_CHECKING
 
-from qmq.network import NETWORK, UNIX, Factory, Network, Refused, RpcPort, ServerListener, TokenNetwork, end_unstarted, ignored, parse
+from qmq.network import NETWORK, RELAYED_DESCRIPTORS, UNIX, Factory, Network, Refused, RpcPort, ServerListener, TokenNetwork, ignored, parse
 from qmq.security.client_tokens import Token, token_source
 from qmq.security.tls import Credentials, Tls
 from qmq.security.tls_listener import HANDSHAKE_S, TlsListener, listening_at
@@ -24,7 +23,8 @@ if TYPE_CHECKING:
 class TlsNetwork(Network):
     """`credentials` are for all ports and all connections. `on_look` is called whenever a listener looks at the certificates."""
 
-    rpc_descriptors = 3
+    def rpc_descriptors(self, host: str) -> int:
+        return 1 if host.startswith(UNIX) else RELAYED_DESCRIPTORS
 
     def __init__(self, credentials: Credentials, on_look: Callable[[], None] = lambda: None) -> None:
         self.credentials: Credentials = credentials
@@ -64,23 +64,9 @@ class TlsNetwork(Network):
     async def serve(self, server: grpc.aio.Server, host: str, port: int, door: RpcDoor) -> RpcPort:
         if host.startswith(UNIX):
             return await super().serve(server, host, port, door)
-        from qmq.security.rpc_relay import RpcRelay
+        from qmq.security.rpc_relay import relay
 
-        try:
-            listening = await asyncio.get_running_loop().run_in_executor(
-                None, partial(listening_at, host, port, shares_port=door.shares_port)
-            )
-        except BaseException:
-            await end_unstarted(server)
-            raise
-        relay = RpcRelay(server, listening, self.credentials, door, self._on_look)
-        try:
-            await relay.start()
-        except BaseException:
-            await relay.stop(None)
-            listening.close()
-            raise
-        return relay
+        return await relay(server, host, port, door, self.credentials, self._on_look)
 
 
 def network_of(tls: Tls | None = None, token: Token = None, environment: Mapping[str, str] | None = None) -> Network:

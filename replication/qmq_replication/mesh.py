@@ -16,6 +16,7 @@ from qmq import limits
 from qmq.errors import InvalidArgument, ProtocolViolation
 from qmq.invariants import InvariantBroken
 from qmq.network import NETWORK, Network
+from qmq.security.principal import CertificateNames
 from qmq.wire import frame as frames
 from qmq.wire.frame import Frame, FrameKind
 from qmq.wire.frame_payloads import unpack_error
@@ -112,10 +113,19 @@ class Link:
         async with asyncio.timeout(CONNECT_S):
             await self._network.connect(self.address, lambda: stream)
             self._dialled = stream
+            self._require_certificate(stream)
             self._say(self._hello.pack())
             await self._proved.wait()
         if self._stream is None:
             raise self._violation or ConnectionResetError("closed before it had proved itself")
+
+    def _require_certificate(self, stream: FrameStream) -> None:
+        """The host's name was checked already, but another server may listen there. Raises ProtocolViolation."""
+        transport = stream.transport
+        if transport is None or transport.get_extra_info("sslcontext") is None:
+            return
+        if not CertificateNames.of_peer(transport.get_extra_info("peercert")).names_server(self.name):
+            raise ProtocolViolation(f"its certificate is not for {self.name!r}: issue one with `qmq cert server {self.name}`")
 
     def _say(self, payload: bytes) -> None:
         if self._dialled is None:

@@ -30,6 +30,8 @@ from qmq.security.tls import Credentials, Tls
 from qmq.security.tls_network import TlsNetwork
 
 HOST = "127.0.0.1"
+REACHABLE = "127.1"
+"""The same address, in a form that counts as one of another machine."""
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 SETTINGS = bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
 BOUNDS = RpcBounds(connections_max=50, calls_max=50)
@@ -67,7 +69,9 @@ class ControlPort:
 
 
 @asynccontextmanager
-async def listening(folder: Path, role: str, bounds: RpcBounds, papers: Papers | None = None) -> AsyncIterator[ControlPort]:
+async def listening(
+    folder: Path, role: str, bounds: RpcBounds, papers: Papers | None = None, host: str = HOST
+) -> AsyncIterator[ControlPort]:
     """A control port of this role, with these bounds, in front of a whole node; encrypted if there are papers."""
 
     def network(tls: Tls | None) -> Network:
@@ -77,13 +81,13 @@ async def listening(folder: Path, role: str, bounds: RpcBounds, papers: Papers |
     async with AsyncExitStack() as stack:
         node = await stack.enter_async_context(running(node_config(folder)))
         if role == "meta":
-            meta = MetaServer(node.coordination, node.view, MetaConfig(HOST, 0, bounds=bounds), network=server)
+            meta = MetaServer(node.coordination, node.view, MetaConfig(host, 0, bounds=bounds), network=server)
             await meta.start()
             stack.push_async_callback(meta.stop)
             yield ControlPort(role, meta.port, client, lambda: meta.watchers, lambda: meta._served)
         else:
             status = node._part._running.status
-            control = await serve_control(node.broker, status, "g", HOST, 0, network=server, bounds=bounds, access=node.broker.access)
+            control = await serve_control(node.broker, status, "g", host, 0, network=server, bounds=bounds, access=node.broker.access)
             stack.push_async_callback(control.stop, 0)
             yield ControlPort(role, control.port, client, None)
 
@@ -192,15 +196,27 @@ async def test_a_connection_on_which_nobody_calls_is_ended(tmp_path: Path, role:
         await port.call()
 
 
-async def test_a_flood_of_handshakes_waits_and_all_who_wait_are_served(tmp_path: Path) -> None:
-    papers = Papers(tmp_path / "papers")
-    async with listening(tmp_path, "meta", replace(BOUNDS, handshakes_per_s=5), papers) as port:
+@pytest.mark.parametrize("is_encrypted", [False, True])
+async def test_a_flood_of_handshakes_waits_and_all_who_wait_are_served(tmp_path: Path, is_encrypted: bool) -> None:
+    papers = Papers(tmp_path / "papers") if is_encrypted else None
+    async with listening(tmp_path, "meta", replace(BOUNDS, handshakes_per_s=5), papers, REACHABLE) as port:
         strangers = [Stranger(port.port) for _ in range(3)]
         calls = asyncio.gather(*[port.call() for _ in range(6)])
         await eventually(lambda: port.served().is_paused)
         await calls
         for each in strangers:
             each.close()
+
+
+async def test_without_tls_too_many_connections_and_silent_ones_keep_no_other_machine_out(tmp_path: Path) -> None:
+    async with listening(tmp_path, "broker", replace(BOUNDS, connections_max=5, handshake_ms=300), host=REACHABLE) as port:
+        for _ in range(2):
+            strangers = [Stranger(port.port) for _ in range(8)]
+            for each in strangers:
+                await each.ended()
+            async with asyncio.timeout(30):
+                while not await port.is_served():
+                    await asyncio.sleep(0.01)
 
 
 @pytest.mark.parametrize("role", ["meta", "broker"])

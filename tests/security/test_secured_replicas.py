@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from faulty_store import SharedStore
 from qmq_coordination.view import ClusterView
+from qmq_replication.mesh import Mesh, Secret
 from qmq_replication.peer_proof import PeerHello
 from support import eventually
 
@@ -165,3 +166,30 @@ async def test_a_replica_speaks_in_the_name_of_its_certificate_only(tmp_path: Pa
         assert "not for 'b'" in caplog.text, "the audit log has it"
         for shown in (papers(folder, "b", "node", HOST), papers(folder, "machine-2", "node", "b", "c")):
             assert (await hello_to_a(nodes["a"], "b", shown)).kind == FrameKind.REPLICA_HELLO
+
+
+async def test_a_replica_says_nothing_to_a_server_whose_certificate_is_another_one_s(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    create_authority(tmp_path)
+    networks = {name: environment_with(papers(tmp_path, name, "node", HOST)).network for name in ("a", "b", "c")}
+    heard: list[Frame] = []
+
+    def accept() -> FrameStream:
+        ignored = {"on_closed": lambda _: None, "on_writable": lambda: None, "on_violation": lambda _: None}
+        return FrameStream(on_frames=heard.extend, frame_bytes_max=1 << 20, **ignored)
+
+    impostor = await networks["c"].listen(HOST, 0, accept)
+    right = await networks["b"].listen(HOST, 0, accept)
+    secret = Secret(b"s" * 32)
+    mesh = Mesh(PeerHello("g", "a"), secret, lambda _: None, networks["a"])
+    try:
+        mesh.update({"b": f"{HOST}:{impostor.port}"})
+        await eventually(lambda: "its certificate is not for 'b'" in caplog.text)
+        assert not heard
+        mesh.update({"b": f"{HOST}:{right.port}"})
+        await eventually(lambda: bool(heard))
+    finally:
+        await mesh.close()
+        impostor.close()
+        right.close()

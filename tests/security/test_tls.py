@@ -9,7 +9,7 @@ import resource
 import ssl
 import threading
 from collections.abc import AsyncIterator, Iterator
-from contextlib import ExitStack, asynccontextmanager, contextmanager
+from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -252,6 +252,50 @@ async def test_renewed_certificates_are_used_and_no_connection_is_dropped(tmp_pa
         assert mq.connections == 1
         assert await exchange(mq) == b"hello"
         assert mq.connections == 1
+
+
+async def test_metrics_beyond_this_machine_are_for_who_has_a_certificate(tmp_path: Path, papers: Papers) -> None:
+    config = replace(node_config(tmp_path / "data"), metrics_port=0, metrics_host="127.1")  # counts as another machine's address
+    node = Node(config, network=TlsNetwork(Credentials(papers.server)))
+    await node.start()
+    try:
+        assert node.metrics is not None
+        port = node.metrics.port
+
+        async def ask(context: ssl.SSLContext | None) -> bytes:
+            reader, writer = await asyncio.open_connection(HOST, port, ssl=context)
+            writer.write(b"GET /livez HTTP/1.1\r\nConnection: close\r\n\r\n")
+            found = await reader.read()
+            writer.close()
+            return found
+
+        assert b"200 OK" in await ask(Credentials(papers.client).client_context())
+        for wrong in (None, Credentials(papers.ca_only).client_context()):
+            with suppress(OSError):
+                assert await ask(wrong) == b""
+    finally:
+        await node.stop()
+
+
+async def test_a_listener_outlives_its_own_failures(papers: Papers, caplog: pytest.LogCaptureFixture) -> None:
+    failures = [RuntimeError("the factory fails")]
+
+    def accept() -> asyncio.Protocol:
+        if failures:
+            raise failures.pop()
+        return asyncio.Protocol()
+
+    def look() -> None:
+        raise RuntimeError("looking fails")
+
+    listener = await TlsNetwork(Credentials(papers.server), look).listen(HOST, 0, accept)
+    for _ in range(2):
+        with suppress(OSError):
+            _, writer = await asyncio.open_connection(HOST, listener.port, ssl=Credentials(papers.client).client_context())
+    writer.close()
+    listener.close()
+    assert not failures
+    assert all(each in caplog.text for each in ("the factory fails", "looking fails"))
 
 
 async def test_connections_beyond_the_rate_of_handshakes_wait_and_are_all_served(tmp_path: Path, papers: Papers) -> None:

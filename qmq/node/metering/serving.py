@@ -10,7 +10,7 @@ from qmq.broker.data_server import DataServer
 from qmq.delay.delay_broker import DelayBroker
 from qmq.metrics.figures import Figure, FigureSource
 from qmq.metrics.readiness import Readiness
-from qmq.network import UNIX, is_local
+from qmq.network import NETWORK, UNIX, Network, is_local
 from qmq.node.metering.broker_metrics import BrokerSource
 from qmq.node.metering.delay_metrics import DelaySource
 from qmq.node.metering.groups_metrics import GroupsSource
@@ -43,14 +43,16 @@ def metrics_host(host: str, given: str) -> str:
     return given or (host if is_local(host) and not host.startswith(UNIX) else LOOPBACK)
 
 
-async def serve(host: str, port: int | None, sources: Sequence[FigureSource], readiness: Callable[[], Readiness]) -> MetricsServer | None:
-    """Listen; None if no port is wanted. Raises OSError if the port is taken."""
+async def serve(
+    host: str, port: int | None, sources: Sequence[FigureSource], readiness: Callable[[], Readiness], network: Network
+) -> MetricsServer | None:
+    """Listen; None if no port is wanted. A port that other machines reach has the TLS of `network`. Raises OSError if it is taken."""
     if port is None:
         return None
     from qmq.metrics.endpoint import MetricsServer
 
     endpoint = MetricsServer(sources, readiness)
-    await endpoint.start(host, port)
+    await endpoint.start(host, port, NETWORK if is_local(host) else network)
     return endpoint
 
 

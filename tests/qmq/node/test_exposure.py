@@ -16,6 +16,7 @@ from qmq.network import is_local
 from qmq.node.etcd_options import EtcdOptions
 from qmq.node.exposure import require_guarded
 from qmq.node.metering.exposure_metrics import INSECURE, ExposureSource
+from qmq.security.tls import Tls
 
 REPLICA = ["--group", "g", "--replica", "a"]
 ROLES = (["dev"], ["meta", "--etcd", "h:1"], ["broker", "--etcd", "h:1", *REPLICA], ["delay", "--etcd", "h:1", *REPLICA])
@@ -44,6 +45,20 @@ def test_neither_gateway_nor_console_listens_beyond_its_machine_unasked(role: st
     said = refusal([role, "--host", host], tmp_path)
     assert host in said
     assert "--insecure" in said
+
+
+@pytest.mark.parametrize("role", [*ROLES, ["gateway"]], ids=lambda role: role[0])
+def test_no_role_shows_its_metrics_beyond_its_machine_unasked(role: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    said = refusal([*role, "--metrics-port", "0", "--metrics-host", "10.1.2.3"], tmp_path)
+    assert "10.1.2.3 may read the metrics" in said
+    assert all(way in said for way in ("Certificates", "--insecure"))
+
+
+def test_certificates_of_clients_close_the_metrics_port_too() -> None:
+    require_guarded("127.0.0.1", False, tls=Tls("ca", "cert", "key"), metrics_host="10.1.2.3")
+    with pytest.raises(InvalidArgument, match="metrics"):
+        require_guarded("127.0.0.1", False, tls=Tls("ca", "cert", "key", requires_clients=False), metrics_host="10.1.2.3")
 
 
 @pytest.mark.parametrize("role", ROLES[1:], ids=lambda role: role[0])
