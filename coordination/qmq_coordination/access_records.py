@@ -115,13 +115,13 @@ def decode_token(token_id: str, data: bytes) -> TokenRecord:
 
 
 def encode_quota(quota: Quota) -> bytes:
-    return _json(principal=quota.principal, **quota.limits())
+    return _json(principal=quota.principal, **quota.limits(), **({"is_team": True} if quota.is_team else {}))
 
 
 def decode_quota(quota_id: str, data: bytes) -> Quota:
     """Decode a quota. Raises ValueError, KeyError, TypeError, QmqError."""
     found = json.loads(data)
-    return Quota.of(quota_id, found.pop("principal"), found)
+    return Quota.of(quota_id, found.pop("principal"), found, is_team=found.pop("is_team", False) is True)
 
 
 def rule_key(rule_id: str) -> str:

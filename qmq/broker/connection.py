@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from typing import Final, TypeVar
 
@@ -22,7 +22,7 @@ from qmq.broker.sessions import HeldAnswer
 from qmq.broker.stalled_connections import Ending, StallWatch
 from qmq.errors import Overloaded, PeerError, ProtocolViolation, QmqError, UnknownConsumer
 from qmq.file_descriptors import SHORT_OF, refusal_of
-from qmq.model import check_client
+from qmq.model import base_group, check_client
 from qmq.wire import frame as frames
 from qmq.wire import frame_payloads as wire
 from qmq.wire.frame import HEADER, HEADER_BYTES, Frame, FrameKind
@@ -295,7 +295,7 @@ class Connection(Flushable):
         request = wire.Attach.unpack(each.payload)
         self.access.require_consume(request.subject, request.group)
         consuming = self._consuming()
-        self._admit_group(request.subject, request.partition, request.group)
+        self._flow.admit_group(request.subject, request.group, self._groups_of)
         attached = consuming.attach(self, request)
         self.send(frames.frame(FrameKind.ATTACHED, each.request_id, attached.pack()))
 
@@ -308,15 +308,14 @@ class Connection(Flushable):
         request = wire.LaneAttach.unpack(each.payload)
         self.access.require_consume(request.subject, request.group)
         lanes = self._lanes()
-        self._admit_group(request.subject, request.partition, request.group)
+        self._flow.admit_group(request.subject, request.group, self._groups_of)
         lanes.attach(self, each.request_id, request)
 
-    def _admit_group(self, subject: str, partition: int, group: str) -> None:
-        def known() -> Iterable[str]:
-            queue = self._broker.find_queue(subject.encode(), partition).queue
-            return (*queue.shares, *queue.lanes)
-
-        self._flow.admit_group(subject, group, known)
+    def _groups_of(self, subjects: Collection[str]) -> set[tuple[str, str]]:
+        queues = self._broker.store.queues.values()
+        return {
+            (each.id.subject, base_group(group)) for each in queues if each.id.subject in subjects for group in (*each.shares, *each.lanes)
+        }
 
     def _lane_pull(self, each: Frame) -> None:
         self._lanes().pull(self, each.request_id, wire.unpack_lane_pull(each.payload), each.deadline_ms)

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Final, Protocol
 
 from qmq import limits
@@ -36,6 +36,9 @@ PAUSE_S_MAX: Final = 5.0
 ROUND_BYTES_MAX: Final = 4 * limits.MIB
 """Few enough bytes for a slow disk to write in 40 ms, and enough for an efficient write."""
 SMALL_BYTES: Final = 64 * limits.KIB
+
+GroupsOf = Callable[[Collection[str]], set[tuple[str, str]]]
+"""(subject, group) of all groups that consume these subjects at this broker."""
 
 
 class UnreadConnection(Protocol):
@@ -101,10 +104,10 @@ class ConnectionFlow:
         if self._throttle is not None:
             self._throttle.admit(self._access.caller.principal)
 
-    def admit_group(self, subject: str, group: str, known: Callable[[], Iterable[str]]) -> None:
-        """A group begins to consume a subject; `known` gives the subject's groups. Raises QuotaExceeded."""
+    def admit_group(self, subject: str, group: str, groups_of: GroupsOf) -> None:
+        """A group begins to consume a subject. Raises QuotaExceeded."""
         if self._throttle is not None and self._throttle.has_quotas:
-            self._throttle.admit_group(subject, group, known())
+            self._throttle.admit_group(subject, group, groups_of)
 
     def began(self, request_id: int, size: int) -> None:
         """A PRODUCE of `size` bytes has arrived. Raises ProtocolViolation."""
@@ -220,13 +223,22 @@ class Throttle:
             for name in ("bytes in", "messages in", "bytes out"):
                 self._meters.pop((principal, name), None)
 
-    def admit_group(self, subject: str, group: str, known: Iterable[str]) -> None:
-        """A group begins to consume a subject that has the groups `known`. Raises QuotaExceeded."""
-        quota = self._access.subject_quota(subject)
-        if quota is not None and quota.groups:
-            names = {base_group(each) for each in known}
-            if base_group(group) not in names and len(names) >= quota.groups:
-                raise QuotaExceeded(f"subject {subject!r} has {len(names)} groups, the limit of its quota {quota.id!r}")
+    def admit_group(self, subject: str, group: str, groups_of: GroupsOf) -> None:
+        """A group begins to consume a subject. Raises QuotaExceeded."""
+        quota, created = self._access.subject_quota(subject), self._access.created_with(subject)
+        by_subject, by_creator = 0 if quota is None else quota.groups, 0 if created is None else created.quota.groups
+        if not by_subject and not by_creator:
+            return
+        known = groups_of({subject} if created is None else created.subjects)
+        if (subject, base_group(group)) in known:
+            return
+        count = sum([each == subject for each, _ in known])
+        if quota is not None and 0 < by_subject <= count:
+            raise QuotaExceeded(f"subject {subject!r} has {count} groups, the limit of its quota {quota.id!r}")
+        if created is not None and 0 < by_creator <= len(known):
+            raise QuotaExceeded(
+                f"the subjects that {created.principal} created have {len(known)} groups, the limit of its quota {created.quota.id!r}"
+            )
 
     # --- bytes in flight -----------------------------------------------------------------------------------------------
 
@@ -258,9 +270,9 @@ class Throttle:
         for each in batches:
             subject = each.queue.id.subject
             owed_s = max(owed_s, self._taken(subject, self._access.subject_quota(subject), len(each.region), each.header.count))
-            together = self._access.namespace_quota(subject)
-            if together is not None:
-                owed_s = max(owed_s, self._taken(together.principal, together, len(each.region), each.header.count))
+            for together in self._access.namespace_quotas(subject):
+                who = f"{together.principal} {together.id}"
+                owed_s = max(owed_s, self._taken(who, together, len(each.region), each.header.count))
         return self._pause(owed_s)
 
     def _taken(self, who: Principal | str, quota: Quota | None, size: int, messages: int) -> float:

@@ -201,11 +201,12 @@ def _change_role(name: str, add: list[str], take: list[str], as_json: bool, serv
 
 # --- quotas ------------------------------------------------------------------------------------------------------------
 
-_QUOTA_COLUMNS = ("quota", "principal", "limit", "value")
+_QUOTA_COLUMNS = ("quota", "principal", "limit", "value", "set_by")
 
 
-def _quota_rows(quota: pb.AccessQuota) -> list[tuple[str, str, str, int]]:
-    return [(quota.id, quota.principal, name, value) for name, value in sorted(quota.limits.items()) if value]
+def _quota_rows(quota: pb.AccessQuota) -> list[tuple[str, str, str, int, str]]:
+    set_by = "team" if quota.is_team else "cluster"
+    return [(quota.id, quota.principal, name, value, set_by) for name, value in sorted(quota.limits.items()) if value]
 
 
 @quotas.command("list")
@@ -231,11 +232,18 @@ def set_quota(
     subjects: Annotated[
         int, typer.Option("--subjects", min=0, help="How many subjects a principal may create; for subject:PATTERN how many may match it.")
     ] = 0,
-    groups: Annotated[int, typer.Option("--groups", min=0, help="For subject:PATTERN: how many groups may consume each subject.")] = 0,
+    groups: Annotated[
+        int,
+        typer.Option(
+            "--groups", min=0, help="How many groups may consume the subjects that a principal created; for subject:PATTERN each subject."
+        ),
+    ] = 0,
     delayed_messages: Annotated[
         int,
         typer.Option(
-            "--delayed-messages", min=0, help="For subject:PATTERN: how many messages of each subject may wait in each delay group."
+            "--delayed-messages",
+            min=0,
+            help="How many messages of the subjects that a principal created may wait in each delay group; for subject:PATTERN of each.",
         ),
     ] = 0,
     as_json: Json = False,
@@ -243,7 +251,8 @@ def set_quota(
 ) -> None:
     """Set the limits of a principal, of a role, of 'subject:PATTERN' (each subject) or of 'namespace:PREFIX' (its subjects together).
 
-    Limits that are not given are removed.
+    Limits that are not given are removed. Who administers a namespace sets quotas for its subjects, applications and narrower namespaces;
+    they hold beside the cluster's, and the smaller limit counts.
     """
     limits = {
         "produce_bytes_per_s": produce_bytes,

@@ -171,7 +171,7 @@ class DelayBroker(Broker):
         admit = super()._admission(batches)
         if not self.access.has_quotas:
             return admit
-        quota = DelayedQuota(self.store, schedule_of(self.store).pending, self.access.subject_quota, self._group)
+        quota = DelayedQuota(self.store, schedule_of(self.store).pending, self.access, self._group)
 
         def admit_within_quota(request: list[Intake]) -> None:
             quota.admit(request)

@@ -1,4 +1,4 @@
-"""The quota `delayed_messages` (qmq/security/quotas.py) of a subject, at a delay group's master.
+"""The quota `delayed_messages` (qmq/security/quotas.py) of a subject, and of who created it, at a delay group's master.
 
 It is checked when a request's batches are about to be stored, after all earlier ones. A batch that is stored already is acknowledged again,
 whatever the quota is.
@@ -7,22 +7,30 @@ whatever the quota is.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Collection
+from typing import NamedTuple
 
 from qmq.delay.schedule_state import PendingCounts
 from qmq.errors import QuotaExceeded
 from qmq.log.store import Intake, Store
-from qmq.security.quotas import Quota
+from qmq.security.access_control import OpenAccess
 
 BatchKey = tuple[str, int, int]
 """(subject, producer id, batch number)."""
 
 
-class DelayedQuota:
-    """Checks the batches of one write. `quota_of` returns a subject's limits; None: there are none."""
+class _Limit(NamedTuple):
+    whose: str
+    subjects: Collection[str]
+    messages: int
+    quota: str
 
-    def __init__(self, store: Store, pending: PendingCounts, quota_of: Callable[[str], Quota | None], group: str) -> None:
-        self._store, self._pending, self._quota_of, self._group = store, pending, quota_of, group
+
+class DelayedQuota:
+    """Checks the batches of one write."""
+
+    def __init__(self, store: Store, pending: PendingCounts, access: OpenAccess, group: str) -> None:
+        self._store, self._pending, self._access, self._group = store, pending, access, group
         self._admitted: set[BatchKey] = set()
         self._taken: Counter[str] = Counter()
 
@@ -32,20 +40,30 @@ class DelayedQuota:
         taken: Counter[str] = Counter()
         for batch in batches:
             subject, header = batch.queue.id.subject, batch.header
-            quota, key = self._quota_of(subject), (subject, header.producer_id, header.batch_sequence)
-            if quota is None or not quota.delayed_messages or key in admitted or self._is_here(key, batch):
+            limits, key = self._limits(subject), (subject, header.producer_id, header.batch_sequence)
+            if not limits or key in admitted or self._is_here(key, batch):
                 continue
-            waiting = self._pending.of(subject) + self._taken[subject] + taken[subject]
-            if waiting + header.count > quota.delayed_messages:
-                raise QuotaExceeded(
-                    f"subject {subject!r} has {waiting} delayed messages that wait in delay group {self._group!r}, and {header.count} more "
-                    f"are over the {quota.delayed_messages} that quota {quota.id!r} allows: wait until some are due, cancel some "
-                    "(`qmq delay list`, `qmq delay cancel`), or raise the quota"
-                )
+            for limit in limits:
+                waiting = sum([self._pending.of(each) + self._taken[each] + taken[each] for each in limit.subjects])
+                if waiting + header.count > limit.messages:
+                    raise QuotaExceeded(
+                        f"{limit.whose} {waiting} delayed messages that wait in delay group {self._group!r}, and {header.count} more "
+                        f"are over the {limit.messages} that quota {limit.quota!r} allows: wait until some are due, cancel some "
+                        "(`qmq delay list`, `qmq delay cancel`), or raise the quota"
+                    )
             admitted.add(key)
             taken[subject] += header.count
         self._admitted |= admitted
         self._taken += taken
+
+    def _limits(self, subject: str) -> list[_Limit]:
+        found, quota, created = list[_Limit](), self._access.subject_quota(subject), self._access.created_with(subject)
+        if quota is not None and quota.delayed_messages:
+            found.append(_Limit(f"subject {subject!r} has", (subject,), quota.delayed_messages, quota.id))
+        if created is not None and created.quota.delayed_messages:
+            whose = f"the subjects that {created.principal} created have"
+            found.append(_Limit(whose, created.subjects, created.quota.delayed_messages, created.quota.id))
+        return found
 
     def _is_here(self, key: BatchKey, batch: Intake) -> bool:
         return key in self._admitted or self._store.find_duplicate(batch.queue, batch.header) is not None

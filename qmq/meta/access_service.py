@@ -18,6 +18,7 @@ from qmq_coordination.access_records import (
     MODE,
     ModeRecord,
     RoleRecord,
+    decode_quota,
     decode_role,
     decode_rule,
     encode_mode,
@@ -234,18 +235,38 @@ class AccessService(access_pb2_grpc.AccessServicer):
 
     @answering
     async def PutQuota(self, request: pb.PutQuotaRequest) -> pb.AccessQuota:
-        message = request.quota
-        name = message.id or "quota-" + _digest(message.principal)
-        quota = Quota.of(check_name("quota", name), message.principal, dict(message.limits))
-        await self._swap(quota_key(name), lambda _: encode_quota(quota))
+        message, state = request.quota, self._access.state
+        is_team = self._access.is_enforced and not self._may(CALLER.get(), state.book, on_cluster(Operation.ADMINISTER))
+        name = message.id or f"{'team' if is_team else 'quota'}-{_digest(message.principal)}"
+        quota = Quota.of(check_name("quota", name), message.principal, dict(message.limits), is_team=is_team)
+        if is_team:
+            of_teams = (each.need.name for other, each in state.quotas.items() if each.is_team and other != name)
+            self._require_room("quotas", quota.need.name, of_teams)
+
+        def changed(item: KeyValue | None) -> bytes:
+            self._require_stored_quota("PutQuota", name, item)
+            return encode_quota(quota)
+
+        await self._swap(quota_key(name), changed)
         return _quota_message(quota)
 
     @answering
     async def DeleteQuota(self, request: pb.DeleteQuotaRequest) -> pb.DeleteQuotaResponse:
         if request.id not in self._access.state.quotas:
             raise InvalidArgument(f"there is no quota {request.id!r}: `qmq quota list` shows them")
-        await self._swap(quota_key(request.id), lambda _: None)
+        await self._swap(quota_key(request.id), lambda item: self._require_stored_quota("DeleteQuota", request.id, item))
         return pb.DeleteQuotaResponse()
+
+    def _require_stored_quota(self, action: str, quota_id: str, item: KeyValue | None) -> None:
+        """The quota that a change replaces must be the caller's to change. Raises AccessDenied."""
+        if item is None:
+            return
+        try:
+            known = decode_quota(quota_id, item.value)
+        except (ValueError, TypeError, KeyError, AttributeError, QmqError):
+            known = None
+        is_team = known is not None and known.is_team
+        self._access.require(CALLER.get(), action, known.need if known is not None and is_team else on_cluster(Operation.ADMINISTER))
 
     # --- how -----------------------------------------------------------------------------------------------------------
 
@@ -324,4 +345,4 @@ def _is_below(record: TokenRecord, prefix: str) -> bool:
 
 
 def _quota_message(quota: Quota) -> pb.AccessQuota:
-    return pb.AccessQuota(id=quota.id, principal=quota.principal, limits=quota.limits())
+    return pb.AccessQuota(id=quota.id, principal=quota.principal, limits=quota.limits(), is_team=quota.is_team)

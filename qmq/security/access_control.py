@@ -20,11 +20,12 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple, Protocol
 
 from qmq.errors import AccessDenied, NotAuthenticated, Unavailable
+from qmq.model import SubjectConfig
 from qmq.security.access_rules import AccessMode, AccessRule, Decision, Need, Operation, ResourceKind, decide, on_cluster
 from qmq.security.access_state import AccessState
 from qmq.security.audit import AuditLog
 from qmq.security.principal import ANONYMOUS, CertificateNames, Principal, PrincipalRule, local_user
-from qmq.security.quotas import NAMESPACE, Quota, nearest, nearest_namespace, nearest_of_subject
+from qmq.security.quotas import CreatedSubjects, Quota, nearest, nearest_namespaces, nearest_of_subject
 from qmq.security.tokens import check_token, id_of
 
 log = logging.getLogger("qmq.security")
@@ -107,6 +108,10 @@ class AccessView(Protocol):
     @property
     def silent_ms(self) -> int: ...
 
+    def subject(self, name: str) -> SubjectConfig | None: ...
+
+    def subjects(self, prefix: str = "") -> list[SubjectConfig]: ...
+
 
 class OpenAccess:
     """Allows everything to everybody: for a broker that belongs to no cluster."""
@@ -145,7 +150,10 @@ class OpenAccess:
     def subject_quota(self, subject: str) -> Quota | None:
         return None
 
-    def namespace_quota(self, subject: str) -> Quota | None:
+    def namespace_quotas(self, subject: str) -> tuple[Quota, ...]:
+        return ()
+
+    def created_with(self, subject: str) -> CreatedSubjects | None:
         return None
 
     def on_change(self, callback: Callable[[], None]) -> Callable[[], None]:
@@ -170,7 +178,10 @@ class AccessControl(OpenAccess):
         self._rules: dict[Principal, list[AccessRule]] = {}
         self._decided_at = -1
         self._quotas: dict[Principal | str, Quota | None] = {}
+        self._namespaces: dict[str, tuple[Quota, ...]] = {}
         self._quotas_at = -1
+        self._created: dict[str, CreatedSubjects] = {}
+        self._created_at = -1
 
     # --- the state -----------------------------------------------------------------------------------------------------
 
@@ -289,20 +300,36 @@ class AccessControl(OpenAccess):
             known[subject] = nearest_of_subject(quotas.values(), subject)
         return known[subject]
 
-    def namespace_quota(self, subject: str) -> Quota | None:
-        """The limits of the namespace that contains a subject; None if there are none."""
+    def namespace_quotas(self, subject: str) -> tuple[Quota, ...]:
+        """The limits of the namespaces that contain a subject: the cluster's, and the teams'."""
         quotas = self._source.access.quotas
         if not quotas:
+            return ()
+        self._known_quotas()
+        known = self._namespaces
+        if subject not in known:
+            known[subject] = nearest_namespaces(quotas.values(), subject)
+        return known[subject]
+
+    def created_with(self, subject: str) -> CreatedSubjects | None:
+        """All subjects of who created this one, if that principal's quota limits what its subjects hold."""
+        config = self._source.subject(subject)
+        if config is None or config.created_by in ("", str(ANONYMOUS)) or not self.has_quotas:
             return None
-        known, key = self._known_quotas(), NAMESPACE + subject
-        if key not in known:
-            known[key] = nearest_namespace(quotas.values(), subject)
-        return known[key]
+        quota = self.quota(Principal.parse(config.created_by))
+        if quota is None or not (quota.groups or quota.delayed_messages):
+            return None
+        if self._created_at != self._source.revision:
+            self._created, self._created_at = {}, self._source.revision
+        if config.created_by not in self._created:
+            names = frozenset(each.name for each in self._source.subjects() if each.created_by == config.created_by)
+            self._created[config.created_by] = CreatedSubjects(config.created_by, quota, names)
+        return self._created[config.created_by]
 
     def _known_quotas(self) -> dict[Principal | str, Quota | None]:
         version = self._source.access.version
-        if self._quotas_at != version or len(self._quotas) > DECISIONS_MAX:
-            self._quotas, self._quotas_at = {}, version
+        if self._quotas_at != version or len(self._quotas) + len(self._namespaces) > DECISIONS_MAX:
+            self._quotas, self._namespaces, self._quotas_at = {}, {}, version
         return self._quotas
 
     # --- what ----------------------------------------------------------------------------------------------------------

@@ -59,7 +59,7 @@ class Operation(Enum):
     OPERATE = "operate"
     """Drain, hand over masterships, change replicas."""
     ADMINISTER = "administer"
-    """Change rules, roles, tokens and quotas; on a namespace, those of its own, without quotas."""
+    """Change rules, roles, tokens and quotas; on a namespace, those of its own."""
     REPLICATE = "replicate"
     """Act as a server. No rule grants this: only a certificate or the cluster's own token does."""
 

@@ -10,13 +10,19 @@
 
 `subject:NAME` in a principal's place limits what a subject takes, from all producers together: bytes and messages; `subject:PREFIX*` limits
 each of these subjects. `namespace:PREFIX` limits what all subjects whose names begin so take together, from all producers: bytes and
-messages, nothing else. All of these hold beside the principal's. Some limits are of subjects only:
+messages, nothing else. All of these hold beside the principal's. Two limits count what subjects hold:
 
-    groups                  how many groups may consume each subject
-    delayed_messages        of each subject, that one delay group still has to deliver
+    groups                  how many groups consume the subject
+    delayed_messages        of the subject, that one delay group still has to deliver
+
+In a principal's quota these two are of all subjects together that the principal created, whoever consumes or sends: as in a file system,
+who owns the place pays for what is stored there.
 
 A quota names a principal, a pattern (`app:*`) or a role, as rules do. The nearest holds: the principal's own, then a role's, then the
 longest pattern, then `*`. Each limit counts at each broker by itself.
+
+The administrator of a namespace sets quotas for its own subjects, applications and narrower namespaces (`is_team`). They hold beside the
+cluster's: of the nearest of the cluster's and the nearest of the teams', the smaller limit. So no team escapes from the cluster's quota.
 
 A sender over its rate is not refused: the broker reads on from its connections when what was owed has passed, as Kafka mutes a channel. So
 a client needs to know nothing of quotas, and TCP slows it down.
@@ -29,17 +35,16 @@ Example: 1 MB/s, and a batch of 3 MB comes to a full bucket: it is at -2 MB, and
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, fields
-from typing import Final
+from typing import Any, Final, NamedTuple
 
 from qmq.errors import InvalidArgument, QuotaExceeded
 from qmq.model import check_name
-from qmq.security.access_rules import EVERY, ROLE, check_pattern, check_principal_pattern, matches
-from qmq.security.principal import Principal
+from qmq.security.access_rules import EVERY, ROLE, Need, check_pattern, check_principal_pattern, matches, on_namespace
+from qmq.security.principal import APPLICATION, Principal
 
 LIMIT_MAX: Final = 1 << 50
-OF_SUBJECTS: Final = ("groups", "delayed_messages")
 SUBJECT: Final = "subject:"
 OF_NAMESPACES: Final = ("produce_bytes_per_s", "produce_messages_per_s")
 NAMESPACE: Final = "namespace:"
@@ -47,7 +52,7 @@ NAMESPACE: Final = "namespace:"
 
 @dataclass(frozen=True, slots=True)
 class Quota:
-    """Limits of one principal or of a pattern of principals. 0: no limit."""
+    """Limits of one principal or of a pattern of principals. 0: no limit. `is_team`: set by a namespace's administrator."""
 
     id: str
     principal: str
@@ -60,9 +65,10 @@ class Quota:
     subjects: int = 0
     groups: int = 0
     delayed_messages: int = 0
+    is_team: bool = False
 
     @classmethod
-    def of(cls, quota_id: str, principal: str, limits: Mapping[str, int]) -> Quota:
+    def of(cls, quota_id: str, principal: str, limits: Mapping[str, int], *, is_team: bool = False) -> Quota:
         """Of limits by name; unknown names are a newer release's. Raises InvalidArgument, InvalidName."""
         if principal.startswith(SUBJECT):
             check_pattern("subject", principal[len(SUBJECT) :])
@@ -74,15 +80,17 @@ class Quota:
         for name, value in known.items():
             if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= LIMIT_MAX:
                 raise InvalidArgument(f"{name} is a number from 0 (no limit) to {LIMIT_MAX}, not {value!r}")
-        ill = [name for name in OF_SUBJECTS if known.get(name) and not principal.startswith(SUBJECT)]
-        if ill:
-            raise InvalidArgument(f"{ill[0]} is a limit of subjects: set it for subject:NAME or 'subject:PREFIX*', not for {principal}")
         alien = [name for name, value in known.items() if value and name not in OF_NAMESPACES]
         if principal.startswith(NAMESPACE) and alien:
             raise InvalidArgument(
                 f"{alien[0]} is no limit of a namespace: that has {' and '.join(OF_NAMESPACES)}; set others for {SUBJECT}PREFIX* or a role"
             )
-        return cls(quota_id, principal, **known)
+        return cls(quota_id, principal, **known, is_team=is_team)
+
+    @property
+    def need(self) -> Need:
+        """The need of a change to a quota of this kind."""
+        return need_of(self.principal)
 
     def is_below(self, prefix: str) -> bool:
         """Whether it is for something whose name begins so."""
@@ -92,18 +100,25 @@ class Quota:
         return {name: getattr(self, name) for name in LIMITS}
 
 
-LIMITS: Final = tuple(each.name for each in fields(Quota) if each.name not in ("id", "principal"))
+LIMITS: Final = tuple(each.name for each in fields(Quota) if each.name not in ("id", "principal", "is_team"))
+
+
+def need_of(principal: str) -> Need:
+    """The need of a quota for this: a namespace's administration, or the cluster's."""
+    kind, _, name = principal.partition(":")
+    return on_namespace(name.removesuffix(EVERY) if kind + ":" in (SUBJECT, NAMESPACE) or kind == APPLICATION else "")
 
 
 def nearest(quotas: Iterable[Quota], principal: Principal, roles: Iterable[str]) -> Quota | None:
-    """The quota that applies to a principal; None if there is none."""
-    return _nearest(quotas, str(principal), {ROLE + each for each in roles})
+    """The limits that apply to a principal; None if there are none."""
+    return _smallest(_nearest(quotas, str(principal), {ROLE + each for each in roles}))
 
 
-def require_room_for(quotas: Iterable[Quota], subject: str, subjects: Iterable[str]) -> None:
+def require_room_for(quotas: Iterable[Quota], subject: str, subjects: Collection[str]) -> None:
     """Raises QuotaExceeded if one more subject may not be created."""
-    quota = nearest_of_subject(quotas, subject)
-    if quota is not None and quota.subjects:
+    for quota in _of_subject(quotas, subject):
+        if not quota.subjects:
+            continue
         pattern = quota.principal[len(SUBJECT) :]
         count = sum([matches(pattern, each) for each in subjects])
         if count >= quota.subjects:
@@ -123,19 +138,38 @@ def require_room_of(quota: Quota | None, principal: Principal, created_by: Itera
 
 
 def nearest_of_subject(quotas: Iterable[Quota], subject: str) -> Quota | None:
-    """The quota of a subject; None if there is none."""
+    """The limits of a subject; None if there are none."""
+    return _smallest(_of_subject(quotas, subject))
+
+
+def nearest_namespaces(quotas: Iterable[Quota], subject: str) -> tuple[Quota, ...]:
+    """The quota of the smallest namespace that a subject is in: the cluster's, and the teams'."""
+    found = [each for each in quotas if each.principal.startswith(NAMESPACE) and subject.startswith(each.principal[len(NAMESPACE) :])]
+    return _of_both(found, lambda each: (len(each.principal), each.id))
+
+
+def _of_subject(quotas: Iterable[Quota], subject: str) -> tuple[Quota, ...]:
     return _nearest((each for each in quotas if each.principal.startswith(SUBJECT)), SUBJECT + subject, set())
 
 
-def nearest_namespace(quotas: Iterable[Quota], subject: str) -> Quota | None:
-    """The quota of the smallest namespace that a subject is in; None: there is none."""
-    found = [each for each in quotas if each.principal.startswith(NAMESPACE) and subject.startswith(each.principal[len(NAMESPACE) :])]
-    return max(found, key=lambda each: (len(each.principal), each.id), default=None)
-
-
-def _nearest(quotas: Iterable[Quota], text: str, named: set[str]) -> Quota | None:
+def _nearest(quotas: Iterable[Quota], text: str, named: set[str]) -> tuple[Quota, ...]:
     found = [each for each in quotas if each.principal in named or matches(each.principal, text)]
-    return max(found, key=lambda each: _nearness(each, text), default=None)
+    return _of_both(found, lambda each: _nearness(each, text))
+
+
+def _of_both(quotas: list[Quota], nearness: Callable[[Quota], Any]) -> tuple[Quota, ...]:
+    """The nearest of the cluster's quotas, and the nearest of the teams'; each of them, if there is one."""
+    nearest_two = (max([each for each in quotas if each.is_team is is_team], key=nearness, default=None) for is_team in (False, True))
+    return tuple(each for each in nearest_two if each is not None)
+
+
+def _smallest(quotas: tuple[Quota, ...]) -> Quota | None:
+    """One quota with the smaller of each limit."""
+    if len(quotas) < 2:
+        return quotas[0] if quotas else None
+    own, teams = (each.limits() for each in quotas)
+    limits: dict[str, Any] = {name: min(filter(None, (own[name], teams[name])), default=0) for name in LIMITS}
+    return Quota(" and ".join(each.id for each in quotas), quotas[0].principal, **limits)
 
 
 def _nearness(quota: Quota, text: str) -> tuple[int, int, str]:
@@ -144,6 +178,14 @@ def _nearness(quota: Quota, text: str) -> tuple[int, int, str]:
     if quota.principal.startswith(ROLE):
         return 2, 0, quota.id
     return (1, len(quota.principal), quota.id) if quota.principal != EVERY else (0, 0, quota.id)
+
+
+class CreatedSubjects(NamedTuple):
+    """The quota of a principal, and all subjects that it created."""
+
+    principal: str
+    quota: Quota
+    subjects: frozenset[str]
 
 
 class RateMeter:

@@ -11,6 +11,7 @@ from typing import Any, Final, NamedTuple
 from qmq.security.access_rules import EVERY, Need, Operation, ResourceKind, on_cluster, on_group, on_namespace, on_subject
 from qmq.security.access_state import AccessState
 from qmq.security.principal import APPLICATION
+from qmq.security.quotas import need_of
 
 O = Operation  # noqa: E741 - the table below is read by columns
 
@@ -106,6 +107,12 @@ def _known_tokens(request: Any, state: AccessState) -> tuple[Need, ...]:
     return (on_cluster(O.ADMINISTER) if known is None else _token_of(str(known.principal)),)
 
 
+def _known_quota(quota_id: str, state: AccessState) -> Need:
+    """The need of a change to a quota. The cluster's quotas, also those for a namespace, are the cluster's to change."""
+    known = state.quotas.get(quota_id)
+    return known.need if known is not None and known.is_team else on_cluster(O.ADMINISTER)
+
+
 def _namespace(request: Any) -> tuple[Need, ...]:
     return (on_namespace(request.namespace),)
 
@@ -167,8 +174,8 @@ ACCESS_RULES: Final[Mapping[str, RpcRule]] = {
     "CreateToken": RpcRule(lambda r: (_token_of(r.principal),), is_change=True),
     "ListTokens": RpcRule(_namespace),
     "DeleteTokens": RpcRule(is_change=True, needs_now=_known_tokens),
-    "PutQuota": RpcRule(_cluster(O.ADMINISTER), is_change=True),
-    "DeleteQuota": RpcRule(_cluster(O.ADMINISTER), is_change=True),
+    "PutQuota": RpcRule(lambda r: (need_of(r.quota.principal),), is_change=True),  # see AccessService, as for PutRule
+    "DeleteQuota": RpcRule(is_change=True, needs_now=lambda r, state: (_known_quota(r.id, state),)),
     "ListQuotas": RpcRule(_namespace),
 }
 """The rules for the metaserver's administration of access."""

@@ -13,7 +13,7 @@ import qmq
 from qmq.batch import encode
 from qmq.batch_columns import Columns
 from qmq.delay.delay_broker import DelayBroker
-from qmq.errors import InvalidArgument, QuotaExceeded
+from qmq.errors import QuotaExceeded
 from qmq.node.replica_node import ReplicaNode
 from qmq.testing import TestCluster, virtual
 from qmq.testing.machine import ReplicaMachine
@@ -64,6 +64,23 @@ async def test_a_subject_has_so_many_delayed_messages_and_no_more() -> None:
         await mq.send_many("later", [b"1", b"2"], delays=HOUR)
         with pytest.raises(QuotaExceeded):
             await mq.send("later", b"x", delay=HOUR)
+
+
+async def test_subjects_that_a_principal_created_have_so_many_delayed_messages_together() -> None:
+    async with TestCluster(delay=1, clock=virtual()) as cluster:
+        mq = cluster.client()
+        await mq.access.put_quota("*", {"delayed_messages": 3})
+        await mq.send("one", b"0", delay=HOUR)
+        await eventually(lambda: delay_node(cluster).broker.access.has_quotas)
+        created_by = delay_node(cluster).view.subject("one").created_by
+        await mq.send_many("two", [b"1", b"2"], delays=HOUR)
+        await eventually(lambda: delay_node(cluster).view.subject("two") is not None)
+        for name in ("one", "two"):
+            with pytest.raises(QuotaExceeded, match=f"that {created_by} created have 3 delayed messages"):
+                await mq.send(name, b"x", delay=HOUR)
+        await cluster.clock.advance(hours=1, seconds=1)
+        await eventually(lambda: not delay_node(cluster).store.projection.pending.all())
+        await mq.send("two", b"x", delay=HOUR)
 
 
 async def test_a_batch_finds_room_whole_or_not_at_all() -> None:
@@ -120,9 +137,3 @@ async def test_who_asks_again_for_what_is_stored_is_answered_over_the_quota_too(
         assert kinds == {1: FrameKind.PRODUCED, 2: FrameKind.PRODUCED, 3: FrameKind.PRODUCED, 4: FrameKind.ERROR}
         assert answers[1][HEADER_BYTES:] == answers[2][HEADER_BYTES:] == answers[3][HEADER_BYTES:]
         assert isinstance(unpack_error(answers[4][HEADER_BYTES:]), QuotaExceeded)
-
-
-async def test_delayed_messages_are_limited_for_subjects_only() -> None:
-    async with limited(1) as (_, mq):
-        with pytest.raises(InvalidArgument, match="a limit of subjects"):
-            await mq.access.put_quota("app:orders", {"delayed_messages": 1})

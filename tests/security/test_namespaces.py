@@ -46,6 +46,23 @@ async def test_a_team_lets_its_own_applications_in_without_the_cluster_s_adminis
         assert await bob.access.delete_tokens(token_id=made.info.id) == [made.info.id]
 
 
+async def test_a_team_sets_quotas_of_its_own_within_the_cluster_s(tmp_path: Path) -> None:
+    async with team(tmp_path) as (cluster, bob):
+        given = await cluster.admin.access.put_quota("subject:pay.*", {"subjects": 1, "groups": 2})
+        own = await bob.access.put_quota("subject:pay.*", {"subjects": 9, "groups": 1})
+        for principal in ("app:pay.checkout", "namespace:pay.", "subject:pay.in"):
+            assert (await bob.access.put_quota(principal, {"produce_messages_per_s": 1000})).is_team
+        view = cluster.node.view.access
+        await eventually(lambda: len(view.quotas) == 5)
+        assert own.is_team
+        assert not given.is_team
+        assert {each.id for each in await bob.access.quotas("pay.")} >= {given.id, own.id}
+        limits = cluster.node.access.subject_quota("pay.x")
+        assert (limits.subjects, limits.groups) == (1, 1), "its own quota lets no team out of the cluster's"
+        await bob.access.delete_quota(own.id)
+        await eventually(lambda: own.id not in view.quotas)
+
+
 Act = Callable[[qmq.Client], Any]
 BEYOND: dict[str, Act] = {
     "a subject of others": lambda mq: mq.access.put_rule(BOB, [], "subject", "orders"),
@@ -62,7 +79,13 @@ BEYOND: dict[str, Act] = {
     "an application of others": lambda mq: mq.access.create_token("app:orders"),
     "a person": lambda mq: mq.access.create_token("op:pay.alice"),
     "tokens of others": lambda mq: mq.access.delete_tokens(principal="op:admin"),
-    "a quota": lambda mq: mq.access.put_quota("subject:pay.*", {"subjects": 9}),
+    "a quota of everybody": lambda mq: mq.access.put_quota("*", {"connections": 9}),
+    "a quota of a role, which may have members of others": lambda mq: mq.access.put_quota("role:pay.services", {"connections": 9}),
+    "a quota of a person": lambda mq: mq.access.put_quota("op:pay.alice", {"connections": 9}),
+    "a quota of subjects of others": lambda mq: mq.access.put_quota("subject:pay*", {"subjects": 9}),
+    "a quota of another namespace": lambda mq: mq.access.put_quota("namespace:orders.", {"produce_bytes_per_s": 9}),
+    "the cluster's quota for itself, by its id": lambda mq: mq.access.put_quota("subject:pay.*", {"subjects": 9}, quota_id="given"),
+    "the end of the cluster's quota for itself": lambda mq: mq.access.delete_quota("given"),
     "the mode": lambda mq: mq.access.set_mode("off"),
     "all rules": lambda mq: mq.access.rules(),
     "all tokens": lambda mq: mq.access.tokens(),
@@ -74,6 +97,7 @@ BEYOND: dict[str, Act] = {
 async def test_a_team_changes_and_sees_nothing_beyond_its_namespace(tmp_path: Path) -> None:
     async with team(tmp_path) as (cluster, bob):
         await cluster.admin.access.put_rule("app:x", [], "subject", "orders", rule_id="others")
+        await cluster.admin.access.put_quota("subject:pay.*", {"subjects": 1}, quota_id="given")
         await eventually(lambda: "others" in cluster.node.view.access.rules)
         before = dict(cluster.node.view.access.rules)
         for what, act in BEYOND.items():

@@ -16,7 +16,7 @@ from qmq.broker.flow_control import Throttle
 from qmq.errors import AccessDenied, InvalidArgument, Overloaded, QuotaExceeded
 from qmq.security.access_control import OpenAccess
 from qmq.security.principal import Principal
-from qmq.security.quotas import Quota, nearest_namespace, nearest_of_subject
+from qmq.security.quotas import Quota, nearest, nearest_namespaces, nearest_of_subject, require_room_for
 
 ORDERS = Principal("app", "orders")
 
@@ -68,9 +68,9 @@ def test_a_subject_has_a_quota_over_all_of_its_producers() -> None:
 
 def test_subjects_of_a_namespace_have_a_quota_together() -> None:
     class Namespaces(OpenAccess):
-        def namespace_quota(self, subject: str) -> Quota | None:
+        def namespace_quotas(self, subject: str) -> tuple[Quota, ...]:
             quotas = [Quota("q", "namespace:pay.", produce_bytes_per_s=1000), Quota("r", "namespace:pay.in.", produce_messages_per_s=1)]
-            return nearest_namespace([*quotas, Quota("s", "subject:pay.*", 1), Quota("t", "*", 1)], subject)
+            return nearest_namespaces([*quotas, Quota("s", "subject:pay.*", 1), Quota("t", "*", 1)], subject)
 
     throttle = Throttle(Namespaces(), lambda: 0.0)
     assert throttle.produced(ORDERS, sent(600, 1, "pay.a")) == 0.0
@@ -236,10 +236,51 @@ async def test_a_subject_has_so_many_groups_and_no_more(tmp_path: Path) -> None:
                 await anext(consumer)
 
 
-async def test_limits_of_subjects_are_not_set_for_a_principal(tmp_path: Path) -> None:
-    async with running(node_config(tmp_path)) as node, qmq.connect(node.address) as mq:
-        with pytest.raises(InvalidArgument, match="a limit of subjects"):
-            await mq.access.put_quota("app:orders", {"groups": 1})
+async def test_subjects_that_a_principal_created_have_so_many_groups_together_and_no_more(tmp_path: Path) -> None:
+    async with guarded(tmp_path) as cluster:
+        for name in ("app:one", "app:other"):
+            for kind in ("subject", "group"):
+                await cluster.allow(name, "produce,create,consume", kind, "*")
+        await cluster.admin.access.put_quota("app:one", {"groups": 2})
+        await eventually(lambda: bool(cluster.node.view.access.quotas))
+        async with cluster.client("app:one") as one, cluster.client("app:other") as other:
+            for mq, name in ((one, "a"), (one, "b"), (other, "c")):
+                await mq.send(name, b"x")
+            for mq, name, group in ((one, "a", "g"), (other, "b", "g"), (other, "b", "g"), (one, "c", "g"), (one, "c", "h")):
+                async with mq.consumer(name, group, ack="explicit") as consumer:
+                    assert (await anext(consumer)).body == b"x"
+            for mq in (one, other):
+                async with mq.consumer("a", "h") as consumer:
+                    with pytest.raises(QuotaExceeded, match="that app:one created have 2 groups"):
+                        await anext(consumer)
+
+
+def test_of_the_cluster_s_quota_and_a_team_s_the_smaller_limit_holds() -> None:
+    quotas = [
+        Quota("c", "subject:pay.*", produce_bytes_per_s=100, subjects=2),
+        Quota("t", "subject:pay.in.*", produce_bytes_per_s=500, groups=3, subjects=9, is_team=True),
+        Quota("n", "namespace:pay.", 1),
+        Quota("m", "namespace:pay.in.", 9, is_team=True),
+        Quota("p", "app:pay.x", connections=5, is_team=True),
+    ]
+    found = nearest_of_subject(quotas, "pay.in.a")
+    assert found is not None
+    assert (found.produce_bytes_per_s, found.groups, found.id) == (100, 3, "c and t")
+    assert [each.id for each in nearest_namespaces(quotas, "pay.in.a")] == ["n", "m"]
+    assert nearest(quotas, Principal("app", "pay.x"), []) == quotas[-1]
+    with pytest.raises(QuotaExceeded, match="quota 'c'"):
+        require_room_for(quotas, "pay.in.a", ["pay.x", "pay.y"])
+
+
+def test_limits_of_a_namespace_hold_at_each_width_by_themselves() -> None:
+    class Nested(OpenAccess):
+        def namespace_quotas(self, subject: str) -> tuple[Quota, ...]:
+            quotas = [Quota("n", "namespace:pay.", 1000), Quota("t", "namespace:pay.", 500, is_team=True)]
+            return nearest_namespaces(quotas, subject)
+
+    throttle = Throttle(Nested(), lambda: 0.0)
+    assert throttle.produced(ORDERS, sent(750, 1, "pay.in")) == pytest.approx(0.5)
+    assert throttle.produced(ORDERS, sent(1250, 1, "pay.in")) == pytest.approx(3.0)
 
 
 async def test_questions_over_the_quota_wait_and_then_are_refused(tmp_path: Path) -> None:
