@@ -16,6 +16,7 @@ from qmq.client.consumer import Consumer
 from qmq.errors import InvalidArgument
 from qmq.metrics.figures import COUNTER, GAUGE, HISTOGRAM, Figure, Reading, one
 from qmq.model import base_group
+from qmq.network import NETWORK
 
 if TYPE_CHECKING:
     from qmq.client.client_counters import ClientCounters
@@ -140,7 +141,7 @@ async def serve(client: MeasuredClient, port: int, host: str) -> MetricsServer:
     except ImportError as cause:
         raise _missing() from cause
     endpoint = MetricsServer([ClientSource(client)])
-    await endpoint.start(host, port)
+    await endpoint.start(host, port, NETWORK.listen)
     return endpoint
 
 

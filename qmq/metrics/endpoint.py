@@ -12,13 +12,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
-from typing import Final, NamedTuple
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final, NamedTuple, Protocol
 
 from qmq.metrics.exposition import Page
 from qmq.metrics.figures import FigureSource
 from qmq.metrics.readiness import Readiness
-from qmq.network import NETWORK, Network, ServerListener
 
 log = logging.getLogger("qmq.metrics")
 
@@ -70,6 +69,18 @@ class HttpAnswer(NamedTuple):
     body: Sequence[bytes] = ()
 
 
+class Listener(Protocol):
+    """What listens at a port; `qmq.network.ServerListener` is one."""
+
+    port: int
+
+    def close(self) -> None: ...
+
+
+Listen = Callable[[str, int, Callable[[], asyncio.BaseProtocol]], Awaitable[Listener]]
+"""Listens on a host and a port, and makes a protocol for each connection: `Network.listen`."""
+
+
 class MetricsServer:
     """Serves the figures of some sources, and the health of the process. Call `start`, then `stop`."""
 
@@ -77,7 +88,7 @@ class MetricsServer:
         """`readiness` is called in the event loop, often: it must only read memory."""
         self._page = Page(sources)
         self._readiness = readiness
-        self._listener: ServerListener | None = None
+        self._listener: Listener | None = None
         self._writers: set[asyncio.StreamWriter] = set()
         self._waiting: dict[asyncio.StreamWriter, None] = {}
         """Connections that wait for their next request, the longest waiting first."""
@@ -87,9 +98,9 @@ class MetricsServer:
     def address(self) -> str:
         return f"{self.host}:{self.port}"
 
-    async def start(self, host: str, port: int, network: Network = NETWORK) -> None:
+    async def start(self, host: str, port: int, listen: Listen) -> None:
         """Listen; `port` 0 takes a free one, see `port`. Raises OSError if the port is taken."""
-        self._listener = await network.listen(host, port, self._accept)
+        self._listener = await listen(host, port, self._accept)
         self.host, self.port = host, self._listener.port
 
     async def stop(self) -> None:

@@ -13,6 +13,7 @@ from qmq.metrics.endpoint import CONNECTIONS_MAX, HEAD_BYTES_MAX, MetricsServer
 from qmq.metrics.exposition import Page
 from qmq.metrics.figures import COUNTER, GAUGE, SLICE, Figure, Reading, one
 from qmq.metrics.readiness import Readiness
+from qmq.network import NETWORK
 
 ROWS = 10 * SLICE + 7
 
@@ -39,7 +40,7 @@ def stands() -> list[Readiness]:
 @pytest.fixture
 async def endpoint(stands: list[Readiness]) -> AsyncIterator[MetricsServer]:
     found = MetricsServer([Many()], lambda: stands[0])
-    await found.start("127.0.0.1", 0)
+    await found.start("127.0.0.1", 0, NETWORK.listen)
     yield found
     await found.stop()
 

@@ -15,6 +15,7 @@ import pytest
 
 from qmq.metrics.endpoint import MetricsServer
 from qmq.metrics.readiness import Readiness
+from qmq.network import NETWORK
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT / "scripts"))
@@ -93,7 +94,7 @@ def test_checks_are_rare_once_healthy_and_patient_with_a_loaded_machine(services
 @pytest.mark.parametrize(("is_ready", "path", "status"), [(True, "/readyz", 0), (False, "/readyz", 1), (False, "/livez", 0)])
 async def test_the_check_passes_if_and_only_if_the_server_says_so(services: dict[str, Any], is_ready: bool, path: str, status: int) -> None:
     endpoint = MetricsServer([], lambda: Readiness(is_ready, "as this test says"))
-    await endpoint.start("127.0.0.1", 0)
+    await endpoint.start("127.0.0.1", 0, NETWORK.listen)
     try:
         assert await exit_status(services, endpoint.address, path) == status
     finally:

@@ -52,7 +52,7 @@ async def serve(
     from qmq.metrics.endpoint import MetricsServer
 
     endpoint = MetricsServer(sources, readiness)
-    await endpoint.start(host, port, NETWORK if is_local(host) else network)
+    await endpoint.start(host, port, (NETWORK if is_local(host) else network).listen)
     return endpoint
 
 
