@@ -166,10 +166,6 @@ class ServerListener:
                 os.unlink(self._path)
 
 
-RELAYED_DESCRIPTORS: Final = 3
-"""Of a connection to a gRPC server through a relay (qmq/security/rpc_relay.py): of the peer, and of both ends of a socket."""
-
-
 class RpcPort:
     """A gRPC server that serves at `port`."""
 
@@ -191,7 +187,7 @@ class Network:
 
     def rpc_descriptors(self, host: str) -> int:
         """How many descriptors a connection to a gRPC server's port takes, if the server listens on this host."""
-        return 1 if is_local(host) else RELAYED_DESCRIPTORS
+        return 1
 
     def token_for(self, address: str) -> str:
         """The token to show to the server at an address; empty for none. Raises InvalidArgument."""
@@ -226,10 +222,6 @@ class Network:
 
     async def serve(self, server: grpc.aio.Server, host: str, port: int, door: RpcDoor) -> RpcPort:
         """Start a gRPC server at a port; port 0 takes a free port. Raises OSError if the port is taken, InvalidArgument."""
-        if not is_local(host):
-            from qmq.security.rpc_relay import relay
-
-            return await relay(server, host, port, door)
         try:
             bound = bind(server, host, port)
         except BaseException:

@@ -123,12 +123,12 @@ class GatewayOptions(ProcessFlags):
     def network(self) -> Network:
         """The network of the RocketMQ port, with TLS if configured. Raises InvalidArgument for unusable files."""
         from qmq.gateway.gateway_network import tls_of
-        from qmq.network import NETWORK
+        from qmq.security.tls_network import ServerNetwork
 
         if self.tls_cert is None or self.tls_key is None:
             if self.tls_cert is not self.tls_key:
                 raise InvalidArgument("TLS needs --tls-cert and --tls-key together: `qmq cert server` makes both files")
-            return NETWORK
+            return ServerNetwork()
         return tls_of(self.tls_cert, self.tls_key)
 
     def require_closed(self) -> None:

@@ -69,7 +69,7 @@ class HttpAnswer(NamedTuple):
     body: Sequence[bytes] = ()
 
 
-class Listener(Protocol):
+class PortListener(Protocol):
     """What listens at a port; `qmq.network.ServerListener` is one."""
 
     port: int
@@ -77,7 +77,7 @@ class Listener(Protocol):
     def close(self) -> None: ...
 
 
-Listen = Callable[[str, int, Callable[[], asyncio.BaseProtocol]], Awaitable[Listener]]
+Listen = Callable[[str, int, Callable[[], asyncio.BaseProtocol]], Awaitable[PortListener]]
 """Listens on a host and a port, and makes a protocol for each connection: `Network.listen`."""
 
 
@@ -88,7 +88,7 @@ class MetricsServer:
         """`readiness` is called in the event loop, often: it must only read memory."""
         self._page = Page(sources)
         self._readiness = readiness
-        self._listener: Listener | None = None
+        self._listener: PortListener | None = None
         self._writers: set[asyncio.StreamWriter] = set()
         self._waiting: dict[asyncio.StreamWriter, None] = {}
         """Connections that wait for their next request, the longest waiting first."""

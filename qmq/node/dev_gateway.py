@@ -12,7 +12,7 @@ from qmq.clock import Clock
 from qmq.gateway.gateway_config import GatewayConfig
 from qmq.gateway.gateway_network import tls_with_own_authority
 from qmq.gateway.gateway_server import GatewayServer
-from qmq.network import NETWORK, Network
+from qmq.network import Network
 
 
 class DevGateway:
@@ -22,7 +22,7 @@ class DevGateway:
 
     def __init__(self, server: str, folder: Path, host: str, port: int, clock: Clock, network: Network) -> None:
         self._client = Client(server, clock=clock, network=network, state_dir=False)
-        tls = tls_with_own_authority(folder, host) if network is NETWORK else None
+        tls = tls_with_own_authority(folder, host) if network.is_machine and network.credentials is None else None
         config = GatewayConfig(host, port, takes_plaintext=tls is not None)
         self._server = GatewayServer(self._client, config, clock=clock, network=tls or network)
 

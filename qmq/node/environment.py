@@ -20,7 +20,7 @@ from qmq.network import NETWORK, Network
 from qmq.node.node_timing import TIMING, NodeTiming
 from qmq.security.expiry import ExpiryWarning
 from qmq.security.tls import Credentials, Tls
-from qmq.security.tls_network import TlsNetwork
+from qmq.security.tls_network import ServerNetwork, TlsNetwork
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +44,6 @@ MACHINE: Final = Environment()
 def environment_with(tls: Tls | None) -> Environment:
     """The machine's environment, with TLS if there are certificates. Raises InvalidArgument for unusable files."""
     if tls is None:
-        return MACHINE
+        return Environment(network=ServerNetwork())
     credentials = Credentials(tls)
     return Environment(network=TlsNetwork(credentials, ExpiryWarning(credentials).look))

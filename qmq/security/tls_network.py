@@ -6,9 +6,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from qmq.network import NETWORK, RELAYED_DESCRIPTORS, UNIX, Factory, Network, Refused, RpcPort, ServerListener, TokenNetwork, ignored, parse
+from qmq.network import NETWORK, UNIX, Factory, Network, Refused, RpcPort, ServerListener, TokenNetwork, ignored, is_local, parse
 from qmq.security.client_tokens import Token, token_source
 from qmq.security.tls import Credentials, Tls
 from qmq.security.tls_listener import HANDSHAKE_S, TlsListener, listening_at
@@ -18,6 +18,24 @@ if TYPE_CHECKING:
     import grpc
 
     from qmq.rpc_door import RpcDoor
+
+
+RELAYED_DESCRIPTORS: Final = 3
+"""Of a connection to a gRPC server through a relay (qmq/security/rpc_relay.py): of the peer, and of both ends of a socket."""
+
+
+class ServerNetwork(Network):
+    """The network of a server without TLS. Control ports that other machines reach bound how many connections begin in a second."""
+
+    def rpc_descriptors(self, host: str) -> int:
+        return 1 if is_local(host) else RELAYED_DESCRIPTORS
+
+    async def serve(self, server: grpc.aio.Server, host: str, port: int, door: RpcDoor) -> RpcPort:
+        if is_local(host):
+            return await super().serve(server, host, port, door)
+        from qmq.security.rpc_relay import relay
+
+        return await relay(server, host, port, door)
 
 
 class TlsNetwork(Network):

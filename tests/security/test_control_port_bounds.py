@@ -22,12 +22,12 @@ from qmq.client.metadata import MetadataClient
 from qmq.errors import NotConnected, Overloaded
 from qmq.file_descriptors import control_connections_max
 from qmq.meta.meta_server import MetaConfig, MetaServer
-from qmq.network import NETWORK, Network
+from qmq.network import Network
 from qmq.proto.v1 import control_pb2, control_pb2_grpc, meta_pb2
 from qmq.rpc import typed_error
 from qmq.rpc_door import RpcBounds
 from qmq.security.tls import Credentials, Tls
-from qmq.security.tls_network import TlsNetwork
+from qmq.security.tls_network import ServerNetwork, TlsNetwork
 
 HOST = "127.0.0.1"
 REACHABLE = "127.1"
@@ -75,7 +75,7 @@ async def listening(
     """A control port of this role, with these bounds, in front of a whole node; encrypted if there are papers."""
 
     def network(tls: Tls | None) -> Network:
-        return NETWORK if tls is None else TlsNetwork(Credentials(tls))
+        return ServerNetwork() if tls is None else TlsNetwork(Credentials(tls))
 
     server, client = network(papers and papers.server), network(papers and papers.client)
     async with AsyncExitStack() as stack:
