@@ -42,7 +42,7 @@ class GatewayRun:
     gateways: int = 2
     replicas: int = 3
     idle_s: int = 90
-    """The receiver gives up when nothing has come for so long."""
+    """The receiver gives up when nothing has come for so long; ten times as long before its first message."""
     seed: int = 1
 
 

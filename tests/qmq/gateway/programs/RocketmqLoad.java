@@ -4,6 +4,8 @@
 //   java -cp JAR RocketmqLoad.java ADDRESS receive TOPIC GROUP COUNT THREADS BATCH IDLE_S
 //
 // A body begins with its number. With GROUPS, message n is of message group n % GROUPS, and a group's messages are sent one after another.
+// A receiver ends when it has COUNT messages, or when nothing has come for IDLE_S; for its first one it waits ten times as long, since a
+// sender may take minutes to begin on a busy machine.
 // What is not acknowledged is sent again. With SHARES the sender says "stored" whenever such a part of all is stored, and begins the next
 // part when it reads a line: whoever runs it can so have something happen while messages are under way. At the end a line of JSON says what
 // happened.
@@ -154,6 +156,10 @@ public class RocketmqLoad {
         }
     }
 
+    static long idleNanos(int idleSeconds, boolean isBeforeFirst) {
+        return idleSeconds * 1_000_000_000L * (isBeforeFirst ? 10 : 1);
+    }
+
     static void receive(String address, String topic, String group, int count, int threads, int batch, int idleSeconds) throws Exception {
         FilterExpression all = new FilterExpression("*", FilterExpressionType.TAG);
         BitSet seen = new BitSet(count);
@@ -166,7 +172,7 @@ public class RocketmqLoad {
             Thread[] workers = new Thread[threads];
             for (int index = 0; index < threads; index++) {
                 workers[index] = new Thread(() -> {
-                    while (distinct.get() < count && System.nanoTime() - newest.get() < idleSeconds * 1_000_000_000L) {
+                    while (distinct.get() < count && System.nanoTime() - newest.get() < idleNanos(idleSeconds, first.get() == 0)) {
                         try {
                             List<MessageView> found = consumer.receive(batch, Duration.ofSeconds(10));
                             for (MessageView each : found) {
