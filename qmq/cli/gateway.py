@@ -37,7 +37,11 @@ class GatewayOptions(ProcessFlags):
     host: Host = "127.0.0.1"
     port: Annotated[int, typer.Option(envvar="QMQ_PORT", help="The port for RocketMQ clients; 0: any free port.")] = 8081
     http_port: Annotated[
-        int | None, typer.Option(envvar="QMQ_HTTP_PORT", help="The port for HTTP and CloudEvents; 0: any free port; without it, none.")
+        int | None,
+        typer.Option(
+            envvar="QMQ_HTTP_PORT",
+            help="The port for HTTP and CloudEvents; 0: any free port; without it, none. With --processes, the first of their ports.",
+        ),
     ] = None
     advertise: Annotated[
         str, typer.Option(envvar="QMQ_ADVERTISE", help="HOST:PORT advertised to clients; default: the one they connected to.")
@@ -163,8 +167,8 @@ async def _serve_together(options: GatewayOptions) -> int:
 
     if not options.port:
         raise InvalidArgument("several processes share one port, so name it: --port 8081")
-    if options.http_port is not None:
-        raise InvalidArgument("the receipts of HTTP belong to one process: run a gateway with --http-port and without --processes")
+    if options.http_port == 0:
+        raise InvalidArgument("several processes serve HTTP at ports one after another, so name the first: --http-port 8089")
     commands = [
         process_command("gateway", _one_of(options, number), _SHOWN, os.environ, verbose=options.verbose)
         for number in range(options.processes)
@@ -175,9 +179,11 @@ async def _serve_together(options: GatewayOptions) -> int:
 
 
 def _one_of(options: GatewayOptions, number: int) -> GatewayOptions:
-    """The options of one process of several. Each has a metrics port of its own, one after another."""
+    """The options of one process of several. Each has ports of its own for metrics and HTTP, one after another: only the process that gave
+    a receipt of HTTP knows it."""
     metrics_port = options.metrics_port + number if options.metrics_port else options.metrics_port
-    return replace(options, processes=1, shared_port=True, metrics_port=metrics_port)
+    http_port = None if options.http_port is None else options.http_port + number
+    return replace(options, processes=1, shared_port=True, metrics_port=metrics_port, http_port=http_port)
 
 
 async def _serve(options: GatewayOptions) -> int:

@@ -28,9 +28,9 @@ HEADERS = (("x-mq-client-id", "stub"),)
 
 
 @asynccontextmanager
-async def gateway_of(cluster: TestCluster, port: int, processes: int) -> AsyncIterator[asyncio.subprocess.Process]:
+async def gateway_of(cluster: TestCluster, port: int, processes: int, *more: str) -> AsyncIterator[asyncio.subprocess.Process]:
     """Ready when all of its processes are. At the end it stops cleanly."""
-    options = ("--server", cluster.address, "--port", str(port), "--processes", str(processes))
+    options = ("--server", cluster.address, "--port", str(port), "--processes", str(processes), *more)
     command = (sys.executable, "-m", "qmq.cli", "gateway", *options)
     process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
     try:
@@ -80,3 +80,15 @@ async def test_connections_at_one_port_reach_all_processes_and_a_dead_one_comes_
         await until_said(process, "is ready at")
         while len(seen) < 3:
             seen.add(await gateway_that_answers(port))
+
+
+async def test_each_process_serves_http_at_a_port_of_its_own() -> None:
+    httpx = pytest.importorskip("httpx", reason="needs httpx: pip install httpx")
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port = int(found.getsockname()[1])
+    first = port + 1
+    async with TestCluster() as cluster, gateway_of(cluster, port, 2, "--http-port", str(first)), httpx.AsyncClient(timeout=60) as http:
+        for number in range(2):
+            sent = await http.post(f"http://127.0.0.1:{first + number}/subjects/orders", content=b"7")
+            assert sent.status_code == 200, sent.text
