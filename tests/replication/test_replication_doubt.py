@@ -77,7 +77,7 @@ def test_a_reset_that_comes_twice_is_done_once() -> None:
     assert group.log["a"].epochs == [1, 1]
 
 
-def test_a_replica_that_holds_nothing_begins_where_the_masters_files_do_though_no_index_says_so() -> None:
+def test_an_empty_replica_begins_where_the_masters_files_begin() -> None:
     """One of the master's logs lost its beginning, the other never did: everything behind index 0 is to be had, but not from place 0 on."""
     group = Group()
     group.step("b", "a", Append(1, 0, 0, 0, (), 0, 0, False, None))

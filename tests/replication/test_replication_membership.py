@@ -129,7 +129,7 @@ def test_while_a_change_is_under_way_both_majorities_must_hold_an_entry() -> Non
     assert group.core["a"].commit == 2  # a, b and c are a majority of abcd, and a and c one of acd
 
 
-def test_the_next_change_waits_until_a_majority_after_the_last_one_holds_all_that_is_committed() -> None:
+def test_a_membership_change_waits_until_the_new_majority_holds_all_commits() -> None:
     group = Group("abcde")
     group.elect("a")
     leader = group.core["a"].leader

@@ -161,7 +161,7 @@ async def test_a_connection_that_showed_a_newer_token_outlives_the_first(tmp_pat
         assert "the token has ended" in await ended(connection)
 
 
-async def test_a_provider_s_token_is_renewed_on_a_connection_that_stands_and_cut_when_it_has_ended(tmp_path: Path) -> None:
+async def test_a_providers_token_is_renewed_on_an_open_connection_and_cut_at_its_end(tmp_path: Path) -> None:
     key = ec.generate_private_key(ec.SECP256R1())
     keys = {"keys": [{**json.loads(jwt.algorithms.ECAlgorithm.to_jwk(key.public_key())), "kid": "k", "use": "sig"}]}
 

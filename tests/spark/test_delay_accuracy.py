@@ -62,7 +62,7 @@ def test_an_early_delivery_is_found(spark: SparkSession) -> None:
     assert found == {"right": CAME, "early": EARLY, "clocks": CAME}
 
 
-def test_what_was_delivered_and_is_not_in_the_log_is_lost_unless_retention_may_have_it(spark: SparkSession) -> None:
+def test_a_delivered_message_missing_in_the_log_is_lost_or_expired(spark: SparkSession) -> None:
     schedule = [row("lost", 5_000), row("gone", 4_999), row("nowhere", 9_000, subject="unknown")]
     assert verdicts(spark, schedule, [], reaches={"s": START_MS + 5_000}) == {"lost": LOST, "gone": "gone", "nowhere": "gone"}
 

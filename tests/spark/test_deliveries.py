@@ -113,7 +113,7 @@ def test_nothing_is_open_any_more_of_a_group_that_was_forgotten() -> None:
     assert [each[-1] for each in plain(found)] == ["reset"]
 
 
-def test_nothing_is_open_any_more_of_a_queue_that_was_dropped_and_its_groups_begin_anew() -> None:
+def test_a_dropped_queue_has_no_open_deliveries_and_its_groups_begin_anew() -> None:
     found = replayed(joined(), pulled((0, 2, 1)), DropQueue("orders", 0, "", ""), Begin(*NAMES, "", 2), joined(), pulled((2, 1, 1)))
     assert [(each[0], each[-1]) for each in plain(found)] == [(0, "reset"), (2, "open")]
 
@@ -470,9 +470,7 @@ def rows_at(address: LogAddress, name: str = "deliveries") -> list[dict[str, Any
     return [row for part in parts for batch in datasets.read(name, part, columns) for row in batch.to_pylist()]
 
 
-def test_brokers_and_folders_tell_the_same_of_consumers_that_did_their_work_and_that_died(
-    node_process: NodeProcess, spark: SparkSession
-) -> None:
+def test_brokers_and_folders_report_the_same_of_finished_and_dead_consumers(node_process: NodeProcess, spark: SparkSession) -> None:
     address = node_process.start()
     asyncio.run(consume(address))
     told = rows_at(ServerAddress(address, 10_000))

@@ -265,7 +265,7 @@ def test_log_that_was_begun_anew_in_its_middle_is_read_from_there(data: Path) ->
 # --- a broker at work --------------------------------------------------------------------------------------------------
 
 
-async def test_files_of_a_running_node_show_what_it_acknowledged_within_its_interval_and_all_after_a_clean_stop(data: Path) -> None:
+async def test_files_show_acknowledged_messages_within_the_interval_and_all_after_a_stop(data: Path) -> None:
     config = node_config(data)
     async with running(config) as node, qmq.connect(node.address) as mq:
         for number in range(50):

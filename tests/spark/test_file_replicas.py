@@ -71,7 +71,7 @@ async def test_no_replicas_files_ever_show_more_than_was_committed_and_in_the_en
             assert [body for _, body in rows_of(log.pieces(key, 0, len(sent), 2_000))] == sent
 
 
-async def test_files_and_brokers_give_the_same_batches_of_an_ordered_subject_through_a_split(tmp_path: Path) -> None:
+async def test_files_and_brokers_return_the_same_ordered_batches_through_a_split(tmp_path: Path) -> None:
     async with cluster(tmp_path, THREE, LOG) as it, qmq.connect(it.servers) as mq:
         await mq.metadata.create_subject(SubjectConfig("s", order=Order.STRICT, logical_partitions=16), partitions=3)
         keys = [b"k%d" % (at % 40) for at in range(500)]

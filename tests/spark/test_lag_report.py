@@ -72,7 +72,7 @@ def test_partitions_where_a_group_has_not_begun_lie_before_it() -> None:
     assert (found.lag, found.not_begun) == (15, 1)
 
 
-def test_groups_are_sorted_by_how_far_they_are_behind_and_unknown_queues_do_not_count() -> None:
+def test_groups_are_sorted_by_lag_and_unknown_queues_do_not_count() -> None:
     far = position(10)._replace(group="far")
     found = group_lags([position(90), far, position(queue=PARTITION)], {KEY: SourceQueue(KEY, 0, 100)})
     assert [(each.group, each.lag) for each in found] == [("far", 90), ("ops", 10)]

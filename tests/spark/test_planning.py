@@ -72,7 +72,7 @@ def test_exact_keys_leave_out_the_partitions_that_cannot_hold_them() -> None:
     assert len(plan_tasks(wanted, Plan(), ReadSelection(keys=(key,)), is_strict=False)) == 2
 
 
-def test_a_task_knows_the_version_of_its_partition_and_the_logical_partitions_that_are_wanted() -> None:
+def test_a_task_knows_its_partitions_version_and_wanted_logical_partitions() -> None:
     key = next(str(number).encode() for number in range(1000) if logical_partition(str(number).encode(), 1024) >= 512)
     found = tasks(CuttingLog(), topology(), [PlannedRange(TWO, 0, 100)], Plan(), ReadSelection(keys=(key,)))  # type: ignore[arg-type]
     lp = logical_partition(key, 1024)

@@ -283,7 +283,7 @@ def test_a_schedule_of_another_version_is_refused() -> None:
 # --- folders -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_schedule_that_came_from_another_replica_counts_until_there_is_a_checkpoint(tmp_path: Path) -> None:
+def test_a_schedule_from_another_replica_is_used_until_there_is_a_checkpoint(tmp_path: Path) -> None:
     store = Store(tmp_path)
     store.send([START])
     taken = store.schedule.begin_checkpoint(5)

@@ -47,13 +47,13 @@ def test_each_target_knows_the_version_that_opened_it_and_what_was_closed_for_it
     }
 
 
-def test_what_a_fence_closed_is_not_known_to_end_anywhere_until_its_broker_group_says_so() -> None:
+def test_a_fenced_partition_has_no_known_end_until_its_broker_group_reports_it() -> None:
     assert dict(routes_of(FIRST, [SPLIT, MERGE, MOVE]).sealed_at) == {1: 10, 2: 20, 4: 0}
     known = change(4, [5], part(6, 4, 16, "g3"), sealed={5: 7})
     assert dict(routes_of(FIRST, [SPLIT, MERGE, known]).sealed_at)[5] == 7
 
 
-def test_a_change_that_is_not_published_opens_nothing_though_it_may_have_closed_its_sources() -> None:
+def test_an_unpublished_change_opens_no_partition_though_sources_may_be_closed() -> None:
     for phase in ("prepared", "sealed"):
         found = routes_of(FIRST, [change(2, [1], part(3, 0, 8), phase=phase, sealed={1: 10})])
         assert (found.version, sorted(found.partitions), dict(found.sealed_at)) == (1, [1, 2], {1: 10})

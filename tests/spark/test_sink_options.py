@@ -77,7 +77,7 @@ def test_servers_are_needed_and_a_subject_has_to_be_a_name() -> None:
         ("body binary, delay_ms bigint, deliver_at timestamp", "keep one"),
     ],
 )
-def test_a_column_that_is_misnamed_or_of_another_type_is_refused_with_what_would_be_right(schema: str, said: str) -> None:
+def test_a_wrong_column_name_or_type_is_refused_with_the_right_one(schema: str, said: str) -> None:
     with pytest.raises(InvalidArgument, match=said):
         fields_of(schema)
 

@@ -106,7 +106,7 @@ def test_what_is_wrong_with_the_rows_themselves_is_raised() -> None:
         found.answered(first, 1, MessageTooLarge("x"), 0.0)
 
 
-def test_a_drained_group_gives_its_packets_back_one_by_one_and_a_partition_never_does() -> None:
+def test_a_drained_group_gives_packets_back_singly_and_a_partition_never() -> None:
     drained = window_of(RowTarget("s", 0, "g1"))
     first, second, _ = sent(drained)
     drained.answered(first, 1, ReadOnly("x"), 0.0)
@@ -119,7 +119,7 @@ def test_a_drained_group_gives_its_packets_back_one_by_one_and_a_partition_never
     assert ordered.take_refused() == []
 
 
-def test_a_queue_that_counts_otherwise_is_looked_at_when_no_answer_is_due_and_what_is_there_is_not_sent_again() -> None:
+def test_after_a_number_conflict_stored_packets_are_found_and_not_sent_again() -> None:
     found = window_of(packets=3)
     first, second, third = sent(found)
     found.answered(first, 1, OutOfSequence("x"), 0.0)
@@ -133,7 +133,7 @@ def test_a_queue_that_counts_otherwise_is_looked_at_when_no_answer_is_due_and_wh
     assert [packet.number for packet in found.flight] == [42, 43]
 
 
-def test_when_nothing_was_achieved_for_too_long_the_task_fails_and_nobody_claims_to_know_what_is_stored() -> None:
+def test_a_task_without_progress_fails_with_an_unknown_outcome() -> None:
     found = window_of()
     packets = sent(found)
     found.answered(packets[0], 1, None, 30.0)

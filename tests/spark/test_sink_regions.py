@@ -148,7 +148,7 @@ def test_times_of_creation_that_one_batch_cannot_say_are_in_two() -> None:
         assert times == [rows[row]["create_time"] // 1000 for row in load.rows.tolist()]
 
 
-def test_a_partitions_batch_has_keys_and_their_logical_partitions_and_asks_to_be_looked_for() -> None:
+def test_a_partitions_batch_has_keys_logical_partitions_and_the_flag_again() -> None:
     fields = fields_of(SCHEMA)
     ((_, _, load),) = loads_of(rows_of([{"body": b"x", "key": key} for key in "abcab"]), [], bytes_max=1000)
     load = packets.routed(load, fields, "s", 1024)

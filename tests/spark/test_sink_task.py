@@ -139,7 +139,7 @@ def test_a_task_that_dies_at_any_step_leaves_each_row_once(node: NodeThread, clu
 
 @pytest.mark.parametrize("steps", [0, 1, 2, 3, 5, 8, 13, 21, 34, 55])
 @pytest.mark.parametrize("own_ids", [False, True])
-def test_a_task_that_dies_at_any_step_leaves_each_row_once_and_in_order_through_a_split(
+def test_a_task_that_dies_at_any_step_leaves_each_row_once_in_order(
     node: NodeThread, cluster: SinkCluster, steps: int, own_ids: bool
 ) -> None:
     subject = f"ordered{steps}{own_ids}"
@@ -187,7 +187,7 @@ def test_a_task_goes_on_through_splits_that_come_in_its_middle(node: NodeThread,
 
 
 @pytest.mark.parametrize("partitions", [0, 1])
-def test_two_attempts_at_the_same_time_store_each_row_once_and_in_order_also_through_splits(node: NodeThread, partitions: int) -> None:
+def test_two_attempts_at_the_same_time_store_each_row_once_in_order(node: NodeThread, partitions: int) -> None:
     subject = f"twice{partitions}"
     node.create(subject, partitions=partitions)
 

@@ -91,7 +91,7 @@ def test_tags_and_keys_select(spark: SparkSession, node: NodeProcess) -> None:
     assert bodies(reader(spark, node, "select", keyFrom="k2", keyUntil="k4").load()) == ["b", "c"]
 
 
-def test_a_loaded_frame_is_a_snapshot_and_may_be_scanned_twice_with_different_filters(spark: SparkSession, node: NodeProcess) -> None:
+def test_a_loaded_frame_is_a_snapshot_that_can_be_scanned_with_several_filters(spark: SparkSession, node: NodeProcess) -> None:
     send(node.address, "snapshot", [str(number) for number in range(10)])
     frame = reader(spark, node, "snapshot").load()
     assert frame.filter("sequence >= 7").count() == 3

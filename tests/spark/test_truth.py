@@ -15,9 +15,7 @@ CHANGES = 12
 
 
 @pytest.mark.rotating
-def test_what_was_published_through_three_broker_groups_with_changes_in_between_is_read_back_row_for_row(
-    spark: SparkSession, tmp_path: Path
-) -> None:
+def test_rows_published_through_three_changing_broker_groups_are_read_back(spark: SparkSession, tmp_path: Path) -> None:
     rows = source_rows(ROWS)
     with cluster(tmp_path) as found:
         asyncio.run(create(found.server, "flights"))

@@ -131,7 +131,7 @@ async def test_if_the_first_of_two_fails_the_second_has_the_effect(database: Dat
 @pytest.mark.rotating
 @pytest.mark.parametrize("database", ["postgresql", "mariadb"], indirect=True)
 @pytest.mark.parametrize("isolation", ["REPEATABLE READ", "SERIALIZABLE"])
-async def test_under_stricter_isolation_the_second_of_two_hears_done_or_later_and_never_new(database: Database, isolation: str) -> None:
+async def test_under_strict_isolation_the_second_of_two_is_done_or_later_never_new(database: Database, isolation: str) -> None:
     engine = create_engine(database.sync_url, isolation_level=isolation)
     is_inside, may_go = threading.Event(), threading.Event()
 

@@ -42,7 +42,7 @@ async def test_a_commit_by_a_back_door_is_refused_too(database: Database) -> Non
             assert await way.work(message(number)), "nothing says that it was done"
 
 
-async def test_a_handler_that_ignores_that_its_commit_was_refused_has_its_effect_at_the_end_or_not_at_all(database: Database) -> None:
+async def test_a_handler_that_ignores_a_refused_commit_has_its_whole_effect_or_none(database: Database) -> None:
     def commit(handed: Any) -> None:
         with suppress(InvalidArgument):
             handed.commit()
@@ -72,7 +72,7 @@ async def test_a_handler_that_rolled_back_and_went_on_commits_nothing(database: 
             assert effects(database) == []
 
 
-async def test_a_handler_that_swallowed_the_error_that_ended_its_transaction_commits_nothing(database: Database) -> None:
+async def test_a_handler_that_swallows_the_error_of_its_transaction_commits_nothing(database: Database) -> None:
     """PostgreSQL ends the transaction with any error. MySQL does so with a deadlock, SQLite with a full disk: here they are told to."""
 
     def swallow(handed: Any) -> None:
@@ -91,7 +91,7 @@ async def test_a_handler_that_swallowed_the_error_that_ended_its_transaction_com
             assert rows(database, "SELECT * FROM qmq_dedup") == []
 
 
-async def test_a_record_that_another_consumer_wrote_after_ours_was_rolled_back_is_not_taken_for_ours(database: Database) -> None:
+async def test_another_consumers_record_after_our_rollback_is_not_taken_for_ours(database: Database) -> None:
     async with ways(database, "engine", "session") as found:
         for number, way in enumerate(found):
 

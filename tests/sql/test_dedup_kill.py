@@ -158,7 +158,5 @@ async def test_a_consumer_that_dies_at_any_line_neither_skips_nor_repeats_an_eff
 
 @pytest.mark.long
 @pytest.mark.parametrize(("database", "way"), [("postgresql", "async-session"), ("mariadb", "session")], indirect=["database"])
-async def test_on_a_server_too_a_consumer_may_die_around_its_effect_its_commit_and_its_acknowledgement(
-    node: Node, database: Database, way: str
-) -> None:
+async def test_on_a_server_a_consumer_may_die_around_effect_commit_and_ack(node: Node, database: Database, way: str) -> None:
     await kill_at_lines(node, database, way, _AROUND, _AROUND)

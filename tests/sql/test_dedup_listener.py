@@ -32,9 +32,7 @@ async def until_done(mq: qmq.Client, subject: str, group: str) -> None:
             await asyncio.sleep(0.02)
 
 
-async def test_a_handler_that_fails_twice_has_its_effect_the_third_time_and_then_the_message_is_done(
-    node: Node, database: Database
-) -> None:
+async def test_a_handler_that_fails_twice_has_its_effect_at_the_third_attempt(node: Node, database: Database) -> None:
     async with ways(database, "async-session", "driver") as found, qmq.connect(node.address) as mq:
         attempts: list[int] = []
 
@@ -85,7 +83,7 @@ async def test_while_the_database_is_away_messages_wait_at_no_cost_and_none_is_s
 
 
 @pytest.mark.parametrize("database", ["postgresql", "mariadb"], indirect=True)
-async def test_a_thread_that_is_given_up_and_goes_on_has_the_effect_and_the_next_attempt_finds_it(node: Node, database: Database) -> None:
+async def test_an_abandoned_thread_may_commit_and_the_next_attempt_finds_its_effect(node: Node, database: Database) -> None:
     """The second attempt waits for the record that the first one has written and not committed."""
     engine = create_engine(database.sync_url)
     is_second, attempts = threading.Event(), 0
@@ -133,9 +131,7 @@ async def test_what_was_done_and_never_acknowledged_is_acknowledged_without_its_
 
 
 @pytest.mark.parametrize("way", ["session", "async-engine"])
-async def test_what_a_handler_sends_through_the_outbox_is_sent_once_and_only_if_its_effect_is_committed(
-    node: Node, tmp_path: Path, way: str
-) -> None:
+async def test_a_handlers_outbox_messages_are_sent_once_and_only_with_its_effect(node: Node, tmp_path: Path, way: str) -> None:
     database = sqlite_database(tmp_path / "business.sqlite")
 
     def in_a_thread(body: bytes, context: qmq.Context) -> None:

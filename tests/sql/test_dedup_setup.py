@@ -100,7 +100,7 @@ async def test_a_table_of_another_name_and_schema_will_do(database: Database) ->
         assert not await other.work(message(1))
 
 
-async def test_a_handler_that_does_not_go_with_its_database_is_refused_when_it_is_registered(tmp_path: Path) -> None:
+async def test_a_handler_that_does_not_fit_its_database_is_refused_at_registration(tmp_path: Path) -> None:
     database = sqlite_database(tmp_path / "business.sqlite")
 
     async def in_the_loop(body: bytes) -> None: ...

@@ -333,6 +333,6 @@ asyncio.run(refused())
 """
 
 
-async def test_nothing_of_databases_is_imported_before_it_is_used_and_then_sqlalchemy_is_needed(node: Node) -> None:
+async def test_database_modules_are_imported_at_first_use_and_need_sqlalchemy(node: Node) -> None:
     process = await asyncio.create_subprocess_exec(sys.executable, "-c", _WITHOUT, node.address)
     assert await process.wait() == 0

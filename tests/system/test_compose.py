@@ -55,7 +55,7 @@ def test_compose_accepts_the_file() -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
-def test_the_cluster_is_three_etcds_two_metaservers_two_broker_groups_and_a_delay_group_of_three(services: dict[str, Any]) -> None:
+def test_the_compose_file_describes_the_documented_cluster(services: dict[str, Any]) -> None:
     assert {name for name, each in services.items() if not each.get("profiles")} == {*ETCD, *META, *BROKERS}
     assert set(services) == {*ETCD, *META, *BROKERS, "client", *SPARK, "spark-job"}
 
@@ -73,7 +73,7 @@ def test_every_server_is_checked_restarted_and_given_time_to_stop(services: dict
         assert each["stop_grace_period"], name
 
 
-def test_servers_are_asked_by_what_costs_next_to_nothing_at_the_port_that_they_answer_at(services: dict[str, Any]) -> None:
+def test_health_checks_are_cheap_and_use_the_port_that_the_server_serves(services: dict[str, Any]) -> None:
     for name in (*META, *BROKERS):
         shell, *_, address, path = services[name]["healthcheck"]["test"][1:]
         assert shell == "bash", f"{name}: a Python for each check starves the brokers"
@@ -211,7 +211,7 @@ def test_the_services_of_qmq_are_one_image_without_rights(services: dict[str, An
         assert each["command"][0] in ("qmq", "python"), name
 
 
-def test_spark_runs_in_an_image_of_the_same_file_with_its_own_lock_and_without_rights(services: dict[str, Any]) -> None:
+def test_spark_has_an_image_of_the_same_file_with_its_own_lock_and_no_rights(services: dict[str, Any]) -> None:
     for name in (*SPARK, "spark-job"):
         each = services[name]
         assert (each["image"], each["cap_drop"]) == ("qmq-spark:latest", ["ALL"]), name

@@ -181,7 +181,7 @@ async def test_a_frozen_group_is_left_before_it_wakes_up_and_its_lease_is_over_b
     assert FREEZE_S - 1.0 < world.slept_s <= FREEZE_S
 
 
-async def test_a_group_that_a_change_emptied_as_it_was_frozen_is_no_victim_and_another_one_is_frozen(tmp_path: Path) -> None:
+async def test_a_group_emptied_while_it_was_frozen_does_not_count_as_a_victim(tmp_path: Path) -> None:
     world = World(tmp_path)
     world.victims.cluster.before_pauses = [lambda: world.metadata.move_all("g2")]
     await world.nemesis.strike("freeze-group")

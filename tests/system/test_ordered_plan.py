@@ -73,7 +73,7 @@ def test_an_evacuation_moves_all_of_a_groups_partitions_and_no_others() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(1, 400), st.sampled_from(GROUPS)), min_size=1, max_size=8))
-def test_there_is_always_a_group_worth_harming_and_it_has_half_of_an_even_share_at_least(parts: list[tuple[int, str]]) -> None:
+def test_a_victim_group_always_has_at_least_half_of_an_even_share(parts: list[tuple[int, str]]) -> None:
     ends = list(accumulate(width for width, _ in parts))
     placed = [
         PhysicalPartition(at + 1, LpRange(end - width, end), group)

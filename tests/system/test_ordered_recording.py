@@ -190,7 +190,7 @@ async def test_a_version_is_written_again_when_more_is_known_of_it(tmp_path: Pat
     assert two.published_ns - two.began_ns == pytest.approx(6_000_000, abs=1_000_000), "rounded up, and on the history's clock"
 
 
-async def test_a_subject_is_drained_when_no_group_has_anything_left_and_no_partition_is_missing() -> None:
+async def test_a_subject_is_drained_when_no_group_has_messages_left_in_any_partition() -> None:
     metadata: Any = FakeMetadata()
     assert await is_drained(metadata, "orders", ["g"])
     assert not await is_drained(metadata, "orders", ["g", "h"])

@@ -69,7 +69,7 @@ async def test_a_slave_with_a_full_disk_holds_nobody_up_and_catches_up_when_ther
 
 
 @needs.mounts
-async def test_a_master_with_a_full_disk_refuses_messages_and_takes_them_again_when_there_is_room(group: Group, tmp_path: Path) -> None:
+async def test_a_master_with_a_full_disk_refuses_messages_until_there_is_room(group: Group, tmp_path: Path) -> None:
     chosen = await group.slave()
     await asyncio.to_thread(group.cluster.stop, chosen)
     with small_disk(group.store(chosen).parent) as folder:
@@ -120,7 +120,7 @@ def flip(path: Path, at: int) -> None:
         file.write(bytes([byte ^ 4]))
 
 
-async def test_a_bit_flipped_in_the_tail_of_a_slave_is_found_at_its_start_and_fetched_again(group: Group, tmp_path: Path) -> None:
+async def test_a_bit_flipped_in_a_slaves_tail_is_found_at_its_start_and_repaired(group: Group, tmp_path: Path) -> None:
     async with load(group, "bit-tail", tmp_path) as work:
         slave = await group.slave()
         await work.wait_for_acks(500)
@@ -131,9 +131,7 @@ async def test_a_bit_flipped_in_the_tail_of_a_slave_is_found_at_its_start_and_fe
         await group.settled_peer(slave)
 
 
-async def test_a_bit_flipped_in_old_messages_is_found_when_they_are_read_and_mended_from_another_replica(
-    group: Group, tmp_path: Path
-) -> None:
+async def test_a_bit_flipped_in_old_messages_is_found_at_reading_and_repaired(group: Group, tmp_path: Path) -> None:
     async with qmq.connect(group.server) as mq:
         bodies = [b"%06d" % number for number in range(20_000)]
         await mq.send_many("faults.old", bodies)

@@ -52,7 +52,7 @@ def group_of(node: NodeProcess, name: str) -> dict[str, Any]:
     return dict(group)
 
 
-async def test_a_user_can_split_a_partition_while_half_of_it_is_consumed_and_sees_every_key_in_order(node_process: NodeProcess) -> None:
+async def test_a_user_splits_a_half_consumed_partition_and_sees_every_key_in_order(node_process: NodeProcess) -> None:
     node_process.start()
     assert found(node_process, "subject", "create", "orders", "--order", "strict", "--partitions", "2") == [
         {"subject": "orders", "order": "strict"}

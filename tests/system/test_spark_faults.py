@@ -28,7 +28,7 @@ def test_a_stream_whose_driver_is_killed_archives_each_row_once_across_route_cha
 
 
 @pytest.mark.long
-def test_a_sink_whose_driver_is_killed_leaves_each_row_once_in_the_log_across_route_changes(tmp_path: Path) -> None:
+def test_a_sink_whose_driver_is_killed_stores_each_row_once_across_changes(tmp_path: Path) -> None:
     with cluster(tmp_path, secure=SECURE) as found:
         outcome = sink_run(found, tmp_path, rows=ROWS, changes=2 * KILLS, kills=KILLS, seed=2)
     assert not outcome.anomalies, outcome.anomalies[:20]

@@ -54,7 +54,7 @@ async def test_a_read_goes_on_batch_for_batch_when_the_master_is_lost(group: Gro
     await group.settled_peer(master)
 
 
-async def test_what_a_killed_master_had_taken_is_found_by_the_next_attempt_or_can_be_sent_again(group: Group) -> None:
+async def test_messages_of_a_killed_master_are_found_or_sent_by_the_next_attempt(group: Group) -> None:
     """An attempt sends ten batches, and the master is killed with answers under way; the next one asks what is there, sends the rest."""
     subject = "spark.find"
     await group.settled()

@@ -24,7 +24,7 @@ async def one(consumer: qmq.Consumer) -> qmq.Message:
     return await anext(aiter(consumer))
 
 
-async def test_a_message_that_is_due_in_700_days_comes_when_they_are_over_and_the_master_may_be_killed_then() -> None:
+async def test_a_message_due_in_700_days_comes_then_even_if_the_master_is_killed() -> None:
     async with TestCluster(brokers=3, clock=virtual()) as cluster:
         mq = cluster.client()
         receipt = await mq.send("reminder", b"...", delay=timedelta(days=700))

@@ -52,6 +52,15 @@ def test_a_module_teaches_and_stays_small() -> None:
         assert text.count("\n") <= LINES_MAX or "tests" in path.parts, f"{name(path)} is too long"
 
 
+NAME_CHARS_MAX = 80
+
+
+def test_names_of_tests_are_short_enough_to_read() -> None:
+    functions = (ast.FunctionDef, ast.AsyncFunctionDef)
+    tests = [(path, node.name) for path in SOURCES for node in nodes(path) if isinstance(node, functions)]
+    assert [f"{name(path)}: {each}" for path, each in tests if each.startswith("test_") and len(each) > NAME_CHARS_MAX] == []
+
+
 FACES = ("qmq/__init__.py", "qmq/sql/__init__.py", "qmq/testing/__init__.py", "qmq/metrics/__init__.py", "spark/pyspark_qmq/__init__.py")
 """What applications import from: the names in `__all__` there are the public ones."""
 

@@ -147,7 +147,7 @@ def test_a_message_that_certainly_failed_is_a_phantom(events: Lines, data: st.Da
 
 @lies
 @given(LONG_HISTORIES, DRAW)
-def test_two_messages_of_a_line_that_changed_places_on_their_way_to_a_group_are_out_of_order(events: Lines, data: st.DataObject) -> None:
+def test_two_messages_of_a_line_that_a_group_got_in_reverse_are_out_of_order(events: Lines, data: st.DataObject) -> None:
     seen = set[tuple[str, ...]]()
     pairs: list[tuple[int, int]] = []
     for at, event in enumerate(events):

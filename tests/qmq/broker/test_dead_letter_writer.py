@@ -150,7 +150,7 @@ async def test_a_crash_after_the_copy_and_before_buried_makes_no_second_copy(tmp
     assert after.crashed("c").share.dying == []
 
 
-async def test_messages_that_die_after_such_a_crash_are_copied_although_the_batch_would_be_cut_otherwise_now(tmp_path: Path) -> None:
+async def test_messages_that_die_after_such_a_crash_are_copied_with_other_batch_cuts(tmp_path: Path) -> None:
     world = World(tmp_path / "a")
     world.send(numbered(6))
     world.attach()
@@ -227,7 +227,7 @@ async def test_a_copy_that_failed_before_it_was_sent_again_dies_with_all_its_att
     assert (body, found[headers.ATTEMPT], found[headers.ERROR]) == (b"late", b"5", b"fifth")
 
 
-async def test_what_killed_its_consumers_ends_in_the_dead_letter_queue_and_what_was_prefetched_beside_it_does_not(tmp_path: Path) -> None:
+async def test_a_message_that_kills_consumers_dies_and_prefetched_ones_do_not(tmp_path: Path) -> None:
     world = World(tmp_path / "a")
     world.send(numbered(10))
     for life in range(12):
@@ -312,7 +312,7 @@ async def test_a_batch_that_cannot_be_read_keeps_its_dead_and_stops_nothing(tmp_
     assert world.bodies() == numbered(2)
 
 
-async def test_a_consumer_of_a_broadcast_group_that_wakes_up_late_does_not_bring_its_past_back(tmp_path: Path) -> None:
+async def test_a_late_consumer_of_a_broadcast_group_does_not_get_its_old_progress(tmp_path: Path) -> None:
     world = World(tmp_path / "a")
     world.send(numbered(10))
     world.attach("c", "g%c")

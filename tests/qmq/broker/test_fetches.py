@@ -90,7 +90,7 @@ def bases(views: list[BatchView]) -> list[int]:
 # --- FETCH -----------------------------------------------------------------------------------------------------------------
 
 
-async def test_the_batches_that_hold_any_of_a_range_are_given_whole_and_the_answer_says_where_to_ask_on(tmp_path: Path) -> None:
+async def test_batches_of_a_range_are_sent_whole_with_the_place_to_continue(tmp_path: Path) -> None:
     async with reader(tmp_path) as it:
         for number in range(5):
             it.append(number=number)
@@ -136,7 +136,7 @@ async def test_with_no_bytes_only_the_numbers_come_and_nothing_counts_as_passed_
         assert fetched[:3] == (0, 3, 10)
 
 
-async def test_a_queue_where_nothing_was_ever_stored_is_empty_and_an_unknown_subject_is_refused(tmp_path: Path) -> None:
+async def test_a_queue_without_messages_is_empty_and_an_unknown_subject_is_refused(tmp_path: Path) -> None:
     async with reader(tmp_path) as it:
         with pytest.raises(UnknownSubject):
             await it.fetch(subject="never")
@@ -294,7 +294,7 @@ async def test_what_is_found_is_answered_behind_the_commit_of_all_that_was_appen
         assert [each[0] for each in await it.find()] == [2, 1, 0]
 
 
-async def test_who_waits_for_a_commit_that_will_not_be_known_here_is_sent_to_the_next_master(tmp_path: Path) -> None:
+async def test_a_request_that_waits_for_an_unknowable_commit_goes_to_the_next_master(tmp_path: Path) -> None:
     async with uncommitted(tmp_path) as (it, _):
         it.append(number=1)
         asked = asyncio.create_task(it.find())
@@ -386,7 +386,7 @@ async def test_who_was_looked_for_in_vain_is_looked_for_only_in_what_came_since(
         assert await it.find(9, most=1) == [[5, 50, 10]]
 
 
-async def test_a_batch_that_retention_took_is_found_without_messages_while_it_is_remembered(tmp_path: Path) -> None:
+async def test_a_batch_that_retention_deleted_is_found_empty_while_remembered(tmp_path: Path) -> None:
     async with reader(tmp_path) as it:
         it.append(number=0)
         it.append(number=1)
@@ -394,7 +394,7 @@ async def test_a_batch_that_retention_took_is_found_without_messages_while_it_is
         assert await it.find() == [[1, 10, 10], [0, 0, 0]]
 
 
-async def test_a_producer_of_an_ordered_subject_that_was_silent_goes_on_with_its_numbers_if_it_says_again(tmp_path: Path) -> None:
+async def test_a_silent_producer_of_an_ordered_subject_continues_with_the_flag_again(tmp_path: Path) -> None:
     async with world(tmp_path) as w:
         for number in range(3):
             await w.produce([b"k"], number=number)

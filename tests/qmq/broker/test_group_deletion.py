@@ -106,7 +106,7 @@ async def test_the_trail_of_an_ordered_message_says_that_its_group_was_deleted()
         assert "grant" in kinds[kinds.index("forget") :]
 
 
-async def test_the_trail_of_a_message_begins_behind_the_deletion_of_an_earlier_subject_of_the_name() -> None:
+async def test_a_trail_begins_after_the_deletion_of_an_earlier_subject_of_the_name() -> None:
     async with TestCluster(delay=False) as cluster:
         mq = cluster.client()
         for body in (b"old", b"new"):

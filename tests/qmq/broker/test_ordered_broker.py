@@ -176,7 +176,7 @@ async def test_a_range_is_one_consumer_s_at_a_time(tmp_path: Path) -> None:
         await it.attach(LpRange(0, 8), consumer="c3")
 
 
-async def test_hazard_12_a_consumers_lock_is_not_in_memory_only_and_a_zombie_s_pulls_and_acks_do_not_count(tmp_path: Path) -> None:
+async def test_hazard_12_a_lane_grant_is_logged_and_a_zombies_pulls_and_acks_are_void(tmp_path: Path) -> None:
     """Hazard 12 (QMQ branch, Kafka share groups): ownership is in the log, and every pull and ack is fenced by its token."""
     async with world(tmp_path) as it:
         await it.produce(KEYS)
@@ -226,7 +226,7 @@ async def test_hazard_1_what_the_group_has_not_come_to_is_not_open(tmp_path: Pat
         await it.attach(LpRange(0, 8), partition=2, version=2)
 
 
-async def test_hazard_13_a_failed_message_is_handed_out_with_its_attempt_to_whoever_comes_after(tmp_path: Path) -> None:
+async def test_hazard_13_a_failed_message_keeps_its_attempt_for_the_next_consumer(tmp_path: Path) -> None:
     """Hazard 13 (PIP-379): redelivery keeps order: the message is where it was, and counted."""
     async with world(tmp_path) as it:
         await it.produce(KEYS)
@@ -341,7 +341,7 @@ async def test_there_is_nothing_to_close_in_an_unordered_subject(tmp_path: Path)
             await admin(it).seal(SUBJECT, 0, "c1", 2)
 
 
-async def test_a_deleted_group_loses_its_lanes_and_parked_keys_and_late_requests_do_nothing(tmp_path: Path) -> None:
+async def test_a_deleted_group_loses_lanes_and_parked_keys_and_late_requests_fail(tmp_path: Path) -> None:
     async with world(tmp_path) as it:
         await it.produce([b"a", b"b", b"a"])
         lane = await it.attach()

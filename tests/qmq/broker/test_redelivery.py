@@ -61,7 +61,7 @@ def test_acknowledgements_and_releases_pass_as_they_came() -> None:
     assert decided.settlements == ((0, 3, Verdict.ACK, 0), (6, 7, Verdict.RELEASE, 0), (4, 5, Verdict.NACK, 10))
 
 
-def test_a_verdict_on_what_is_held_no_more_is_kept_so_that_the_share_can_say_it_is_late() -> None:
+def test_a_verdict_on_a_lost_message_is_kept_so_that_the_share_reports_it_late() -> None:
     assert decide([], [nack(4, 5)], SETTINGS, none_failed).settlements == ((4, 5, Verdict.NACK, 0),)
 
 
@@ -71,7 +71,7 @@ def test_a_message_never_dies_of_the_first_loss_of_its_consumer(attempts_max: in
     assert decided.settlements == ((0, 9, Verdict.NACK, 0),)
 
 
-def test_prefetched_messages_do_not_get_older_by_later_losses_and_the_begun_one_dies_at_its_last_attempt() -> None:
+def test_losses_age_only_the_begun_message_which_dies_at_its_last_attempt() -> None:
     begun = Begun()
     begun.add(4, 4)
     decided = put_back([HeldMessages(0, 0, 10, 3)], begun.__contains__, SETTINGS, none_failed)

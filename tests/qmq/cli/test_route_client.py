@@ -198,7 +198,7 @@ Ask = Callable[[MetadataClient], Any]
         ),
     ],
 )
-async def test_calls_say_what_they_are_given_and_survive_a_lost_answer_where_that_is_harmless(
+async def test_calls_pass_their_arguments_and_harmless_ones_survive_a_lost_answer(
     served: tuple[FakeMeta, MetadataClient], call: str, ask: Ask, answer: Any, request_: Any, result: Any
 ) -> None:
     meta, client = served

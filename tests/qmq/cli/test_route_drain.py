@@ -56,7 +56,7 @@ class Cluster:
         return pb.ChangeRouteResponse(change=made, route=self.describe(request.subject).route)
 
 
-def test_a_drain_makes_the_group_read_only_and_moves_every_partition_of_every_ordered_subject(meta: FakeMeta, qmq: Command) -> None:
+def test_a_drain_makes_the_group_read_only_and_moves_all_its_partitions(meta: FakeMeta, qmq: Command) -> None:
     cluster = Cluster(meta, {"audit": {1: "g1"}, "orders": {1: "g1", 2: "g2", 3: "g1"}})
     (found,) = qmq.json("broker", "drain", "g1")
     assert found == {
@@ -154,7 +154,7 @@ def described(name: str, **groups: list[tuple[int, float]]) -> pb.DescribeRouteR
     return pb.DescribeRouteResponse(settings=settings(name), route=route(1, *places), latest_version=1, partitions=statuses)
 
 
-def test_each_partition_goes_to_the_group_with_the_fewest_partitions_then_the_fewest_messages() -> None:
+def test_a_partition_goes_to_the_group_with_fewest_partitions_then_messages() -> None:
     subject = described("s", g1=[(1, 5.0), (2, 1.0), (3, 1.0), (4, 1.0)], g2=[(5, 90.0)], g3=[(6, 10.0)], g4=[(7, 0.0), (8, 0.0), (9, 0.0)])
     assert plan([subject], "g1", ["g2", "g3", "g4"]) == [
         Move("s", 1, "g3"),  # one each: g3 takes fewer messages

@@ -65,7 +65,7 @@ def test_a_tiny_range_keeps_its_column_and_its_neighbours_give_way() -> None:
     )
 
 
-def test_sixty_four_partitions_fit_into_eighty_columns_and_more_of_them_are_named_in_more() -> None:
+def test_sixty_four_partitions_fit_into_eighty_columns() -> None:
     found = cells(*range(16, 1025, 16), groups=1)
     assert drawn(found, 80) == picture(
         """
@@ -107,7 +107,7 @@ def test_every_bar_has_the_width_it_is_given_and_a_wall_for_every_partition_show
 
 
 @given(widths=st.lists(st.integers(1, 2000), min_size=1, max_size=38))
-def test_walls_stand_where_their_ranges_begin_or_as_near_as_their_neighbours_let_them(widths: list[int]) -> None:
+def test_walls_stand_at_the_begin_of_ranges_or_as_near_as_possible(widths: list[int]) -> None:
     ends = [sum(widths[: place + 1]) for place in range(len(widths))]
     found = cells(*ends)
     at = walls(found, 40)

@@ -162,7 +162,7 @@ def test_an_even_frontier_needs_no_bar_of_its_own(meta: FakeMeta, qmq: Command) 
     assert "no consumer group" in qmq.text("route", "show", "orders")
 
 
-def test_where_the_first_partitions_were_is_asked_for_only_if_the_history_does_not_say(meta: FakeMeta, qmq: Command) -> None:
+def test_the_first_partitions_places_are_asked_only_if_the_history_lacks_them(meta: FakeMeta, qmq: Command) -> None:
     asked(meta)
     qmq.json("route", "show", "orders")
     assert [each.version for each in meta.requests("DescribeRoute")] == [0, 1]
@@ -197,7 +197,7 @@ def test_a_fenced_partition_is_shown_as_long_as_its_broker_group_is_away(meta: F
     assert qmq.json("route", "show", "orders")["older_partitions"] == []
 
 
-def test_a_partition_without_messages_is_open_and_empty_though_its_broker_has_nothing_of_it(meta: FakeMeta, qmq: Command) -> None:
+def test_a_partition_that_its_broker_does_not_know_is_open_and_empty(meta: FakeMeta, qmq: Command) -> None:
     meta.answers["DescribeRoute"] = described(partitions=[status(1, "g1")])
     found = qmq.json("route", "show", "orders")
     assert [(each["partition"], each["state"], each["messages"], each["broker_group"]) for each in found["partitions"]] == [

@@ -239,9 +239,7 @@ def test_a_full_disk_is_a_warning_and_what_was_written_before_counts_no_more(
     file.clear()
 
 
-def test_half_a_line_that_a_full_disk_took_costs_nothing_that_is_said_before_or_after(
-    store: AckSpool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_half_a_line_on_a_full_disk_costs_no_verdict_before_or_after(store: AckSpool, monkeypatch: pytest.MonkeyPatch) -> None:
     file, original = file_of(store), os.write
     file.rewrite(SAID[:1])
     taken = 0

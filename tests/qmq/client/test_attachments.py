@@ -322,7 +322,7 @@ async def test_a_delivery_of_the_old_master_that_comes_after_we_left_is_not_take
         assert (await pulling).bodies == [b"new"]
 
 
-async def test_every_group_is_consumed_in_turn_and_verdicts_go_where_the_messages_came_from() -> None:
+async def test_groups_are_consumed_in_turn_and_verdicts_go_to_the_messages_group() -> None:
     async with cluster(3) as it:
         it.groups[1].is_writable = False
         queues = [Queue(group) for group in it.groups]
@@ -551,7 +551,7 @@ class ModelGroup:
 
 
 @pytest.mark.parametrize("seed", forms.seeds(gate=3, every=8, changing=3))
-async def test_through_any_failovers_nothing_is_lost_and_nothing_settles_what_the_application_did_not(seed: int) -> None:
+async def test_failovers_lose_no_message_and_settle_none_that_the_application_did_not(seed: int) -> None:
     draw = random.Random(seed)
     async with cluster(2) as it:
         models = {group.name: ModelGroup(group, 30, draw) for group in it.groups}

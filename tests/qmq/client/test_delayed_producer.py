@@ -345,7 +345,7 @@ async def test_messages_around_a_recurring_one_are_not_recurring() -> None:
 # --- ordered subjects --------------------------------------------------------------------------------------------------
 
 
-async def test_on_an_ordered_subject_a_delayed_message_needs_a_key_and_its_batch_says_that_it_is_ordered() -> None:
+async def test_a_delayed_message_to_an_ordered_subject_needs_a_key_and_is_marked() -> None:
     async with delay_cluster(ordered=True) as it:
         with pytest.raises(InvalidArgument, match="needs a key"):
             await it.mq.send("s", b"x", delay=LATER)
@@ -367,7 +367,7 @@ async def test_on_an_ordered_subject_a_delayed_message_needs_a_key_and_its_batch
         assert {(each.partition, each.lps) for each in it.delays[0].arrived} == {(0, ())}
 
 
-async def test_a_batch_without_keys_that_was_begun_before_the_subject_was_known_to_be_ordered_is_refused_whole() -> None:
+async def test_an_early_batch_without_keys_to_an_ordered_subject_is_refused_whole() -> None:
     async with delay_cluster(ordered=True) as it:
         producer = it.mq.delayed_producer("s")
         ticket = producer.send(b"x", due_ms=5)

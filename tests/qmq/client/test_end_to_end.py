@@ -125,7 +125,7 @@ async def test_what_is_acknowledged_does_not_come_back_after_a_restart_and_the_r
         assert sorted(int(m.body) for m in again) == list(range(40, 100))
 
 
-async def test_an_exception_in_the_loop_requeues_the_message_and_releases_what_was_not_seen(node: Node) -> None:
+async def test_an_exception_in_the_loop_requeues_its_message_and_releases_the_rest(node: Node) -> None:
     async with qmq.connect(node.address) as mq:
         await mq.send_many("s", [b"%d" % number for number in range(10)])
     with pytest.raises(ZeroDivisionError):

@@ -80,7 +80,7 @@ async def test_one_message_larger_than_all_it_may_hold_comes_all_the_same(it: Cl
     following.cancel()
 
 
-async def test_messages_of_a_batch_count_for_their_part_of_it_and_what_others_tags_have_counts_no_more(it: Cluster) -> None:
+async def test_a_message_counts_for_its_part_of_the_batch_and_other_tags_count_nothing(it: Cluster) -> None:
     queue = FakeQueue(it.groups[0])
     consumer = it.mq.consumer("s", "g", ack="explicit")
     pulling = asyncio.create_task(consumer.pull(10))
@@ -162,7 +162,7 @@ async def test_who_sends_waits_while_what_it_sent_before_is_not_stored(it: Clust
 # --- over real brokers -------------------------------------------------------------------------------------------------
 
 
-async def test_a_consumer_that_takes_nothing_holds_up_neither_its_clients_others_nor_its_group(node: Node) -> None:
+async def test_an_idle_consumer_delays_neither_other_consumers_nor_its_group(node: Node) -> None:
     """They share one connection: what the idle one may hold is little, and then it pulls no more."""
     async with qmq.connect(node.address) as mq:
         await mq.send_many("flow", [b"%03d" % number + bytes(20 * KIB) for number in range(300)])
@@ -181,9 +181,7 @@ async def test_a_consumer_that_takes_nothing_holds_up_neither_its_clients_others
         assert len({id(each._attachments[0].session.connection) for each in (idle, same_group, other_group)}) == 1  # type: ignore[union-attr]
 
 
-async def test_the_broker_hands_out_no_more_bytes_than_it_allows_and_the_rest_goes_to_others(
-    node: Node, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_the_broker_keeps_its_limit_of_bytes_and_the_rest_goes_to_others(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(UnackedBytes.__init__, "__defaults__", (300 * KIB,))
     async with qmq.connect(node.address) as mq:
         producer = mq.producer("flow", batch_messages=1)
@@ -223,7 +221,7 @@ async def test_an_ordered_consumer_holds_no_more_bytes_than_it_may(node: Node) -
         assert sum(core.open_bytes for core in cores) == 0
 
 
-async def test_a_consumer_that_never_reads_its_socket_holds_up_neither_its_group_nor_others(node: Node) -> None:
+async def test_a_consumer_that_never_reads_its_socket_delays_no_other_consumer(node: Node) -> None:
     """The broker keeps what nobody reads small, and goes on with everybody else."""
     count = 500
     async with qmq.connect(node.address) as mq, qmq.connect(node.address) as deaf:

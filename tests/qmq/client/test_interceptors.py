@@ -157,7 +157,7 @@ def test_who_was_asked_is_told_when_a_later_one_refuses() -> None:
     assert story == ["a sending 1", "a failed ValueError"]
 
 
-def test_what_an_interceptor_raises_when_it_is_told_is_logged_and_the_others_are_told(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_interceptors_error_in_sent_or_failed_is_logged_and_others_are_called(caplog: pytest.LogCaptureFixture) -> None:
     story: list[str] = []
     chain = Chain([Recorder(story, "a"), Refusing()])
     with caplog.at_level(logging.ERROR, "qmq.client"):

@@ -165,7 +165,7 @@ async def test_lanes_take_turns() -> None:
         assert turns[10:] in ([1, 2] * 5, [2, 1] * 5)
 
 
-async def test_an_acknowledgement_covers_exactly_the_slice_and_returns_when_it_is_committed() -> None:
+async def test_an_acknowledgement_covers_just_the_slice_and_waits_for_its_commit() -> None:
     async with lane_cluster() as c:
         c.broker.append(1, numbered(KEYS[:1], 6))
         c.assignments.assign(a=[lane()])
@@ -250,7 +250,7 @@ async def test_a_slice_of_a_lost_lane_is_counted_stale_and_settles_nothing() -> 
         assert c.broker.partition(1).done == set(range(5))
 
 
-async def test_a_lane_that_comes_back_waits_for_a_word_about_the_slice_that_was_lost_with_it() -> None:
+async def test_a_returning_lane_waits_until_the_lost_slice_is_settled() -> None:
     async with lane_cluster() as c:
         c.broker.append(1, numbered(KEYS[:2], 4))
         c.assignments.assign(a=[lane()])
@@ -462,7 +462,7 @@ async def test_news_that_a_reader_got_who_is_cancelled_at_that_moment_go_to_anot
 # --- over a real node -------------------------------------------------------------------------------------------------
 
 
-async def test_over_a_node_all_that_was_sent_comes_in_order_through_a_split_and_is_acknowledged(tmp_path: Path) -> None:
+async def test_on_a_node_all_messages_come_in_order_through_a_split(tmp_path: Path) -> None:
     async with running(node_config(tmp_path)) as node, qmq.connect(node.address) as mq:
         await mq.metadata.create_subject(SubjectConfig("s", order=Order.STRICT, logical_partitions=64), partitions=2)
         record, sent = Record(), 0

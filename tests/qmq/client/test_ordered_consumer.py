@@ -177,7 +177,7 @@ async def test_a_message_says_where_it_belongs() -> None:
         assert "s/1/0" in repr(message)
 
 
-async def test_with_explicit_acknowledgement_several_keys_are_in_hand_and_one_message_of_each() -> None:
+async def test_with_explicit_acks_one_message_of_each_of_several_keys_is_in_hand() -> None:
     async with lane_cluster() as c:
         c.broker.append(1, [(b"a", b"a0"), (b"a", b"a1"), (b"b", b"b0")])
         c.assignments.assign(a=[lane()])
@@ -380,7 +380,7 @@ async def test_a_lane_shrinks_while_messages_are_in_hand_and_two_consumers_go_on
         await stopped(*tasks)
 
 
-async def test_what_handlers_have_is_settled_before_the_lane_is_let_go_and_nothing_more_is_begun() -> None:
+async def test_running_handlers_finish_before_the_lane_is_released_and_none_begin() -> None:
     async with lane_cluster() as c:
         c.broker.append(1, [(b"a", b"0"), (b"b", b"1"), (b"a", b"2")])
         c.assignments.assign(a=[lane()])
@@ -412,7 +412,7 @@ async def test_a_handler_that_takes_too_long_is_given_up_with_its_lane() -> None
         assert c.broker.partition(1).done == set()
 
 
-async def test_lanes_that_stay_are_not_touched_and_another_version_of_the_route_is_no_other_lane() -> None:
+async def test_lanes_that_stay_are_kept_also_under_another_version_of_the_route() -> None:
     async with lane_cluster() as c:
         c.broker.append(1, [(b"a", b"0"), (b"a", b"1")])
         c.broker.append(2, [(b"b", b"0")])
@@ -597,7 +597,7 @@ async def test_a_key_that_fails_too_often_is_set_aside_with_what_follows_and_oth
         await stopped(task)
 
 
-async def test_keys_that_were_parked_before_are_parked_at_once_and_a_replay_comes_before_anything_newer() -> None:
+async def test_parked_keys_stay_parked_and_a_replay_comes_before_newer_messages() -> None:
     async with lane_cluster() as c:
         partition = c.broker.partition(1)
         partition.append([(b"bad", b"0"), (b"bad", b"1"), (b"ok", b"0")])
@@ -633,7 +633,7 @@ async def test_a_handler_that_cancels_itself_has_failed() -> None:
         await stopped(task)
 
 
-async def test_messages_that_retention_took_are_raised_and_the_consumer_goes_on_when_they_are_there_again() -> None:
+async def test_expired_messages_are_raised_and_the_consumer_continues_after_a_reset() -> None:
     async with lane_cluster() as c:
         c.broker.append(1, [(b"a", b"0"), (b"a", b"1")])
         c.broker.partition(1).start = 1
@@ -819,7 +819,7 @@ async def test_options_that_make_no_sense_are_refused(options: dict[str, object]
 # --- hazards seen at peers (peers.md, 2.3), as far as the consumer decides them ---------------------------------------
 
 
-async def test_hazard_10_two_command_messages_in_quick_succession_are_finished_one_version_at_a_time() -> None:
+async def test_hazard_10_two_quick_command_messages_are_finished_one_by_one() -> None:
     """A move of partition 1 to 2, and of 2 to 3, before the consumer comes: it never looks for the next partition by itself."""
     async with lane_cluster() as c:
         for number in (1, 2, 3):
@@ -841,7 +841,7 @@ async def test_hazard_10_two_command_messages_in_quick_succession_are_finished_o
         await stopped(task)
 
 
-async def test_hazard_12_a_failover_that_gave_the_lane_to_another_fences_the_old_owner_in_pull_and_verdict() -> None:
+async def test_hazard_12_after_a_failover_the_old_owner_of_a_lane_is_fenced() -> None:
     async with lane_cluster() as c:
         c.broker.append(1, [(b"a", b"0"), (b"a", b"1")])
         c.assignments.assign(a=[lane()], b=[])
@@ -879,7 +879,7 @@ async def test_hazard_13_a_failed_message_is_never_overtaken_by_a_newer_one_of_i
         await stopped(task)
 
 
-async def test_hazard_14_flipping_between_one_wide_lane_and_narrow_ones_never_wedges_the_drain() -> None:
+async def test_hazard_14_changes_between_wide_and_narrow_lanes_never_stop_the_drain() -> None:
     async with lane_cluster() as c:
         c.broker.append(1, numbered(KEYS, 40))
         shapes = [

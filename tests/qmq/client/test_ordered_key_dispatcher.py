@@ -59,7 +59,7 @@ def bring(dispatcher: KeyDispatcher, lane: Lane, *keys: bytes) -> list[OrderedMe
     return messages
 
 
-def test_nothing_is_handed_out_of_a_lane_whose_lease_may_be_over_and_all_of_it_in_order_when_it_is_sure_again() -> None:
+def test_a_lane_in_doubt_hands_out_nothing_and_later_everything_in_order() -> None:
     dispatcher, lane, other = KeyDispatcher(), Lane(), Lane()
     bring(dispatcher, lane, b"a", b"a", b"b")
     bring(dispatcher, other, b"c")

@@ -187,7 +187,7 @@ def test_only_the_key_waits_before_it_is_parked() -> None:
     assert not lane.is_blocked
 
 
-def test_keys_that_the_broker_has_parked_are_parked_at_once_and_those_it_gave_back_are_not() -> None:
+def test_keys_that_the_broker_parked_are_parked_and_replayed_ones_are_not() -> None:
     lane = core(FailurePolicy("park"))
     lane.attached(0, is_resumed=False, parked=[b"a"])
     (cell,) = arrive(lane, 1, 0, key=b"a")
@@ -204,7 +204,7 @@ def test_keys_that_the_broker_has_parked_are_parked_at_once_and_those_it_gave_ba
     assert arrive(lane, 3, 2, key=b"a")[0].state is LaneState.WAITING
 
 
-def test_a_run_is_settled_with_everything_between_its_messages_and_a_failure_is_told_of_its_first() -> None:
+def test_a_run_is_settled_with_its_gaps_and_a_failure_names_its_first_message() -> None:
     lane = core(position=10)
     (run,) = lane.delivered([LaneArrival(18, b"", 1, 6, 3)], 20, is_end=False)
     assert (run.first, run.head, run.sequence, lane.open) == (10, 12, 18, 3)

@@ -298,7 +298,7 @@ async def test_nobody_there_is_not_stored() -> None:
             await it.mq.ordered_producer("none").send(b"x", "k")
 
 
-async def test_closing_says_unknown_of_what_is_on_its_way_and_not_stored_of_what_never_left() -> None:
+async def test_closing_fails_sent_batches_as_unknown_and_unsent_ones_as_not_stored() -> None:
     async with ordered_cluster(1) as (it, _):
         producer = it.mq.ordered_producer("s", batch_messages=2)
         await asyncio.gather(producer.send(b"0", "k"), producer.send(b"0", "k"))
@@ -462,7 +462,7 @@ async def _fenced(it: Cluster, order: FakeOrder, producer: OrderedProducer) -> l
     return tickets
 
 
-async def test_after_a_fence_what_may_be_stored_is_sent_again_first_and_under_its_first_ids() -> None:
+async def test_after_a_fence_doubtful_batches_are_sent_first_under_their_first_ids() -> None:
     async with ordered_cluster(can_push=True, timing=ClientTiming(fenced_s=0.1)) as (it, order):
         producer = it.mq.ordered_producer("s", batch_messages=1)
         tickets = await _fenced(it, order, producer)
@@ -558,7 +558,7 @@ async def test_best_effort_order_does_without_a_group_that_is_gone() -> None:
 # --- hazards that the producer decides (docs: hazards of peers, by number) -----------------------------------------------
 
 
-async def test_hazard_7_no_successor_is_written_while_its_predecessor_may_still_take_messages() -> None:
+async def test_hazard_7_a_successor_is_written_only_after_its_predecessor_is_closed() -> None:
     async with ordered_cluster(can_push=True) as (it, order):
         producer = it.mq.ordered_producer("s", batch_messages=1)
         await producer.send(b"a:0", LOW[0])
@@ -582,7 +582,7 @@ async def test_hazard_7_no_successor_is_written_while_its_predecessor_may_still_
         assert order.stored[LOW[0]] == [b"a:%d" % number for number in range(20)]
 
 
-async def test_hazard_9_who_heard_of_no_change_is_refused_and_asks_until_the_route_is_newer(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_hazard_9_a_producer_with_an_old_route_is_refused_and_asks_for_a_newer(monkeypatch: pytest.MonkeyPatch) -> None:
     async with ordered_cluster(metas=2) as (it, order):
         sender = Sender(it.mq.ordered_producer("s", batch_messages=10))
         sender.send(KEYS, 2)
@@ -600,7 +600,7 @@ async def test_hazard_9_who_heard_of_no_change_is_refused_and_asks_until_the_rou
 
 
 @pytest.mark.parametrize("taken", [0, 1, 7])
-async def test_hazard_19_of_batches_in_flight_at_the_seal_the_refused_ones_are_sent_on_in_order(taken: int) -> None:
+async def test_hazard_19_batches_refused_at_the_seal_are_sent_on_in_order(taken: int) -> None:
     async with ordered_cluster() as (it, order):
         sender = Sender(it.mq.ordered_producer("s", batch_messages=10))
         sender.send(LOW, 1)

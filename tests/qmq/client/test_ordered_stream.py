@@ -503,7 +503,7 @@ def test_the_first_certain_refusal_of_a_left_partition_settles_everything_behind
     assert [batch.columns.bodies for batch in world.partitioner.partitions[3].waiting] == [[b"0:1"], [b"0:2"]]
 
 
-def test_a_refusal_from_before_the_change_settles_nothing_that_an_older_try_may_have_stored() -> None:
+def test_a_refusal_before_the_change_decides_no_batch_that_may_be_stored() -> None:
     world = World()
     world.connect(1)
     world.send(0)

@@ -56,7 +56,7 @@ async def test_a_paused_consumer_hands_out_nothing_and_pulls_nothing_until_it_is
         assert [*[message.body for message in seen], *await draining] == [b"%02d" % number for number in range(50)]
 
 
-async def test_a_consumer_that_was_paused_from_the_beginning_takes_its_place_in_the_group_all_the_same(node: Node) -> None:
+async def test_a_consumer_paused_from_the_beginning_still_joins_its_group(node: Node) -> None:
     async with qmq.connect(node.address) as mq, mq.consumer("s", "g") as consumer:
         await mq.send("s", b"0")
         consumer.pause()
@@ -81,7 +81,7 @@ async def test_a_loop_that_is_paused_finishes_what_it_has_in_hand(node: Node) ->
         assert (await waiting).body == b"1"
 
 
-async def test_a_paused_client_pauses_all_its_consumers_also_later_ones_and_goes_on_sending(node: Node) -> None:
+async def test_a_paused_client_pauses_all_its_consumers_and_can_still_send(node: Node) -> None:
     async with qmq.connect(node.address) as mq, mq.consumer("s", "g") as one:
         mq.pause()
         assert mq.is_paused

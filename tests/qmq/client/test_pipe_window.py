@@ -56,7 +56,7 @@ def test_what_nobody_knows_stays_and_leaves_again_in_the_order_of_numbers() -> N
     assert window.take_given_back() == []
 
 
-def test_a_late_refusal_of_an_earlier_try_gives_nothing_back_while_another_is_on_its_way() -> None:
+def test_a_late_refusal_gives_nothing_back_while_another_try_is_under_way() -> None:
     window, (batch,) = window_with(1)
     window.disconnected(NotMaster("another one is"))
     window.connected()
@@ -67,7 +67,7 @@ def test_a_late_refusal_of_an_earlier_try_gives_nothing_back_while_another_is_on
     assert window.take_given_back() == [batch]
 
 
-def test_a_batch_that_may_be_stored_never_goes_back_and_fails_as_unknown_when_its_time_is_over() -> None:
+def test_a_doubtful_batch_never_goes_back_and_fails_as_unknown_at_its_timeout() -> None:
     window, (batch,) = window_with(1)
     window.disconnected(NotMaster("another one is"))
     window.expire(59.0)

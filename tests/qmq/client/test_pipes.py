@@ -234,7 +234,7 @@ async def test_nobody_there_is_not_stored() -> None:
         assert failed.value.outcome is NOT_STORED
 
 
-async def test_closing_says_unknown_of_what_is_on_its_way_and_not_stored_of_what_never_left() -> None:
+async def test_closing_fails_sent_batches_as_unknown_and_unsent_ones_as_not_stored() -> None:
     async with cluster(1) as it:
         (group,) = it.groups
         group.on_produce = group.store_silently

@@ -84,7 +84,7 @@ def room(total: int, parts: list[Part], part: Part, pull_bytes: int = MIB, *, ha
     return bytes_allowance(total, pull_bytes, parts, part, has_unseen=has_unseen)
 
 
-def test_a_pull_brings_what_is_left_of_the_bytes_and_who_holds_nothing_may_always_pull() -> None:
+def test_a_pull_asks_for_the_remaining_bytes_and_an_empty_consumer_may_pull() -> None:
     part = Part()
     assert room(64 * MIB, [part], part) == MIB
     assert room(1000, [part], part) == 1000
@@ -97,7 +97,7 @@ def test_a_pull_brings_what_is_left_of_the_bytes_and_who_holds_nothing_may_alway
     assert room(1, [part, Part(), Part()], part) == 1
 
 
-def test_idle_queues_reserve_half_of_the_bytes_at_most_and_a_busy_one_leaves_them_theirs() -> None:
+def test_idle_queues_reserve_at_most_half_of_the_bytes_and_keep_them() -> None:
     busy, idle, other = parts = [Part(), Part(), Part()]
     for part in (idle, other):
         part.asked_bytes = room(6000, parts, part)

@@ -58,7 +58,7 @@ async def test_a_dead_master_is_left_for_the_next_one() -> None:
         assert group.bodies == [b"before", b"during"]
 
 
-async def test_a_master_that_hangs_is_left_when_the_metaserver_pushes_and_its_batches_are_not_doubled() -> None:
+async def test_a_hanging_master_is_left_at_a_push_and_its_batches_are_stored_once() -> None:
     async with cluster(1, can_push=True) as it:
         (group,) = it.groups
         await it.mq.send("s", b"0")

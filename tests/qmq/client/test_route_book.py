@@ -9,7 +9,7 @@ def learned(book: RouteBook, *routes: SubjectRoute, subject: str = "s") -> set[s
     return book.learn(book.ask(), subject, routes).outdated
 
 
-def test_an_older_epoch_is_not_believed_and_a_newer_one_holds_for_every_subject_on_the_group() -> None:
+def test_an_older_epoch_is_ignored_and_a_newer_one_counts_for_all_subjects() -> None:
     book = RouteBook()
     learned(book, SubjectRoute("g1", "a:1", 4, True))
     learned(book, SubjectRoute("g1", "a:1", 4, True), subject="t")

@@ -311,7 +311,7 @@ async def test_a_broker_that_goes_in_the_middle_is_told_again(it: Cluster, queue
     pulling.cancel()
 
 
-async def test_it_is_tried_again_until_the_broker_is_back_and_the_others_are_consumed_meanwhile(
+async def test_the_sender_retries_until_the_broker_is_back_while_others_are_consumed(
     it: Cluster, queues: list[FakeQueue], state: Path
 ) -> None:
     await left_behind(it, queues[0])

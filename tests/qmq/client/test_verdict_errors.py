@@ -193,7 +193,7 @@ async def test_what_no_delay_group_takes_goes_back_with_its_reason(it: DelayClus
 # --- work that begins --------------------------------------------------------------------------------------------------
 
 
-async def test_the_broker_hears_which_messages_that_failed_before_are_worked_on_and_only_those(it: DelayCluster, queue: FakeQueue) -> None:
+async def test_the_broker_learns_which_failed_messages_are_worked_on_and_no_others(it: DelayCluster, queue: FakeQueue) -> None:
     consumer = it.mq.consumer("s", "g", ack="explicit")
     pulling = asyncio.create_task(consumer.pull(2))
     await queue.deliver([b"0", b"1", b"2", b"3"], 1, 2, 3, 2)

@@ -84,7 +84,7 @@ def test_an_hour_larger_than_the_wheel_comes_in_slices_as_there_is_room() -> Non
     assert len(schedule.readings) == 5
 
 
-def test_what_is_stored_before_the_horizon_goes_into_the_wheel_and_what_is_behind_does_not() -> None:
+def test_messages_due_before_the_horizon_go_into_the_wheel_and_later_ones_not() -> None:
     schedule = FakeSchedule(HOUR)
     schedule.store([1090])
     found = loader(schedule)

@@ -99,7 +99,7 @@ def test_after_the_survey_a_message_is_read_without_its_batch(tmp_path: Path) ->
     schedule.close()
 
 
-def test_without_survey_a_batch_is_checked_when_its_first_message_is_read_and_only_then_read_in_part(tmp_path: Path) -> None:
+def test_without_read_ahead_a_batch_is_checked_at_its_first_message(tmp_path: Path) -> None:
     schedule, disk = restarted(tmp_path, 200)
     assert read(schedule, 5) == [b"\x01\x05"]
     assert sum(disk.sizes) > 100 * KIB
@@ -120,9 +120,7 @@ def test_many_messages_of_a_batch_are_read_with_it_at_once(tmp_path: Path) -> No
     schedule.close()
 
 
-def test_a_bit_that_turned_before_the_survey_is_logged_and_found_when_a_message_of_its_batch_is_read(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_bit_flipped_before_the_read_ahead_is_logged_and_found_at_reading(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     schedule, _ = restarted(tmp_path, 3, flip=region_at(2) + 50_000)
     read_ahead(schedule)
     assert f"{LOG} is damaged at byte {region_at(2) - ENVELOPE_BYTES} " in caplog.text
@@ -140,7 +138,7 @@ def test_a_bit_that_turned_in_a_large_batch_is_found_without_survey(tmp_path: Pa
 
 
 @pytest.mark.parametrize("at", [-ENVELOPE_BYTES + 8, -ENVELOPE_BYTES + 11])
-def test_behind_an_envelope_that_does_not_hold_the_survey_ends_and_batches_are_read_whole(
+def test_after_a_damaged_envelope_read_ahead_ends_and_batches_are_read_whole(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, at: int
 ) -> None:
     schedule, disk = restarted(tmp_path, 3, flip=region_at(2) + at)
@@ -164,7 +162,7 @@ def test_a_log_that_is_shorter_than_it_was_ends_the_survey(tmp_path: Path, caplo
     schedule.close()
 
 
-def test_the_survey_goes_piece_by_piece_also_over_batches_that_are_larger_than_one_read(tmp_path: Path) -> None:
+def test_read_ahead_goes_piece_by_piece_also_over_batches_larger_than_a_piece(tmp_path: Path) -> None:
     schedule, disk = restarted(tmp_path, 9, body_bytes=6 * KIB)
     assert COUNT * 6 * KIB > READ_BYTES
     assert read_ahead(schedule) == 3

@@ -64,7 +64,7 @@ def test_a_batch_of_one_bucket_is_copied_as_it_is_under_an_envelope_of_its_own(t
     assert (view.base_sequence, view.envelope.index, view.envelope.append_time_ms, view.envelope.epoch) == (1, 8, START - 8, 0)
 
 
-def test_what_is_due_before_the_first_bucket_that_is_kept_goes_into_that_with_its_own_time(tmp_path: Path) -> None:
+def test_messages_due_before_the_first_kept_bucket_go_into_that_bucket(tmp_path: Path) -> None:
     schedule = opened(tmp_path)
     schedule.act(1, START, Close(BUCKET + 10))
     schedule.take(2, START, *delayed([START, START + 11 * SECOND, START + 10 * SECOND]))
@@ -132,7 +132,7 @@ def test_whatever_the_order_of_flushes_replicas_have_the_same_bytes(tmp_path: Pa
     assert contents(whole) == contents(at_once) == contents(often)
 
 
-def test_a_reader_gives_what_was_there_when_it_was_made_whatever_is_written_meanwhile(tmp_path: Path) -> None:
+def test_a_reader_shows_the_bucket_as_it_was_when_the_reader_was_made(tmp_path: Path) -> None:
     schedule = filled(tmp_path, [[START, START + 1]])
     checkpoint(schedule)
     schedule.take(2, START, *delayed([START + 2]))
@@ -148,7 +148,7 @@ def test_a_reader_gives_what_was_there_when_it_was_made_whatever_is_written_mean
 # --- closing and older checkpoints -------------------------------------------------------------------------------------
 
 
-def test_files_of_a_closed_bucket_stay_as_long_as_a_checkpoint_that_is_kept_names_them(tmp_path: Path) -> None:
+def test_files_of_a_closed_bucket_stay_while_a_kept_checkpoint_names_them(tmp_path: Path) -> None:
     schedule = filled(tmp_path, [[START], [START + SECOND]])
     schedule.act(3, START, Cancel(BUCKET, 0))
     before = checkpoint(schedule)
@@ -249,7 +249,7 @@ def test_a_state_of_an_older_version_counts_what_comes_from_then_on(tmp_path: Pa
     assert schedule.pending.of("orders") == 1
 
 
-def test_an_adopted_schedule_is_taken_where_the_log_reaches_back_to_it_and_two_checkpoints_long(tmp_path: Path) -> None:
+def test_an_adopted_schedule_is_used_if_the_log_reaches_back_to_it(tmp_path: Path) -> None:
     donor = filled(tmp_path / "a", [[START], [START + 1]])
     state = msgspec.msgpack.encode(checkpoint(donor))
     donor.take(3, START, *delayed([START + 2]))
@@ -408,9 +408,7 @@ def test_a_recurring_message_is_found_by_its_first_id_through_its_runs(tmp_path:
     assert schedule.find(known) == SchedulePlace(BUCKET + 9, 0)
 
 
-def test_a_scan_of_more_than_fit_goes_through_a_bucket_several_times_and_gives_each_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_large_scan_reads_a_bucket_several_times_and_returns_each_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bucket_lookup, "SORTED_MAX", 10)
     monkeypatch.setattr(bucket_lookup, "_SLICE_ROWS", 7)
     dues = [[START + each * 7919 % 50 for each in range(batch, batch + 9)] for batch in range(20)]

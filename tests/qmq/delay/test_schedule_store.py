@@ -119,9 +119,7 @@ def replayed(folder: Path, where: Path, *, is_replicated: bool = False, keeps_ch
 
 @pytest.mark.parametrize("flush", list(Flush))
 @pytest.mark.parametrize("seed", range(6))
-def test_after_a_crash_at_any_moment_the_schedule_is_what_it_was_with_and_without_checkpoints(
-    tmp_path: Path, seed: int, flush: Flush
-) -> None:
+def test_after_a_crash_at_any_moment_the_schedule_is_as_it_was(tmp_path: Path, seed: int, flush: Flush) -> None:
     random = Random(seed)
     group = DelayStore(tmp_path / "a", config=small(flush))
     for _ in range(6):
@@ -210,7 +208,7 @@ def test_what_a_deposed_master_wrote_and_nobody_committed_leaves_no_trace(tmp_pa
     store.close()
 
 
-def test_what_retention_took_of_the_logs_is_in_the_checkpoint_and_without_it_the_schedule_is_not_whole(tmp_path: Path) -> None:
+def test_without_a_checkpoint_retention_leaves_an_incomplete_schedule(tmp_path: Path) -> None:
     group = DelayStore(tmp_path / "a")
     for _ in range(60):
         group.produce(Random(5))
@@ -229,7 +227,7 @@ def test_what_retention_took_of_the_logs_is_in_the_checkpoint_and_without_it_the
     again.store.close()
 
 
-def test_a_checkpoint_says_up_to_where_the_log_was_followed_though_its_last_entries_were_not_about_the_schedule(tmp_path: Path) -> None:
+def test_a_checkpoint_covers_trailing_entries_that_do_not_concern_the_schedule(tmp_path: Path) -> None:
     group = DelayStore(tmp_path / "m", is_replicated=True)
     group.store.append_barrier(1)
     group.produce(Random(1))

@@ -56,7 +56,7 @@ async def test_a_consumer_that_comes_back_under_its_name_goes_on_where_it_was(no
             assert await take(again, 1) == [b"2"]
 
 
-async def test_a_failure_is_tried_again_by_the_same_consumer_alone_and_dies_in_the_groups_dead_letter_queue(node: Node) -> None:
+async def test_a_broadcast_failure_returns_to_its_consumer_and_then_to_the_groups_queue(node: Node) -> None:
     async with qmq.connect(node.address) as mq:
         await mq.send("prices", b"before")
         first, second = await attached(mq, "a"), await attached(mq, "b")
@@ -77,7 +77,7 @@ async def test_a_failure_is_tried_again_by_the_same_consumer_alone_and_dies_in_t
         assert not await second.pull(1, wait=timedelta(milliseconds=50))
 
 
-async def test_a_consumer_of_a_broadcast_group_that_stays_away_is_forgotten_and_others_are_not(tmp_path: object) -> None:
+async def test_only_the_absent_consumer_of_a_broadcast_group_is_forgotten(tmp_path: object) -> None:
     config = node_config(tmp_path / "node", broker=BrokerConfig(broadcast_idle_ms=100))  # type: ignore[operator]
     async with running(config) as node, qmq.connect(node.address) as mq:
         await mq.send("prices", b"before")

@@ -44,7 +44,7 @@ async def everything(mq: qmq.Client, subject: str, group: str, count: int) -> li
 
 
 @pytest.mark.rotating
-async def test_each_message_that_died_is_in_the_dead_letter_queue_once_although_the_master_was_killed(three: ServerCluster) -> None:
+async def test_each_dead_message_is_in_the_queue_once_although_the_master_was_killed(three: ServerCluster) -> None:
     async with qmq.connect(three.servers) as mq:
         await mq.send_many("orders", [b"%d" % number for number in range(2_000)])
         rejected, killed = 0, False
@@ -78,7 +78,7 @@ async def test_attempts_and_errors_survive_the_kill_of_the_master(three: ServerC
         assert (letter.headers["qmq-error"], letter.headers["qmq-attempt"]) == (b"attempt 5", b"5")
 
 
-async def test_what_was_acknowledged_by_tag_never_comes_back_and_the_rest_comes_after_the_kill_of_the_master(three: ServerCluster) -> None:
+async def test_acknowledged_tags_never_return_after_a_killed_master_and_the_rest_comes(three: ServerCluster) -> None:
     async with qmq.connect(three.servers) as mq:
         tags = [("eu", "paid") if number % 3 == 0 else ("eu",) if number % 3 == 1 else () for number in range(600)]
         await mq.send_many("orders", [b"%d" % number for number in range(600)], tags=tags)
@@ -103,7 +103,7 @@ async def test_what_was_acknowledged_by_tag_never_comes_back_and_the_rest_comes_
         assert seen == {b"%d" % number for number in range(600) if number % 3 < 2}, "untagged messages never match"
 
 
-async def test_a_broadcast_group_and_an_at_most_once_group_go_on_through_the_kill_of_the_master(three: ServerCluster) -> None:
+async def test_broadcast_and_at_most_once_groups_survive_a_killed_master(three: ServerCluster) -> None:
     async with qmq.connect(three.servers) as mq:
         await mq.send_many("prices", [b"%d" % number for number in range(200)])
         first = mq.consumer("prices", "caches", name="a", broadcast=True, start="earliest", ack="explicit")

@@ -450,7 +450,7 @@ events = st.lists(st.tuples(st.sampled_from([*Event, *ALWAYS]), st.integers(1, 4
 @pytest.mark.parametrize("kind", [PipeKind, StreamKind, PartitionedDueKind, BalancedDueKind, PartitionedPacketKind, BalancedPacketKind])
 @given(history=events)
 @settings(max_examples=examples(300), deadline=None)
-def test_whatever_happens_each_batch_is_stored_at_most_once_and_its_fate_is_told_truly(
+def test_each_batch_is_stored_at_most_once_and_its_outcome_is_reported_truly(
     kind: type[PipeKind], history: list[tuple[Event, int]]
 ) -> None:
     world = World(kind())

@@ -194,7 +194,7 @@ def test_a_partition_that_a_newer_route_keeps_no_longer_asks_for_one() -> None:
     assert not partitioner.wants_route
 
 
-def test_what_was_sent_before_this_life_keeps_its_logical_partitions_until_it_is_settled() -> None:
+def test_batches_of_an_earlier_master_keep_their_logical_partitions_until_settled() -> None:
     partitioner = Partitioner(FakeWindow)
     newest = route(2, (2, 2), (3, 4))
     partitioner.learn(newest, (), 0.0)

@@ -15,7 +15,7 @@ from qmq.log.recovery import open_store
 HOUR_MS = 3_600_000
 
 
-def test_a_batch_sent_again_after_its_producer_was_forgotten_is_stored_once_if_it_says_so(tmp_path: Path) -> None:
+def test_a_batch_with_the_flag_again_is_stored_once_after_its_producer_expired(tmp_path: Path) -> None:
     clock = ManualClock()
     store = open_store(tmp_path, LogConfig(producer_expiry_ms=HOUR_MS), clock)
     queue = store.open_queue("s", 0)

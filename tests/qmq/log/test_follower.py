@@ -48,9 +48,7 @@ def fed_slave(master: Store, folder: Path, *, bytes_max: int = 4096, from_files:
 
 @pytest.mark.parametrize("from_files", [False, True])
 @pytest.mark.parametrize("bytes_max", [1, 500, 5_000, 1 << 20])
-def test_a_slave_that_is_fed_has_the_masters_files_and_once_it_commits_the_masters_state(
-    tmp_path: Path, bytes_max: int, from_files: bool
-) -> None:
+def test_a_slave_has_the_masters_files_and_after_the_commit_its_state(tmp_path: Path, bytes_max: int, from_files: bool) -> None:
     traffic = master_at(tmp_path / "m", steps=150)
     master = traffic.store
     slave = fed_slave(master, tmp_path / "s", bytes_max=bytes_max, from_files=from_files)
@@ -177,7 +175,7 @@ def test_what_is_applied_is_not_cut_in_place(tmp_path: Path) -> None:
     slave.close()
 
 
-def test_a_flush_that_was_under_way_while_the_log_was_cut_vouches_for_nothing_that_came_after(tmp_path: Path) -> None:
+def test_a_flush_under_way_during_a_cut_covers_no_later_entry(tmp_path: Path) -> None:
     traffic = master_at(tmp_path / "m", steps=60, config=small(flush=Flush.SYNC))
     slave = opened(tmp_path / "s", small(flush=Flush.SYNC))
     feed_all(traffic.store, slave)
@@ -232,7 +230,7 @@ def master_on(disk: Disk, folder: Path) -> Traffic:
 
 
 @pytest.mark.parametrize("log", ["message", "action"])
-def test_a_new_epoch_behind_a_segment_that_could_not_be_opened_leaves_no_segment_without_its_snapshot(tmp_path: Path, log: str) -> None:
+def test_a_new_epoch_after_a_failed_segment_leaves_no_segment_without_snapshot(tmp_path: Path, log: str) -> None:
     disk = NoRoomToBegin()
     traffic = master_on(disk, tmp_path / "m")
     until_roll_fails(disk, traffic, log)
@@ -249,7 +247,7 @@ def test_a_new_epoch_behind_a_segment_that_could_not_be_opened_leaves_no_segment
     assert replay(master) == state_of(master)
 
 
-def test_a_slave_with_a_segment_of_its_own_that_stayed_empty_follows_a_master_without(tmp_path: Path) -> None:
+def test_a_slave_with_an_empty_segment_follows_a_master_without_that_segment(tmp_path: Path) -> None:
     """It was master once, and its disk was full."""
     disk = NoRoomToBegin()
     traffic = master_on(disk, tmp_path / "m")
@@ -296,7 +294,7 @@ def begun_anew(master: Store, folder: Path) -> Store:
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_a_replica_that_begins_anew_at_a_master_without_old_segments_ends_with_its_state(tmp_path: Path, seed: int) -> None:
+def test_a_replica_that_begins_anew_gets_the_state_of_a_master_with_a_short_log(tmp_path: Path, seed: int) -> None:
     config, clock = small(retention_ms=1000), ManualClock()
     traffic = master_at(tmp_path / "m", seed=seed, steps=60 + 10 * seed, config=config, clock=clock)
     master = traffic.store

@@ -76,7 +76,7 @@ def test_reopened_at_every_index_it_has_exactly_that_indexs_state(tmp_path: Path
 
 
 @pytest.mark.parametrize("log", [0, 1])
-def test_a_crash_at_any_byte_leaves_a_prefix_by_index_and_says_whether_more_than_the_torn_entry_went(tmp_path: Path, log: int) -> None:
+def test_a_crash_at_any_byte_leaves_a_prefix_by_index_and_reports_the_loss(tmp_path: Path, log: int) -> None:
     """One log is cut at every byte; the other kept everything, as after a power cut, or ends where the cut one does, as after a kill."""
     traffic = master_at(tmp_path / "m", steps=14, config=LARGE)
     traffic.store.close()

@@ -344,7 +344,7 @@ async def test_a_delay_group_without_a_master_is_silent_and_says_so(store: Coord
         assert "has no master" in found.silent["d2"]
 
 
-async def test_a_subject_is_placed_on_broker_groups_and_its_delayed_messages_go_to_delay_groups(store: CoordinationStore) -> None:
+async def test_a_subject_is_on_broker_groups_and_its_delayed_messages_on_delay_groups(store: CoordinationStore) -> None:
     async with brokers(store, "g1", "g2"), delay_groups(store, "d1", "d2"), metaserver(store) as (call, _):
         created = await call("CreateSubject", meta.CreateSubjectRequest(settings=meta.SubjectSettings(name="a")))
         assert created.settings.broker_groups == ["g1", "g2"]

@@ -207,7 +207,7 @@ async def test_a_replica_that_is_master_no_more_sends_us_to_the_new_one(store: C
     await newer.server.stop(None)
 
 
-async def test_the_cluster_is_described_with_what_replicas_say_and_without_those_that_say_nothing(store: CoordinationStore) -> None:
+async def test_a_description_of_the_cluster_leaves_out_silent_replicas(store: CoordinationStore) -> None:
     async with brokers(store, "g1", "g2") as (_, two), metaserver(store) as (call, _):
         await store.put(group_key("g2", "members"), b'{"version": 2, "voters": ["g2-a", "g2-b"], "learners": ["g2-c"]}')
         await store.put(group_key("g3", "epoch"), EpochClaim(4, "g3-a", "x").encode())

@@ -147,7 +147,7 @@ async def test_hazard_7_nothing_is_published_while_a_source_takes_messages() -> 
     await world.check(latest=2)
 
 
-async def test_hazard_8_a_crash_between_command_message_and_route_leaves_a_successor_to_be_published() -> None:
+async def test_hazard_8_a_crash_between_seal_and_route_leaves_a_successor_to_publish() -> None:
     world = World()
     await world.create()
     with pytest.raises(KilledError):
@@ -174,7 +174,7 @@ async def test_metaservers_that_carry_the_same_change_on_publish_it_once(seed: i
 
 
 @pytest.mark.parametrize("seed", range(25))
-async def test_of_two_changes_that_are_asked_for_at_once_one_is_prepared_and_the_other_one_is_told(seed: int) -> None:
+async def test_of_two_changes_at_once_one_is_prepared_and_the_other_refused(seed: int) -> None:
     world = World(Random(seed))
     await world.create()
     found = await asyncio.gather(*[run(world, name) for name in ("split", "move")], return_exceptions=True)
@@ -309,7 +309,7 @@ async def test_a_fence_that_races_the_same_master_setting_its_key_again_fails() 
     assert not (await world.embedded.list(FENCES)).items
 
 
-async def test_a_master_that_won_and_was_lost_again_since_the_epoch_was_read_is_no_obstacle_and_no_loophole() -> None:
+async def test_a_fence_holds_against_a_master_that_won_and_died_meanwhile() -> None:
     world = World()
     await world.create()
     await world.lose_master("a")
@@ -357,7 +357,7 @@ async def test_where_a_fenced_group_sealed_is_learnt_when_it_is_back() -> None:
     assert (state.fenced, state.changes[2].sealed) == ([], {1: 7})
 
 
-async def test_with_fencing_by_majority_a_silent_source_refuses_a_change_before_anything_is_written() -> None:
+async def test_with_majority_fencing_a_silent_source_refuses_a_change_unwritten() -> None:
     world = World()
     await world.create(fencing=Fencing.MAJORITY)
     await world.lose_master("b")

@@ -135,7 +135,7 @@ async def test_a_merge_opens_range_by_range_and_as_one_lane_when_both_sources_ar
     assert await world.lanes() == [(4, 0, 100, "x")]
 
 
-async def test_hazard_2_a_group_from_the_earliest_reads_the_parents_that_were_closed_before_it_came(world: Grouped) -> None:
+async def test_hazard_2_a_group_from_the_earliest_reads_parents_closed_before_it(world: Grouped) -> None:
     await world.create(partitions=1, groups=("a",))
     world.brokers.append(1, 5)
     await world.change("split", 1, at=[50])
@@ -146,7 +146,7 @@ async def test_hazard_2_a_group_from_the_earliest_reads_the_parents_that_were_cl
     assert await world.lanes() == [(1, 0, 100, "x")]
 
 
-async def test_hazard_3_a_group_from_the_latest_reads_partitions_made_while_it_began_from_their_beginning(world: Grouped) -> None:
+async def test_hazard_3_a_group_from_the_latest_reads_new_partitions_from_their_begin(world: Grouped) -> None:
     await world.create(partitions=1, groups=("a",))
     world.brokers.append(1, 5)
     with pytest.raises(KilledError):
@@ -269,7 +269,7 @@ def test_a_key_may_be_passed_where_a_later_partition_does_not_know_of_it(
     assert [each.may_be_passed for each in keys] == passed
 
 
-async def test_hazard_5_progress_that_vanished_closes_nothing_that_was_open_and_opens_nothing(world: Grouped) -> None:
+async def test_hazard_5_vanished_progress_closes_no_lane_and_opens_none(world: Grouped) -> None:
     await world.begun("x")
     await world.change("split", 1, at=[50])
     world.brokers.finish("g", 1, 0, 50)
@@ -279,7 +279,7 @@ async def test_hazard_5_progress_that_vanished_closes_nothing_that_was_open_and_
     assert await world.pieces() == [(0, 50, 2), (50, 100, 1)]
 
 
-async def test_hazard_6_a_parent_of_which_retention_took_all_is_passed_because_its_broker_says_so(world: Grouped) -> None:
+async def test_hazard_6_a_parent_emptied_by_retention_is_passed_as_its_broker_says(world: Grouped) -> None:
     await world.begun("x")
     world.brokers.append(1, 9)
     await world.change("split", 1, at=[50])
@@ -301,7 +301,7 @@ async def test_hazard_9_a_crash_behind_the_publication_is_no_matter_for_consumer
     assert await world.changes().finish(SUBJECT, 2)
 
 
-async def test_hazard_10_however_fast_command_messages_come_a_group_goes_through_versions_one_at_a_time(world: Grouped) -> None:
+async def test_hazard_10_a_group_passes_versions_one_at_a_time_however_fast_they_come(world: Grouped) -> None:
     await world.begun("x")
     for number in range(1, 7):
         await world.change("move", number, groups=["b" if number % 2 else "a"])
@@ -516,7 +516,7 @@ def placed(world: Grouped) -> dict[int, str]:
         ("reset:9999999", 3, {2: "time_ms", 4: "time_ms"}),
     ],
 )
-async def test_hazard_18_a_reset_names_a_version_and_places_in_its_partitions_and_begins_later_ones_anew(
+async def test_hazard_18_a_reset_names_a_version_its_places_and_later_begins(
     world: Grouped, start: str, version: int, places: dict[int, str]
 ) -> None:
     await three_versions(world)
@@ -556,7 +556,7 @@ async def test_a_reset_whose_answer_is_lost_is_done_once(world: Grouped, fault: 
     assert len(world.brokers.placed) == 2
 
 
-async def test_what_is_put_back_into_a_partition_that_the_group_left_is_read_before_anything_newer(world: Grouped) -> None:
+async def test_messages_replayed_in_a_partition_that_was_left_come_before_newer_ones(world: Grouped) -> None:
     await three_versions(world)
     part = (await world.state()).partition(1)
     assert part is not None
@@ -576,7 +576,7 @@ async def test_what_is_put_back_into_a_partition_that_the_group_left_is_read_bef
     assert await world.pieces() == [(0, 100, 3)]
 
 
-async def test_a_group_that_has_not_left_a_partition_stays_where_it_is_when_something_is_put_back(world: Grouped) -> None:
+async def test_a_replay_in_a_partition_that_is_still_read_does_not_move_the_group(world: Grouped) -> None:
     await world.begun("x")
     part = (await world.state()).partition(1)
     assert part is not None

@@ -111,7 +111,7 @@ async def test_who_leaves_is_gone_at_once_and_takes_nobody_elses_place_along(emb
     await embedded.close()
 
 
-async def test_a_consumer_that_changes_its_metaserver_keeps_its_place_when_the_first_ones_lease_ends(store: CoordinationStore) -> None:
+async def test_a_consumer_that_changes_its_metaserver_outlives_the_first_lease(store: CoordinationStore) -> None:
     clock = Clock()
     first, second = members(store, clock), members(store, clock)
     await first.keep(X, "1", 3_000, generation=0)

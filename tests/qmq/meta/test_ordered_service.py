@@ -243,7 +243,7 @@ async def test_a_plan_changes_nothing(store: CoordinationStore) -> None:
         assert (await here.route(), here.brokers["a"].asked) == ([(1, 0, 100, "a")], [])
 
 
-async def test_without_cuts_a_partition_is_cut_where_its_load_halves_and_spread_over_the_subjects_groups(store: CoordinationStore) -> None:
+async def test_without_cuts_a_partition_is_cut_by_load_and_spread_over_the_groups(store: CoordinationStore) -> None:
     async with ordered(store) as here:
         await here.create("a", "b", partitions=1)
         here.lanes.part(1)
@@ -419,7 +419,7 @@ async def test_consumers_at_different_metaservers_are_one_group(store: Coordinat
         await until({"x": [(2, 0, 50, 2)], "y": [(3, 50, 100, 2)]})
 
 
-async def test_a_metaserver_that_stops_answers_whoever_waits_and_its_changes_go_on_elsewhere(store: CoordinationStore) -> None:
+async def test_a_stopping_metaserver_answers_waiters_and_others_continue_its_changes(store: CoordinationStore) -> None:
     async with ordered(store, timing=OFTEN) as here:
         await here.create("a", fencing="majority")
         here.lanes.part(1)
@@ -541,7 +541,7 @@ async def test_a_key_that_is_parked_in_two_partitions_is_counted_once(store: Coo
         assert group.parked_keys == 2
 
 
-async def test_a_group_is_moved_over_all_versions_if_every_broker_answers_and_not_by_sequence(store: CoordinationStore) -> None:
+async def test_a_group_is_reset_over_all_versions_if_every_broker_answers(store: CoordinationStore) -> None:
     async with ordered(store) as here:
         await here.create("a")
         here.lanes.append(1, 8)
@@ -627,7 +627,7 @@ async def test_a_hot_partition_is_split_by_the_leader_without_being_asked(store:
         assert found.last_operation.startswith("split 1 at 50")
 
 
-async def test_groups_and_queues_of_an_ordered_subject_are_asked_for_everywhere_it_ever_was(store: CoordinationStore) -> None:
+async def test_an_ordered_subjects_groups_and_queues_are_asked_wherever_it_ever_was(store: CoordinationStore) -> None:
     async with ordered(store) as here:
         await here.create("a")
         await here.move(1, "b")

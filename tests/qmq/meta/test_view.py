@@ -46,9 +46,7 @@ def history(steps: list[tuple[str, bool]]) -> tuple[list[State], list[WatchedCha
 
 
 @given(STEPS, st.data())
-def test_whatever_arrives_in_whatever_order_the_picture_ends_as_the_store_and_tells_every_difference(
-    steps: list[tuple[str, bool]], data: st.DataObject
-) -> None:
+def test_in_any_order_of_arrival_the_view_ends_as_the_store_and_reports_changes(steps: list[tuple[str, bool]], data: st.DataObject) -> None:
     states, changes = history(steps)
     picture, told, revision = Picture(), dict[str, SubjectConfig](), 0
     for change in changes:

@@ -52,7 +52,7 @@ async def test_whoever_comes_as_something_else_is_refused_and_changes_nothing(
     await store.close()
 
 
-async def test_of_replicas_that_found_it_at_the_same_time_with_different_settings_only_one_kind_stays() -> None:
+async def test_of_replicas_that_create_a_group_with_different_settings_one_kind_stays() -> None:
     store = EmbeddedStore()
     wishes = [HOUR, HALF, None, HOUR]
     done = await asyncio.gather(*[bootstrap.found(store, "d", VOTERS, each) for each in wishes], return_exceptions=True)

@@ -83,7 +83,7 @@ async def test_delayed_poison_holds_up_no_other_message_also_after_a_restart(tmp
         await eventually(lambda: bad_messages(node) == bad)
 
 
-async def test_of_a_batch_with_one_poison_the_others_are_delivered_of_an_ordered_subject_too(tmp_path: Path) -> None:
+async def test_one_poison_message_does_not_stop_the_others_of_its_batch(tmp_path: Path) -> None:
     async with running(node_config(tmp_path, delay=True)) as node, qmq.connect(node.address) as mq:
         await mq.metadata.create_subject(qmq.SubjectConfig("o", order=qmq.Order.STRICT, logical_partitions=64), partitions=1)
         assert node.delay is not None

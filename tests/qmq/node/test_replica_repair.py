@@ -233,7 +233,7 @@ async def test_a_peer_that_is_away_or_behind_is_passed_over(folders: list[Path])
     assert files(folders[0]) == before
 
 
-async def test_a_hole_at_the_end_of_an_unopened_log_is_not_filled_without_knowing_what_was_there(folders: list[Path]) -> None:
+async def test_a_hole_at_the_end_of_an_unopened_log_is_not_filled_without_proof(folders: list[Path]) -> None:
     """No whole entry follows and no checkpoint tells the epoch: it could be another master's."""
     store = opened(folders[1])
     last = entries(store, 0)[-1]

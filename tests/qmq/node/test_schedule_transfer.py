@@ -151,7 +151,7 @@ async def test_files_are_what_they_were_at_the_checkpoint_although_they_grow_mea
         assert not (replica.folder / schedule_transfer.ASIDE).exists()
 
 
-async def test_a_file_that_vanishes_meanwhile_makes_it_begin_again_with_the_next_checkpoint(tmp_path: Path) -> None:
+async def test_a_file_that_vanishes_restarts_the_copy_with_the_next_checkpoint(tmp_path: Path) -> None:
     async with running(tmp_path) as (replica, (donor,)):
         donor.write(LOG, b"old")
         donor.write(IDX, b"new")
@@ -179,7 +179,7 @@ async def test_a_file_shorter_than_its_checkpoint_says_is_not_taken(tmp_path: Pa
         await eventually(lambda: replica.has_schedule)
 
 
-async def test_another_replica_is_asked_where_one_has_no_checkpoint_or_no_schedule_or_does_not_answer(tmp_path: Path) -> None:
+async def test_another_replica_is_asked_if_one_has_no_checkpoint_schedule_or_answer(tmp_path: Path) -> None:
     async with running(tmp_path, "b", "c", "d", "e") as (replica, (no_checkpoint, no_schedule, gone, whole)):
         no_schedule.has_schedule = False
         no_schedule.checkpoint(7, [])

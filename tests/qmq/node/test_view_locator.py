@@ -108,7 +108,7 @@ async def test_a_subject_that_was_created_a_moment_ago_is_found_before_the_watch
         assert (await world.locator.locate("new")).routes == [SubjectRoute("g1", "g1-1:1", 1, True)]
 
 
-async def test_while_the_store_is_away_what_is_known_is_answered_and_the_rest_is_not_called_unknown() -> None:
+async def test_without_the_store_known_subjects_are_answered_and_no_other_is_denied() -> None:
     async with running() as world:
         await world.create(SubjectConfig("s", groups=("g1",)))
         await world.locator.locate("s")

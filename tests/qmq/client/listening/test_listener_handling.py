@@ -166,7 +166,7 @@ async def test_a_plain_function_runs_in_a_thread_with_a_blocking_client(node: No
         assert threading.get_ident() not in threads
 
 
-async def test_a_thread_that_takes_too_long_keeps_its_place_and_what_it_does_late_counts_for_nothing(node: Node) -> None:
+async def test_a_thread_that_times_out_keeps_its_place_and_its_late_verdict_is_void(node: Node) -> None:
     async with qmq.connect(node.address) as mq:
         release, late = threading.Event(), threading.Event()
         attempts: list[int] = []
@@ -348,7 +348,7 @@ async def test_what_is_provided_is_made_for_each_message_and_sees_how_the_handle
         assert told == ["rolled back 1", "committed"]
 
 
-async def test_a_batch_is_acknowledged_as_a_whole_but_for_those_of_which_something_else_is_said(node: Node) -> None:
+async def test_a_batch_is_acknowledged_except_messages_with_another_verdict(node: Node) -> None:
     async with qmq.connect(node.address) as mq:
         batches: list[list[int]] = []
 

@@ -32,7 +32,7 @@ async def rest(mq: qmq.Client, count: int) -> list[qmq.Message]:
     return found
 
 
-async def test_a_stop_under_load_finishes_what_is_in_hand_and_gives_the_rest_to_others_untried(node: Node) -> None:
+async def test_a_stop_under_load_finishes_running_handlers_and_releases_the_rest(node: Node) -> None:
     async with qmq.connect(node.address) as mq:
         began: set[int] = set()
         ended: list[int] = []
@@ -78,7 +78,7 @@ async def test_unseen_messages_go_to_others_while_a_slow_handler_still_finishes(
         assert sorted(each.body for each in await rest(mq, 9)) == [b"%d" % number for number in range(1, 10)]
 
 
-async def test_after_the_grace_handlers_are_cancelled_and_their_messages_given_back_at_once(node: Node) -> None:
+async def test_after_the_grace_handlers_are_cancelled_and_their_messages_released(node: Node) -> None:
     async with qmq.connect(node.address) as mq:
         began = asyncio.Event()
         cancelled: list[str] = []
@@ -100,7 +100,7 @@ async def test_after_the_grace_handlers_are_cancelled_and_their_messages_given_b
         assert again.attempt == 2
 
 
-async def test_a_handler_that_will_not_be_cancelled_is_left_alone_and_its_message_goes_back(node: Node) -> None:
+async def test_a_handler_that_ignores_cancellation_is_left_and_its_message_returns(node: Node) -> None:
     async with qmq.Client(node.address, timing=ClientTiming(cancel_s=0.05)) as mq:
         began, go_on = asyncio.Event(), asyncio.Event()
 

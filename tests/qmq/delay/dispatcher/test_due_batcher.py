@@ -43,7 +43,7 @@ def test_batches_are_cut_by_count_and_bytes_and_a_larger_message_goes_alone() ->
     assert taken(batcher(large, size=1_000)) == [[0], [1], [2]]
 
 
-def test_create_times_that_one_column_cannot_hold_are_kept_apart_without_making_small_batches() -> None:
+def test_create_times_too_far_apart_go_to_separate_batches_of_full_size() -> None:
     messages = [due(n, key=b"%d" % n, create_time_ms=(n % 3) * ERA + n) for n in range(30)]
     batches = taken(batcher(messages))
     assert [len(each) for each in batches] == [10, 10, 10]

@@ -113,7 +113,7 @@ def test_a_broker_group_that_is_away_holds_up_neither_its_subject_nor_others() -
     play(scene)
 
 
-def test_what_a_group_has_and_did_not_answer_stays_with_it_and_the_rest_goes_elsewhere() -> None:
+def test_unanswered_batches_stay_with_their_group_and_the_rest_goes_elsewhere() -> None:
     async def scene() -> None:
         world = World(2)
         world.add()
@@ -276,7 +276,7 @@ def test_a_subject_that_became_ordered_is_sent_to_by_its_route() -> None:
 # --- cancel, and the end -----------------------------------------------------------------------------------------------
 
 
-def test_a_message_can_be_withdrawn_until_it_is_planned_and_again_when_its_plan_is_void() -> None:
+def test_a_message_can_be_withdrawn_until_planned_and_after_a_void_plan() -> None:
     async def scene() -> None:
         world = World(2)
         world.add()

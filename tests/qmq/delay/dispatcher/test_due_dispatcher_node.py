@@ -116,7 +116,7 @@ async def check_order(node: Node, messages: list[DueMessage]) -> None:
     assert found == expected
 
 
-async def test_after_a_crash_open_plans_are_sent_again_and_stored_once_also_when_the_partition_was_split(tmp_path: Path) -> None:
+async def test_open_plans_are_stored_once_after_a_crash_also_across_a_split(tmp_path: Path) -> None:
     messages, plan_log = keyed("s", 3_000), MemoryLedger()
     async with running(node_config(tmp_path)) as node:
         async with qmq.connect(node.address) as mq:

@@ -43,7 +43,7 @@ def test_what_is_refused_in_the_middle_takes_all_behind_it_along(failure: QmqErr
     play(scene)
 
 
-def test_a_sealed_partition_keeps_what_it_has_and_the_rest_goes_by_the_next_route_before_anything_newer() -> None:
+def test_the_rest_of_a_sealed_partition_goes_first_by_the_next_route() -> None:
     async def scene() -> None:
         world = World(2)
         world.add(is_ordered=True)
@@ -98,7 +98,7 @@ def test_hazard_17_a_delayed_message_gets_its_route_when_it_is_due() -> None:
     play(scene)
 
 
-def test_a_fenced_partition_that_does_not_answer_is_given_up_and_its_messages_keep_their_ids() -> None:
+def test_a_silent_fenced_partition_is_given_up_and_messages_keep_their_ids() -> None:
     async def scene() -> None:
         world = World(2, [Fault.NONE, Fault.SILENT, Fault.SILENT])
         world.add(is_ordered=True, groups=["g0"])
@@ -128,7 +128,7 @@ def test_a_fenced_partition_that_does_not_answer_is_given_up_and_its_messages_ke
     play(scene)
 
 
-def test_a_message_too_large_for_an_ordered_subject_waits_alone_and_the_others_keep_their_order() -> None:
+def test_a_message_too_large_for_its_ordered_subject_waits_alone() -> None:
     async def scene() -> None:
         world = World(1)
         world.add(is_ordered=True).body_bytes_max = 10
@@ -167,7 +167,7 @@ def test_a_partition_that_has_forgotten_the_producer_gets_a_new_one() -> None:
 
 
 @pytest.mark.parametrize("is_ordered", [False, True])
-def test_open_plans_of_an_earlier_master_are_sent_under_their_numbers_and_stored_once(is_ordered: bool) -> None:
+def test_open_plans_of_an_earlier_master_keep_their_numbers_and_are_stored_once(is_ordered: bool) -> None:
     async def scene() -> None:
         world = World(2, [Fault.SILENT, Fault.NONE, Fault.SILENT])
         world.add(is_ordered=is_ordered)
@@ -187,7 +187,7 @@ def test_open_plans_of_an_earlier_master_are_sent_under_their_numbers_and_stored
     play(scene)
 
 
-def test_what_an_earlier_master_left_in_a_partition_that_is_gone_goes_before_anything_newer_of_its_keys() -> None:
+def test_plans_of_an_earlier_master_for_a_gone_partition_go_before_newer_messages() -> None:
     async def scene() -> None:
         world = World(2)
         world.add(is_ordered=True)
