@@ -136,7 +136,7 @@ def sent_envelope(region: bytes) -> bytes:
     """The provisional envelope that precedes a region on its way to the master. Raises MessageTooLarge."""
     total = ENVELOPE_BYTES + len(region)
     if total > limits.BATCH_BYTES_MAX:
-        raise MessageTooLarge(f"the batch has {total} bytes; the most is {limits.BATCH_BYTES_MAX}: send fewer at once")
+        raise MessageTooLarge(f"the batch has {total} bytes; the limit is {limits.BATCH_BYTES_MAX}: send fewer at once")
     return _SENT.pack(MAGIC, VERSION, Kind.DATA, total, crc32c(region)) + _UNPLACED
 
 
@@ -179,7 +179,7 @@ def sent_sizes(buffer: bytes | memoryview, offset: int = 0) -> tuple[int, int]:
     if magic != MAGIC or version != VERSION or kind != Kind.DATA:
         raise CorruptBatch(f"not a batch of version {VERSION}: magic {magic:#x}, version {version}, kind {kind}")
     if not BATCH_BYTES_MIN <= total <= limits.BATCH_BYTES_MAX or total & 7:
-        raise CorruptBatch(f"a batch of {total} bytes cannot be")
+        raise CorruptBatch(f"a batch cannot have {total} bytes")
     return total, region_crc
 
 

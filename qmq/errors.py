@@ -52,7 +52,7 @@
         ├── LeaseNotFound           E502  the lease has ended: what it held is gone
         ├── CoordinationUnavailable E503  no member of the coordination store answers; nothing was changed
         │   └── CoordinationTlsFailed E505  no TLS with the coordination store: it takes not our certificate, or we do not believe its own
-        └── CoordinationUnknown     E504  the answer to a change was lost: read back what became of it
+        └── CoordinationUnknown     E504  the answer to a change was lost: read back the outcome
 
 Each error says what happened, to what, and what to do next. `outcome` tells a sender what became of its message: stored, not stored, or
 unknown; an error never guesses.

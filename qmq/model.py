@@ -46,7 +46,7 @@ def check_name(kind: str, name: object) -> str:
     if not name:
         raise InvalidName(f"{kind} is empty: give it 1 to {limits.NAME_CHARS_MAX} characters")
     if len(name) > limits.NAME_CHARS_MAX + (len(DEAD_LETTERS) if kind == "subject" and is_dead_letters(name) else 0):
-        raise InvalidName(f"{kind} has {len(name)} characters; the most is {limits.NAME_CHARS_MAX}")
+        raise InvalidName(f"{kind} has {len(name)} characters; the limit is {limits.NAME_CHARS_MAX}")
     if _NAME.match(name) is None and not (kind == "subject" and is_dead_letters(name) and _NAME.match(name, len(DEAD_LETTERS))):
         raise InvalidName(f"{kind} {name!r} may hold only letters, digits, '.', '_' and '-', and not start with '.'")
     return name

@@ -75,7 +75,7 @@ async def txn_decided(
             async with asyncio.timeout(within_s):
                 return await _read_back(store, compares, proof, before)
         except TimeoutError:
-            raise CoordinationUnknown(f"what became of {proof.key} could not be read back within {within_s:g} s") from lost
+            raise CoordinationUnknown(f"the outcome for {proof.key} could not be read back within {within_s:g} s") from lost
     return TxnDecision(TxnFate.DONE if done.succeeded else TxnFate.NOT_DONE, done.revision)
 
 

@@ -387,12 +387,12 @@ class Connection(Flushable):
             log.info("connection of %r aborted: it does not read its answers", self.client)
             self.stream.abort()
         elif ending is Ending.CLOSE:
-            self._violated(ProtocolViolation("a frame was begun, and its rest does not come: send it again on a new connection"))
+            self._violated(ProtocolViolation("the rest of a frame did not arrive in time: send the frame again on a new connection"))
             self.stream.close()
 
     def end_for_memory(self) -> None:
         """Too much memory is in incomplete frames, and this connection's frame has been without progress for longest."""
-        failure = Overloaded("the broker has too many frames that came in part: send this one again on a new connection")
+        failure = Overloaded("the broker has too many incomplete frames: send this one again on a new connection")
         log.info("connection of %r closed: %s", self.client, failure)
         self.stream.put(frames.frame(FrameKind.ERROR, 0, wire.pack_error(failure)))
         self.stream.close()

@@ -65,7 +65,9 @@ class DataServer:
         loop = asyncio.get_running_loop()
         self._limit_handshakes()
         if len(self._connections) >= self._connections_max:
-            connection.refuse(Overloaded(f"the broker has {len(self._connections)} connections, its most"))
+            connection.refuse(
+                Overloaded(f"the broker has {len(self._connections)} connections, the limit: close some, or raise its limit of open files")
+            )
         if self._is_stopping:
             connection.stream.close()  # asyncio accepted it before the listener was closed
         self._connections.add(connection)

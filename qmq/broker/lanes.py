@@ -165,7 +165,7 @@ class Lanes:
         if share is None or not share.progress:
             start = queue.start_sequence
             if start:
-                log.warning("group %s begins on %s at %d: retention deleted the messages before", group, queue.id, start)
+                log.warning("group %s begins on %s at %d: retention deleted the earlier messages", group, queue.id, start)
             self._store.act(LaneBegin(queue.id.subject, queue.id.partition, group, "", *whole, start, start))
             share = queue.lanes[group]
         return share

@@ -117,7 +117,7 @@ class _Scan:
             self.trails = {each[0]: Trail.from_state(self.sequence, each) for each in trails}
             self.lanes = {each[0]: LaneTrail.from_state(self.sequence, each) for each in lanes}
         except (msgspec.MsgspecError, AttributeError, TypeError, ValueError, IndexError, KeyError) as cause:
-            raise InvalidArgument("this is no cursor of an earlier answer: begin without a cursor") from cause
+            raise InvalidArgument("this cursor is not from an earlier answer: begin without a cursor") from cause
 
 
 class MessageHistory:
@@ -134,7 +134,7 @@ class MessageHistory:
         queue = self._broker.store.queue(subject, partition)
         if queue is None:
             self._broker.subject(subject)
-            raise MessageNotFound(f"nothing was ever stored in partition {partition} of {subject!r} here")
+            raise MessageNotFound(f"no message was ever stored in partition {partition} of {subject!r} here")
         scan = _Scan(queue, sequence, group, lp=-1, position=0)
         if cursor:
             scan.resume(cursor)

@@ -130,7 +130,7 @@ def _check_columns(region: bytes, header: RegionHeader, layout: Layout) -> int:
     if layout.key >= 0:
         longest = _check_offsets(region, layout.key, count, limits.BATCH_BYTES_MAX)
         if longest > limits.KEY_BYTES_MAX:
-            raise MessageTooLarge(f"a key of {longest} bytes; the most is {limits.KEY_BYTES_MAX}")
+            raise MessageTooLarge(f"a key of {longest} bytes; the limit is {limits.KEY_BYTES_MAX}")
     if layout.header_list >= 0:
         _check_offsets(region, layout.header_list, count, limits.BATCH_BYTES_MAX)
         total = _last(region, layout.header_list, count)
@@ -141,7 +141,7 @@ def _check_columns(region: bytes, header: RegionHeader, layout: Layout) -> int:
         return 0
     most = _check_offsets(region, layout.tag_list, count, limits.BATCH_BYTES_MAX)
     if most > limits.TAGS_MAX:
-        raise InvalidArgument(f"a message with {most} tags; the most is {limits.TAGS_MAX}")
+        raise InvalidArgument(f"a message with {most} tags; the limit is {limits.TAGS_MAX}")
     total = _last(region, layout.tag_list, count)
     if _check_offsets(region, layout.tag, total, limits.BATCH_BYTES_MAX) > limits.TAG_BYTES_MAX:
         raise InvalidArgument(f"a tag has at most {limits.TAG_BYTES_MAX} bytes")
@@ -160,7 +160,7 @@ def _check_header_bytes(region: bytes, layout: Layout, count: int, total: int) -
     begins += np.arange(total + 1)  # a byte for each header, so that empty ones are bounded, too
     longest = int(np.diff(begins[marks]).max())
     if longest > most:
-        raise MessageTooLarge(f"headers of {longest} bytes; the most is {limits.HEADER_BYTES_MAX}")
+        raise MessageTooLarge(f"headers of {longest} bytes; the limit is {limits.HEADER_BYTES_MAX}")
 
 
 def _last(region: bytes, at: int, count: int) -> int:

@@ -58,7 +58,7 @@ def client(
 
 
 Members = Annotated[list[str] | None, typer.Option(help="NAME=HOST,HOST (or HOST:PORT); repeatable.")]
-Names = Annotated[list[str] | None, typer.Option(help="A name; may be given again.")]
+Names = Annotated[list[str] | None, typer.Option(help="A name; repeatable.")]
 
 
 @app.command("cluster")
@@ -67,7 +67,7 @@ def cluster(
     meta: Members = None,
     node: Members = None,
     op: Names = None,
-    application: Annotated[list[str] | None, typer.Option("--app", help="A name; may be given again.")] = None,
+    application: Annotated[list[str] | None, typer.Option("--app", help="A name; repeatable.")] = None,
     renew: Annotated[bool, typer.Option("--renew", help="Replace the certificates, but keep the authorities.")] = False,
     folder: Folder = FOLDER,
     days: Days = 365,

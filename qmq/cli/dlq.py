@@ -35,7 +35,7 @@ Error = Annotated[str, typer.Option("--error", help="Only messages whose last er
 Since = Annotated[datetime | None, typer.Option("--since", help="Only messages that failed at or after this time (UTC without a zone).")]
 Rate = Annotated[float, typer.Option("--rate", min=0, help="At most this many per second; 0: no limit.")]
 Sets = Annotated[list[str] | None, typer.Option("--set", help="Set a field of the JSON body, FIELD=VALUE; repeatable.")]
-Unsets = Annotated[list[str] | None, typer.Option("--unset", help="Take a field out of the JSON body; repeatable.")]
+Unsets = Annotated[list[str] | None, typer.Option("--unset", help="Remove a field from the JSON body; repeatable.")]
 Body = Annotated[str | None, typer.Option("--body", help="The body to send instead; with one --id.")]
 Most = Annotated[int, typer.Option("--max", min=0, help="At most this many; 0: all.")]
 

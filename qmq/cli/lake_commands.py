@@ -37,7 +37,9 @@ class CatalogFlags:
     catalog_uri: Annotated[
         str, typer.Option("--catalog-uri", envvar="QMQ_LAKE_CATALOG_URI", help="sqlite:///…, postgresql+psycopg://… or http(s)://…")
     ] = ""
-    warehouse: Annotated[str, typer.Option("--warehouse", envvar="QMQ_LAKE_WAREHOUSE", help="Where tables lie: file:///…, s3://…")] = ""
+    warehouse: Annotated[
+        str, typer.Option("--warehouse", envvar="QMQ_LAKE_WAREHOUSE", help="The folder or bucket of the tables: file:///…, s3://…")
+    ] = ""
     namespace: Annotated[str, typer.Option("--namespace", help="The namespace of the tables.")] = "qmq"
     properties: Annotated[list[str] | None, typer.Option("-P", "--property", metavar="KEY=VALUE", help="A property for PyIceberg.")] = None
 
@@ -52,12 +54,12 @@ class CatalogFlags:
 class LogFlags:
     """What `follow` reads."""
 
-    subject: Annotated[list[str] | None, typer.Option("--subject", help="A subject; give it as often as there are some.")] = None
-    pattern: Annotated[str, typer.Option("--pattern", help="Subjects by a regular expression, also those that come later.")] = ""
+    subject: Annotated[list[str] | None, typer.Option("--subject", help="A subject; repeatable.")] = None
+    pattern: Annotated[str, typer.Option("--pattern", help="Regular expression for subjects, including subjects created later.")] = ""
     path: Annotated[list[str] | None, typer.Option("--path", help="A broker's data folder: read files instead of asking brokers.")] = None
     routes: Annotated[str, typer.Option("--routes", help="With --path: a file of `qmq route export`.")] = ""
-    start: Annotated[str, typer.Option("--from", help="Where a new table begins: earliest or latest.")] = "earliest"
-    skip_lost: Annotated[bool, typer.Option("--skip-lost", help="Go on when retention deleted messages that a table misses.")] = False
+    start: Annotated[str, typer.Option("--from", help="Where a new table starts: earliest or latest.")] = "earliest"
+    skip_lost: Annotated[bool, typer.Option("--skip-lost", help="Continue although retention deleted messages that a table lacks.")] = False
     server: Server = SERVER
 
     def parse(self) -> ReadOptions:
@@ -65,7 +67,7 @@ class LogFlags:
         from pyspark_qmq.read_options import parse
 
         if bool(self.subject) == bool(self.pattern):
-            raise InvalidArgument("say which subjects: --subject, as often as there are some, or --pattern")
+            raise InvalidArgument("give the subjects: --subject NAME (repeatable) or --pattern REGEX")
         chosen = {"subscribe": ",".join(self.subject)} if self.subject else {"subscribePattern": self.pattern}
         where = {"qmq.path": ",".join(self.path), "qmq.routes": self.routes} if self.path else {"qmq.servers": self.server}
         lost = str(not self.skip_lost).lower()
@@ -75,7 +77,7 @@ class LogFlags:
 
 @dataclass(frozen=True, kw_only=True)
 class FollowOptions(CatalogFlags, LogFlags):
-    once: Annotated[bool, typer.Option("--once", help="Write what is committed now, and end.")] = False
+    once: Annotated[bool, typer.Option("--once", help="Write the messages that are committed now, and exit.")] = False
     interval_s: Annotated[float, typer.Option("--interval", min=0.1, help="Seconds between commits.")] = 10.0
 
 
@@ -102,7 +104,7 @@ class TableOptions(CatalogFlags, SubjectFlag):
 
 @dataclass(frozen=True, kw_only=True)
 class ExpireOptions(TableOptions):
-    keep_h: Annotated[float, typer.Option("--keep", min=0.0, help="Hours for which snapshots stay.")] = 24.0 * 7
+    keep_h: Annotated[float, typer.Option("--keep", min=0.0, help="How many hours snapshots are kept.")] = 24.0 * 7
 
 
 @dataclass(frozen=True, kw_only=True)

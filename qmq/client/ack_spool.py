@@ -230,7 +230,7 @@ class AckSpool:
             try:
                 found = Left(path, fd, *unpack(_read(fd)))
             except (OSError, ValueError) as failure:
-                log.warning("%s is set aside, verdicts in it are lost, and their messages come again: %s", path, failure)
+                log.warning("%s is set aside; its verdicts are lost, and their messages will be delivered again: %s", path, failure)
                 with suppress(OSError):
                     path.rename(path.with_suffix(BAD_SUFFIX))
                 os.close(fd)

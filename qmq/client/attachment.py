@@ -176,7 +176,7 @@ class Attachment:
         begin = pull
         for each in ranges:
             if each.batch >= batch_count or not _lies_in(each, batches[each.batch].view):
-                raise ProtocolViolation(f"{each} lies outside its batch")
+                raise ProtocolViolation(f"{each} is outside its batch")
             batch = batches[each.batch]
             offset = each.first_sequence - batch.view.base_sequence
             part = Slice(batch, offset, each.count, each.attempt, pull, self.verdicts.hold)

@@ -329,7 +329,7 @@ class Client(ListenerApi, OutboxClient, BrowsingClient):
                     except Unavailable as failure:
                         cause = failure
         except TimeoutError:
-            raise DeadlineExceeded(f"where subject {spoken(target)} is could not be found out in time; the last: {cause}") from cause
+            raise DeadlineExceeded(f"subject {spoken(target)} could not be located in time; the last error: {cause}") from cause
 
     def _check_open(self) -> None:
         if self._links.is_closed:
@@ -572,7 +572,7 @@ class Client(ListenerApi, OutboxClient, BrowsingClient):
         """Send messages to one group again, now. Raises as `send`."""
         producer = await self._shared_producer(subject)
         if isinstance(producer, OrderedProducer):
-            raise OrderMismatch(f"subject {subject!r} is ordered: no message of it is for one group")
+            raise OrderMismatch(f"subject {subject!r} is ordered: its messages cannot be sent to a single group")
         await producer.put(columns, BatchFlag.DIRECTED, create_time_ms=create_time_ms)
 
     def dead_letters(self, group: str) -> DeadLetters:

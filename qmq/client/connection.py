@@ -176,7 +176,7 @@ class Connection:
             elif answer.kind == found.answer:
                 found.on_answer(answer)
             else:
-                raise ProtocolViolation(f"a frame of kind {answer.kind} is no answer to what was asked")
+                raise ProtocolViolation(f"a frame of kind {answer.kind} is not an answer to the request")
         except PeerError as violation:
             self._cause = self._cause or violation
             found.on_answer(self._ended_error(violation))
@@ -223,7 +223,7 @@ class Connection:
             if late is not None:
                 late.on_answer(DeadlineExceeded(f"no answer from {self.address} in time", outcome=Outcome.UNKNOWN))
                 if now - self._heard_s > late.timeout_s:
-                    self.abort(f"it has been silent for {now - self._heard_s:.1f} s")
+                    self.abort(f"the broker was silent for {now - self._heard_s:.1f} s")
         self._look_after_machine(now)
         if now - self._token_seen_s >= self._reauth_s:
             self._token_seen_s = now
@@ -244,14 +244,14 @@ class Connection:
 
     def _reauthenticated(self, answer: Frame | QmqError) -> None:
         if isinstance(answer, QmqError):
-            log.warning("%s does not take the newer token: %s", self.address, answer)
+            log.warning("%s does not accept the newer token: %s", self.address, answer)
 
     def _look_after_machine(self, now: float) -> None:
         silent_ms = self.stream.silent_ms if self._pending else 0
         if not silent_ms:
             self._silent_since_s = now
         elif min(silent_ms / 1000, now - self._silent_since_s) > self._gone_s:  # after an idle time silent_ms may be large at once
-            self.abort(f"its machine has acknowledged nothing for {self._gone_s} s")
+            self.abort(f"its machine has not acknowledged anything for {self._gone_s} s")
 
     def abort(self, reason: str) -> None:
         """Close the connection at once, without waiting for unsent bytes."""

@@ -78,7 +78,7 @@ def letter_of(message: Message) -> DeadLetter:
             message.sequence,
         )
     except (KeyError, ValueError) as cause:
-        raise InvalidArgument(f"message {message.sequence} of {message.subject} is no dead letter: {cause!r}") from None
+        raise InvalidArgument(f"message {message.sequence} of {message.subject} is not a dead letter: {cause!r}") from None
 
 
 def parts_of(chosen: Sequence[tuple[_M, DeadLetter]], letters_max: int = 0) -> list[list[tuple[_M, DeadLetter]]]:

@@ -113,7 +113,9 @@ class Delayed:
             request.messages_max = PAGE if left is None else min(left, PAGE)
             page = await self._metadata().list_delayed(request)
             if page.silent and silent is None:
-                raise NotConnected(f"what {', '.join(sorted(page.silent))} keeps is missing: {'; '.join(page.silent.values())}")
+                raise NotConnected(
+                    f"what {', '.join(sorted(page.silent))} did not answer, so its messages are missing: {'; '.join(page.silent.values())}"
+                )
             if silent is not None:
                 silent.update(page.silent)
             for found in page.messages:

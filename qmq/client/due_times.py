@@ -36,9 +36,7 @@ def time_ms(at: object, what: str = "at") -> int:
     if not isinstance(at, datetime):
         raise InvalidArgument(f"{what} is a datetime with a time zone, not {type(at).__name__}")
     if at.utcoffset() is None:
-        raise InvalidArgument(
-            f"{what}={at.isoformat()} has no time zone, so it names no moment: give it one, datetime(..., tzinfo=ZoneInfo('Europe/Berlin'))"
-        )
+        raise InvalidArgument(f"{what}={at.isoformat()} has no time zone: add one, datetime(..., tzinfo=ZoneInfo('Europe/Berlin'))")
     return -((_EPOCH - at) // _MILLISECOND)
 
 
@@ -61,7 +59,7 @@ def due_ms(when: object, now_ns: int) -> int:
     elif isinstance(when, datetime):
         due = time_ms(when)
     else:
-        raise InvalidArgument(f"a delay is a timedelta, and a time is a datetime with a time zone: {type(when).__name__} is neither")
+        raise InvalidArgument(f"a delay is a timedelta, and a time is a datetime with a time zone, not {type(when).__name__}")
     return _bounded(due, now_ns)
 
 
@@ -82,9 +80,11 @@ def _bounded(due: int, now_ns: int) -> int:
 def due_of(delay: object, at: object, now_ns: int) -> int:
     """When a message that has `delay` or `at` is due. Raises InvalidArgument, DelayTooLong."""
     if delay is not None and at is not None:
-        raise InvalidArgument("give delay or at, not both: delay counts from now, at is a moment")
+        raise InvalidArgument("give delay or at, not both: delay counts from now, at is a date and time")
     if delay is not None and not isinstance(delay, timedelta):
-        raise InvalidArgument(f"delay is a timedelta, not {type(delay).__name__}: write timedelta(seconds=...), or give a moment as `at`")
+        raise InvalidArgument(
+            f"delay is a timedelta, not {type(delay).__name__}: write timedelta(seconds=...), or give a date and time as `at`"
+        )
     if at is not None and not isinstance(at, datetime):
         raise InvalidArgument(f"at is a datetime with a time zone, not {type(at).__name__}")
     return due_ms(at if delay is None else delay, now_ns)
@@ -116,7 +116,7 @@ def many_ms(dues: Any, count: int, now_ns: int) -> Sequence[int]:
 def many_of(delays: object, ats: object, count: int, now_ns: int) -> list[int]:
     """When messages that have `delays` or `ats` are due. Raises InvalidArgument, DelayTooLong."""
     if delays is not None and ats is not None:
-        raise InvalidArgument("give delays or ats, not both: delays count from now, ats are moments")
+        raise InvalidArgument("give delays or ats, not both: delays count from now, ats are dates and times")
     kind, what, given = (timedelta, "delays", delays) if ats is None else (datetime, "ats", ats)
     items = [given] if isinstance(given, timedelta | datetime) else _column(given, count, what)
     for each in items:
@@ -142,7 +142,7 @@ def check_recurrence(cron: object, zone: object) -> tuple[str, str]:
     if len(fields) != 5 or len(cron) > CRON_CHARS_MAX or not all(map(_FIELD.fullmatch, fields)):
         raise InvalidArgument(f'cron is five fields (minute, hour, day, month, weekday), such as "0 9 * * *", not {cron[:80]!r}')
     if not isinstance(zone, str) or len(zone) > limits.NAME_CHARS_MAX or not _ZONE.fullmatch(zone):
-        raise InvalidArgument(f'cron={cron!r} needs the time zone in which it is meant: zone="Europe/Berlin", say, not {zone!r}')
+        raise InvalidArgument(f'cron={cron!r} needs a time zone: zone="Europe/Berlin", say, not {zone!r}')
     return " ".join(fields), zone
 
 

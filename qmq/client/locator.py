@@ -101,7 +101,7 @@ class Locator:
             await self._ask(("group", group), subject)
             found = self.book.master(group)
         if found is None:
-            raise NotConnected(f"broker group {group} has no master just now")
+            raise NotConnected(f"broker group {group} has no master at the moment")
         return found
 
     async def _ask(self, what: tuple[str, str], subject: str) -> None:
@@ -225,7 +225,7 @@ class Locator:
             async for pushed in self._watch():
                 self._pushed(pushed)
         except QmqError as failure:
-            log.debug("metaservers push nothing: %s", failure)
+            log.debug("metaservers push no changes: %s", failure)
 
     def _pushed(self, pushed: Pushed) -> None:
         named = {target for each in pushed.subjects for target in (each, delayed_target(each))}

@@ -361,7 +361,7 @@ def error_text(error: str | BaseException) -> str:
         words = str(error)
         error = f"{type(error).__name__}: {words}" if words else type(error).__name__
     elif not isinstance(error, str):
-        raise InvalidArgument(f"an error is a text or an exception, not {error!r}")
+        raise InvalidArgument(f"an error must be a str or an exception, not {error!r}")
     # A path that is not UTF-8 contains surrogates, which cannot be encoded.
     return error[:ERROR_CHARS_MAX].encode(errors="replace").decode()
 
@@ -374,7 +374,7 @@ def retry_ms(delay: timedelta) -> int:
     if not isinstance(delay, timedelta) or delay < timedelta(0):
         raise InvalidArgument(f"a delay is a timedelta from 0 on, not {delay!r}")
     if delay > timedelta(milliseconds=limits.DELAY_MS_MAX):
-        raise DelayTooLong(f"a retry after {delay.days} days is too late: the longest delay is {limits.DELAY_MS_MAX // 86_400_000} days")
+        raise DelayTooLong(f"a retry after {delay.days} days is too long: the longest delay is {limits.DELAY_MS_MAX // 86_400_000} days")
     return -(-delay // timedelta(milliseconds=1))
 
 

@@ -23,7 +23,7 @@ def body_bytes(body: object, body_bytes_max: int) -> bytes:
 
 def too_large(size: int, most: int) -> MessageTooLarge:
     """The error for a body over the limit."""
-    return MessageTooLarge(f"a body of {size} bytes, where {most} is the most: send a reference to it instead")
+    return MessageTooLarge(f"a body of {size} bytes, exceeds the limit of {most}: send a reference to the content instead")
 
 
 def key_bytes(key: object) -> bytes:
@@ -35,7 +35,7 @@ def key_bytes(key: object) -> bytes:
     if not isinstance(key, bytes):
         raise InvalidArgument(f"a key is str or bytes, not {type(key).__name__}")
     if len(key) > limits.KEY_BYTES_MAX:
-        raise MessageTooLarge(f"a key of {len(key)} bytes; the most is {limits.KEY_BYTES_MAX}")
+        raise MessageTooLarge(f"a key of {len(key)} bytes; the limit is {limits.KEY_BYTES_MAX}")
     return key
 
 
@@ -69,7 +69,7 @@ def header_map(headers: object) -> dict[str, bytes]:
         found[name] = value.encode() if isinstance(value, str) else value
     size = sum(len(name.encode()) + len(value) for name, value in found.items())
     if size > limits.HEADER_BYTES_MAX:
-        raise MessageTooLarge(f"headers of {size} bytes; the most is {limits.HEADER_BYTES_MAX}")
+        raise MessageTooLarge(f"headers of {size} bytes; the limit is {limits.HEADER_BYTES_MAX}")
     return found
 
 

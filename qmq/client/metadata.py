@@ -225,7 +225,7 @@ class MetadataClient(DeliveryClient):
         elif to in ("earliest", "latest"):
             setattr(request, to, True)
         else:
-            raise InvalidArgument("say where the group shall go: earliest, latest, a time or a sequence")
+            raise InvalidArgument("give the group's new position: earliest, latest, a time or a sequence")
         found: control.ResetGroupResponse
         if broker_group is None or not directly:
             request.broker_group = broker_group or ""
@@ -250,7 +250,7 @@ class MetadataClient(DeliveryClient):
             for replica in group.replicas:
                 if group.broker_group == broker_group and replica.replica == group.master:
                     return replica.control_address
-        raise NotConnected(f"broker group {broker_group} has no master just now")
+        raise NotConnected(f"broker group {broker_group} has no master at the moment")
 
     async def find_message(self, subject: str, message_id: str) -> control.StoredMessage:
         """Find a stored message by its id. Raises MessageNotFound, UnknownSubject."""

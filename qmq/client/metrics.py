@@ -36,15 +36,15 @@ RESENT: Final = Figure("qmq_client_resent_batches_total", COUNTER, _SUBJECT, "Tr
 FAILED: Final = Figure("qmq_client_failed_messages_total", COUNTER, _SUBJECT, "Messages that were given up: their tickets failed.")
 SEND_SECONDS: Final = Figure("qmq_client_send_seconds", HISTOGRAM, (), "From a batch's closing to its receipt, retries included.")
 WAITING: Final = Figure("qmq_client_waiting_bytes", GAUGE, (), "Bytes of batches that are not decided yet; 64 MiB a producer at most.")
-RECEIVED: Final = Figure("qmq_client_received_messages_total", COUNTER, _GROUP, "Messages that came.")
+RECEIVED: Final = Figure("qmq_client_received_messages_total", COUNTER, _GROUP, "Messages that were received.")
 SETTLED: Final = Figure(
     "qmq_client_settled_messages_total",
     COUNTER,
     (*_GROUP, "verdict"),
     "Verdicts that were sent: ack, nack, release, reject; not of ordered subjects.",
 )
-STALE: Final = Figure("qmq_client_stale_messages_total", COUNTER, _GROUP, "Messages that went to others before they were settled.")
-HELD: Final = Figure("qmq_client_held_messages", GAUGE, _GROUP, "Messages that are here and have no verdict; not of ordered subjects.")
+STALE: Final = Figure("qmq_client_stale_messages_total", COUNTER, _GROUP, "Messages that other consumers got before they were settled.")
+HELD: Final = Figure("qmq_client_held_messages", GAUGE, _GROUP, "Messages that were received and have no verdict; not of ordered subjects.")
 UNHEARD: Final = Figure("qmq_client_unheard_verdicts", GAUGE, _GROUP, "Messages whose verdict no broker has answered; not of ordered ones.")
 CONNECTIONS: Final = Figure("qmq_client_connections", GAUGE, (), "Connections to brokers.")
 

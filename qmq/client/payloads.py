@@ -47,14 +47,14 @@ def encode(value: object) -> bytes:
     if isinstance(value, bytearray | memoryview):
         return bytes(value)
     if value is None:
-        raise InvalidArgument("None is nothing: a body is bytes, b'' for an empty one, or what can be written as JSON")
+        raise InvalidArgument("a body cannot be None: give bytes (b'' for an empty body), or a value that can be written as JSON")
     if _is_pydantic(type(value)):
         return _encode_pydantic(value)
     try:
         return bytes(_msgspec().json.encode(value, enc_hook=_model_within))
     except (TypeError, ValueError, OverflowError, RecursionError) as failure:
         raise InvalidArgument(
-            f"a body is bytes, a str, or what can be written as JSON; this {type(value).__name__} cannot: {failure}"
+            f"a body is bytes, a str, or a value that can be written as JSON; this {type(value).__name__} cannot: {failure}"
         ) from failure
 
 
@@ -95,7 +95,7 @@ def codec_of(kind: Any) -> Decode:
         raise InvalidArgument(f"{_spoken(kind)} cannot be read from JSON: {failure}") from failure
     words = ", ".join(sorted(map(_spoken, strangers)))
     raise InvalidArgument(
-        f"{words} is no type of a payload: take bytes, str, qmq.Message, a dataclass, a pydantic model, a msgspec.Struct or a type of JSON"
+        f"{words} is not a payload type: use bytes, str, qmq.Message, a dataclass, a pydantic model, a msgspec.Struct or a type of JSON"
     )
 
 
@@ -140,7 +140,7 @@ def _msgspec() -> Any:
         import msgspec
         import msgspec.inspect
     except ImportError:
-        raise InvalidArgument("JSON payloads need msgspec: install qmq[typed], or send and take bytes") from None
+        raise InvalidArgument("JSON payloads need msgspec: pip install 'qmq[typed]', or use bytes") from None
     return msgspec
 
 

@@ -79,7 +79,7 @@ async def _try(connection: Connection, left: Left, now_ms: int) -> None:
     except (CallerError, UnknownConsumer) as failure:
         if isinstance(failure, ClientClosed):
             raise
-        log.warning("verdicts of consumer %s are lost, its messages come again: %s", left.origin.attach.consumer, failure)
+        log.warning("verdicts of consumer %s are lost, its messages will be delivered again: %s", left.origin.attach.consumer, failure)
     else:
         attach = left.origin.attach
         log.info("verdicts of consumer %s on %s: %d handed in to %s", attach.consumer, attach.subject, handed, left.origin.broker_group)

@@ -246,7 +246,7 @@ class Verdicts:
                 await asyncio.shield(request.waiter)
         except TimeoutError:
             raise NotConnected(
-                f"no answer from the master of {self.group} in time: the verdict is sent again and again, the messages may come again",
+                f"no answer from the master of {self.group} in time: the verdict is retried, and the messages may be delivered again",
                 outcome=Outcome.UNKNOWN,
             ) from None
 

@@ -134,7 +134,7 @@ async def act_on_delayed(page: ConsolePage) -> Response:
     if verb == "move":
         to_ms = moment_ms(form.get("to", "").strip())
         if not to_ms:
-            raise InvalidArgument("say when the message shall be due: 2027-01-01T09:00Z")
+            raise InvalidArgument("give the message's new due time: 2027-01-01T09:00Z")
         moved = await page.mq.delayed.move(delayed_id, datetime.fromtimestamp(to_ms / 1000, UTC))
         return page.back("/delays", page.words("delays.moved", subject=moved.subject, time=exact_time(int(moved.due.timestamp() * 1000))))
     if verb != "cancel":

@@ -47,7 +47,7 @@ class RouteRequest:
             raise InvalidArgument("a merge names two partitions or more, a split or a move names one")
         to = given.get("to", "").strip()
         if verb == "move" and not to:
-            raise InvalidArgument("a move names the broker group that shall take the partition")
+            raise InvalidArgument("a move needs the partition's new broker group")
         return cls(verb, partitions, _numbers("at", given.get("at", "")), number_of("parts", given.get("parts", ""), 0, 1024), to)
 
     def operation(self) -> dict[str, Any]:

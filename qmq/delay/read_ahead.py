@@ -121,7 +121,7 @@ class ReadAheadPiece:
         while at + ENVELOPE_BYTES <= len(data):
             total = _TOTAL.unpack_from(data, at + _TOTAL_AT)[0]
             if not BATCH_BYTES_MIN <= total <= BATCH_BYTES_MAX or total & 7:
-                raise CorruptBatch(f"a batch of {total} bytes cannot be")
+                raise CorruptBatch(f"a batch cannot have {total} bytes")
             if at + total > len(data):
                 return at, max(total, READ_BYTES)
             if total > OUTLINED_BYTES_MIN:

@@ -132,7 +132,7 @@ class TimeWitnesses:
             async with asyncio.timeout(self._timing.ask_s):
                 their_ms = await self._ask(address)
         except Exception as failure:
-            log.debug("%s did not say what time it is: %s", address, failure)
+            log.debug("%s did not answer with its time: %s", address, failure)
             return
         if their_ms > 0:
             self._clock.witness(address, their_ms, sent_ms, self._clock.boot_ms())

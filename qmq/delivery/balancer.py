@@ -5,7 +5,7 @@ Rules:
   small batch counts as `BATCH_COST_BYTES`: about 30 lone messages), then the next one. Switching for each batch would halve the batches of
   a producer of lone messages; never switching would load one group. With `stay_bytes` 0 each batch goes to the next group.
 * A group without room (back-pressure, a pause, no connection) is skipped at once, so a slow group gets what it can take.
-* A group that is stalled (it answers nothing) is used only if there is no other, and keeps the turn for one batch only.
+* A group that is stalled (it does not answer) is used only if there is no other, and keeps the turn for one batch only.
 * A group that is drained, or that the subject has no more, gets nothing new; it stays known, since what may be stored there is asked for
   there. While no group is writable, batches wait, and the caller asks a metaserver for others.
 

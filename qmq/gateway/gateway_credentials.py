@@ -61,10 +61,10 @@ class GatewayCredentials:
         except (OSError, ValueError) as cause:
             raise InvalidArgument(f"the keys of RocketMQ's clients cannot be read from {path}: {type(cause).__name__}") from None
         if not isinstance(found, list) or not found or not all(map(_is_complete, found)):
-            raise InvalidArgument(f"{path} is no list of objects with access_key, secret_key and token, all of them texts")
+            raise InvalidArgument(f"{path} is not a list of objects with access_key, secret_key and token, all strings")
         keys = {each["access_key"]: ClientKeys(each["access_key"], each["secret_key"], each["token"]) for each in found}
         if len(keys) < len(found):
-            raise InvalidArgument(f"{path} has an access key twice")
+            raise InvalidArgument(f"{path} contains an access key twice")
         return cls(keys)
 
     def authenticate(self, headers: Mapping[str, str]) -> ClientKeys:

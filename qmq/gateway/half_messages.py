@@ -50,7 +50,7 @@ def outcome_before(found: DelayedMessage) -> api.TransactionResolution.ValueType
     transaction.
     """
     if found.headers.get(TYPE) != b"TRANSACTION":
-        raise Refused(api.INVALID_TRANSACTION_ID, f"{found.id} is a delayed message, and no transaction")
+        raise Refused(api.INVALID_TRANSACTION_ID, f"{found.id} is a delayed message, not a transaction")
     if found.state == "half":
         return api.TRANSACTION_RESOLUTION_UNSPECIFIED
     return api.ROLLBACK if found.state == "cancelled" else api.COMMIT

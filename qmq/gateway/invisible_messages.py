@@ -70,7 +70,7 @@ class ReceiptHandle:
         try:
             return cls(*_HANDLE.unpack(base64.urlsafe_b64decode(text + "=" * (-len(text) % 4))))
         except (ValueError, struct.error, binascii.Error):
-            raise Refused(api.INVALID_RECEIPT_HANDLE, "this is no receipt handle of QMQ's gateway") from None
+            raise Refused(api.INVALID_RECEIPT_HANDLE, "this is not a receipt handle of QMQ's gateway") from None
 
 
 class InvisibleMessages(Generic[_M]):

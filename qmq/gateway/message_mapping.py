@@ -105,14 +105,14 @@ def _kind_of(system: api.SystemProperties, *, is_delayed: bool) -> api.MessageTy
         found = api.FIFO if system.message_group else api.DELAY if is_delayed else api.NORMAL
     if found not in ORDERED_TYPES:
         raise Refused(
-            api.UNSUPPORTED, f"messages of type {api.MessageType.Name(found)} are not taken here: docs/ROCKETMQ.md lists the types"
+            api.UNSUPPORTED, f"messages of type {api.MessageType.Name(found)} are not supported: docs/ROCKETMQ.md lists the types"
         )
     is_timed = found == api.DELAY or (found == api.FIFO and is_delayed)
     if (found == api.FIFO) != bool(system.message_group) or is_timed != is_delayed:
         what = (
             f"type {api.MessageType.Name(found)}, message group {system.message_group!r}, {'a' if is_delayed else 'no'} delivery timestamp"
         )
-        raise Refused(api.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE, f"these do not go together: {what}")
+        raise Refused(api.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE, f"these cannot be combined: {what}")
     return found
 
 

@@ -139,7 +139,7 @@ class MessagingService(service_pb2_grpc.MessagingServiceServicer):
         """Identify the caller. Raises Refused."""
         parts = self._parts_for(headers)
         if not headers.get(CLIENT_ID):
-            raise Refused(api.CLIENT_ID_REQUIRED, f"the call has no header {CLIENT_ID}: every client names itself")
+            raise Refused(api.CLIENT_ID_REQUIRED, f"the call has no header {CLIENT_ID}: every client must send it")
         return MessagingCaller(headers[CLIENT_ID], headers.get(LANGUAGE, ""), parts, context.time_remaining())
 
     # --- where things are ----------------------------------------------------------------------------------------------
@@ -162,7 +162,7 @@ class MessagingService(service_pb2_grpc.MessagingServiceServicer):
             raise Refused(api.TOPIC_NOT_FOUND, f"there is no topic {subject!r}: create it with `qmq subject create`")
         way = self._advertised or endpoints
         if not way.addresses:
-            raise Refused(api.ILLEGAL_ACCESS_POINT, "the request has no endpoints: they say by which address the client came")
+            raise Refused(api.ILLEGAL_ACCESS_POINT, "the request has no endpoints: they are the address that the client uses")
         return queues_of(topic, found, way)
 
     # --- clients -------------------------------------------------------------------------------------------------------

@@ -135,7 +135,7 @@ def condition_of(text: str) -> Condition:
         tree = parser.parse(text)
     except UnexpectedInput as failure:
         where = f"line {failure.line}, column {failure.column}" if failure.line > 0 else "its end"
-        raise Refused(api.ILLEGAL_FILTER_EXPRESSION, f"the filter is no SQL92 condition at {where}: {text[:200]!r}") from None
+        raise Refused(api.ILLEGAL_FILTER_EXPRESSION, f"the filter is not a SQL92 condition at {where}: {text[:200]!r}") from None
     return _condition(tree, 0)
 
 

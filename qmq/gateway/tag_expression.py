@@ -18,7 +18,7 @@ def tags_of_expression(text: str) -> tuple[str, ...]:
         return ()
     tags = sorted({each.strip() for each in stripped.split("||")})
     if "" in tags or any("|" in each for each in tags):
-        raise Refused(api.ILLEGAL_FILTER_EXPRESSION, f"{text!r} is no tag expression: write `*`, or tags with `||` between them")
+        raise Refused(api.ILLEGAL_FILTER_EXPRESSION, f"{text!r} is not a tag expression: write `*`, or tags with `||` between them")
     if any(len(each.encode()) > limits.TAG_BYTES_MAX for each in tags):
         raise Refused(api.ILLEGAL_FILTER_EXPRESSION, f"a tag has at most {limits.TAG_BYTES_MAX} bytes")
     return tuple(tags)

@@ -61,8 +61,8 @@ class TopicSending:
         if is_fifo and not topic.is_ordered:
             raise Refused(
                 api.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE,
-                f"subject {message.subject!r} is unordered, and takes no FIFO messages: `qmq subject create NAME --order strict` makes "
-                "an ordered one, which takes all types",
+                f"subject {message.subject!r} is unordered, and does not take FIFO messages: `qmq subject create NAME --order strict` "
+                "makes an ordered one, which takes all types",
             )
         try:
             if message.kind == api.TRANSACTION:
@@ -119,5 +119,5 @@ def parse_recall_handle(text: str) -> tuple[str, str]:
     try:
         message_id, delayed_id = base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)).decode().split(" ")
     except (ValueError, binascii.Error):
-        raise CallerError("this is no recall handle: use the one of the answer to the message that was sent") from None
+        raise CallerError("this is not a recall handle: use the one that the send returned") from None
     return message_id, delayed_id

@@ -56,7 +56,7 @@ class TopicTransactions:
             # Another call decided in between, or the transaction's time is over: the log says which.
             if await self._is_open(subject, transaction_id, wanted):
                 raise Refused(
-                    api.INVALID_TRANSACTION_ID, f"transaction {transaction_id} is just rolled back: its time is over"
+                    api.INVALID_TRANSACTION_ID, f"transaction {transaction_id} is being rolled back: its time is over"
                 ) from failure
 
     async def _commit(self, transaction_id: str) -> None:
@@ -83,7 +83,7 @@ class TopicTransactions:
         try:
             await self._look()
         except QmqError as failure:
-            log.warning("transactions without a decision could not be looked for: %s", failure)
+            log.warning("transactions without a decision could not be searched: %s", failure)
 
     async def _look(self) -> None:
         now_ms = self._clock.time_ms()
@@ -113,7 +113,7 @@ class TopicTransactions:
         try:
             await stream.send(calls.TelemetryCommand(recover_orphaned_transaction_command=command))
         except (grpc.RpcError, grpc.aio.UsageError, OSError) as failure:
-            log.info("a producer of %s went before it could be asked: %s", half.subject, failure)
+            log.info("a producer of %s left before it could be asked: %s", half.subject, failure)
             return False
         return True
 

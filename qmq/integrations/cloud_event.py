@@ -103,7 +103,7 @@ def of_structured(found: object) -> Event:
         try:
             return Event(attributes, base64.b64decode(found["data_base64"], validate=True))
         except (binascii.Error, TypeError, ValueError) as cause:
-            raise InvalidArgument(f"data_base64 is no base64: {cause}") from None
+            raise InvalidArgument(f"data_base64 is not base64: {cause}") from None
     if "data" not in found:
         return Event(attributes, b"")
     data = found["data"]
@@ -125,4 +125,4 @@ def _text(name: str, value: object) -> str:
         return "true" if value else "false"
     if isinstance(value, str | int) and value != "":
         return str(value)
-    raise InvalidArgument(f"the attribute {name!r} is a text that is not empty, an integer or a boolean, not {value!r}")
+    raise InvalidArgument(f"the attribute {name!r} must be a non-empty text, an integer or a boolean, not {value!r}")

@@ -30,6 +30,6 @@ def positions_of(text: str) -> dict[tuple[str, int], int]:
     for each in text.split(",") if text else ():
         match = _POSITION.fullmatch(each)
         if match is None:
-            raise InvalidArgument(f"Last-Event-ID is {text!r}, which is no id of these events: leave it out to begin now")
+            raise InvalidArgument(f"Last-Event-ID is {text!r}, which is not an id of these events: leave it out to start now")
         found[match[1], int(match[2])] = int(match[3])
     return found

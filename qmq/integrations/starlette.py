@@ -37,7 +37,7 @@ _Handler = TypeVar("_Handler", bound=Callable[..., Any])
 
 def stop_process(error: QmqError) -> None:
     """Ask the web server to stop, so that its supervisor starts it again."""
-    log.critical("the listeners ended, and the web server with them: %s", error)
+    log.critical("a listener failed, so the web server stops: %s", error)
     signal.raise_signal(signal.SIGTERM)
 
 

@@ -63,7 +63,7 @@ def unpack_runs(data: memoryview | bytes) -> list[WriteRun]:
             raise CorruptBatch("the checksum of a run's head is wrong")
         at += _RUN_HEAD_BYTES
         if log > ACTIONS or not size or at + size > len(data) or position < base:
-            raise CorruptBatch(f"a run of {size} bytes at {position} of log {log} cannot be")
+            raise CorruptBatch(f"log {log} cannot have a run of {size} bytes at {position}")
         runs.append(WriteRun(log, base, position, size, split_entries(data[at : at + size])))
         at += size
     return runs

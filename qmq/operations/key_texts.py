@@ -30,5 +30,5 @@ def parse_key(text: str) -> bytes:
         if text.startswith(BASE64):
             return base64.b64decode(text.removeprefix(BASE64), validate=True)
     except (ValueError, binascii.Error) as cause:
-        raise InvalidArgument(f"{text!r} is no key: {cause}; a key is text, hex:00ff or base64:AP8=") from None
+        raise InvalidArgument(f"{text!r} is not a key: {cause}; a key is text, hex:00ff or base64:AP8=") from None
     return text.encode()

@@ -32,7 +32,7 @@ class LetterEdit:
             raise InvalidArgument("a body is replaced as a whole, or fields of it are changed: not both")
         for path in (*[path for path, _ in made.fields], *made.removed):
             if not all(path.split(".")):
-                raise InvalidArgument(f"{path!r} names no field: write NAME, or NAME.NAME for a field of a field")
+                raise InvalidArgument(f"{path!r} is not a field: write NAME, or NAME.NAME for a field of a field")
         return made
 
     @property
@@ -68,7 +68,7 @@ class LetterEdit:
 def _field(text: str) -> tuple[str, Any]:
     path, equals, value = text.partition("=")
     if not equals:
-        raise InvalidArgument(f"{text!r} sets nothing: write FIELD=VALUE")
+        raise InvalidArgument(f"{text!r} is not an assignment: write FIELD=VALUE")
     try:
         return path.strip(), json.loads(value)
     except (ValueError, RecursionError):
@@ -90,6 +90,6 @@ def _inside(body: dict[str, Any], names: Sequence[str], letter: DeadLetter, *, i
     for name in names:
         found = body.setdefault(name, {}) if is_made else body.get(name, {})
         if not isinstance(found, dict):
-            raise InvalidArgument(f"field {name!r} of dead letter {letter.id} is no object, and has no fields")
+            raise InvalidArgument(f"field {name!r} of dead letter {letter.id} is not an object, so it has no fields")
         body = found
     return body

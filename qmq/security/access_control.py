@@ -270,7 +270,7 @@ class AccessControl(OpenAccess):
     def check(self, caller: Caller) -> None:
         """Raises NotAuthenticated if the caller's token was revoked or has expired."""
         if self.has_ended(caller):
-            raise NotAuthenticated("the token has ended: connect again with a new one")
+            raise NotAuthenticated("the token has expired: connect again with a new one")
         if caller.token_id and caller.token_id not in self._source.access.tokens:
             raise NotAuthenticated("the token was revoked")
 

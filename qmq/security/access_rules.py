@@ -138,9 +138,9 @@ class AccessRule:
         else:
             check_pattern(self.kind.value, self.pattern)
         if Operation.REPLICATE in self.operations:
-            raise InvalidArgument("no rule makes a server of somebody: a certificate does (`qmq cert server`)")
+            raise InvalidArgument("a rule cannot make a principal a server: a certificate does (`qmq cert server`)")
         if self.kind is ResourceKind.CLUSTER and self.pattern != EVERY:
-            raise InvalidArgument("there is one cluster: leave its name away")
+            raise InvalidArgument("there is one cluster: leave its name out")
         return self
 
     def _check_namespace(self) -> None:

@@ -47,7 +47,7 @@ class Issued(NamedTuple):
 def create_authority(folder: Path, *, now: datetime | None = None, days: int = CA_DAYS) -> Issued:
     """Make an authority. Raises InvalidArgument if the folder has one: a new authority would make its certificates worthless."""
     if _key_path(folder, CA).exists():
-        raise InvalidArgument(f"{folder} has an authority already: issue certificates with it, or take another folder")
+        raise InvalidArgument(f"{folder} has an authority already: issue certificates with it, or choose another folder")
     make_private(folder)
     now = now or datetime.now(UTC)
     key = ec.generate_private_key(ec.SECP256R1())

@@ -50,7 +50,7 @@ class TokenFile:
 def check(token: str, where: str) -> str:
     """Return the token. Raises InvalidArgument for an impossible token; the error's text does not contain the token."""
     if not token or len(token) > TOKEN_CHARS_MAX or not token.isascii() or not token.isprintable() or " " in token:
-        raise InvalidArgument(f"{where} holds no token: that is one word of at most {TOKEN_CHARS_MAX} characters")
+        raise InvalidArgument(f"{where} has no token: a token is one word of at most {TOKEN_CHARS_MAX} characters")
     return token
 
 

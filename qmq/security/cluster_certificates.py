@@ -50,7 +50,7 @@ def member_of(kind: str, text: str) -> CertificateHolder:
     name, _, listed = text.partition("=")
     hosts = [_without_port(each.strip()) for each in listed.split(",") if each.strip()]
     if not name:
-        raise InvalidArgument(f"{text!r} names no server: write NAME=HOST,HOST")
+        raise InvalidArgument(f"{text!r} is not a server: write NAME=HOST,HOST")
     return CertificateHolder(kind, name, tuple(dict.fromkeys([name, *hosts])))
 
 

@@ -96,11 +96,11 @@ class JwtVerifier:
             )
             ends_ms, begins_ms = int(claims["exp"]) * 1000, int(claims.get("nbf", 0)) * 1000
         except (jwt.PyJWTError, ValueError, TypeError) as cause:
-            raise NotAuthenticated(f"the token of {self._config.issuer} does not hold: {cause}") from None
+            raise NotAuthenticated(f"the token of {self._config.issuer} is not valid: {cause}") from None
         now_ms = self._now_ms()
         ends_ms += LEEWAY_S * 1000
         if now_ms >= ends_ms:
-            raise NotAuthenticated("the token has ended: get a new one from the identity provider")
+            raise NotAuthenticated("the token has expired: get a new one from the identity provider")
         if now_ms < begins_ms - LEEWAY_S * 1000:
             raise NotAuthenticated("the token is not valid yet: do the clocks differ?")
         return claims, ends_ms
@@ -121,14 +121,14 @@ class JwtVerifier:
         try:
             key_id = str(jwt.get_unverified_header(token).get("kid", ""))
         except jwt.PyJWTError:
-            raise NotAuthenticated("this is no token: neither of this cluster nor of its identity provider") from None
+            raise NotAuthenticated("this is not a token of this cluster or of its identity provider") from None
         keys = self._keys
         if self._monotonic_s() - keys.fetched_s > REFRESH_S or (key_id not in keys.by_id and "" not in keys.by_id):
             self._refresh()
             keys = self._keys
         found = keys.by_id.get(key_id) or keys.by_id.get("")
         if found is None:
-            raise NotAuthenticated(f"the token is signed with a key that {self._config.issuer} does not show (yet): try again")
+            raise NotAuthenticated(f"the token is signed with a key that {self._config.issuer} does not publish (yet): try again")
         return found
 
     # --- keys ----------------------------------------------------------------------------------------------------------
@@ -145,7 +145,7 @@ class JwtVerifier:
         try:
             self._load()
         except (OSError, ValueError, InvalidArgument) as cause:
-            log.warning("the keys of %s cannot be fetched, the last ones hold: %s", self._config.issuer, cause)
+            log.warning("the keys of %s cannot be fetched, the previous ones stay in use: %s", self._config.issuer, cause)
 
     def _load(self) -> None:
         with self._lock:
@@ -165,7 +165,7 @@ def _parse(text: bytes) -> dict[str, Any]:
             try:
                 found[str(each.get("kid", ""))] = jwt.PyJWK(each).key
             except jwt.PyJWTError as cause:
-                log.warning("a key of the identity provider is passed over: %s", cause)
+                log.warning("a key of the identity provider is skipped: %s", cause)
     if not found:
         raise InvalidArgument("there is no public key in it")
     return found

@@ -83,7 +83,8 @@ class Quota:
         alien = [name for name, value in known.items() if value and name not in OF_NAMESPACES]
         if principal.startswith(NAMESPACE) and alien:
             raise InvalidArgument(
-                f"{alien[0]} is no limit of a namespace: that has {' and '.join(OF_NAMESPACES)}; set others for {SUBJECT}PREFIX* or a role"
+                f"{alien[0]} is not a limit of a namespace, which has {' and '.join(OF_NAMESPACES)}; "
+                f"set others for {SUBJECT}PREFIX* or a role"
             )
         return cls(quota_id, principal, **known, is_team=is_team)
 

@@ -238,5 +238,5 @@ def require_caller() -> Caller:
     """The caller of the current call. Raises AccessDenied outside a call."""
     caller = CALLER.get()
     if not caller.address:
-        raise AccessDenied("this is asked within a call only")
+        raise AccessDenied("this can be used only within a call")
     return caller

@@ -121,7 +121,7 @@ class Credentials:
             self._rejected = signature
             self._pem = self._read(self._pem.version + 1)
         except InvalidArgument as cause:
-            log.error("new certificates are not used, the old ones are: %s", cause)
+            log.error("new certificates cannot be used, the old ones stay in use: %s", cause)
             return
         self._signature, self._rejected = signature, None
         log.info("new certificates are in use")
@@ -143,7 +143,7 @@ class Credentials:
             self._fill(ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), pem)
         except (OSError, ValueError) as cause:  # ssl.SSLError is an OSError
             names = ", ".join(map(str, self._paths()))
-            raise InvalidArgument(f"these are no certificates that fit each other: {names} ({cause})") from cause
+            raise InvalidArgument(f"these certificates and keys do not belong together: {names} ({cause})") from cause
         return pem
 
     # --- contexts for ports and for the data plane -----------------------------------------------------------------------------------

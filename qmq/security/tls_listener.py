@@ -172,7 +172,7 @@ def listening_at(host: str, port: int, *, shares_port: bool = False) -> socket.s
     try:
         family, kind, protocol, _, place = socket.getaddrinfo(bare, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
     except socket.gaierror as cause:
-        raise InvalidArgument(f"{host} is no address to listen on: {cause}") from cause
+        raise InvalidArgument(f"{host} is not an address to listen on: {cause}") from cause
     found = socket.socket(family, kind, protocol)
     try:
         found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -53,7 +53,7 @@ def new_token(principal: Principal, *, by: str, now_ms: int, ends_ms: int = 0) -
     if principal.is_server:
         raise InvalidArgument(f"{principal} is a server, which shows a certificate: `qmq cert server`")
     if principal.kind == LOCAL:
-        raise InvalidArgument(f"{principal} is a user of one machine, whom the kernel knows: a token is for app:NAME or op:NAME")
+        raise InvalidArgument(f"{principal} is a user of one machine, identified by the kernel: tokens are for app:NAME or op:NAME")
     number = secrets.token_hex(ID_CHARS // 2)
     token = f"{PREFIX}{number}_{secrets.token_urlsafe(SECRET_BYTES)}"
     return NewToken(token, TokenRecord(number, principal, digest_of(token), ends_ms, by, now_ms))
@@ -78,5 +78,5 @@ def check_token(token: str, record: TokenRecord | None, now_ms: int) -> Principa
     if not hmac.compare_digest(known, digest_of(token)) or record is None:
         raise NotAuthenticated("the token is not known: it was revoked, or belongs to another cluster")
     if record.ends_ms and now_ms >= record.ends_ms:
-        raise NotAuthenticated(f"token {record.id} has ended: `qmq user token {record.principal}` makes a new one")
+        raise NotAuthenticated(f"token {record.id} has expired: `qmq user token {record.principal}` makes a new one")
     return record.principal

@@ -40,7 +40,7 @@ def finish(work: Coroutine[Any, Any, _R]) -> _R:
     except StopIteration as done:
         return done.value  # type: ignore[no-any-return]
     work.close()
-    raise InvalidArgument("an async connection needs the asyncio client: give the blocking one a sync connection")
+    raise InvalidArgument("an async connection needs the asyncio client: give the blocking client a sync connection")
 
 
 async def settle(given: Any) -> Any:
@@ -95,7 +95,7 @@ class DriverConnection(DatabaseConnection):
         found = driver or driver_of(connection)
         if found is None:
             raise InvalidArgument(
-                f"a {type(connection).__module__}.{type(connection).__name__} is no connection that the outbox knows: give one of"
+                f"a {type(connection).__module__}.{type(connection).__name__} is not a connection that the outbox supports: give one of"
                 f" SQLAlchemy 2 (Connection, Session, Engine, and their async forms), or of {', '.join(DRIVERS)}"
             )
         super().__init__(found.dialect, found.paramstyle)

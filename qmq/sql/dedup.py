@@ -237,12 +237,14 @@ def _trial() -> Record:
 
 
 def _too_narrow(table: str) -> InvalidArgument:
-    return InvalidArgument(f"table {table!r} cuts long names, and would take a message for another: make it as `qmq dedup migration` says")
+    return InvalidArgument(
+        f"table {table!r} truncates long names, and could confuse two messages: create it with the output of `qmq dedup migration`"
+    )
 
 
 def _no_transactions(table: str) -> InvalidArgument:
     return InvalidArgument(
-        f"table {table!r} keeps what was rolled back, so that no effect can be tied to it: use an engine with transactions (on MySQL "
+        f"table {table!r} keeps rows that were rolled back: use an engine with transactions (on MySQL "
         f"InnoDB, for the application's tables too) and connections without autocommit"
     )
 

@@ -67,7 +67,7 @@ class DriverOpener:
         paramstyle = self._paramstyle or (known.paramstyle if known else getattr(sys.modules.get(module), "paramstyle", None))
         if dialect is None or paramstyle not in PARAMSTYLES:
             raise InvalidArgument(
-                f"which database {type(connection).__qualname__} of {module} speaks to is not known: say dialect='postgresql' (sqlite, "
+                f"which database {type(connection).__qualname__} of {module} uses is not known: give dialect='postgresql' (sqlite, "
                 f"mysql) and paramstyle='pyformat' ({', '.join(PARAMSTYLES)})"
             )
         return PlainDriver(dialect, str(paramstyle))

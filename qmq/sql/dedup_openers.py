@@ -24,7 +24,7 @@ def openers(database: Any, dialect: str | None, paramstyle: str | None) -> tuple
         return None, async_opener(database.connect if isinstance(database, AsyncEngine) else database)
     if not callable(database):
         raise InvalidArgument(
-            f"{database!r} is no database: give an Engine, AsyncEngine, sessionmaker or async_sessionmaker of SQLAlchemy, or a function "
+            f"{database!r} is not a database: give an Engine, AsyncEngine, sessionmaker or async_sessionmaker of SQLAlchemy, or a function "
             f"that returns a new DB-API connection"
         )
     return DriverOpener(database, dialect, paramstyle), None

@@ -106,7 +106,7 @@ def on_the_way_in(table: str) -> Iterator[None]:
             raise InvalidArgument(f"the database has no table {table!r}: create it, see `qmq dedup migration`") from failure
         if _says(failure, found, _IN_HAND):
             raise Overloaded(
-                f"another transaction has this message in hand, or table {table!r} is busy; nothing was done: {failure}"
+                f"another transaction handles this message, or table {table!r} is busy; nothing was done: {failure}"
             ) from failure
         if _is_transient(failure, found):
             raise NotConnected(f"the database that has table {table!r} cannot be reached; nothing was done: {failure}") from failure

@@ -67,15 +67,15 @@ class Record:
         """Returns the key. Raises InvalidArgument if the table cannot hold it to the last byte."""
         for what, value in (("group", self.group), ("subject", self.subject), ("key", self.id)):
             if not isinstance(value, str) or not value or "\0" in value:
-                raise InvalidArgument(f"the {what} of a finished message is text without NUL, at least a character, not {value!r}")
+                raise InvalidArgument(f"the {what} of a finished message must be a non-empty text without NUL, not {value!r}")
             try:
                 size = len(value.encode())
             except UnicodeEncodeError as cause:
                 raise InvalidArgument(f"the {what} {value!r} of a finished message cannot be written as UTF-8") from cause
             if size > KEY_BYTES_MAX:
                 raise InvalidArgument(
-                    f"the {what} of a finished message has {size} bytes, and {KEY_BYTES_MAX} are the most: give a shorter one, such as "
-                    f"hashlib.sha256(long.encode()).hexdigest()"
+                    f"the {what} of a finished message has {size} bytes, and at most {KEY_BYTES_MAX} are allowed: give a shorter one, "
+                    f"such as hashlib.sha256(long.encode()).hexdigest()"
                 )
         return self
 

@@ -119,7 +119,7 @@ class Outbox:
         `delay` counts from now; `at` is a datetime with a time zone. Raises InvalidName, InvalidArgument, MessageTooLarge, DelayTooLong.
         """
         if self._state != "open":
-            raise InvalidArgument("messages are sent within the outbox's block: async with mq.outbox(...) as box: box.send(...)")
+            raise InvalidArgument("send within the outbox's block: async with mq.outbox(...) as box: box.send(...)")
         owner = self._owner
         number = owner.new_id()
         message = new_message(number, owner.now_ns(), subject, body, key=key, tags=tags, headers=headers, delay=delay, at=at)
@@ -135,7 +135,7 @@ class Outbox:
 
     async def __aenter__(self) -> Outbox:
         if self._state != "new":
-            raise InvalidArgument("an outbox is used once: make a new one with mq.outbox(...)")
+            raise InvalidArgument("an outbox can be used only once: make a new one with mq.outbox(...)")
         await self._target.open()
         self._state = "open"
         return self
@@ -184,7 +184,9 @@ class Outbox:
             if error is None:
                 self._owner.chain.sent(told, ())
             else:
-                self._owner.chain.failed(told, error if isinstance(error, Exception) else InvalidArgument("the outbox's block was left"))
+                self._owner.chain.failed(
+                    told, error if isinstance(error, Exception) else InvalidArgument("the outbox's block has ended: make a new outbox")
+                )
 
     # --- after the commit ----------------------------------------------------------------------------------------------
 
@@ -243,7 +245,7 @@ def _decided(is_sent: bool) -> Future[bool]:
 
 
 def _still_open() -> InvalidArgument:
-    return InvalidArgument("the transaction is still open: commit it (or roll back) first, then say committed()")
+    return InvalidArgument("the transaction is still open: commit it (or roll back) first, then call committed()")
 
 
 def create_tables(engine: Any, table: str = TABLE) -> None:

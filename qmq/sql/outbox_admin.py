@@ -79,7 +79,7 @@ class OutboxAdmin:
 
     async def _change(self, statements: Sequence[Statement]) -> int:
         if not statements:
-            raise InvalidArgument("say which messages: their ids are in the first column of `qmq outbox list`")
+            raise InvalidArgument("give message ids: they are in the first column of `qmq outbox list`")
         return sum([answer.changed for answer in await self._table.ask(*statements)])
 
 
@@ -91,6 +91,6 @@ async def looking_into(url: str, table: str, work: Callable[[OutboxAdmin], Await
     except QmqError:
         raise
     except Exception as failure:  # whatever a driver raises
-        raise NotConnected(f"the outbox {table} cannot be read there: {error_text(failure)}") from failure
+        raise NotConnected(f"the outbox {table} cannot be read: {error_text(failure)}") from failure
     finally:
         await settle(engine.dispose())

@@ -128,8 +128,8 @@ def check_table(name: object) -> str:
         raise InvalidArgument(f"a table's name is a str, not {type(name).__name__}")
     if not _NAME.fullmatch(name) or len(name.rpartition(".")[2]) > TABLE_CHARS_MAX or len(name) > 2 * TABLE_CHARS_MAX:
         raise InvalidName(
-            f"{name!r} is no name for an outbox table: letters, digits and _, at most {TABLE_CHARS_MAX}; perhaps a schema's name and a dot"
-            " before it"
+            f"{name!r} is not a name for an outbox table: use letters, digits and _, at most {TABLE_CHARS_MAX}; "
+            "perhaps a schema's name and a dot before it"
         )
     return name
 

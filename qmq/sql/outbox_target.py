@@ -146,13 +146,13 @@ class PlainTarget(Target):
 def target_of(given: Any) -> Target:
     """The target for the application's handle. Raises InvalidArgument."""
     if isinstance(given, str):
-        raise InvalidArgument("an outbox wants a connection, a session or an engine, not a URL")
+        raise InvalidArgument("an outbox needs a connection, a session or an engine, not a URL")
     if "sqlalchemy" not in packages(given):
         return PlainTarget(given)
     if hasattr(given, "begin") and hasattr(given, "dispose"):
         return EngineTarget(given)
     if not hasattr(type(given), "connection"):
-        raise InvalidArgument(f"an outbox wants a connection, a session or an engine, not a {type(given).__name__}")
+        raise InvalidArgument(f"an outbox needs a connection, a session or an engine, not a {type(given).__name__}")
     return AlchemyTarget(given)
 
 
@@ -181,5 +181,5 @@ def autocommits(raw: Any) -> bool:
 
 def _autocommit() -> InvalidArgument:
     return InvalidArgument(
-        "the connection commits each statement at once, so a message would go out whatever becomes of the rest: begin a transaction first"
+        "the connection commits each statement at once, so a message would be sent even after a rollback: begin a transaction first"
     )

@@ -140,7 +140,7 @@ class Watchdog:
             async with asyncio.timeout(LEAVE_S):
                 await self._table.changed(self._table.statements.release_lease(held.token))
         except Exception as failure:  # any exception of a driver: others wait until the lease is over
-            log.info("watchdog %s could not give up its lease: %s", self._holder, error_text(failure))
+            log.info("watchdog %s could not release its lease: %s", self._holder, error_text(failure))
 
     # --- the work ------------------------------------------------------------------------------------------------------
 

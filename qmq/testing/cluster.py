@@ -84,7 +84,7 @@ class TestCluster:
     ) -> None:
         for what, count, least in (("brokers", brokers, 1), ("groups", groups, 1), ("delay", int(delay), 0)):
             if not least <= count <= REPLICAS_MAX:
-                raise InvalidArgument(f"{what} is {least} to {REPLICAS_MAX}, not {count}")
+                raise InvalidArgument(f"{what} must be {least} to {REPLICAS_MAX}, not {count}")
         self._shape = _shape(brokers, groups, int(delay))
         self._virtual = clock
         self._log = log or LogConfig(retention_ms=KEEP_MS)

@@ -127,7 +127,7 @@ class VirtualClock:
         span = timedelta(days=days, hours=hours, minutes=minutes, seconds=seconds, milliseconds=milliseconds)
         span += by if by is not None else timedelta()
         if span < timedelta():
-            raise InvalidArgument("time does not go back: advance by something positive")
+            raise InvalidArgument("time cannot go back: advance by a positive time")
         async with self._moving:
             with _unhurried(asyncio.get_running_loop()):
                 await self._pass(self._required(), -(-span // _MILLISECOND))

@@ -140,7 +140,7 @@ async def test_a_token_that_comes_to_its_end_ends_its_connection(tmp_path: Path)
         connection, other = await port.connect(token), await port.connect(port.heard.token(ORDERS))
         await port.send(connection)
         port.clock.now_ms = end_ms
-        assert "the token has ended" in await ended(connection)
+        assert "the token has expired" in await ended(connection)
         await port.send(other)
         with pytest.raises(NotAuthenticated, match="ended"):
             await port.connect(token)
@@ -158,7 +158,7 @@ async def test_a_connection_that_showed_a_newer_token_outlives_the_first(tmp_pat
         port.data.look_at_clock()
         await port.send(connection)
         port.clock.now_ms = end_ms + 60_000
-        assert "the token has ended" in await ended(connection)
+        assert "the token has expired" in await ended(connection)
 
 
 async def test_a_providers_token_is_renewed_on_an_open_connection_and_cut_at_its_end(tmp_path: Path) -> None:
@@ -184,7 +184,7 @@ async def test_a_providers_token_is_renewed_on_an_open_connection_and_cut_at_its
         port.data.look_at_clock()
         await port.send(connection)
         port.clock.now_ms = (end_s + 60 + LEEWAY_S) * 1000
-        assert "the token has ended" in await ended(connection)
+        assert "the token has expired" in await ended(connection)
 
 
 async def test_a_newer_token_of_somebody_else_is_refused_and_recorded(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -353,7 +353,7 @@ def test_files_that_do_not_fit_each_other_change_nothing(papers: Papers, caplog:
     for _ in range(3):
         clock.now_s += LOOK_S
         assert credentials.pem == first
-    assert caplog.text.count("new certificates are not used") == 1
+    assert caplog.text.count("new certificates cannot be used") == 1
     papers.server.key.write_bytes(key + b"\n")
     clock.now_s += LOOK_S
     assert credentials.version == first.version + 1
@@ -372,8 +372,8 @@ def test_a_renewed_certificate_reaches_calls_of_a_channel(papers: Papers) -> Non
     ("files", "what"),
     [
         ({"ca": "nowhere.pem"}, "cannot be read"),
-        ({"ca": "garbage"}, "no certificates that fit"),
-        ({"key": "garbage"}, "no certificates that fit"),
+        ({"ca": "garbage"}, "do not belong together"),
+        ({"key": "garbage"}, "do not belong together"),
     ],
 )
 def test_files_that_cannot_be_used_are_named(tmp_path: Path, papers: Papers, files: dict[str, str], what: str) -> None:

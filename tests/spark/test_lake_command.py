@@ -45,7 +45,7 @@ def test_a_subject_becomes_a_table_that_can_be_looked_at_compacted_and_expired(s
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (("follow",), "--subject, as often as there are some, or --pattern"),
+        (("follow",), "--subject NAME (repeatable) or --pattern"),
         (("follow", "--subject", "orders", "--pattern", "o.*"), "or --pattern"),
         (("show", "--subject", "nothing"), "has no table qmq.nothing: `qmq lake follow` makes it"),
         (("follow", "--subject", "orders", "-P", "nothing"), "a property is KEY=VALUE"),

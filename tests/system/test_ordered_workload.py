@@ -51,9 +51,7 @@ async def stop(work: OrderedWorkload) -> OrderedReport:
 
 
 @pytest.mark.long
-async def test_flights_of_each_aircraft_stay_in_order_through_route_changes(
-    node_process: NodeProcess, tmp_path: Path
-) -> None:
+async def test_flights_of_each_aircraft_stay_in_order_through_route_changes(node_process: NodeProcess, tmp_path: Path) -> None:
     server = node_process.start()
     await create(server, "flights", 2)
     load_ = OrderedWorkload(server, "flights", tmp_path / "h.jsonl", sources=flight_sources(2), consumers={"g": 2, "h": 1})
@@ -70,9 +68,7 @@ async def test_flights_of_each_aircraft_stay_in_order_through_route_changes(
 
 
 @pytest.mark.long
-async def test_a_table_that_follows_a_binlog_through_route_changes_equals_the_source(
-    node_process: NodeProcess, tmp_path: Path
-) -> None:
+async def test_a_table_that_follows_a_binlog_through_route_changes_equals_the_source(node_process: NodeProcess, tmp_path: Path) -> None:
     server, source, follower = node_process.start(), Source(seed=3, keys=10_000), Follower()
     await create(server, "binlog", 2)
     sources = binlog_sources(2, source, ROWS)
@@ -103,9 +99,7 @@ async def test_a_change_that_comes_out_of_order_stops_the_workload(node_process:
             await stop(work)
 
 
-async def test_a_killed_or_stopped_consumer_leaves_a_history_that_keeps_every_promise(
-    node_process: NodeProcess, tmp_path: Path
-) -> None:
+async def test_a_killed_or_stopped_consumer_leaves_a_history_that_keeps_every_promise(node_process: NodeProcess, tmp_path: Path) -> None:
     server, path = node_process.start(), tmp_path / "h.jsonl"
     await create(server, "flights", 2)
     load_ = OrderedWorkload(server, "flights", path, sources=flight_sources(2), consumers={"g": 1}, elsewhere=["h"])

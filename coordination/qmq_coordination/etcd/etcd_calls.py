@@ -128,10 +128,10 @@ def judge(
         return refusal(details)
     if found is CallVerdict.OLD_TOKEN:
         if channels.user is None:
-            return CoordinationError(f"etcd wants a user and a password ({details}): set them")
+            return CoordinationError(f"etcd requires a user and a password ({details}): set them")
         channels.forget_token(metadata)
         return TryAgain(text)
     channels.rotation.leave(connection.endpoint)
     if is_change and found is CallVerdict.UNKNOWN:
-        return CoordinationUnknown(f"the answer to a change was lost: read back what became of it ({text})")
+        return CoordinationUnknown(f"the answer to a change was lost: read back the outcome ({text})")
     return TryAgain(text)

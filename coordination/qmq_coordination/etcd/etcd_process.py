@@ -199,7 +199,7 @@ class EtcdProcess:
             self._child.wait()
 
     def pause(self) -> None:
-        """Send SIGSTOP: the member answers nothing, while the kernel still accepts its connections. Returns when all its threads have
+        """Send SIGSTOP: the member does not answer, while the kernel still accepts its connections. Returns when all its threads have
         stopped.
         """
         os.kill(self.pid, signal.SIGSTOP)

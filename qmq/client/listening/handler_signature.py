@@ -114,9 +114,11 @@ def _is_async(handler: Handler) -> bool:
 
 def _payload_kind(kind: Any, spoken: str, name: str, *, is_batch: bool) -> Any:
     if name == "self":
-        raise InvalidArgument(f"{spoken} is a method of no object: register that of an object, mq.listen(subject, thing.method, group)")
+        raise InvalidArgument(
+            f"{spoken} is a method without an object: register the method of an object, mq.listen(subject, thing.method, group)"
+        )
     if kind is inspect.Parameter.empty:
-        raise InvalidArgument(f"{spoken}: say what {name!r} is: `bytes`, `qmq.Message`, or the type that its JSON is to become")
+        raise InvalidArgument(f"{spoken}: say what {name!r} is: `bytes`, `qmq.Message`, or the type to which JSON is decoded")
     if is_batch and get_origin(kind) is not list:
         raise InvalidArgument(f"{spoken}: with `batch` the first parameter is a list, such as `list[bytes]`, not {kind}")
     if kind is Context:
@@ -141,5 +143,5 @@ def _argument(parameter: inspect.Parameter, kind: Any, spoken: str) -> Argument 
     if is_variadic or parameter.default is not inspect.Parameter.empty:
         return None
     if not isinstance(kind, type) or kind in (Any, object):
-        raise InvalidArgument(f"{spoken}: annotate {parameter.name!r} with qmq.Context, or with a class that mq.provide is told of")
+        raise InvalidArgument(f"{spoken}: annotate {parameter.name!r} with qmq.Context, or with a class registered by mq.provide")
     return Argument(parameter.name, kind, is_keyword)

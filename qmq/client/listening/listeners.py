@@ -197,7 +197,7 @@ class Listeners:
     async def listening(self, grace: timedelta) -> AsyncIterator[Listening]:
         """All listeners run until the block is left. Raises InvalidArgument, and the error of a listener that failed."""
         if self._listening is not None:
-            raise InvalidArgument("the listeners of this client are at work already")
+            raise InvalidArgument("the listeners of this client are running already")
         for each in self._registered:
             self.providers.check(each.binding.provided, each.binding.spoken)
         stop = Stop(grace.total_seconds(), self._cancel_s)
@@ -217,7 +217,7 @@ class Listeners:
     async def run(self, grace: timedelta) -> None:
         """Run all listeners until they are stopped, also by SIGINT or SIGTERM."""
         if not self._registered:
-            raise InvalidArgument("there is no listener: register one with @mq.listener or mq.listen")
+            raise InvalidArgument("no listener is registered: register one with @mq.listener or mq.listen")
         async with self.listening(grace) as listening:
             with asked_by_signals(listening.stop):
                 await listening.wait()

@@ -217,7 +217,9 @@ class MessageHandling:
             result = self._binding.call(payload, context, provided)
         if asyncio.iscoroutine(result):
             result.close()
-            raise TypeError(f"{self._binding.spoken} is no `async def`, and gave a coroutine: nothing of it was run")
+            raise TypeError(
+                f"{self._binding.spoken} is not an `async def` and returned a coroutine, which was not run: make the handler an `async def`"
+            )
 
     def _start_thread(self, work: Callable[..., Any], *arguments: Any) -> asyncio.Future[Any]:
         run = contextvars.copy_context().run

@@ -36,14 +36,14 @@ class Providers:
     def add(self, kind: type, factory: Factory) -> None:
         """Register a factory for a type; the last one wins. Raises InvalidArgument."""
         if kind is Context or not isinstance(kind, type) or not callable(factory):
-            raise InvalidArgument(f"provide a class of yours and what makes it, not {kind!r} and {factory!r}")
+            raise InvalidArgument(f"mq.provide takes a class and a function that makes it, not {kind!r} and {factory!r}")
         self._factories[kind] = factory, _takes_context(factory)
 
     def check(self, kinds: Iterable[Any], spoken: str) -> None:
         """Raises InvalidArgument if a handler depends on a type that is not provided."""
         for kind in kinds:
             if kind not in self._factories:
-                raise InvalidArgument(f"{spoken} takes a {kind.__name__}, which nobody provides: mq.provide({kind.__name__}, factory)")
+                raise InvalidArgument(f"{spoken} takes a {kind.__name__}, which is not provided: call mq.provide({kind.__name__}, factory)")
 
     async def enter(self, kinds: Iterable[Any], context: Context, stack: AsyncExitStack) -> dict[Any, object]:
         """The dependencies of an async handler."""

@@ -73,7 +73,7 @@ async def cancel(tasks: Iterable[asyncio.Task[Any]], stop: Stop, spoken: str) ->
     if left:
         _, stubborn = await asyncio.wait(left, timeout=stop.cancel_s)
         if stubborn:
-            log.error("%s: %d handlers will not be cancelled, and are left alone", spoken, len(stubborn))
+            log.error("%s: %d handlers did not end after cancellation and are abandoned", spoken, len(stubborn))
 
 
 def failure_of(tasks: Iterable[asyncio.Task[Any]]) -> BaseException | None:

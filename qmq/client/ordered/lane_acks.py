@@ -93,7 +93,7 @@ class LaneAcks:
             self._sent_away(answer)
             return
         if not isinstance(answer, Unavailable):
-            log.warning("%s: verdicts were refused, and are given again: %s", self._name, answer)
+            log.warning("%s: verdicts were refused and will be sent again: %s", self._name, answer)
         self._core.detached()
         self._later(self._retry_s)
 
@@ -114,7 +114,7 @@ class LaneAcks:
                 await asyncio.shield(waiter)
         except TimeoutError:
             raise NotConnected(
-                "no answer from the lane's master in time: the verdict is sent again and again, the message may come again",
+                "no answer from the lane's master in time: the verdict is retried, and the message may be delivered again",
                 outcome=Outcome.UNKNOWN,
             ) from None
 

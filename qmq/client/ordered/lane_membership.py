@@ -110,7 +110,7 @@ class LaneMembership:
                     self._on_failure(failure)
                     return
             except QmqError as failure:
-                log.debug("no metaserver said what to read: %s", failure)
+                log.debug("no metaserver answered with an assignment: %s", failure)
                 tries += 1
             else:
                 tries = 0
@@ -148,7 +148,7 @@ class LaneMembership:
             try:
                 assigned = await self._sync(self._member, self._generation, 0, telling)
             except QmqError as failure:
-                log.debug("no metaserver heard that %s is finished: %s", telling, failure)
+                log.debug("no metaserver was told that %s is finished: %s", telling, failure)
                 tries += 1
                 await asyncio.sleep(_jittered(pause_s(self._retry_s, tries - 1)))
             else:
@@ -173,7 +173,7 @@ class LaneMembership:
                 while not has_left:
                     has_left = await self._has_left()
         except TimeoutError:
-            log.debug("no metaserver heard that the consumer left: its lease tells")
+            log.debug("no metaserver was told that the consumer left: its lease will expire")
 
     async def _has_left(self) -> bool:
         """Try once; pause after a failure."""

@@ -88,7 +88,7 @@ def _find(each: wire.Range, batches: list[Decoded]) -> tuple[Decoded, int]:
     batch = batches[each.batch]
     offset = each.first_sequence - batch.view.base_sequence
     if not each.count or not 0 <= offset <= batch.view.count - each.count:
-        raise ProtocolViolation(f"{each} lies outside its batch")
+        raise ProtocolViolation(f"{each} is outside its batch")
     return batch, offset
 
 

@@ -407,4 +407,4 @@ class LaneReader:
         try:
             await session.connection.call(FrameKind.DETACH, wire.pack_detach(session.number), timeout_s=ANSWER_S)
         except QmqError as failure:
-            log.debug("%s: %s: the lane's lease tells", self._terms.name, failure)
+            log.debug("%s: %s: the lane's lease will expire", self._terms.name, failure)

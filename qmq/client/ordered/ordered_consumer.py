@@ -431,7 +431,7 @@ class OrderedConsumer:
         self._in_bulk.dropped(lane)
         if stale:
             self.stale += stale
-            log.warning("%s: %d messages of %s ceased to be this consumer's before they were settled", self.name, stale, lane.lane)
+            log.warning("%s: %d messages of %s were lost before they were settled", self.name, stale, lane.lane)
         self._notify()
 
     def due(self, cells: list[Cell]) -> None:
@@ -485,7 +485,7 @@ class OrderedConsumer:
     def _gone(self, reader: LaneReader, done: asyncio.Task[None]) -> None:
         del self._leaving[reader]
         if not done.cancelled() and done.exception() is not None:
-            log.error("%s: letting go of %s failed", self.name, reader.lane, exc_info=done.exception())
+            log.error("%s: releasing %s failed", self.name, reader.lane, exc_info=done.exception())
         if not self._is_closing:
             self._start_readers()
 

@@ -176,6 +176,6 @@ class OrderedMessage(LaneMessage):
         """
         text = error_text(error)
         if not self.is_settled:
-            log.warning("%r was rejected, and its key is set aside: %s", self, text or "no reason given")
+            log.warning("%r was rejected, and its key is parked: %s", self, text or "no reason given")
             self.is_settled = True
             self._settler.reject(self)

@@ -224,7 +224,7 @@ class DueWindow(InFlightWindow[DueBatch]):
 
     def stalled(self) -> None:
         super().stalled()
-        self.trouble = self.trouble or NotConnected(f"broker group {self.group} answers nothing")
+        self.trouble = self.trouble or NotConnected(f"broker group {self.group} does not answer")
 
     def _give_up(self) -> None:
         super()._give_up()

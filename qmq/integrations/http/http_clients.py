@@ -37,7 +37,7 @@ class HttpCaller:
         found = self._groups.get((subject, group))
         if found is None:
             if len(self._groups) >= GROUPS_MAX:
-                raise QuotaExceeded(f"this caller reads {GROUPS_MAX} groups already, which is the most")
+                raise QuotaExceeded(f"this caller reads {GROUPS_MAX} groups, the limit: use another token, or wait until a group is idle")
             consumer = self.client.consumer(subject, group, ack="explicit", expired="skip")
             found = self._groups[subject, group] = GroupReceipts(consumer)
         return found
@@ -88,7 +88,7 @@ class HttpClients:
     def _token(self, authorization: str | None) -> str:
         if authorization is None:
             if not self._allows_anonymous:
-                raise NotAuthenticated("show a token: `authorization: Bearer TOKEN`")
+                raise NotAuthenticated("a token is missing: send `authorization: Bearer TOKEN`")
             return ""
         scheme, _, token = authorization.partition(" ")
         token = token.strip()
@@ -101,7 +101,7 @@ class HttpClients:
             return
         idle = next((digest for digest, each in self._callers.items() if each.is_idle), None)
         if idle is None:
-            raise QuotaExceeded(f"{CLIENTS_MAX} callers are here already, which is the most")
+            raise QuotaExceeded(f"{CLIENTS_MAX} callers are connected, the limit: try again later")
         await self._callers.pop(idle).close()
 
     async def close(self) -> None:

@@ -101,7 +101,7 @@ def settle_of(body: bytes) -> Settle:
     found = _object(body, {"receipts", "verdict", "delay_s", "error"})
     receipts = found.get("receipts")
     if not isinstance(receipts, list) or not 1 <= len(receipts) <= MESSAGES_MAX or not all(isinstance(each, str) for each in receipts):
-        raise InvalidArgument(f"receipts is an array of 1 to {MESSAGES_MAX} texts, as they were received")
+        raise InvalidArgument(f"receipts must be an array of 1 to {MESSAGES_MAX} receipts as they were received")
     verdict, error = found.get("verdict", "ack"), found.get("error", "")
     if verdict not in VERDICTS:
         raise InvalidArgument(f"verdict is one of {', '.join(VERDICTS)}, not {verdict!r}")
@@ -118,7 +118,7 @@ def _json(body: bytes) -> Any:
     try:
         return json.loads(body)
     except (ValueError, RecursionError) as cause:
-        raise InvalidArgument(f"the body is no JSON: {cause}") from None
+        raise InvalidArgument(f"the body is not JSON: {cause}") from None
 
 
 def _object(body: bytes, known: set[str]) -> dict[str, Any]:

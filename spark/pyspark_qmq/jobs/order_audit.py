@@ -86,7 +86,7 @@ class OrderAudit:
 
 def _whole(text: str) -> int:
     if not text.isdigit():
-        raise argparse.ArgumentTypeError(f"{text!r} is no whole number")
+        raise argparse.ArgumentTypeError(f"{text!r} is not an integer")
     return int(text)
 
 

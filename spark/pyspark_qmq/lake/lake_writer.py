@@ -68,7 +68,7 @@ class LakeWriter:
     ) -> None:
         if asked.selection != ALL or asked.choice.queues is not None:
             raise InvalidArgument(
-                "a table has all messages of its subject: leave out tags, keys, includeDirected and assign; select as you read"
+                "a table holds all messages of its subject: leave out tags, keys, includeDirected and assign, and filter when you read"
             )
         self._catalog = catalog
         self._asked = asked

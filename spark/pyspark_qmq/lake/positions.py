@@ -38,7 +38,7 @@ def decode(subject: str, text: str) -> dict[QueueKey, int]:
         found: Any = json.loads(text)
         return {QueueKey.parse(subject, within): int(sequence) for within, sequence in found.items()}
     except (ValueError, AttributeError, TypeError, InvalidArgument) as cause:
-        raise LogDamaged(f"the table of {subject!r} has positions that nobody can read, {text[:200]!r}: {cause}") from None
+        raise LogDamaged(f"the table of {subject!r} has unreadable positions, {text[:200]!r}: {cause}") from None
 
 
 def newest(subject: str, current: int | None, snapshot: Callable[[int], Snapshot | None], table: Mapping[str, str]) -> dict[QueueKey, int]:

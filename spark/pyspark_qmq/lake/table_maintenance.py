@@ -102,7 +102,7 @@ def _rewrite(table: LakeTable, step: FileGroup) -> int:
         if not held.issuperset(each.file_path for each in step.files):
             break
     table.delete(each.location for each in made)
-    raise Overloaded(f"files of {step.day} were replaced by somebody else, or writers did not let the compaction in: start it again")
+    raise Overloaded(f"files of {step.day} were replaced by another process, or concurrent writers blocked the compaction: start it again")
 
 
 def _read(table: Table, file: DataFile) -> pa.Table:

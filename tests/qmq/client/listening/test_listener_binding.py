@@ -113,9 +113,9 @@ def _what_is_this(body: bytes, what: Any) -> None: ...
     [
         (_no_payload, "takes no payload"),
         (_no_annotation, "say what 'body' is"),
-        (Shop.on_order, "method of no object"),
+        (Shop.on_order, "method without an object"),
         (_keyword_only, "takes no payload"),
-        (_no_type_of_a_payload, "parameter 'body': Session is no type of a payload"),
+        (_no_type_of_a_payload, "parameter 'body': Session is not a payload type"),
         (_context_first, "first parameter is the payload"),
         (_unknown_name, "'Decimal' is not defined.*not only for type checking"),
         (_what_is_this, "annotate 'what'"),

@@ -175,7 +175,7 @@ async def test_listeners_begin_again_and_join_those_at_work_but_are_not_run_twic
             seen["first"] += 1
 
         async with mq.listening():
-            with pytest.raises(InvalidArgument, match="at work already"):
+            with pytest.raises(InvalidArgument, match="running already"):
                 await mq.run()
 
             @mq.listener("s", group="late")
