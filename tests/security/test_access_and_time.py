@@ -142,7 +142,7 @@ async def test_a_token_that_comes_to_its_end_ends_its_connection(tmp_path: Path)
         port.clock.now_ms = end_ms
         assert "the token has expired" in await ended(connection)
         await port.send(other)
-        with pytest.raises(NotAuthenticated, match="ended"):
+        with pytest.raises(NotAuthenticated, match="expired"):
             await port.connect(token)
 
 

@@ -154,7 +154,7 @@ def test_a_token_that_is_not_known_costs_the_work_of_one_that_is_wrong(monkeypat
 def test_a_token_ends_when_it_says_so() -> None:
     made = new_token(ORDERS, by="", now_ms=5, ends_ms=100)
     assert check_token(made.token, made.record, 99) == ORDERS
-    with pytest.raises(NotAuthenticated, match="ended"):
+    with pytest.raises(NotAuthenticated, match="expired"):
         check_token(made.token, made.record, 100)
 
 

@@ -170,7 +170,7 @@ assert migration("sqlite")
 try:
     from qmq.sql import SqlDedup
 except InvalidArgument as failure:
-    assert "install qmq[sql]" in str(failure)
+    assert "qmq[sql]" in str(failure)
 else:
     sys.exit("it was imported")
 """

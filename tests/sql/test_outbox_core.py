@@ -219,5 +219,5 @@ def test_a_coroutine_that_waits_cannot_be_finished_without_a_loop() -> None:
 
     with pytest.raises(InvalidArgument, match="asyncio client"):
         finish(waits())
-    with pytest.raises(InvalidArgument, match="no connection"):
+    with pytest.raises(InvalidArgument, match="not a connection"):
         DriverConnection(object())

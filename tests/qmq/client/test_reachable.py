@@ -37,7 +37,7 @@ async def test_a_machine_that_acknowledges_nothing_is_left_before_its_answer_is_
     connection, peer = await connected(0.1)
     with peer:
         unplug(peer)
-        with pytest.raises(NotConnected, match="acknowledged nothing"):
+        with pytest.raises(NotConnected, match="not acknowledged anything"):
             await connection.call(FrameKind.HEARTBEAT, b"", timeout_s=30)
         await connection.wait_closed()
 

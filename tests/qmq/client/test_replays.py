@@ -156,7 +156,7 @@ def test_a_letter_without_fields_is_not_edited_by_fields_but_as_a_whole() -> Non
         with pytest.raises(InvalidArgument, match=str(LETTER.id)):
             LetterEdit.parse(["a=1"]).of(replace(LETTER, body=body))
         assert LetterEdit.parse(body="new").of(replace(LETTER, body=body)).body == b"new"
-    with pytest.raises(InvalidArgument, match="no object"):
+    with pytest.raises(InvalidArgument, match="not an object"):
         LetterEdit.parse(["card.number=1"]).of(LETTER)
 
 

@@ -81,9 +81,9 @@ async def test_any_text_can_be_sent(it: DelayCluster, queue: FakeQueue, error: s
 
 async def test_what_is_no_error_is_refused_and_the_message_stays(it: DelayCluster, queue: FakeQueue) -> None:
     found = await taken(it, queue, [b"0"])
-    with pytest.raises(InvalidArgument, match="text or an exception"):
+    with pytest.raises(InvalidArgument, match="str or an exception"):
         found.nack(error=5)  # type: ignore[arg-type]
-    with pytest.raises(InvalidArgument, match="text or an exception"):
+    with pytest.raises(InvalidArgument, match="str or an exception"):
         found[0].reject(None)  # type: ignore[arg-type]
     await found.ack_sync()
     assert queue.settled == [Settlement(0, 0, ACK, 0)]

@@ -165,7 +165,7 @@ async def test_a_batch_that_is_being_gathered_is_finished_when_it_is_time_to_sto
 
 async def test_listeners_begin_again_and_join_those_at_work_but_are_not_run_twice(node: Node) -> None:
     async with qmq.connect(node.address) as mq:
-        with pytest.raises(InvalidArgument, match="there is no listener"):
+        with pytest.raises(InvalidArgument, match="no listener is registered"):
             await mq.run()
         mq.stop()
         seen: Counter[str] = Counter()
