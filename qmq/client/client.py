@@ -494,7 +494,7 @@ class Client(ListenerApi, OutboxClient, BrowsingClient):
         gate: str = "",
         ack: str = "auto",
         on_failure: str = "block",
-        prefetch: int = 2_000,
+        prefetch: int = 8_000,
         prefetch_bytes: int = 64 * 1024 * 1024,
         pull_bytes: int = 1024 * 1024,
         lease_ms: int = 10_000,

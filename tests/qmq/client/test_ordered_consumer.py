@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 from collections import Counter, defaultdict
 from collections.abc import Sequence
@@ -124,6 +125,31 @@ async def test_concurrency_is_never_exceeded() -> None:
         task = asyncio.create_task(ordered(c).run(handler, concurrency=3))
         await eventually(lambda: handler.count == 5 * len(KEYS))
         assert handler.most_at_once == 3
+        await stopped(task)
+
+
+async def test_idle_workers_are_not_woken_by_messages_that_a_busy_one_takes() -> None:
+    async with lane_cluster() as c:
+        c.assignments.assign(a=[lane()])
+        consumer, seen, waits = ordered(c), list[bytes](), 0
+        wait = consumer._wait
+
+        async def counted(until_s: float = math.inf) -> bool:
+            nonlocal waits
+            waits += 1
+            return await wait(until_s)
+
+        async def handler(message: OrderedMessage) -> None:
+            seen.append(message.body)
+
+        consumer._wait = counted  # type: ignore[method-assign]
+        c.broker.append(1, [(b"first", b"")])
+        task = asyncio.create_task(consumer.run(handler, concurrency=64))
+        await eventually(lambda: waits >= 64 and c.broker.partition(1).is_all_done())
+        waits = 0
+        c.broker.append(1, numbered(KEYS, 20))
+        await eventually(lambda: len(seen) == 1 + 20 * len(KEYS) and c.broker.partition(1).is_all_done())
+        assert waits < 20, "workers were woken for nothing"
         await stopped(task)
 
 
