@@ -3,6 +3,15 @@ import uPlot from "uplot";
 
 const EVERY_MS = 3000;
 const HEIGHT = 160;
+const DAY = "\n{YYYY}-{MM}-{DD}";
+// From which distance of ticks on: what stands at a tick, and below it where a year, a day or a minute begins.
+const TIMES: uPlot.Axis.Values = [
+  [86400 * 365, "{YYYY}", null, null, null, null, null, null, 1],
+  [86400, "{MM}-{DD}", "\n{YYYY}", null, null, null, null, null, 1],
+  [60, "{HH}:{mm}", DAY, null, DAY, null, null, null, 1],
+  [1, "{HH}:{mm}:{ss}", DAY, null, DAY, null, null, null, 1],
+  [0.001, ":{ss}.{fff}", DAY + " {HH}:{mm}", null, DAY + " {HH}:{mm}", null, "\n{HH}:{mm}", null, 1],
+];
 
 type Columns = { time_s: number[] } & Record<string, number[]>;
 
@@ -64,7 +73,7 @@ class Curve {
       width: this.place.clientWidth,
       height: HEIGHT,
       series: [{}, ...series],
-      axes: [axis, { ...axis, size: 60 }, ...right],
+      axes: [{ ...axis, values: TIMES }, { ...axis, size: 60 }, ...right],
       scales: { y: { range: fromZero }, seconds: { range: fromZero } },
       legend: { live: false },
       cursor: { drag: { x: false, y: false } },

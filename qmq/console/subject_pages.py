@@ -50,7 +50,7 @@ async def show_subjects(page: ConsolePage) -> Response:
         sort=sort,
         lags=lags,
         rates=page.caller.watch.rates,
-        command=command("subject", "list", part),
+        command=command("subject", "list", *([part] if part else [])),
     )
 
 
