@@ -49,7 +49,9 @@ async def stage() -> AsyncIterator[Stage]:
         console = ConsoleServer(ConsoleConfig(cluster.address, port=0, is_writable=True), clients_of(cluster))
         await console.start()
         arguments = ["--no-sandbox"] if os.geteuid() == 0 else []
-        browser = await driver.chromium.launch(executable_path=shutil.which("chromium"), args=[*arguments, "--disable-gpu"])
+        browser = await driver.chromium.launch(
+            executable_path=shutil.which("chromium"), args=[*arguments, "--disable-gpu", "--renderer-process-limit=1"]
+        )
         async with parked_subject(mq, "accounts", "ledger", ["customer-1"], partitions=2) as consuming:
             await consuming.until_held(2)
             yield Stage(cluster, mq, console, browser, ids)
