@@ -23,6 +23,7 @@ from qmq.errors import LogDamaged, ReadOnly
 from qmq.log.log_config import LogConfig
 from qmq.node.dev_node import Node
 from qmq.node.metering.serving import figures_by_role, metrics_host
+from qmq.node.metering.tiering_metrics import TieringSource
 from qmq.wire.frame import FrameKind
 
 GROUP = {"subject": "flights", "group": "ops"}
@@ -278,6 +279,7 @@ async def test_a_node_shows_what_the_table_says_and_nothing_else(metered: Node, 
     assert {figure.name for role in ("broker", "delay", "meta") for figure in roles[role]} - families <= {
         "qmq_delay_horizon_timestamp_seconds",  # not before the clock has settled
         "qmq_certificate_expires_seconds",  # with TLS only
+        *[figure.name for figure in TieringSource.figures],  # with an object store only
     }
 
 

@@ -10,6 +10,7 @@ from support import eventually
 from qmq.limits import KIB
 from qmq.log.log_config import LogConfig
 from qmq.log.segments import segment_name
+from qmq.node.metering.tiering_metrics import STORED
 from qmq.testing import TestCluster
 from qmq.testing.machine import ReplicaMachine
 from qmq.tiering.stored_segment import decode_manifest
@@ -43,3 +44,11 @@ async def test_masters_that_replace_each_other_store_every_sealed_segment_once(t
             assert data == (segments.folder / segment_name(base)).read_bytes()
             manifest = decode_manifest((folder / f"{base:020d}" / "manifest").read_bytes())
             assert manifest.segment.size == len(data)
+        await eventually(lambda: stored_bytes(machine) == segments.bases[-1])
+
+
+def stored_bytes(machine: ReplicaMachine) -> float:
+    """What the replica's metric says of the store."""
+    assert machine.node is not None
+    readings = [reading for source in machine.node.sources() for reading in source.read() if reading is not None]
+    return sum(value for reading in readings if reading.figure is STORED for _, value in reading.rows if isinstance(value, (int, float)))
