@@ -193,6 +193,10 @@ class Network:
         """The token to show to the server at an address; empty for none. Raises InvalidArgument."""
         return ""
 
+    def with_optional_certificates(self) -> Network:
+        """The same network, at whose ports a client need not show a certificate."""
+        return self
+
     async def listen(self, host: str, port: int, factory: Factory, refused: Refused = ignored) -> ServerListener:
         """Accept connections; port 0 takes a free port. `refused` is called for each handshake of TLS that fails.
 
@@ -261,6 +265,9 @@ class TokenNetwork(Network):
 
     def rpc_descriptors(self, host: str) -> int:
         return self._inner.rpc_descriptors(host)
+
+    def with_optional_certificates(self) -> Network:
+        return self._inner.with_optional_certificates()
 
     def token_for(self, address: str) -> str:
         if self._is_required:

@@ -20,6 +20,7 @@ NO_STRACE = "no strace: apt-get install strace"
 NO_PROMTOOL = "no promtool: apt-get install prometheus, or set QMQ_PROMTOOL"
 NO_CHROMIUM = "no Chromium: apt-get install chromium"
 NO_NODE = "no Node: put node and npm on the PATH"
+NO_HELM = "no helm with schemas of Kubernetes: run scripts/kubernetes_tools"
 NO_ENGINE = "no container engine: no DOCKER_HOST and no docker socket"
 
 
@@ -37,6 +38,12 @@ def find_promtool() -> str | None:
     return os.environ.get("QMQ_PROMTOOL") or shutil.which("promtool")
 
 
+def find_kubernetes_tools() -> Path | None:
+    """The folder with helm, kubectl and Kubernetes' schemas."""
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "qmq-tests", "kubernetes")
+    return folder if (folder / "complete").exists() else None
+
+
 def need_etcd() -> None:
     """For a fixture, which cannot carry a mark."""
     if find_binary() is None:
@@ -51,3 +58,4 @@ engine = pytest.mark.skipif(not has_engine(), reason=NO_ENGINE)
 promtool = pytest.mark.skipif(find_promtool() is None, reason=NO_PROMTOOL)
 chromium = pytest.mark.skipif(shutil.which("chromium") is None, reason=NO_CHROMIUM)
 node = pytest.mark.skipif(shutil.which("node") is None or shutil.which("npm") is None, reason=NO_NODE)
+helm = pytest.mark.skipif(find_kubernetes_tools() is None, reason=NO_HELM)

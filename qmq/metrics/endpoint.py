@@ -4,8 +4,8 @@
     /readyz             200 if it does what it is there for, 503 if not; with a line that says how it stands
 
 The server understands the requests of Prometheus, a load balancer and `curl`: GET and HEAD without a body, over connections that stay open.
-A request that is too long, or incomplete for too long, ends its connection. There is no password: the network in which the server listens,
-with TLS and client certificates or without, decides who may connect.
+A request that is too long, or incomplete for too long, ends its connection. Over TLS, whoever shows no certificate learns the health only:
+probes have none.
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ class MetricsServer:
         finally:
             self._waiting.pop(writer, None)
         request = HttpRequest.parse(head)
-        answer = HttpAnswer("400 Bad Request", _TEXT) if request is None else await self._answer(request)
+        answer = HttpAnswer("400 Bad Request", _TEXT) if request is None else await self._answer(request, writer)
         stays = request is not None and request.stays and not _has_body(request)
         lines = [
             f"HTTP/1.1 {answer.status}",
@@ -160,7 +160,7 @@ class MetricsServer:
                 await writer.drain()
         return stays
 
-    async def _answer(self, request: HttpRequest) -> HttpAnswer:
+    async def _answer(self, request: HttpRequest, writer: asyncio.StreamWriter) -> HttpAnswer:
         path = request.target.partition("?")[0]
         if path not in (PATH, READY, *LIVE):
             return HttpAnswer("404 Not Found", _TEXT, [f"there is {PATH}, {LIVE[0]} and {READY}\n".encode()])
@@ -171,6 +171,8 @@ class MetricsServer:
         if path == READY:
             is_ready, says = self._readiness()
             return HttpAnswer("200 OK" if is_ready else "503 Service Unavailable", _TEXT, [f"{says}\n".encode()])
+        if writer.get_extra_info("sslcontext") is not None and not writer.get_extra_info("peercert"):
+            return HttpAnswer("403 Forbidden", _TEXT, [b"metrics are for clients with a certificate of the cluster's CA\n"])
         try:
             body, content_type = await self._page.render(request.headers.get("accept", ""))
         except Exception:

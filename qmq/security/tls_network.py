@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from qmq.network import NETWORK, UNIX, Factory, Network, Refused, RpcPort, ServerListener, TokenNetwork, ignored, is_local, parse
@@ -47,6 +48,9 @@ class TlsNetwork(Network):
     def __init__(self, credentials: Credentials, on_look: Callable[[], None] = lambda: None) -> None:
         self.credentials: Credentials = credentials
         self._on_look = on_look
+
+    def with_optional_certificates(self) -> TlsNetwork:
+        return TlsNetwork(Credentials(replace(self.credentials.files, requires_clients=False)), self._on_look)
 
     async def listen(self, host: str, port: int, factory: Factory, refused: Refused = ignored) -> ServerListener:
         if host.startswith(UNIX):

@@ -262,17 +262,22 @@ async def test_metrics_beyond_this_machine_are_for_who_has_a_certificate(tmp_pat
         assert node.metrics is not None
         port = node.metrics.port
 
-        async def ask(context: ssl.SSLContext | None) -> bytes:
+        async def ask(context: ssl.SSLContext | None, path: str) -> bytes:
             reader, writer = await asyncio.open_connection(HOST, port, ssl=context)
-            writer.write(b"GET /livez HTTP/1.1\r\nConnection: close\r\n\r\n")
+            writer.write(f"GET {path} HTTP/1.1\r\nConnection: close\r\n\r\n".encode())
             found = await reader.read()
             writer.close()
             return found
 
-        assert b"200 OK" in await ask(Credentials(papers.client).client_context())
-        for wrong in (None, Credentials(papers.ca_only).client_context()):
-            with suppress(OSError):
-                assert await ask(wrong) == b""
+        known, stranger = Credentials(papers.client).client_context(), Credentials(papers.ca_only).client_context()
+        assert b"qmq_" in await ask(known, "/metrics")
+        refusal = await ask(stranger, "/metrics")
+        assert b"403 Forbidden" in refusal
+        assert b"qmq_" not in refusal
+        for path in ("/livez", "/readyz"):  # a probe has no certificate
+            assert b"200 OK" in await ask(stranger, path)
+        with suppress(OSError):
+            assert await ask(None, "/livez") == b""
     finally:
         await node.stop()
 

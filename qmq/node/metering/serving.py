@@ -46,13 +46,15 @@ def metrics_host(host: str, given: str) -> str:
 async def serve(
     host: str, port: int | None, sources: Sequence[FigureSource], readiness: Callable[[], Readiness], network: Network
 ) -> MetricsServer | None:
-    """Listen; None if no port is wanted. A port that other machines reach has the TLS of `network`. Raises OSError if it is taken."""
+    """Listen; None if no port is wanted. A port that other machines reach has the TLS of `network`; who shows no certificate
+    there learns the health only. Raises OSError if the port is taken.
+    """
     if port is None:
         return None
     from qmq.metrics.endpoint import MetricsServer
 
     endpoint = MetricsServer(sources, readiness)
-    await endpoint.start(host, port, (NETWORK if is_local(host) else network).listen)
+    await endpoint.start(host, port, (NETWORK if is_local(host) else network.with_optional_certificates()).listen)
     return endpoint
 
 
