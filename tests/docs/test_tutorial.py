@@ -74,7 +74,8 @@ def test_a_chinese_page_has_the_english_page_s_code_in_its_order(name: str) -> N
         "LAKE.md",
         "UPGRADES.md",
         "SIZING.md",
-        *(f"integrations/{page}.md" for page in ("celery", "dramatiq", "fastapi", "taskiq")),
+        "KUBERNETES.md",
+        *(f"integrations/{page}.md" for page in ("celery", "django", "dramatiq", "fastapi", "http", "taskiq")),
     ],
 )
 def test_a_whole_chinese_page_has_the_same_code_tables_and_sections(name: str) -> None:
