@@ -1,16 +1,17 @@
 """Copies the schedule of a delay replica whose log begins anew from another replica, because the replica's own log lacks the entries that
 made the schedule.
 
-    begin      the log begins anew, and not at its beginning: the schedule is not whole, and says so at every opening (`Schedule.is_whole`)
-    fetch      the files as another replica's newest checkpoint has them, piece by piece, into a folder aside
-    wait       until our own log holds, committed, everything behind that checkpoint
-    adopt      the folder takes its place, the store is opened anew with that state, and replays its own log from there
+    begin      the new log does not start at the first entry, so the schedule is incomplete; each opening reports this (`Schedule.is_whole`)
+    fetch      copy the files of another replica's newest checkpoint, piece by piece, into a separate folder
+    wait       until this replica's own log holds, committed, every entry after that checkpoint
+    adopt      move the folder into place, open the store again with that state, and replay the replica's own log from there
 
-After a crash before the last step the copy begins again; likewise if a file or the donor vanishes. Files only grow while they are there,
-and a checkpoint says how long they were: so what is read of them does not depend on when. Meanwhile no checkpoint of our own is written.
+The copy starts again after a crash before the last step, or if a file or the source replica disappears. Files only grow until they are
+deleted, and a checkpoint records their lengths, so the time of reading does not matter. Until the copy is complete, this replica writes no
+checkpoint of its own.
 
-A replica without its schedule may be the one that holds most of the log. So it does lead, if it is elected: that brings the others up
-to date. But it serves nobody, and hands over to a replica that has its schedule.
+A replica with an incomplete schedule may hold the longest log. If it is elected, it leads, which brings the other replicas up to date. It
+serves no clients, and hands over to a replica with a complete schedule.
 """
 
 from __future__ import annotations

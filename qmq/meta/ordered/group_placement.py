@@ -1,15 +1,17 @@
-"""Where a consumer group of an ordered subject begins, and how it is moved: the record first, then the brokers, then the record again.
+"""Starts a consumer group of an ordered subject and moves it: writes the group's record, then tells the brokers, then marks the record as
+ready.
 
-    begin      put the record ──▶ (from the latest: tell the brokers) ──▶ ready
-    reset      swap the record, with the new frontier, not ready ──▶ tell the brokers ──▶ ready
-    set_back   swap the record: one logical partition goes back to an older partition, not ready ──▶ the caller replays there ──▶ ready
-    hold       swap the record: not ready, for good: it is being deleted (qmq/meta/ordered/group_deletion.py)
+    begin      write the record ──▶ (if it starts at the latest: tell the brokers) ──▶ ready
+    reset      write the new frontier, not ready ──▶ tell the brokers ──▶ ready
+    set_back   write the frontier with one logical partition at an older partition, not ready ──▶ the caller replays there ──▶ ready
+    hold       mark the record as not ready until the group is deleted (qmq/meta/ordered/group_deletion.py)
 
-No consumer attaches to a group that is not ready. The record says what is being done (`Start`), so that any metaserver can continue; the
-frontier is the new one from the beginning, since it says which version that was.
+Consumers attach only to a group that is ready. The record names the operation under way (`Start`), so any metaserver can continue it. The
+record has the new frontier from the first write on, because the frontier tells which version the operation uses.
 
-Beginning twice is harmless: a partition where the group began stays as it is. Moving twice is not, once consumers go on; so only the one
-who reset a group moves it, and a reset that stands still is taken over after longer than its calls last (qmq/meta/ordered/controller.py).
+To start a group twice is harmless: a partition where the group has started stays as it is. To move a group twice is not harmless once
+consumers have continued. So only the metaserver that reset a group moves it, and another one takes over a reset that makes no progress only
+after all calls of the first one have timed out (qmq/meta/ordered/controller.py).
 """
 
 from __future__ import annotations

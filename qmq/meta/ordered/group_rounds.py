@@ -1,17 +1,18 @@
 """A round of a consumer group of an ordered subject: it advances the group's frontier, and assigns the lanes to consumers.
 
-    read the assignment, then the group's record, then the routes
-    ask the brokers of what decides ──▶ hand parked keys on ──▶ move the frontier one step, by compare-and-swap ──▶ ask about what is
-    open now ──▶ ...
-    deal the open lanes out to the consumers that live, by compare-and-swap
+    1. read the assignment, then the group's record, then the routes
+    2. ask the brokers whether the partitions before the frontier are finished
+    3. pass parked keys on to the partitions that follow
+    4. move the frontier one step by compare-and-swap; repeat from 2 while the frontier moves
+    5. assign the open lanes to live consumers by compare-and-swap
 
 Any metaserver may run rounds at any time. The swap compares with the record that was read before the brokers were asked, so an answer
 counts only for the frontier that was asked about: after a reset in between, the swap fails. If an answer of the store is lost, the next
 round reads the outcome.
 
-Keys that are parked in a partition that the group leaves are parked in the partitions that follow *before* the swap opens those: so no
-newer message of such a key is handed out. A partition that cannot be told does not open. If the swap is lost, the keys are handed on
-again by the next round, which may find fewer of them.
+A key that is parked in a partition which the group leaves is parked in the following partitions *before* the swap opens them, so no newer
+message of the key is delivered. A partition whose broker cannot be reached does not open. If the swap fails, the next round passes the keys
+on again, and may find fewer of them.
 
 This module awaits only the store, the brokers, and the clock and timers that it is given, so that the simulator can run it.
 """

@@ -1,14 +1,15 @@
-"""Where a group begins, or is moved to: the values of `start` in its record, and the requests to brokers that follow. Pure.
+"""The values of `start` in a group's record: where the group starts or is moved to, and which partitions' brokers are told. Pure.
 
-    earliest            a new group: version 1, from the beginning                     nothing is sent
-    latest              a new group: the latest version, from its end                  its partitions begin the group at their ends
-    reset:earliest      version 1, from the beginning                                  all partitions of all versions
-    reset:latest        the latest version, from its end                               its partitions
-    reset:TIME_MS       the version of that time, in its partitions from that time     its partitions, and those of later versions
-    unpark:ID           as it was, but for the logical partition of a key              nothing
-    delete              nowhere: the group is being deleted (group_deletion.py)            to forget it
+    value            the group reads                                           told
+    earliest         a new group: from version 1, from the beginning           none
+    latest           a new group: from the latest version, from its end        the partitions of that version
+    reset:earliest   from version 1, from the beginning                        all partitions of all versions
+    reset:latest     from the latest version, from its end                     the partitions of that version
+    reset:TIME_MS    from the version of that time, from that time             the partitions of that version and of later ones
+    unpark:ID        unchanged, except for the logical partition of one key    none
+    delete           nothing: the group is being deleted (group_deletion.py)   all brokers, to delete the group's progress
 
-Partitions that only later versions have are always read from their beginning: what lies there followed what lies in their sources.
+A partition that only later versions have is always read from its beginning, because its messages follow those of its source partitions.
 """
 
 from __future__ import annotations
