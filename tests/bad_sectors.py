@@ -10,7 +10,7 @@ from qmq.log.disk import BLOCK_BYTES, Disk
 
 
 class BadSectors(Disk):
-    """The real one but for what `spoil` named. To change a part of a bad block the kernel would have to read it first: EIO as well."""
+    """The real disk, except for the blocks that `spoil` named: reading one fails with EIO, and so does writing a part of one."""
 
     def __init__(self) -> None:
         self.bad: set[tuple[Path, int]] = set()

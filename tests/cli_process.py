@@ -43,7 +43,9 @@ def run(words: tuple[str, ...], environment: dict[str, str], data: bytes = b"") 
 
 @cache
 def _server(columns: str) -> socket.socket:
-    """To the process that forks, one for each width: the width is read while the libraries are loaded."""
+    """The connection to the process that forks. There is one process for each width, because the width is read while the libraries
+    load.
+    """
     ours, its = socket.socketpair()
     environment = {**os.environ, "COLUMNS": columns}
     process = subprocess.Popen([sys.executable, __file__, str(its.fileno())], pass_fds=[its.fileno()], env=environment)

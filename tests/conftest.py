@@ -34,7 +34,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Show why a broker in this process stopped it: what it printed is captured, and would be lost with the process."""
+    """Print why a broker in this process stopped the process: captured output would be lost with it."""
     capture, stop = config.pluginmanager.getplugin("capturemanager"), os._exit
 
     def shown(status: int) -> None:

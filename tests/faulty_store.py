@@ -16,7 +16,7 @@ from qmq.errors import CoordinationUnavailable, CoordinationUnknown
 
 
 class Fault(Enum):
-    """What happens to a transaction without an answer."""
+    """The fate of a transaction whose answer is lost."""
 
     LOST = "lost"
     """The request is lost."""
@@ -119,10 +119,10 @@ class FaultyStore:
 
 
 class SharedStore(EmbeddedStore):
-    """One store for several nodes. A node does not close it; the test does, by `end`."""
+    """One store for several nodes. `close` by a node does nothing; the test closes the store by `end`."""
 
     async def close(self) -> None:
-        """Not by a node."""
+        """Does nothing: nodes call this; the test calls `end`."""
 
     async def end(self) -> None:
         """Close it."""

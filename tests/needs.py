@@ -45,7 +45,7 @@ def find_kubernetes_tools() -> Path | None:
 
 
 def need_etcd() -> None:
-    """For a fixture, which cannot carry a mark."""
+    """For fixtures, which cannot have a mark."""
     if find_binary() is None:
         pytest.skip(NO_ETCD)
 

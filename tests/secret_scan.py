@@ -47,7 +47,7 @@ def found_in(text: str) -> str:
 
 
 def outputs_in(folder: Path) -> Iterator[tuple[Path, str]]:
-    """What processes of a test wrote for people, by file."""
+    """The texts that a test's processes wrote, by file."""
     for pattern in OUTPUTS:
         for path in folder.rglob(pattern):
             if path.is_file():

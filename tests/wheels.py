@@ -1,4 +1,4 @@
-"""The wheel of a source tree, as a release makes it."""
+"""Builds the wheel of a source tree, as a release does."""
 
 from __future__ import annotations
 

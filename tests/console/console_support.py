@@ -1,4 +1,4 @@
-"""What the console's tests share: a browser without a browser, which speaks ASGI with the application and keeps cookies."""
+"""Support for the console's tests: an HTTP client that speaks ASGI with the application and keeps cookies."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ class Answer:
 
 @dataclass
 class PlainBrowser:
-    """Asks a console. It follows redirections of its own host, as a browser does."""
+    """Sends requests to a console. Follows redirections to the console's own host, as a browser does."""
 
     site: ConsoleSite
     cookies: dict[str, str] = field(default_factory=dict)
     peer: str = "127.0.0.1"
 
     async def ask(self, method: str, path: str, headers: Mapping[str, str] | None = None, body: bytes = b"") -> Answer:
-        """One request, as it is."""
+        """Send one request without following redirections."""
         target, _, query = path.partition("#")[0].partition("?")
         sent = {"host": "127.0.0.1:20888", **({"cookie": "; ".join(f"{k}={v}" for k, v in self.cookies.items())} if self.cookies else {})}
         if method == "POST":

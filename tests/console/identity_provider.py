@@ -57,7 +57,7 @@ class IdentityProvider:
         )
 
     def logged_in(self, asked: dict[str, str], user: str) -> str:
-        """Where the browser goes, with a code, when a person has said who it is."""
+        """The URL, with a code, to which the provider sends the browser after a login."""
         code = secrets.token_urlsafe(16)
         self.codes[code] = {**asked, "user": user}
         return f"{asked['redirect_uri']}?{urlencode({'code': code, 'state': asked['state']})}"
@@ -98,7 +98,7 @@ PAGE = """<!doctype html><html lang="en"><title>Provider</title><main><h1>Who ar
 
 @contextmanager
 def identity_provider() -> Iterator[IdentityProvider]:
-    """It runs at its `issuer`."""
+    """Run a provider, which listens at its `issuer`."""
     found = IdentityProvider()
 
     class Handler(BaseHTTPRequestHandler):

@@ -36,7 +36,7 @@ class ParkingConsumer:
                 await asyncio.sleep(0.01)
 
     async def until_held(self, lanes: int) -> None:
-        """Until consumers of the group hold so many lanes."""
+        """Wait until consumers of the group hold this many lanes."""
         async with asyncio.timeout(30):
             while await self._held() != lanes:
                 await asyncio.sleep(0.01)
@@ -48,7 +48,7 @@ class ParkingConsumer:
 
 @asynccontextmanager
 async def parked_subject(mq: Client, subject: str, group: str, keys: Sequence[str], partitions: int = 1) -> AsyncIterator[ParkingConsumer]:
-    """With a message to each of `keys`, all of them parked; and a consumer that runs."""
+    """A subject with a message for each of `keys`, all of them parked, and a running consumer."""
     await mq.metadata.create_subject(
         SubjectConfig(subject, order=Order.STRICT, logical_partitions=LOGICAL_PARTITIONS), partitions=partitions
     )

@@ -1,4 +1,4 @@
-"""What a page asks of the cluster does not grow with the subjects and groups that there are."""
+"""A page's requests to the cluster do not grow with the number of subjects and groups."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The screen of lanes: who holds which range, and the keys that are parked."""
+"""The screen of lanes: the holder of each range, and the parked keys."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ class Stage:
         return PlainBrowser(self.site)
 
     async def at_provider(self, browser: PlainBrowser, target: str = "/") -> dict[str, str]:
-        """What the provider is asked when a person begins to log in."""
+        """The request to the provider when a person begins to log in."""
         answer = await browser.ask("GET", f"/login/begin?next={target}")
         assert answer.status == 303, answer.text
         assert answer.headers["location"].startswith(f"{self.provider.issuer}/authorize?")
@@ -96,7 +96,7 @@ async def test_who_logs_in_at_the_provider_acts_with_the_rights_that_the_cluster
 
 
 async def test_the_browser_goes_on_where_it_wanted_to_by_a_page_of_the_console(stage: Stage) -> None:
-    """Not by a redirection: the session's cookie is Strict, and a redirection from the provider would go without it."""
+    """The provider does not redirect straight to that page: the session's cookie is Strict, and a browser would not send it then."""
     browser = stage.browser()
     page = await browser.get("/subjects/orders")
     assert 'href="/login/begin?next=%2Fsubjects%2Forders"' in page.text

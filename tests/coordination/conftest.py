@@ -12,7 +12,7 @@ from qmq_coordination.etcd.etcd_process import EtcdCluster, EtcdProcess
 
 @pytest.fixture(scope="session")
 def etcd_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdProcess]:
-    """One member for all tests that do it no harm: each uses a namespace of its own."""
+    """An etcd member for tests that do not disturb it: each uses a namespace of its own."""
     needs.need_etcd()
     server = EtcdProcess(tmp_path_factory.mktemp("etcd"))
     try:
@@ -24,7 +24,7 @@ def etcd_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdProces
 
 @pytest.fixture
 def own_server(tmp_path: Path) -> Iterator[EtcdProcess]:
-    """One member for a test that harms it."""
+    """An etcd member for a test that disturbs it."""
     needs.need_etcd()
     server = EtcdProcess(tmp_path / "etcd")
     try:

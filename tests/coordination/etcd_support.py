@@ -1,4 +1,6 @@
-"""What the etcd tests share: namespaces, a proxy that loses things, a reader of a watch, a store with a fault before its transactions."""
+"""Support for the etcd tests: namespaces, a proxy that loses answers, a reader of a watch, a store with a fault before its
+transactions.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is pure in the etcd client: endpoints, verdicts, conversions, whole revisions. And the finder of the binary."""
+"""The pure parts of the etcd client: endpoints, verdicts, conversions, whole revisions; and the search for the binary."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where ordered subjects are in the store: keys that sort as their numbers do, values that come back as they went, what a listing means."""
+"""Ordered subjects in the store: keys sort as their numbers do, values survive a round trip, and listings are parsed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What may be concluded about a transaction whose answer was lost. On the embedded store; with real losses in test_etcd_faults."""
+"""Conclusions about a transaction whose answer was lost. On the embedded store; real losses are in test_etcd_faults."""
 
 from __future__ import annotations
 

@@ -117,7 +117,7 @@ class SimMaster:
         self.loop.call_soon(self._start)
 
     def _restored(self) -> Schedule:
-        """From the last checkpoint, or from nothing; then the log."""
+        """Restore the last checkpoint, if there is one, and replay the log."""
         found = self.group.checkpoint if self.world.random.random() < 0.7 else None
         if found is not None:
             shutil.copytree(found.folder, self._folder)
@@ -181,7 +181,7 @@ class SimMaster:
             self._write(None, staged)
 
     def _write(self, region: bytes | None, actions: tuple[ScheduleAction, ...]) -> int:
-        """One more entry. One that is deposed writes into a log of its own, which nobody will see."""
+        """Append an entry. A deposed master appends to a log of its own, which no other replica reads."""
         index = self.schedule.index + 1
         entry = Entry(index, self.world.now, region, actions)
         if not self.is_deposed:

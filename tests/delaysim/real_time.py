@@ -74,7 +74,7 @@ class SimDispatcher:
 
     @property
     def waiting(self) -> int:
-        """Not planned yet."""
+        """Messages that are not planned yet."""
         return sum(map(len, self._waiting.values()))
 
     def put(self, messages: Sequence[DueMessage]) -> None:

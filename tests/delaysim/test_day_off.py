@@ -1,4 +1,4 @@
-"""After a day off: what is late goes at once, oldest first, and what is due now does not wait behind it."""
+"""After an outage of a day: late messages are sent at once, oldest first, and messages that are due now do not wait for them."""
 
 from __future__ import annotations
 

@@ -96,7 +96,7 @@ class Ack(Operation):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reset(Operation):
-    """From here on messages may come back to the group although it acknowledged them; without a group: to any group."""
+    """From here on the group may get messages again that it acknowledged. Without a group: any group may."""
 
     f: ClassVar[str] = "reset"
     group: str | None = None

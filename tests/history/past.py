@@ -120,9 +120,8 @@ class History(Sequence[Event]):
 
     @cached_property
     def beginnings(self) -> list[int]:
-        """For each line, where its operation began; its own place if nobody wrote an invoke.
-
-        One invoke may have several ends (a poll answered from two queues): they all began there.
+        """For each line the line where its operation began; the line itself if there is no invoke. One invoke may have several ends (a
+        poll answered from two queues).
         """
         begun: dict[tuple[str, str, int | None], int] = {}
         found = []

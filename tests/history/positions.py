@@ -114,7 +114,7 @@ def _ranks(history: History) -> dict[int, int]:
 
 
 def _together(history: History) -> Iterator[Anomaly]:
-    """Where polls saw a batch, value i lies i places after value 0; also if the send's outcome is unknown."""
+    """In polls of a batch, value i is i places after value 0; this also holds if the outcome of the send is unknown."""
     homes: dict[int, Place] = {}
     for poll, queue in history.polls:
         for record in poll.records:

@@ -67,7 +67,7 @@ def test_a_correct_history_has_no_anomaly(events: list[Event]) -> None:
 
 @given(HISTORIES, st.integers(0, 100))
 def test_the_beginning_of_a_correct_history_has_no_anomaly(events: list[Event], length: int) -> None:
-    """Whatever is under way when the history is cut off is unknown, and unknown is never wrong."""
+    """Operations that are under way at the cut have an unknown outcome, which is never an anomaly."""
     cut = events[:length]
     assert names(cut, drained=False) <= {"lost_below"}
 
@@ -120,7 +120,7 @@ def test_a_polled_value_whose_send_failed_is_a_phantom(events: list[Event], data
 @lies
 @given(LONG_HISTORIES, DRAW)
 def test_a_value_at_a_second_place_is_stored_twice(events: list[Event], data: st.DataObject) -> None:
-    """The lie is told at the end, by a group of its own, so that nothing else is wrong with it."""
+    """The false line is the last one, by a group of its own, so that it causes no other anomaly."""
     value = pick(data, sorted(History(events).seen_by_any))
     begun = Poll(process="x", type="invoke", group="x")
     lie = [*events, begun, begun.ended("ok", queue=pick(data, list(QUEUES)), records=(Record(NOWHERE, value),))]

@@ -59,7 +59,7 @@ class Values:
 
     @property
     def names(self) -> set[str]:
-        """Of all samples."""
+        """The names of all samples."""
         return {sample.name for sample in self._samples}
 
 

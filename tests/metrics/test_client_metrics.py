@@ -1,4 +1,4 @@
-"""A client's figures: what it sent, waited for, was handed and settled."""
+"""Metrics of a client: messages sent, waited for, received and settled."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""GET /metrics: as much HTTP as it takes, and nobody is held up by a large page."""
+"""GET /metrics: the supported part of HTTP, and large pages that delay no other request."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ROWS = 10 * SLICE + 7
 
 
 class Many:
-    """As many rows as a broker with thousands of subjects has."""
+    """A metric with as many rows as on a broker with thousands of subjects."""
 
     figures = (Figure("qmq_many_total", COUNTER, ("subject",), "Many."), Figure("qmq_one", GAUGE, (), "One."))
     fails = False

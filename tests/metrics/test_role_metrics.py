@@ -1,4 +1,4 @@
-"""Every role as a process of its own, as operators start it: what it listens on, and what it shows there."""
+"""Each role as a process of its own, as operators start it: the address of its metrics port, and the metrics on it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who reads what: any history of joins, leaves, splits and drifting backlogs keeps every promise of the rules."""
+"""Assignment of lanes: any history of joins, leaves, splits and changing backlogs keeps the rules' promises."""
 
 from __future__ import annotations
 
@@ -236,7 +236,7 @@ class Assignments(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def come_back_with_others_settled(self, data: st.DataObject) -> None:
-        """Where as many consumers work as before, and all of them stay, nothing moves."""
+        """If as many consumers work as before, and all of them stay, no lane moves."""
         name = f"n{self.next_number}"
         self.next_number += 1
         self.consumers.append(name)

@@ -33,7 +33,7 @@ def splits_of(versions: int) -> dict[int, Route]:
 
 
 def done(*pairs: tuple[int, LpRange]) -> Finished:
-    """What a broker that keeps progress would say: what it has no record of is not done."""
+    """The answer of a broker that keeps progress: without a record, nothing is done."""
     return lambda number, lps: any(number == each and known.contains(lps) for each, known in pairs)
 
 

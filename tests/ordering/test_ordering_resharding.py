@@ -1,4 +1,4 @@
-"""Automatic resharding: what is decided, what is said, and that it settles whatever the load."""
+"""Automatic resharding: decisions, their reasons, and that it becomes stable under any load."""
 
 from __future__ import annotations
 

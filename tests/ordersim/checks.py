@@ -26,7 +26,7 @@ Where = tuple[str, int, int]
 
 @dataclass(slots=True)
 class Line:
-    """What one group saw of one key. `seen` are numbers of messages, ascending; `at` is the last one that was handed out."""
+    """One group's view of one key. `seen` are message numbers, ascending; `at` is the last delivered one."""
 
     seen: list[int] = field(default_factory=list)
     at: int = 0
@@ -151,7 +151,7 @@ class Checks:
                 raise Violation(f"refused: message {number} of {key!r} was said not to be stored, and is in {ledger.by_key[key][number]}")
 
     def undrained(self) -> list[str]:
-        """Of each group what it has not done yet, in a few words."""
+        """For each group a short description of what is not done yet."""
         ledger, routes = self._simulation.ledger, self._simulation.routes
         found: list[str] = []
         for name, group in routes.groups.items():

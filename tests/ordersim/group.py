@@ -63,7 +63,7 @@ class BrokerGroup:
         return self.has_majority and not self._is_alone(replica)
 
     def catch_up(self) -> None:
-        """There is a majority again: what waited is committed."""
+        """There is a majority again: commit the waiting entries."""
         leader = self.leader
         if leader is not None and leader.is_up and not leader.loop.is_paused and leader.epoch:
             leader.loop.call_soon(leader.commit, leader.store.index)

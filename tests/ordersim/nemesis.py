@@ -42,7 +42,7 @@ class Nemesis:
     # --- when ------------------------------------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """From now on, until it is calm."""
+        """Inject faults until `calm`."""
         round_number = self._simulation.round
         self._world.after(self._random.randint(500, 3_000), self._fault, round_number)
         self._world.after(self._random.randint(500, 3_000), self._change, round_number)
@@ -116,7 +116,7 @@ class Nemesis:
         return 0
 
     def _write_without_answer(self, group: BrokerGroup) -> None:
-        """What is on its way is written, and not committed for a while."""
+        """The group writes what is on its way, and does not commit it for a while."""
         group.has_majority = False
         self._world.after(self._random.randint(300, 1_500), self._cut_all)
         after_ms = self._random.randint(600, 3_000)
@@ -125,7 +125,7 @@ class Nemesis:
             self._world.after(after_ms + self._random.randint(20, 400), self._pause_master_of, group)
 
     def _answer_without_hearer(self, group: BrokerGroup) -> None:
-        """What is on its way, and that is much, is stored or refused; producers hear of the next route before they hear of that."""
+        """The group stores or refuses the many messages on their way; producers hear of the next route before they hear of that."""
         self._silence(group, self._random.randint(2_000, 6_000))
         for process in list(self._network.processes.values()):
             if isinstance(process, ProducerProcess) and process.is_up:
@@ -177,7 +177,7 @@ class Nemesis:
             master.kill()
 
     def _do_kill_broker_process(self) -> None:
-        """Whoever it is, perhaps a zombie, perhaps one that is about to lead."""
+        """The process may be a zombie, or about to become master."""
         processes = self._group().processes()
         if processes:
             self._random.choice(processes).kill()
@@ -207,7 +207,7 @@ class Nemesis:
         self._isolate(self._group().replicas, 4_000)
 
     def _do_isolate_group_long(self) -> None:
-        """Longer than its lease: it may be fenced."""
+        """For longer than the lease, so the group may be fenced."""
         group = self._group()
         until_ms = self._random.randint(7_000, 25_000)
         if self._random.random() < 0.6:  # what is written just before is not answered, and may be committed when the group is back
@@ -225,7 +225,7 @@ class Nemesis:
                 self._world.after(max(until_ms - self._world.now, 0), self._network.heal, name)
 
     def _do_hide_group(self) -> None:
-        """Out of reach for etcd and metaservers, but not for clients, for longer than its lease."""
+        """The group is unreachable for etcd and metaservers, but not for clients, for longer than its lease."""
         group = self._group()
         until_ms = self._random.randint(6_000, 20_000)
         for name in group.replicas:
@@ -234,13 +234,15 @@ class Nemesis:
         self.change("leave", group)
 
     def _do_silence_group(self) -> None:
-        """Producers hear nothing of it. What they sent is stored, and then the partition is closed: they may not take it for lost."""
+        """Producers get no answers from the group. It stores what they sent, and then the partition is closed: producers must not count
+        those messages as lost.
+        """
         group = self._group()
         self._silence(group, self._random.randint(4_000, 12_000))
         self._later(1_500, self.change, "leave", group)
 
     def _do_stall_group(self) -> None:
-        """No majority for a while: what is written waits."""
+        """The group has no majority for a while: entries that are written wait."""
         group = self._group()
         group.has_majority = False
         self._later(8_000, self._give_majority, group)
@@ -270,7 +272,7 @@ class Nemesis:
             master.loop.enter(master.broker.resume)
 
     def _do_disk_full(self) -> None:
-        """For a while; or again and again for a moment, so that one batch is refused and the next one finds room."""
+        """The disk is full for a while, or repeatedly for a moment, so that one batch is refused and the next one is stored."""
         master = self._group().master()
         if master is not None:
             is_brief = self._random.random() < 0.6
@@ -353,7 +355,7 @@ class Nemesis:
             found.pause(self._random.randint(300, 3_500))
 
     def _do_pause_consumer_long(self) -> None:
-        """Longer than its lease: it wakes up as a zombie."""
+        """For longer than the lease: the consumer wakes up as a zombie."""
         found = self._any(ConsumerProcess)
         if found is not None:
             found.pause(self._random.randint(3_000, 15_000))

@@ -83,7 +83,7 @@ class Transport(asyncio.Transport):
     # --- the simulator's side --------------------------------------------------------------------------------------------
 
     def _send(self, act: Callable[[Any], None], data: Any) -> None:
-        """In order, behind all that was sent before. An answer that does not get through breaks the connection off."""
+        """Send in order. If an answer cannot be delivered, the connection breaks."""
         world = self._network.world
         if self._network.is_silent(self.process.name, self.peer.process.name):
             self.break_off(1_000)
@@ -95,7 +95,7 @@ class Transport(asyncio.Transport):
         world.after(at - world.now, self._arrive, act, data)
 
     def let_go(self, after_ms: int) -> None:
-        """What was held arrives, and what is sent from now on behind it."""
+        """Deliver the data that was held; data sent from now on follows it."""
         self._arrives = max(self._arrives, self._network.world.now + after_ms)
 
     def _arrive(self, act: Callable[[Any], None], data: Any) -> None:
@@ -118,7 +118,7 @@ class Transport(asyncio.Transport):
             self._protocol.buffer_updated(size)
 
     def lose(self, cause: Exception | None) -> None:
-        """The protocol hears that it is over."""
+        """Close the connection at the protocol."""
         if not self.is_lost:
             self.is_lost = self._is_closing = True
             self._network.connections.pop(self, None)
@@ -199,7 +199,7 @@ class Network:
             end.break_off(within_ms)
 
     def heal(self, name: str) -> None:
-        """It can be reached again; its old connections stay broken."""
+        """Make the process reachable again; its old connections stay broken."""
         for harmed in (self.cut, self.hidden, self.silent):
             harmed.pop(name, None)
 

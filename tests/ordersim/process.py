@@ -27,7 +27,7 @@ class SimClock:
 
 
 class Process:
-    """One life of a process. After `kill` it does nothing any more; a restart is another object of the same name."""
+    """One run of a process. After `kill` it does nothing more; a restart is another object with the same name."""
 
     accept: Callable[[], Any] | None = None
     """Makes the protocol of a connection that comes in."""

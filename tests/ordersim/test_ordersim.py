@@ -124,7 +124,7 @@ def test_what_a_paused_process_has_not_begun_is_kept_when_it_is_killed() -> None
 
 
 def test_a_seed_always_tells_the_same_story() -> None:
-    """In this process and in others, where strings hash to something else."""
+    """In this process, and in others, where string hashes differ."""
     folder = str(Path(__file__).parents[1])
     told = {tell()}
     for hash_seed in ("0",) if forms.FORM == "gate" else ("0", "1"):

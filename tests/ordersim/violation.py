@@ -11,7 +11,7 @@ RAISED: list[Violation] = []
 
 @contextmanager
 def own_violations() -> Iterator[None]:
-    """A run that neither sees the violations of the run before it nor leaves its own to the next one."""
+    """Keep the violations of this run apart from those of other runs."""
     RAISED.clear()
     try:
         yield

@@ -31,7 +31,7 @@ class ListLog:
         return self.start_index + len(self.epochs)
 
     def place(self) -> int:
-        """Where the log ends."""
+        """The end of the log."""
         return self.last
 
     def read(self, place: int, after: int, bytes_max: int) -> LogChunk | None:
@@ -43,7 +43,7 @@ class ListLog:
         return LogChunk(after + len(found), found, after + len(found), len(found))
 
     def start(self) -> tuple[int, int, int]:
-        """Behind what everything is here."""
+        """The position after everything in the log."""
         return self.start_epoch, self.start_index, self.start_index
 
     def forget_to(self, index: int) -> None:
@@ -175,7 +175,7 @@ class Group:
         return taken
 
     def answer(self, name: str, request: Request) -> None:
-        """What the coordination store does."""
+        """The coordination store's answer."""
         core = self.core[name]
         if isinstance(request, Campaign):
             self.epoch += 1

@@ -1,4 +1,4 @@
-"""The link to one peer: it comes back whatever ended it."""
+"""The link to one peer reconnects after any failure."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ async def listen(path: Any, *secrets: bytes) -> tuple[list[Listening], asyncio.S
 
 
 async def say(mesh: Mesh, came: list[Listening], number: int) -> None:
-    """Until it is heard."""
+    """Repeat until the message arrives."""
     async with asyncio.timeout(10):
         while len(came) < number or came[number - 1].heard.empty():
             mesh.send("b", [b"message"])

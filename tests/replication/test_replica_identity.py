@@ -1,4 +1,4 @@
-"""What a replica promised survives, or its loss is noticed; it is never taken for another one's."""
+"""A replica's promises survive a restart, or their loss is noticed; a replica is never taken for another one."""
 
 from __future__ import annotations
 

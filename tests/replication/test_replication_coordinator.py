@@ -195,7 +195,7 @@ async def test_a_second_campaign_at_the_same_time_is_refused(store: FaultyStore)
 
 
 async def test_the_store_is_put_to_use_by_compare_alone(store: FaultyStore) -> None:
-    """Nothing of the group is ever written without a comparison."""
+    """Every write of the group's keys has a comparison."""
     seen: list[Sequence[Compare]] = []
     real = store.txn
 

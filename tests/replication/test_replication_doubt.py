@@ -24,7 +24,7 @@ def outrun(group: Group) -> None:
 
 
 def test_a_replica_in_step_whose_next_entry_is_gone_begins_anew() -> None:
-    """Found by the simulator: it took the Reset for an old one, and both waited for ever."""
+    """Found by the simulator: the replica took the Reset for an old one, and both sides waited for ever."""
     group = Group()
     outrun(group)
     for _ in range(3):
@@ -78,7 +78,7 @@ def test_a_reset_that_comes_twice_is_done_once() -> None:
 
 
 def test_an_empty_replica_begins_where_the_masters_files_begin() -> None:
-    """One of the master's logs lost its beginning, the other never did: everything behind index 0 is to be had, but not from place 0 on."""
+    """One of the master's two logs lost its beginning and the other did not: entries after index 0 exist, but not from byte 0 on."""
     group = Group()
     group.step("b", "a", Append(1, 0, 0, 0, (), 0, 0, False, None))
     assert group.core["a"].in_step

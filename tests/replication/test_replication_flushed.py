@@ -1,4 +1,4 @@
-"""What is flushed on a majority, whatever the flush policy: what a slave says, and how far the master lets answers go."""
+"""Entries flushed on a majority, with each flush policy: a slave's reports, and how far the master releases answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who counts, and how that changes (Ongaro's dissertation, section 4.1)."""
+"""Which replicas have a vote, and how that changes (Ongaro's dissertation, section 4.1)."""
 
 from __future__ import annotations
 

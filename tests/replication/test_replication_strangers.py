@@ -1,4 +1,4 @@
-"""What a replica believes: members only, epochs that can have been won, claims that can be true; and whom it accuses."""
+"""A replica accepts members only, epochs that can have been won, and claims that can be true; others are recorded with their origin."""
 
 from __future__ import annotations
 

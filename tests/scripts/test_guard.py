@@ -1,4 +1,4 @@
-"""The guard of CPU time a message: what it calls slower (scripts/peers/guard_verdict.py)."""
+"""The guard of CPU time for each message: when it reports a slowdown (scripts/peers/guard_verdict.py)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What time alone takes away: rights by rules that are too old, and tokens that have ended. The clock is the test's."""
+"""Rights that end with time: rules that are too old, and expired tokens. The clock is the test's."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ ADMIN = Principal("op", "admin")
 
 @dataclass
 class RulesAsHeard:
-    """What a coordination store said, and how long ago."""
+    """The rules from a coordination store, and their age."""
 
     access: AccessState = field(default_factory=AccessState)
     revision: int = 1
@@ -72,7 +72,7 @@ class ClosedPort:
         return await connect(f"127.0.0.1:{self.data.port}", "test", network_of(None, token), reauth_s=0.0)
 
     async def send(self, connection: Connection) -> None:
-        """One message to `orders`. Raises what it is answered with."""
+        """Send one message to `orders`. Raises the error of the answer."""
         envelope, region = encode(b"orders", Columns([b"x"]), producer_id=next(self._numbers), batch_sequence=0, create_time_ms=1)
         await connection.call(FrameKind.PRODUCE, envelope + region, timeout_s=10)
 

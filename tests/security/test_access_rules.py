@@ -1,4 +1,4 @@
-"""What rules decide together. Pure."""
+"""Several rules together. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Nothing can be asked that the access tables do not know."""
+"""Every request is in the access tables."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What strangers can make a control port hold, met by real sockets: a metaserver's port and a broker's, with TLS and without."""
+"""Limits of a control port against strangers, with real sockets: a metaserver's port and a broker's, with TLS and without."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ BOUNDS = RpcBounds(connections_max=50, calls_max=50)
 
 
 class ControlPort:
-    """One that listens, and a way to call it."""
+    """A listening port, and a way to call it."""
 
     def __init__(self, role: str, port: int, network: Network, watchers: Any, served: Any = None) -> None:
         self.role, self.port, self.address, self.watchers = role, port, f"{HOST}:{port}", watchers
@@ -93,7 +93,7 @@ async def listening(
 
 
 class Stranger:
-    """A connection that says no more than it is told to."""
+    """A connection that sends only what the test tells it to send."""
 
     def __init__(self, port: int, first: bytes = b"") -> None:
         self._socket = socket.create_connection((HOST, port))
@@ -114,7 +114,7 @@ class Stranger:
 
 @asynccontextmanager
 async def relayed(port: int) -> AsyncIterator[tuple[int, asyncio.Event]]:
-    """A port that passes bytes on, both ways, until the event is set; then it keeps them, as a cable that was pulled."""
+    """A port that passes bytes on in both directions until the event is set; then it holds them, as after a pulled cable."""
     cut, pumps = asyncio.Event(), list[asyncio.Task[None]]()
 
     async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

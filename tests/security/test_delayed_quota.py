@@ -118,7 +118,7 @@ async def test_who_asks_again_for_what_is_stored_is_answered_over_the_quota_too(
         answers: dict[int, bytes] = {}
 
         class Asker:
-            """The end of a connection, as a broker sees it."""
+            """A broker's end of a client's connection."""
 
             def send(self, answer: bytes) -> None:
                 answers[HEADER.unpack_from(answer)[4]] = answer

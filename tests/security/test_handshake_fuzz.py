@@ -76,7 +76,7 @@ class Absent(asyncio.Transport):
 
 
 def opening(chance: random.Random) -> bytes:
-    """What somebody might send first."""
+    """The first bytes that a peer might send."""
     choose = chance.choice
     hello = {"version": choose((1, 1, 1, 0, 2, -1, "1", None)), "client": choose(("c", "c", *TEXTS)), "token": choose(TEXTS)}
     kind = choose(
@@ -100,7 +100,7 @@ def opening(chance: random.Random) -> bytes:
 
 
 def feed(connection: Connection, data: bytes) -> None:
-    """As the event loop would, until the connection ends."""
+    """Feed the bytes as the event loop would, until the connection ends."""
     stream, at = connection.stream, 0
     while at < len(data) and stream.is_open:
         view = stream.get_buffer(-1)

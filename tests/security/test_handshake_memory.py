@@ -1,4 +1,4 @@
-"""What strangers in a handshake of TLS take of a server's memory, in bytes: while they stand still, and when they are gone."""
+"""Memory of a server, in bytes, for strangers in a TLS handshake: while they stand still, and after they are gone."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ async def listening(tmp_path: Path) -> AsyncIterator[TlsListener]:
 
 
 async def stand_still(listener: TlsListener, count: int) -> list[socket.socket]:
-    """So many strangers that send half a hello."""
+    """Open connections that send half a hello and stop."""
     strangers = [socket.create_connection((HOST, listener.port)) for _ in range(count)]
     for each in strangers:
         each.sendall(HELLO_HALF)
@@ -79,7 +79,7 @@ def test_handshakes_that_fail_give_their_memory_back(tmp_path: Path) -> None:
 
 
 async def fail(listener: TlsListener, count: int) -> None:
-    """So many handshakes one after the other, none of which is one."""
+    """Make failing handshakes, one after the other."""
     for _ in range(count):
         reader, writer = await asyncio.open_connection(HOST, listener.port)
         writer.write(bytes(64))

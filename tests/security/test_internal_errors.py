@@ -1,4 +1,4 @@
-"""What fails inside a server is in its log, and not in the answer."""
+"""The text of an internal error is in the server's log, and not in the answer."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from qmq.rpc import abort
 
 
 class CallContext:
-    """Of a call that ends with an error."""
+    """The context of a call that ends with an error."""
 
     def __init__(self) -> None:
         self.ended: tuple[grpc.StatusCode, str] | None = None

@@ -1,4 +1,4 @@
-"""A producer's id is in the id of each of its messages: who reads them must not be able to send in its place."""
+"""A message's id contains its producer's id: a client that reads the id must not be able to send as that producer."""
 
 from __future__ import annotations
 

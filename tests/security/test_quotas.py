@@ -1,4 +1,4 @@
-"""Quotas: who uses more than it may is slowed down, and nobody else is."""
+"""Quotas slow down the principal that exceeds them, and no other one."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Limited(OpenAccess):
 
 
 class Batch(NamedTuple):
-    """As much of a batch as is counted."""
+    """The fields of a batch that quotas count."""
 
     region: bytes
     header: SimpleNamespace

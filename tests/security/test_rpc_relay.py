@@ -1,4 +1,4 @@
-"""What comes over TLS to a gRPC server, passed on by the relay: whole, in both directions, and with nothing left behind."""
+"""The relay passes bytes of TLS connections on to a gRPC server: completely, in both directions, and leaves nothing open."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def test_a_taken_port_is_an_error_and_not_the_end_of_the_process(tmp_path: Path,
 
 
 def test_the_listening_socket_of_a_port_that_could_not_start_is_closed(tmp_path: Path) -> None:
-    """So that the next try may have the port."""
+    """So the next attempt can use the port."""
     papers = Papers(tmp_path / "papers")
 
     async def fail(port: int) -> None:

@@ -95,7 +95,7 @@ async def closed(folder: Path, tls: Tls, client: Tls) -> AsyncIterator[tuple[Nod
 
 
 def drive(folder: Path, master: str, server: str, variables: Mapping[str, str], conf: Mapping[str, str]) -> tuple[dict[str, Any], str]:
-    """A driver as a process of its own: what it printed as JSON, and all that Spark showed and logged of it."""
+    """Run a driver as a process. Returns the JSON that it printed, and everything that Spark showed and logged about it."""
     logs = folder / "events"
     logs.mkdir()
     settings = {

@@ -399,7 +399,7 @@ def test_a_certificate_without_its_key_is_refused(papers: Papers) -> None:
 async def test_a_blocking_connection_sends_while_it_waits_for_an_answer(
     tmp_path: Path, papers: Papers, monkeypatch: pytest.MonkeyPatch, open_files: int
 ) -> None:
-    """As the Spark sink's does: one thread receives, another one sends."""
+    """As the Spark sink does: one thread receives, another one sends."""
     for name, path in (("CA", papers.client.ca), ("CERT", papers.client.cert), ("KEY", papers.client.key)):
         monkeypatch.setenv(f"QMQ_TLS_{name}", str(path))
     async with secured(tmp_path / "data", papers.server) as node:

@@ -106,7 +106,7 @@ class Checks:
         self.flushed[index] = entry
 
     def everybody_lost_power(self) -> None:
-        """What was committed in page caches may be gone; what a majority had flushed may not."""
+        """A power cut of all replicas: messages that were committed in page caches may be lost, those flushed on a majority may not."""
         self.committed.clear()
         self.committed_in.clear()
         self.acknowledged.clear()

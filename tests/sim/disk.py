@@ -50,7 +50,7 @@ class Image:
             self.entries, self.start, self.start_epoch = [], index, entries[0].epoch
 
     def history(self) -> History:
-        """Its shape, as the real store recovers it."""
+        """The shape of the disk's content, as the real store recovers it."""
         runs: list[EpochRun] = []
         for index, entry in enumerate(self.entries, self.start + 1):
             if not runs or runs[-1].epoch != entry.epoch:
@@ -59,7 +59,7 @@ class Image:
 
 
 class Disk:
-    """It is the core's `Log` too."""
+    """A simulated disk. It is also the core's `Log`."""
 
     checks_places = True
 
@@ -122,7 +122,7 @@ class Disk:
     # --- for the core -----------------------------------------------------------------------------------------------
 
     def place(self) -> int:
-        """Where the log ends."""
+        """The end of the log."""
         return self.image.last
 
     def read(self, place: int, after: int, bytes_max: int) -> LogChunk | None:
@@ -136,5 +136,5 @@ class Disk:
         return LogChunk(last, found, last, len(found))
 
     def start(self) -> tuple[int, int, int]:
-        """Behind what everything is here."""
+        """The position after everything in the log."""
         return self.image.start_epoch, self.image.start, self.image.start

@@ -35,7 +35,7 @@ class Nemesis:
         self.etcd_cut: set[str] = set()
 
     def begin(self) -> None:
-        """From now on, until it is calm."""
+        """Inject faults until `calm`."""
         random = self._world.random
         if self._plan.faults and not self._simulation.is_calm:
             self.strike(random.choice(self._plan.faults))
@@ -151,7 +151,9 @@ class Nemesis:
             self._forget_before(node, node.core.commit)
 
     def _do_amnesia(self, node: Node, members: ReplicaMembership) -> None:
-        """One replica alone hears the master; what it says is held up; it dies and forgets; what it said before and after comes at once."""
+        """One replica alone hears the master, and its answers are delayed; it dies and loses its state; then all its answers arrive at
+        once.
+        """
         master = self._master()
         if master is None or master is node or not self._may_lose(node.name, members):
             return
@@ -317,7 +319,9 @@ class Nemesis:
         self._world.after(self._world.random.randint(500, 3_500), self._network.heal)
 
     def _return(self, _: Node) -> None:
-        """The old master follows the new one, without those that were with it, and leads again soon: it hears late news then."""
+        """The old master follows the new one, without the replicas that were with it, and soon leads again: late messages reach it
+        then.
+        """
         old, self._usurped = self._nodes[self._usurped], ""
         self._returning = old.name
         self.etcd_cut.discard(old.name)
@@ -328,7 +332,7 @@ class Nemesis:
         self._later(self._network.heal)
 
     def _leave_one(self, node: Node) -> None:
-        """Only one of those that promised hears what the master that returned has to say."""
+        """Only one of the replicas that promised hears the master that returned."""
         self._returning = ""
         others = [name for name in self._simulation.membership.voters if name != node.name and name not in self._friends]
         if others:

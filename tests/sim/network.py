@@ -56,7 +56,7 @@ class Network:
             self._mistreat(fate, sender, node, message)
 
     def _remember(self, sender: str, node: Node, message: Message) -> None:
-        """For an echo: some of everything, and each sender's last acknowledgement of each epoch."""
+        """Keep messages for an echo: some of all kinds, and each sender's last acknowledgement of each epoch."""
         kept = self._remembered.setdefault(node.name, {})
         kept[sender, message.epoch if isinstance(message, Ack) else self._world.now] = (node.boot, message)
         if len(kept) > REMEMBERED:
@@ -124,7 +124,7 @@ class Network:
             self._world.after(1 + int(self._world.random.random() * 30), self._deliver, self._nodes[name], boot, sender, message)
 
     def tell_of_loss(self, name: str) -> None:
-        """A process died, or its links broke: whoever had a connection to it notices, soon."""
+        """Close the connections of a process that died, or whose links broke; its peers notice soon."""
         for node in self._nodes.values():
             if node.name != name:
                 self._world.after(1 + int(self._world.random.random() * 50), self._disconnected, node, node.boot, name)

@@ -121,7 +121,7 @@ class Node:
         self._look_up(self.boot)
 
     async def _recover(self) -> None:
-        """What a driver does with what it finds on the disk."""
+        """Recover as the driver does from what is on disk."""
         if self.disk.folder != self._folder:  # a new disk: whatever was promised, it was at most the store's epoch
             epoch = await self._highest_epoch()
             self.disk.state = self.disk.state._replace(promised=epoch, is_whole=False)
@@ -279,7 +279,7 @@ class Node:
             self._written()
 
     def _written_again_from(self, index: int) -> None:
-        """What lies behind `index` is replaced: a sync under way does not speak for what comes there."""
+        """Entries after `index` are replaced: a sync under way does not cover the new ones."""
         self._syncing_to = min(self._syncing_to, index)
 
     def _tell_stored(self, index: int) -> None:

@@ -32,7 +32,7 @@ EPOCH = group_key("g", "epoch")
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What came of a seed. `failure` is empty if all is well."""
+    """The result of a seed. `failure` is empty if there is none."""
 
     seed: int
     failure: str
@@ -95,7 +95,7 @@ class Simulation:
         return EpochClaim.decode(item.value).epoch if item is not None else 0
 
     def tell(self, name: str, what: str) -> None:
-        """For the story, if somebody listens."""
+        """Add a line to the story, if there is a listener."""
         if self.story is not None:
             self.story.tell(self.world.now, name, what)
 

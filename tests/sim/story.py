@@ -22,7 +22,7 @@ class Story:
         self.lines.append((now_ms, name, what))
 
     def did(self, node: Node, ready: Ready) -> None:
-        """What a replica is about to carry out."""
+        """A replica's next action."""
         parts = [*_own(ready), *(f"to {to}: {_short(message)}" for to, message in ready.messages if not _is_routine(message))]
         if parts:
             self.tell(node.world.now, node.name, ", ".join(parts))

@@ -56,7 +56,7 @@ class Stranger:
         self._random = Random(simulation.seed)
 
     def begin(self) -> None:
-        """From now on, until it is calm."""
+        """Attack until `calm`."""
         if self._simulation.seed % SEEDS_EACH == 0 and not self._simulation.is_calm:
             self._strike()
             self._simulation.world.after(1 + int(self._random.expovariate(1 / EVERY_MS)), self.begin)

@@ -1,4 +1,6 @@
-"""With `flush=async`, everybody's power is cut at one moment: what producers were told is flushed is there afterwards, and only that."""
+"""With `flush=async`, a power cut of all replicas at one moment: what producers were told is flushed is there afterwards, and only
+that.
+"""
 
 from __future__ import annotations
 

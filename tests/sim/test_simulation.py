@@ -104,7 +104,7 @@ def tell() -> str:
 
 @pytest.mark.rotating
 def test_a_seed_always_tells_the_same_story() -> None:
-    """In this process and in others, where strings hash to something else."""
+    """In this process, and in others, where string hashes differ."""
     folder = str(Path(__file__).parents[1])
     told = {tell()}
     for hash_seed in ("0",) if forms.FORM == "gate" else ("0", "1"):

@@ -11,7 +11,7 @@ _MASK = (1 << 61) - 1
 
 
 class Future:
-    """What a simulated coroutine waits for."""
+    """The future that a simulated coroutine awaits."""
 
     __slots__ = ("_error", "_result", "is_done", "wake")
 
@@ -81,7 +81,7 @@ class World:
         waited.wake = lambda: self.after(0, self._advance, coroutine, is_alive)
 
     async def sleep(self, seconds: float) -> None:
-        """For coroutines."""
+        """A sleep for coroutines."""
         future = Future()
         self.after(int(seconds * 1000), future.set)
         await future

@@ -16,7 +16,7 @@ START_MS = 1_700_000_000_000
 
 
 def entry(time_ms: int, *actions: AnyAction, index: int = 1) -> Entry:
-    """What was done in one turn of a broker."""
+    """The entry of one turn of a broker."""
     return _entry(Kind.ACTIONS, encode_actions(actions), time_ms, index)
 
 

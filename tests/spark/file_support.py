@@ -1,4 +1,4 @@
-"""What the tests of reading files share: stores with known traffic, and what is read of their files."""
+"""Support for the tests of reading files: stores with known traffic, and the rows read from their files."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def checkpoint(store: Store) -> None:
 
 
 def forget_old(store: Store, retention_ms: int) -> None:
-    """Retention, as the broker does it."""
+    """Delete old segments, as the broker's retention does."""
     taken = begin_retention(store, lambda name: SubjectConfig(name, retention_ms=retention_ms))
     checkpoint(store)
     end_retention(taken)
@@ -139,7 +139,7 @@ def opened(*paths: Path | str, committed: str = "", routes: str = "") -> FileLog
 
 
 def rows_of(pieces: Sequence[QueuePiece], selection: ReadSelection = ALL, *, skips_lost: bool = False) -> list[Row]:
-    """What tasks read of these pieces: each in a log of its own, which looks at nothing but the piece."""
+    """The rows that tasks read from these pieces, each in a log of its own that has the piece only."""
     found: list[Row] = []
     for piece in pieces:
         log = FileAddress(("/nowhere",)).open()

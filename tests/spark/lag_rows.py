@@ -30,7 +30,7 @@ def at(time_ms: int | None) -> datetime | None:
 
 
 def messages(spark: SparkSession, rows: Iterable[tuple[int, int, int]], partition: int = 0, lps: Iterable[int] = ()) -> DataFrame:
-    """Of (sequence, created, stored), in ms."""
+    """Messages from tuples of (sequence, created, stored), in ms."""
     found = list(rows)
     numbers = list(lps) or [None] * len(found)
     return spark.createDataFrame(
@@ -39,7 +39,7 @@ def messages(spark: SparkSession, rows: Iterable[tuple[int, int, int]], partitio
 
 
 def dataset(spark: SparkSession, name: str, rows: Iterable[dict[str, Any]]) -> DataFrame:
-    """Of dictionaries; times in ms, what is left out is null or the simplest."""
+    """A data set from dictionaries; times in ms; missing fields are null or the simplest value."""
     schema = schema_of(name)
     simplest = {"subject": "s", "partition": 0, "broker_group": "g", "consumer_group": "ops", "delay_ms": 0, "attempt": 1, "consumer": "c"}
     found = []

@@ -42,7 +42,7 @@ TYPES = {
 
 @dataclass(slots=True)
 class Message:
-    """As a client has it. `id` is given when it is first sent."""
+    """A message at the client. `id` is set when it is first sent."""
 
     key: bytes
     number: int
@@ -52,7 +52,7 @@ class Message:
 
 @dataclass(slots=True)
 class Row:
-    """As the log has it."""
+    """A row of the log."""
 
     partition: int
     broker_group: str
@@ -100,7 +100,7 @@ class History:
     # --- steps ---------------------------------------------------------------------------------------------------------
 
     def run(self, steps: int, *, fences: bool = True) -> History:
-        """So many steps, chosen by chance; then everything that waits is written."""
+        """Make this many random steps, then write everything that waits."""
         doings: list[tuple[Callable[[], None], int]] = [(self.send, 10), (self.write, 10), (self.change, 2), (self.renumber, 1)]
         for _ in range(steps):
             (doing,) = self.random.choices([each for each, _ in doings], [weight for _, weight in doings])
@@ -162,7 +162,7 @@ class History:
         stream.next_batch += 1
 
     def renumber(self) -> None:
-        """A broker has forgotten a producer: it goes on under another id."""
+        """A broker has forgotten a producer, which continues under another id."""
         streams = self.random.choice(self._clients)
         if streams:
             stream = streams[self.random.choice(sorted(streams))]
@@ -237,7 +237,7 @@ class History:
 
     @property
     def routes(self) -> Routes:
-        """As the topology has them."""
+        """The routes as in the topology."""
         return Routes(LPS, self.route.version, dict(self.parts), dict(self.sealed))
 
     def of(self, key: bytes) -> list[Row]:

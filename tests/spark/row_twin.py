@@ -50,7 +50,7 @@ def stored(
     entry: int = 9,
     append_time_ms: int = 1_700_000_000_123,
 ) -> SourceBatch:
-    """As a log gives it."""
+    """A row as a log returns it."""
     sent, region = encode(
         b"orders",
         columns,

@@ -71,7 +71,7 @@ class ServerCluster:
             await self.nodes.pop(name).stop()
 
     async def crash(self, name: str) -> None:
-        """As if its process had been killed now: what is on disk stays, and nothing else."""
+        """End the server as if its process had been killed: only what is on disk remains."""
         data, image = self.data / name, self.data / f"{name}-as-it-was"
         shutil.copytree(data, image)
         await self.stop(name)
@@ -106,5 +106,5 @@ def read_all(log: ServerLog, pieces: Sequence[QueuePiece], selection: ReadSelect
 
 
 def bodies(batches: Sequence[SourceBatch]) -> list[bytes]:
-    """Of all messages, in order."""
+    """The bodies of all messages, in order."""
     return [body for envelope, region in batches for body in BatchView(envelope, bytes(region)).bodies()]

@@ -188,7 +188,7 @@ class Attempt:
         return not self.loads and self.core.is_idle
 
     def step(self) -> None:
-        """One thing that may happen to it."""
+        """One possible step of the attempt."""
         chance = self.cluster.random
         self.now += chance.random()
         moves: list[Callable[[], None]] = [self._send, self._send, self._serve, self._serve, self._deliver, self._deliver, self._ask]
@@ -239,7 +239,7 @@ class Attempt:
         self.core.broken(group, NotConnected("broken"), self.now)
 
     def _lose(self, group: str) -> None:
-        """What is on its way is perhaps not lost: a prefix of it still arrives, some time."""
+        """Break the connection. A prefix of what was sent may still arrive later."""
         asked = self.asked.pop(group, [])
         self.answers.pop(group, None)
         self.cluster.ghosts += asked[: self.cluster.random.randrange(len(asked) + 1)]

@@ -115,7 +115,7 @@ def node_thread(data: Path, *, delay: bool = False, auto_create: bool = False) -
 
 
 def record_batches(columns: dict[str, pa.Array], rows_max: int = 100) -> list[pa.RecordBatch]:
-    """As Spark hands them over."""
+    """The record batches as Spark passes them."""
     return pa.table(columns).to_batches(max_chunksize=rows_max)
 
 

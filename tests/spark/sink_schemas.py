@@ -31,7 +31,7 @@ _KINDS: dict[str, DataType] = {
 
 
 def schema_of(text: str) -> StructType:
-    """From "body binary, key string": columns and their types."""
+    """The schema of a text such as "body binary, key string"."""
     return StructType([StructField(name, _KINDS[kind]) for name, kind in re.findall(r"(\w+) ([\w<>,]+?)(?:, |$)", text)])
 
 

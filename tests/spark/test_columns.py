@@ -149,7 +149,7 @@ def test_a_batch_that_is_no_data_gives_nothing() -> None:
 @settings(max_examples=examples(300))
 @given(queues(), st.data())
 def test_offsets_that_lie_are_an_error_and_never_foreign_memory(batches: list[SourceBatch], data: st.DataObject) -> None:
-    """The checksums of such a batch may hold: whoever wrote it computed them."""
+    """The checksums of such a batch can be right: its author computed them."""
     batch = batches[0]
     region = bytearray(batch.region)
     at = data.draw(st.integers(48, len(region) - 4).map(lambda each: each & ~3))

@@ -1,4 +1,4 @@
-"""What failed for good, by cause, and giving it back."""
+"""Messages that failed for good, by cause, and their replay."""
 
 from __future__ import annotations
 
@@ -191,7 +191,7 @@ def test_slices_are_written_in_order_each_under_a_name_of_its_own(spark: SparkSe
 
 
 async def fail(mq: qmq.Client) -> None:
-    """Of an ordered subject the key `bad` is parked, with what follows it; of another one a message fails again and again."""
+    """For an ordered subject: park the key `bad` with the messages that follow. For an unordered one: let a message fail repeatedly."""
     await mq.metadata.create_subject(SubjectConfig("paid", order=Order.STRICT, logical_partitions=8), partitions=2)
     for each in range(12):
         await mq.send("paid", b"%d" % each, key="bad" if each in (3, 6) else f"k{each}", tags=["vip"])

@@ -37,7 +37,7 @@ def row(message_id: str, due: int, state: str = "delivered", sent: int = -1_000,
 
 
 def log(spark: SparkSession, rows: Iterable[tuple[str, int]]) -> DataFrame:
-    """Of (message id, when it was stored)."""
+    """A log of pairs: message id, time of storing."""
     return spark.createDataFrame([("s", 0, "g", message_id, at(time)) for message_id, time in rows], LOG)
 
 

@@ -1,4 +1,4 @@
-"""What became of each delivery, against a dumb model that knows each message by itself."""
+"""The outcome of each delivery, against a simple model that has each message separately."""
 
 from __future__ import annotations
 
@@ -221,7 +221,7 @@ def test_the_times_of_pulls_that_are_settled_are_forgotten() -> None:
 
 @dataclass
 class Model:
-    """Every message by itself: who has it under which pull sequence, and what ended."""
+    """Each message separately: its holder, its pull sequence, and its outcome."""
 
     share: Share = field(default_factory=Share)
     has: dict[tuple[str, int], tuple[int, int, int]] = field(default_factory=dict)

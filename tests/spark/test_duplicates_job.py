@@ -52,7 +52,7 @@ class Stored:
     after_s: int = 0
 
     def row(self) -> dict[str, object]:
-        """As the data source gives it."""
+        """The row as the data source returns it."""
         message_id = self.message_id or f"{self.producer:016x}{self.number:012x}0000"
         return {
             "subject": self.subject,

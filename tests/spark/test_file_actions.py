@@ -1,4 +1,4 @@
-"""What is committed of an action log: all of it, and nothing behind the mark."""
+"""The committed part of an action log: everything up to the mark, and nothing after it."""
 
 from __future__ import annotations
 

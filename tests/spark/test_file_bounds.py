@@ -1,4 +1,4 @@
-"""What of a folder counts as committed: marks that are torn, missing, or lead; replicas whose newest entries are not committed yet."""
+"""The committed part of a folder: torn, missing or early marks; replicas whose newest entries are not committed yet."""
 
 from __future__ import annotations
 
@@ -239,7 +239,7 @@ def test_broker_group_that_comes_later_is_found_and_one_that_goes_is_missed(data
 
 
 def test_log_that_was_begun_anew_in_its_middle_is_read_from_there(data: Path) -> None:
-    """A replica that comes back after retention took what it would need gets the log from a later segment on."""
+    """A replica that returns after retention deleted what it needs gets the log from a later segment on."""
     donor = replica(data / "donor" / GROUP)
     for number in range(80):
         donor.append([batch(donor.open_queue("a", 0), [b"%d" % number * 9], number)])

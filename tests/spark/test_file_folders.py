@@ -1,4 +1,4 @@
-"""What `qmq.path` may name, and whose it is."""
+"""The folders that `qmq.path` may name, and their owners."""
 
 from __future__ import annotations
 

@@ -214,7 +214,7 @@ def test_a_subject_that_nobody_consumed_is_clean_and_says_so() -> None:
 
 
 async def take(consumer: Any, count: int) -> list[Any]:
-    """So many messages, in as many pulls as it takes."""
+    """Receive `count` messages, in as many pulls as necessary."""
     found: list[Any] = []
     while len(found) < count:
         found += await consumer.pull(count - len(found), timedelta(seconds=5))

@@ -1,4 +1,4 @@
-"""Where a table keeps how far it has its queues, whatever other tools do to the table."""
+"""The place where a table records its position in each queue, whatever other tools do to the table."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ def topology(server: str, subject: str) -> Topology:
 
 
 def write_routes(path: Path, subject: str, routes: Routes) -> None:
-    """As `qmq route export` does."""
+    """Write the routes as `qmq route export` does."""
     parts = [
         {
             "number": part.number,

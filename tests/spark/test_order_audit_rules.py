@@ -32,7 +32,7 @@ def found_in(findings: Findings) -> set[Found]:
 
 
 def found_by_twin(rows: list[Row], routes: Routes, **judging: Any) -> set[Found]:
-    """Of histories that lie side by side, each for itself: the twin's time grows with the square of the rows."""
+    """The findings of the twin for histories side by side, each judged alone: the twin's time grows with the square of the rows."""
     each: dict[int, list[Row]] = {}
     for row in rows:
         each.setdefault(row.partition // 1_000, []).append(row)
@@ -76,7 +76,7 @@ def audited(spark: SparkSession, request: pytest.FixtureRequest) -> Audited:
 
 
 def clean() -> list[History]:
-    """Of splits, merges, moves and fences; retention took the oldest of some partitions, and all of some."""
+    """Splits, merges, moves and fences without an error; retention deleted the oldest messages of some partitions, and all of others."""
     histories = [History(seed).run(80) for seed in SEEDS]
     for history in histories[::2]:
         retain(history)
@@ -195,7 +195,7 @@ def three_each(history: History) -> None:
 
 
 def index(history: History, key: bytes, nth: int) -> int:
-    """Where the n-th message of a key is."""
+    """The position of the n-th message of a key."""
     return history.rows.index(history.of(key)[nth])
 
 

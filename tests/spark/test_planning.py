@@ -1,4 +1,4 @@
-"""From offsets to tasks."""
+"""Planning: from offsets to tasks."""
 
 from __future__ import annotations
 

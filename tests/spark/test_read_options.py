@@ -1,4 +1,4 @@
-"""What a user may ask for, and how what is wrong is said."""
+"""The options of a read, and the errors about wrong ones."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ class Store:
         self.act(PlanAction(number, "orders", 0, "g", 9, number, ((bucket, np.array(ordinals, "<u4").tobytes()),)))
 
     def save(self) -> None:
-        """A checkpoint, as the delay server writes it."""
+        """Write a checkpoint as the delay server does."""
         taken = self.schedule.begin_checkpoint(self.index)
         taken.run()
         self.schedule.end_checkpoint(taken)
@@ -81,7 +81,7 @@ class Store:
         return rows_of(schedule_folder.stretches(self.folder, group, state))
 
     def expected(self) -> list[dict[str, Any]]:
-        """What the schedule itself says, message by message."""
+        """The expected rows, from the schedule itself, message by message."""
         every = [SchedulePlace(bucket.bucket, each) for bucket in self.schedule.buckets() for each in range(bucket.messages)]
         return [self._row(message) for message in self.schedule.read(Places.of(every))]
 

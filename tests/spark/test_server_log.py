@@ -1,4 +1,4 @@
-"""The committed log as brokers serve it: topology, routes and ends, pieces, and reading through whatever happens to masters."""
+"""The committed log as brokers serve it: topology, routes and ends, pieces, and reading while masters change."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def everything(log: ServerLog, selection: ReadSelection | None = None) -> dict[Q
 
 @pytest.fixture(autouse=True)
 def small_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that a piece takes many requests."""
+    """Make a piece take many requests."""
     monkeypatch.setattr(server_reader, "FETCH_BYTES", 2048)
 
 

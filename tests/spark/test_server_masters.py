@@ -1,4 +1,6 @@
-"""Who serves a broker group: masters that change are found again, what may be asked again is, what was stored is found behind a crash."""
+"""Masters of a broker group as a reader follows them: a new master is found, safe requests are repeated, and stored data is found after
+a crash.
+"""
 
 from __future__ import annotations
 
@@ -207,7 +209,7 @@ async def test_uncommitted_actions_are_not_told(tmp_path: Path) -> None:
 
 
 async def test_an_unknown_outcome_says_so(tmp_path: Path) -> None:
-    """Whoever writes must know: such a batch may only be asked about, at the same queue."""
+    """A writer must know: it may only ask about such a batch again, at the same queue."""
     async with cluster(tmp_path) as it, qmq.connect(it.servers) as mq:
         await mq.metadata.create_subject(SubjectConfig("s", groups=("g1",)))
         with masters_of(it.servers, 0) as masters:

@@ -45,7 +45,7 @@ def loads_of(rows: int, chunk: int, skips: int = 0) -> list[Load]:
 def write(
     cluster: Cluster, core_of: Callable[[RowWriter], SubjectCore], epoch: int, loads: list[Load], *, upheaval: Callable[[], None]
 ) -> None:
-    """One epoch: attempts die, or are only thought dead, until one comes to its end; whoever is left goes on for a while."""
+    """Write one epoch: attempts die, or are only declared dead, until one succeeds; the others continue for a while."""
     chance = cluster.random
     writer = RowWriter("query", 4, epoch)
     living: list[Attempt] = [Attempt(cluster, core_of(writer), writer, loads)]
@@ -99,7 +99,7 @@ def test_rows_are_stored_once_in_order_through_route_changes_and_crashes(block: 
 
 
 def assert_in_order(cluster: Cluster, seed: int) -> None:
-    """Of each key: through all partitions that had it, sources before targets."""
+    """Check each key's order through all its partitions, sources before targets."""
     parts = cluster.routes[-1].partitions
     for key in range(KEYS):
         lp = key * LPS // KEYS

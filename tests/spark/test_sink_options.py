@@ -1,4 +1,4 @@
-"""What is wrong with a write is said when it is planned, with what would be right."""
+"""Errors in the options of a write are reported when it is planned, with the right values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is under way to one queue: in order, asked again at the same queue, and given up with the truth."""
+"""Batches on their way to one queue: sent in order, asked about at the same queue, and given up with an unknown outcome."""
 
 from __future__ import annotations
 

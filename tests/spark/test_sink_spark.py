@@ -1,4 +1,4 @@
-"""The sink as Spark runs it: tasks that are repeated, and a driver that is killed and comes back."""
+"""The sink in Spark: repeated tasks, and a driver that is killed and restarted."""
 
 from __future__ import annotations
 

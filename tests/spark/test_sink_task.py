@@ -1,4 +1,4 @@
-"""A task of the sink against a real node: what it stores, what it finds, and what is left when it dies at any step and is repeated."""
+"""A task of the sink against a real node: what it stores and finds, and what remains if it dies at any step and is repeated."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ def test_a_task_that_dies_at_any_step_leaves_each_row_once_in_order(
 
 
 def assert_in_order(node: NodeThread, subject: str, times: int = 2) -> None:
-    """Of each key, over its partitions, of which the later ones have higher numbers."""
+    """Check each key's order over its partitions; later partitions have higher numbers."""
     lines: dict[bytes, list[bytes]] = {}
     for _, batch in sorted(node.batches(subject), key=lambda each: (each[0], each[1].base_sequence)):
         for key, body in zip(batch.keys() or [], batch.bodies(), strict=True):
@@ -230,7 +230,7 @@ def test_delayed_rows_go_to_the_delay_group_once(node: NodeThread, cluster: Sink
 
 
 def pending(node: NodeThread, subject: str) -> list[bytes]:
-    """What the delay group keeps of a subject."""
+    """The pending messages of a subject at the delay group."""
     assert node.node.delay is not None
     store = node.node.delay.broker.store
     queue = store.queue(subject, 0)

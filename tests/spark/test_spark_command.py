@@ -18,7 +18,7 @@ ORDER_AUDIT = ["--subject", "orders", "-o", "a=b", "--dry-run", "--", "-x", "--h
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, list[str]]]:
-    """What jobs were asked to run; none does."""
+    """The jobs that were requested; none is run."""
     found: list[tuple[str, list[str]]] = []
 
     def run(name: str, argv: Sequence[str]) -> int:

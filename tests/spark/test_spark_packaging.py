@@ -1,4 +1,4 @@
-"""What the packages bring: a light `pip install qmq`, an extra `spark` that has all that the data source and its jobs import."""
+"""Packages: a light `pip install qmq`, and an extra `spark` with all imports of the data source and its jobs."""
 
 from __future__ import annotations
 

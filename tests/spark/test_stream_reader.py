@@ -42,7 +42,7 @@ class Stream:
         )
 
     def run(self) -> StreamingQuery:
-        """Until everything that is there was given."""
+        """Run until the stream has returned everything."""
         query = (
             self._frame.writeStream.foreachBatch(self._keep)
             .option("checkpointLocation", str(self.folder / "checkpoint"))
@@ -65,7 +65,7 @@ class Stream:
         return sorted(row[3] for rows in self.batches.values() for row in rows)
 
     def offsets(self, number: int) -> Any:
-        """What the checkpoint says of a micro-batch."""
+        """The offsets in the checkpoint of a micro-batch."""
         return json.loads((self.folder / "checkpoint" / "offsets" / str(number)).read_text().splitlines()[-1])
 
 

@@ -1,4 +1,4 @@
-"""What a stream says, and does, when retention took what its checkpoint needs. A real store, real files, a real Spark."""
+"""A stream after retention deleted what its checkpoint needs: errors and behaviour. A real store, real files, a real Spark."""
 
 from __future__ import annotations
 

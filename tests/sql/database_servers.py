@@ -44,7 +44,7 @@ class Database:
 
     @property
     def dialect(self) -> str:
-        """As SQLAlchemy and `qmq outbox migration --dialect` call it."""
+        """The name of the dialect in SQLAlchemy and in `qmq outbox migration --dialect`."""
         return "mysql" if self.kind == "mariadb" else self.kind
 
     def connect(self) -> Any:
@@ -96,7 +96,7 @@ class DatabaseServer:
 
     @property
     def socket(self) -> str:
-        """Where it listens."""
+        """The path of the server's socket."""
         raise NotImplementedError
 
     def users(self) -> Sequence[str]:
@@ -166,7 +166,7 @@ class DatabaseServer:
         return Database(self.kind, sync_url, async_url, name, self)
 
     def drop_database(self, database: Database) -> None:
-        """Delete it, even if somebody is still connected."""
+        """Delete a database even if there are connections to it."""
         raise NotImplementedError
 
     def _administer(self, statement: str) -> None:
@@ -191,8 +191,8 @@ class DatabaseServer:
         raise AssertionError(f"{self.kind} cannot run as root, and none of the users {self.users()} is there")
 
     def _as_user(self) -> Sequence[str]:
-        """Before a command. Not by Popen's `user`: with that it forks instead of calling vfork, and gRPC's handlers of forks crash the
-        child of a process that has a client.
+        """Set the user before a command. Popen's `user` option forks instead of calling vfork, and gRPC's fork handlers crash the child
+        of a process that has a client.
         """
         if self.user is None:
             return ()
@@ -329,7 +329,7 @@ class MariaServer(DatabaseServer):
         return f"mysql+pymysql://{rest}", f"mysql+aiomysql://{rest}"
 
     def drop_database(self, database: Database) -> None:
-        """It stays until the server goes: a session that still holds a lock would hold up the deletion."""
+        """Does nothing: a session that still holds a lock would block the deletion. The server's end deletes the database."""
 
 
 def sqlite_database(file: Path) -> Database:

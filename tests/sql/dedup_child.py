@@ -83,7 +83,7 @@ class Reaper:
 
 
 def _watch(reaper: Reaper, over: asyncio.Event) -> None:
-    """From the first line of `handle` to its last."""
+    """Watch from the first line of `handle` to its last."""
     handle = MessageHandling.handle
 
     async def watched(self: MessageHandling, message: Message) -> None:
@@ -111,7 +111,7 @@ def listen(mq: qmq.Client, way: str, database: Any, group: str) -> None:
 
 
 def way_into(way: str, url: str) -> Any:
-    """What SqlDedup is given: one connection at a time is enough, and on SQLite best."""
+    """The engine or connection for SqlDedup: one connection at a time is enough, and best on SQLite."""
     if way == "driver":
         return lambda: _connect(url)
     make: Any = create_async_engine if way.startswith("async") else create_engine
@@ -159,7 +159,7 @@ def _fork(life: Life) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Until there is nothing more to read."""
+    """Run until there is nothing more to read."""
     warnings.simplefilter("ignore")
     import_module("qmq.client.metadata")
     for driver in ("sqlite", "sqlite+aiosqlite", "postgresql+psycopg", "mysql+pymysql", "mysql+aiomysql"):

@@ -35,7 +35,7 @@ def message(number: int, subject: str = "orders") -> Named:
 
 
 class Boom(Exception):
-    """What a handler of these tests raises."""
+    """The error of these tests' handlers."""
 
 
 class Way:
@@ -120,7 +120,7 @@ def effects(database: Database) -> list[str]:
 
 
 def rows(database: Database, statement: str) -> list[Any]:
-    """What a query finds, on a connection of its own."""
+    """The rows of a query, on a connection of its own."""
     connection = database.connect()
     try:
         cursor = connection.cursor()

@@ -22,7 +22,7 @@ SHORT = timedelta(seconds=1)
 
 
 def die(*_: Any, **__: Any) -> Any:
-    """As if the power went."""
+    """End the process as a power cut would."""
     os._exit(9)
 
 

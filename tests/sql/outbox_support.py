@@ -1,4 +1,4 @@
-"""What the tests of the outbox share: engines that are closed, what a subject holds, what is left in the table."""
+"""Support for the tests of the outbox: engines that are closed, the messages of a subject, the rows left in the table."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ async def bodies(mq: qmq.Client, subject: str, count: int, group: str = "readers
 
 
 async def change(engine: Engine, statement: str) -> None:
-    """Change rows in a transaction, in a thread: the loop goes on, so that whoever holds a lock there can give it back."""
+    """Change rows in a transaction in a thread, so that the event loop runs on and a lock's holder there can release it."""
 
     def execute() -> None:
         with engine.begin() as connection:
@@ -80,7 +80,7 @@ async def change(engine: Engine, statement: str) -> None:
 
 
 def left(engine: Engine, columns: str = "subject", table: str = "qmq_outbox") -> Sequence[Any]:
-    """What is in the outbox, in order."""
+    """The rows of the outbox, in order."""
     with engine.connect() as connection:
         return connection.execute(text(f"SELECT {columns} FROM {table} ORDER BY id")).all()
 

@@ -24,7 +24,7 @@ _DAY_MS = 86_400_000
 
 
 def age(database: Database, days: float, where: str = "1 = 1") -> None:
-    """As if these records had been written so many days earlier."""
+    """Make these records this many days older."""
     rows(database, f"UPDATE qmq_dedup SET recorded_ms = recorded_ms - {int(days * _DAY_MS)} WHERE {where}")
 
 

@@ -1,4 +1,4 @@
-"""What handlers may do with the transaction that they are given: never is half an effect committed, or a record without its effect."""
+"""Handlers and the transaction that they get: no half effect is committed, and no record without its effect."""
 
 from __future__ import annotations
 

@@ -110,7 +110,7 @@ async def kill_at_lines(node: Node, database: Database, way: str, first: re.Patt
 
 
 def _have_done(database: Database, message: qmq.MessageId, group: str) -> None:
-    """As a consumer leaves it that dies after its commit."""
+    """Leave what a consumer leaves that dies after its commit."""
     rows(database, f"INSERT INTO qmq_dedup VALUES ('{group}', '{SUBJECT}', '{message}', 'an earlier one', {time.time_ns() // 1_000_000})")
     rows(database, f"INSERT INTO effect VALUES ('{group}')")
     rows(database, "UPDATE total SET effects = effects + 1")

@@ -1,4 +1,4 @@
-"""What SqlDedup refuses before it does harm: databases that cannot keep its promise, handlers that do not go with them."""
+"""SqlDedup refuses unsuitable databases and handlers before it runs."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "OUTBOX.md"
 
 
 def say(*words: str) -> str:
-    """What a command prints; it must succeed."""
+    """The output of a command, which must succeed."""
     found = CliRunner().invoke(app, ["outbox", *words])
     assert found.exit_code == 0, found.output
     return found.stdout

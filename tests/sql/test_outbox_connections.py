@@ -1,4 +1,4 @@
-"""Messages in the application's own transactions, whatever it has: connections, sessions and engines of SQLAlchemy's, and drivers' own."""
+"""Messages in the application's own transactions: SQLAlchemy's connections, sessions and engines, and plain drivers."""
 
 from __future__ import annotations
 

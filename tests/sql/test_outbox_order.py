@@ -20,7 +20,7 @@ FLOW = SubjectConfig("flow", order=Order.STRICT, logical_partitions=16)
 
 
 async def in_order(mq: qmq.Client, count: int) -> dict[str | None, list[bytes]]:
-    """Of each key, what came of the ordered subject."""
+    """The messages of each key on the ordered subject."""
     found: dict[str | None, list[bytes]] = {}
     async with asyncio.timeout(20):
         async with mq.ordered_consumer("flow", "readers") as consumer:

@@ -27,7 +27,7 @@ def group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Group]:
 
 @pytest.fixture(autouse=True)
 def papers(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a client of a secured group shows, where the test says nothing of it."""
+    """The certificate of a secured group's client, where the test names none."""
     if SECURE and "group" in request.fixturenames:
         shown = request.getfixturevalue("group").papers("admin")
         for name, path in ((CA_VARIABLE, shown.ca), (CERT_VARIABLE, shown.cert), (KEY_VARIABLE, shown.key)):

@@ -44,7 +44,7 @@ class DelayCluster:
     """One broker group `g` and one delay group `d`. `start_all`, then verbs by name; `stop` ends everything."""
 
     def __init__(self, folder: Path, *, brokers: int = 1, delays: int = 3, options: Sequence[str] = (), secure: bool = False) -> None:
-        """With `secure` everything speaks TLS, and everybody shows a certificate."""
+        """With `secure` everything uses TLS, and every process has a certificate."""
         self.folder = folder
         self.brokers = [f"g{number}" for number in range(brokers)]
         self.delays = [f"d{number}" for number in range(delays)]
@@ -95,7 +95,7 @@ class DelayCluster:
         self.processes[name] = process
 
     def _shown(self, name: str) -> dict[str, str]:
-        """Where a process finds its certificate."""
+        """The paths of a process's certificate."""
         tls = self._papers.get(name)
         return (
             {} if tls is None else {f"QMQ_{where}_{what.upper()}": str(getattr(tls, what)) for where in ("TLS", "ETCD") for what in FILES}
@@ -157,7 +157,7 @@ class DelayCluster:
         return f"127.0.0.1:{self._ports[name][1]}"
 
     async def statuses(self, names: Sequence[str]) -> dict[str, pb.ReplicaStatus]:
-        """What they say of themselves; who is silent is left out."""
+        """The statuses of all replicas that answer."""
         found = await asyncio.gather(*[describe(self.control(name), self.network) for name in names])
         return {name: status for name, status in zip(names, found, strict=True) if status is not None}
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 @dataclass(slots=True)
 class Wish:
-    """A message that was sent. `dues` are the times at which it may be due: several, while nobody knows whether it was moved."""
+    """A message that was sent. `dues` are its possible due times: several while the outcome of a move is unknown."""
 
     number: int
     key: int
@@ -38,7 +38,7 @@ class Sight(NamedTuple):
 
 @dataclass(slots=True)
 class Verdict:
-    """What is wrong, and how late the rest came."""
+    """Anomalies, and the delays of the other messages."""
 
     anomalies: list[str] = field(default_factory=list)
     lateness_ms: list[int] = field(default_factory=list)

@@ -41,7 +41,7 @@ def _made(folder: Path) -> Path:
 
 @dataclass(slots=True)
 class Outcome:
-    """What a run found."""
+    """The findings of a run."""
 
     seed: int
     faults: Counter[str] = field(default_factory=Counter)

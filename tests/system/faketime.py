@@ -41,7 +41,7 @@ class FakeTime:
 
     @property
     def environment(self) -> dict[str, str]:
-        """This process's environment, and what the other one's wall clock needs."""
+        """This process's environment plus the variables for the other process's wall clock."""
         return {
             **os.environ,
             "LD_PRELOAD": str(_library()),
@@ -51,7 +51,7 @@ class FakeTime:
         }
 
     def jump(self, seconds: float) -> None:
-        """From now on the wall clock is so far ahead of the true one (not of what it was); at the processes' next look at it."""
+        """Set the wall clock this far ahead of the true time (not of its last value). Processes notice at their next reading."""
         new = self._file.with_suffix(".new")
         new.write_text(f"{seconds:+f}")
         new.replace(self._file)

@@ -185,7 +185,7 @@ class Load:
             self.process.kill()
 
     def result(self) -> dict[str, Any]:
-        """What it prints at its end."""
+        """The result that the process prints at its end."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         out = self.process.stdout.read()

@@ -30,7 +30,7 @@ DOWN_S: Final = 1.0
 
 @dataclass(frozen=True, slots=True)
 class GatewayRun:
-    """What to do. With `groups` (message groups) the topic is ordered, else unordered; only an ordered one has `changes`."""
+    """The plan of a run. With `groups` (message groups) the topic is ordered, otherwise unordered. Only an ordered topic has `changes`."""
 
     count: int = 5_000
     bytes: int = 100
@@ -48,9 +48,7 @@ class GatewayRun:
 
 @dataclass(frozen=True, slots=True)
 class GatewayOutcome:
-    """What became of it. `resent`: sends whose answer the client did not get. `under_load`: faults that struck while messages were being
-    sent.
-    """
+    """The outcome of a run. `resent`: sends without an answer at the client. `under_load`: faults during sending."""
 
     sent: int
     resent: int

@@ -32,7 +32,7 @@ SECURE: Final = os.environ.get("QMQ_TEST_SECURE") == "1"
 
 
 async def describe(control: str, network: Network = NETWORK) -> pb.ReplicaStatus | None:
-    """What the replica at a control port says of itself; None if it says nothing."""
+    """The description from the replica at a control port; None if there is no answer."""
     async with network.channel(control) as channel:
         try:
             status: pb.ReplicaStatus = await control_pb2_grpc.BrokerControlStub(channel).DescribeReplica(
@@ -72,7 +72,7 @@ class Group:
         return {name: status for name, status in zip(REPLICAS, found, strict=True) if status is not None}
 
     async def status(self, name: str, *, within_s: float = 30.0) -> pb.ReplicaStatus:
-        """Of one replica, waited for."""
+        """The status of one replica, waited for."""
         async with asyncio.timeout(within_s):
             while (found := await describe(self.control(name), self.network)) is None:
                 await asyncio.sleep(0.05)

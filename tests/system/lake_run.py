@@ -84,7 +84,7 @@ def _killed(command: list[str], choose: random.Random, outcome: LakeOutcome) -> 
 
 
 def anomalies(found: pa.Table, rows: int) -> list[str]:
-    """What is missing, there twice, out of its key's order over all routes, or in the wrong logical partition."""
+    """Rows that are missing, duplicated, out of their key's order over all routes, or in the wrong logical partition."""
     order = [(name, "ascending") for name in ("route_version", "partition", "sequence")]
     columns = found.sort_by(order).select(["key", "body", "logical_partition"]).to_pydict()
     numbers = [int(each) for each in columns["body"]]

@@ -58,7 +58,7 @@ class Shape(NamedTuple):
 
     @property
     def replica_names(self) -> dict[str, list[str]]:
-        """Of each broker group its replicas."""
+        """The replicas of each broker group."""
         return {f"g{number}": [f"g{number}-{'abcdefg'[at]}" for at in range(self.replicas)] for number in range(1, self.groups + 1)}
 
 
@@ -105,7 +105,7 @@ class OrderedCluster:
         self.server = cluster.translate(",".join(f"{name}:{META_PORT}" for name in self.metas))
 
     async def statuses(self, group: str) -> dict[str, pb.ReplicaStatus]:
-        """What the replicas of a broker group say of themselves; who is silent is left out."""
+        """The statuses of a broker group's replicas that answer."""
         names = self.replicas[group]
         found = await asyncio.gather(*[describe(f"{self.cluster.address(name)}:{CONTROL_PORT}", self.network) for name in names])
         return {name: status for name, status in zip(names, found, strict=True) if status is not None}

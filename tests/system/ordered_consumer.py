@@ -25,7 +25,7 @@ GRACE_S = 20.0
 
 
 class ConsumerProcess:
-    """One consumer. Every life of it has a name of its own in the history: its incarnation."""
+    """One consumer. Each of its processes has a name of its own in the history: its incarnation."""
 
     def __init__(
         self, server: str, subject: str, group: str, name: str, history: Path, *, lease_ms: int = LEASE_MS, gate: str = ""
@@ -64,7 +64,7 @@ class ConsumerProcess:
         self._end(signal.SIGKILL)
 
     def pause(self) -> None:
-        """SIGSTOP: it holds its lanes until their leases end, and does not notice."""
+        """SIGSTOP: the consumer holds its lanes until their leases end, and does not notice."""
         self._signal(signal.SIGSTOP)
 
     def resume(self) -> None:
@@ -92,7 +92,7 @@ class ConsumerProcess:
 
 
 async def run(chosen: argparse.Namespace) -> None:
-    """Consume until SIGTERM, or until whoever started it is gone."""
+    """Consume until SIGTERM, or until the parent process ends."""
     with Recorder(chosen.history) as recorder:
         async with qmq.connect(chosen.server) as client:
             task = asyncio.current_task()
@@ -113,7 +113,7 @@ async def run(chosen: argparse.Namespace) -> None:
 
 
 async def end_with_parent(task: asyncio.Task[None]) -> None:
-    """Cancel the task when this process has lost its parent: nobody else would end it."""
+    """Cancel the task when the parent process has ended, since no other process would end this one."""
     parent = os.getppid()
     while os.getppid() == parent:
         await asyncio.sleep(1.0)

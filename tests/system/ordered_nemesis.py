@@ -69,7 +69,7 @@ class Changer:
                 await asyncio.sleep(RETRY_S)  # from a metaserver that lags
 
     async def still_held(self, group: str, since: int) -> frozenset[int]:
-        """What a group has had in every version of the route since that one, if it is worth harming for that; otherwise nothing."""
+        """The partitions that a group has held in every version of the route since then; none if they are too few for a useful fault."""
         latest = await self.route()
         routes = [latest, *[await self.route(version) for version in range(since, latest.version)]]
         held = frozenset.intersection(*[held_by(route, group) for route in routes])
@@ -130,7 +130,7 @@ class Progress(Protocol):
     """Waits for the writers."""
 
     async def __call__(self, count: int, within_s: float, lps: Collection[int] = ()) -> None:
-        """Until so many more messages were acknowledged, of these logical partitions, or of any. Raises TimeoutError."""
+        """Wait for this many more acknowledged messages, of these logical partitions or of any. Raises TimeoutError."""
         ...
 
 

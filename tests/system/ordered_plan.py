@@ -84,7 +84,7 @@ def operation(coin: Random, kind: str, route: pb.OrderedRoute, groups: Sequence[
 
 
 def evacuation(route: pb.OrderedRoute, group: str, groups: Sequence[str], coin: Random) -> list[pb.MoveOperation]:
-    """What moves everything away from a broker group."""
+    """The changes that move everything away from a broker group."""
     others = [name for name in groups if name != group]
     return [
         pb.MoveOperation(partition=part.number, broker_group=coin.choice(others)) for part in route.partitions if part.broker_group == group

@@ -27,14 +27,14 @@ from qmq.errors import LaneLost, Outcome, QmqError
 
 
 class Item(NamedTuple):
-    """What is to be sent."""
+    """A message to send."""
 
     key: str
     payload: bytes
 
 
 def body_of(producer: str, serial: int, payload: bytes) -> bytes:
-    """As it travels."""
+    """The body as sent."""
     return b"%s %d\n%s" % (producer.encode(), serial, payload)
 
 

@@ -34,7 +34,7 @@ SAME = "the same"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """What to do, and how much of it."""
+    """Options of a run."""
 
     changes: int = 6
     kills: int = 6
@@ -59,7 +59,7 @@ class Options:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """What came out."""
+    """The result of a run."""
 
     report: OrderedReport
     changes: dict[str, int]
@@ -89,7 +89,7 @@ class Result:
 
 
 def sources_of(options: Options) -> list[Iterator[Item]]:
-    """What producers send."""
+    """The messages that producers send."""
     if options.workload == "flights":
         return flight_sources(PRODUCERS)
     return binlog_sources(PRODUCERS, Source(options.seed), options.rows)
@@ -108,7 +108,7 @@ def tables_of(options: Options, path: Path) -> dict[str, str]:
 
 
 async def run(cluster: OrderedCluster, options: Options, folder: Path, done: Callable[[], None] = lambda: None) -> Result:
-    """All changes and faults under load, then drain, then the verdict. Raises whatever keeps it from a verdict."""
+    """Make all changes and faults under load, then drain, then judge. Raises errors that prevent a verdict."""
     subject = f"faults.ordered.{options.seed}"
     async with qmq.connect(cluster.server) as client:
         config = SubjectConfig(subject, order=Order.STRICT, logical_partitions=LOGICAL_PARTITIONS)

@@ -62,7 +62,7 @@ def flight_sources(producers: int) -> list[Iterator[Item]]:
 
 
 def binlog_sources(producers: int, source: Source, count: int) -> list[Iterator[Item]]:
-    """So many changes of a table, each producer with its own keys. The table is at its end when they have all been read."""
+    """Changes of a table, each producer with its own keys. After all of them the table is in its final state."""
     changes = [Item(change.key, change.encode()) for change in source.changes(count)]
     return [iter([change for change in changes if share_of(change.key, producers) == number]) for number in range(producers)]
 
@@ -197,7 +197,7 @@ class OrderedWorkload:
     # --- the end -------------------------------------------------------------------------------------------------------
 
     async def wait_for_acks(self, count: int, *, within_s: float = 240.0, lps: Collection[int] = ()) -> None:
-        """Until so many more messages were acknowledged, of these logical partitions, or of any."""
+        """Wait for this many more acknowledged messages, of these logical partitions or of any."""
 
         def acked() -> int:
             return self.acked_in(lps) if lps else self.acked
@@ -209,7 +209,7 @@ class OrderedWorkload:
                 self._raise_failures()
 
     async def wait_for_end(self, *, within_s: float = 600.0) -> None:
-        """Until the sources are empty and everything is decided."""
+        """Wait until the sources are empty and every message has an outcome."""
         async with asyncio.timeout(within_s):
             await asyncio.gather(*self._producing)
 
@@ -245,7 +245,7 @@ class OrderedWorkload:
             await asyncio.sleep(0.1)
 
     async def close(self) -> None:
-        """End everything, whatever state it is in. Harmless to repeat."""
+        """End everything, in any state. May be repeated."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -270,7 +270,7 @@ async def consume(
     lease_ms: int = LEASE_MS,
     in_bulk: bool = False,
 ) -> None:
-    """One consumer, until it is cancelled. Whatever it is given is written down, then followed, then acknowledged."""
+    """Run one consumer until it is cancelled: record each delivery, then process it, then acknowledge it."""
     async with client.ordered_consumer(subject, group, name=name, ack="explicit", gate=gate, lease_ms=lease_ms) as consumer:
         log = DeliveryRecorder(recorder, f"{name}.{consumer.incarnation}", group)
         follow = follower or (lambda payload: None)

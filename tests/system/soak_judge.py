@@ -32,7 +32,7 @@ class Sample(NamedTuple):
 
 @dataclass(slots=True)
 class Verdict:
-    """What a soak found."""
+    """The findings of a soak."""
 
     sent: int = 0
     handled: int = 0

@@ -46,7 +46,7 @@ RETENTION_MIB: Final = 8_192
 
 @dataclass(slots=True)
 class Report:
-    """What a soak did and found."""
+    """The work and the findings of a soak."""
 
     seconds: float
     seed: int
@@ -66,7 +66,7 @@ class Report:
 
     @property
     def anomalies(self) -> list[str]:
-        """Of messages and of processes."""
+        """Anomalies of messages and of processes."""
         return self.verdict.anomalies
 
 

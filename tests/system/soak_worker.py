@@ -37,7 +37,7 @@ _PADDING: Final = bytes(BODY_BYTES - 8)
 
 
 def body_of(number: int) -> bytes:
-    """As it is sent."""
+    """The body as sent."""
     return number.to_bytes(8, "little") + _PADDING
 
 
@@ -72,7 +72,7 @@ class Notes:
 
 
 def read_notes(path: Path) -> Runs:
-    """What a worker wrote; a torn end is passed over."""
+    """The notes of a worker; an incomplete last line is ignored."""
     data = path.read_bytes() if path.exists() else b""
     return np.frombuffer(data, np.int64, len(data) // _RUN.size * 2).reshape(-1, 2)
 

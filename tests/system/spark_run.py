@@ -34,7 +34,7 @@ Step = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a proof found."""
+    """The findings of a proof."""
 
     rows: int
     changes: int
@@ -112,7 +112,7 @@ def archive_run(
 
 
 def archive_anomalies(catalog: Catalog, subject: str, table: list[Row]) -> list[str]:
-    """What any reader of Iceberg finds: every row once, and per key in the order in which it was sent."""
+    """Anomalies that any reader of Iceberg finds: each row must exist once, and each key's rows in the order of sending."""
     columns = ("route_version", "partition", "sequence", "key", "body")
     found = catalog.load_table(("qmq", table_name(subject))).scan(selected_fields=columns).to_arrow()
     lines = [body.decode() for body in found["body"].to_pylist()]
@@ -121,7 +121,7 @@ def archive_anomalies(catalog: Catalog, subject: str, table: list[Row]) -> list[
 
 
 def order_anomalies(found: pa.Table) -> list[str]:
-    """Where a key's rows are not in the order of their numbers."""
+    """Keys whose rows are not in the order of their numbers."""
     wrong: list[str] = []
     newest: dict[bytes, int] = {}
     for each in found.sort_by([("route_version", "ascending"), ("partition", "ascending"), ("sequence", "ascending")]).to_pylist():

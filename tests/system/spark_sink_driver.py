@@ -11,7 +11,7 @@ SCHEMA = "number bigint, key string, tag string, line string"
 
 
 def main() -> None:
-    """Until everything that is in the folder is written."""
+    """Run until everything in the folder is written."""
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--server", required=True)
     options.add_argument("--files", required=True)

@@ -1,4 +1,4 @@
-"""What the proofs about Spark publish: flights, ordered by aircraft, while their partitions are changed; and the log read back."""
+"""Workload for the proofs about Spark: flights, ordered by aircraft, while their partitions are changed; and the log read back."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ async def publish(
 
 
 async def change(metadata: Any, subject: str, coin: Random) -> bool:
-    """One split, merge or move, whatever fits the route."""
+    """Make one split, merge or move, whichever suits the route."""
     while True:
         try:
             described = await metadata.describe_route(subject)
@@ -86,7 +86,7 @@ async def change(metadata: Any, subject: str, coin: Random) -> bool:
 
 
 async def change_now_and_then(server: str, subject: str, changes: int, seed: int) -> int:
-    """So many changes with some seconds in between."""
+    """Make this many changes, some seconds apart."""
     coin = Random(seed)
     async with qmq.connect(server) as mq:
         for _ in range(changes):
@@ -96,7 +96,7 @@ async def change_now_and_then(server: str, subject: str, changes: int, seed: int
 
 
 def chosen(route: pb.OrderedRoute, groups: Sequence[str], coin: Random) -> dict[str, Any]:
-    """What to change. Few partitions are split, many are merged."""
+    """Choose a change: split if there are few partitions, merge if there are many."""
     parts = sorted(route.partitions, key=lambda part: part.lps.first)
     at = coin.randrange(len(parts))
     kinds = ["split"] if len(parts) < 3 else ["merge"] if len(parts) > 10 else ["split", "merge"]
@@ -132,7 +132,7 @@ def read_log(server: str, subject: str) -> tuple[pa.Table, Topology]:
 
 
 def anomalies(found: Sequence[tuple[str, int]], rows: Sequence[Row]) -> list[str]:
-    """What is wrong with rows (line, how often) that should be the source's, each once."""
+    """Errors in rows (line, how often): each line of the source must be there once."""
     counts: dict[str, int] = {}
     for line, count in found:
         counts[line] = counts.get(line, 0) + count

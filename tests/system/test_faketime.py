@@ -31,7 +31,7 @@ for line in sys.stdin:
 
 
 class Look(NamedTuple):
-    """What the process sees."""
+    """The clocks as the process reads them."""
 
     wall_ms: int
     kept_ms: int

@@ -119,7 +119,7 @@ async def test_an_acknowledged_message_survives_kill_9_however_often(node_proces
 
 
 async def require_closed(node: NodeProcess) -> None:
-    """In the secured form the rules still hold behind all kills."""
+    """In the secured form, the rules still hold after all kills."""
     if SECURE:
         async with qmq.connect(node.address) as mq:
             assert (await mq.access.whoami()).mode == "enforce"

@@ -1,4 +1,4 @@
-"""The nemesis mends what it breaks, and the history says when; the changer goes on until its change is made. On fakes, without waiting."""
+"""The nemesis repairs what it broke and records when; the changer repeats its change until it succeeds. With fakes, without waiting."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run of ordered faults plans is possible, spread over its time, and the same for a seed."""
+"""The plan of a run of ordered faults is possible, spread over the run, and the same for the same seed."""
 
 from __future__ import annotations
 

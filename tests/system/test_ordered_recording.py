@@ -1,4 +1,4 @@
-"""What is written into an ordered history is what happened: each message's own place and fate, each acknowledgement's answer."""
+"""The recorded history says what happened: each message's place and fate, each acknowledgement's answer."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ async def test_a_delivery_is_written_at_once_and_acknowledgements_by_their_answe
 
 
 async def test_a_lane_that_is_lost_behind_an_acknowledgement_leaves_nobody_knowing(tmp_path: Path) -> None:
-    """It may have been committed before the lane was lost; one by one, and in bulk if any of it was still held."""
+    """It may have been committed before the lane was lost: one acknowledgement at a time, and in bulk if part of it was still held."""
     with Recorder(tmp_path / "h.jsonl") as recorder:
         log = DeliveryRecorder(recorder, "c.1", "g")
         one: Any = FakeMessage(0, LaneLost("lost"))

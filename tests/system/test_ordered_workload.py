@@ -127,7 +127,7 @@ async def test_a_killed_or_stopped_consumer_leaves_a_history_that_keeps_every_pr
 
 
 async def given(path: Path, group: str, count: int) -> None:
-    """Until the history tells of so many deliveries to a group."""
+    """Wait until the history has this many deliveries to a group."""
     async with asyncio.timeout(240.0):
         while sum(isinstance(event, Deliver) and event.group == group for event in load(path)) < count:
             await asyncio.sleep(0.1)

@@ -64,7 +64,7 @@ class Sharded:
         return json.loads(done.stdout)
 
     def shards(self) -> dict[str, int]:
-        """Of each shard's group its process id."""
+        """The process id of each shard, by group."""
         found: dict[str, int] = {}
         children = Path(f"/proc/{self.broker.process.pid}/task/{self.broker.process.pid}/children").read_text().split()
         for child in map(int, children):

@@ -34,7 +34,7 @@ def said(node: NodeProcess, *words: str, data: bytes = b"") -> bytes:
 
 
 def stored(node: NodeProcess, subject: str) -> list[tuple[Any, ...]]:
-    """All that makes a message, but for where it is stored."""
+    """All parts of a message except the place where it is stored."""
     with qmq.blocking.connect(node.address) as mq:
         return [
             (str(each.id), each.key_bytes, each.tags, dict(each.headers), each.create_time_ms, each.body) for each in mq.browse(subject)

@@ -130,7 +130,7 @@ class Workload:
     # --- the end -------------------------------------------------------------------------------------------------------
 
     async def wait_for_acks(self, count: int, *, within_s: float = 30.0) -> None:
-        """Until so many more messages were acknowledged."""
+        """Wait for this many more acknowledged messages."""
         goal = self.acked + count
         async with asyncio.timeout(within_s):
             while self.acked < goal:

@@ -1,4 +1,4 @@
-"""The plugin, as an application's tests have it by its entry point; here it is imported."""
+"""The plugin, as an application's tests get it by the entry point; here it is imported."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ SOON = timedelta(seconds=10)
 
 
 def remains() -> tuple[set[asyncio.Task[object]], int, list[str]]:
-    """What a cluster could leave: tasks, open files, folders."""
+    """Things that a cluster might leave behind: tasks, open files, folders."""
     gc.collect()
     folders = [name for name in os.listdir(tempfile.gettempdir()) if name.startswith("qmq-")]
     return asyncio.all_tasks(), len(os.listdir("/proc/self/fd")), folders
@@ -35,14 +35,14 @@ def remains() -> tuple[set[asyncio.Task[object]], int, list[str]]:
 
 @pytest.fixture
 def own_temporary_folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Where nobody else makes folders, and near the root, as sockets need it."""
+    """A short path for temporary folders, since sockets need one, and without other tests' folders."""
     with tempfile.TemporaryDirectory(dir="/tmp") as folder:
         monkeypatch.setattr(tempfile, "tempdir", folder)
         yield
 
 
 class OfTheTest(Exception):
-    """What a test's body may raise."""
+    """An error raised by a test's body."""
 
 
 @pytest.mark.parametrize("fault", ["none", "raised", "killed", "cut", "late"])

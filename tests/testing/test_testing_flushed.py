@@ -1,4 +1,4 @@
-"""What waits for a flush on a majority, and what does not, on disks whose syncs the test holds up."""
+"""Operations that wait for a flush on a majority, and those that do not, on disks whose syncs the test holds up."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Gates:
         self._open: dict[str, threading.Event] = {}
 
     def make_disk(self, name: str) -> MortalDisk:
-        """For TestCluster."""
+        """The disk for TestCluster."""
         gate = self._open.setdefault(name, threading.Event())
         gate.set()
         return GatedDisk(gate)

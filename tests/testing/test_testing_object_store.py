@@ -48,7 +48,7 @@ async def test_masters_that_replace_each_other_store_every_sealed_segment_once(t
 
 
 def stored_bytes(machine: ReplicaMachine) -> float:
-    """What the replica's metric says of the store."""
+    """The stored bytes in the replica's metric."""
     assert machine.node is not None
     readings = [reading for source in machine.node.sources() for reading in source.read() if reading is not None]
     return sum(value for reading in readings if reading.figure is STORED for _, value in reading.rows if isinstance(value, (int, float)))

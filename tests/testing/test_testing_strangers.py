@@ -1,4 +1,4 @@
-"""Somebody who can reach the replicas' data ports and knows every name: what such a one says is without effect."""
+"""A stranger that can reach the replicas' data ports and knows every name has no effect."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ async def connect(node: ReplicaNode, name: str, *said: Message, version: int = 2
 
 
 async def say(nodes: dict[str, ReplicaNode], message: Callable[[ReplicaNode], Message], *names: str) -> None:
-    """To every replica, in every name, in the words of this release and of the one before; until all connections are over."""
+    """Send to every replica, in every name, in this release's format and the previous one's, until all connections are closed."""
     for node in nodes.values():
         for name in names or ("stranger", *NAMES):
             for version in (1, 2):
@@ -183,7 +183,7 @@ async def test_a_large_frame_is_refused_before_the_sender_is_proved(qmq_cluster:
 @pytest.mark.qmq_cluster(brokers=3, delay=False)
 @pytest.mark.parametrize("far", [FAR, FAREST])
 async def test_replicas_that_promised_what_nobody_ever_won_come_back(qmq_cluster: TestCluster, far: int) -> None:
-    """An earlier release believed whoever asked for a promise, and wrote it down."""
+    """An earlier release accepted any request for a promise and stored it."""
     nodes = await settled(qmq_cluster)
     for name, node in nodes.items():
         await qmq_cluster.kill(name)
@@ -203,7 +203,7 @@ async def test_replicas_that_promised_what_nobody_ever_won_come_back(qmq_cluster
 
 @pytest.mark.qmq_cluster(brokers=3, delay=False)
 async def test_a_group_without_a_secret_gets_one(qmq_cluster: TestCluster) -> None:
-    """As an earlier release founded it."""
+    """An earlier release created the group without a secret."""
     from qmq_coordination.broker_groups import group_key
     from qmq_coordination.coordination_store import Delete
     from qmq_replication.coordinator import SECRET

@@ -1,4 +1,4 @@
-"""Time that the test moves: what waits for it comes when it was moved, and not before."""
+"""Time that the test moves: timers end exactly when the time is moved past them."""
 
 from __future__ import annotations
 

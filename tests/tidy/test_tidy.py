@@ -80,7 +80,7 @@ def public_names() -> set[str]:
 
 
 def test_what_applications_import_is_documented() -> None:
-    """With the methods of classes. Errors are explained in their tree."""
+    """Includes the methods of classes. Errors are explained in their tree."""
     public, seen = public_names(), set()
     for path, node in definitions():
         if node.name not in public or node.col_offset or path.name == "errors.py":
@@ -110,7 +110,7 @@ EXAMPLE_FILES = {"test_it.py", "manage.py"}
 
 
 def test_files_that_docstrings_and_pages_name_exist() -> None:
-    """By name, and by path where one is given. The changelog and the decisions speak of the past."""
+    """Names, and paths where one is given. The changelog and the decisions are left out, because they describe the past."""
     files = [name(path) for path in tracked()]
     known = {ending for file in files for ending in (file, *("/".join(file.split("/")[n:]) for n in range(1, file.count("/") + 1)))}
     texts = {name(path): [ast.get_docstring(node) or "" for node in nodes(path) if isinstance(node, DOCUMENTED)] for path in SOURCES}

@@ -15,7 +15,7 @@ Line = tuple[str, str]
 
 @dataclass(slots=True, eq=False)
 class Grant:
-    """A lane as one consumer had it. `first_ns` is when the first message was handed out under it: it was granted before that."""
+    """A lane as granted to one consumer. `first_ns` is the time of the first delivery; the grant was earlier."""
 
     group: str
     partition: int

@@ -41,7 +41,7 @@ class Keyed(NamedTuple):
 
 
 class Stored(NamedTuple):
-    """Where it was stored. `id` is any number that follows from the message id, such as a checksum."""
+    """The place where a message is stored. `id` is a number derived from the message id, such as a checksum."""
 
     partition: int
     sequence: int
@@ -69,7 +69,7 @@ class Part(NamedTuple):
 
 
 class Sealed(NamedTuple):
-    """A source, and the sequence of its command message; -1 while nobody knows it."""
+    """A source partition and the sequence of its command message; -1 while the sequence is unknown."""
 
     number: int
     sequence: int
@@ -129,7 +129,7 @@ class Rerouted(Operation):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outage(Operation):
-    """From the invoke to the `ok` of the same `op` a broker group may have no master that takes messages; `kind` says why, for figures."""
+    """From the invoke to the `ok` of the same `op`, a broker group may have no serving master; `kind` is the cause, for figures."""
 
     f: ClassVar[str] = "outage"
     broker_group: str

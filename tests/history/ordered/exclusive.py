@@ -55,7 +55,7 @@ def _zombie_acks(history: OrderedHistory, zombies: set[int]) -> Iterator[Anomaly
 
 
 def _newer_in_use(history: OrderedHistory) -> dict[int, dict[int, tuple[int, int]]]:
-    """Of each grant, and each logical partition of it: since when a newer token is in use there, and whose; of the earliest such use."""
+    """For each grant and each of its logical partitions: the earliest use of a newer token there, and the holder of that token."""
     together: defaultdict[tuple[str, int], list[int]] = defaultdict(list)
     for number, grant in enumerate(history.grants):
         together[grant.group, grant.partition].append(number)

@@ -158,7 +158,7 @@ class Subject:
             log.sealed = len(log.entries)
 
     def _commit_late(self, log: Log) -> None:
-        """What was under way to a group that is out of reach may be stored there: of each producer the first few, in order."""
+        """Store some of the messages that were under way to an unreachable group: of each producer the first few, in order."""
         for puts in self.sending.values():
             under_way = [each for _, sent in puts for each in sent if log.part.first <= LP_OF[each.name[1]] < log.part.end]
             for each in under_way[: self.coin.randint(0, len(under_way))]:
@@ -167,7 +167,7 @@ class Subject:
                 each.copy = True
 
     def heal(self) -> None:
-        """A fenced group is back: it appends the command message."""
+        """End the fence: the broker group is back and appends the command message."""
         for log in self.logs.values():
             if log.is_fenced and log.sealed < 0:
                 log.sealed = len(log.entries)
@@ -186,7 +186,7 @@ class Subject:
     # --- consumers ---------------------------------------------------------------------------------------------------------
 
     def attach(self) -> None:
-        """A consumer is granted a lane that is open; whoever had any of it loses it, and may not know."""
+        """Grant an open lane to a consumer. Consumers that held a part of it lose it, perhaps without noticing."""
         group, log = self.coin.choice(GROUPS), self.coin.choice(list(self.logs.values()))
         first = self.coin.randrange(log.part.first, log.part.end)
         lps = range(first, self.coin.randint(first + 1, log.part.end))
@@ -277,7 +277,7 @@ class Subject:
     # --- the end -----------------------------------------------------------------------------------------------------------
 
     def drain(self) -> None:
-        """What is under way ends, fences are healed, and everything is handed out and settled."""
+        """Finish everything under way: heal fences, deliver and settle all messages."""
         while any(self.sending.values()):
             self.ended()
         self.heal()

@@ -94,7 +94,7 @@ def _lines(history: OrderedHistory) -> Iterator[tuple[int, list[Copy]]]:
 
 
 def _rising(history: OrderedHistory, line: int, copies: list[Copy]) -> Iterator[Anomaly]:
-    """Told once a line."""
+    """One report for each line."""
     before = (-1, -1, -1, -1)
     for copy in copies:
         if copy[0] < before[0] or (copy[1] == before[1] and copy[2] <= before[2]):

@@ -35,7 +35,7 @@ def id_of(message: Keyed) -> int:
 def put(
     names: str, at: str = "", *, by: str = "p1", resent: bool | None = None, end: Type | None = "ok", since_ns: int = 0, until_ns: int = 0
 ) -> list[Operation]:
-    """`put("d1 d2", at="1:0 1:1")`: places are partition:sequence; without an end nobody knows what became of it."""
+    """`put("d1 d2", at="1:0 1:1")`: places are partition:sequence. Without an end the outcome is unknown."""
     messages = tuple(map(keyed, names.split()))
     begun = Put(process=by, type="invoke", subject="orders", messages=messages, t_ns=since_ns)
     if end is None:
@@ -81,7 +81,7 @@ def done(
 def through(
     names: str, *, part: int = 1, token: int = 1, by: str = "c1", group: str = "g", lps: tuple[int, int] = (0, LPS)
 ) -> list[Operation]:
-    """Given, and acknowledged."""
+    """Messages that were delivered and acknowledged."""
     sequences = " ".join(each.split("@")[1] for each in names.split())
     return give(names, part=part, token=token, by=by, group=group, lps=lps) + done(sequences, part=part, token=token, by=by, group=group)
 

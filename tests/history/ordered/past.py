@@ -107,7 +107,7 @@ class OrderedHistory:
         return number
 
     def find(self, producer: str, key: str, serial: int) -> int:
-        """A message's number; -1 if nobody sent it."""
+        """The number of a message; -1 if it was never sent."""
         line = self._line_of.get((producer, key))
         return -1 if line is None else self._message_of[line].get(serial, -1)
 
@@ -215,7 +215,7 @@ class OrderedHistory:
 
     @cached_property
     def copies(self) -> dict[int, list[tuple[int, int, int]]]:
-        """Of each message that was seen at more than one place: (since which version, partition, sequence), in the log's order."""
+        """For each message seen at more than one place: (version of the first, partition, sequence), in the log's order."""
         since, found = self.routes.since, defaultdict[int, set[tuple[int, int, int]]](set)
         told, grants, columns = self.messages.place, self.grants, self.deliveries
         at: list[tuple[int, int] | None] = [None if place is None else place[:2] for place in told]
@@ -231,12 +231,14 @@ class OrderedHistory:
 
     @cached_property
     def places(self) -> list[tuple[int, int] | None]:
-        """Of each message one place (partition, sequence) at which it was seen; `copies` has all, if there are more."""
+        """For each message one place (partition, sequence) where it was seen. `copies` has all places of messages with several."""
         assert self.copies is not None
         return self._places
 
     def settled_at(self, group: str) -> list[int]:
-        """Of each message when the group may have settled it at the earliest, at any place; 0 for what is not the group's."""
+        """For each message the earliest time at which the group may have settled it, at any place; 0 for messages outside the group's
+        range.
+        """
         return self._settled_at[group][0]
 
     def copy_settled_at(self, group: str, message: int, partition: int) -> int:
@@ -263,7 +265,7 @@ class OrderedHistory:
         return by_message, by_copy
 
     def _forget_before(self, group: str, by_message: list[int]) -> None:
-        """What a group that began at the end was never given, before the first that it was given, is not its."""
+        """Exclude the messages before the first delivery of a group that started at the end."""
         given = set(map(self.deliveries.message.__getitem__, self.of_group[group]))
         for line in self.by_rank:
             begin = next((at for at, message in enumerate(line) if message in given), len(line))
@@ -271,7 +273,7 @@ class OrderedHistory:
                 by_message[message] = 0
 
     def all_settled_at(self, group: str) -> list[list[int]]:
-        """By line and rank: when the group may have settled that message and all before it in the line, at the earliest."""
+        """By line and rank: the earliest time at which the group may have settled that message and all before it in the line."""
         settled = self.settled_at(group)
         return [list(accumulate((settled[message] for message in line), max)) for line in self.by_rank]
 
@@ -287,6 +289,6 @@ class OrderedHistory:
         return self.grants[self.deliveries.grant[delivery]]
 
     def when(self, delivery: int) -> str:
-        """A delivery, for a person: who, where, when."""
+        """Describe a delivery for a person: consumer, place, time."""
         columns = self.deliveries
         return f"{self.grant_of(delivery)}, sequence {columns.sequence[delivery]}, at {seconds(columns.at_ns[delivery])}"

@@ -19,7 +19,7 @@ from history.ordered.events import Part, Rerouted
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What led to a version, with all that was recorded of it."""
+    """The change that led to a version, with everything recorded about it."""
 
     version: int
     sources: tuple[int, ...]
@@ -81,7 +81,7 @@ class Routes:
         return frozenset(found)
 
     def _published_ns(self, version: int) -> int:
-        """When it became the latest; a time that nobody recorded is long ago."""
+        """When the version became the latest; long ago if no time was recorded."""
         if version not in self.changes:
             return NEVER
         return self.changes[version].published_ns or 0

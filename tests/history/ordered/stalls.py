@@ -47,7 +47,7 @@ class Pauses:
 
     @property
     def figures(self) -> dict[str, float]:
-        """For a table."""
+        """A row of a table."""
         return {"p50": self.quantile(0.5), "p99": self.quantile(0.99), "max": self.quantile(1.0), "of": len(self.found_ns)}
 
     def quantile(self, share: float) -> float:
@@ -94,7 +94,7 @@ def changes_of(history: OrderedHistory) -> list[Excuse]:
 
 
 def held(history: OrderedHistory, outage: Outaged, until_ns: int) -> frozenset[int]:
-    """What the group held from the outage's beginning until then."""
+    """The partitions that the group held from the beginning of the outage until `until_ns`."""
     return history.routes.held_by(outage.group, outage.since_ns, until_ns)
 
 

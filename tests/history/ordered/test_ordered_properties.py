@@ -63,7 +63,7 @@ def given_at(history: OrderedHistory, delivery: int) -> tuple[int, Handed]:
 
 
 def anew(history: OrderedHistory, group: str, partition: int, *rows: Handed, token: int = NOWHERE, consumer: str = "x") -> Deliver:
-    """Given under a token that is newer than all."""
+    """A delivery under a token that is newer than all others."""
     part = history.routes.parts[partition]
     return Deliver(
         process=consumer, type="ok", group=group, partition=partition, first=part.first, end=part.end, token=token, version=1, handed=rows
@@ -94,7 +94,7 @@ def test_a_correct_ordered_history_has_no_anomaly(events: Lines) -> None:
 
 @given(HISTORIES, st.integers(0, 200))
 def test_the_beginning_of_a_correct_ordered_history_has_no_anomaly(events: Lines, length: int) -> None:
-    """Whatever is under way when the history is cut off is unknown, and unknown is never wrong."""
+    """Operations that are under way at the cut have an unknown outcome, which is never an anomaly."""
     assert names(events[: length + 1], drained=False) == set()
 
 
@@ -167,7 +167,7 @@ def test_two_messages_of_a_line_that_a_group_got_in_reverse_are_out_of_order(eve
 @lies
 @given(LONG_HISTORIES, DRAW)
 def test_a_replay_that_leaves_one_out_is_torn(events: Lines, data: st.DataObject) -> None:
-    """An operator sent the group back: it may see all again, but not the first and the third without the second."""
+    """After an operator's reset the group may see all messages again, but not the first and the third without the second."""
     history = OrderedHistory(events)
     first: dict[int, tuple[int, Handed]] = {}
     for delivery, message in enumerate(history.deliveries.message):
@@ -306,7 +306,7 @@ def test_a_line_that_lies_in_another_order_is_found(events: Lines, data: st.Data
 @lies
 @given(LONG_HISTORIES, DRAW)
 def test_a_second_copy_without_a_fence_is_found(events: Lines, data: st.DataObject) -> None:
-    """The lie is told at the end, so that nothing else is wrong with it."""
+    """The false line is the last one, so that it causes no other anomaly."""
     history = OrderedHistory(events)
     newest = {part for part in history.routes.parts if part not in history.routes.sealed}
     places = [(line[0], history.messages.place[line[0]]) for line in history.by_rank if line and history.messages.fate[line[0]] == "ok"]

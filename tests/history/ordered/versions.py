@@ -44,7 +44,7 @@ def _settled_ns(history: OrderedHistory, group: str, message: int, partition: in
 
 
 def _lying(history: OrderedHistory) -> Iterator[tuple[int, int]]:
-    """Every stored message with each partition in which it lies."""
+    """For each stored message, all partitions that hold it."""
     copies, places = history.copies, history.places
     for message in history.stored:
         if message in copies:
@@ -54,7 +54,7 @@ def _lying(history: OrderedHistory) -> Iterator[tuple[int, int]]:
 
 
 def _opened(history: OrderedHistory, group: str, *, is_strict: bool) -> dict[int, list[tuple[int, int]]]:
-    """Of each partition that others follow, by logical partition: when the first of those was read, and which."""
+    """For each partition with successors, by logical partition: when the first successor was read, and which one."""
     routes = history.routes
     read: dict[int, list[int]] = {number: [NEVER] * routes.logical_partitions for number in routes.parts}
     for grant in history.grants:
@@ -72,7 +72,7 @@ def _opened(history: OrderedHistory, group: str, *, is_strict: bool) -> dict[int
 
 
 def _opened_by(history: OrderedHistory, grant: Grant, *, is_strict: bool) -> list[tuple[int, range]]:
-    """What is open when a grant is: its range; with a strict gate all targets of the change."""
+    """The partitions that a grant opens: its range; with a strict gate all targets of the change."""
     routes = history.routes
     if not is_strict:
         return [(grant.partition, grant.lps)]

@@ -77,7 +77,7 @@ _is_finished = Queue.is_finished
 
 
 def _on_first_source(frontier: Frontier, gate: Any, routes: Any, latest: int, finished: Any, cuts: Any = None) -> Frontier:
-    """As soon as one source of a change is finished, all are taken to be."""
+    """As soon as one source of a change is finished, all sources count as finished."""
 
     def any_finished(number: int, lps: Any) -> bool:
         if finished(number, lps):

@@ -33,7 +33,7 @@ def _without_others(holders: list[LaneHolder], request: Any) -> tuple[list[LaneH
 
 
 def _take_over(holders: list[LaneHolder], _request: Any) -> tuple[list[LaneHolder], list[LaneHolder]]:
-    """Whoever asks gets the lane; the one before is released in order, but its lease still ran."""
+    """Any consumer that asks gets the lane; the holder before it is released in order, although its lease still ran."""
     return holders, []
 
 

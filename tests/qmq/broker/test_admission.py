@@ -1,4 +1,4 @@
-"""What a broker takes of a producer: numbers without gaps, a newer session before an older one never, and a duplicate is the same bytes."""
+"""A broker's admission of batches: numbers without gaps, no older session after a newer one, and duplicates only with the same bytes."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from qmq.broker.check_times import CheckTimes
 
 
 class Thing:
-    """Told apart by identity."""
+    """Compared by identity."""
 
     def __init__(self, name: int = 0) -> None:
         self.name = name

@@ -20,7 +20,7 @@ BODY, COUNT = bytes(1_000), 3_000
 
 
 class HeldDisk(Disk):
-    """A disk on which reading ahead waits until the test lets it go on, as a busy one does."""
+    """A disk on which reading ahead waits until the test continues it, as on a busy disk."""
 
     def __init__(self) -> None:
         self.may_read = threading.Event()

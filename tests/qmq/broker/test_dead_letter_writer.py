@@ -116,7 +116,7 @@ async def test_nothing_is_copied_before_the_death_is_written(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("lie", sorted(LIES))
 async def test_a_message_that_cannot_be_copied_holds_up_no_other(tmp_path: Path, lie: str) -> None:
-    """It was stored by an earlier version, or is garbage that claims to be compressed."""
+    """An earlier version stored the message, or its body is garbage that claims to be compressed."""
     world = World(tmp_path / "a")
     world.send([b"before"], 1)
     region, queue = region_of(lie), world.store.open_queue("s", 0)

@@ -1,4 +1,6 @@
-"""Directed batches at a broker: who gets them, who passes over them, which are refused, and that a replay indexes them alike."""
+"""Directed batches at a broker: which groups get them, which skip them, which batches are refused, and that a replay indexes them
+alike.
+"""
 
 from __future__ import annotations
 

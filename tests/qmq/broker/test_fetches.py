@@ -1,4 +1,4 @@
-"""FETCH and FIND over a real socket: what is given, what is passed over, and that nothing is told that could be taken back."""
+"""FETCH and FIND over a real socket: which messages they return, which they skip, and that they return only committed messages."""
 
 from __future__ import annotations
 

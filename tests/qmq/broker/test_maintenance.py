@@ -1,4 +1,4 @@
-"""What a broker does besides answering: a failed flush, checkpoints, retention, through a real broker on a disk that can fail."""
+"""A broker's maintenance: a failed flush, checkpoints, retention, through a real broker on a disk that can fail."""
 
 from __future__ import annotations
 

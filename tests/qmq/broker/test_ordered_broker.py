@@ -1,4 +1,4 @@
-"""Ordered subjects at the broker, frame by frame over a real socket: what it takes, what it hands out, whom it believes."""
+"""Ordered subjects at the broker, frame by frame over a real socket: writes, deliveries, and which requests it trusts."""
 
 from __future__ import annotations
 
@@ -324,7 +324,7 @@ async def test_a_group_put_at_the_end_of_a_partition_begins_there_and_only_if_it
 
 
 async def test_a_move_of_a_group_that_comes_too_late_moves_nothing(tmp_path: Path) -> None:
-    """The record that held the group still was replaced: it reads again, and must not be put elsewhere."""
+    """The record that held the group was replaced: the late request must not move the group."""
     async with world(tmp_path) as it:
         await it.produce(KEYS)
         held = await it.node.broker.routing.group_revision(SUBJECT, "g")

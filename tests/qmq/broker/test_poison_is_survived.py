@@ -85,7 +85,7 @@ async def test_a_batch_that_nobody_can_look_into_is_passed_over_by_who_has_to(
 
 
 async def test_what_failed_before_counts_as_new_if_nobody_can_tell(node: Node) -> None:
-    """It is asked when a lease ends, by the clock, where nobody is there to hear of an error."""
+    """The count is looked up by a timer when a lease ends, where no caller would get an error."""
     sequence = store(node, astray("header_list", -1, BatchFlag.DIRECTED), bloom=LOOK_INSIDE)
     queue = node.broker.store.open_queue("s", 0)
     assert failures_in(node.broker.store, queue, BatchReader(queue))(sequence, 1) == [(1, 0)]

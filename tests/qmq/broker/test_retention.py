@@ -1,4 +1,4 @@
-"""Retention beside everything else that a broker does: it goes on when the disk is full, when a queue is hurt, when a file cannot go."""
+"""Retention beside the broker's other work: it continues on a full disk, with a damaged queue, and with a file that cannot be deleted."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class NoMajority:
 
 
 class FullDisk(Disk):
-    """One on which no checkpoint finds room while it is full."""
+    """A disk without room for a checkpoint while `is_full`."""
 
     is_full = True
     refused = 0

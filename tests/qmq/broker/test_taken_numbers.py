@@ -1,5 +1,6 @@
-"""Who knows another producer's id and numbers must not be able to have its messages swallowed: the broker answers as a duplicate only what
-has the same content."""
+"""Knowing another producer's id and numbers does not let a client suppress its messages: the broker answers as a duplicate only a batch
+with the same content.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +36,7 @@ async def produce(connection: Connection, *batches: bytes) -> list[int]:
 
 @asynccontextmanager
 async def connected(folder: Path, *, delayed: bool = False) -> AsyncIterator[Connection]:
-    """To a node's master, or to its delay server."""
+    """A connection to a node's master, or to its delay server."""
     async with running(node_config(folder, delay=True)) as node, qmq.connect(node.address) as mq:
         await mq.metadata.create_subject(qmq.SubjectConfig("s"))
         (route,) = (await mq.metadata.routes("s", delayed=delayed)).routes

@@ -1,4 +1,4 @@
-"""What operators and damage make a broker do must not hold it up: searches give way, an unreadable sector is an answer."""
+"""Administrative work and damage must not delay a broker: searches yield, and an unreadable sector is answered with an error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the tests of the command line share: a metaserver that gives canned answers and notes what it was asked, and the command itself."""
+"""Support for the command line's tests: a metaserver that gives prepared answers and records requests, and the command itself."""
 
 from __future__ import annotations
 

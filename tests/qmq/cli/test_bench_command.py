@@ -1,4 +1,4 @@
-"""`qmq bench`, as typed, against a node: what it counts is what the cluster has."""
+"""`qmq bench`, as typed, against a node: its counts are those of the cluster."""
 
 from __future__ import annotations
 

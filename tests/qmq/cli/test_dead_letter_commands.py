@@ -22,7 +22,7 @@ from qmq.node.dev_node import Node
 
 
 async def said(node: Node, *words: str) -> Any:
-    """What a command says in JSON; it runs in a loop of its own, so beside this one."""
+    """The JSON that a command prints. The command runs in an event loop of its own, beside this one."""
     result = await asyncio.to_thread(CliRunner().invoke, app, [*words, "--json", "--server", node.address])
     assert result.exit_code == 0, result.output
     return json.loads(result.stdout)

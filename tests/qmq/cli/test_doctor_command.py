@@ -1,4 +1,4 @@
-"""`qmq doctor`: what it prints, and the exit status that scripts go by."""
+"""`qmq doctor`: its output, and the exit status for scripts."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ Fields = dict[str, set[str]]
 
 @dataclass
 class Shape:
-    """What a command prints: its kind, and the fields that were seen."""
+    """The shape of a command's output: its kind, and the fields seen."""
 
     kind: str
     fields: Fields = field(default_factory=dict)
@@ -98,7 +98,7 @@ class Walk:
         self._environment = {**os.environ, **home, "QMQ_SERVER": address}
 
     def __call__(self, name: str, *words: str, data: bytes = b"", codes: tuple[int, ...] = (0,)) -> Any:
-        """What `qmq NAME WORDS --json` prints."""
+        """Run `qmq NAME WORDS --json` and return its output."""
         done = cli_process.run((*name.split(), *words, "--json"), self._environment, data)
         assert done.returncode in codes, (name, words, done.returncode, done.stderr.decode())
         answers = [json.loads(line) for line in done.stdout.splitlines()]

@@ -47,7 +47,7 @@ class ListSource:
 
 
 class SilentJournal(LoadJournal):
-    """Forgets all notes but the first one and the last, as if the process had died before it wrote them."""
+    """Keeps only the first note and the last one, as if the process had died before it wrote the others."""
 
     def save(self, state: LoadState) -> None:
         if self.state is None or state.is_done:
@@ -150,7 +150,7 @@ def test_a_line_says_all_that_a_record_is(record: TransferRecord, as_base64: boo
 
 
 def refusal(line: bytes) -> str:
-    """What is said of a line that is no record; empty if it is one."""
+    """The error for a line that is no record; empty if the line is one."""
     try:
         record_of_line(line, 17)
     except InvalidArgument as failure:

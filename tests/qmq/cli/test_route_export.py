@@ -1,4 +1,4 @@
-"""`qmq route export`: what is written is what the source of Spark reads; nothing is in it that is not published."""
+"""`qmq route export` writes what Spark's source reads, and only published versions."""
 
 from __future__ import annotations
 

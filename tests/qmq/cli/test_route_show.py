@@ -1,4 +1,4 @@
-"""`qmq route show`, `history`, `explain`, `policy`: what machines read keeps its shape, what people read says what it must."""
+"""`qmq route show`, `history`, `explain`, `policy`: the JSON keeps its shape, and the text has the necessary facts."""
 
 from __future__ import annotations
 

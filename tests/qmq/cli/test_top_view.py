@@ -1,4 +1,4 @@
-"""The screen of `qmq top`: it fits, it is sorted, and it reports missing data."""
+"""The screen of `qmq top` fits the terminal, is sorted, and reports missing data."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ class Sent(NamedTuple):
 
 
 class Peer:
-    """One client's connection, as the broker sees it."""
+    """One client's connection at the broker."""
 
     def __init__(self, writer: asyncio.StreamWriter) -> None:
         self._writer = writer
@@ -68,7 +68,7 @@ Handler = Callable[[Peer, Frame], None]
 
 
 class FakeBroker:
-    """One replica's data port. `handle` says what it does with each kind of frame."""
+    """One replica's data port. `handle` answers each kind of frame."""
 
     def __init__(self, name: str, group: FakeGroup) -> None:
         self.name = name
@@ -351,7 +351,7 @@ class FakeMeta(meta_pb2_grpc.MetaServicer):
 
 
 def route(group: FakeGroup) -> pb.QueueRoute:
-    """What a metaserver says of a group that hosts the subject."""
+    """A metaserver's answer about a group that hosts the subject."""
     address = group.master.address if group.master is not None else ""
     return pb.QueueRoute(broker_group=group.name, data_address=address, epoch=group.epoch, is_writable=group.is_writable)
 
@@ -404,7 +404,7 @@ async def ordered_cluster(
 
 
 def batch(bodies: list[bytes], base: int, subject: str = "s") -> bytes:
-    """A stored batch, as a delivery carries it."""
+    """A stored batch, as a delivery contains it."""
     envelope, region = encode(subject.encode(), Columns(bodies), producer_id=1, batch_sequence=base, create_time_ms=1)
     total, region_crc = sent_sizes(envelope)
     return place(Kind.DATA, total, region_crc, base, 1, 1, 1, 0) + region

@@ -34,7 +34,7 @@ class Kept(NamedTuple):
 
 
 class FakeDelayGroup(FakeGroup):
-    """A delay group: it remembers what is stored with its due times. Its `next_append_ms` is the append time of the next batch."""
+    """A delay group that stores messages with their due times. `next_append_ms` is the append time of the next batch."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
@@ -168,5 +168,5 @@ async def delay_cluster(
 
 
 def message(id: str, **fields: Any) -> delay_pb2.DelayedMessage:
-    """As a delay group describes one."""
+    """A message in a delay group's answer."""
     return delay_pb2.DelayedMessage(**{"id": id, "subject": "s", "message_id": id[:32], "state": "pending", "group": "d0", **fields})

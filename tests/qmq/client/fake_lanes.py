@@ -44,7 +44,7 @@ class Stored(NamedTuple):
 
 
 class FakePartition:
-    """One queue: batches of messages, and a command message at its end once it is sealed."""
+    """One queue: batches of messages, and a command message at the end once the queue is sealed."""
 
     def __init__(self) -> None:
         self.messages: list[Stored] = []

@@ -1,4 +1,4 @@
-"""The blocking client: it is made from the asyncio one, and reaches what that one reaches."""
+"""The blocking client is made from the asyncio client, and offers the same calls."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Sending later: to delay groups, with due times, stored once whatever happens; and what of it is refused where the mistake was made."""
+"""Delayed messages of a producer: they go to delay groups with due times, are stored once whatever fails, and bad input is refused at
+the call.
+"""
 
 from __future__ import annotations
 

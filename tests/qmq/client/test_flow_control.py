@@ -163,7 +163,7 @@ async def test_who_sends_waits_while_what_it_sent_before_is_not_stored(it: Clust
 
 
 async def test_an_idle_consumer_delays_neither_other_consumers_nor_its_group(node: Node) -> None:
-    """They share one connection: what the idle one may hold is little, and then it pulls no more."""
+    """The consumers share one connection. The idle consumer holds few messages and then stops pulling."""
     async with qmq.connect(node.address) as mq:
         await mq.send_many("flow", [b"%03d" % number + bytes(20 * KIB) for number in range(300)])
         idle = mq.consumer("flow", "g", ack="explicit", prefetch_bytes=200 * KIB, pull_bytes=100 * KIB)

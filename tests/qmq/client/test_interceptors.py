@@ -1,4 +1,4 @@
-"""Interceptors: who is asked and told, in which order, and what of it reaches the messages."""
+"""Interceptors: the order of the calls, and what an interceptor changes in messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a client keeps: nothing of waits that are over, of consumers and producers that were closed, of a lease that ran out."""
+"""A client forgets waits that are over, closed consumers and producers, and expired leases."""
 
 from __future__ import annotations
 

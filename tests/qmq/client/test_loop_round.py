@@ -1,4 +1,6 @@
-"""A round of the client's event loop: who waited goes on in the callback that brought the answer, and what it sends leaves there too."""
+"""A round of the client's event loop: a waiting task continues in the callback that brought the answer, and what it sends leaves in
+that round.
+"""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ def ordered(c: LaneCluster, name: str = "a", **options: object) -> OrderedConsum
 
 
 class Record:
-    """What was seen of each key, in its order."""
+    """What was seen of each key, in order."""
 
     def __init__(self) -> None:
         self.seen: dict[bytes, list[int]] = defaultdict(list)

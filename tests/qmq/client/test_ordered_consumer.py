@@ -846,7 +846,7 @@ async def test_options_that_make_no_sense_are_refused(options: dict[str, object]
 
 
 async def test_hazard_10_two_quick_command_messages_are_finished_one_by_one() -> None:
-    """A move of partition 1 to 2, and of 2 to 3, before the consumer comes: it never looks for the next partition by itself."""
+    """Partition 1 is moved to 2, and 2 to 3, before the consumer attaches. The consumer never looks for the next partition by itself."""
     async with lane_cluster() as c:
         for number in (1, 2, 3):
             c.broker.partition(number).version = number

@@ -1,5 +1,4 @@
-"""What may be handed out next, over several lanes: blocked ones, ones whose lease may be over, ones that were lost with messages in
-hand."""
+"""The next message to deliver over several lanes: blocked lanes, lanes whose lease may have ended, lanes lost with messages in hand."""
 
 from __future__ import annotations
 

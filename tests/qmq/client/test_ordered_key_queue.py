@@ -97,7 +97,7 @@ class KeyMachine(RuleBasedStateMachine):
         self.lines.append((lane, key, self.count))
 
     def firsts(self) -> dict[bytes, tuple[str, int]]:
-        """Of every key that has nothing in work the first message, unless its lane is held."""
+        """For every key without a message in work its first message, unless the key's lane is held."""
         found: dict[bytes, tuple[str, int]] = {}
         for lane, key, message in self.lines:
             found.setdefault(key, (lane, message))
@@ -151,7 +151,7 @@ TestKeyMachine = KeyMachine.TestCase
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=200), st.integers(1, 5), st.randoms(use_true_random=False))
 @settings(max_examples=examples(200), deadline=None)
 def test_the_key_that_could_go_on_for_the_longest_is_next(stream: list[int], workers: int, random: Random) -> None:
-    """So no key waits for more than one turn of each other one."""
+    """So a key waits for at most one turn of each other key."""
     queue = filled(*[("l", bytes([key]), place) for place, key in enumerate(stream)])
     left = Counter(bytes([key]) for key in stream)
     can_go_on = list(dict.fromkeys(bytes([key]) for key in stream))

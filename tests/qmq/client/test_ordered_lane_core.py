@@ -1,4 +1,4 @@
-"""What a consumer may tell the broker of its lane, against a dumb broker that keeps a set of done sequences."""
+"""A consumer's reports about its lane, against a simple broker that keeps a set of settled sequences."""
 
 from __future__ import annotations
 
@@ -452,7 +452,7 @@ class Play:
             assert self.stored == set(range(self.length))
 
     def finish(self) -> None:
-        """In the end everything is covered, the command message too: a healed cluster and willing handlers finish the lane."""
+        """Finish the lane: with a healed cluster and willing handlers everything is covered, the command message too."""
         if self.is_released:
             self.is_released = False
             self.lane = LaneCore(FailurePolicy("block"))

@@ -68,7 +68,7 @@ class Sender:
 
 
 def silent(group: FakeGroup) -> None:
-    """It takes requests and does nothing with them."""
+    """A server that accepts requests and never answers."""
     group.on_produce = lambda *_: None
 
 

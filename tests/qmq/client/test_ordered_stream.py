@@ -42,7 +42,7 @@ TIMEOUT_S = 60.0
 
 @dataclass
 class ModelPartition:
-    """What a partition's log holds, and the rule by which it takes batches."""
+    """The content of a partition's log, and the rule by which it accepts batches."""
 
     part: PhysicalPartition
     log: list[tuple[int, int, OrderedBatch]] = field(default_factory=list)
@@ -73,7 +73,7 @@ class ModelPartition:
 
 @dataclass(eq=False, repr=False)
 class Wire:
-    """A connection: what was sent and not yet read, and answers not yet heard."""
+    """A connection: data that was sent and not yet read, and answers that have not arrived."""
 
     sent: deque[tuple[OrderedBatch, int, int, int]] = field(default_factory=deque)
     answers: deque[tuple[OrderedBatch, int, Produced | QmqError]] = field(default_factory=deque)
@@ -214,7 +214,7 @@ class World:
         self.partitions[number].is_sealed = True
 
     def fence(self, number: int, taken: int) -> None:
-        """Out of reach: it took `taken` more of what is on its way, which nobody hears of, and no more ever."""
+        """Fence the partition: it stores `taken` more of the batches on their way, without answers, and then nothing more."""
         partition = self.partitions[number]
         for wire in self.wires[number]:
             while wire.sent:
@@ -251,7 +251,7 @@ class World:
         return any(wire.sent for each in self.wires.values() for wire in each)
 
     def settle_all(self) -> None:
-        """Everything is mended: it must come to an end."""
+        """Repair everything; all batches must get an answer."""
         for partition in self.partitions.values():
             partition.is_silent = False
             partition.failures.clear()
@@ -446,7 +446,7 @@ TestStreams.settings = settings(
 
 
 def in_flight(world: World, number: int) -> list[tuple[OrderedBatch, int]]:
-    """What was sent over the connection in use and is not answered."""
+    """Batches that were sent over the connection in use and are not answered."""
     return list(world.wires[number][-1].owed)
 
 

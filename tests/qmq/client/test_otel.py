@@ -26,7 +26,7 @@ ID = MessageId(7, 1, 2)
 
 
 class Spans:
-    """What was recorded."""
+    """The recorded spans."""
 
     def __init__(self) -> None:
         self.exporter = InMemorySpanExporter()

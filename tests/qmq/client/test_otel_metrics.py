@@ -22,7 +22,7 @@ SEND = {
 
 
 class Figures:
-    """What was recorded, with a clock that moves one second each time it is read."""
+    """Recorded metrics, with a clock that advances by one second at each reading."""
 
     def __init__(self) -> None:
         self.reader = InMemoryMetricReader()

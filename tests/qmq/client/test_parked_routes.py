@@ -59,7 +59,7 @@ class World:
 
 @asynccontextmanager
 async def world(kind: str, gate: str) -> AsyncIterator[World]:
-    """With messages 1 and 2 of the key parked."""
+    """A world with messages 1 and 2 of the key parked."""
     async with TestCluster(delay=False) as cluster, cluster.client() as mq:
         config = qmq.SubjectConfig("s", order=qmq.Order.STRICT, logical_partitions=16)
         await mq.metadata.create_subject(config, partitions=2 if kind == "merge" else 1)

@@ -21,14 +21,14 @@ SHORT = timedelta(seconds=0.05)
 
 
 def handed_out(node: Node, consumer: qmq.Consumer) -> int:
-    """How many messages the broker has handed to a consumer, all its life; -1: it is not attached."""
+    """How many messages the broker has handed to a consumer since it attached; -1 if it is not attached."""
     (state,) = [each for each in node.broker.dispatch.groups if each.name == consumer.group]
     holder = state.share.holders.get(consumer.name)
     return -1 if holder is None else holder.next_pull
 
 
 async def drained(consumer: qmq.Consumer, count: int) -> list[bytes]:
-    """So many messages, acknowledged one by one."""
+    """Receive `count` messages and acknowledge each."""
     found: list[bytes] = []
     async with asyncio.timeout(30):
         while len(found) < count:

@@ -1,4 +1,4 @@
-"""What an answer means for the batches on their way to one broker group of an unordered subject."""
+"""Answers' effects on the batches on their way to one broker group of an unordered subject."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ SO_ATTACH_FILTER = 26
 
 
 def unplug(found: socket.socket) -> None:
-    """Nothing that comes reaches the socket any more: a filter that lets 0 bytes of each packet through. So nothing is acknowledged."""
+    """Let no packet reach the socket, by a filter that lets 0 bytes of each packet through. So nothing is acknowledged."""
     drop = ctypes.create_string_buffer(pack("=HBBI", 0x06, 0, 0, 0))
     program = pack("HxxxxxxP", 1, ctypes.addressof(drop))
     found.setsockopt(socket.SOL_SOCKET, SO_ATTACH_FILTER, program)
@@ -43,7 +43,7 @@ async def test_a_machine_that_acknowledges_nothing_is_left_before_its_answer_is_
 
 
 async def test_a_broker_that_says_nothing_and_takes_nothing_keeps_its_connection() -> None:
-    """Its machine acknowledges: what it has not read fills its buffer, and the rest waits here."""
+    """The broker's kernel acknowledges the bytes. Unread bytes fill its buffer, and the rest waits here."""
     connection, peer = await connected(0.1)
     with peer:
         connection.request(FrameKind.PRODUCE, lambda _: None, bytes(16 << 20), timeout_s=30)

@@ -77,7 +77,7 @@ async def test_letters_are_replayed_each_once_by_processes_that_are_killed(node:
 
 
 async def test_a_letter_that_was_sent_and_not_settled_is_settled_and_not_sent_again(node: Node) -> None:
-    """The replay ends between the two: what it sent is stored, and nobody told the dead-letter queue."""
+    """The replay ends between sending and settling: the message is stored, and the dead-letter queue has no verdict."""
     async with qmq.connect(node.address) as mq:
         await died(mq, [b"a", b"b", b"c"])
         letters = mq.dead_letters("billing")

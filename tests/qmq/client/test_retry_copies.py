@@ -34,7 +34,7 @@ CREATED_MS = 1_700_000_000_000
 
 
 class Queue:
-    """The consuming side of a broker group: what is delivered a test says, and what is settled it sees."""
+    """The consuming side of a broker group: the test chooses the deliveries and sees the verdicts."""
 
     def __init__(self, group: FakeGroup) -> None:
         self.group = group
@@ -90,13 +90,13 @@ class Queue:
         await eventually(lambda: bool(self.pulls))
 
     async def settled_all(self, count: int) -> list[Settlement]:
-        """What was said of `count` messages, when that came."""
+        """The verdicts on `count` messages, once they have arrived."""
         await eventually(lambda: sum(each.last - each.first + 1 for each in self.settled) >= count)
         return self.settled
 
 
 class Held:
-    """A delay group that stores when it is told to."""
+    """A delay group that stores a batch when the test says so."""
 
     def __init__(self, group: FakeDelayGroup) -> None:
         self.group = group

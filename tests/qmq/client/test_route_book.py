@@ -1,4 +1,4 @@
-"""What a client believes about the cluster."""
+"""A client's knowledge about the cluster."""
 
 from __future__ import annotations
 

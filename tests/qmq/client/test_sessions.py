@@ -1,4 +1,4 @@
-"""A producer's connection stands still, with messages on it, and goes on when the producer has a newer one: a real node, real sockets."""
+"""A producer's connection stalls with messages on it, and continues after the producer has a newer one: a real node, real sockets."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class Relay(asyncio.BufferedProtocol):
         asyncio.get_running_loop().call_soon(self.inner.connection_lost, ConnectionResetError("of the test"))
 
     def go_on(self) -> None:
-        """What was written arrives."""
+        """Let what was written arrive."""
         self.is_still = False
         self.real.write(b"".join(self.kept))
 
@@ -113,7 +113,7 @@ async def ordered(tmp_path: Path) -> AsyncIterator[tuple[Client, Held]]:
 
 
 async def stored(mq: Client, count: int) -> list[bytes]:
-    """What the handler of a new group sees, as far as the last of so many."""
+    """The messages that a new group receives, up to number `count`."""
     seen: list[bytes] = []
 
     async def handle(message: Any) -> None:

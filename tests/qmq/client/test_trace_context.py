@@ -1,4 +1,4 @@
-"""Trace context: what the W3C recommendation "Trace Context" says of the two headers, and passing them on."""
+"""Trace context: the two headers of the W3C recommendation "Trace Context", and their propagation."""
 
 from __future__ import annotations
 

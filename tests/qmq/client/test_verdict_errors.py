@@ -1,4 +1,6 @@
-"""What failed is said with its reason; the broker, not the client, knows delays and limits; and it hears of work on what failed before."""
+"""A failure is reported with its reason. The broker, not the client, knows delays and limits. It is told that work on a failed message
+has started.
+"""
 
 from __future__ import annotations
 

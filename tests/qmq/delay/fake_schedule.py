@@ -23,7 +23,7 @@ class Kept:
 
 
 class Reader:
-    """Fails if its bucket is closed before it reads, as a deleted file would."""
+    """A reader that fails if its bucket is closed before it reads, as with a deleted file."""
 
     def __init__(self, kept: Kept) -> None:
         self._kept = kept

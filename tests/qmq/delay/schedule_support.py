@@ -100,7 +100,7 @@ class Entry:
 
 @dataclass
 class Model:
-    """What the schedule must know, in one dictionary."""
+    """The schedule's expected state, in one dictionary."""
 
     bucket_ms: int = SECOND
     messages: dict[SchedulePlace, DueMessage] = field(default_factory=dict)
@@ -213,13 +213,13 @@ class Model:
         return place
 
     def due(self, from_ms: int, to_ms: int) -> list[DueMessage]:
-        """What a scan gives."""
+        """The result of a scan."""
         found = [self.messages[each] for each in self.pending()]
         return sorted((each for each in found if from_ms <= each.due_ms < (to_ms or 1 << 62)), key=lambda each: (each.due_ms, each.place))
 
 
 def messages_of(dues: Sequence[int], number: int, *, flags: int = 0, headers: Sequence[dict[str, bytes]] | None = None) -> list[DueMessage]:
-    """What `delayed` puts into a batch."""
+    """The messages that `delayed` puts into a batch."""
     return [
         DueMessage(
             SchedulePlace(-1, -1),

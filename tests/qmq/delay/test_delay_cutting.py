@@ -1,4 +1,4 @@
-"""Cutting delayed batches: every message keeps all it has, whatever columns there are."""
+"""Cutting delayed batches keeps each message's columns, whatever columns there are."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ def read(schedule: Schedule, *ordinals: int) -> list[bytes]:
 
 
 def region_at(number: int) -> int:
-    """Where the region of the n-th batch begins in the log, by number from 1 on."""
+    """The log position of the n-th batch's region; n starts at 1."""
     return (number - 1) * (ENVELOPE_BYTES + len(batch(1)[0])) + ENVELOPE_BYTES
 
 

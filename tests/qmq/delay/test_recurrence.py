@@ -23,7 +23,7 @@ YEARS = 3 if FORM == "gate" else 10
 
 
 def ms(text: str) -> int:
-    """Of an ISO time with its offset."""
+    """The milliseconds of an ISO time with an offset."""
     return int(datetime.fromisoformat(text).timestamp() * 1000)
 
 
@@ -118,7 +118,7 @@ def test_a_day_that_is_rare_is_not_refused() -> None:
 
 
 def matches(cron: str, local: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-    """Of minutes on a wall's clock, counted from 1970: whether the expression (numbers and stars only) names them."""
+    """Whether the expression (numbers and stars only) matches a minute of the wall clock, counted from 1970."""
     minute, hour, day, month, weekday = cron.split()
     days = (local // 1440).astype("datetime64[D]")
     months = days.astype("datetime64[M]")

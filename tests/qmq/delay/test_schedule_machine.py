@@ -1,4 +1,4 @@
-"""The schedule against a dictionary: whatever comes, whenever it is flushed, after crashes, from whichever checkpoint."""
+"""The schedule against a dictionary: any messages, flushes at any time, crashes, and recovery from any checkpoint."""
 
 from __future__ import annotations
 

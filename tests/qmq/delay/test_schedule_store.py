@@ -1,4 +1,4 @@
-"""The schedule as a store's projection: whatever is flushed, crashes or is taken back, it is what follows from the logs."""
+"""The schedule as a projection of the store: after flushes, crashes and truncation it equals what the logs say."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def known(schedule: Schedule) -> Any:
 
 
 def replayed(folder: Path, where: Path, *, is_replicated: bool = False, keeps_checkpoints: bool = False, until: int | None = None) -> Any:
-    """What a copy of the folder, as a crash leaves it, opens to: (what is known, the files)."""
+    """Open a copy of the folder, as a crash leaves it. Returns (state, files)."""
     shutil.rmtree(where, ignore_errors=True)
     shutil.copytree(folder, where)
     if not keeps_checkpoints:

@@ -30,7 +30,7 @@ class Machine:
 
     @property
     def off(self) -> int:
-        """By how much the kept time is ahead of the true one, now."""
+        """How far the kept time is ahead of the true time, now."""
         return self.timekeeper.time_ms(self.wall_ms, self.boot_ms) - self.true_ms
 
     def run(self, ms: int, *, every: int = 1000, witnesses: dict[str, int] | None = None) -> list[int]:
@@ -314,7 +314,7 @@ def test_the_steady_clock_tells_the_machines_time_and_hears_witnesses() -> None:
 
 @dataclass
 class Model:
-    """The table as slowly as it can be said: the state is all that was ever read and heard, and the offset as a list of what it was."""
+    """The simplest model of the table: the state is everything read and heard, and the offset is a list of its values."""
 
     readings: list[tuple[float, float]] = field(default_factory=list)
     """(boot, wall - boot)"""

@@ -1,4 +1,6 @@
-"""The balancer alone: whatever groups come, fill up, stall and are drained, a batch goes to one that can take it, and none is left out."""
+"""The balancer alone: with any groups that appear, fill up, stall and are drained, each batch goes to a group with room, and every
+group gets some.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What delivery promises, on a group of three replicas over TCP, with the master killed in the middle."""
+"""The promises of delivery, on a group of three replicas over TCP whose master is killed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ async def three(tmp_path: Path) -> AsyncIterator[ServerCluster]:
 
 
 async def kill_master(three: ServerCluster) -> None:
-    """And wait for the next one."""
+    """Kill the master and wait for the next one."""
     master = await three.master("g1")
     name = next(name for name, node in three.nodes.items() if node is master)
     await three.crash(name)
@@ -33,7 +33,7 @@ async def kill_master(three: ServerCluster) -> None:
 
 
 async def everything(mq: qmq.Client, subject: str, group: str, count: int) -> list[qmq.Message]:
-    """Of a queue in which nobody else looks."""
+    """All messages of a queue that no other consumer reads."""
     found: list[qmq.Message] = []
     async with mq.consumer(subject, group, ack="explicit", prefetch=10_000) as consumer:
         while len(found) < count:

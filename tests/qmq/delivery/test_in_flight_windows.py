@@ -234,7 +234,7 @@ class BalancedPacketKind(PartitionedPacketKind):
 
 @dataclass(eq=False)
 class Wire:
-    """A connection: what was sent and not yet read, answers not yet heard, and the tries that wait for one."""
+    """A connection: data that was sent and not yet read, answers that have not arrived, and attempts that wait for one."""
 
     sent: deque[tuple[Any, int, tuple[int, int]]] = field(default_factory=deque)
     answers: deque[tuple[Any, int, QmqError | None]] = field(default_factory=deque)
@@ -320,7 +320,7 @@ class World:
             self.fates[serial].append(fate)
 
     def look(self) -> None:
-        """Of Spark's ordered queues: what is there?"""
+        """Query Spark's ordered queues for their content."""
         done = Done()
         done.add(np.array(sorted(self.log.values())), frozenset())
         before = [self.kind.serial(packet) for packet in self.kind.window.flight]
@@ -337,7 +337,7 @@ class World:
             self.pump()
 
     def lose(self) -> None:
-        """The connection breaks; what was sent may still be read, and nobody hears of it."""
+        """Break the connection. The server may still read what was sent, but the answers are lost."""
         if self.is_connected:
             self.is_connected = False
             wire = self.wires[-1]
@@ -461,7 +461,7 @@ def test_each_batch_is_stored_at_most_once_and_its_outcome_is_reported_truly(
 
 
 def test_no_window_is_exceeded_by_batches_that_leave_again_at_once() -> None:
-    """Behind a batch that may be stored and is refused for good, 17 others leave again while their earlier tries owe answers."""
+    """A batch that may be stored is refused for good; 17 later batches leave again while their earlier attempts have no answers."""
     world = World(StreamKind())
     happen(world, Event.LOST_UNSAID, 1)
     for _ in range(18):

@@ -64,7 +64,7 @@ class GatewayStub:
         return [each.message for each in await self.answers(topic, group, **options) if each.HasField("message")]
 
     async def receive_all(self, count: int, topic: str, group: str = "G", **options: Any) -> list[api.Message]:
-        """So many, however many calls it takes."""
+        """Receive `count` messages, in as many calls as necessary."""
         found: list[api.Message] = []
         while len(found) < count:
             found += await self.receive(topic, group, batch=count - len(found), **options)
@@ -142,7 +142,7 @@ def message(
     due_ms: int = 0,
     **properties: str,
 ) -> api.Message:
-    """As a client makes it, with an id of its own."""
+    """A message as a client makes it, with an id of its own."""
     found = api.Message(
         topic=api.Resource(name=topic),
         user_properties=properties,

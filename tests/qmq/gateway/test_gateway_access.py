@@ -1,4 +1,4 @@
-"""Who RocketMQ's clients are, and what they may do: signatures, rules, TLS, the gateway of `qmq dev`."""
+"""Authentication and permissions of RocketMQ's clients: signatures, rules, TLS, the gateway of `qmq dev`."""
 
 from __future__ import annotations
 

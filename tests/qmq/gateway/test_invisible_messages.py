@@ -1,4 +1,4 @@
-"""What was handed out, and until when: the pure core, by the hour and without one."""
+"""The pure core of invisible messages, with and without a time limit."""
 
 from __future__ import annotations
 

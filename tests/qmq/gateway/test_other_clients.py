@@ -54,7 +54,7 @@ async def gateway() -> AsyncIterator[GatewayStub]:
 
 
 async def run(command: list[str], home: Path) -> list[tuple[str, list[Seen]]]:
-    """What each program of a process saw."""
+    """The messages that each program of a process received."""
     environment = {**os.environ, "HOME": str(home)}  # there the clients write their logs
     pipe = asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_exec(*command, env=environment, stdout=pipe, stderr=asyncio.subprocess.STDOUT)
@@ -98,7 +98,7 @@ def check_pushed(seen: list[Seen]) -> None:
 
 @pytest.fixture
 async def gateway_with_tls(tmp_path: Path) -> AsyncIterator[GatewayStub]:
-    """With TLS, which the Java client expects unless it is told otherwise, and plain text at the same port."""
+    """A gateway with TLS, which the Java client uses by default, and plain text at the same port."""
     create_authority(tmp_path / "certs")
     made = issue(tmp_path / "certs", "gateway", "node", ["127.0.0.1"])
     network = GatewayOptions(tls_cert=made.cert, tls_key=made.key).network()

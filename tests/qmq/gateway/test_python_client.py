@@ -1,4 +1,4 @@
-"""RocketMQ's own Python client, as it is, against a gateway."""
+"""RocketMQ's own Python client, unchanged, against a gateway."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ async def gateway() -> AsyncIterator[GatewayStub]:
 
 
 async def run(program: str, gateway: GatewayStub, topic: str, home: Path, group: str = "G", ca: Path | None = None) -> Any:
-    """What a program saw. It comes with TLS if it is told whose certificates to trust."""
+    """Run a program and return its output. It uses TLS if certificates are given."""
     environment = {**os.environ, "HOME": str(home)}  # there the client writes its log
     if ca is not None:
         environment |= {"PROGRAM_HAS_TLS": "1", "GRPC_DEFAULT_SSL_ROOTS_FILE_PATH": str(ca)}

@@ -1,4 +1,6 @@
-"""Transactions by RocketMQ's calls: what is committed comes once, what is rolled back never, and who forgot is asked."""
+"""Transactions by RocketMQ's calls: a committed message is delivered once, a rolled-back one never, and producers are asked about
+undecided ones.
+"""
 
 from __future__ import annotations
 

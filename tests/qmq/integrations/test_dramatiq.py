@@ -24,7 +24,7 @@ HOUR_MS = 3_600_000
 
 @pytest.fixture
 def broker(address: str) -> Iterator[DramatiqBroker]:
-    """With queues and a group of its own, and Dramatiq's middleware except what speaks to Prometheus."""
+    """A broker with queues and a group of its own, and Dramatiq's middleware except Prometheus."""
     name = uuid4().hex[:8]
     kinds = [each for each in default_middleware if each.__name__ != "Prometheus"]
     made = DramatiqBroker(address, group=name, prefix=f"{name}.", middleware=[each() for each in kinds])

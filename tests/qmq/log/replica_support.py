@@ -52,7 +52,7 @@ def opened(
 
 
 def state_of(store: Store) -> State:
-    """What must be the same on all replicas: all derived state but what retention took."""
+    """The state that must be equal on all replicas: all derived state except what retention deleted."""
     return {
         (queue.id.subject, queue.id.partition): (
             queue.next_sequence,
@@ -88,7 +88,7 @@ class History:
         self._states: list[State] = [{}]
 
     def note(self, store: Store, index: int) -> None:
-        """From `index` on it is what it is now."""
+        """Record the state from `index` on."""
         if index <= store.index and index > self._indexes[-1]:
             self._indexes.append(index)
             self._states.append(state_of(store))
@@ -102,7 +102,7 @@ class History:
 
 
 class Traffic:
-    """What producers and consumers do to a master, by chance, one entry at a time."""
+    """Random requests of producers and consumers at a master, one entry at a time."""
 
     def __init__(self, store: Store, random: Random, history: History | None = None) -> None:
         self.store = store
@@ -170,7 +170,7 @@ class Traffic:
 
 
 def read_from(master: Store, slave: Store, bytes_max: int, *, from_files: bool) -> WriteStretch | None:
-    """What the master sends next; None if it has that no more."""
+    """What the master sends next; None if the master no longer has it."""
     place = (slave.messages.end, slave.actions.end)
     found = None if from_files else master.tail.read(place, slave.index, bytes_max)
     return found or read_merged((master.messages, master.actions), place, slave.index, bytes_max)

@@ -28,7 +28,7 @@ def mark_of(store: Store) -> CommitMark:
 
 
 def place_behind(store: Store, index: int) -> tuple[int, int]:
-    """Where the entries up to an index end, by the logs themselves."""
+    """The position after the entries up to an index, from the logs themselves."""
     ends = [
         max([segments.start, *[each.end for each in walk(segments, segments.start) if each.envelope.index <= index]])
         for segments in store.logs
@@ -37,7 +37,7 @@ def place_behind(store: Store, index: int) -> tuple[int, int]:
 
 
 def check_lags(store: Store, committed: int) -> None:
-    """It names no more than what is committed, and exactly where that ends."""
+    """The mark names only committed entries, and the exact end of the last one."""
     found = mark_of(store)
     assert found.index <= committed
     assert (found.message_position, found.action_position) == place_behind(store, found.index)

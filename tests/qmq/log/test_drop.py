@@ -1,4 +1,4 @@
-"""A queue whose subject was deleted is empty and without groups, for whoever derives it from the logs, however much of them."""
+"""A queue of a deleted subject is empty and without groups, on every replica and after any replay."""
 
 from __future__ import annotations
 

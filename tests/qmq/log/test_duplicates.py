@@ -1,4 +1,4 @@
-"""What was sent before is recognised: soon after by the producer's window, long after if it says that it may be there already."""
+"""Duplicates are recognised: recent ones by the producer's window, older ones if the batch is flagged as a possible duplicate."""
 
 from __future__ import annotations
 

@@ -197,7 +197,7 @@ def test_a_flush_under_way_during_a_cut_covers_no_later_entry(tmp_path: Path) ->
 
 
 class NoRoomToBegin(Disk):
-    """A disk that has no room for what a file begins with, while it is told so."""
+    """A disk without room for a new file's header while `is_full`."""
 
     is_full = False
 
@@ -248,7 +248,7 @@ def test_a_new_epoch_after_a_failed_segment_leaves_no_segment_without_snapshot(t
 
 
 def test_a_slave_with_an_empty_segment_follows_a_master_without_that_segment(tmp_path: Path) -> None:
-    """It was master once, and its disk was full."""
+    """The slave was once a master with a full disk."""
     disk = NoRoomToBegin()
     traffic = master_on(disk, tmp_path / "m")
     other = fed_slave(traffic.store, tmp_path / "s")
@@ -352,7 +352,7 @@ def test_retention_on_one_replica_alone_does_no_harm(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_retention_never_takes_the_segment_that_a_slave_may_be_cut_back_into(tmp_path: Path, seed: int) -> None:
-    """Whatever is applied, the log can be cut there, and go on as it does on a master that has not begun the next segment."""
+    """After any applied entry the log can be cut there, and continues as on a master that has not begun the next segment."""
     config, clock = small(retention_ms=1000), ManualClock()
     traffic = master_at(tmp_path / "m", seed=seed, steps=50, config=config, clock=clock)
     clock.now_ms += 1 << 40

@@ -1,4 +1,4 @@
-"""A queue that was purged has no messages, for whoever derives it from the logs; its producers, groups and seal are as before."""
+"""A purged queue has no messages on every replica and after any replay; its producers, groups and seal are unchanged."""
 
 from __future__ import annotations
 

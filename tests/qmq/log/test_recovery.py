@@ -1,4 +1,4 @@
-"""Opening a store after whatever happened: every kind of damage has one outcome, and it is the one that is promised."""
+"""Opening a store after damage: each kind of damage has one promised outcome."""
 
 from __future__ import annotations
 

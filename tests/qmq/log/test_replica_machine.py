@@ -108,7 +108,7 @@ class ReplicaMachine(RuleBasedStateMachine):
     @precondition(lambda self: not self.resetting_until)
     @rule(part=st.floats(0, 1))
     def another_master_is_elected(self, part: float) -> None:
-        """It has what is committed and perhaps more; what both hold behind that is cut, and another history follows."""
+        """The new master has what is committed and perhaps more. What follows in both logs is cut, and another history follows."""
         index = self.committed + int(part * (self.master.index - self.committed))
         self.master.close()
         self.master = self.open("m", until=index)
@@ -153,7 +153,7 @@ class ReplicaMachine(RuleBasedStateMachine):
         self.tell_committed()
 
     def begin_anew_from_nothing(self) -> None:
-        """As a replica does that was killed while it was built anew."""
+        """As a replica that was killed while it was rebuilt."""
         follower.begin_anew(self.folder / "s", (0, 0))
         self.slave = self.open("s")
         self.begin_anew()

@@ -1,4 +1,6 @@
-"""Opening a replica's store after whatever happened: what is left is a prefix by index, and it is said whether something may be lost."""
+"""Opening a replica's store after damage: the rest is a prefix by index, and the store reports whether acknowledged entries may be
+missing.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,7 @@ LARGE = LogConfig(producer_expiry_ms=1 << 40)
 
 
 def ends(folder: Path, config: LogConfig = SMALL) -> dict[int, tuple[int, int]]:
-    """Of a closed store: where each index's entry lies: (log, end)."""
+    """For each index of a closed store, where its entry ends: (log, end)."""
     store = open_store(folder, config, ManualClock(), is_replicated=True)
     found = {
         entry.envelope.index: (log, entry.end)
@@ -120,7 +122,7 @@ def test_a_killed_process_lost_nothing_wherever_it_was_killed(tmp_path: Path) ->
 
 @pytest.mark.parametrize("part", ["envelope", "region"])
 def test_a_flipped_bit_in_the_last_entry_is_no_torn_tail(tmp_path: Path, part: str) -> None:
-    """It was all there once, so it may have been acknowledged: this replica must not count before it has caught up."""
+    """The entry was complete once and may have been acknowledged, so this replica must not vote before it has caught up."""
     traffic = master_at(tmp_path / "m", steps=14, config=LARGE)
     traffic.store.close()
     log, end = ends(tmp_path / "m", LARGE)[traffic.store.index]
@@ -183,7 +185,7 @@ def test_damage_before_the_last_segment_is_refused_with_its_place_and_nothing_is
 
 
 def begins_of(data: bytes, base: int) -> list[int]:
-    """Where a segment's entries begin."""
+    """The start of each entry of a segment."""
     found, at = [], 0
     while at < len(data):
         found.append(base + at)
@@ -210,7 +212,7 @@ def test_a_lost_consume_log_over_a_damaged_log_says_where_the_damage_is(tmp_path
 
 @pytest.mark.parametrize("log", [0, 1])
 def test_damage_at_the_logs_very_begin_is_found_when_it_is_opened(tmp_path: Path, log: int) -> None:
-    """From there the other replicas would be served, so it has to be known."""
+    """Other replicas would be served from there, so the damage must be known."""
     config, clock = small(retention_ms=1000), ManualClock()
     traffic = master_at(tmp_path / "m", steps=80, config=config, clock=clock)
     store = traffic.store

@@ -107,7 +107,7 @@ def test_retention_under_way_is_no_damage(tmp_path: Path) -> None:
 
 
 def test_a_slave_that_is_cut_and_grows_on_otherwise_is_not_damaged(tmp_path: Path) -> None:
-    """Where the scrubber stands, no entry need begin any more."""
+    """At the scrubber's position there may be no start of an entry any more."""
     random = Random(2)
     slave = opened(tmp_path / "s")
     scrubber = Scrubber(slave)

@@ -134,7 +134,7 @@ AFTER = {
 
 
 def _where_or_done(share: Share, sequence: int) -> MessagePlace:
-    """Without the difference that a burial makes: it is told by number."""
+    """The place of a message, where DYING counts as DONE: copies may differ in that."""
     where = standing(share, sequence).where
     return MessagePlace.DONE if where is MessagePlace.DYING else where
 

@@ -48,7 +48,7 @@ def segment(folder: Path, number: int) -> Path:
 
 
 def damage_of(store: Store) -> list[LogDamaged]:
-    """What one scrubbing round finds."""
+    """The damage that one scrubbing round finds."""
     scrubber, found = Scrubber(store), []
     while not scrubber.rounds:
         damage = scrubber.slice(1 << 20)

@@ -26,13 +26,13 @@ def _running(folder: Path) -> Iterator[EtcdProcess]:
 
 @pytest.fixture(scope="session")
 def shared_etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdProcess]:
-    """For tests that do it no harm: each uses a namespace of its own."""
+    """An etcd for tests that do not disturb it: each uses a namespace of its own."""
     yield from _running(tmp_path_factory.mktemp("etcd"))
 
 
 @pytest.fixture
 def own_etcd(tmp_path: Path) -> Iterator[EtcdProcess]:
-    """For a test that harms it."""
+    """An etcd for a test that disturbs it."""
     yield from _running(tmp_path / "etcd")
 
 

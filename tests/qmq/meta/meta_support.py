@@ -1,4 +1,4 @@
-"""What the metaserver's tests share: brokers that only have a control port, metaservers in this loop, calls as a client makes them."""
+"""Support for the metaserver's tests: brokers with a control port only, metaservers in this loop, calls as a client makes them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the tests of ordered subjects share: broker groups that exist in memory, a store that loses answers, metaservers that are killed."""
+"""Support for the tests of ordered subjects: broker groups in memory, a store that loses answers, metaservers that are killed."""
 
 from __future__ import annotations
 
@@ -228,7 +228,7 @@ def version_at(frontier: Frontier, lp: int) -> int:
 
 
 async def state_of(store: Any) -> OrderedState:
-    """What the store holds of the subject."""
+    """The subject's state in the store."""
     return ordered_state(SUBJECT, (await store.list(f"{ROUTES}{SUBJECT}/")).items)
 
 

@@ -239,7 +239,7 @@ async def all_pages(call: Caller, **fields: Any) -> list[list[str]]:
 
 
 def scattered(groups: list[FakeDelayGroup], count: int) -> list[str]:
-    """So many messages over the groups, many of one due time; their ids in the order of a list."""
+    """Delayed messages spread over the groups, many with one due time; returns their ids in the order of a list."""
     random = Random(5)
     for number in range(count):
         group = random.choice(groups)

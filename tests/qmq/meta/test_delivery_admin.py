@@ -24,7 +24,7 @@ DEFAULT = GroupSettings()
 
 
 class Meta:
-    """A metaserver's part. Its view follows nothing: what it knows, it listed, or read back."""
+    """The metaserver's part. Its view has only what it listed or read back."""
 
     def __init__(self, store: FaultyStore) -> None:
         self.view, self.clock = ClusterView(store), ManualClock()
@@ -64,7 +64,7 @@ CONSUMER, CLIENT = Whom(PauseKind.CONSUMER, "s", "g", "x"), Whom(PauseKind.CLIEN
 
 @pytest.fixture
 async def store() -> AsyncIterator[FaultyStore]:
-    """With subject `s`, and the ordered one `o`."""
+    """A store with the subject `s`, and the ordered subject `o`."""
     found = FaultyStore(EmbeddedStore())
     await SubjectCatalog(found).create(SubjectConfig("s", groups=("b",)))
     await SubjectCatalog(found).create(SubjectConfig("o", groups=("b",), order=Order.STRICT, logical_partitions=4))

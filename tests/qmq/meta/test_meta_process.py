@@ -1,4 +1,4 @@
-"""`qmq meta` as processes on a real etcd: clients go to the next one, and a signal ends it cleanly, whatever it is doing."""
+"""`qmq meta` as processes on a real etcd: clients move to the next metaserver, and a signal ends the process cleanly at any moment."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ async def run(world: World, name: str, store: object = None, arrow: Killer | Non
 
 
 async def take_over(world: World, name: str) -> None:
-    """Another metaserver: it goes on with what it finds, or is asked itself."""
+    """Another metaserver continues the change, or is asked for it."""
     state = await world.state()
     if state.pending is not None:
         await world.changes().carry_on(SUBJECT, state.pending.to_version)

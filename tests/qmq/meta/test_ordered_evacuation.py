@@ -17,7 +17,7 @@ from qmq.model import Fencing
 
 
 class Setting:
-    """A world, and a leader's evacuation that looks when it is told to."""
+    """A world, and a leader's evacuation that runs when the test says so."""
 
     def __init__(self, world: World) -> None:
         self.world, self.clock = world, ManualClock()

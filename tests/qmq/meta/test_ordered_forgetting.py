@@ -1,4 +1,4 @@
-"""A group of an ordered subject is deleted wholly, whatever ends between two steps, and nothing moves it meanwhile."""
+"""A group of an ordered subject is deleted completely, whatever crashes between two steps, and no request moves it meanwhile."""
 
 from __future__ import annotations
 

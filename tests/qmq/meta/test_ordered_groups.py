@@ -1,4 +1,6 @@
-"""Rounds of a group: it advances one version at a time and only over what brokers call finished; it begins, is moved, and is dealt out."""
+"""Rounds of a group: it advances one version at a time and only after brokers call the version finished; start, moves, and assignment
+of lanes.
+"""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ class Storm(World):
         return way
 
     async def sleep(self, seconds: float) -> None:
-        """Who waits for long is killed sooner or later."""
+        """A process that sleeps for long is killed sooner or later."""
         await super().sleep(seconds)
         await self.arrow("sleep")
 
@@ -109,7 +109,7 @@ class Storm(World):
                 await self.embedded.delete(group_key(name, "master"))
 
     async def come_back(self, name: str) -> None:
-        """A new master: it wins, closes what is fenced, and answers."""
+        """A new master wins, closes fenced partitions, and answers."""
         self.epochs[name] += 1
         await self.elect(name, self.epochs[name])
         for item in (await self.embedded.list(f"{FENCES}{name}/")).items:

@@ -1,4 +1,4 @@
-"""Where subjects are placed: the promises of qmq/meta/placement.py, over random clusters."""
+"""Placement of subjects: the promises of qmq/meta/placement.py, over random clusters."""
 
 from __future__ import annotations
 

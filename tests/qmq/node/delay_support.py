@@ -80,7 +80,7 @@ class DelayCluster:
         await self.nodes.pop(name).stop()
 
     async def crash(self, name: str) -> None:
-        """As if its process had been killed now: what is on disk stays, and nothing else."""
+        """End the node as if its process had been killed: only what is on disk remains."""
         data, image = self.data / name, self.data / f"{name}-as-it-was"
         shutil.copytree(data, image)
         await self.stop(name)
@@ -117,7 +117,7 @@ class DelayCluster:
         return schedule_of(self.nodes[name].broker.store)
 
     def pending(self, name: str) -> dict[int, int]:
-        """Of each bucket, as a replica sees it."""
+        """For each bucket, the number of pending messages as a replica sees it."""
         return {each.bucket: each.pending for each in self.schedule(name).buckets() if each.pending}
 
 

@@ -1,4 +1,6 @@
-"""Of which kind a group is: settled once, for all its replicas, whoever founds it and whether the coordination store is there or not."""
+"""The kind of a group is decided once for all its replicas, whichever of them creates the group, with and without the coordination
+store.
+"""
 
 from __future__ import annotations
 

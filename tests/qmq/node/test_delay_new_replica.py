@@ -1,4 +1,6 @@
-"""A replica of a delay group whose log begins anew, where the others' logs have lost their beginning: it fetches the schedule."""
+"""A new replica of a delay group whose log starts in the middle, since the other replicas' logs have lost their beginning: it fetches
+the schedule.
+"""
 
 from __future__ import annotations
 

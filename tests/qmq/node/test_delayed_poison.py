@@ -25,7 +25,7 @@ SOON = timedelta(milliseconds=1)
 
 
 def store_poison(node: Node, lie: str, subject: str = "s", *, in_s: int = 0) -> None:
-    """As if intake had let it in."""
+    """Store a message that intake would refuse."""
     assert node.delay is not None
     broker = node.delay.broker
     region = region_of(lie, subject=subject.encode(), due_ms=int(time.time() + in_s) * 1000)

@@ -1,4 +1,4 @@
-"""A server listens beyond its machine, or gives etcd's password away, only if it is told that this is meant."""
+"""A server listens on other addresses than loopback, or sends etcd's password in plain text, only with an explicit option."""
 
 from __future__ import annotations
 

@@ -30,11 +30,11 @@ class Shared(EmbeddedStore):
     """One store for all; closed by the test."""
 
     async def close(self) -> None:
-        """Not by a node."""
+        """Does nothing: nodes call this; the test closes the store."""
 
 
 class HeldDisk(Disk):
-    """Once `hold` was called, who opens a store on it waits for `let_go`; but not the event loop, which would wait for ever."""
+    """After `hold`, opening a store on this disk waits for `let_go`, except in the event loop, which would wait for ever."""
 
     def __init__(self) -> None:
         self._loops = threading.current_thread()

@@ -1,4 +1,4 @@
-"""What a server stores is for its own user only, whatever the umask of who started it."""
+"""A server's files are for its own user only, whatever the umask."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _umask(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 def open_to_others(folder: Path) -> dict[str, str]:
-    """What anybody but its user may read, write or list; sockets are not looked at."""
+    """The files and folders that other users may read, write or list; sockets are left out."""
     modes = {str(path.relative_to(folder)): path.stat().st_mode for path in [folder, *folder.rglob("*")]}
     wanted = {True: 0o700, False: 0o600}
     return {name: stat.filemode(mode) for name, mode in modes.items() if stat.S_IMODE(mode) != wanted[stat.S_ISDIR(mode)]}

@@ -1,4 +1,4 @@
-"""What /readyz says of replicas, over HTTP and from the processes' own memory."""
+"""/readyz of replicas, over HTTP and from the processes' own memory."""
 
 from __future__ import annotations
 

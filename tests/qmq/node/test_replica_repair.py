@@ -176,7 +176,7 @@ async def test_a_store_that_cannot_be_opened_is_mended_before(folders: list[Path
 
 
 async def test_with_a_checkpoint_too(folders: list[Path]) -> None:
-    """Then the replay begins behind it, and only what is read is known to be damaged: here the consume log is made again."""
+    """The replay starts after the checkpoint, and only damage in what is read is known; the consume log is rebuilt."""
     store = opened(folders[0])
     store.commit(store.index)
     fill(store, 300, start=60)
@@ -234,7 +234,7 @@ async def test_a_peer_that_is_away_or_behind_is_passed_over(folders: list[Path])
 
 
 async def test_a_hole_at_the_end_of_an_unopened_log_is_not_filled_without_proof(folders: list[Path]) -> None:
-    """No whole entry follows and no checkpoint tells the epoch: it could be another master's."""
+    """No complete entry follows and no checkpoint has the epoch, so the entry could be another master's."""
     store = opened(folders[1])
     last = entries(store, 0)[-1]
     spoil(folders[0], 0, last.position, 70)
@@ -330,7 +330,7 @@ async def test_a_peer_that_answers_nonsense_changes_nothing(folders: list[Path])
 
 
 async def test_a_place_that_is_whole_is_not_touched(folders: list[Path]) -> None:
-    """Whoever took it for damaged was misled otherwise, and is not to believe that it was mended."""
+    """The caller was wrong about the damage, and must not be told that the place was repaired."""
     mine, other = opened(folders[0]), opened(folders[1])
     async with serving(other) as (addresses, _):
         assert not await replica_repair.repair(addresses, mine, LogDamaged("", log=0, position=entries(mine, 0)[10].position))

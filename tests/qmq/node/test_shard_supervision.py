@@ -1,4 +1,4 @@
-"""What the supervisor of shards decides, as docs/SHARDS.md says it."""
+"""Decisions of the supervisor of shards, as docs/SHARDS.md describes them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A replica whose disk cannot read a sector any more: it is mended from the others, while it serves and when it starts."""
+"""A replica with an unreadable sector is repaired from the other replicas, while it serves and when it starts."""
 
 from __future__ import annotations
 

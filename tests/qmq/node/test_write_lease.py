@@ -1,4 +1,6 @@
-"""A master's right to take ordered messages: it comes with the lease, ends before the lease does, and closes what was fenced meanwhile."""
+"""A master's write lease for ordered messages: it begins with the master's lease, ends before that lease, and closes partitions that
+were fenced.
+"""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ ORDERED = SubjectConfig("orders", order=Order.STRICT, logical_partitions=16)
 
 
 async def found(cluster: TestCluster, code: str, previous: ClusterSnapshot | None = None, limits: Thresholds = THRESHOLDS) -> Finding:
-    """The finding, waited for in real time: what leads to it is done."""
+    """Wait for a finding, in real time, after its cause was made."""
     metadata = cluster.client().metadata
     async with asyncio.timeout(WAIT_S):
         while True:
@@ -223,7 +223,7 @@ async def test_a_certificate_that_ends_in_two_days(tmp_path: Path) -> None:
 
 
 async def test_a_server_that_strangers_may_reach(node: Node) -> None:
-    """It listens on loopback, and describes its process as one that does not."""
+    """The server listens on loopback, but describes its process as reachable from outside."""
     server = MetaServer(node.coordination, node.view, MetaConfig("127.0.0.1", 0), process=process_status("broker-7"))
     await server.start()
     try:

@@ -1,4 +1,6 @@
-"""The copier beside a log: it copies what is sealed, follows retention, waits for a store that is away, and continues after a restart."""
+"""The copier beside a log: it copies sealed segments, follows retention, waits while the store is unreachable, and continues after a
+restart.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bugs in carrying out: what is on disk when, and what is said about it. The driver's side of the contract."""
+"""Bugs of the driver: which bytes are on disk at which time, and what the driver reports about them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a handler's signature says, and what is said of it when it is registered."""
+"""Handlers' signatures: what they mean, and the errors when a handler is registered."""
 
 from __future__ import annotations
 

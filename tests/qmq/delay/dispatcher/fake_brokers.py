@@ -53,7 +53,7 @@ WAY_S = 0.002
 
 
 class Fault(Enum):
-    """What may become of a request."""
+    """The fate of a request."""
 
     NONE = auto()
     BUSY = auto()
@@ -86,7 +86,7 @@ class Stored:
 
 @dataclass
 class FakeQueue:
-    """What a subject's partition holds on a group, and the rules by which it takes batches."""
+    """The content of a subject's partition on a group, and the rules by which it accepts batches."""
 
     part: PhysicalPartition | None
     log: list[Stored] = field(default_factory=list)
@@ -139,7 +139,7 @@ class FakeStream:
 
 
 class FakeConnection:
-    """What a connection uses of a `Connection`."""
+    """The parts of `Connection` that a connection of the dispatcher uses."""
 
     def __init__(self, world: World, group: FakeGroup) -> None:
         self.world, self.group, self.epoch = world, group, group.epoch
@@ -204,7 +204,7 @@ class FakeLinks(Links):
 
 
 class FakeSubject:
-    """Where a subject is. `route` is None if it is unordered."""
+    """The location of a subject. `route` is None for an unordered one."""
 
     def __init__(self, name: str, groups: Sequence[FakeGroup], *, is_ordered: bool) -> None:
         self.name, self.groups = name, list(groups)
@@ -293,7 +293,7 @@ class World:
                 connection.cut()
 
     def back(self, name: str) -> None:
-        """With another master, which closes what was fenced before it serves."""
+        """Return with another master, which closes fenced partitions before it serves."""
         self.groups[name].epoch += 1
         self.groups[name].is_away = False
         for (subject, number), queue in self.groups[name].queues.items():
@@ -397,7 +397,7 @@ class World:
         return [stored.view for _, queue in sorted(queues, key=lambda each: each[0]) for stored in queue.log]
 
     def per_key(self, subject: str = "s") -> dict[bytes, list[int]]:
-        """Of each key what is stored, in the order in which it is read."""
+        """For each key the stored messages, in the order in which they are read."""
         found: dict[bytes, list[int]] = {}
         for view in self.views(subject):
             for key, body in zip(view.keys() or [], view.bodies(), strict=True):

@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 class _Jumping(selectors.DefaultSelector):  # type: ignore[misc,valid-type]
-    """Does not wait: time goes on by as much as it would have."""
+    """A sleep that does not wait: the clock advances by its length."""
 
     now_s = 1_000.0
 

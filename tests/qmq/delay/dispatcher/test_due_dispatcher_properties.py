@@ -27,7 +27,7 @@ SUBJECTS = ("plain", "sorted", "alone")
 
 
 class Event(Enum):
-    """What happens next."""
+    """The next event."""
 
     DUE = auto()
     DEPOSE = auto()

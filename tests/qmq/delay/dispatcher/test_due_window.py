@@ -1,4 +1,4 @@
-"""What an answer means for the batches of a window: line by line of its table."""
+"""Answers' effects on the batches of a window: each line of the table of outcomes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ LOST = NotConnected("lost", outcome=Outcome.UNKNOWN)
 
 
 class Driven:
-    """A window, and who drives it."""
+    """A window and its driver."""
 
     def __init__(self, *, is_ordered: bool = True) -> None:
         self.window = DueWindow("g", 1 if is_ordered else 0, is_ordered=is_ordered, rules=DELAY_SERVER._replace(rest_s=lambda *_: 1.0))
