@@ -30,6 +30,7 @@ from qmq.client.ordered.ordered_message import OrderedMessage
 from qmq.client.ordered.ordered_producer import OrderedProducer
 from qmq.client.producer import Producer
 from qmq.client.receipts import BatchReceipt, Receipt, Receipts, Ticket
+from qmq.client.settle_report import SettleReport
 from qmq.client.state_folder import StateDir
 from qmq.client.tracing import TraceContext
 from qmq.errors import Outcome, QmqError
@@ -69,6 +70,7 @@ __all__ = [
     "Receipts",
     "Reject",
     "Retry",
+    "SettleReport",
     "SubjectConfig",
     "SubjectFlush",
     "Ticket",

@@ -6,6 +6,7 @@ By the semantic conventions for messaging:
 
     send SUBJECT       PRODUCER   from `send` (or `send_many`: one span for all) until the messages are stored or failed
     process SUBJECT    CONSUMER   around the handler of a message; child of the span that sent it, and linked to it
+    ack SUBJECT        CLIENT     one request with verdicts, until the broker's answer; a trace of its own, since it settles many messages
 
 The headers `traceparent` and `tracestate` carry the context, or the headers of the propagator that OpenTelemetry is configured with. A
 message that is delivered a month later, or to ten groups, should not be part of the sender's trace: with `new_traces=True` each handling
@@ -22,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Final
 from qmq.client.interceptors import BaseInterceptor, Headers, Outgoing
 from qmq.client.tracing import TRACEPARENT
 from qmq.errors import InvalidArgument
+from qmq.network import parse
 
 if TYPE_CHECKING:
     from opentelemetry.propagators.textmap import TextMapPropagator
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
 
     from qmq.client.interceptors import AnyMessage
     from qmq.client.receipts import Receipt
+    from qmq.client.settle_report import SettleReport
 
 SYSTEM: Final = "qmq"
 LINKS_MAX: Final = 128
@@ -72,6 +75,8 @@ class OpenTelemetryInterceptor(BaseInterceptor):
 
     def sent(self, outgoing: Outgoing, receipts: Iterable[Receipt]) -> None:
         span: Span = outgoing.kept.pop(self)
+        if outgoing.server is not None:
+            span.set_attributes(server_attributes(outgoing.server))
         if not outgoing.is_batch:
             for receipt in receipts:
                 span.set_attribute("messaging.message.id", str(receipt.id))
@@ -126,7 +131,23 @@ class OpenTelemetryInterceptor(BaseInterceptor):
             found["messaging.consumer.group.name"] = group
         return found
 
-    # --- both ----------------------------------------------------------------------------------------------------------
+    # --- verdicts ------------------------------------------------------------------------------------------------------
+
+    def settled(self, report: SettleReport) -> None:
+        """Makes the span of a request that has ended."""
+        attributes = settle_attributes(report)
+        span = self._tracer.start_span(
+            f"{attributes['messaging.operation.name']} {report.subject}",
+            self._context.Context(),
+            kind=self._trace.SpanKind.CLIENT,
+            attributes=attributes,
+            start_time=report.began_ns,
+        )
+        if report.error is not None:
+            self._fail(span, report.error)
+        span.end(report.ended_ns)
+
+    # --- all -----------------------------------------------------------------------------------------------------------
 
     def _links(self, headers: Mapping[str, bytes]) -> list[Link]:
         """Links to the span that a message's headers name."""
@@ -140,14 +161,30 @@ class OpenTelemetryInterceptor(BaseInterceptor):
         span.set_status(self._trace.Status(self._trace.StatusCode.ERROR, str(error)))
 
 
-def operation_attributes(operation: str, subject: str) -> dict[str, Any]:
-    """What every span and metric of an operation says."""
+def operation_attributes(operation: str, subject: str, kind: str | None = None) -> dict[str, Any]:
+    """What every span and metric of an operation says. `kind` is the type of the operation, by default its name."""
     return {
         "messaging.system": SYSTEM,
         "messaging.operation.name": operation,
-        "messaging.operation.type": operation,
+        "messaging.operation.type": kind or operation,
         "messaging.destination.name": subject,
     }
+
+
+def settle_attributes(report: SettleReport) -> dict[str, Any]:
+    """Of a request with verdicts. The operation is the verdict; "settle" if there are several kinds."""
+    (verdict, *others) = report.verdicts
+    found = operation_attributes("settle" if others else verdict, report.subject, "settle") | server_attributes(report.server)
+    found["messaging.consumer.group.name"] = report.group
+    found["messaging.batch.message_count"] = sum(report.verdicts.values())
+    found["messaging.qmq.broker_group"] = report.broker_group
+    return found
+
+
+def server_attributes(server: str) -> dict[str, Any]:
+    """Where a broker is. A Unix socket has no port."""
+    address = parse(server)
+    return {"server.address": address.path} if address.path else {"server.address": address.host, "server.port": address.port}
 
 
 def _texts(headers: Mapping[str, bytes]) -> dict[str, str]:

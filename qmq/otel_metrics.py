@@ -2,7 +2,7 @@
 
     mq = qmq.connect("localhost:20880", interceptors=[OpenTelemetryMetrics()])
 
-    messaging.client.operation.duration    seconds of a call of `send` or `send_many`
+    messaging.client.operation.duration    seconds of a call of `send` or `send_many`, or of a request with verdicts
     messaging.client.sent.messages         messages that the client tried to send
     messaging.client.consumed.messages     messages that were handed to the application
     messaging.process.duration             seconds of the handling of a message
@@ -19,13 +19,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 from qmq.client.interceptors import BaseInterceptor, Headers, Outgoing
 from qmq.errors import InvalidArgument
-from qmq.otel import operation_attributes
+from qmq.otel import operation_attributes, settle_attributes
 
 if TYPE_CHECKING:
     from opentelemetry.metrics import MeterProvider
 
     from qmq.client.interceptors import AnyMessage
     from qmq.client.receipts import Receipt
+    from qmq.client.settle_report import SettleReport
 
 BOUNDARIES_S: Final = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10)
 """Of the buckets of both durations, as the conventions advise."""
@@ -84,6 +85,12 @@ class OpenTelemetryMetrics(BaseInterceptor):
             raise
         finally:
             self._process.record(self._clock() - began, attributes | failure)
+
+    def settled(self, report: SettleReport) -> None:
+        """Times a request with verdicts."""
+        attributes = settle_attributes(report)
+        del attributes["messaging.batch.message_count"]  # no attribute of a metric: each count would be a series of its own
+        self._operation.record((report.ended_ns - report.began_ns) / 1e9, attributes | (_error(report.error) if report.error else {}))
 
 
 def _error(error: BaseException) -> dict[str, Any]:

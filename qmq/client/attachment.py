@@ -74,6 +74,7 @@ class Attachment:
             counters=counters,
             file=file,
             retry_s=links.timing.session_retry_s[-1],
+            reporter=links.settle_reporter(terms.subject, terms.group, group),
         )
         self._has_inherited = links.store is None
         self._counters = counters
@@ -251,7 +252,7 @@ class Attachment:
 
         links = self._links
         assert links.store is not None
-        await inherit(connection, links.store, self._terms, self.group, links.now_ns() // 1_000_000, links.timing.hand_in_retry_s[0])
+        await inherit(connection, links, links.store, self._terms, self.group)
         self._has_inherited = True
 
     async def ask(self, connection: Connection) -> wire.Attached:

@@ -105,6 +105,7 @@ class Client(ListenerApi, OutboxClient, BrowsingClient):
             now_ns=self._now_ns,
             network=network,
             timing=timing,
+            tell_settled=chain.settled if chain else None,
             store=store_of(False if state_dir is None and not network.is_machine else state_dir, self._addresses),
         )
         self._identity = ProducerIdentity()

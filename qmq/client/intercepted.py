@@ -14,6 +14,7 @@ from qmq.client import message_checks
 from qmq.client.delayed_producer import DelayedProducer
 from qmq.client.due_times import Dues, When
 from qmq.client.interceptors import Chain, Outgoing, outgoing
+from qmq.client.links import Links
 from qmq.client.ordered.ordered_producer import OrderedProducer
 from qmq.client.producer import Producer
 from qmq.client.receipts import BatchReceipt, Ticket, Tickets
@@ -33,7 +34,7 @@ class InterceptedProducer(Producer):
         told = _one(self.subject, key, tags, headers)
         with _sending(self._chain, told):
             ticket = super().send(body, key, told.tags[0], told.headers[0])
-        return _follow(self._chain, told, ticket, self.place_of_last(ticket))
+        return _follow(self._chain, self._links, told, ticket, self.place_of_last(ticket))
 
     def send_many(
         self,
@@ -45,7 +46,7 @@ class InterceptedProducer(Producer):
         told = _many(self.subject, bodies, keys, tags, headers)
         with _sending(self._chain, told):
             tickets = super().send_many(bodies, keys, tags and told.tags, _headers(told))
-        return _follow_many(self._chain, told, tickets)
+        return _follow_many(self._chain, self._links, told, tickets)
 
 
 class InterceptedOrderedProducer(OrderedProducer):
@@ -57,7 +58,7 @@ class InterceptedOrderedProducer(OrderedProducer):
         told = _one(self.subject, key, tags, headers)
         with _sending(self._chain, told):
             ticket = super().send(body, key, told.tags[0], told.headers[0])
-        return _follow(self._chain, told, ticket, self.place_of_last(ticket))
+        return _follow(self._chain, self._links, told, ticket, self.place_of_last(ticket))
 
     def send_many(
         self,
@@ -69,7 +70,7 @@ class InterceptedOrderedProducer(OrderedProducer):
         told = _many(self.subject, bodies, keys, tags, headers)
         with _sending(self._chain, told):
             tickets = super().send_many(bodies, keys, tags and told.tags, _headers(told))
-        return _follow_many(self._chain, told, tickets)
+        return _follow_many(self._chain, self._links, told, tickets)
 
 
 class InterceptedDelayedProducer(DelayedProducer):
@@ -90,7 +91,7 @@ class InterceptedDelayedProducer(DelayedProducer):
         told = _one(self.subject, key, tags, headers, is_delayed=True)
         with _sending(self._chain, told):
             ticket = super().send(body, key, told.tags[0], told.headers[0], due=due, due_ms=due_ms)
-        return _follow(self._chain, told, ticket, self.place_of_last(ticket))
+        return _follow(self._chain, self._links, told, ticket, self.place_of_last(ticket))
 
     def send_many(
         self,
@@ -105,7 +106,7 @@ class InterceptedDelayedProducer(DelayedProducer):
         told = _many(self.subject, bodies, keys, tags, headers, is_delayed=True)
         with _sending(self._chain, told):
             tickets = super().send_many(bodies, keys, tags and told.tags, _headers(told), due=due, due_ms=due_ms)
-        return _follow_many(self._chain, told, tickets)
+        return _follow_many(self._chain, self._links, told, tickets)
 
     def send_recurring(
         self,
@@ -121,7 +122,7 @@ class InterceptedDelayedProducer(DelayedProducer):
         told = _one(self.subject, key, tags, headers, is_delayed=True)
         with _sending(self._chain, told):
             ticket = super().send_recurring(body, cron, zone, start_ms=start_ms, key=key, tags=told.tags[0], headers=told.headers[0])
-        return _follow(self._chain, told, ticket, 0)
+        return _follow(self._chain, self._links, told, ticket, 0)
 
 
 def _one(subject: str, key: Any, tags: Any, headers: Any, *, is_delayed: bool = False) -> Outgoing:
@@ -151,11 +152,13 @@ def _sending(chain: Chain, told: Outgoing) -> Iterator[None]:
         raise
 
 
-def _follow(chain: Chain, told: Outgoing, ticket: Ticket, place: int) -> Ticket:
+def _follow(chain: Chain, links: Links, told: Outgoing, ticket: Ticket, place: int) -> Ticket:
     def decided() -> None:
         outcome = ticket.decided
         if isinstance(outcome, BatchReceipt):
-            chain.sent(told, (outcome.receipt(place),))
+            receipt = outcome.receipt(place)
+            told.server = links.server(receipt.broker_group)
+            chain.sent(told, (receipt,))
         elif outcome is not None:
             chain.failed(told, outcome)
 
@@ -163,7 +166,7 @@ def _follow(chain: Chain, told: Outgoing, ticket: Ticket, place: int) -> Ticket:
     return ticket
 
 
-def _follow_many(chain: Chain, told: Outgoing, tickets: Tickets) -> Tickets:
+def _follow_many(chain: Chain, links: Links, told: Outgoing, tickets: Tickets) -> Tickets:
     """Calls `sent` or `failed` once, when the last ticket is decided."""
     waiting = len(tickets.tickets)
 
@@ -171,7 +174,7 @@ def _follow_many(chain: Chain, told: Outgoing, tickets: Tickets) -> Tickets:
         nonlocal waiting
         waiting -= 1
         if waiting <= 0:
-            _tell(chain, told, tickets)
+            _tell(chain, links, told, tickets)
 
     watched: Callable[[], None] = decided
     for ticket in tickets.tickets:
@@ -181,10 +184,13 @@ def _follow_many(chain: Chain, told: Outgoing, tickets: Tickets) -> Tickets:
     return tickets
 
 
-def _tell(chain: Chain, told: Outgoing, tickets: Tickets) -> None:
+def _tell(chain: Chain, links: Links, told: Outgoing, tickets: Tickets) -> None:
     outcomes = [ticket.decided for ticket in tickets.tickets]
     failure = next((each for each in outcomes if isinstance(each, QmqError)), None)
     if failure is not None:
         chain.failed(told, failure)
-    else:
-        chain.sent(told, tickets.collect([each for each in outcomes if isinstance(each, BatchReceipt)]))
+        return
+    receipts = [each for each in outcomes if isinstance(each, BatchReceipt)]
+    groups = {each.broker_group for each in receipts}
+    told.server = links.server(groups.pop()) if len(groups) == 1 else None
+    chain.sent(told, tickets.collect(receipts))

@@ -19,13 +19,15 @@ Rules:
   `failed`, leaving `handling`).
 * One call of `send` or `send_many` is one `Outgoing`. Each call of `sending` is followed by one call of `sent` or `failed`.
 * A header that the application set stays: an interceptor's header of the same name is dropped. Among interceptors the last one wins.
-* If `sending` raises, the call fails and nothing is sent. An exception in `sent` or `failed` is only logged, since the outcome is already
-  decided.
+* If `sending` raises, the call fails and nothing is sent. An exception in `sent`, `failed` or `settled` is only logged, since the outcome
+  is already decided.
 * `handling` sees the handler's exception and may raise another one, but cannot suppress it: only the handler decides whether a message is
   acknowledged.
 * Handling is what a listener does with a message, what an ordered consumer's `run` calls, or one turn of an `async for` (until the loop
   asks for the next message, or the consumer is closed). After a `pull` the application marks the handling itself: `with
   mq.interceptors.handling(message, consumer.group): ...`.
+* Consumers send verdicts together. `settled` is called once for each request that took verdicts to a broker, when it is answered or has
+  failed. Verdicts that are sent again are another request.
 * Messages that QMQ sends again (a retry through a delay group, a replay) keep their headers and are not intercepted.
 
 Without interceptors none of this code runs: see `intercepted.py` and `handling.py`.
@@ -47,6 +49,7 @@ if TYPE_CHECKING:
     from qmq.client.message import Message
     from qmq.client.ordered.ordered_message import LaneMessage
     from qmq.client.receipts import Receipt
+    from qmq.client.settle_report import SettleReport
 
     AnyMessage: TypeAlias = Message | LaneMessage
 
@@ -71,6 +74,8 @@ class Outgoing:
     is_delayed: bool = False
     kept: dict[Any, Any] = field(default_factory=dict)
     """An interceptor may keep a value here until the outcome is known, under a key of its own, such as `self`."""
+    server: str | None = None
+    """Once the messages are stored: the address of the master that has them; None if several have them, or it changed meanwhile."""
 
 
 class Interceptor(Protocol):
@@ -92,6 +97,10 @@ class Interceptor(Protocol):
         """A context manager around the handling of a message; it sees the handler's exception."""
         ...
 
+    def settled(self, report: SettleReport) -> None:
+        """Called when a broker has answered a request with verdicts, or the request has failed."""
+        ...
+
 
 class BaseInterceptor:
     """An interceptor whose methods do nothing: a base class."""
@@ -105,6 +114,8 @@ class BaseInterceptor:
 
     def handling(self, message: AnyMessage, group: str) -> AbstractContextManager[object]:
         return nullcontext()
+
+    def settled(self, report: SettleReport) -> None: ...
 
 
 class Chain(tuple[Interceptor, ...]):
@@ -144,6 +155,14 @@ class Chain(tuple[Interceptor, ...]):
     def handling(self, message: AnyMessage, group: str = "") -> AbstractContextManager[object]:
         """All interceptors around a handler: `with mq.interceptors.handling(message, group): ...`."""
         return Handling(self, message, group) if self else nullcontext()
+
+    def settled(self, report: SettleReport) -> None:
+        """Call `settled` of each interceptor, the innermost first."""
+        for each in reversed(self):
+            try:
+                each.settled(report)
+            except Exception:
+                log.exception("interceptor %r, told of verdicts on messages of %s", each, report.subject)
 
 
 class Handling:

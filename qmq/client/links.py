@@ -13,7 +13,9 @@ from qmq.client.connection import Connection, connect
 from qmq.client.locator import Locator
 from qmq.client.loop_round import LoopRound
 from qmq.client.route_book import Master
+from qmq.client.settle_report import SettleReport, SettleReporter
 from qmq.errors import ClientClosed, NotConnected, PeerError, Unavailable
+from qmq.model import base_group
 from qmq.network import NETWORK, Network
 
 if TYPE_CHECKING:
@@ -35,7 +37,9 @@ class Links:
         network: Network = NETWORK,
         store: AckSpool | None = None,
         timing: ClientTiming = TIMING,
+        tell_settled: Callable[[SettleReport], None] | None = None,
     ) -> None:
+        """`tell_settled` learns of all requests with verdicts."""
         self.locator = locator
         self.timing = timing
         self.now_ns = now_ns or time.time_ns
@@ -44,6 +48,7 @@ class Links:
         """What producers, consumers and connections do at the end of a round of the event loop."""
         self.store = store
         """The spool of verdicts that no broker could be told yet; None: they are kept in memory only."""
+        self._tell_settled = tell_settled
         self._client = client
         self._network = network
         self._connections: dict[str, Connection] = {}
@@ -71,6 +76,17 @@ class Links:
         except TimeoutError:
             self.locator.doubt(group, master)
             raise NotConnected(f"no broker has answered at {master.address} yet") from None
+
+    def server(self, group: str) -> str | None:
+        """The address of a broker group's master, if it is known and not in doubt."""
+        master = self.locator.book.master(group)
+        return master.address if master is not None else None
+
+    def settle_reporter(self, subject: str, group: str, broker_group: str) -> SettleReporter | None:
+        """Who watches a consumer's requests with verdicts; None if nobody wants to know of them."""
+        if self._tell_settled is None:
+            return None
+        return SettleReporter(self._tell_settled, subject, base_group(group), broker_group, self.now_ns)
 
     async def _open(self, address: str) -> Connection:
         found = self._connections.get(address)

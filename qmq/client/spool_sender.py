@@ -22,10 +22,11 @@ from qmq.client.client_timing import pause_s
 from qmq.client.connection import Connection
 from qmq.client.consumer_session import ANSWER_S, Terms
 from qmq.client.links import Links
+from qmq.client.settle_report import counted
 from qmq.client.settlements import count, in_frames
 from qmq.errors import CallerError, ClientClosed, NotMaster, QmqError, UnknownConsumer
 from qmq.wire import frame_payloads as wire
-from qmq.wire.frame import FrameKind
+from qmq.wire.frame import Frame, FrameKind
 
 log = logging.getLogger("qmq.client")
 
@@ -34,7 +35,7 @@ INHERIT_S: Final = 3.0
 """How long a consumer waits while another process hands in the verdicts of its earlier incarnation."""
 
 
-async def hand_in(connection: Connection, left: Left, now_ms: int) -> int:
+async def hand_in(connection: Connection, left: Left, links: Links) -> int:
     """Send the verdicts of one file to the master of its broker group. Returns the number of messages, 0 if the lease was lost.
 
     Harmless to repeat. Raises the broker's error.
@@ -44,14 +45,20 @@ async def hand_in(connection: Connection, left: Left, now_ms: int) -> int:
     attached = wire.Attached.unpack(answer.payload)
     if not attached.resumed:
         return 0
-    settlements = still_to_say(left.kept, attached.next_pull_sequence, now_ms)
+    settlements = still_to_say(left.kept, attached.next_pull_sequence, _now_ms(links))
+    reporter = links.settle_reporter(attach.subject, attach.group, left.origin.broker_group)
     for part in in_frames(settlements):
-        await connection.call(FrameKind.SETTLE, wire.pack_settle(attached.session, part), timeout_s=ANSWER_S)
+        told = reporter.watch(connection.address, counted(part), _ignored) if reporter is not None else _ignored
+        try:
+            told(await connection.call(FrameKind.SETTLE, wire.pack_settle(attached.session, part), timeout_s=ANSWER_S))
+        except QmqError as failure:
+            told(failure)
+            raise
     await connection.call(FrameKind.DETACH, wire.pack_detach(attached.session), timeout_s=ANSWER_S)
     return count(settlements)
 
 
-async def inherit(connection: Connection, store: AckSpool, terms: Terms, broker_group: str, now_ms: int, retry_s: float) -> None:
+async def inherit(connection: Connection, links: Links, store: AckSpool, terms: Terms, broker_group: str) -> None:
     """Hand in what earlier incarnations of a consumer left for a broker group. Raises Unavailable: then attaching would fail, too."""
 
     def is_mine(origin: Origin) -> bool:
@@ -60,22 +67,22 @@ async def inherit(connection: Connection, store: AckSpool, terms: Terms, broker_
     loop = asyncio.get_running_loop()
     until_s = loop.time() + INHERIT_S
     while True:
-        for left in store.left(terms.subject, terms.group, now_ms):
+        for left in store.left(terms.subject, terms.group, _now_ms(links)):
             try:
                 if is_mine(left.origin):
-                    await _try(connection, left, now_ms)
+                    await _try(connection, left, links)
             finally:
                 left.put_back()
         others = [each for each in store.busy(terms.subject, terms.group) if each.attach.incarnation != terms.incarnation]
         if loop.time() > until_s or not any(map(is_mine, others)):
             return
-        await asyncio.sleep(retry_s)
+        await asyncio.sleep(links.timing.hand_in_retry_s[0])
 
 
-async def _try(connection: Connection, left: Left, now_ms: int) -> None:
+async def _try(connection: Connection, left: Left, links: Links) -> None:
     """Hand in a file and delete it. A file that this broker will never accept is deleted, too. Raises Unavailable."""
     try:
-        handed = await hand_in(connection, left, now_ms)
+        handed = await hand_in(connection, left, links)
     except (CallerError, UnknownConsumer) as failure:
         if isinstance(failure, ClientClosed):
             raise
@@ -84,6 +91,13 @@ async def _try(connection: Connection, left: Left, now_ms: int) -> None:
         attach = left.origin.attach
         log.info("verdicts of consumer %s on %s: %d handed in to %s", attach.consumer, attach.subject, handed, left.origin.broker_group)
     left.delete()
+
+
+def _now_ms(links: Links) -> int:
+    return links.now_ns() // 1_000_000
+
+
+def _ignored(_: Frame | QmqError) -> None: ...
 
 
 def _put_back(left: Left, _: object) -> None:
@@ -105,7 +119,7 @@ class SpoolSender:
 
     async def _look(self) -> None:
         while True:
-            for left in self._store.left(self._terms.subject, self._terms.group, self._now_ms()):
+            for left in self._store.left(self._terms.subject, self._terms.group, _now_ms(self._links)):
                 if left.origin.attach.consumer == self._terms.name:
                     left.put_back()
                     continue
@@ -133,13 +147,10 @@ class SpoolSender:
         group = left.origin.broker_group
         master, connection = await self._links.reach(self._terms.subject, group)
         try:
-            await _try(connection, left, self._now_ms())
+            await _try(connection, left, self._links)
         except NotMaster:
             self._links.locator.doubt(group, master)
             raise
-
-    def _now_ms(self) -> int:
-        return self._links.now_ns() // 1_000_000
 
     async def close(self) -> None:
         """Stop. Files that are not handed in stay for the next consumer."""

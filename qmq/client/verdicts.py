@@ -26,15 +26,18 @@ import logging
 import time
 from collections.abc import Callable, Iterable
 from datetime import timedelta
+from functools import partial
 from typing import Final
 
 from qmq import limits
 from qmq.client.ack_spool import QueueSpool, SpoolFile
 from qmq.client.client_counters import ReceiveCounters
 from qmq.client.client_timing import TIMING
+from qmq.client.connection import OnAnswer
 from qmq.client.consumer_session import ANSWER_S, ConsumerSession, SessionOwner, Terms
 from qmq.client.long_retries import LongRetry
 from qmq.client.message import Slice, retry_ms
+from qmq.client.settle_report import SettleReporter, counted
 from qmq.client.settlements import Outstanding, Settlements, SettleRequest, count, in_frames
 from qmq.errors import ClientClosed, NotConnected, NotMaster, Outcome, QmqError, StaleDelivery, Unavailable, UnknownConsumer
 from qmq.wire import frame_payloads as wire
@@ -146,6 +149,7 @@ class Verdicts:
         counters: ReceiveCounters | None = None,
         file: SpoolFile | None = None,
         retry_s: float = TIMING.session_retry_s[-1],
+        reporter: SettleReporter | None = None,
     ) -> None:
         self.terms = terms
         self.group = group
@@ -160,6 +164,7 @@ class Verdicts:
         self._sent_away = sent_away
         self._come_back = come_back
         self._retry_s = retry_s
+        self._reporter = reporter
         self.loop = asyncio.get_running_loop()
         self._session: ConsumerSession | None = None
         self._unsent = Settlements()
@@ -278,13 +283,10 @@ class Verdicts:
         request.is_flying = True
         payload = wire.pack_settle(session.number, request.settlements)
         deadline_ms = int(ANSWER_S * 1000) if request.waiter is not None else 0
-        session.connection.request(
-            FrameKind.SETTLE,
-            lambda answer: self._settled(request, session, answer),
-            payload,
-            timeout_s=ANSWER_S,
-            deadline_ms=deadline_ms,
-        )
+        on_answer: OnAnswer = partial(self._settled, request, session)
+        if self._reporter is not None:
+            on_answer = self._reporter.watch(session.connection.address, counted(request.settlements), on_answer)
+        session.connection.request(FrameKind.SETTLE, on_answer, payload, timeout_s=ANSWER_S, deadline_ms=deadline_ms)
 
     def _settled(self, request: SettleRequest, session: ConsumerSession, answer: Frame | QmqError) -> None:
         if session is not self._session:

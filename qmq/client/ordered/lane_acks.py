@@ -6,14 +6,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Final
 
+from qmq.client.connection import OnAnswer
 from qmq.client.consumer_session import ANSWER_S, ConsumerSession
 from qmq.client.ordered.lane_core import Cell, LaneCore, LaneRequest, LaneState
+from qmq.client.settle_report import LANE_VERDICTS, SettleReporter
 from qmq.errors import ClientClosed, LaneLost, NotConnected, NotMaster, Outcome, QmqError, Unavailable, UnknownConsumer
 from qmq.wire import frame_payloads as wire
 from qmq.wire.frame import Frame, FrameKind
+from qmq.wire.frame_payloads import LaneVerdict
 
 log = logging.getLogger("qmq.client")
 
@@ -25,13 +30,21 @@ class LaneAcks:
     """`sent_away` is called when the session has ended; `at_rest` when no verdict is left to send."""
 
     def __init__(
-        self, core: LaneCore, name: str, retry_s: float, *, sent_away: Callable[[QmqError], None], at_rest: Callable[[], None]
+        self,
+        core: LaneCore,
+        name: str,
+        retry_s: float,
+        *,
+        sent_away: Callable[[QmqError], None],
+        at_rest: Callable[[], None],
+        reporter: SettleReporter | None = None,
     ) -> None:
         self._core = core
         self._name = name
         self._retry_s = retry_s
         self._sent_away = sent_away
         self._at_rest = at_rest
+        self._reporter = reporter
         self._loop = asyncio.get_running_loop()
         self._session: ConsumerSession | None = None
         self._token = 0
@@ -72,12 +85,11 @@ class LaneAcks:
         if request is None:
             self._at_rest()
             return
-        session.connection.request(
-            FrameKind.LANE_SETTLE,
-            lambda answer: self._settled(session, request, answer),
-            wire.pack_lane_settle(session.number, self._token, request.settlements),
-            timeout_s=ANSWER_S,
-        )
+        on_answer: OnAnswer = partial(self._settled, session, request)
+        if self._reporter is not None and (verdicts := _counted(request)):
+            on_answer = self._reporter.watch(session.connection.address, verdicts, on_answer)
+        payload = wire.pack_lane_settle(session.number, self._token, request.settlements)
+        session.connection.request(FrameKind.LANE_SETTLE, on_answer, payload, timeout_s=ANSWER_S)
 
     def _settled(self, session: ConsumerSession, request: LaneRequest, answer: Frame | QmqError) -> None:
         if session is not self._session:
@@ -130,6 +142,15 @@ class LaneAcks:
             self._timer.cancel()
         for waiter in self._waiters.values():
             _tell(waiter, _closed())
+
+
+def _counted(request: LaneRequest) -> Mapping[str, int]:
+    """How many messages get each verdict; stretches of other lanes' messages do not count."""
+    found: Counter[str] = Counter()
+    for settlement, cells in request.pieces:
+        if cells:
+            found[LANE_VERDICTS[LaneVerdict(settlement.verdict)]] += sum([cell.count for cell in cells])
+    return found
 
 
 def _closed() -> ClientClosed:

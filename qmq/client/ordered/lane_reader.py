@@ -128,7 +128,14 @@ class LaneReader:
         self.broker_group = lane.group
         self.partition = lane.partition
         self.core = LaneCore(terms.policy)
-        self.settling = LaneAcks(self.core, terms.name, links.timing.session_retry_s[-1], sent_away=self._sent_away, at_rest=self._at_rest)
+        self.settling = LaneAcks(
+            self.core,
+            terms.name,
+            links.timing.session_retry_s[-1],
+            sent_away=self._sent_away,
+            at_rest=self._at_rest,
+            reporter=links.settle_reporter(terms.subject, terms.group, lane.group),
+        )
         self.failure: QmqError | None = None
         self._sessions = SessionLoop[wire.LaneAttached](
             links, self, subject=terms.subject, group=lane.group, name=terms.name, lease_ms=terms.lease_ms

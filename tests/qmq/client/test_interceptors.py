@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -270,6 +271,51 @@ async def test_a_loop_is_around_each_message_until_it_comes_back(node: Node) -> 
         ]
         again = await first(mq.consumer("s", "g"))
         assert (again.body, again.attempt) == (b"3", 2)
+
+
+class Settled(BaseInterceptor):
+    """Keeps what it hears of verdicts."""
+
+    def __init__(self) -> None:
+        self.reports: list[qmq.SettleReport] = []
+
+    def settled(self, report: qmq.SettleReport) -> None:
+        self.reports.append(report)
+        raise OSError("no disk")
+
+    @property
+    def counts(self) -> Counter[str]:
+        """Messages by verdict, over all requests."""
+        return sum((Counter(each.verdicts) for each in self.reports), Counter())
+
+
+async def test_interceptors_hear_of_all_verdicts_and_cannot_harm_them(node: Node, caplog: pytest.LogCaptureFixture) -> None:
+    told = Settled()
+    async with qmq.connect(node.address, interceptors=[told]) as mq:
+        await mq.send_many("s", [b"%d" % number for number in range(4)])
+        async with mq.consumer("s", "g", ack="explicit") as consumer:
+            found = [await first(consumer) for _ in range(4)]
+            await found[0].ack_sync()
+            found[1].ack_later()
+            found[2].nack(timedelta(minutes=5))
+            found[3].reject("no use")
+    assert told.counts == {"ack": 2, "nack": 1, "reject": 1}
+    assert {(each.subject, each.group, each.error) for each in told.reports} == {("s", "g", None)}
+    assert all(each.began_ns <= each.ended_ns and each.broker_group and each.server for each in told.reports)
+    assert "told of verdicts on messages of s" in caplog.text
+
+
+async def test_interceptors_hear_of_the_verdicts_on_ordered_messages(node: Node) -> None:
+    told = Settled()
+    async with qmq.connect(node.address, interceptors=[told]) as mq:
+        await mq.metadata.create_subject(SubjectConfig("ordered", order=Order.STRICT, logical_partitions=64), partitions=1)
+        await mq.send_many("ordered", [b"1", b"2", b"3"], keys=["a", "b", "a"])
+        async with mq.ordered_consumer("ordered", "g") as consumer:
+            async with asyncio.timeout(30):
+                await (await anext(consumer)).ack()
+                (await anext(consumer)).fail()
+                await (await anext(consumer)).ack()
+    assert told.counts == {"ack": 2, "fail": 1}
 
 
 async def test_a_message_whose_interceptor_raises_is_not_lost(node: Node) -> None:

@@ -16,7 +16,8 @@ from opentelemetry.trace import SpanKind, StatusCode
 
 import qmq
 from qmq.client.interceptors import Chain, Outgoing
-from qmq.errors import InvalidArgument
+from qmq.client.settle_report import SettleReport
+from qmq.errors import InvalidArgument, NotConnected, QmqError
 from qmq.model import MessageId
 from qmq.node.dev_node import Node
 from qmq.otel import OpenTelemetryInterceptor
@@ -56,6 +57,10 @@ def outgoing(*headers: dict[str, bytes], is_batch: bool = False) -> Outgoing:
     return Outgoing("s", count, [None] * count, [()] * count, list(headers), is_batch)
 
 
+def settled(error: QmqError | None = None, server: str = "host:7", **verdicts: int) -> SettleReport:
+    return SettleReport("s", "billing", "g1", server, verdicts, 1_000, 3_000, error)
+
+
 def receipt() -> qmq.Receipt:
     return qmq.Receipt("s", 0, 5, ID, 1, "g1")
 
@@ -77,6 +82,42 @@ def test_a_message_sent_is_a_producer_span_that_lasts_until_it_is_stored(spans: 
     }
     context = span.get_span_context()
     assert told.headers == [{"traceparent": f"00-{context.trace_id:032x}-{context.span_id:016x}-{context.trace_flags:02x}".encode()}]
+
+
+def test_a_span_says_which_server_has_the_message_once_it_is_stored(spans: Spans) -> None:
+    for server in ("[::1]:7", "unix:/run/qmq", None):
+        told = outgoing({})
+        spans.chain.sending(told)
+        told.server = server
+        spans.chain.sent(told, [receipt()])
+    found = [{name: value for name, value in (each.attributes or {}).items() if "server" in name} for each in spans.named("send s")]
+    assert found == [{"server.address": "[::1]", "server.port": 7}, {"server.address": "/run/qmq"}, {}]
+
+
+def test_a_request_with_verdicts_is_a_client_span_of_its_own_trace(spans: Spans) -> None:
+    with spans.provider.get_tracer("test").start_as_current_span("around"):
+        spans.chain.settled(settled(ack=3))
+    span = spans.one("ack s")
+    assert (span.kind, span.parent, span.start_time, span.end_time) == (SpanKind.CLIENT, None, 1_000, 3_000)
+    assert span.attributes == {
+        "messaging.system": "qmq",
+        "messaging.operation.name": "ack",
+        "messaging.operation.type": "settle",
+        "messaging.destination.name": "s",
+        "messaging.consumer.group.name": "billing",
+        "messaging.batch.message_count": 3,
+        "messaging.qmq.broker_group": "g1",
+        "server.address": "host",
+        "server.port": 7,
+    }
+
+
+def test_verdicts_of_several_kinds_are_one_span_and_a_refusal_is_its_error(spans: Spans) -> None:
+    spans.chain.settled(settled(NotConnected("gone"), ack=3, nack=1))
+    span = spans.one("settle s")
+    assert span.attributes
+    assert span.attributes["messaging.batch.message_count"] == 4
+    assert (span.status.status_code, span.attributes["error.type"]) == (StatusCode.ERROR, "NotConnected")
 
 
 def test_messages_sent_together_are_one_span_that_says_how_many(spans: Spans) -> None:
@@ -189,14 +230,20 @@ async def test_one_trace_leads_from_the_sender_through_a_handler_to_what_that_se
     async with qmq.connect(node.address, interceptors=spans.chain) as mq:
         await mq.send("one", b"x")
         async with asyncio.timeout(30), mq.consumer("one", "g") as first, mq.consumer("two", "g") as second:
-            async for _ in first:
+            async for message in first:
                 await mq.send("two", b"y")
+                message.ack_later()
                 break
             await first.close()
-            async for _ in second:
+            async for message in second:
+                message.ack_later()
                 break
     one, two = spans.one("process one"), spans.one("process two")
     sent, later = spans.one("send one"), spans.one("send two")
     parents = [each.parent and each.parent.span_id for each in (one, later, two)]
     assert parents == [each.get_span_context().span_id for each in (sent, one, later)]
     assert len({each.get_span_context().trace_id for each in (one, two, sent, later)}) == 1
+    acks = [*spans.named("ack one"), *spans.named("ack two")]
+    assert [(each.attributes or {})["messaging.batch.message_count"] for each in acks] == [1, 1]
+    servers = [(each.attributes or {})["server.address"] for each in (sent, later, *acks)]
+    assert len(set(servers)) == 1

@@ -10,6 +10,7 @@ from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 
 from qmq.client.interceptors import Chain, Outgoing
+from qmq.client.settle_report import SettleReport
 from qmq.otel_metrics import BOUNDARIES_S, OpenTelemetryMetrics
 from qmq.testing import TestCluster
 
@@ -46,7 +47,8 @@ async def test_messages_sent_and_handled_are_counted_and_timed() -> None:
                     raise LookupError
     points = figures.points()
     (sent,), (consumed,) = points["messaging.client.sent.messages"], points["messaging.client.consumed.messages"]
-    (sending,), (process,) = points["messaging.client.operation.duration"], points["messaging.process.duration"]
+    operations = {each.attributes["messaging.operation.name"]: each for each in points["messaging.client.operation.duration"]}
+    sending, (process,) = operations.pop("send"), points["messaging.process.duration"]
     assert (sent.value, dict(sent.attributes)) == (3, SEND)
     assert (sending.count, sending.sum, dict(sending.attributes)) == (1, 1.0, SEND)
     assert sending.explicit_bounds == BOUNDARIES_S
@@ -54,6 +56,15 @@ async def test_messages_sent_and_handled_are_counted_and_timed() -> None:
     assert dict(process.attributes) == dict(consumed.attributes) | {"error.type": "LookupError"}
     assert consumed.attributes["messaging.consumer.group.name"] == "shop"
     assert process.sum == 1.0
+    assert {each.attributes["messaging.operation.type"] for each in operations.values()} == {"settle"}
+
+
+def test_a_request_with_verdicts_is_timed_with_the_server_that_answered() -> None:
+    figures = Figures()
+    Chain([figures.interceptor]).settled(SettleReport("orders", "shop", "g", "host:7", {"ack": 3}, 0, 2_000_000_000, None))
+    ((point,),) = figures.points().values()
+    assert (point.sum, point.attributes["messaging.operation.type"], point.attributes["server.port"]) == (2.0, "settle", 7)
+    assert "messaging.batch.message_count" not in point.attributes
 
 
 def test_a_send_that_fails_is_recorded_with_its_error() -> None:

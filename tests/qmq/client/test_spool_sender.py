@@ -236,6 +236,23 @@ async def test_the_next_client_hands_in_as_the_one_that_was(it: Cluster, queues:
     assert (await following).body == b"x"
 
 
+async def test_interceptors_hear_of_what_is_handed_in_for_another(it: Cluster, queues: list[FakeQueue], state: Path) -> None:
+    await left_behind(it, queues[0])
+    reports: list[qmq.SettleReport] = []
+
+    class Settled(qmq.BaseInterceptor):
+        def settled(self, report: qmq.SettleReport) -> None:
+            reports.append(report)
+
+    async with qmq.Client(it.meta.address, timing=QUICK, interceptors=[Settled()]) as mq:
+        pulling = asyncio.create_task(mq.consumer("s", "g", name="another").pull(1))
+        await eventually(lambda: not files(state))
+        pulling.cancel()
+    assert [(each.subject, each.group, each.broker_group, dict(each.verdicts)) for each in reports] == [
+        ("s", "g", "g0", {"ack": 1, "nack": 1})
+    ]
+
+
 async def test_who_comes_back_under_its_name_hands_in_before_it_attaches(it: Cluster, queues: list[FakeQueue], state: Path) -> None:
     await left_behind(it, queues[0])
     queue = queues[0]
