@@ -81,6 +81,7 @@ class BrokerAdmin:
             next_sequence=queue.next_sequence,
             stored_bytes=stored_bytes(queue),
             last_append_ms=queue.last_append_ms,
+            oldest_age_ms=lag_ms(queue, queue.start_sequence, self._broker.clock.time_ms()),
         )
 
     async def _unhurried(self, each: Iterable[_T]) -> AsyncIterator[_T]:

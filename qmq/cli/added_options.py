@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from functools import wraps
-from typing import Annotated, Any, Final, get_type_hints
+from typing import Annotated, Any, Final, NoReturn, get_type_hints
 
 import typer
 from typer.models import CommandInfo, TyperInfo
@@ -40,6 +40,8 @@ VIEWS: Final = frozenset(
         "explain",
         "describe",
         "positions",
+        "policy",
+        "doctor",
     }
 )
 """Last words of the commands that can be watched."""
@@ -99,8 +101,9 @@ def is_view(name: str) -> bool:
 
 
 class WatchPace:
-    """How often this process refreshes a watched command."""
+    """Whether this process refreshes its command, and how often."""
 
+    is_watching = False
     interval_s = 2.0
 
 
@@ -110,15 +113,20 @@ def _each(interval_s: float, call: Call) -> Any:
 
 
 def _repeatedly(is_watching: bool, call: Call) -> Any:
-    """Run the command until Ctrl-C. Continue while no server answers; stop at any other error."""
-    if not is_watching:
-        return call()
+    return refreshed(call) if is_watching else call()
+
+
+def refreshed(call: Call) -> NoReturn:
+    """Run a command until Ctrl-C. Continue while no server answers; stop at any other error."""
+    WatchPace.is_watching = True
     try:
         while True:
             _look(call)
             time.sleep(WatchPace.interval_s)
     except KeyboardInterrupt:
         raise typer.Exit(130) from None
+    finally:
+        WatchPace.is_watching = False
 
 
 def _look(call: Call) -> None:

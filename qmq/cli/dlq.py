@@ -17,14 +17,16 @@ from rich.progress import Progress, TaskID
 
 import qmq
 from qmq.cli.known_names import require_group
-from qmq.cli.output import SERVER, DryRun, Json, Server, errors, fail, run, show, time_text
+from qmq.cli.output import SERVER, DryRun, Json, Server, errors, fail, run, say, show, time_text
 from qmq.client.dead_letter import Choose, DeadLetter
 from qmq.client.partial import Partial
 from qmq.errors import InvalidArgument
 from qmq.operations import parked_keys
+from qmq.operations.finding import counted
 from qmq.operations.key_texts import key_text
 from qmq.operations.letter_choice import chosen_by
 from qmq.operations.letter_edit import LetterEdit
+from qmq.operations.moments import Duration
 
 app = typer.Typer(no_args_is_help=True, help="Dead letters and parked keys: list, show, replay, purge, delete.")
 
@@ -92,7 +94,10 @@ async def _queues(server: str, group: str) -> Partial[tuple[Any, ...]]:
         found = await mq.metadata.dead_letter_queues(group)
         if not found and not found.silent:
             await require_group(mq, group)
-    rows = [(each.group, each.broker_group, each.messages, each.waiting, time_text(each.newest_ms), each.oldest_ago_ms) for each in found]
+    rows = [
+        (each.group, each.broker_group, each.messages, each.waiting, time_text(each.newest_ms), Duration(each.oldest_ago_ms))
+        for each in found
+    ]
     return Partial(rows, found.silent)
 
 
@@ -277,4 +282,5 @@ def delete(
                 await require_group(mq, group)
             return count
 
-    show("deleted", ("group", "queues"), [(group, run(_delete()))], as_json=as_json)
+    count = run(_delete())
+    say(f"deleted the dead letters of group {group}: {counted(count, 'queue')}", ("group", "queues"), (group, count), as_json=as_json)

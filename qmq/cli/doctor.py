@@ -14,6 +14,7 @@ import typer
 from rich.text import Text
 
 import qmq
+from qmq.cli.added_options import Watch, refreshed
 from qmq.cli.output import EXIT_UNAVAILABLE, SERVER, Json, Server, console, fail, run
 from qmq.cli.table import View
 from qmq.cli.times import parse_duration
@@ -41,6 +42,7 @@ def doctor(
     lag_messages: Annotated[
         int, typer.Option(min=1, help="Report a group with more waiting messages than this.")
     ] = Thresholds().lag_messages,
+    watch: Watch = False,
     as_json: Json = False,
     server: Server = SERVER,
 ) -> None:
@@ -49,6 +51,13 @@ def doctor(
     Exit status: 0 no findings, or only notices; 4 warnings; 5 critical findings; 3 no metaserver answers.
     """
     limits = Thresholds(lag_ms=_milliseconds(lag), lag_messages=lag_messages)
+    if watch:
+        refreshed(lambda: _examine(server, interval_s, limits, as_json=as_json))
+    raise typer.Exit(_examine(server, interval_s, limits, as_json=as_json))
+
+
+def _examine(server: str, interval_s: float, limits: Thresholds, *, as_json: bool) -> int:
+    """Print one report. Returns the exit status."""
     snapshot, previous = run(_look(server, interval_s))
     found = findings(snapshot, previous, limits)
     if as_json:
@@ -56,7 +65,7 @@ def doctor(
     else:
         show_findings(found if View.is_wide else folded(found))
         console.print(summary(snapshot, found), highlight=False, soft_wrap=True)
-    raise typer.Exit(_STATUS[worst(found)] if snapshot.is_reachable else EXIT_UNAVAILABLE)
+    return _STATUS[worst(found)] if snapshot.is_reachable else EXIT_UNAVAILABLE
 
 
 def _milliseconds(text: str) -> int:

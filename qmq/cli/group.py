@@ -9,11 +9,13 @@ import typer
 
 import qmq
 from qmq.cli.group_settings import set_settings, show_settings
-from qmq.cli.output import SERVER, Json, Server, console, fail, run, show, tell_silent
+from qmq.cli.output import SERVER, Json, Server, console, fail, run, say, show, tell_silent
 from qmq.cli.route_commands import emit
 from qmq.cli.route_view import group_view
 from qmq.client.partial import Partial
 from qmq.errors import InvalidArgument, OrderMismatch, UnknownGroup
+from qmq.operations.finding import counted
+from qmq.operations.moments import Duration
 from qmq.operations.route_reading import described
 
 app = typer.Typer(no_args_is_help=True, help="Consumer groups: list, show, reset, delete, set, settings.")
@@ -59,7 +61,17 @@ def _silent(found: dict[str, Any]) -> dict[str, str]:
 
 def _row(each: Any) -> tuple[Any, ...]:
     lag = each.waiting + each.unacked + each.requeued
-    return (each.subject, each.partition, each.broker_group, each.group, len(each.consumers), lag, each.lag_ms, "", each.is_paused)
+    return (
+        each.subject,
+        each.partition,
+        each.broker_group,
+        each.group,
+        len(each.consumers),
+        lag,
+        Duration(each.lag_ms),
+        "",
+        each.is_paused,
+    )
 
 
 def _ordered_row(subject: str, group: dict[str, Any], each: dict[str, Any]) -> tuple[Any, ...]:
@@ -71,7 +83,7 @@ def _ordered_row(subject: str, group: dict[str, Any], each: dict[str, Any]) -> t
         group["group"],
         holders,
         each["left"],
-        each["lag_ms"],
+        Duration(each["lag_ms"]),
         group["version"],
         group["is_paused"],
     )
@@ -120,7 +132,7 @@ def lag(
             each.requeued,
             each.dying,
             each.expired,
-            each.lag_ms,
+            Duration(each.lag_ms),
             _consumers(each, as_json),
             each.is_paused if as_json else _yes(each.is_paused),
         )
@@ -199,7 +211,9 @@ def delete(
         async with qmq.connect(server) as mq:
             return await mq.metadata.delete_group(subject, group)
 
-    show("deleted", ("subject", "group", "queues"), [(subject, group, run(_delete()))], as_json=as_json)
+    count = run(_delete())
+    said = f"deleted group {group} of {subject}: {counted(count, 'queue')}"
+    say(said, ("subject", "group", "queues"), (subject, group, count), as_json=as_json)
 
 
 def _lost(server: str, subject: str, group: str) -> str:

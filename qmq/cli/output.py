@@ -81,6 +81,14 @@ def show(
     console.print(LineTable(columns, rows, now_ms=time.time_ns() // 1_000_000), soft_wrap=True)
 
 
+def say(sentence: str, columns: Sequence[str], row: Sequence[Any], *, as_json: bool) -> None:
+    """Print what a command did: a sentence for people, a JSON array of one object for programs."""
+    if as_json:
+        show("", columns, [row], as_json=True)
+    else:
+        console.print(Text(sentence), soft_wrap=True)
+
+
 def tell_silent(silent: Mapping[str, str]) -> None:
     """Report on standard error which groups are missing from a partial answer, and why."""
     for group, reason in sorted(silent.items()):

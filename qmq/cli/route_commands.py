@@ -13,7 +13,8 @@ from rich.console import RenderableType
 
 import qmq
 from qmq.cli import route_change, route_export
-from qmq.cli.output import SERVER, DryRun, Json, Server, console, run, show, time_text
+from qmq.cli.added_options import WatchPace
+from qmq.cli.output import SERVER, DryRun, Json, Server, console, fail, run, show, time_text
 from qmq.cli.route_change import Subject
 from qmq.cli.route_view import history_table, subject_view
 from qmq.cli.table import LineTable
@@ -155,6 +156,8 @@ def policy(
         "partitions_max": partitions_max,
     }
     given = {field: value for field, value in wanted.items() if value is not None}
+    if given and WatchPace.is_watching:
+        fail(InvalidArgument("--watch shows the policy: leave it out to change the policy"))
 
     async def _policy() -> pb.ReshardPolicy:
         from qmq.proto.v1 import meta_pb2 as pb

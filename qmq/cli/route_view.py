@@ -11,6 +11,8 @@ from rich.text import Text
 from qmq.cli.output import time_text
 from qmq.cli.route_drawing import DrawnRange, draw, kinds_of
 from qmq.cli.table import LineTable
+from qmq.cli.times import age
+from qmq.operations.moments import Duration
 
 _STATES = {"open": "green", "sealed": "dim", "fenced": "red", "unknown": "red"}
 _PHASES = ("prepared", "sealed", "published", "done")
@@ -66,7 +68,7 @@ def group_view(group: dict[str, Any], latest: int, columns: int) -> list[Rendera
     if group["is_paused"]:
         head += ", paused"
     counts = (
-        f"consumers {len(group['consumers'])}, lanes {len(group['lanes'])}, left {group['left']:,}, lag {group['lag_ms']:,} ms, "
+        f"consumers {len(group['consumers'])}, lanes {len(group['lanes'])}, left {group['left']:,}, oldest {age(group['lag_ms'])}, "
         f"parked keys {group['parked_keys']:,}"
     )
     view: list[RenderableType] = [Text(head, "bold"), Text(counts)]
@@ -87,7 +89,13 @@ def reading_table(partitions: Iterable[dict[str, Any]]) -> LineTable:
         )
         left = "finished" if each["is_finished"] else f"{each['left']:,}"
         shown.add_row(
-            str(each["partition"]), range_text(each), each["broker_group"], left, f"{each['lag_ms']:,}", f"{each['parked_keys']:,}", holders
+            str(each["partition"]),
+            range_text(each),
+            each["broker_group"],
+            left,
+            Duration(each["lag_ms"]),
+            f"{each['parked_keys']:,}",
+            holders,
         )
     return shown
 

@@ -8,12 +8,13 @@ import typer
 from qmq_ordering.hashing import LOGICAL_PARTITIONS
 
 import qmq
-from qmq.cli.output import SERVER, DryRun, Json, Server, fail, run, show, time_text
+from qmq.cli.output import SERVER, DryRun, Json, Server, fail, run, say, show, time_text
 from qmq.cli.roles import names_of
 from qmq.client.partial import Partial
 from qmq.errors import InvalidArgument, Unavailable, UnknownSubject
 from qmq.limits import BODY_BYTES_MAX
 from qmq.model import Fencing, Order, SubjectFlush
+from qmq.operations.finding import counted
 from qmq.shard_names import shards_of
 
 app = typer.Typer(no_args_is_help=True, help="Subjects: list, create, show, place, purge, delete.")
@@ -101,7 +102,7 @@ def create(
             await mq.metadata.create_subject(config, partitions=partitions or 0)
 
     run(_create())
-    show("created", ("subject", "order"), [(name, order)], as_json=as_json)
+    say(f"subject {name} is there, with the order {order}", ("subject", "order"), (name, order), as_json=as_json)
 
 
 def _flush(text: str) -> SubjectFlush:
@@ -179,7 +180,8 @@ def set_flush(
         async with qmq.connect(server) as mq:
             return (await mq.metadata.set_subject_flush(name, _flush(flush))).flush
 
-    show("set", ("subject", "flush"), [(name, run(_set()))], as_json=as_json)
+    now = run(_set())
+    say(f"the flush of subject {name} is {now}", ("subject", "flush"), (name, now), as_json=as_json)
 
 
 @app.command("place")
@@ -256,4 +258,5 @@ def delete(
         async with qmq.connect(server) as mq:
             return await mq.metadata.delete_subject(name)
 
-    show("deleted", ("subject", "queues"), [(name, run(_delete()))], as_json=as_json)
+    count = run(_delete())
+    say(f"deleted subject {name}: {counted(count, 'queue')}", ("subject", "queues"), (name, count), as_json=as_json)

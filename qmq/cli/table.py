@@ -2,7 +2,7 @@
 
 If the terminal is too narrow, these steps are taken one after another until the table fits:
 
-    1  times are relative ("3 s ago"); only a wide table has exact times
+    1  times are relative ("3 s ago"), and durations in words; only a wide table has exact ones
     2  columns that are empty, or have the same short value in every row, are left out, from the right
     3  the widest columns of text are cut, with "…", to CUT_CHARS_MIN characters at least
     4  columns are left out, from the right; the first one stays
@@ -21,12 +21,15 @@ from typing import Any, Final
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
-from qmq.operations.moments import Time
+from qmq.cli.times import age
+from qmq.operations.moments import Duration, Time
 from qmq.printable import JOINERS, visible
 
 GAP: Final = "  "
 CUT_CHARS_MIN: Final = 10
 ELLIPSIS: Final = "…"
+OLDEST: Final = {"lag ms": "oldest", "oldest ago ms": "oldest"}
+"""The names of columns of milliseconds in tables that show them in words: both are the age of the oldest waiting message."""
 IDS: Final = frozenset({"id", "message id", "delayed id", "token"})
 _SPANS: Final = ((60_000, 1_000, "s"), (3_600_000, 60_000, "min"), (48 * 3_600_000, 3_600_000, "h"), (60 * 86_400_000, 86_400_000, "d"))
 
@@ -98,7 +101,7 @@ def lay_out(headers: Sequence[str], cells: Sequence[Sequence[str]], width: int |
 
 
 def _says_nothing(column: Sequence[str]) -> bool:
-    return len(set(column)) == 1 and column[0] in ("", "0", "False", "no", "-")
+    return len(set(column)) == 1 and column[0] in ("", "0", "0 s", "False", "no", "-")
 
 
 def _cut(columns: Sequence[int], widths: list[int], headers: Sequence[str], excess: int) -> None:
@@ -116,6 +119,8 @@ def text_of(cell: Any, *, is_wide: bool, now_ms: int) -> str:
     """A cell's text, with control characters escaped; line breaks, too, because text from others must not look like rows of the table."""
     if isinstance(cell, Time):
         return str(cell) if is_wide else relative(cell.time_ms, now_ms)
+    if isinstance(cell, Duration):
+        return f"{cell:,}" if is_wide else age(cell)
     if isinstance(cell, Text):
         return visible(cell.plain, JOINERS)
     if isinstance(cell, bool):
@@ -130,9 +135,13 @@ def table_lines(
 ) -> list[Text]:
     """The lines of a table, header first; a wide table if `width` is None. Numbers and the columns in `right` are right-aligned."""
     is_wide = width is None
+    to_the_right = set(right)
+    if not is_wide:
+        headers = [OLDEST.get(header, header) for header in headers]
+        to_the_right |= {OLDEST[header] for header in to_the_right & OLDEST.keys()}
     cells = [[text_of(cell, is_wide=is_wide, now_ms=now_ms) for cell in row] for row in rows]
     layout = lay_out(headers, cells, width)
-    to_right = {at for at, header in enumerate(headers) if header in set(right) or (rows and _is_number(rows[0][at]))}
+    to_right = {at for at, header in enumerate(headers) if header in to_the_right or (rows and _is_number(rows[0][at]))}
     lines = [_line([Text(header, "bold") for header in headers], headers, layout, to_right)]
     for row, texts in zip(rows, cells, strict=True):
         styled = [Text(text, cell.style if isinstance(cell, Text) else "") for cell, text in zip(row, texts, strict=True)]

@@ -8,6 +8,7 @@ from datetime import datetime, timedelta
 from typing import Final
 
 from qmq.errors import InvalidArgument
+from qmq.operations.finding import in_words
 
 _UNITS: Final = {"ms": "milliseconds", "s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 _PART: Final = re.compile(r"(\d+(?:\.\d+)?)(ms|[smhdw])", re.ASCII)
@@ -44,3 +45,8 @@ def parse_when(text: str) -> datetime:
     if found.utcoffset() is None:
         raise InvalidArgument(f"{text!r} has no time zone: write {found.isoformat()}+01:00, say, or {found.isoformat()}Z for UTC")
     return found
+
+
+def age(lag_ms: int) -> str:
+    """The age of the oldest waiting message; "0 s" if none waits."""
+    return in_words(lag_ms - lag_ms % 1000) if lag_ms >= 1_000 else "<1 s" if lag_ms else "0 s"

@@ -10,8 +10,9 @@ from typing import Any, Final
 from rich.text import Text
 
 from qmq.cli.table import table_lines
+from qmq.cli.times import age
 from qmq.operations.cluster_snapshot import ClusterSnapshot
-from qmq.operations.finding import counted, in_words, size_in_words
+from qmq.operations.finding import counted, size_in_words
 from qmq.operations.rates import BrokerGroupRate, ClusterRates, GroupRate, SubjectRate
 
 
@@ -196,8 +197,3 @@ def short(number: int) -> str:
         if number >= size:
             return f"{number / size:.3g}{unit}" if number / size < 999.5 else f"{number // size:,}{unit}"
     raise AssertionError("a hundred thousand has a unit")
-
-
-def age(lag_ms: int) -> str:
-    """The age of the oldest waiting message; "0 s" if none waits."""
-    return in_words(lag_ms - lag_ms % 1000) if lag_ms >= 1_000 else "<1 s" if lag_ms else "0 s"

@@ -43,5 +43,5 @@ def _described(queue: control.Queue, looked: control.Group | None) -> pb.DeadLet
         messages=kept,
         waiting=waiting,
         newest_ms=queue.last_append_ms,
-        oldest_ago_ms=looked.lag_ms if looked is not None else 0,
+        oldest_ago_ms=looked.lag_ms if looked is not None else queue.oldest_age_ms,
     )

@@ -1,4 +1,4 @@
-"""A time as text that keeps its milliseconds: exact for programs, and relative to now in tables."""
+"""Times and durations that are exact for programs and short in tables for people."""
 
 from __future__ import annotations
 
@@ -18,3 +18,9 @@ class Time(str):
         made = super().__new__(cls, text)
         made.time_ms = time_ms
         return made
+
+
+class Duration(int):
+    """A duration in milliseconds: a number for programs; in tables for people in words."""
+
+    __slots__ = ()

@@ -1005,6 +1005,7 @@ class Queue(_message.Message):
     NEXT_SEQUENCE_FIELD_NUMBER: _builtins.int
     STORED_BYTES_FIELD_NUMBER: _builtins.int
     LAST_APPEND_MS_FIELD_NUMBER: _builtins.int
+    OLDEST_AGE_MS_FIELD_NUMBER: _builtins.int
     subject: _builtins.str
     partition: _builtins.int
     broker_group: _builtins.str
@@ -1016,6 +1017,8 @@ class Queue(_message.Message):
     """Bytes that the kept messages take in the message log."""
     last_append_ms: _builtins.int
     """When the newest message was stored, milliseconds since 1970 UTC; 0 if there never was one."""
+    oldest_age_ms: _builtins.int
+    """Age of the oldest message that is still kept, milliseconds; 0 if none is."""
     def __init__(
         self,
         *,
@@ -1026,10 +1029,11 @@ class Queue(_message.Message):
         next_sequence: _builtins.int = ...,
         stored_bytes: _builtins.int = ...,
         last_append_ms: _builtins.int = ...,
+        oldest_age_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker_group", b"broker_group", "last_append_ms", b"last_append_ms", "next_sequence", b"next_sequence", "partition", b"partition", "start_sequence", b"start_sequence", "stored_bytes", b"stored_bytes", "subject", b"subject"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker_group", b"broker_group", "last_append_ms", b"last_append_ms", "next_sequence", b"next_sequence", "oldest_age_ms", b"oldest_age_ms", "partition", b"partition", "start_sequence", b"start_sequence", "stored_bytes", b"stored_bytes", "subject", b"subject"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -54,7 +54,7 @@ def test_every_command_with_an_answer_has_json() -> None:
 
 def test_every_view_can_be_watched() -> None:
     views = {name: each for name, each in commands(get_command(app)) if is_view(name) and name not in WITHOUT_JSON}
-    assert {"qmq subject list", "qmq group lag", "qmq delay stats", "qmq route show"} <= set(views)
+    assert {"qmq subject list", "qmq group lag", "qmq delay stats", "qmq route show", "qmq doctor"} <= set(views)
     for name, each in views.items():
         assert {"--watch", "--interval"} <= {option for parameter in each.params for option in parameter.opts}, name
 

@@ -19,6 +19,7 @@ from qmq.client.dead_letters import DeadLetters
 from qmq.errors import InvalidArgument, UnknownSubject
 from qmq.model import MessageId
 from qmq.node.dev_node import Node
+from qmq.testing import TestCluster, virtual
 
 
 async def said(node: Node, *words: str) -> Any:
@@ -69,6 +70,17 @@ async def test_dead_letters_are_listed_shown_replayed_and_purged_as_they_are_cho
         assert await said(node, "dlq", "show", "billing") == []
         (queue,) = await said(node, "dlq", "list", "billing")
         assert (queue["messages"], queue["waiting"]) == (3, 0)
+
+
+async def test_the_oldest_letter_has_an_age_before_anybody_has_read_the_queue() -> None:
+    async with TestCluster(clock=virtual()) as cluster:
+        mq = cluster.client()
+        await die(mq, "orders", [b"1"], "no")
+        while not await mq.metadata.dead_letter_queues("billing"):
+            await asyncio.sleep(0.01)
+        await cluster.clock.advance(hours=1)
+        (found,) = await mq.metadata.dead_letter_queues("billing")
+        assert found.oldest_ago_ms >= 3_600_000
 
 
 async def test_no_other_group_sees_a_replayed_message(node: Node) -> None:

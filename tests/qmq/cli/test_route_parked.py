@@ -66,8 +66,8 @@ def test_a_replay_follows_a_master_that_changes(meta: FakeMeta, qmq: Command) ->
     ("words", "says"),
     [
         (("replay", "orders", "billing", "N99999"), "has not parked the key 'N99999'"),
-        (("skip", "orders", "billing", "hex:0"), "'hex:0' is no key"),
-        (("show", "orders", "billing", "base64:AP8"), "'base64:AP8' is no key"),
+        (("skip", "orders", "billing", "hex:0"), "'hex:0' is not a key"),
+        (("show", "orders", "billing", "base64:AP8"), "'base64:AP8' is not a key"),
     ],
 )
 def test_a_key_that_is_none_is_an_error(meta: FakeMeta, qmq: Command, words: tuple[str, ...], says: str) -> None:

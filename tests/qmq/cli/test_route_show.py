@@ -142,7 +142,7 @@ def test_people_see_the_route_the_groups_and_what_is_under_way(meta: FakeMeta, q
         "partitions of older versions that are still read or waited for",
         "sealed at 99",
         "group billing: version 1 of 2, gate lanes",
-        "consumers 1, lanes 1, left 20, lag 700 ms, parked keys 1",
+        "consumers 1, lanes 1, left 20, oldest <1 s, parked keys 1",
         "│v2▒",
         "│v1░",
         "░ version 1  ▒ version 2",
@@ -297,6 +297,8 @@ def test_a_policy_is_changed_in_what_is_given_and_kept_in_the_rest(meta: FakeMet
     assert "partitions max" in qmq.text("route", "policy", "orders")
     status, said = qmq.error("route", "policy", "orders", "--partitions-min", "100")
     assert (status, "--partitions-min 100 is above --partitions-max 64" in said) == (2, True)
+    status, said = qmq.error("route", "policy", "orders", "--watch", "--disable")
+    assert (status, "--watch shows the policy" in said, len(meta.requests("SetReshardPolicy"))) == (2, True, 1)
 
 
 @pytest.mark.parametrize("verb", ["show", "history", "explain", "policy"])

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from support import NodeProcess
 
 from qmq.cli.table import CUT_CHARS_MIN, ELLIPSIS, GAP, lay_out, relative, table_lines
-from qmq.operations.moments import Time
+from qmq.operations.moments import Duration, Time
 
 NOW_MS = 1_795_000_000_000
 ID = "0123456789abcdef0123456789abcdef"
@@ -38,6 +38,15 @@ def test_a_table_fits_the_terminal_and_says_what_it_leaves_out(table: tuple[list
     assert all(len(line) <= width for line in lines)
     assert (layout.shown[0][0], len(layout.shown) + layout.left_out) == (0, len(headers)), "the first column stays"
     assert lines[-1].endswith("--wide shows all") == bool(layout.left_out)
+
+
+def test_a_duration_is_in_words_and_in_a_wide_table_in_milliseconds() -> None:
+    rows = [("billing", Duration(61_500)), ("audit", Duration(0))]
+    narrow, wide = [
+        [line.plain.split(None, 1) for line in table_lines(("group", "lag ms"), rows, width=width, now_ms=NOW_MS)] for width in (80, None)
+    ]
+    assert narrow == [["group", "oldest"], ["billing", "1 min 1 s"], ["audit", "0 s"]]
+    assert wide == [["group", "lag ms"], ["billing", "61,500"], ["audit", "0"]]
 
 
 @given(TABLES)

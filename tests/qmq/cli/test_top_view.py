@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from qmq.cli.top_view import HELP, KEYS, TopBy, TopChoice, TopSort, age, per_second, screen, short
+from qmq.cli.times import age
+from qmq.cli.top_view import HELP, KEYS, TopBy, TopChoice, TopSort, per_second, screen, short
 from qmq.operations.cluster_snapshot import BrokerGroupFacts, ClusterSnapshot
 from qmq.operations.rates import BrokerGroupRate, ClusterRates, GroupRate, SubjectRate
 
