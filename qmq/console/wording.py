@@ -12,6 +12,8 @@ from functools import cache
 from importlib.resources import files
 from typing import Any, Final
 
+from qmq.console.translation import translated
+
 LANGUAGES: Final = {"en": "English", "zh": "中文"}
 _SPANS: Final = ((86_400_000, "span.days"), (3_600_000, "span.hours"), (60_000, "span.minutes"), (1_000, "span.seconds"))
 _BYTES: Final = (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10))
@@ -44,6 +46,10 @@ class Wording:
         """The text of a key with its values. Raises KeyError for an unknown key."""
         text = self._texts[key]
         return text.format(**values) if values else text
+
+    def said(self, english: str) -> str:
+        """A sentence that another part of QMQ made in English, in this language as far as it is known."""
+        return translated(english, self.language)
 
     def span(self, ms: int) -> str:
         """A length of time in its largest unit."""

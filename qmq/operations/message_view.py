@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 TIMELINE: Final = ("time", "group", "what", "consumer", "attempt", "note")
 _UNITS: Final = ((86_400_000, "day"), (3_600_000, "h"), (60_000, "min"), (1_000, "s"))
-_WHAT: Final = {
+WHAT: Final = {
     "pull": "handed out",
     "ack": "acknowledged",
     "nack": "failed",
@@ -40,6 +40,7 @@ _WHAT: Final = {
     "replay": "given back",
     "drop": "dropped",
 }
+"""What an event did to the message, by its kind."""
 
 
 def span_text(ms: int) -> str:
@@ -133,7 +134,7 @@ def _row(event: control.MessageEvent, place: control.StoredMessage) -> tuple[Any
     if event.kind == "nack" and event.delay_ms:
         notes.append(f"again after {span_text(event.delay_ms)}")
     attempt = event.attempt + _earlier(place) if event.attempt else ""
-    return event.group, _WHAT.get(event.kind, event.kind), event.consumer, attempt, "; ".join(notes)
+    return event.group, WHAT.get(event.kind, event.kind), event.consumer, attempt, "; ".join(notes)
 
 
 def _earlier(place: control.StoredMessage) -> int:
@@ -261,7 +262,7 @@ def _held(found: Followed, state: control.MessageState) -> str:
 def _waiting(found: Followed, state: control.MessageState) -> str:
     failed = state.attempt - 1 + _earlier(found.place)
     if state.last.kind in ("lost", "left", "again"):
-        text = f"{_WHAT[state.last.kind]} ({state.last.consumer}) at {Time(state.last.time_ms)}"
+        text = f"{WHAT[state.last.kind]} ({state.last.consumer}) at {Time(state.last.time_ms)}"
     else:
         text = f"failed {failed} time{'s' if failed != 1 else ''}" if failed else "was given back"
     if state.due_ms > found.now_ms:
@@ -293,7 +294,7 @@ def _done(found: Followed, state: control.MessageState) -> str:
         return f"replayed or purged at {Time(last.time_ms)}"
     by = f" by {last.consumer}" if last.consumer else ""
     attempt = f" ({_attempt(found, state)})" if state.attempts_max and last.kind == "ack" else ""
-    text = _DONE.get(last.kind, f"done ({_WHAT.get(last.kind, last.kind)})")
+    text = _DONE.get(last.kind, f"done ({WHAT.get(last.kind, last.kind)})")
     return f"{text} at {Time(last.time_ms)}{by}{attempt}"
 
 

@@ -92,6 +92,7 @@ class TestInChromium:
     @pytest.mark.parametrize("at", range(len(hostile.TEXTS)), ids=IDS)
     async def test_a_text_on_the_page_of_a_job_and_at_the_login_is_text(self, at: int, stage: Stage, page: Any) -> None:
         text, it = hostile.TEXTS[at], quote(hostile.TEXTS[at], safe="")
+        await page.goto(stage.base)
         csrf = csrf_of(await page.content())
         form = {"csrf": csrf, "verb": "replay", "error": f"no letter has this error: {text}", "rate": "1"}
         answer = await page.context.request.post(f"{stage.base}/dead-letters/billing", form=form, headers={"origin": stage.base})

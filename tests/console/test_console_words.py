@@ -7,7 +7,9 @@ import string
 from pathlib import Path
 
 import qmq.console
+from qmq.console.translation import CHARS_MAX, patterns, translated
 from qmq.console.wording import LANGUAGES, Wording, bytes_text, catalog, chosen_language, count_text, exact_time
+from qmq.operations.message_view import WHAT
 
 FOLDER = Path(qmq.console.__file__).parent
 USED = re.compile(r"""(?:\bt|words|\(request\))\(\s*["']([\w.]+)["']""")
@@ -53,3 +55,23 @@ def test_numbers_and_times_are_written_for_people() -> None:
     assert words.ago(0, 5) == "-"
     assert exact_time(1_700_000_000_123) == "2023-11-14T22:13:20.123Z"
     assert exact_time(1 << 62) == ""
+
+
+def test_each_translated_sentence_keeps_the_number_of_its_values() -> None:
+    for pattern, text in patterns("zh"):
+        assert text.count("{}") == pattern.groups, text
+
+
+def test_what_happened_to_a_message_is_said_in_the_language_of_the_page() -> None:
+    told = "Group billing: waits behind 1,204 older messages; none of its consumers is here."
+    assert Wording("zh").said(told) == "消费组 billing：前面还有 1,204 条较旧的消息；没有消费者在线。"  # noqa: RUF001
+    assert Wording("en").said(told) == told
+    where = "Message 0a: stored on g1 as 4711 of orders at 2023-11-14T22:13:19.990+00:00."
+    assert Wording("zh").said(where) == "消息 0a：存储在 g1，序号 4711，主题 orders，时间 2023-11-14T22:13:19.990+00:00。"  # noqa: RUF001
+    for event in WHAT.values():
+        assert translated(event, "zh") != event, event
+
+
+def test_a_sentence_that_nobody_translated_stays_as_it_is() -> None:
+    for text in ("no stock", "<script>alert(1)</script>", "has " * CHARS_MAX):
+        assert translated(text, "zh") == text

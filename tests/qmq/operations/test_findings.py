@@ -26,6 +26,7 @@ from snapshots import (
 from typer.main import get_command
 
 from qmq.cli.app import app
+from qmq.console.translation import translated
 from qmq.operations.cluster_snapshot import (
     ClusterSnapshot,
     DelayTroubleFacts,
@@ -381,6 +382,17 @@ def test_what_is_unusual_is_found_once_with_its_severity(case: Case) -> None:
     snapshot, previous, code, severity, text = case
     of_kind = [each for each in findings(snapshot, previous) if each.code == code]
     assert [(each.severity, f"{each.about} {each.what}") for each in of_kind] == [(severity, text)]
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_the_console_says_each_finding_in_chinese(case: Case) -> None:
+    snapshot, previous, code, _, _ = case
+    for each in findings(snapshot, previous):
+        if each.code == code:
+            for text in (each.about, each.what, each.why):
+                said = translated(text, "zh").removesuffix("op:bob may not describe the cluster")  # a server's own words
+                assert said != text
+                assert re.search(r"[a-z]{2,} [a-z]{2,} [a-z]{2,}", said) is None, said
 
 
 def test_every_kind_of_finding_has_a_case() -> None:
