@@ -1,4 +1,4 @@
-"""A disk some of whose blocks cannot be read any more, as a sector that wore out: EIO, until the whole block is written again."""
+"""A disk with unreadable blocks, as after a worn-out sector: EIO until the whole block is written again."""
 
 from __future__ import annotations
 

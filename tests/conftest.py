@@ -75,7 +75,7 @@ def is_left_out(item: pytest.Item) -> bool:
 
 
 def place_in_queue(item: pytest.Item) -> int:
-    """The groups come first, since each runs in one worker from its first test to its last; then whole systems; then the others."""
+    """The groups run first, since each runs in one worker from its first test to its last; then whole systems; then the others."""
     if item.get_closest_marker("xdist_group"):
         return 0
     return 1 if SYSTEM in item.path.parents else 2

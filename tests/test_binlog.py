@@ -1,4 +1,4 @@
-"""The made-up binary log: a replica that applies it in order is the source, byte for byte; one that does not, says so."""
+"""The made-up binary log: a replica that applies it in order equals the source, byte for byte; one that does not reports it."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ def in_memory() -> ObstoreObjects:
 
 
 class FaultyObjects:
-    """An object store that fails as `faults` says, by the number of the call, which begins at 1."""
+    """An object store that fails as `faults` says, by the number of the call; the first call is 1."""
 
     def __init__(self, inner: Objects, fails: Callable[[int], bool] = lambda _: False, *, loses_answers: bool = False) -> None:
         self.inner = inner

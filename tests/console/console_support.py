@@ -107,7 +107,7 @@ def clients_of(cluster: TestCluster) -> Callable[[Callable[[], str] | None], Cli
 
 
 class SteppedClock:
-    """Seconds that a test adds, so that the next page looks at the cluster anew."""
+    """A clock that a test advances by seconds, so that the next page queries the cluster again."""
 
     def __init__(self) -> None:
         self.now_s = 1_000.0

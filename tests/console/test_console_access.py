@@ -92,7 +92,7 @@ async def test_a_logout_without_the_form_s_token_does_nothing(browser: PlainBrow
 
 
 async def secured(cluster: TestCluster) -> dict[str, str]:
-    """Tokens of an administrator and of somebody who may see one subject, in a cluster whose rules are enforced."""
+    """Tokens of an administrator and of a user who may see one subject, in a cluster that enforces rules."""
     mq = cluster.client()
     await mq.send("orders", b"seen")
     await mq.send("secrets", b"hidden")

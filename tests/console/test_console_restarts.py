@@ -21,7 +21,7 @@ LETTERS = 10_000
 
 
 class Console:
-    """A `qmq console --writable` process, and somebody who is logged in there."""
+    """A `qmq console --writable` process, and a user who is logged in there."""
 
     def __init__(self, address: str) -> None:
         command = [sys.executable, "-m", "qmq.cli", "console", "--server", address, "--port", "0", "--writable"]

@@ -299,7 +299,7 @@ async def test_a_request_that_never_arrived_is_not_done_yet_while_it_still_could
 
 
 async def test_a_member_that_wakes_with_an_old_request_cannot_undo_a_decision(cluster: EtcdCluster) -> None:
-    """The request lies in the stopped member's buffer; somebody else changes the guarded key; the member goes on."""
+    """The request waits in the stopped member's buffer, another client changes the guarded key, and the member continues."""
     async with opened(cluster.endpoints) as store, opened(cluster.endpoints[1:]) as other:
         await store.put("k", b"old")
         item = await store.get("k")

@@ -1,4 +1,4 @@
-"""Alerts, dashboards and runbooks: they ask for metrics that there are, they are valid, and each alert says what to do."""
+"""Alerts, dashboards and runbooks: their metrics exist, their queries are valid, and each alert says what to do."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def known_names() -> dict[str, set[str]]:
 
 
 def metrics_in(query: str) -> set[str]:
-    """The metrics that a query asks for: without what stands in quotes, braces, and lists of labels."""
+    """The metrics in a query, without quoted text, braces, and lists of labels."""
     bare = re.sub(r'"[^"]*"', "", query)
     bare = re.sub(r"\b(?:by|on|without|ignoring)\s*\([^)]*\)", "", re.sub(r"\{[^}]*\}", "", bare))
     return set(re.findall(r"\b(?:qmq|process|python)_\w+|\bALERTS\b|\bup\b", bare))

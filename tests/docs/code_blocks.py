@@ -28,7 +28,7 @@ FENCED = re.compile(r'^```(?P<language>\w+)(?: title="(?P<title>[\w.]+)")?\n(?P<
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A program, a command or a file, and what it prints. `name` says where it is, for the reader of a failure."""
+    """A program, a command or a file, and its output. `name` tells the reader of a failure where the block is."""
 
     name: str
     language: str

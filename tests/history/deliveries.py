@@ -30,7 +30,7 @@ class _Memory:
         self._resetting: dict[tuple[str, int | None], str | None] = {}
 
     def settle(self, ack: Ack, begun: int, place: int) -> None:
-        """An acknowledgement counts unless a reset came while it was under way: then which of them was first is not known."""
+        """An acknowledgement counts unless a reset was under way at the same time: then their order is unknown."""
         if begun > max(self._reset_at.get(ack.group, -1), self._reset_at.get(EVERY_GROUP, -1)):
             names: list[Name] = [*ack.values, *((ack.queue, sequence) for sequence in ack.sequences)]
             self._settled[ack.group].update(dict.fromkeys(names, (place, ack)))

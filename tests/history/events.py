@@ -85,7 +85,7 @@ class Poll(Operation):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ack(Operation):
-    """A consumer says that it is done with messages, named by value or by sequence, whichever it knows."""
+    """A consumer acknowledges messages, named by value or by sequence, whichever it knows."""
 
     f: ClassVar[str] = "ack"
     group: str

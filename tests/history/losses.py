@@ -48,7 +48,7 @@ def lost_below(history: History, *, slack_ns: int = 0, groups: Collection[str] =
 
 
 def phantom(history: History) -> list[Anomaly]:
-    """Polled values that nobody sent, or that every attempt to send certainly failed."""
+    """Polled values that were never sent, or whose every send certainly failed."""
     outcomes, found, told = history.outcomes, [], set[int]()
     failed_sends: dict[int, Send] = {}
     for send in history.sends:

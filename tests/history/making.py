@@ -15,7 +15,7 @@ R = "orders/0@g2"
 
 
 def tried(*values: int, by: str = "p1") -> list[Event]:
-    """A send that nobody ended."""
+    """A send without an end."""
     return [Send(process=by, type="invoke", subject="orders", values=values)]
 
 

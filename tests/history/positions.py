@@ -44,7 +44,7 @@ def inconsistent_positions(history: History) -> list[Anomaly]:
 
 
 def send_order(history: History) -> list[Anomaly]:
-    """A producer's acknowledged sends to one queue lie there in the order in which they were invoked, and a batch lies together."""
+    """In each queue, a producer's acknowledged sends have the order of their invokes, and a batch has consecutive places."""
     return [*_rising(history), *_together(history)]
 
 

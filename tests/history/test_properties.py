@@ -1,4 +1,4 @@
-"""A correct history yields nothing; the same history with one lie in it yields that lie's anomaly."""
+"""A correct history has no anomaly; the same history with one false line has that line's anomaly."""
 
 from __future__ import annotations
 

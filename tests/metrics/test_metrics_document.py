@@ -1,4 +1,4 @@
-"""docs/METRICS.md says what there is, and no more: table, queries, words. Alerts and dashboards: tests/deploy."""
+"""docs/METRICS.md lists exactly the metrics that exist: table, queries, words. Alerts and dashboards: tests/deploy."""
 
 from __future__ import annotations
 

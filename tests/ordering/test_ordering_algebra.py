@@ -112,7 +112,7 @@ def test_a_change_of_two_places_at_once_is_refused() -> None:
 
 
 class Routes(RuleBasedStateMachine):
-    """Every version is remembered, and each says for each logical partition what the dumb twin says."""
+    """Every version is kept, and each has for each logical partition the same owner as the simple twin."""
 
     @initialize(logical=st.integers(1, 40), data=st.data())
     def begin(self, logical: int, data: st.DataObject) -> None:
@@ -128,7 +128,7 @@ class Routes(RuleBasedStateMachine):
         return range(*found.range)
 
     def _apply(self, change: Change, old: set[int], new: list[tuple[int, str]]) -> None:
-        """`new` says for each logical partition of the sources, in order, the number and the group that it gets."""
+        """`new` has the number and the group of each logical partition of the sources, in order."""
         twin = list(self.twins[-1])
         for lp, (number, group) in zip((lp for lp, number in enumerate(twin) if number in old), new, strict=True):
             twin[lp] = number

@@ -146,7 +146,7 @@ def test_an_assignment_survives_the_store() -> None:
 
 
 class Assignments(RuleBasedStateMachine):
-    """Consumers come and go, ranges open, close and change; after each, every promise holds."""
+    """Consumers join and leave, ranges open, close and change; every promise holds after each step."""
 
     @initialize(width=st.integers(1, 60))
     def begin(self, width: int) -> None:

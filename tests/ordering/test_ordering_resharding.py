@@ -288,7 +288,7 @@ def looked_at(route: Route, lp_loads: Sequence[float]) -> list[PartitionLoad]:
 
 @given(LP_LOADS, POLICIES, st.data())
 def test_any_constant_load_settles(lp_loads: list[float], policy: ReshardPolicy, data: st.DataObject) -> None:
-    """Splits are fewer than logical partitions, merges fewer than what there ever was to merge; then nothing is done any more."""
+    """There are fewer splits than logical partitions, and fewer merges than partitions that ever existed; then nothing changes."""
     route = first_route(len(lp_loads), data.draw(st.integers(1, len(lp_loads))), ["a", "b"])
     begun = len(route.partitions)
     past, now_ms, splits, merges, quiet = LoadHistory(), NOW, 0, 0, 0

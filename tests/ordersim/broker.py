@@ -144,7 +144,7 @@ class Replica(Process):
             await asyncio.sleep(self.random.randint(100, 600) / 1000)
 
     def reopen(self, until: int | None) -> None:
-        """The store anew, cut behind an index."""
+        """Open the store again, cut after an index."""
         self.store = open_store(self.folder, LOG, self.clock, disk=self.disk, is_replicated=True, until=until)
         self.broker.reopened(self.store)
 

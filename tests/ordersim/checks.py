@@ -55,7 +55,7 @@ class Checks:
     # --- producers -------------------------------------------------------------------------------------------------------
 
     def acknowledged(self, key: bytes, number: int, partition: int, sequence: int) -> None:
-        """A producer was told that a message is stored."""
+        """A producer got the answer that a message is stored."""
         found = self._simulation.ledger.find(partition, sequence)
         if found is None or (found.key, found.number) != (key, number):
             raise Violation(

@@ -195,7 +195,7 @@ class Operator(Process):
     """Asks metaservers to change the route, to give parked keys back."""
 
     async def ask(self, to: str, method: str, request: Any, timeout_s: float = 6.0) -> Any:
-        """The answer; None if it was refused or did not come."""
+        """The answer; None if the request was refused or its answer was lost."""
         try:
             return await self.simulation.network.call(self, f"{to}:1", method, request, timeout_s)
         except QmqError as failure:

@@ -59,7 +59,7 @@ class BrokerGroup:
         return self.has_majority and not self._is_alone(replica) and self.leader is replica
 
     def may_promise(self, replica: Replica) -> bool:
-        """Whether a majority can hear it."""
+        """Whether a majority can be reached."""
         return self.has_majority and not self._is_alone(replica)
 
     def catch_up(self) -> None:

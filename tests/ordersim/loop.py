@@ -23,7 +23,7 @@ LOOK_S = 1e-9
 
 
 class Timer:
-    """A callback to come."""
+    """A pending callback."""
 
     __slots__ = ("_args", "_callback", "_context", "_is_cancelled", "_loop", "_when")
 
@@ -43,7 +43,7 @@ class Timer:
         return self._is_cancelled
 
     def when(self) -> float:
-        """When it comes, on the loop's clock."""
+        """The time of the callback on the loop's clock."""
         return self._when
 
     def fire(self) -> None:
@@ -61,7 +61,7 @@ class Timer:
 
 
 class ProcessLoop(asyncio.AbstractEventLoop):
-    """`broken` is told of what nobody caught."""
+    """`broken` is called with uncaught errors."""
 
     def __init__(self, world: World, name: str, broken: Callable[[str, BaseException], None]) -> None:
         self.world = world
@@ -135,7 +135,7 @@ class ProcessLoop(asyncio.AbstractEventLoop):
         self.is_paused = True
 
     def resume(self) -> None:
-        """Go on, with all that came meanwhile, in its order."""
+        """Continue, with everything that arrived in the meantime, in order."""
         self.is_paused = False
         frozen, self.frozen = self.frozen, []
         for timer in frozen:

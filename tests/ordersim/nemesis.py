@@ -64,7 +64,7 @@ class Nemesis:
             self._world.after(1 + int(self._random.expovariate(1 / self._plan.change_every_ms)), self._change, round_number)
 
     def _hold(self, round_number: int) -> None:
-        """Producers and a group are apart, and nobody tells them; what was on its way arrives when they are together again."""
+        """Hold the connections between producers and a group without closing them; held data arrives when the hold ends."""
         if not self._is_over(round_number):
             self._faults["hold_connections"] += 1
             until_ms = self._random.randint(2_000, 14_000)
@@ -101,7 +101,7 @@ class Nemesis:
     # --- weak moments ----------------------------------------------------------------------------------------------------
 
     def aims_at(self, step: str) -> int:
-        """A metaserver is about to take a step of a change: for so many milliseconds it stands still before."""
+        """Pause a metaserver for this many milliseconds before it takes a step of a change."""
         if self._random.random() >= self._plan.aim:
             return 0
         self._faults[f"struck {step}"] += 1

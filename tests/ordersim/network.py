@@ -134,7 +134,7 @@ class Transport(asyncio.Transport):
 
 
 class Network:
-    """All connections, and who cannot reach whom. `cut` has the names of processes that nobody reaches."""
+    """All connections, and the processes that cannot reach each other. `cut` has the names of unreachable processes."""
 
     def __init__(self, world: World, plan: Plan) -> None:
         self.world = world
@@ -171,7 +171,7 @@ class Network:
         return self._is_hidden(one, another) or self.is_silent(one, another) or self.is_held(one, another)
 
     def is_silent(self, broker: str, another: str) -> bool:
-        """Whether this one hears nothing of the broker."""
+        """Whether this process gets nothing from the broker."""
         return broker in self.silent and another.startswith("p")
 
     def is_held(self, one: str, another: str) -> bool:
@@ -179,7 +179,7 @@ class Network:
         return bool(self.held) and ((one in self.held and another.startswith("p")) or (another in self.held and one.startswith("p")))
 
     def let_go(self, name: str, late_ms: Callable[[], int]) -> None:
-        """A broker's connections go on, older ones perhaps behind new ones: senders wait longer and longer before they try again."""
+        """Release a broker's connections, older ones perhaps after newer ones: senders wait longer and longer before they try again."""
         self.held.pop(name, None)
         kept, self.kept = self.kept, []
         gone: dict[Transport, None] = {}

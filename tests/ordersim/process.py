@@ -47,7 +47,7 @@ class Process:
         self.simulation.tell(self.name, what)
 
     async def serve(self, method: str, request: Any) -> Any:
-        """A call that came in."""
+        """Handle a call."""
         raise NotImplementedError
 
     @property

@@ -279,7 +279,7 @@ class _Errors(logging.Handler):
         self._simulation = simulation
 
     def emit(self, record: logging.LogRecord) -> None:
-        """A QmqError is somebody's answer; anything else is a fault of the program."""
+        """A QmqError is the answer to a request; any other error is a bug of the program."""
         cause = record.exc_info[1] if record.exc_info else None
         if cause is not None and not isinstance(cause, QmqError):
             self._simulation.broke(record.name, cause)

@@ -71,7 +71,7 @@ FOUND_AT = {
 
 @pytest.mark.parametrize("chunk", range(0, len(SEEDS), SEEDS_PER_TEST))
 def test_order_holds_while_subjects_split_merge_and_move(chunk: int) -> None:
-    """Two rounds of faults each, after each of which everything must come to its end."""
+    """Two rounds of faults; after each round all work must come to its end."""
     for seed in SEEDS[chunk : chunk + SEEDS_PER_TEST]:
         result = simulate(seed)
         assert not result.failure, f"scripts/sim_order --replay {seed}: {result.failure}"
@@ -91,7 +91,7 @@ def test_every_planted_bug_has_a_seed_and_no_seed_is_left_over() -> None:
 
 
 def test_what_is_set_aside_is_no_hole_in_a_replay_and_what_is_left_out_is_one() -> None:
-    """A lane is lost behind message 3, and its successor parks the key at 2: 3 does not come again, and 4 is next."""
+    """A lane is lost after message 3, and its successor parks the key at 2: 3 is not delivered again, and 4 is next."""
     for parked in ((2, 3), (2,)):
         group = SimpleNamespace(record=SimpleNamespace(start="earliest"))
         checks = Checks(SimpleNamespace(routes=SimpleNamespace(groups={"g": group})))  # type: ignore[arg-type]

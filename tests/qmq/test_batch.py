@@ -1,4 +1,4 @@
-"""The batch format: what was put in comes out, and nothing damaged is taken for whole."""
+"""The batch format: decoding returns what was encoded, and refuses every damaged batch."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_random_bytes_are_refused(data: bytes) -> None:
 
 @given(st.integers(0, 200), st.integers(-(2**31), 2**31 - 1))
 def test_lying_offsets_are_refused_even_with_a_right_checksum(at: int, lie: int) -> None:
-    """A producer that lies on purpose computes the checksum over its lie."""
+    """A malicious producer computes the checksum over the false offsets."""
     _, region = encode(b"s", Columns([b"x" * 9] * 4, keys=[b"k"] * 4), producer_id=1, batch_sequence=0, create_time_ms=0)
     at = 48 + at * 4 % (len(region) - 48)
     lied = region[:at] + lie.to_bytes(4, "little", signed=True) + region[at + 4 :]

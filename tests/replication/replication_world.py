@@ -1,4 +1,4 @@
-"""A broker group of bare cores for unit tests: messages wait until the test lets them go, disks are lists, epochs come from a counter."""
+"""A broker group of bare cores for unit tests: messages wait until the test delivers them, disks are lists, epochs come from a counter."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Letter = tuple[str, str, Any]
 
 
 class ListLog:
-    """A log in memory: epochs of the entries behind `start_index`. A place is an index."""
+    """A log in memory: epochs of the entries after `start_index`. A place is an index."""
 
     def __init__(self, epochs: tuple[int, ...] = (), read_max: int = 100) -> None:
         self.epochs = list(epochs)
@@ -35,7 +35,7 @@ class ListLog:
         return self.last
 
     def read(self, place: int, after: int, bytes_max: int) -> LogChunk | None:
-        """Entries behind `after`."""
+        """Entries after `after`."""
         assert place == after
         if after < self.start_index:
             return None
@@ -155,7 +155,7 @@ class Group:
     # --- everybody -----------------------------------------------------------------------------------------------------
 
     def deliver(self, wanted: Callable[[Letter], bool] = lambda letter: True) -> int:
-        """Let what is on its way arrive, in order, once; how many did. What the test does not want goes on waiting."""
+        """Deliver what is on its way, in order, once; returns the number. Messages that the test excludes wait."""
         now, self.queue = [each for each in self.queue if wanted(each)], [each for each in self.queue if not wanted(each)]
         for sender, to, message in now:
             if (sender, to) not in self.cut and to in self.core:
@@ -201,7 +201,7 @@ class Group:
         self.beat()
 
     def pass_time(self, ms: int, *names: str) -> None:
-        """The clock goes on; the replicas named (or all) notice."""
+        """Advance the clock; the replicas named (or all) notice."""
         self.now_ms += ms
         for name in names or self.core:
             self.core[name].tick(self.now_ms)
@@ -217,7 +217,7 @@ class Group:
         self.cut |= {(name, other) for other in self.core} | {(other, name) for other in self.core}
 
     def heal(self) -> None:
-        """No link is cut any more."""
+        """Restore all links."""
         self.cut.clear()
 
     @property

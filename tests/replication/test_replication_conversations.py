@@ -38,7 +38,7 @@ def say(message: Any) -> str:
 
 
 class Script:
-    """Runs commands; `lines` is what was said."""
+    """Runs commands; `lines` is the conversation."""
 
     def __init__(self) -> None:
         self.group = Group()

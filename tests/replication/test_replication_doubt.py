@@ -35,7 +35,7 @@ def test_a_replica_in_step_whose_next_entry_is_gone_begins_anew() -> None:
 
 
 def test_a_silent_peer_whose_next_entry_is_gone_is_told_to_begin_anew() -> None:
-    """Found by the simulator: the master had no entry to send its sign of life behind, sent none, and so never heard why."""
+    """Found by the simulator: the master had no entry for its heartbeat to follow, sent none, and so never got the reason."""
     group = Group(timing=Timing(inflight_bytes_max=1))
     outrun(group)
     leader = group.core["a"].leader

@@ -109,7 +109,7 @@ def test_one_change_at_a_time() -> None:
 
 
 def test_while_a_change_is_under_way_both_majorities_must_hold_an_entry() -> None:
-    """Nobody knows yet which of the two the coordination store has."""
+    """It is not known yet which of the two the coordination store has."""
     group = Group("abcdx", voters="abcd")
     group.elect("a")
     leader = group.core["a"].leader

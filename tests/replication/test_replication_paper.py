@@ -97,7 +97,7 @@ def test_a_slave_that_hears_no_master_asks_around_before_it_campaigns() -> None:
 
 
 def test_a_replica_that_was_cut_off_disturbs_nobody() -> None:
-    """Dissertation, 9.6: without the poll it would come back with a higher epoch and depose a master that is well."""
+    """Dissertation, 9.6: without the poll it would come back with a higher epoch and depose a healthy master."""
     group = Group()
     group.elect("a")
     group.isolate("c")

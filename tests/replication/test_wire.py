@@ -1,4 +1,4 @@
-"""Replica messages as bytes: what goes in comes out, and nothing else gets in."""
+"""Replica messages as bytes: decoding returns what was encoded, and refuses everything else."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def sent(message: Message) -> bytes:
 
 
 def plain(value: Any) -> Any:
-    """Places come back as lists; nobody minds."""
+    """Places are decoded as lists."""
     return tuple(plain(each) for each in value) if isinstance(value, list | tuple) else value
 
 
@@ -133,7 +133,7 @@ def test_what_replicas_say_in_version_2_stays_as_it_is(message: Message) -> None
 
 
 def test_what_was_said_before_flushes_were_asked_for_is_understood() -> None:
-    """An Append and an Ack without their last field: nobody waits for a flush, and nothing is known to be flushed."""
+    """An Append and an Ack without their last field: no wait for a flush, and nothing known to be flushed."""
     for older in (MESSAGES[4], MESSAGES[5]):
         number, fields = wire.pack(older)[0][0], list(older)
         head = msgspec.msgpack.encode(fields[:-1])

@@ -1,4 +1,4 @@
-"""Rules in a cluster without TLS, on one machine: servers know each other by the cluster's token, whatever they ask of each other."""
+"""Rules in a cluster without TLS, on one machine: servers authenticate to each other by the cluster's token, for every request."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The quota of delayed messages: a subject has so many of them waiting in a delay group, and no more."""
+"""The quota of delayed messages bounds how many of a subject wait in a delay group."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ TEXTS: tuple[Any, ...] = ("", "a", TOKEN, TOKEN[:-1], "qmqs_" + "A" * 43, "a.b.c
 
 
 class Absent(asyncio.Transport):
-    """A transport to nobody."""
+    """A transport without a peer."""
 
     def __init__(self) -> None:
         super().__init__({"peername": ("192.0.2.7", 7)})

@@ -1,4 +1,4 @@
-"""A conversation that somebody recorded on the wire is worth nothing to them."""
+"""A recorded conversation is worthless when it is sent again."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def papers(tmp_path: Path) -> Papers:
 
 @asynccontextmanager
 async def overheard(address: str) -> AsyncIterator[tuple[str, list[bytes]]]:
-    """An address that leads to that one, and what clients said on the way there."""
+    """An address that leads to the given one, and the bytes that clients sent through it."""
     host, _, port = address.rpartition(":")
     said, pumps = list[bytes](), list[asyncio.Task[None]]()
 

@@ -135,7 +135,7 @@ async def test_a_client_with_a_certificate_is_no_replica_while_rules_are_enforce
 
 
 async def hello_to_a(node: ReplicaNode, name: str, shown: Tls) -> Frame:
-    """The answer of replica `a` to who says to be this replica, and shows these papers."""
+    """The answer of replica `a` to a hello in this replica's name with this certificate."""
     heard: list[Frame] = []
     stream = FrameStream(
         on_frames=heard.extend, on_closed=lambda _: None, on_writable=lambda: None, on_violation=lambda _: None, frame_bytes_max=1 << 20

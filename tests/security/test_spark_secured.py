@@ -1,4 +1,4 @@
-"""Spark against a broker behind TLS that enforces rules: the reader, the sink, and what a web page of Spark's shows of the credentials."""
+"""Spark against a broker with TLS and enforced rules: the reader, the sink, and which credentials Spark's web pages show."""
 
 from __future__ import annotations
 

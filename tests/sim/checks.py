@@ -43,7 +43,7 @@ class Checks:
         """What was acknowledged because a majority had flushed it, by index."""
 
     def wrote(self, name: str, index: int, entry: Entry, epoch_before: int) -> None:
-        """A replica wrote an entry behind one of `epoch_before`."""
+        """A replica wrote an entry after one of `epoch_before`."""
         found = self.written.setdefault((index, entry.epoch), (entry.value, epoch_before))
         if found != (entry.value, epoch_before):
             raise Violation(f"log matching: {name} has {(entry.value, epoch_before)} at {(index, entry.epoch)}, another {found}")
@@ -60,7 +60,7 @@ class Checks:
                 raise Violation(f"leader completeness: {node.name} leads in {epoch} without {entry} at {index} of {committed_in}")
 
     def commits(self, node: Node, before: int, after: int, members: ReplicaMembership) -> None:
-        """A replica says that everything up to `after` is committed, while the coordination store has `members`."""
+        """A replica reports that everything up to `after` is committed, while the coordination store has `members`."""
         if after < before:
             raise Violation(f"commit position: that of {node.name} went back from {before} to {after}")
         image = node.disk.image
@@ -92,14 +92,14 @@ class Checks:
             raise Violation(f"membership: from {before} to {after}, but what is committed is only on {holders}")
 
     def acknowledges(self, name: str, index: int, value: int) -> None:
-        """A producer was told that its message is stored."""
+        """A producer got the answer that its message is stored."""
         if index > len(self.committed) or self.committed[index - 1].value != value:
             found = self.committed[index - 1 : index]
             raise Violation(f"acknowledged is committed: {name} acknowledges {value} at {index}, where {found} is")
         self.acknowledged[index] = value
 
     def acknowledges_flushed(self, node: Node, index: int, entry: Entry, members: ReplicaMembership) -> None:
-        """A producer was told that no power cut can take its message."""
+        """A producer got the answer that its message is flushed on a majority."""
         holders = [name for name, each in self._nodes.items() if each.is_doubtful or each.disk.holds(index, entry, durably=True)]
         if not members.is_majority(holders):
             raise Violation(f"flushed: {node.name} says so of {entry} at {index}, which only {holders} of {members.voters} have flushed")

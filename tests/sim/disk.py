@@ -22,7 +22,7 @@ class Entry(NamedTuple):
 
 
 class Image:
-    """A log as it is at one moment: `entries` lie behind index `start`."""
+    """A log at one moment: `entries` follow index `start`."""
 
     __slots__ = ("entries", "start", "start_epoch")
 
@@ -126,7 +126,7 @@ class Disk:
         return self.image.last
 
     def read(self, place: int, after: int, bytes_max: int) -> LogChunk | None:
-        """Entries behind `after`."""
+        """Entries after `after`."""
         assert place == after or not self.checks_places, f"read behind {after} at the place of {place}"
         at = after - self.image.start
         if at < 0:

@@ -137,7 +137,7 @@ class Nemesis:
             node.core.history.drop_before(index + 1)
 
     def _do_outrun(self, node: Node, members: ReplicaMembership) -> None:
-        """The master goes on without one replica, and forgets at once what that one lacks."""
+        """The master continues without one replica, and at once deletes what that replica lacks."""
         master = self._master()
         if master is None or master is node:
             return
@@ -198,7 +198,7 @@ class Nemesis:
         self._later(self._network.heal)
 
     def _do_swizzle(self, _: Node, members: ReplicaMembership) -> None:
-        """FoundationDB's: stop links one by one, let them go on in another order."""
+        """FoundationDB's fault: stop links one by one, and restore them in another order."""
         links = [(a, b) for a in members.replicas for b in members.replicas if a != b and self._world.random.random() < 0.5]
         for number, link in enumerate(links):
             self._world.after(number * 100, self._network.clog, link)
@@ -275,7 +275,7 @@ class Nemesis:
         self._usurped, self._friends = master.name, left - {master.name}
 
     def _do_shrink(self, _: Node, members: ReplicaMembership) -> None:
-        """A minority lags behind; two of the others leave in quick succession; the master dies."""
+        """A minority lags behind; two of the other replicas leave in quick succession; the master dies."""
         master = self._master()
         if master is None or len(members.voters) < 5:
             return

@@ -86,11 +86,11 @@ class Network:
     # --- faults --------------------------------------------------------------------------------------------------------
 
     def heal(self) -> None:
-        """No link is cut any more."""
+        """Restore all links."""
         self.cut.clear()
 
     def isolate(self, name: str, *, is_inward: bool = True, is_outward: bool = True) -> None:
-        """Cut one replica off, perhaps one way only."""
+        """Cut one replica off, perhaps in one direction only."""
         for other in self._nodes:
             if is_inward:
                 self.cut.add((other, name))
@@ -106,7 +106,7 @@ class Network:
         self.clogged.setdefault(link, [])
 
     def flow(self, link: tuple[str, str]) -> None:
-        """Let a stopped link go on, with all that waited, in any order."""
+        """Restore a stopped link; everything that waited arrives, in any order."""
         node = self._nodes[link[1]]
         for boot, message in self.clogged.pop(link, ()):
             self._world.after(1 + int(self._world.random.random() * 9), self._deliver, node, boot, link[0], message)
@@ -118,7 +118,7 @@ class Network:
             self._world.after(1 + number * within_ms // len(waiting), self._deliver, self._nodes[link[1]], boot, link[0], message)
 
     def echo(self, name: str) -> None:
-        """Copies of what a replica was sent lately, and long ago, come at once."""
+        """Deliver copies of recent and of old messages to a replica at once."""
         self._faults["echo"] += 1
         for (sender, _), (boot, message) in self._remembered.pop(name, {}).items():
             self._world.after(1 + int(self._world.random.random() * 30), self._deliver, self._nodes[name], boot, sender, message)

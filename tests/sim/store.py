@@ -81,7 +81,7 @@ class Etcd:
         return LeaseId(lease)
 
     def keep_alive(self, lease: LeaseId) -> float:
-        """Begin its time anew."""
+        """Start the lease's time again."""
         if lease not in self.leases:
             raise LeaseNotFound(f"lease {lease} has ended")
         ttl_ms = self.leases[lease][1]

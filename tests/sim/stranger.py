@@ -32,7 +32,7 @@ SEEDS_EACH = 4
 
 
 class NoConnection:
-    """A connection whose answers nobody reads but the stranger, who can do nothing with them."""
+    """A connection whose answers only the stranger reads, who can do nothing with them."""
 
     def may_be(self, _replica: str) -> bool:
         """See `InboundConnection`."""

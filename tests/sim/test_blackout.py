@@ -23,7 +23,7 @@ class FlushingNode(Node):
     wants_flush = True
 
     def black_out(self) -> None:
-        """Its power is cut; its boot id says so, whether it lost anything or not."""
+        """Cut a replica's power. Its boot id changes, whether it lost anything or not."""
         self.cut_power()
         self._lost_power = True
 

@@ -67,7 +67,7 @@ class World:
         self.now = until
 
     def spawn(self, coroutine: Coroutine[Future, None, None], is_alive: Callable[[], bool]) -> None:
-        """Run a coroutine; it is dropped when its process is not alive any more."""
+        """Run a coroutine. It is dropped if its process is dead."""
         self._advance(coroutine, is_alive)
 
     def _advance(self, coroutine: Coroutine[Future, None, None], is_alive: Callable[[], bool]) -> None:

@@ -114,7 +114,7 @@ class Traffic:
         self.store = open_store(self.folder, small_log(), self.clock)
 
     def send(self, subject: str = "", partition: int = 0, count: int = 0) -> None:
-        """A batch; by chance, where nothing is said."""
+        """Send a batch; values that are not given are random."""
         subject = subject or self.random.choice(("a", "b", "ab"))
         queue = self.store.open_queue(subject, partition)
         self.number += 1

@@ -1,4 +1,4 @@
-"""Rows of messages, deliveries and progress for tests of jobs: what is not said is as in the simplest case."""
+"""Rows of messages, deliveries and progress for tests of jobs; values that are not given are the simplest."""
 
 from __future__ import annotations
 

@@ -169,7 +169,7 @@ class History:
             stream.producer_id, stream.next_batch, stream.stored = self.new_producer(), 0, []
 
     def say(self, key: bytes, *, number: int = 0, create_ms: int = 0, message_id: str = "") -> Row:
-        """The first client has one message stored, as a batch of its own; later than all before, unless something else is said."""
+        """Store one message of the first client, as a batch of its own; by default later than all before."""
         self.now_ms += 1
         partition = self._holder(key)
         message = Message(key, number or self.number(key), create_ms or self.now_ms, message_id)
@@ -181,7 +181,9 @@ class History:
         self.apply(self._chosen(), is_fenced=is_fenced)
 
     def apply(self, change: Change, *, is_fenced: bool = False) -> None:
-        """The route changes. What waits is cut anew; where the partition was fenced, what was stored last is sent again before it."""
+        """Apply a change of the route. Waiting messages are divided anew; if the partition was fenced, the last stored ones are sent
+        again before them.
+        """
         self.route = next_route(self.route, change)
         for each in change.targets:
             self.parts[each.number] = RoutePartition(each.number, each.range, each.group, self.route.version, change.sources)
@@ -217,7 +219,7 @@ class History:
         return self._clients[client][partition]
 
     def new_producer(self) -> str:
-        """An id that nobody had."""
+        """A new producer id."""
         self._producers += 1
         return f"{self._producers << 20:016x}"
 
@@ -265,13 +267,13 @@ def side_by_side(histories: Sequence[History]) -> tuple[list[Row], Routes]:
 
 
 def exchange(rows: list[Row], one: Row, other: Row) -> None:
-    """Two messages lie in each other's places."""
+    """Exchange the places of two messages."""
     at, where = rows.index(one), rows.index(other)
     rows[at], rows[where] = moved(other, one), moved(one, other)
 
 
 def moved(row: Row, to: Row) -> Row:
-    """The message of `row` where `to` lies."""
+    """The message of `row` at the place of `to`."""
     return replace(row, partition=to.partition, broker_group=to.broker_group, sequence=to.sequence, append_ms=to.append_ms, entry=to.entry)
 
 

@@ -73,7 +73,7 @@ def whole(end: int = 2**62) -> QueuePiece:
 def expected(
     batches: Iterable[SourceBatch], piece: QueuePiece, selection: ReadSelection = ALL, version: int | None = None
 ) -> list[dict[str, Any]]:
-    """The rows that must come."""
+    """The expected rows."""
     return [row for batch in batches for row in _rows(batch, piece.queue, version) if _is_wanted(row, piece, selection)]
 
 

@@ -66,7 +66,7 @@ class ServerCluster:
         return serving()[0]
 
     async def stop(self, name: str) -> None:
-        """Stop a replica, without waiting for somebody to hand over to."""
+        """Stop a replica without waiting for a hand-over."""
         with patch("qmq.node.replica_status.TRANSFER_S", 0.1):
             await self.nodes.pop(name).stop()
 

@@ -71,7 +71,7 @@ def test_the_job_takes_what_is_new_once_and_verify_finds_it_the_same_as_the_log(
 
 
 def drop_a_row(path: Path) -> None:
-    """Somebody rewrites a file of the table."""
+    """Rewrite a file of the table, as another tool does."""
     rows = pq.read_table(path, partitioning=None)
     path.with_name(f".{path.name}.crc").unlink(missing_ok=True)
     pq.write_table(rows.slice(1), path)

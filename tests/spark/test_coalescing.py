@@ -1,4 +1,4 @@
-"""Record batches of a size that suits Spark, whatever size the stored ones have."""
+"""Record batches of a size that suits Spark, whatever the size of the stored ones."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ append_time timestamp, body binary, headers map<string,binary>, create_time time
 
 
 def dead(spark: SparkSession, *rows: dict[str, Any]) -> DataFrame:
-    """Messages of a dead-letter subject; what is not said is the simplest."""
+    """Messages of a dead-letter subject; values that are not given are the simplest."""
     found = []
     for number, row in enumerate(rows):
         found.append(

@@ -1,4 +1,4 @@
-"""How exactly delayed messages came: with errors that are known beforehand, and on a node's folder."""
+"""The accuracy of delayed messages: with errors known in advance, and on a node's folder."""
 
 from __future__ import annotations
 
@@ -150,7 +150,9 @@ def test_the_oldest_kept_message_of_each_queue_is_found(spark: SparkSession) -> 
 
 
 async def send(data: Path) -> None:
-    """Twelve delayed messages that come, one that is moved and comes, one that is cancelled, one that waits, one that is not delayed."""
+    """Twelve delayed messages that are delivered, one that is moved and delivered, one cancelled, one still waiting, and one without a
+    delay.
+    """
     async with running(node_config(data, delay=True)) as node, qmq.connect(node.address) as mq:
         for each in range(12):
             await mq.send("s", b"%d" % each, delay=timedelta(milliseconds=50 * each))

@@ -1,4 +1,4 @@
-"""The duplicates report: each cause is told as such, once, and what is stored once is told nowhere."""
+"""The duplicates report: each cause is reported once, and a message that is stored once is not reported."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ TYPES = {
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """A message; `number` is its batch's, and its body says it unless another one is given."""
+    """A message. `number` is its batch's; the default body is the number."""
 
     subject: str
     producer: int

@@ -129,7 +129,7 @@ def test_mark_that_ends_within_an_entry_is_refused(traffic: Traffic) -> None:
 
 
 def test_opening_a_store_takes_back_a_mark_that_leads_and_what_comes_then_is_read(traffic: Traffic) -> None:
-    """A power cut kept the mark and took the log's end: other bytes come to lie where it pointed."""
+    """A power cut kept the mark and lost the log's end: other bytes are written at the mark's position later."""
     mark(traffic.store)
     log = opened(traffic.folder)
     log.topology(["a"])

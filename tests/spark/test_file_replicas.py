@@ -27,7 +27,7 @@ LOG = LogConfig(segment_bytes=1 << 16, action_segment_bytes=1 << 16)
 
 
 def ends(log: FileLog, subject: str) -> dict[QueueKey, int]:
-    """None before a broker's first mark, or of what nobody has yet."""
+    """The end of each queue; empty before a broker's first mark, or for an unknown subject."""
     try:
         return {key: queue.end for key, queue in log.topology([subject]).queues.items()}
     except (InvalidArgument, UnknownSubject):

@@ -1,4 +1,4 @@
-"""Which Java starts Spark, and the stand-in for one that lacks a module."""
+"""The choice of Java for Spark, and the replacement of a missing module."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ openjdk version "17.0.15" 2025-04-15
 
 
 def fake(folder: Path, version: str, modules: str = MODULE) -> Path:
-    """A Java home whose `java` says its version, and otherwise its arguments, one a line."""
+    """A Java home whose `java` prints its version, and otherwise its arguments, one a line."""
     program = folder / "bin" / "java"
     program.parent.mkdir(parents=True)
     settings = f"    java.home = {folder}\n    java.specification.version = {version}\n"

@@ -21,7 +21,7 @@ SPARK: Any = object()
 
 
 class Probe:
-    """A job that does what the test says."""
+    """A job that runs the test's function."""
 
     name = "probe"
     summary = "Looks."

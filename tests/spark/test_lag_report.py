@@ -1,4 +1,4 @@
-"""How far groups are behind, and how long messages took: with figures that are known beforehand, and on a node's folder."""
+"""Lags of groups, and latencies of messages: with figures known in advance, and on a node's folder."""
 
 from __future__ import annotations
 

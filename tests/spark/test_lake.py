@@ -1,4 +1,4 @@
-"""Subjects as Iceberg tables: each message once, whoever writes and dies."""
+"""Subjects as Iceberg tables: each message once, whichever writers die."""
 
 from __future__ import annotations
 

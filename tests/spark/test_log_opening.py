@@ -1,4 +1,4 @@
-"""Files whose routes come from elsewhere."""
+"""Files with routes from another source."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ROUTES = {"s": Routes(8, 3, PARTS, {1: 5, 2: 4})}
 
 
 def test_a_source_that_is_not_in_the_files_yet_still_holds_up_its_targets() -> None:
-    """Its folder's commit mark may lag behind that of the target's folder."""
+    """The commit mark of the source's folder may lag behind that of the target's folder."""
     queues = empty_queues(ROUTES, {"g1", "g2"})
     assert queues == {
         QueueKey("s", 1, "g1"): SourceQueue(QueueKey("s", 1, "g1"), 0, 0, is_sealed=True),

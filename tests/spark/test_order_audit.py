@@ -1,4 +1,6 @@
-"""The job order_audit on a real node: clean through splits, merges and moves, and a planted violation is told with its counterexample."""
+"""The job order_audit on a real node: no finding through splits, merges and moves; a planted violation is reported with its
+counterexample.
+"""
 
 from __future__ import annotations
 

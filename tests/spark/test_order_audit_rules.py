@@ -40,7 +40,7 @@ def found_by_twin(rows: list[Row], routes: Routes, **judging: Any) -> set[Found]
 
 
 def told_by_history(findings: Findings, histories: int) -> list[set[tuple[str, bytes | None]]]:
-    """(rule, key) of what was found in each of the histories that lie side by side."""
+    """(rule, key) of the findings in each of several histories side by side."""
     told: list[set[tuple[str, bytes | None]]] = [set() for _ in range(histories)]
     for row in findings.violations.collect():
         told[row["partition"] // 1_000].add((row["rule"], row["key"] and bytes(row["key"])))
@@ -167,7 +167,7 @@ def damage(history: History, chance: random.Random) -> None:
 
 
 def behind(history: History, row: Row, partition: int) -> Row:
-    """A copy of a message at a partition's end, by somebody else."""
+    """A copy of a message at a partition's end, by another producer."""
     last = max((each for each in history.rows if each.partition == partition), key=lambda each: each.sequence)
     copy = replace(moved(row, last), sequence=last.sequence + 1, entry=last.entry + 1)
     return replace(copy, producer_id="f" * 16, batch_sequence=0, place=0)

@@ -1,4 +1,4 @@
-"""A counterexample says which two messages, where they lie, who sent them, and what happened to the route between them. No Spark."""
+"""A counterexample names the two messages, their places and producers, and the changes of the route between them. No Spark."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reports: the page stands alone, says what was found, and takes what users wrote for text."""
+"""Reports: the page needs no other file, has the findings, and escapes users' text."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ async def test_an_unordered_subject_is_read_from_every_broker_group_that_ever_ha
 
 
 def set_of(batches: list[SourceBatch]) -> list[SourceBatch]:
-    """Pieces may end within a batch, which then comes with both."""
+    """Pieces may end within a batch, which then belongs to both."""
     return list({batch.envelope.base_sequence: batch for batch in batches}.values())
 
 

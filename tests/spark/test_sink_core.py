@@ -1,4 +1,4 @@
-"""The sink's cores against a simulated cluster: whatever breaks, moves, dies or goes on as a ghost, each row is stored once, in order."""
+"""The sink's cores against a simulated cluster: whatever fails, moves, dies or runs on as a ghost, each row is stored once, in order."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ _row = st.fixed_dictionaries(
 
 
 def loads_of(rows: list[dict[str, Any]], cuts: list[int], *, rows_max: int = 7, bytes_max: int = 60) -> list[tuple[str, bool, Load]]:
-    """The loads of rows that come in record batches of these sizes."""
+    """The loads of rows in record batches of these sizes."""
     fields = fields_of(SCHEMA)
     table = pa.Table.from_pylist(rows, ARROW).combine_chunks()
     batch = table.to_batches()[0]

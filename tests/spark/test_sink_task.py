@@ -44,7 +44,7 @@ class Crash(Exception):
 
 
 class Mortal:
-    """A cluster for a task that dies at its n-th step: before a question, before or behind a request."""
+    """A cluster for a task that dies at its n-th step: before a question, before or after a request."""
 
     def __init__(self, cluster: SinkCluster, steps: int) -> None:
         self._cluster = cluster

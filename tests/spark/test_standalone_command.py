@@ -57,7 +57,7 @@ def test_healthy_is_a_master_that_leads_and_a_worker_that_its_master_knows(told:
 
 
 class Page(BaseHTTPRequestHandler):
-    """Says what `answer` is at /json/."""
+    """Serves `answer` at /json/."""
 
     answer = b""
 

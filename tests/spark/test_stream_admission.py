@@ -80,7 +80,7 @@ def read(history: History, start: dict[QueueKey, int], end: dict[QueueKey, int])
 
 
 def micro_batches(history: History, limits: Iterator[Limit]) -> Iterator[list[tuple[int, int]]]:
-    """A stream beside a history that goes on, then to its end."""
+    """Run a stream beside a growing history, then to the history's end."""
     at: dict[QueueKey, int] = {}
     for turn in range(400):
         if turn < 60:

@@ -71,7 +71,7 @@ def _handle(handed: Any, each: Named, step: Callable[[Any], None] | None) -> Non
 
 
 def say(handed: Any, statement: str) -> None:
-    """A statement without parameters, whatever the handler was given."""
+    """Run a statement without parameters, with any kind of transaction that a handler gets."""
     if isinstance(handed, Connection | Session):
         handed.execute(text(statement))
     else:

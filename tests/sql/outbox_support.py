@@ -51,7 +51,7 @@ async def async_engine_of(database: Database, **options: Any) -> AsyncIterator[A
 
 
 async def received(mq: qmq.Client, subject: str, count: int, group: str = "readers") -> list[Any]:
-    """The next messages of a subject, acknowledged; fails if they do not come."""
+    """Receive and acknowledge the next messages of a subject; fails if there are not enough."""
     found: list[Any] = []
     consumer = mq.consumer(subject, group)
     async with asyncio.timeout(WITHIN_S):
@@ -86,7 +86,7 @@ def left(engine: Engine, columns: str = "subject", table: str = "qmq_outbox") ->
 
 
 async def is_empty(engine: Engine, table: str = "qmq_outbox") -> None:
-    """Wait until nothing is in the outbox any more."""
+    """Wait until the outbox is empty."""
     async with asyncio.timeout(WITHIN_S):
         while await asyncio.to_thread(left, engine, "subject", table):
             await asyncio.sleep(0.02)
@@ -126,6 +126,6 @@ def hold_lease(engine: Engine, lease_ms: int) -> None:
 
 @asynccontextmanager
 async def watching(mq: qmq.Client, engine: object, lease_s: float = 10, tables: Sequence[str] = (TABLE,)) -> AsyncIterator[Watchdogs]:
-    """A watchdog, which looks as often as the client's timing says."""
+    """A watchdog that looks at the interval of the client's timing."""
     async with mq.outbox_watchdog(engine, tables=tables, lease=timedelta(seconds=lease_s)) as dogs:
         yield dogs

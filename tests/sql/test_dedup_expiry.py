@@ -1,4 +1,4 @@
-"""Old records go, in batches, by the database's clock; never one of a message that somebody still hands out."""
+"""Old records are deleted in batches, by the database's clock; never the record of a message that may still be delivered."""
 
 from __future__ import annotations
 

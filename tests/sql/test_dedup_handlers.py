@@ -73,7 +73,7 @@ async def test_a_handler_that_rolled_back_and_went_on_commits_nothing(database: 
 
 
 async def test_a_handler_that_swallows_the_error_of_its_transaction_commits_nothing(database: Database) -> None:
-    """PostgreSQL ends the transaction with any error. MySQL does so with a deadlock, SQLite with a full disk: here they are told to."""
+    """PostgreSQL ends the transaction with any error, MySQL with a deadlock, SQLite with a full disk: the test causes these errors."""
 
     def swallow(handed: Any) -> None:
         if database.kind == "postgresql":

@@ -30,7 +30,7 @@ _HERE = Path(__file__).parent
 
 
 class Lives:
-    """Processes that live and die as they are told; so many at a time."""
+    """Processes that start and die as the test says; at most this many at a time."""
 
     def __init__(self, makers: Sequence[processes.Process]) -> None:
         self._free: asyncio.Queue[processes.Process] = asyncio.Queue()

@@ -1,4 +1,6 @@
-"""SqlDedup under a listener of a real node: what fails comes again, what was done is acknowledged, and the effect is there once."""
+"""SqlDedup under a listener of a real node: failed messages are redelivered, finished ones are acknowledged, and the effect is there
+once.
+"""
 
 from __future__ import annotations
 

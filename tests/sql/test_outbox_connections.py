@@ -236,7 +236,7 @@ async def test_one_large_transaction_does_not_stop_the_event_loop(database: Data
 
 
 class Traced(BaseInterceptor):
-    """Adds a header, and remembers what it was told."""
+    """Adds a header, and keeps the calls that it got."""
 
     def __init__(self) -> None:
         self.told: list[object] = []

@@ -59,7 +59,7 @@ async def test_a_message_arrives_if_and_only_if_it_was_committed_wherever_its_pr
 
 
 async def received_until_end(mq: qmq.Client, subject: str) -> list[MessageId]:
-    """The ids of what came before the message "end"."""
+    """The ids of the messages before the message "end"."""
     found: list[MessageId] = []
     while (message := (await received(mq, subject, 1))[0]).body != b"end":
         found.append(message.id)

@@ -1,4 +1,4 @@
-"""The watchdog sends what nobody else did, in order; of several one works; and databases and brokers may go away and come back."""
+"""The watchdog sends the messages that were left, in order; one of several works at a time; databases and brokers may fail and return."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ async def test_it_outlives_a_restart_of_the_database(database: Database, node: N
 
 
 def _again(engine: Engine, rows: list[tuple[str, bytes, bytes]]) -> None:
-    """The pool's connections are broken by the restart: the first use says so."""
+    """The restart breaks the pool's connections: the first use raises an error."""
     with contextlib.suppress(Exception):
         left(engine)
     committed_rows(engine, rows)

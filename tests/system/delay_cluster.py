@@ -72,7 +72,7 @@ class DelayCluster:
         await asyncio.gather(*[self.start(name) for name in (META, *self.brokers, *self.delays)])
 
     async def start(self, name: str, *, crash: str = "", environment: Mapping[str, str] | None = None) -> None:
-        """Start a process, and wait until it says that it is ready."""
+        """Start a process and wait until it reports that it is ready."""
         await asyncio.to_thread(self._start, name, crash, environment or {})
 
     def _start(self, name: str, crash: str, environment: Mapping[str, str]) -> None:

@@ -79,7 +79,7 @@ class DelayRun:
         self.cluster = DelayCluster(folder, brokers=brokers, options=("--bucket", "5m"), secure=secure)
 
     async def run(self, rounds: int) -> Outcome:
-        """All of it. Raises TimeoutError if the cluster does not come back after a fault."""
+        """Make the whole run. Raises TimeoutError if the cluster does not recover after a fault."""
         outcome = Outcome(self._seed)
         try:
             await self._start_all()

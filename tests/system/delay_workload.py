@@ -157,7 +157,7 @@ class DelayWorkload:
         return sum(wish.number not in seen for wish in wishes)
 
     async def finish(self, *, within_s: float = 240.0) -> None:
-        """Send no more; wait for what must come, and a while longer for what must not."""
+        """Stop sending; wait for the messages that must be delivered, and a while longer for those that must not."""
         self._stops.set()
         await asyncio.gather(*self._sending)
         last_ms = max((max(wish.dues) for wish in self.wishes.values()), default=0)

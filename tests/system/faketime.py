@@ -34,7 +34,7 @@ class FakeTime:
     """One wall clock, for all processes that are started with `environment`. Begins true."""
 
     def __init__(self, folder: Path, *, cache_s: int = 0) -> None:
-        """`cache_s`: how long a process may go on with an offset that it has read."""
+        """`cache_s`: how long a process may keep an offset that it has read."""
         self._cache_s = cache_s
         self._file = folder / "wall-clock-offset"
         self.jump(0)

@@ -24,7 +24,7 @@ _TICKS: Final = os.sysconf("SC_CLK_TCK")
 
 
 def free_port() -> int:
-    """A port that nobody has at the moment."""
+    """A port that is free at the moment."""
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         return int(found.getsockname()[1])
@@ -77,7 +77,7 @@ class Gateway:
 
 
 class RocketMQ:
-    """RocketMQ's name server, broker and proxy, each in a JVM of its own, with its defaults but for sizes, folders and ports."""
+    """RocketMQ's name server, broker and proxy, each in a JVM of its own, with default settings except sizes, folders and ports."""
 
     def __init__(self, *topics: str) -> None:
         self.home = Path(tempfile.mkdtemp(prefix="rocketmq-"))

@@ -67,7 +67,7 @@ class GatewayOutcome:
 
 
 class Faults:
-    """Does to the cluster what the run says."""
+    """Makes the run's faults in the cluster."""
 
     def __init__(self, cluster: TestCluster, mq: qmq.Client, gateways: list[Gateway], coin: Random, say: Callable[[str], None]) -> None:
         self._cluster, self._mq, self._gateways, self._coin, self._say = cluster, mq, gateways, coin, say
@@ -152,7 +152,7 @@ async def run(wanted: GatewayRun, say: Callable[[str], None] = lambda _: None) -
 
 
 async def _harm(faults: Faults, kinds: list[str], sender: Load) -> int:
-    """Each fault comes with a share of the messages that begins. Returns how many faults struck before their share was stored."""
+    """Make each fault at the start of a share of the messages. Returns the number of faults before the share was stored."""
     under_load = 0
 
     def struck() -> None:

@@ -103,7 +103,7 @@ class Group:
                 await asyncio.sleep(0.1)
 
     async def settled_peer(self, replica: str, *, within_s: float = 240.0) -> None:
-        """The replica follows again: the master says that it is in step and holds what is committed."""
+        """Wait until the replica follows again: the master reports that it is in step and holds what is committed."""
         async with asyncio.timeout(within_s):
             while True:
                 found = await self.describe_all()
@@ -133,7 +133,7 @@ def _agree(found: list[pb.ReplicaStatus]) -> bool:
 
 
 def enforce_rules(cluster: Cluster) -> None:
-    """Nobody does anything in this secured cluster without a rule any more, but for its servers and `admin`."""
+    """Enforce rules in this secured cluster: only its servers and `admin` may act without a rule."""
     assert cluster.run(["qmq", "acl", "mode", "enforce"]) == 0
 
 

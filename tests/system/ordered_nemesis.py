@@ -242,7 +242,7 @@ class Nemesis:
         await self._take_away("a cut off group", cut, heal)
 
     async def _take_away(self, kind: str, harm: Callable[[str], Awaitable[None]], mend: Callable[[str], Awaitable[None]]) -> None:
-        """Again, until a group had its share from before the outage until it was out of reach: changes go on meanwhile."""
+        """Repeat until a group had its share from before the outage until it was unreachable: changes continue meanwhile."""
         victims, held = self._victims, frozenset[int]()
         while not held:
             group, version = await self._worthy()
@@ -267,7 +267,7 @@ class Nemesis:
                 return group, route.version
 
     async def _leave(self, group: str, held: Collection[int]) -> None:
-        """Move everything away, and see that the writers of what it held go on elsewhere, and that the group's lease is over."""
+        """Move everything away, and check that writers continue on other groups and that the group's lease has ended."""
         since_s = time.monotonic()
         if len(self._victims.replicas) > 1:
             await self._changer.evacuate(group)

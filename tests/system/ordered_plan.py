@@ -25,7 +25,7 @@ LONG = ("freeze-group", "cut-group")
 
 
 class Step(NamedTuple):
-    """At the earliest so many seconds behind the beginning."""
+    """A step, at the earliest this many seconds after the beginning."""
 
     at_s: float
     kind: str

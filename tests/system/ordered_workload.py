@@ -68,7 +68,9 @@ def binlog_sources(producers: int, source: Source, count: int) -> list[Iterator[
 
 
 class Follower:
-    """A table that follows what a group is given. Raises OutOfOrder from the handler: the consumer's lane stops, and `stop` says why."""
+    """A table built from the messages that a group gets. Raises OutOfOrder from the handler: the consumer's lane stops, and `stop`
+    reports why.
+    """
 
     def __init__(self) -> None:
         self.replica = MemoryReplica()
@@ -84,9 +86,8 @@ class Follower:
 
 
 def followed(events: Iterable[Operation], changes: Iterable[Change], group: str) -> bytes:
-    """The table that follows the changes in the order in which a history says that a group was given them.
-
-    A change's serial is the message's, since each key has one producer that sends all its changes. Raises OutOfOrder.
+    """The table built from the changes in the order in which, by the history, a group got them. A change's serial is the message's, since
+    each key has one producer that sends all its changes. Raises OutOfOrder.
     """
     known = {(change.key, change.serial): change for change in changes}
     replica = MemoryReplica()
@@ -98,7 +99,7 @@ def followed(events: Iterable[Operation], changes: Iterable[Change], group: str)
 
 
 class OrderedWorkload:
-    """Producers and consumers of one ordered subject. `consumers` says how many of each group run here; other groups are only checked."""
+    """Producers and consumers of one ordered subject. `consumers` is how many of each group run here; other groups are only checked."""
 
     def __init__(
         self,
@@ -224,7 +225,7 @@ class OrderedWorkload:
     async def stop(
         self, *, within_s: float = 120.0, strict: Sequence[str] = (), slow_s: float = 1.0, after_s: float = 2.0
     ) -> OrderedReport:
-        """No more sends; drain; check the whole history."""
+        """Stop sending; drain; check the whole history."""
         self._stops.set()
         async with asyncio.timeout(within_s):
             await asyncio.gather(*self._producing)

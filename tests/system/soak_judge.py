@@ -54,8 +54,8 @@ def counts_of(runs: Runs, end: int) -> npt.NDArray[np.int32]:
 
 
 def judge_messages(sent: Runs, handled: Runs, buried: Runs, *, every: int, fails: int) -> Verdict:
-    """Every acknowledged message was handled, or is in the dead-letter queue once; what always fails (`fails` of `every`) is there, and was
-    handled by nobody.
+    """Every acknowledged message was handled, or is in the dead-letter queue once; those that always fail (`fails` of `every`) are there
+    and were never handled.
     """
     end = int((sent[:, 0] + sent[:, 1]).max(initial=0))
     was_sent = counts_of(sent, end) > 0

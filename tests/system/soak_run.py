@@ -100,7 +100,7 @@ class Worker:
 
 
 class Soak:
-    """`progress` is told (what, share done). `secure`: behind TLS, and rules are enforced."""
+    """`progress` is called with (what, share done). `secure`: with TLS and enforced rules."""
 
     def __init__(
         self,
@@ -126,7 +126,7 @@ class Soak:
         self.report = Report(seconds, seed, load)
 
     async def run(self) -> Report:
-        """All of it. Raises AssertionError if a worker fails, TimeoutError if the group does not come to its end."""
+        """Make the whole run. Raises AssertionError if a worker fails, TimeoutError if the group does not finish."""
         (self._folder / "notes").mkdir(parents=True)
         async with secured(self._node, self._folder, secure=self._secure):
             return await self._run()
@@ -270,7 +270,7 @@ class Soak:
 
 
 def sample(pid: int, time_s: float) -> Sample:
-    """A process as it is now."""
+    """The current state of a process."""
     status = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines() if ":" in line)
     handles = len(os.listdir(f"/proc/{pid}/fd"))
     return Sample(time_s, int(status["VmRSS"].split()[0]) / 1024, handles, int(status["Threads"]))

@@ -93,7 +93,7 @@ async def produce(server: str, notes: Notes, rate: float, stop: asyncio.Event) -
 
 
 async def consume(server: str, notes: Notes, name: str, stop: asyncio.Event) -> None:
-    """Handle what comes; note it, then settle it."""
+    """Handle each message; note it, then settle it."""
     async with qmq.connect(server) as mq, mq.consumer(SUBJECT, GROUP, name=name, ack="explicit", lease_ms=LEASE_MS) as consumer:
         while not stop.is_set():
             found = await consumer.pull(1_000, wait=timedelta(seconds=1))

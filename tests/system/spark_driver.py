@@ -54,7 +54,7 @@ class DriverProcess:
             process.wait()
 
     def finish(self) -> int:
-        """Wait for its own end; its exit status. Raises AssertionError if it does not come."""
+        """Wait until the process ends; return the exit status. Raises AssertionError if it does not end."""
         assert self._process is not None
         try:
             return self._process.wait(END_S)
@@ -63,7 +63,7 @@ class DriverProcess:
             raise AssertionError(f"the driver did not end: {self.tail()}") from None
 
     def tail(self) -> str:
-        """The end of what it said."""
+        """The end of its output."""
         return self.log.read_text(errors="replace")[-3000:]
 
 

@@ -1,4 +1,4 @@
-"""Proofs about Spark on three broker groups: what comes into the archive, and what goes into the log, while drivers die."""
+"""Proofs about Spark on three broker groups: the rows of the archive, and the messages of the log, while drivers are killed."""
 
 from __future__ import annotations
 

@@ -51,7 +51,9 @@ async def create(server: str, subject: str, *, partitions: int = 4) -> None:
 async def publish(
     server: str, subject: str, rows: Sequence[Row], changes: int, seed: int, done: Callable[[int], None] = lambda _: None
 ) -> int:
-    """Send all rows in their order; so many changes of the route lie in between, while messages are under way. How many were made."""
+    """Send all rows in order, with this many changes of the route in between, while messages are under way. Returns the number of changes
+    made.
+    """
     coin = Random(seed)
     async with qmq.connect(server) as mq:
         producer = mq.ordered_producer(subject)

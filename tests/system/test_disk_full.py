@@ -1,4 +1,4 @@
-"""A full disk, a real one: writes are refused with a clear error, reading and acknowledging go on, and all recovers without help."""
+"""A real full disk: writes are refused with a clear error, reading and acknowledging continue, and everything recovers without help."""
 
 from __future__ import annotations
 

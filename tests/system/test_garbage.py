@@ -25,7 +25,7 @@ PRODUCE = frame(FrameKind.PRODUCE, 2, ENVELOPE + REGION)
 
 
 async def talk(node: Node, data: bytes, *, close: bool = False) -> bytes:
-    """Send bytes, read until the broker closes (or after our own end of file); what it said."""
+    """Send bytes, then read until the broker closes (or after our own end of file); returns what was read."""
     host, port = node.data_address.split(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     try:

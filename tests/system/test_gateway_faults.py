@@ -1,4 +1,4 @@
-"""Through gateways nothing is lost and order holds, whatever dies: short forms of scripts/gateway_faults."""
+"""Through gateways no message is lost and order holds, whatever process is killed: short forms of scripts/gateway_faults."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ POLL = timedelta(seconds=0.1)
 
 
 class Load:
-    """A producer and a consumer that go on through every kill, and what they were told."""
+    """A producer and a consumer that continue through every kill, and the answers that they got."""
 
     def __init__(self, chance: random.Random) -> None:
         self.chance = chance
@@ -74,7 +74,7 @@ class Load:
 
 
 async def one_round(node: NodeProcess, load: Load, number: int) -> None:
-    """Start, load, kill in the middle: a while after the first acknowledgement was heard, whenever that is on a busy machine."""
+    """Start, load, and kill in the middle: a while after the first acknowledgement arrived, whenever that is on a busy machine."""
     node.start()
     mq = qmq.connect(node.address)
     load.is_over = False

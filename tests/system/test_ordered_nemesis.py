@@ -20,7 +20,7 @@ from system.ordered_plan import KILLS, Step, worth_harming
 
 
 class FakeMetadata:
-    """A route of two partitions that lets itself be moved; `failures` come first."""
+    """A route of two partitions that can be moved; `failures` are raised first."""
 
     def __init__(self, *groups: str) -> None:
         self.groups = list(groups)
@@ -41,7 +41,7 @@ class FakeMetadata:
         return pb.DescribeRouteResponse(route=pb.OrderedRoute(version=version, logical_partitions=8, partitions=parts))
 
     def move_all(self, group: str) -> None:
-        """Somebody else's change."""
+        """A change by another client."""
         self.past[self.version] = list(self.groups)
         self.groups = [group] * len(self.groups)
         self.version += 1

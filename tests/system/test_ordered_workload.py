@@ -1,4 +1,6 @@
-"""Ordered load against a node process: whatever the route does, the history keeps every promise, and a followed table is the source."""
+"""Ordered load against a node process: through all changes of the route the history keeps every promise, and a followed table equals the
+source.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Disks that fail: full, refusing to sync, flipping a bit. The group goes on, and the hurt replica mends itself or stops loudly."""
+"""Failing disks: full, refusing to sync, flipping a bit. The group continues, and the damaged replica repairs itself or stops loudly."""
 
 from __future__ import annotations
 

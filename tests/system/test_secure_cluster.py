@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.xdist_group("faults"), needs.etcd]
 
 @pytest.fixture(scope="module")
 def group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Group]:
-    """Group g1 behind TLS."""
+    """Group g1 with TLS."""
     with running_group(tmp_path_factory.mktemp("secured"), "loopback", secure=True) as found:
         yield found
 

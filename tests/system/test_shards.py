@@ -39,7 +39,7 @@ class Role:
         return found.rstrip("\n")
 
     def end(self, number: int) -> tuple[int, str]:
-        """Signal it; its exit status, and what it said."""
+        """Send a signal; return the exit status and the output."""
         self.process.send_signal(number)
         _, errors = self.process.communicate(timeout=60)
         return self.process.returncode, errors
@@ -92,7 +92,7 @@ def sharded(folder: Path) -> Iterator[Sharded]:
 
 
 def is_gone(process: int) -> bool:
-    """A process that nobody waited for is gone, too."""
+    """Whether a process is gone, or a zombie that was not waited for."""
     try:
         return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
     except FileNotFoundError:

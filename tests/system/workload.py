@@ -143,7 +143,7 @@ class Workload:
                 task.result()
 
     async def stop(self, *, within_s: float = 240.0) -> Report:
-        """No more sends; drain; check the whole history."""
+        """Stop sending; drain; check the whole history."""
         self._stops.set()
         async with asyncio.timeout(within_s):
             await asyncio.gather(*self._producing)

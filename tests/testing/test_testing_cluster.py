@@ -1,4 +1,6 @@
-"""A cluster leaves nothing behind, sees no other one, and is there as a fixture; servers listen on sockets, and clients find them."""
+"""A cluster leaves nothing behind, does not see other clusters, and is available as a fixture; servers listen on sockets, and clients
+find them.
+"""
 
 from __future__ import annotations
 

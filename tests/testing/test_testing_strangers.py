@@ -31,7 +31,7 @@ FAREST = (1 << 63) - 1
 
 
 class Stranger:
-    """A connection that says it is a replica, to one that is."""
+    """A connection to a replica that claims to be a replica."""
 
     def __init__(self) -> None:
         self.is_over = asyncio.Event()
@@ -52,7 +52,7 @@ class Stranger:
 
 
 async def connect(node: ReplicaNode, name: str, *said: Message, version: int = 2, proof: str = "0" * 64) -> Stranger:
-    """Say hello in a name, give a proof that is none, and go on as if it had been believed."""
+    """Say hello in a name, give a false proof, and continue as if it had been accepted."""
     stranger = Stranger()
     await NETWORK.connect(node.address, lambda: stranger.stream)
     hello = {"version": version, "group": GROUP, "replica": name, "to": node.config.replica, "nonce": "n"}
@@ -83,7 +83,7 @@ def standing(nodes: dict[str, ReplicaNode]) -> list[tuple[str, int, str]]:
 
 
 async def settled(cluster: TestCluster) -> dict[str, ReplicaNode]:
-    """The nodes, once all are in step and have said so."""
+    """The nodes, once all are in step and have reported it."""
     nodes = nodes_of(cluster)
     await cluster.client().send("s", b"first")
     leader = nodes[cluster.master()].driver.core.leader

@@ -140,7 +140,7 @@ def module_of(path: Path) -> str:
 
 
 def imports_of(path: Path, known: set[str]) -> set[str]:
-    """All of ours, wherever they stand: at the top, in functions, for types only."""
+    """All imports of our packages: at the top, in functions, and for types only."""
     found: set[str] = set()
     for node in nodes(path):
         if isinstance(node, ast.Import):
@@ -178,7 +178,7 @@ REPLAYED = re.compile(r"qmq/log/|qmq/delay/schedule|replication/qmq_replication/
 
 
 def test_no_assert_guards_what_all_replicas_do_alike() -> None:
-    """One would end all of them at the same entry, and none of them under `-O`: qmq.invariants says what is meant."""
+    """An assert would end all replicas at the same entry, and none of them under `-O`: see qmq.invariants."""
     replayed = [path for path in CODE if REPLAYED.match(name(path))]
     found = [f"{name(path)}:{node.lineno}" for path in replayed for node in nodes(path) if isinstance(node, ast.Assert)]
     assert replayed

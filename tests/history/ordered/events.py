@@ -114,7 +114,7 @@ class Settle(Operation):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rerouted(Operation):
-    """A version of the route, and how it came about: its sources were refused from `began_ns` to `published_ns` at the longest."""
+    """A version of the route, and its change: writes to the sources were refused from `began_ns` to `published_ns` at the longest."""
 
     f: ClassVar[str] = "route"
     version: int

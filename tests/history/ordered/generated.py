@@ -48,7 +48,7 @@ class Log:
 
 @dataclass
 class Sending:
-    """A message under way. `copy` says that its first partition, which was fenced, has it too."""
+    """A message under way. `copy`: its first partition, which was fenced, has it too."""
 
     name: Name
     copy: bool = False
@@ -267,7 +267,7 @@ class Subject:
         )
 
     def die(self) -> None:
-        """A consumer dies, perhaps behind an acknowledgement that nobody heard of. Its grant ends in time."""
+        """A consumer dies, perhaps after an acknowledgement whose answer was lost. Its grant ends in time."""
         if self.lanes:
             lane = self.lanes.pop(self.coin.randrange(len(self.lanes)))
             self.lives += 1
@@ -298,7 +298,7 @@ class Subject:
 
 
 def id_of(name: Name) -> int:
-    """Stands for the message id."""
+    """A number in place of a message id."""
     producer, key, serial = name
     return int(producer[1:]) * 1_000_000 + ord(key) * 1_000 + serial
 

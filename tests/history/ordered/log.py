@@ -26,7 +26,7 @@ Copy = tuple[int, int, int, int]
 
 
 def log_order(history: OrderedHistory) -> Iterator[Anomaly]:
-    """Places that hold two messages, or lie behind a seal or in a partition of other keys; lines that are out of order."""
+    """Places with two messages, after a seal or in a partition of other keys; lines that are out of order."""
     yield from _places(history)
     for line, copies in _lines(history):
         if not any(message in history.copies for message in history.by_rank[line]):

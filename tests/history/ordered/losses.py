@@ -41,7 +41,7 @@ def _unsettled(history: OrderedHistory, group: str, settled: list[int]) -> Itera
 
 
 def phantom(history: OrderedHistory) -> Iterator[Anomaly]:
-    """Messages that a group was given, and nobody sent; or whose sending certainly failed."""
+    """Messages that were delivered to a group, and never sent, or whose sending certainly failed."""
     for event, index in history.strangers:
         handed = event.handed[index]
         what = f"{event.process} was given {handed.key} {handed.serial} of {handed.producer}, sequence {handed.sequence} of partition"

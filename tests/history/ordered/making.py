@@ -28,7 +28,7 @@ def keyed(name: str) -> Keyed:
 
 
 def id_of(message: Keyed) -> int:
-    """Stands for the message id."""
+    """A number in place of a message id."""
     return ord(message.key) * 1000 + message.serial
 
 

@@ -20,7 +20,7 @@ from history.past import Anomaly
 
 
 def order(history: OrderedHistory) -> Iterator[Anomaly]:
-    """Messages that came too early, and replays that begin too late or leave something out."""
+    """Messages that were delivered too early, and replays that begin too late or leave a message out."""
     for group in history.of_group:
         yield from _Reader(history, group).read()
 

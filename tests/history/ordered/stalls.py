@@ -32,7 +32,7 @@ MARGIN_NS = 30_000_000_000
 
 @dataclass(frozen=True, slots=True)
 class Excuse:
-    """A time during which writers of some logical partitions may stand still."""
+    """A time during which writers of some logical partitions may pause."""
 
     lps: frozenset[int]
     since_ns: int
@@ -41,7 +41,7 @@ class Excuse:
 
 @dataclass(frozen=True, slots=True)
 class Pauses:
-    """How long somebody stood still, nanoseconds, one item an occasion."""
+    """Lengths of pauses in nanoseconds, one item for each pause."""
 
     found_ns: tuple[int, ...]
 
@@ -57,7 +57,9 @@ class Pauses:
 
 
 def stalled(history: OrderedHistory, *, slow_ns: int = SLOW_NS, after_ns: int = AFTER_NS) -> Iterator[Anomaly]:
-    """Messages that waited without a reason, or failed without one; the longest of each logical partition is told, with their number."""
+    """Messages that waited or failed without an excuse; for each logical partition the longest wait is reported, with the number of
+    messages.
+    """
     columns, excuses = history.messages, excuses_of(history)
     slow: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
     for message, line in enumerate(columns.line):

@@ -20,7 +20,7 @@ from history.past import Anomaly
 
 
 def early(history: OrderedHistory, *, strict: Collection[str] = ()) -> Iterator[Anomaly]:
-    """Partitions that a group was given messages of too early; told once for each pair of partitions."""
+    """Partitions whose messages were delivered to a group too early; one report for each pair of partitions."""
     for group in history.of_group:
         opened = _opened(history, group, is_strict=group in strict)
         told = set[tuple[int, int]]()

@@ -1,4 +1,4 @@
-"""Groups that are far behind are read ahead by threads; the event loop goes on meanwhile (qmq/broker/cold_reads.py)."""
+"""Groups that are far behind are read ahead by threads, while the event loop continues (qmq/broker/cold_reads.py)."""
 
 from __future__ import annotations
 

@@ -253,7 +253,7 @@ async def test_more_fetches_than_one_may_be_under_way_on_a_connection(tmp_path: 
 
 @asynccontextmanager
 async def uncommitted(folder: Path) -> AsyncIterator[tuple[Reader, Callable[[], None]]]:
-    """A broker that commits only when the test says so."""
+    """A broker that commits when the test says so."""
     async with reader(folder) as it:
         broker = it.node.broker
         it.append()

@@ -1,4 +1,4 @@
-"""A group can be deleted, and one that comes under its name later is new."""
+"""A group can be deleted, and a later group with its name is new."""
 
 from __future__ import annotations
 

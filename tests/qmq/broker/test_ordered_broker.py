@@ -298,7 +298,7 @@ async def test_settling_what_is_not_there_yet_is_refused(tmp_path: Path) -> None
 
 
 async def test_hazard_6_retention_that_cuts_what_a_slow_group_needs_is_said_loudly(tmp_path: Path) -> None:
-    """Hazard 6 (Pravega #7343): not skipped, not stuck: an error that says what is gone and what to do."""
+    """Hazard 6 (Pravega #7343): the group neither skips messages silently nor stops: the error says what is gone and what to do."""
     async with world(tmp_path) as it:
         await it.produce(KEYS)
         lane = await it.attach()

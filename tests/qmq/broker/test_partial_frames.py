@@ -1,4 +1,4 @@
-"""Memory for frames that have come in part is bounded over all connections."""
+"""Memory for incomplete frames is bounded over all connections."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Batches that an older version let in, whose columns lead astray: whoever asks hears so, and nothing ends that others use."""
+"""Batches with invalid columns that an older version accepted: readers get an error, and the broker keeps serving."""
 
 from __future__ import annotations
 

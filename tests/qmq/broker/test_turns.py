@@ -1,4 +1,4 @@
-"""When a broker's turn is: at once for a connection that talks alone, otherwise behind the others of the same round of the event loop."""
+"""The time of a broker's turn: at once if only one connection has sent, otherwise after the others of the same round of the event loop."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from qmq.model import SubjectConfig
 
 
 class Talker:
-    """A connection that sends, and hears its answers."""
+    """A connection that sends, and keeps its answers."""
 
     is_writable = True
     client = ""

@@ -1,4 +1,4 @@
-"""A misspelt subject or group is answered with the nearest one that exists, whatever the command."""
+"""An error about a misspelt subject or group suggests the nearest existing name, in every command."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Loading records: each once over any number of attempts, whatever an attempt ended with (docs/TRANSFER.md)."""
+"""Loading records: each record once over any number of attempts, however an attempt ended (docs/TRANSFER.md)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`qmq route split`, `merge`, `move`: what is asked for, what a dry run says, and waiting for consumer groups."""
+"""`qmq route split`, `merge`, `move`: their requests, the dry run's output, and waiting for consumer groups."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The metadata client's calls for ordered subjects: a change is made once at most, whatever happens to the answer."""
+"""The metadata client's calls for ordered subjects: a change is made once at most, even if its answer is lost."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from qmq.proto.v1 import meta_pb2 as pb
 
 
 class Cluster:
-    """Subjects whose partitions move as they are told; `refusals` are raised first, one for each move that is asked for."""
+    """Subjects whose partitions move as requested; `refusals` are raised first, one for each requested move."""
 
     def __init__(self, meta: FakeMeta, subjects: dict[str, dict[int, str]], *, rates: dict[int, float] | None = None) -> None:
         self.subjects = subjects

@@ -1,4 +1,4 @@
-"""`qmq config`: which settings hold, and where each comes from."""
+"""`qmq config`: the settings in force, and the origin of each."""
 
 from __future__ import annotations
 

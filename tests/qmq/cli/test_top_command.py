@@ -28,7 +28,7 @@ WAIT_S = 60
 
 
 class Terminal:
-    """`qmq top` behind a pseudo-terminal of 80 by 24."""
+    """`qmq top` in a pseudo-terminal of 80 by 24."""
 
     def __init__(self, server: str, term: str) -> None:
         self.master, self.slave = pty.openpty()

@@ -90,7 +90,7 @@ class FakeBroker:
         self.address = f"{HOST}:{self._server.sockets[0].getsockname()[1]}"
 
     async def stop(self) -> None:
-        """Die: connections break, nobody listens."""
+        """Stop: connections break, and the port is closed."""
         if self._server is not None:
             self._server.close()
             for peer in self.peers:
@@ -301,7 +301,7 @@ class FakeGroup:
 
 
 class FakeMeta(meta_pb2_grpc.MetaServicer):
-    """A metaserver. `answer` may be replaced to make it lag or fail; `can_push` says whether it knows Watch."""
+    """A metaserver. A test may replace `answer` to make it lag or fail; `can_push` is whether it has Watch."""
 
     def __init__(self, groups: Sequence[FakeGroup], *, can_push: bool = False) -> None:
         self.groups = list(groups)

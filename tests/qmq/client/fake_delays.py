@@ -1,4 +1,4 @@
-"""A cluster with delay groups, on top of `fake_cluster`: they take delayed batches, and metaservers answer about them as a test says."""
+"""A cluster with delay groups, on top of `fake_cluster`: they accept delayed batches, and a test sets the answers of metaservers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ APPEND_MS = 1_900_000_000_000
 
 
 class Kept(NamedTuple):
-    """A delayed message as it came."""
+    """A delayed message as received."""
 
     subject: str
     body: bytes

@@ -32,7 +32,7 @@ WHOLE = LpRange(0, N)
 
 
 def key_in(lps: LpRange, number: int = 0) -> bytes:
-    """The `number`-th key whose logical partition lies in a range."""
+    """The `number`-th key whose logical partition is in a range."""
     found = (key for each in range(10_000) if lps.first <= logical_partition(key := f"k{each}".encode(), N) < lps.end)
     return next(key for place_, key in enumerate(found) if place_ == number)
 

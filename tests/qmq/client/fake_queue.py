@@ -1,4 +1,4 @@
-"""The consuming side of a fake broker group: a test says what attaching answers and what is delivered, and sees what is said of it."""
+"""The consuming side of a fake broker group: a test sets the answer to ATTACH and the deliveries, and sees the verdicts."""
 
 from __future__ import annotations
 

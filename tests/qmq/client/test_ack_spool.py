@@ -1,4 +1,6 @@
-"""The client's store of verdicts: what is written is read, damage costs no more than it must, and one process at a time has a file."""
+"""The client's store of verdicts: it returns what was written, damage loses only the damaged record, and one process at a time has a
+file.
+"""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ ACK = Verdict.ACK
 
 
 class Queue:
-    """The consuming side of a broker group, played by hand: a test says what ATTACH answers and what is delivered."""
+    """The consuming side of a broker group: a test sets the answer to ATTACH and the deliveries."""
 
     def __init__(self, group: FakeGroup) -> None:
         self.group = group
@@ -73,7 +73,7 @@ class Queue:
         peer.answer(request, FrameKind.MESSAGES, head + batch(bodies, base))
 
     async def fail_over(self, next_pull: int, *, resumed: bool = True) -> None:
-        """The other replica leads, and knows deliveries before `next_pull` only; wait until the consumer came back."""
+        """The other replica becomes master, and knows only deliveries before `next_pull`; wait until the consumer is attached again."""
         before = len(self.attaches)
         self.attached = wire.Attached(1, 30_000, next_pull, int(resumed))
         assert self.group.master is not None

@@ -1,4 +1,4 @@
-"""Limits in messages and bytes: a consumer that is slow, or takes nothing, holds up nobody but itself."""
+"""Limits in messages and bytes: a slow or idle consumer delays only itself."""
 
 from __future__ import annotations
 
@@ -222,7 +222,7 @@ async def test_an_ordered_consumer_holds_no_more_bytes_than_it_may(node: Node) -
 
 
 async def test_a_consumer_that_never_reads_its_socket_delays_no_other_consumer(node: Node) -> None:
-    """The broker keeps what nobody reads small, and goes on with everybody else."""
+    """The broker bounds the unread bytes, and serves the other connections."""
     count = 500
     async with qmq.connect(node.address) as mq, qmq.connect(node.address) as deaf:
         await mq.send_many("flow", [bytes(50 * KIB)] * count)

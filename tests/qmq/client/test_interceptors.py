@@ -33,7 +33,7 @@ MESSAGE: Any = SimpleNamespace()
 
 
 class Recorder(BaseInterceptor):
-    """Says to a story what it sees."""
+    """Records in a story what it sees."""
 
     def __init__(self, story: list[str], name: str = "a", **headers: str) -> None:
         self.story = story

@@ -1,4 +1,4 @@
-"""An ordered consumer against brokers and metaservers that a test plays: order for each key, and nobody settles what is not theirs."""
+"""An ordered consumer against fake brokers and metaservers: order for each key, and no verdicts outside the consumer's lanes."""
 
 from __future__ import annotations
 

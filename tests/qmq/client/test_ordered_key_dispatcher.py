@@ -46,7 +46,7 @@ class Nobody:
 
 
 def bring(dispatcher: KeyDispatcher, lane: Lane, *keys: bytes) -> list[OrderedMessage]:
-    """A message for each key comes to a lane, and to the dispatcher."""
+    """Deliver a message for each key to a lane, and to the dispatcher."""
     at = lane.core.position
     _, region = encode(b"s", Columns(list(keys), keys=list(keys)), producer_id=1, batch_sequence=0, create_time_ms=1)
     view = BatchView(Envelope(Kind.DATA, ENVELOPE_BYTES + len(region), 0, at, 1, 1, 1, 0), region)

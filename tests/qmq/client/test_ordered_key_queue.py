@@ -80,7 +80,7 @@ KEYS = st.sampled_from([b"a", b"b", b"c", b"d"])
 
 
 class KeyMachine(RuleBasedStateMachine):
-    """The model is one list of (lane, key, message) in the order in which they came."""
+    """The model is one list of (lane, key, message) in the order of arrival."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -380,7 +380,7 @@ class Play:
             assert self.request is None or self.request.pieces
 
     def arrive(self, what: str) -> None:
-        """A request comes to the broker, or not; and its answer back, or not."""
+        """A request reaches the broker or is lost; and so does its answer."""
         if self.request is None:
             return
         if what != "lost":
@@ -647,7 +647,7 @@ def test_a_long_life_with_little_luck_settles_exactly_what_is_finished(seed: int
 @given(st.data())
 @settings(max_examples=examples(300), deadline=None)
 def test_settlements_in_any_order_tile_what_was_pulled(data: st.DataObject) -> None:
-    """Every sequence is settled exactly once, whatever the order in which messages finish, and however they are gathered."""
+    """Every sequence is settled exactly once, in whatever order messages finish, and however verdicts are gathered."""
     length = data.draw(st.integers(1, 40))
     mine = data.draw(st.sets(st.integers(0, length - 1)))
     lane = core()

@@ -1,4 +1,4 @@
-"""Streams and their partitioner against a dumb model of brokers: whatever happens, per key the stored order is the order of sending."""
+"""Streams and their partitioner against a simple model of brokers: for each key, the stored order is always the order of sending."""
 
 from __future__ import annotations
 
@@ -190,7 +190,7 @@ class World:
             self.answer(number, batch, attempt, DeadlineExceeded("no answer", outcome=Outcome.UNKNOWN))
 
     def leave_wire(self, number: int) -> None:
-        """Another master is known: the old connection is left, and its answers may still come."""
+        """The client knows another master: it leaves the old connection, whose answers may still arrive."""
         stream = self.stream_of(number)
         if stream is not None and stream.is_connected:
             stream.disconnected(NotMaster("another one is"))

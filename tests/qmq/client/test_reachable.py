@@ -25,7 +25,7 @@ def unplug(found: socket.socket) -> None:
 
 
 async def connected(gone_s: float) -> tuple[Connection, socket.socket]:
-    """A connection, and its other end, which never says anything."""
+    """A connection, and its other end, which sends nothing."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         connection = Connection("broker", gone_s)
         await asyncio.get_running_loop().create_connection(lambda: connection.stream, *server.getsockname())

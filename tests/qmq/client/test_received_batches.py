@@ -1,4 +1,4 @@
-"""A batch that comes twice is checked and decoded once, and only if it is the same."""
+"""A batch that is received twice is checked and decoded once, and only if both are equal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Finding the master again: sent away, told by push, lied to by a metaserver that lags; and not asking too often."""
+"""Finding the master again: after a redirection, a push, or the answer of a lagging metaserver; and not asking too often."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Dead letters are replayed each once, whatever ends the replays in between (docs/DELIVERY.md)."""
+"""Each dead letter is replayed once, wherever earlier replays ended (docs/DELIVERY.md)."""
 
 from __future__ import annotations
 

@@ -108,7 +108,7 @@ class Held:
         await eventually(lambda: bool(self.arrived))
 
     def store(self) -> None:
-        """Store everything, and all that comes."""
+        """Store all batches, now and later ones."""
         self.group.on_produce = self.group.serve
         for each in self.arrived:
             self.group.serve(*each)

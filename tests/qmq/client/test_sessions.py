@@ -18,7 +18,7 @@ from qmq.network import Factory, Network
 
 
 class Relay(asyncio.BufferedProtocol):
-    """The client's end of one connection. While it stands still, what the client writes is kept."""
+    """The client's end of one connection. While it is stalled, what the client writes is kept."""
 
     def __init__(self, inner: Any) -> None:
         self.inner = inner
@@ -84,7 +84,7 @@ class Relay(asyncio.BufferedProtocol):
 
 
 class Held(Network):
-    """A network whose connections can be made to stand still."""
+    """A network whose connections can be stalled."""
 
     def __init__(self) -> None:
         self.relays: list[Relay] = []
@@ -97,7 +97,7 @@ class Held(Network):
         await super().connect(address, made)
 
     def stand_still(self) -> list[Relay]:
-        """Those that stand now."""
+        """Stall the existing connections."""
         held = [each for each in self.relays if not each.is_left]
         for each in held:
             each.is_still = True
@@ -128,7 +128,7 @@ async def stored(mq: Client, count: int) -> list[bytes]:
 
 
 async def given_up(producer: Any, network: Held) -> list[Relay]:
-    """Messages 3 and 4 are on a connection that stands still, and nobody knows of them."""
+    """Messages 3 and 4 are on a stalled connection, and have not reached the broker."""
     assert [(await producer.send(body, "k")).base_sequence for body in (b"1", b"2")] == [0, 1]
     held = network.stand_still()
     for ticket in [producer.send(b"3", "k"), producer.send(b"4", "k")]:

@@ -9,7 +9,7 @@ from qmq.client.ack_spool import TICK_S, SpoolFolder
 
 
 class World:
-    """A clock that stands, and a count of how often the folder was read."""
+    """A stopped clock, and the number of times the folder was read."""
 
     def __init__(self, path: Path) -> None:
         self.now_s = 100.0

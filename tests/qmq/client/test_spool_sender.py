@@ -1,4 +1,4 @@
-"""Verdicts while a broker is away: kept on disk, told when it is back, by this process or by the next one."""
+"""Verdicts while a broker is unreachable: kept on disk, sent when it is back, by this process or by the next one."""
 
 from __future__ import annotations
 

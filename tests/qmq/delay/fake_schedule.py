@@ -87,7 +87,7 @@ class FakeSchedule:
 
 
 class Later(Generic[_T]):
-    """A call that is made at a chosen moment, and what came of it at another."""
+    """A call that runs at a chosen moment, and its result at another."""
 
     def __init__(self, run: Callable[[], _T]) -> None:
         self._run = run

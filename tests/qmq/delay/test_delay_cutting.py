@@ -48,7 +48,7 @@ def batches(draw: st.DrawFn) -> tuple[bytes, int]:
 
 
 def messages(region: bytes) -> list[tuple[Any, ...]]:
-    """Each message with everything that can be said of it."""
+    """Each message with all its attributes."""
     view = BatchView(UNPLACED, region)
     count, nothing = view.count, [None] * view.count
     ids = view.message_ids() or [MessageId(view.header.producer_id, view.header.batch_sequence, place).to_bytes() for place in range(count)]

@@ -1,4 +1,4 @@
-"""Half messages: delivered once they are committed, and never before, whatever becomes of their delay group."""
+"""Half messages are delivered after their commit, and never before, whatever fails in the delay group."""
 
 from __future__ import annotations
 

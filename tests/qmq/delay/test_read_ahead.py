@@ -49,7 +49,7 @@ def batch(number: int, body_bytes: int = KIB) -> tuple[bytes, int]:
 
 
 def restarted(folder: Path, count: int, body_bytes: int = KIB, flip: int | None = None) -> tuple[Schedule, CountingDisk]:
-    """A schedule with so many batches of 100 KiB in one bucket, opened anew; perhaps with a bit of its log turned."""
+    """A schedule with this many batches of 100 KiB in one bucket, opened again, perhaps with a flipped bit in its log."""
     schedule = opened(folder)
     for number in range(1, count + 1):
         schedule.take(number, START, *batch(number, body_bytes))

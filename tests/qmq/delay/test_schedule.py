@@ -1,4 +1,4 @@
-"""The schedule: files and their ends, damage, looking up by id, what is told of, adopting another replica's."""
+"""The schedule: files and their ends, damage, lookup by id, notifications, adopting another replica's files."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ GARBAGE = "garbage that claims zstd"
 
 
 async def store(node: Node, region: bytes) -> None:
-    """Send a batch as it is."""
+    """Send a batch unchanged."""
     connection = await connect(node.data_address, "another kind of producer")
     await connection.call(FrameKind.PRODUCE, sent_envelope(region) + region, timeout_s=10)
     connection.close()

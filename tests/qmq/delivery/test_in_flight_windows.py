@@ -242,7 +242,7 @@ class Wire:
 
 
 class World:
-    """A destination, the connections to it, and what was said of each batch."""
+    """A destination, the connections to it, and the reported fate of each batch."""
 
     LOST: ClassVar = NotConnected("cut", outcome=Outcome.UNKNOWN)
 
@@ -352,7 +352,7 @@ class World:
             self.pump()
 
     def leave(self) -> None:
-        """Another master is known: answers of the old one may still come."""
+        """The client knows another master; answers of the old one may still arrive."""
         if self.is_connected and not self.kind.is_blocking:
             self.is_connected = False
             self.kind.window.disconnected(NotMaster("another one is"))

@@ -17,7 +17,7 @@ LPS = 8
 
 
 class FakeWindow:
-    """Messages as (logical partition, serial); the test says when the fate of what was sent is known."""
+    """Messages as (logical partition, serial); the test decides when the fate of sent messages is known."""
 
     def __init__(self, part: PhysicalPartition) -> None:
         self.part = part
@@ -49,7 +49,7 @@ def holders(partitioner: Partitioner[FakeWindow]) -> list[int]:
 
 
 class Machine(RuleBasedStateMachine):
-    """Routes that change while messages come and leave; the sender sleeps through some of them."""
+    """Routes change while messages arrive and leave; the sender misses some of the changes."""
 
     @initialize(data=st.data(), cuts=st.sets(st.integers(1, LPS - 1), max_size=3))
     def begin(self, data: st.DataObject, cuts: set[int]) -> None:

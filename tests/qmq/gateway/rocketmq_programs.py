@@ -68,7 +68,7 @@ def fifo_producer(address: str, topic: str, _: str) -> object:
 
 
 def delay_producer(address: str, topic: str, _: str) -> object:
-    """Sends one that comes in two seconds, and one in an hour, which it recalls."""
+    """Sends one message with a delay of two seconds, and one of an hour, which it recalls."""
     producer = producer_of(address, topic)
     soon = producer.send(message_of(topic, "soon", delivery_timestamp=int(time.time()) + 2))
     late = producer.send(message_of(topic, "late", delivery_timestamp=int(time.time()) + 3600))
@@ -104,7 +104,7 @@ def transaction_producer(address: str, topic: str, _: str) -> object:
 
 
 def simple_consumer(address: str, topic: str, group: str) -> object:
-    """Receives until nothing comes for a while. The first message it leaves invisible for a second, and does not acknowledge."""
+    """Receives until there is no message for a while. It leaves the first message invisible for a second, without an acknowledgement."""
     from rocketmq import FilterExpression, SimpleConsumer
 
     consumer = SimpleConsumer(configuration(address), group, {topic: FilterExpression()}, await_duration=2, tls_enable=has_tls())

@@ -53,7 +53,7 @@ JAVA_CONSUMERS: Final = {
 
 @asynccontextmanager
 async def started(*command: str, home: Path) -> AsyncIterator[Path]:
-    """A program that need not end, and the file of what it says."""
+    """A program that may run on, and the file with its output."""
     out = home / "out"
     with out.open("wb") as pipe:
         process = await asyncio.create_subprocess_exec(
@@ -68,7 +68,7 @@ async def started(*command: str, home: Path) -> AsyncIterator[Path]:
 
 
 async def first_of(mq: qmq.Client, topic: str, *, is_ordered: bool = False) -> tuple[bytes, tuple[str, ...]]:
-    """Body and tags of a topic's first message, whenever it comes."""
+    """Body and tags of a topic's first message."""
     consumer = mq.ordered_consumer(topic, "test") if is_ordered else mq.consumer(topic, "test")
     async with asyncio.timeout(PATIENCE_S), consumer:
         found = await anext(consumer)
@@ -149,7 +149,7 @@ async def test_nodes_examples_work_as_they_are(tmp_path: Path) -> None:
 
 
 def node_examples() -> dict[str, str]:
-    """The programs of the package's README, by what stands above each. The types in them, which Node does not know, are taken out."""
+    """The programs of the package's README, by the heading above each. Their types are removed, because Node does not know them."""
     page = (MODULES / "rocketmq-client-nodejs" / "README.md").read_text()
     found = re.findall(r"^(?:#+ )?([A-Z][\w ]+)\n\n(?:[A-Z].*\n\n)?```ts\n((?:.*\n)*?)```", page, re.MULTILINE)
     return {name: re.sub(r", type \w+|: MessageView|: Promise<\w+>", "", text) for name, text in found}

@@ -38,7 +38,7 @@ needs_node = pytest.mark.skipif(not MODULES.is_dir() or shutil.which("node") is 
 
 
 class Seen(NamedTuple):
-    """A line that a program told of a message."""
+    """A program's line of output about a message."""
 
     id: str
     body: str = ""

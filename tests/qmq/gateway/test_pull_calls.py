@@ -37,7 +37,7 @@ async def filled(gateway: GatewayStub, count: int) -> tuple[api.MessageQueue, li
 async def pull(
     gateway: GatewayStub, queue: api.MessageQueue, offset: int, *, most: int = 100, wait_s: float = 0, tags: str = "*", sql: str = ""
 ) -> tuple[int, list[api.Message], int]:
-    """The status, the messages, the offset to go on with."""
+    """The status, the messages, and the next offset."""
     wanted = api.FilterExpression(type=api.SQL, expression=sql) if sql else api.FilterExpression(type=api.TAG, expression=tags)
     request = calls.PullMessageRequest(
         group=api.Resource(name="G"),

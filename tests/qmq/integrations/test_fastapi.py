@@ -142,7 +142,7 @@ async def test_a_browser_sees_messages_from_now_on_and_after_a_gap_those_it_miss
 
 @asynccontextmanager
 async def served(app: Any) -> AsyncIterator[httpx.AsyncClient]:
-    """An HTTP client of the application behind a real socket: streams end when their reader goes."""
+    """An HTTP client of the application behind a real socket: streams end when their reader closes."""
     server = WebServer(app, "127.0.0.1", 0, connections_max=10)
     async with app.router.lifespan_context(app):
         port = await server.start()
@@ -152,7 +152,7 @@ async def served(app: Any) -> AsyncIterator[httpx.AsyncClient]:
 
 
 async def heard(http: httpx.AsyncClient, headers: dict[str, str], count: int) -> tuple[str, list[str]]:
-    """The id of the last event, and what so many events said."""
+    """The id of the last event, and the data of this many events."""
     last, seen = "", [list[str]()]
     async with http.stream("GET", "/events", headers=headers) as answer:
         async for line in answer.aiter_lines():

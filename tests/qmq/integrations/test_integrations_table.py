@@ -1,4 +1,4 @@
-"""The table of docs/INTEGRATIONS.md says how long each integration is."""
+"""The table of docs/INTEGRATIONS.md has each integration's length."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ _MEMORY_BYTES_MIN = 1 << 30
 
 
 def memory() -> Path | None:
-    """A folder without a disk behind it, if there is one: thousands of syncs of a real disk take their time, and say nothing here."""
+    """A folder in memory, if there is one: thousands of syncs of a real disk take long, and matter to no test here."""
     return _MEMORY if _MEMORY.is_dir() and shutil.disk_usage(_MEMORY).free > _MEMORY_BYTES_MIN else None
 
 

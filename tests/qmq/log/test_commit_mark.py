@@ -1,4 +1,4 @@
-"""The commit mark may lag, never lead: whatever happens to the store between two of its writes."""
+"""The commit mark may lag, but never lead, whatever happens to the store between two of its writes."""
 
 from __future__ import annotations
 
@@ -246,7 +246,7 @@ def test_torn_mark_is_taken_away_when_the_store_is_opened(tmp_path: Path) -> Non
 
 
 def test_mark_without_the_logs_that_it_was_written_for_is_taken_back(tmp_path: Path) -> None:
-    """Somebody took the log's files away, and keeps the folder."""
+    """The log's files were removed, and the folder was kept."""
     commit_mark.write(SmallDisk(1 << 20), tmp_path, SOME)
     alone(tmp_path).close()
     assert not (tmp_path / FILE).exists()

@@ -107,7 +107,7 @@ def test_a_new_master_numbers_on_from_everything_it_has(tmp_path: Path) -> None:
 
 
 def places(store: Store, step: int) -> list[int]:
-    """Some indexes, and among them all behind which a segment begins."""
+    """Some indexes, and among them all after which a segment begins."""
     logs = (store.messages, store.actions)
     begins = [next(walk(segments, base)).envelope.index - 1 for segments in logs for base in segments.bases[1:]]
     return sorted({*begins, *range(1, store.index + 1, step)})
@@ -131,7 +131,7 @@ def another(tmp_path: Path, index: int, *, was_cut: bool) -> Store:
 
 @pytest.mark.parametrize("was_cut", [False, True], ids=["never had it", "was cut too"])
 def test_cutting_back_keeps_what_is_before_and_another_history_can_follow(tmp_path: Path, was_cut: bool) -> None:
-    """The other history begins behind any index, so also where a segment began that the new master never had, or has no more."""
+    """The other history begins after any index, also where a segment began that the new master never had or has deleted."""
     traffic = master_at(tmp_path / "m", seed=was_cut, steps=40)
     random = Random(was_cut)
     indexes = places(traffic.store, 5)

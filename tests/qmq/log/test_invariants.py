@@ -1,4 +1,4 @@
-"""Invariants of what all replicas do alike: broken ones are noticed whatever flags Python runs with."""
+"""Invariants that all replicas check: a broken one is noticed with all flags of Python."""
 
 from __future__ import annotations
 

@@ -150,7 +150,7 @@ def test_neighbours_that_come_to_the_same_point_are_one_again() -> None:
 
 
 def test_parking_what_is_parked_already_counts_once() -> None:
-    """A consumer says it again when the answer was lost."""
+    """A consumer parks the key again when the answer was lost."""
     share = LaneShare()
     share.apply(LaneBegin(*NAMES, 0, 8, 0, 0))
     token = share.apply(LaneGrant(*NAMES, 0, 8, "i", 1000))

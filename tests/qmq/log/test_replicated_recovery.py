@@ -99,7 +99,7 @@ def test_a_crash_at_any_byte_leaves_a_prefix_by_index_and_reports_the_loss(tmp_p
 
 
 def test_a_killed_process_lost_nothing_wherever_it_was_killed(tmp_path: Path) -> None:
-    """Both logs are written in the order of the index, so what is there is a prefix, and a piece of the entry behind it."""
+    """Both logs are written in the order of the index, so they hold a prefix, and a part of the next entry."""
     traffic = master_at(tmp_path / "m", steps=14, config=LARGE)
     traffic.store.close()
     places = ends(tmp_path / "m", LARGE)

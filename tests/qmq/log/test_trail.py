@@ -82,7 +82,7 @@ def some_action(random: Random, share: Share, now_ms: int) -> ShareAction:
 
 
 def begins_nothing(share: Share) -> bool:
-    """BEGIN comes once, before everything else."""
+    """BEGIN is the first action, and the only one of its kind."""
     return not share.next_sequence and not share.holders
 
 
@@ -143,7 +143,7 @@ def _where_or_done(share: Share, sequence: int) -> MessagePlace:
 
 
 def story(*actions: ShareAction, sequence: int = 5, share: Share | None = None) -> list[tuple[object, ...]]:
-    """(kind, consumer, attempt) of each event; the nth action came at n ms."""
+    """(kind, consumer, attempt) of each event; the nth action is at n ms."""
     trail = Trail("g", sequence, share)
     found = [event for number, action in enumerate(actions) for event in trail.apply(action, number)]
     assert trail.last == (found[-1] if found else None)

@@ -1,4 +1,4 @@
-"""A sector that cannot be read any more (EIO) is damage like a checksum that does not hold: found, named, never cut away, never fatal."""
+"""An unreadable sector (EIO) is damage like a wrong checksum: found, named, never cut away, never fatal."""
 
 from __future__ import annotations
 

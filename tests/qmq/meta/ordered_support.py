@@ -152,7 +152,7 @@ async def _nothing(_: str) -> None:
 
 
 class Watchful:
-    """A store that checks each publication as it is made, and yields now and then so that others come between."""
+    """A store that checks each publication, and yields now and then so that other tasks run in between."""
 
     def __init__(self, inner: CoordinationStore, brokers: Brokers, random: Random | None = None) -> None:
         self.inner = inner
@@ -236,7 +236,7 @@ async def state_of(store: Any) -> OrderedState:
 
 
 class World:
-    """A store, broker groups a, b and c with their keys, an ordered subject, and metaservers that come and go."""
+    """A store, broker groups a, b and c with their keys, an ordered subject, and metaservers that start and stop."""
 
     def __init__(self, random: Random | None = None) -> None:
         self.embedded = EmbeddedStore()
@@ -303,7 +303,7 @@ class World:
 
 
 class Killer:
-    """An arrow at which a metaserver dies, the `nth` time that it comes there."""
+    """An arrow at which a metaserver is killed, the `nth` time that it gets there."""
 
     def __init__(self, at: str, nth: int = 1) -> None:
         self.at = at

@@ -61,7 +61,7 @@ class Meta:
         return found[1]
 
     async def end(self, number: int) -> tuple[int | None, str]:
-        """Signal it; its exit status, and what it said."""
+        """Send a signal; return the exit status and the output."""
         if self.process.returncode is None:
             self.process.send_signal(number)
         async with asyncio.timeout(30):

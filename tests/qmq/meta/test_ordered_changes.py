@@ -1,4 +1,4 @@
-"""Changes of a route: whoever dies at whatever arrow, whatever answer is lost, whoever races: one outcome, and sealed before published."""
+"""Changes of a route: with a crash at any arrow, any lost answer, and any race there is one outcome, and sealing before publication."""
 
 from __future__ import annotations
 

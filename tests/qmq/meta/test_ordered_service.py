@@ -45,7 +45,7 @@ NEVER = MetaTiming(sweep_s=3_600, reshard_s=3_600)
 
 
 class OrderedBroker(FakeBroker):
-    """A master with partitions of ordered subjects; all brokers of a test share what lies in them."""
+    """A master with partitions of ordered subjects; all brokers of a test share the partitions' content."""
 
     def __init__(self, group: str, lanes: Lanes) -> None:
         super().__init__(group, f"{group}-a")

@@ -1,4 +1,4 @@
-"""While a broker group is lost, what is for people to look at is answered by the others, and says who is missing."""
+"""While a broker group is lost, queries for people are answered by the other groups, and name the missing one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A subject that was purged is empty on all broker groups, and its groups go on with what comes after."""
+"""A purged subject is empty on all broker groups, and its groups continue with later messages."""
 
 from __future__ import annotations
 

@@ -151,7 +151,7 @@ async def test_compaction_under_a_watch_is_survived() -> None:
 
 
 class Deaf(FaultyStore):
-    """A store whose watch never says anything."""
+    """A store whose watch never sends anything."""
 
     def watch(self, prefix: str, start_revision: int) -> object:
         return self._silence()

@@ -45,7 +45,7 @@ async def without_a_beginning(tmp_path: Path) -> AsyncIterator[tuple[DelayCluste
 
 
 def is_complete(cluster: DelayCluster, name: str) -> bool:
-    """Whether a replica's schedule is the master's, as far as can be counted. Another slave may be behind, too."""
+    """Whether a replica's counts equal those of the master's schedule. Another slave may be behind, too."""
     others = [cluster.pending(each) for each in cluster.nodes if each != name]
     return cluster.nodes[name].has_schedule and cluster.pending(name) == max(others, key=lambda each: sum(each.values()))
 

@@ -52,7 +52,7 @@ def bad_messages(node: Node) -> int:
 
 
 def stored(node: Node, subject: str, partition: int = 0) -> int:
-    """Messages that came to the real-time broker."""
+    """Messages that reached the real-time broker."""
     queue = node.broker.store.queue(subject, partition)
     return 0 if queue is None else queue.next_sequence
 

@@ -1,4 +1,4 @@
-"""A replica that must open its store anew while it runs does not stop answering: the others, its clients, its own end all go on."""
+"""A replica that must open its store again while it runs keeps answering the other replicas and its clients."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ async def running(folder: Path) -> AsyncIterator[tuple[Group, qmq.Client]]:
 
 
 def lose_the_role_with_something_unwritten(node: ReplicaNode) -> None:
-    """Another has a higher epoch, as the coordination store says, in the middle of a turn."""
+    """Another replica has a higher epoch in the coordination store, in the middle of a turn."""
     node.broker.store.act(Begin("s", 0, "g", "", 0))
     node.driver.act(lambda now_ms: node.driver.core.superseded(now_ms, node.driver.core.promised + 1))
 

@@ -121,7 +121,7 @@ async def serving(*stores: Store) -> AsyncIterator[tuple[dict[str, str], list[Pe
 
 
 async def repaired(folder: Path, addresses: dict[str, str]) -> Store:
-    """Open, mending whatever stands in the way."""
+    """Open the store and repair what prevents that."""
     for _ in range(100):
         try:
             return opened(folder)
@@ -248,7 +248,7 @@ async def test_a_hole_at_the_end_of_an_unopened_log_is_not_filled_without_proof(
 
 
 def other_history(folder: Path, store: Store, index: int) -> Store:
-    """A replica whose log parts from `store`'s behind an index, with entries of the same sizes in the same places."""
+    """A replica whose log differs from `store`'s after an index, with entries of the same sizes at the same positions."""
     shutil.copytree(store.folder, folder)
     other = open_store(folder, CONFIG, ManualClock(), is_replicated=True, until=index)
     other.epoch = other.epochs[-1][0] + 1

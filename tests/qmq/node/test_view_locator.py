@@ -1,4 +1,4 @@
-"""A delay server finds brokers in its own view of the store, and finds what a metaserver would have told it."""
+"""A delay server finds brokers in its own view of the store, with the same result as a metaserver's answer."""
 
 from __future__ import annotations
 

@@ -97,7 +97,7 @@ WELL = ClusterSnapshot(
 
 
 def changed(**fields: Any) -> ClusterSnapshot:
-    """The cluster in which all is well, but for this."""
+    """A healthy cluster with this change."""
     return replace(WELL, **fields)
 
 

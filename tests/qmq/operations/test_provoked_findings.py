@@ -1,4 +1,4 @@
-"""Findings on real clusters: somebody does, or breaks, what they are about."""
+"""Findings on real clusters: each test causes the finding's condition."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The catalog: what is in the store, or may be, and what comes next."""
+"""The catalog: segments that are in the store or may be, and the next one."""
 
 from __future__ import annotations
 

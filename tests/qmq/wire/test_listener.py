@@ -10,7 +10,7 @@ from qmq.network import NETWORK
 
 
 class Accepted(asyncio.Protocol):
-    """Closes its connection as soon as that stands."""
+    """Closes its connection as soon as it is open."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         transport.close()

@@ -183,7 +183,7 @@ class FakeConnection:
 
 
 class FakeLinks(Links):
-    """Real ones but for the connections."""
+    """The real class, with fake connections."""
 
     def __init__(self, world: World) -> None:
         super().__init__(Locator(world.locate, world.watch), "test")
@@ -232,7 +232,7 @@ class World:
         self._pushes: list[asyncio.Queue[Pushed]] = []
 
     def add(self, name: str = "s", *, is_ordered: bool = False, groups: Sequence[str] | None = None) -> FakeSubject:
-        """A new subject, on all groups unless said otherwise."""
+        """Add a subject, on all groups by default."""
         its = [self.groups[each] for each in groups or self.groups]
         subject = self.subjects[name] = FakeSubject(name, its, is_ordered=is_ordered)
         self._open(subject)
@@ -263,7 +263,7 @@ class World:
             self.queue(subject, number).is_sealed = True
 
     def publish(self, subject: str, sources: Sequence[int], targets: Sequence[tuple[int, int, str]], *, fenced: bool = False) -> None:
-        """The next route; nobody is told. The sources are sealed now, unless they are fenced."""
+        """Publish the next route without telling the clients. The sources are sealed now, unless they are fenced."""
         its = self.subjects[subject]
         route = its.route
         assert route is not None
@@ -281,7 +281,7 @@ class World:
             queue.put_nowait(Pushed(**changed))
 
     def depose(self, group: FakeGroup) -> None:
-        """Another replica is master; the connections to the old one stand."""
+        """Another replica becomes master; the connections to the old one stay open."""
         group.epoch += 1
 
     def away(self, name: str) -> None:
@@ -326,7 +326,7 @@ class World:
         return Placement(routes, Ordering(Order.STRICT, subject.route, frozenset(subject.fenced)))
 
     def arrive(self, connection: FakeConnection, number: int, payload: bytes) -> None:
-        """A request comes to a broker."""
+        """A request arrives at a broker."""
         group, loop = connection.group, asyncio.get_running_loop()
         view = BatchView(_placed(payload), payload[ENVELOPE_BYTES:])
         assert self.plan_log.is_committed(view.header.producer_id, view.header.batch_sequence), "sent, and not planned"

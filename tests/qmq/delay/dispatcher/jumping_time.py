@@ -1,4 +1,4 @@
-"""A loop whose time jumps: nobody waits, and what happens in an hour is seen at once."""
+"""A loop whose time jumps to the next timer, so an hour passes at once."""
 
 from __future__ import annotations
 

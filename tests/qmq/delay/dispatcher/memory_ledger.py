@@ -12,7 +12,7 @@ from qmq.log.actions import PlanAction
 
 
 def due(ordinal: int, subject: str = "s", **fields: Any) -> DueMessage:
-    """A message whose body says which it is."""
+    """A message whose body is its number."""
     found = {
         "place": SchedulePlace(7, ordinal),
         "due_ms": 1_000 + ordinal,
@@ -29,7 +29,7 @@ def due(ordinal: int, subject: str = "s", **fields: Any) -> DueMessage:
 
 
 class Line:
-    """First come, first out: timers of one time come in any order."""
+    """First in, first out: timers with equal times fire in any order."""
 
     def __init__(self) -> None:
         self._last_s = 0.0

@@ -356,7 +356,7 @@ def test_dispatchers_that_have_nothing_to_do_do_not_gather_for_ever(monkeypatch:
 
 
 class Surprising(World):
-    """Its metaservers' first answer is something that nobody expects."""
+    """Metaservers whose first answer is an unexpected error."""
 
     surprises = 1
 
