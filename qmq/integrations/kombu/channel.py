@@ -20,18 +20,16 @@ from typing import TYPE_CHECKING, Any, Final
 
 from kombu.transport import virtual
 from kombu.transport.virtual.base import queue_declare_ok_t  # type: ignore[attr-defined]
-from kombu.utils.json import loads
 
 import qmq
 from qmq.integrations.kombu import envelope
 from qmq.integrations.kombu.arrivals import Arrivals
 from qmq.integrations.kombu.envelope import name_of
+from qmq.integrations.kombu.stream_queues import UNLIMITED, StreamQueues
 
 if TYPE_CHECKING:
     from qmq.integrations.cluster_link import ClusterLink
 
-UNLIMITED: Final = 1_000
-"""Messages that a consumer without a prefetch count holds at once."""
 DEFAULT_LEASE: Final = timedelta(seconds=30)
 STREAMS: Final = ("celeryev*", "*.pidbox")
 
@@ -53,8 +51,7 @@ class Channel(virtual.Channel):
         super().__init__(connection, **kwargs)
         self._readers: dict[str, list[Arrivals]] = {}
         """The readers by queue. For a queue with priorities, the highest comes first."""
-        self._streams: dict[str, Arrivals] = connection.streams
-        self._patterns: dict[str, str] = connection.patterns
+        self._streams: StreamQueues = connection.streams
         self._held: dict[str, qmq.Message] = {}
         """Messages without a verdict, by delivery tag."""
 
@@ -82,7 +79,7 @@ class Channel(virtual.Channel):
 
     def _new_queue(self, queue: str, **kwargs: Any) -> None:
         if kwargs.get("auto_delete") or kwargs.get("exclusive"):
-            self.connection.passing.add(queue)
+            self._streams.passes(queue)
 
     def queue_declare(self, queue: str | None = None, passive: bool = False, **kwargs: Any) -> Any:
         """Remember a queue. Its subject is created with its first message or consumer: a queue that only reads a stream needs none."""
@@ -106,11 +103,7 @@ class Channel(virtual.Channel):
         for exchange, routing_key, arguments in list(self.state.queue_bindings(queue)):
             self.queue_unbind(queue, exchange, routing_key, arguments)
         self.state.queue_bindings_delete(queue)
-        self._patterns.pop(queue, None)
-        stream = self._streams.pop(queue, None)
-        if stream is not None:
-            stream.close()
-            self.link.forget(stream.subject, stream.share)
+        if self._streams.delete(self.link, queue):
             return
         for reader in self._readers.pop(queue, []):
             reader.close()
@@ -123,19 +116,11 @@ class Channel(virtual.Channel):
         subject = self._stream(exchange)
         self.link.ensure(subject)
         is_direct = self.typeof(exchange).type == "direct"
-        is_passing = queue in self.connection.passing
-        self._streams[queue] = Arrivals(
-            self.link,
-            subject,
-            name_of(f"{self.prefix}kombu") if is_passing else self._group(name_of(queue)),
-            prefetch=UNLIMITED,
-            start="latest",
-            broadcast=name_of(queue) if is_passing else "",
-            tags=[name_of(routing_key)] if is_direct else (),
-            lease_ms=self._lease_ms,
-        )
+        group = name_of(f"{self.prefix}kombu") if self._streams.is_passing(queue) else self._group(name_of(queue))
+        tags = [name_of(routing_key)] if is_direct else []
+        self._streams.bind(self.link, queue, subject, group, name=name_of(queue), tags=tags, lease_ms=self._lease_ms)
         if pattern is not None:
-            self._patterns[queue] = pattern
+            self._streams.accept(queue, pattern)
 
     def _is_stream(self, exchange: str) -> bool:
         known = self.state.exchanges.get(exchange)
@@ -164,19 +149,9 @@ class Channel(virtual.Channel):
         subject = self._stream(exchange)
         self.link.ensure(subject)
         body, headers = envelope.packed(message)
-        if exchange.endswith(".pidbox"):
-            self._cancel_revoked(body)
+        if exchange.endswith(".pidbox") and (revoked := envelope.revoked_tasks(body)):
+            self.link.cancel(revoked)  # a worker does not have a task yet that waits for its time
         self.link.send(subject, body, headers, key=None, tags=[name_of(routing_key)] if routing_key else (), at=None)
-
-    def _cancel_revoked(self, body: bytes) -> None:
-        """Celery's `revoke` tells workers, which do not have tasks that wait for their time: cancel those tasks here."""
-        try:
-            command = loads(body.decode())
-        except ValueError:
-            return
-        if isinstance(command, dict) and command.get("method") == "revoke":
-            ids = command.get("arguments", {}).get("task_id") or []
-            self.link.cancel([ids] if isinstance(ids, str) else ids)
 
     # --- receiving -----------------------------------------------------------------------------------------------------
 
@@ -185,7 +160,7 @@ class Channel(virtual.Channel):
         return int(self.lease.total_seconds() * 1000)
 
     def _readers_of(self, queue: str) -> list[Arrivals]:
-        stream = self._streams.get(queue)
+        stream = self._streams.reader(queue)
         if stream is not None:
             return [stream]
         if queue not in self._readers:
@@ -272,7 +247,7 @@ class Channel(virtual.Channel):
             warnings.warn(f"a message of {message.subject} was not sent by kombu and goes to the dead-letter queue", stacklevel=1)
             self.link.call_soon(message.reject, f"no message of kombu: {failure!r}")
             return None
-        pattern = self._patterns.get(queue)
+        pattern = self._streams.pattern(queue)
         is_wanted = pattern is None or self.typeof_topic._match(pattern, found["properties"]["delivery_info"].get("routing_key", ""))
         if not is_wanted or envelope.expired(found, message.create_time_ms, self.link.now_ms):
             self.link.call_soon(message.ack_later)

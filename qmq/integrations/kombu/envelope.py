@@ -69,3 +69,15 @@ def expired(message: Mapping[str, Any], create_time_ms: int, now_ms: int) -> boo
     """Whether the message is older than its `expiration` (milliseconds)."""
     left = message["properties"].get("expiration")
     return left is not None and now_ms > create_time_ms + int(left)
+
+
+def revoked_tasks(command: bytes) -> list[str]:
+    """The ids of the tasks that a command of Celery's remote control revokes; none for other commands."""
+    try:
+        found = loads(command.decode())
+    except ValueError:
+        return []
+    if not isinstance(found, dict) or found.get("method") != "revoke":
+        return []
+    ids = found.get("arguments", {}).get("task_id") or []
+    return [ids] if isinstance(ids, str) else list(ids)

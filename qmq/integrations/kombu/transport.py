@@ -10,8 +10,8 @@ from kombu.transport import virtual
 
 import qmq
 from qmq.integrations.cluster_link import ClusterLink
-from qmq.integrations.kombu.arrivals import Arrivals
 from qmq.integrations.kombu.channel import Channel
+from qmq.integrations.kombu.stream_queues import StreamQueues
 
 DEFAULT_PORT: Final = 20880
 CONNECT_S: Final = 5.0
@@ -47,12 +47,7 @@ class Transport(virtual.Transport):
 
     def __init__(self, client: Any, **kwargs: Any) -> None:
         super().__init__(client, **kwargs)
-        self.streams: dict[str, Arrivals] = {}
-        """Readers of the queues that are bound to a stream exchange: they receive messages from the binding on, on any channel."""
-        self.patterns: dict[str, str] = {}
-        """The routing keys that such a queue accepts from a topic exchange."""
-        self.passing: set[str] = set()
-        """Queues that are deleted with their consumer."""
+        self.streams = StreamQueues()
 
     @property
     def link(self) -> ClusterLink | None:
@@ -87,11 +82,7 @@ class Transport(virtual.Transport):
             self._hub = None
         try:
             super().close_connection(connection)
-            while self.streams:
-                queue, stream = self.streams.popitem()
-                stream.close()
-                if queue in self.passing:
-                    link.forget(stream.subject, stream.share)
+            self.streams.close(link)
         finally:
             self._link = None
             link.close()
