@@ -338,7 +338,7 @@ async def test_what_is_provided_is_made_for_each_message_and_sees_how_the_handle
         def in_thread(body: bytes, session: Session) -> None:
             told.append("called, though what provides its session needs an event loop")
 
-        with pytest.raises(InvalidArgument, match="handler takes a Session, which nobody provides"):
+        with pytest.raises(InvalidArgument, match="handler takes a Session, which is not provided"):
             await mq.run()
         mq.provide(Session, session)
         mq.provide(dict, lambda: {"a": 1})
