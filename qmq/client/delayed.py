@@ -114,7 +114,7 @@ class Delayed:
             page = await self._metadata().list_delayed(request)
             if page.silent and silent is None:
                 raise NotConnected(
-                    f"what {', '.join(sorted(page.silent))} did not answer, so its messages are missing: {'; '.join(page.silent.values())}"
+                    f"{', '.join(sorted(page.silent))} did not answer, so those messages are missing: {'; '.join(page.silent.values())}"
                 )
             if silent is not None:
                 silent.update(page.silent)

@@ -13,7 +13,22 @@ from qmq.metrics.figures import COUNTER, GAUGE, HISTOGRAM, Durations, Figure, Re
 from qmq.node.metering.serving import figures_by_role
 
 FIGURES = {figure.name: figure for figures in figures_by_role().values() for figure in figures}
-LABELS = {"broker_group", "subject", "group", "replica", "role", "kind", "log", "error", "method", "code", "order", "verdict", "language"}
+LABELS = {
+    "broker_group",
+    "subject",
+    "group",
+    "replica",
+    "role",
+    "kind",
+    "log",
+    "error",
+    "method",
+    "code",
+    "order",
+    "verdict",
+    "language",
+    "reason",
+}
 """None that grows with consumers, clients or messages."""
 NO_BASE_UNITS = r"_(milliseconds|ms|microseconds|minutes|hours|days|kilobytes|kib|mib|gib|megabytes|bits|percent)(_|$)"
 

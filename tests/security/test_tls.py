@@ -264,10 +264,11 @@ async def test_metrics_beyond_this_machine_are_for_who_has_a_certificate(tmp_pat
 
         async def ask(context: ssl.SSLContext | None, path: str) -> bytes:
             reader, writer = await asyncio.open_connection(HOST, port, ssl=context)
-            writer.write(f"GET {path} HTTP/1.1\r\nConnection: close\r\n\r\n".encode())
-            found = await reader.read()
-            writer.close()
-            return found
+            try:
+                writer.write(f"GET {path} HTTP/1.1\r\nConnection: close\r\n\r\n".encode())
+                return await reader.read()
+            finally:
+                writer.close()
 
         known, stranger = Credentials(papers.client).client_context(), Credentials(papers.ca_only).client_context()
         assert b"qmq_" in await ask(known, "/metrics")

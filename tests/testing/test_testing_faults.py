@@ -181,7 +181,7 @@ async def test_what_cannot_be_asked_for_is_refused_with_a_reason(qmq_cluster: Te
         await qmq_cluster.kill("broker-1")
     with pytest.raises(InvalidArgument, match="is not started"):
         TestCluster().client()
-    with pytest.raises(InvalidArgument, match="brokers is 1 to"):
+    with pytest.raises(InvalidArgument, match="brokers must be 1 to"):
         TestCluster(brokers=0)
     with pytest.raises(InvalidArgument, match="entered only once"):
         await qmq_cluster.__aenter__()

@@ -335,7 +335,7 @@ async def test_bad_calls_get_typed_errors_that_say_what_to_do(node: Node) -> Non
             with pytest.raises(InvalidArgument, match="encode it first"):
                 mq.producer("s").send(body)  # type: ignore[arg-type]
         for nothing in (object(), None):
-            with pytest.raises(InvalidArgument, match="a body is bytes"):
+            with pytest.raises(InvalidArgument, match=r"a body (is bytes|cannot be)"):
                 await mq.send("s", nothing)
         with pytest.raises(MessageTooLarge, match="100 is the most") as refused:
             await mq.send("s", bytes(101))

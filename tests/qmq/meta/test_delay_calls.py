@@ -283,7 +283,7 @@ async def test_a_list_without_one_of_the_groups_names_it(store: CoordinationStor
         assert "'d2' does not answer" in found.silent["d2"]
         client = qmq.connect(call.address)
         try:
-            with pytest.raises(NotConnected, match="d2 keeps is missing"):
+            with pytest.raises(NotConnected, match="d2 did not answer, so those messages are missing"):
                 [each async for each in client.delayed.list()]
         finally:
             await client.close()
