@@ -52,9 +52,7 @@ async def stage() -> AsyncIterator[Stage]:
         console = ConsoleServer(ConsoleConfig(cluster.address, port=0, is_writable=True), clients_of(cluster))
         await console.start()
         arguments = ["--no-sandbox"] if os.geteuid() == 0 else []
-        browser = await driver.chromium.launch(
-            executable_path=shutil.which("chromium"), args=[*arguments, "--disable-gpu", "--renderer-process-limit=1"]
-        )
+        browser = await driver.chromium.launch(executable_path=shutil.which("chromium"), args=[*arguments, "--disable-gpu"])
         async with parked_subject(mq, "accounts", "ledger", ["customer-1"], partitions=2) as consuming:
             await consuming.until_held(2)
             shared = Stage(cluster, mq, console, browser, ids)

@@ -166,7 +166,9 @@ def test_signals_tell_of_a_task_that_is_enqueued_begins_and_ends(tasks: Any, wor
     finally:
         for each in (task_enqueued, task_started, task_finished):
             each.disconnect(receive)
-    assert told == [(result.id, "READY"), (result.id, "RUNNING"), (result.id, "SUCCESSFUL")]
+    # The worker may begin before `enqueue` has told its own receivers.
+    assert (result.id, "READY") in told
+    assert [each for each in told if each[1] != "READY"] == [(result.id, "RUNNING"), (result.id, "SUCCESSFUL")]
 
 
 @pytest.mark.parametrize("has_outbox", [True, False])
