@@ -9,7 +9,6 @@ import asyncio
 import os
 import shutil
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -35,8 +34,6 @@ class Stage:
     console: ConsoleServer
     browser: Any
     ids: list[str]
-    login: Any = None
-    """The browser's state after a login, which all pages share."""
 
     @property
     def base(self) -> str:
@@ -55,11 +52,7 @@ async def stage() -> AsyncIterator[Stage]:
         browser = await driver.chromium.launch(executable_path=shutil.which("chromium"), args=[*arguments, "--disable-gpu"])
         async with parked_subject(mq, "accounts", "ledger", ["customer-1"], partitions=2) as consuming:
             await consuming.until_held(2)
-            shared = Stage(cluster, mq, console, browser, ids)
-            async with new_page(shared) as first:
-                await first.goto(console.url)
-                shared.login = await first.context.storage_state()
-            yield shared
+            yield Stage(cluster, mq, console, browser, ids)
         await browser.close()
         await console.stop()
 
@@ -89,31 +82,17 @@ async def filled(mq: Client) -> list[str]:
     return ids
 
 
-@asynccontextmanager
-async def new_page(stage: Stage, login: Any = None) -> AsyncIterator[Any]:
-    """An empty page; at the end an error if the browser complained about something."""
-    context = await stage.browser.new_context(viewport={"width": 1280, "height": 800}, locale="en", storage_state=login)
+@pytest_asyncio.fixture(loop_scope="module")
+async def page(stage: Stage) -> AsyncIterator[Any]:
+    """Logged in; it fails the test for what the browser complains about."""
+    context = await stage.browser.new_context(viewport={"width": 1280, "height": 800}, locale="en")
     opened, complaints = await context.new_page(), []
     opened.on("console", lambda each: complaints.append(each.text) if each.type == "error" else None)
     opened.on("pageerror", lambda each: complaints.append(str(each)))
     opened.on("dialog", lambda each: complaints.append(f"a dialog opened: {each.message}"))
     opened.set_default_timeout(10_000)
+    await opened.goto(stage.console.url)
     opened.complaints = complaints
     yield opened
     await context.close()
     assert complaints == []
-
-
-@pytest_asyncio.fixture(loop_scope="module")
-async def page(stage: Stage) -> AsyncIterator[Any]:
-    """Logged in with all others of the stage, still without a screen."""
-    async with new_page(stage, stage.login) as opened:
-        yield opened
-
-
-@pytest_asyncio.fixture(loop_scope="module")
-async def own_page(stage: Stage) -> AsyncIterator[Any]:
-    """Logged in by itself, on the overview."""
-    async with new_page(stage) as opened:
-        await opened.goto(stage.console.url)
-        yield opened

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 
 import pytest
-from chromium_stage import own_page, page, stage
+from chromium_stage import page, stage
 from console_support import PlainBrowser, site_of
 
 from qmq.testing import TestCluster
 
-__all__ = ["browser", "cluster", "own_page", "page", "stage"]
+__all__ = ["browser", "cluster", "page", "stage"]
 
 
 @pytest.fixture

@@ -44,9 +44,9 @@ NAMES = ("overview", "subjects", "subject", "search", "dead-letters", "group-let
 PICTURED = ("overview", "subject", "group-letters", "message", "delays", "route", "lanes")
 
 
-async def test_the_printed_address_lets_in_and_leaves_no_key_behind(stage: Stage, own_page: Any) -> None:
-    assert own_page.url == f"{stage.base}/"
-    assert await own_page.locator("h1").inner_text() == "Is all well?"
+async def test_the_printed_address_lets_in_and_leaves_no_key_behind(stage: Stage, page: Any) -> None:
+    assert page.url == f"{stage.base}/"
+    assert await page.locator("h1").inner_text() == "Is all well?"
 
 
 @pytest.mark.parametrize("at", range(len(NAMES)), ids=NAMES)
@@ -66,7 +66,6 @@ async def test_a_screen_fits_every_width_and_has_no_accessibility_violation(at: 
 
 @pytest.mark.smoke
 async def test_from_the_overview_to_a_message_by_clicks(stage: Stage, page: Any) -> None:
-    await page.goto(stage.base)
     await page.locator("#busiest ~ div a", has_text="orders").first.click()
     await page.wait_for_url("**/subjects/orders")
     first = page.locator("details.message").first
@@ -89,7 +88,6 @@ async def test_a_search_is_in_the_address_and_outlives_a_reload(stage: Stage, pa
 
 
 async def test_subjects_are_filtered_by_the_keyboard_alone(stage: Stage, page: Any) -> None:
-    await page.goto(stage.base)
     await page.keyboard.press("g")
     await page.keyboard.press("s")
     await page.wait_for_url("**/subjects")
@@ -100,16 +98,14 @@ async def test_subjects_are_filtered_by_the_keyboard_alone(stage: Stage, page: A
     assert await page.locator("tbody tr").count() == 1
 
 
-async def test_help_opens_and_closes_by_the_keyboard(stage: Stage, page: Any) -> None:
-    await page.goto(stage.base)
+async def test_help_opens_and_closes_by_the_keyboard(page: Any) -> None:
     await page.keyboard.press("?")
     assert await page.locator("#help").is_visible()
     await page.keyboard.press("Escape")
     assert not await page.locator("#help").is_visible()
 
 
-async def test_the_first_tab_stop_skips_to_the_content(stage: Stage, page: Any) -> None:
-    await page.goto(stage.base)
+async def test_the_first_tab_stop_skips_to_the_content(page: Any) -> None:
     await page.keyboard.press("Tab")
     assert await page.evaluate("document.activeElement.className") == "skip"
 
@@ -131,13 +127,11 @@ async def test_a_new_subject_appears_without_a_reload(stage: Stage, page: Any) -
     await page.locator("tbody tr", has_text="newcomer").wait_for(timeout=65_000)  # a busy machine rests longest
 
 
-async def test_curves_are_drawn(stage: Stage, page: Any) -> None:
-    await page.goto(stage.base)
+async def test_curves_are_drawn(page: Any) -> None:
     await page.locator(".chart canvas").first.wait_for()
 
 
 async def test_a_console_that_stops_answering_is_said_until_it_answers(stage: Stage, page: Any) -> None:
-    await page.goto(stage.base)
     await page.route("**/*", lambda route: route.abort())
     await page.locator("#stale").wait_for()
     await page.unroute("**/*")
@@ -146,7 +140,6 @@ async def test_a_console_that_stops_answering_is_said_until_it_answers(stage: St
 
 
 async def test_the_language_is_switched_and_kept(stage: Stage, page: Any) -> None:
-    await page.goto(stage.base)
     await page.get_by_role("link", name="中文").click()
     assert await page.locator("h1").inner_text() == "一切正常吗" + "\uff1f"
     await page.goto(f"{stage.base}/subjects")
@@ -154,8 +147,7 @@ async def test_the_language_is_switched_and_kept(stage: Stage, page: Any) -> Non
     assert await page.evaluate("document.documentElement.lang") == "zh-CN"
 
 
-async def test_dark_is_dark(stage: Stage, page: Any) -> None:
-    await page.goto(stage.base)
+async def test_dark_is_dark(page: Any) -> None:
     seen = []
     for scheme in ("light", "dark"):
         await page.emulate_media(color_scheme=scheme)
@@ -164,7 +156,6 @@ async def test_dark_is_dark(stage: Stage, page: Any) -> None:
 
 
 async def test_a_command_line_is_copied_as_it_stands(stage: Stage, page: Any) -> None:
-    await page.goto(stage.base)
     await page.context.grant_permissions(["clipboard-read", "clipboard-write"])
     await page.goto(f"{stage.base}/subjects/orders?content=total")
     await page.locator("[data-copy]").first.click()
@@ -412,7 +403,6 @@ async def test_the_back_button_leads_to_the_search_that_was_left(stage: Stage, p
 
 
 async def test_a_phone_reaches_every_screen_from_the_menu(stage: Stage, page: Any) -> None:
-    await page.goto(stage.base)
     await page.set_viewport_size({"width": 360, "height": 740})
     for name in ("Subjects", "Dead letters", "Delays", "Message", "Cluster", "Overview"):
         await page.get_by_role("navigation").get_by_role("link", name=name, exact=True).click()
@@ -428,8 +418,8 @@ async def test_pages_are_whole_without_scripts(stage: Stage) -> None:
     await context.close()
 
 
-async def test_who_logs_out_sees_nothing_any_more(stage: Stage, own_page: Any) -> None:
-    await own_page.get_by_role("button", name="Log out").click()
-    await own_page.wait_for_url("**/login")
-    await own_page.goto(f"{stage.base}/subjects")
-    assert "/login" in own_page.url
+async def test_who_logs_out_sees_nothing_any_more(stage: Stage, page: Any) -> None:
+    await page.get_by_role("button", name="Log out").click()
+    await page.wait_for_url("**/login")
+    await page.goto(f"{stage.base}/subjects")
+    assert "/login" in page.url
