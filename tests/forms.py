@@ -2,7 +2,7 @@
 
     gate   scripts/test         every promise: no tests marked `long`, a quarter of the examples, few seeds, a third of the planted bugs and
                                 a quarter of the tests that take turns, another one in each run
-    ci     .ci/run              the same, the tests marked `long`, all planted bugs, a third of the tests that take turns, and changing seeds
+    ci     .ci/run              the same, the tests marked `long`, all planted bugs, a third of those that take turns, and changing seeds
     all    scripts/test --all   every test, all examples, many seeds, and seeds that change from run to run
 
 Tests take turns if they are marked `rotating`, are in tests/system, or share Spark, a browser or a cluster of processes (GROUPS_IN_TURN).
