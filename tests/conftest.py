@@ -69,9 +69,6 @@ def is_left_out(item: pytest.Item) -> bool:
     """Whether this form leaves out this test. A test named by its id always runs."""
     if forms.FORM == "all" or any("::" in each for each in item.config.args):
         return False
-    group = item.get_closest_marker("xdist_group")
-    if group and group.args[0] == "hostile":  # under xdist their run does not end; by themselves they pass
-        return True
     if item.get_closest_marker("long") and forms.FORM == "gate":
         return True
     return takes_turns(item) and not forms.is_turn_of(item.nodeid)

@@ -330,8 +330,9 @@ async def test_a_parked_key_is_replayed_in_order_and_another_skipped_by_its_name
         await page.wait_for_url("**/subjects/payments/lanes")
         assert "audit-1 (0 - 1023)" in await page.locator("#lanes").inner_text()
         first, second = [page.locator("details.parked", has_text=key) for key in ("customer-1", "customer-2")]
-        while "2 messages" not in await first.locator("summary").inner_text():
-            await page.reload()
+        async with asyncio.timeout(30):
+            while "messages: 2" not in await first.locator("summary").inner_text():
+                await page.reload()
         consuming.bad.clear()
         await first.locator("summary").click()
         await first.get_by_role("button", name="Replay in order").click()

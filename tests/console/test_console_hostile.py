@@ -22,7 +22,7 @@ from qmq.printable import visible
 from qmq.proto.v1 import meta_pb2 as pb
 from qmq.testing import TestCluster
 
-chromium = [needs.chromium, pytest.mark.xdist_group("hostile"), pytest.mark.asyncio(loop_scope="module")]
+chromium = [needs.chromium, pytest.mark.xdist_group("chromium"), pytest.mark.asyncio(loop_scope="module")]
 IDS = [str(number) for number in range(len(hostile.TEXTS))]
 MADE_BY_TEXT = """() => {
     for (const each of document.querySelectorAll("details")) each.open = true;
