@@ -4,8 +4,8 @@
     /readyz             200 if it does what it is there for, 503 if not; with a line that says how it stands
 
 The server understands the requests of Prometheus, a load balancer and `curl`: GET and HEAD without a body, over connections that stay open.
-A request that is too long, or incomplete for too long, ends its connection. Over TLS, whoever shows no certificate learns the health only:
-probes have none.
+A request that is too long, or incomplete for too long, ends its connection. There is no password. Where servers require certificates, a
+client without one learns the health only: probes have none.
 """
 
 from __future__ import annotations
@@ -89,6 +89,7 @@ class MetricsServer:
         self._page = Page(sources)
         self._readiness = readiness
         self._listener: PortListener | None = None
+        self._needs_certificate = False
         self._writers: set[asyncio.StreamWriter] = set()
         self._waiting: dict[asyncio.StreamWriter, None] = {}
         """Connections that wait for their next request, the longest waiting first."""
@@ -98,8 +99,12 @@ class MetricsServer:
     def address(self) -> str:
         return f"{self.host}:{self.port}"
 
-    async def start(self, host: str, port: int, listen: Listen) -> None:
-        """Listen; `port` 0 takes a free one, see `port`. Raises OSError if the port is taken."""
+    async def start(self, host: str, port: int, listen: Listen, *, needs_certificate: bool = False) -> None:
+        """Listen; `port` 0 takes a free one, see `port`. With `needs_certificate`, who shows none learns the health only.
+
+        Raises OSError if the port is taken.
+        """
+        self._needs_certificate = needs_certificate
         self._listener = await listen(host, port, self._accept)
         self.host, self.port = host, self._listener.port
 
@@ -171,7 +176,7 @@ class MetricsServer:
         if path == READY:
             is_ready, says = self._readiness()
             return HttpAnswer("200 OK" if is_ready else "503 Service Unavailable", _TEXT, [f"{says}\n".encode()])
-        if writer.get_extra_info("sslcontext") is not None and not writer.get_extra_info("peercert"):
+        if self._needs_certificate and not writer.get_extra_info("peercert"):
             return HttpAnswer("403 Forbidden", _TEXT, [b"metrics are for clients with a certificate of the cluster's CA\n"])
         try:
             body, content_type = await self._page.render(request.headers.get("accept", ""))

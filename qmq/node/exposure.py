@@ -3,7 +3,7 @@
 loopback, unix:/path       as it is
 any other address          with TLS, and certificates required of clients, as it is; otherwise refused without --insecure
                            (QMQ_INSECURE=1): whoever reaches a port may read, change and delete everything
-the metrics port           with TLS as it is: it shows metrics, which contain names of subjects and groups, to who has a certificate only
+the metrics port           the same: metrics contain names of subjects and groups
 etcd's password over http  the same, since anybody on the way can read it
 
 docs/SECURITY.md says what is protected and what is not.
@@ -60,9 +60,9 @@ def require_guarded(
 ) -> None:
     """Raises InvalidArgument if there are weaknesses; with `is_insecure` they are only logged as warnings."""
     found = weaknesses(host, etcd, tls)
-    if metrics_host and not is_local(metrics_host) and tls is None:
+    if metrics_host and not _is_guarded(metrics_host, tls):
         what = f"everybody who reaches {metrics_host} may read the metrics, which have the names of subjects and groups"
-        remedy = "--tls-ca, --tls-cert and --tls-key show them to who has a certificate only"
+        remedy = "Certificates that are required of clients (--tls-ca, --tls-cert, --tls-key) close the metrics to all others"
         found.append(Weakness(what, f"{remedy}; without --metrics-host this machine alone may read them"))
     for what, remedy in found:
         if not is_insecure:

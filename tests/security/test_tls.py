@@ -23,7 +23,9 @@ import qmq
 from qmq.broker.broker_config import BrokerConfig
 from qmq.client.connection import connect
 from qmq.errors import InvalidArgument, NotConnected, TlsFailed
+from qmq.metrics.readiness import Readiness
 from qmq.node.dev_node import Node
+from qmq.node.metering import serving
 from qmq.security.authority import create_authority, issue
 from qmq.security.tls import LOOK_S, Credentials, Tls
 from qmq.security.tls_network import TlsListener, TlsNetwork, network_of
@@ -254,6 +256,15 @@ async def test_renewed_certificates_are_used_and_no_connection_is_dropped(tmp_pa
         assert mq.connections == 1
 
 
+async def ask_over_tls(port: int, path: str, context: ssl.SSLContext | None) -> bytes:
+    reader, writer = await asyncio.open_connection(HOST, port, ssl=context)
+    try:
+        writer.write(f"GET {path} HTTP/1.1\r\nConnection: close\r\n\r\n".encode())
+        return await reader.read()
+    finally:
+        writer.close()
+
+
 async def test_metrics_beyond_this_machine_are_for_who_has_a_certificate(tmp_path: Path, papers: Papers) -> None:
     config = replace(node_config(tmp_path / "data"), metrics_port=0, metrics_host="127.1")  # counts as another machine's address
     node = Node(config, network=TlsNetwork(Credentials(papers.server)))
@@ -262,25 +273,27 @@ async def test_metrics_beyond_this_machine_are_for_who_has_a_certificate(tmp_pat
         assert node.metrics is not None
         port = node.metrics.port
 
-        async def ask(context: ssl.SSLContext | None, path: str) -> bytes:
-            reader, writer = await asyncio.open_connection(HOST, port, ssl=context)
-            try:
-                writer.write(f"GET {path} HTTP/1.1\r\nConnection: close\r\n\r\n".encode())
-                return await reader.read()
-            finally:
-                writer.close()
-
         known, stranger = Credentials(papers.client).client_context(), Credentials(papers.ca_only).client_context()
-        assert b"qmq_" in await ask(known, "/metrics")
-        refusal = await ask(stranger, "/metrics")
+        assert b"qmq_" in await ask_over_tls(port, "/metrics", known)
+        refusal = await ask_over_tls(port, "/metrics", stranger)
         assert b"403 Forbidden" in refusal
         assert b"qmq_" not in refusal
         for path in ("/livez", "/readyz"):  # a probe has no certificate
-            assert b"200 OK" in await ask(stranger, path)
+            assert b"200 OK" in await ask_over_tls(port, path, stranger)
         with suppress(OSError):
-            assert await ask(None, "/livez") == b""
+            assert await ask_over_tls(port, "/livez", None) == b""
     finally:
         await node.stop()
+
+
+async def test_metrics_are_for_all_where_clients_need_no_certificate(papers: Papers) -> None:
+    network = TlsNetwork(Credentials(replace(papers.server, requires_clients=False)))
+    metrics = await serving.serve("127.1", 0, [], lambda: Readiness(True, "ok"), network)
+    assert metrics is not None
+    try:
+        assert b"200 OK" in await ask_over_tls(metrics.port, "/metrics", Credentials(papers.ca_only).client_context())
+    finally:
+        await metrics.stop()
 
 
 async def test_a_listener_outlives_its_own_failures(papers: Papers, caplog: pytest.LogCaptureFixture) -> None:

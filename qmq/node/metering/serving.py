@@ -46,15 +46,20 @@ def metrics_host(host: str, given: str) -> str:
 async def serve(
     host: str, port: int | None, sources: Sequence[FigureSource], readiness: Callable[[], Readiness], network: Network
 ) -> MetricsServer | None:
-    """Listen; None if no port is wanted. A port that other machines reach has the TLS of `network`; who shows no certificate
-    there learns the health only. Raises OSError if the port is taken.
+    """Listen; None if no port is wanted. A port that other machines reach has the TLS of `network`. If that requires certificates of
+    clients, who shows none learns the health only. Raises OSError if the port is taken.
     """
     if port is None:
         return None
     from qmq.metrics.endpoint import MetricsServer
 
     endpoint = MetricsServer(sources, readiness)
-    await endpoint.start(host, port, (NETWORK if is_local(host) else network.with_optional_certificates()).listen)
+    if is_local(host):
+        await endpoint.start(host, port, NETWORK.listen)
+    else:
+        credentials = network.credentials
+        needs_certificate = credentials is not None and credentials.files.requires_clients
+        await endpoint.start(host, port, network.with_optional_certificates().listen, needs_certificate=needs_certificate)
     return endpoint
 
 
