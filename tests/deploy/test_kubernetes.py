@@ -16,17 +16,20 @@ import yaml
 from typer.main import get_command
 
 from qmq.cli.app import app
-from qmq.security.tls import CA_VARIABLE, CERT_VARIABLE, KEY_VARIABLE
+from qmq.node.exposure import require_guarded
+from qmq.security.tls import CA_VARIABLE, CERT_VARIABLE, KEY_VARIABLE, Tls
 
 ROOT = Path(__file__).resolve().parents[2]
 CHART = ROOT / "deploy" / "helm" / "qmq"
 BASE = ROOT / "deploy" / "kubernetes" / "base"
 ZONES = ROOT / "deploy" / "kubernetes" / "overlays" / "three-zones"
 EVERYTHING = "tls.enabled=true,tls.issuer.name=ca,gateway.enabled=true,console.enabled=true,podMonitor.enabled=true,etcd.tlsSecret=etcd"
+OPTIONAL = "tls.enabled=true,tls.issuer.name=ca,tls.clients=optional"
 VALUES = {
     "defaults": "",
     "everything": EVERYTHING,
     "one replica": "groupDefaults.replicas=1,metaserver.replicas=1,networkPolicy.enabled=false",
+    "optional certificates": OPTIONAL,
 }
 OWN_KINDS = {"Certificate", "PodMonitor"}
 """Of cert-manager and of the Prometheus operator: Kubernetes has no schemas of them."""
@@ -108,10 +111,24 @@ def test_every_variable_is_an_option_of_the_command_that_gets_it(objects: list[d
             words = container["command"][1:]
             command = root.get_command(click.Context(root), words[0])  # type: ignore[attr-defined]
             variables = {option.envvar for option in command.params} | {CA_VARIABLE, CERT_VARIABLE, KEY_VARIABLE, "POD_NAME"}
-            for_servers = {"QMQ_INSECURE"} if words[0] == "doctor" else set()  # the pod of `helm test` shares its settings with servers
-            assert {each["name"] for each in container["env"]} <= variables | for_servers, name
+            assert {each["name"] for each in container.get("env") or []} <= variables, name
             names = {flag for option in command.params for flag in (*option.opts, *option.secondary_opts)}
             assert {word for word in words if word.startswith("--")} <= names, name
+
+
+def test_every_server_accepts_its_settings(objects: list[dict[str, Any]]) -> None:
+    for name, spec in pods(objects):
+        for container in spec["containers"]:
+            env = {each["name"]: each.get("value", "") for each in container.get("env") or []}
+            if "QMQ_METRICS_HOST" not in env:
+                continue
+            is_gateway = container["command"][1] == "gateway"  # whose clients have no certificates
+            tls = None
+            if CA_VARIABLE in env and not is_gateway:
+                tls = Tls("ca", "cert", "key", requires_clients=env["QMQ_TLS_CLIENTS"] == "required")
+            is_insecure = env.get("QMQ_INSECURE") == "1"
+            require_guarded(env["QMQ_HOST"], is_insecure, tls=tls, metrics_host=env["QMQ_METRICS_HOST"])
+            assert is_insecure == (tls is None or not tls.requires_clients), name
 
 
 def test_a_replica_is_known_and_reached_by_the_name_of_its_pod(objects: list[dict[str, Any]]) -> None:

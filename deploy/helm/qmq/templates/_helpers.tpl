@@ -105,7 +105,12 @@ readinessProbe:
 {{- end }}
 {{- if .root.Values.tls.enabled }}
 - {name: QMQ_TLS_CLIENTS, value: {{ .root.Values.tls.clients }}}
+{{- if eq .root.Values.tls.clients "optional" }}
+- {name: QMQ_INSECURE, value: "1"}
+{{- end }}
 - {name: QMQ_ADMINS, value: {{ .root.Values.tls.admins | quote }}}
+{{- else }}
+- {name: QMQ_INSECURE, value: "1"}
 {{- end }}
 {{- include "qmq.env-tls" . }}
 {{- end }}
@@ -115,8 +120,6 @@ readinessProbe:
 - {name: QMQ_TLS_CA, value: /certs/ca.crt}
 - {name: QMQ_TLS_CERT, value: /certs/tls.crt}
 - {name: QMQ_TLS_KEY, value: /certs/tls.key}
-{{- else }}
-- {name: QMQ_INSECURE, value: "1"}
 {{- end }}
 {{- end }}
 
