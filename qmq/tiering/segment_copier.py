@@ -45,7 +45,7 @@ class CopierPace:
 
 
 @dataclass(slots=True)
-class CopierTallies:
+class CopierCounters:
     """What was done since the process began."""
 
     copied_bytes: int = 0
@@ -90,7 +90,7 @@ class SegmentCopier:
         self._read_back: tuple[int, set[int]] = (-1, set())
         """The base of the segment that is copied, and its chunks that were read back."""
         self.catalog = SegmentCatalog()
-        self.tallies = CopierTallies()
+        self.counters = CopierCounters()
 
     def start(self) -> None:
         """Begin. Reads the catalog's file."""
@@ -114,7 +114,7 @@ class SegmentCopier:
                     pause_s = 0.0
                 self._away_s = self._pace.away_s
             except StoreAway as failure:
-                self.tallies.failed("away")
+                self.counters.failed("away")
                 pause_s, self._away_s = self._away_s, min(2 * self._away_s, self._pace.away_s_max)
                 log.warning("the object store failed, trying again in %.0f s: %s", pause_s, failure)
             except (OSError, DiskFull) as failure:
@@ -152,7 +152,7 @@ class SegmentCopier:
         try:
             is_done = await self._in_thread(lambda: self._carry_out(copying, step))
         except (SegmentConflict, SegmentDamaged) as failure:
-            self.tallies.failed("conflict" if isinstance(failure, SegmentConflict) else "damaged")
+            self.counters.failed("conflict" if isinstance(failure, SegmentConflict) else "damaged")
             log.error("segment %d is not copied to the object store: %s", segment.base, failure)
             is_done = False
         except (FileNotFoundError, Interrupted):  # retention has deleted it, or the broker stops
@@ -172,12 +172,12 @@ class SegmentCopier:
             case Task.COPY:
                 if self._read_back[0] != step.segment.base:
                     self._read_back = (step.segment.base, set())
-                self.tallies.copied_bytes += copying.copy(step.segment, self._read_back[1])
+                self.counters.copied_bytes += copying.copy(step.segment, self._read_back[1])
             case Task.LOOK:
                 return copying.manifest(step.segment) is not None
             case Task.DELETE:
                 copying.delete(step.segment)
-                self.tallies.deleted_segments += 1
+                self.counters.deleted_segments += 1
             case Task.FORGET:
                 return copying.is_gone(step.segment)
         return True

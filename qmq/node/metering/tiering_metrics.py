@@ -32,9 +32,9 @@ class TieringSource:
         self._group = group
 
     def read(self) -> Iterator[Reading | None]:
-        catalog, tallies, group = self._copier.catalog, self._copier.tallies, self._group
+        catalog, counters, group = self._copier.catalog, self._copier.counters, self._group
         yield one(STORED, sum(each.size for each in catalog.stored), group)
         yield one(WAITING, sum(each.size for each in catalog.noted), group)
-        yield one(COPIED, tallies.copied_bytes, group)
-        yield one(DELETED, tallies.deleted_segments, group)
-        yield Reading(FAILURES, [((group, reason), count) for reason, count in tallies.failures.items()])
+        yield one(COPIED, counters.copied_bytes, group)
+        yield one(DELETED, counters.deleted_segments, group)
+        yield Reading(FAILURES, [((group, reason), count) for reason, count in counters.failures.items()])

@@ -43,10 +43,10 @@ async def test_sealed_segments_are_stored_and_the_one_being_written_is_not(tmp_p
             await eventually(lambda: copier.catalog.stored == sealed_segments(store))
             grow(store, 4)
             await eventually(lambda: copier.catalog.stored == sealed_segments(store))
-            assert copier.tallies.copied_bytes == store.messages.bases[-1]
+            assert copier.counters.copied_bytes == store.messages.bases[-1]
         async with running(store, objects) as copier:
             await eventually(lambda: copier.catalog.stored == sealed_segments(store))
-            assert copier.tallies.copied_bytes == 0
+            assert copier.counters.copied_bytes == 0
 
 
 async def test_a_lost_catalog_is_made_anew_without_copying_again(tmp_path: Path) -> None:
@@ -57,7 +57,7 @@ async def test_a_lost_catalog_is_made_anew_without_copying_again(tmp_path: Path)
         (store.folder / CATALOG_FILE).write_bytes(b"nonsense")
         async with running(store, objects) as copier:
             await eventually(lambda: copier.catalog.stored == sealed_segments(store))
-            assert copier.tallies.copied_bytes == 0
+            assert copier.counters.copied_bytes == 0
 
 
 async def test_a_store_that_is_away_gets_everything_when_it_is_back(tmp_path: Path) -> None:
@@ -66,8 +66,8 @@ async def test_a_store_that_is_away_gets_everything_when_it_is_back(tmp_path: Pa
     with log_at(tmp_path) as store:
         async with running(store, objects) as copier:
             await eventually(lambda: copier.catalog.stored == sealed_segments(store))
-            assert copier.tallies.failures["away"] >= 19
-            assert copier.tallies.failures["conflict"] == copier.tallies.failures["damaged"] == 0
+            assert copier.counters.failures["away"] >= 19
+            assert copier.counters.failures["conflict"] == copier.counters.failures["damaged"] == 0
 
 
 async def test_what_retention_ends_leaves_the_store_with_half_copies(tmp_path: Path) -> None:
@@ -76,7 +76,7 @@ async def test_what_retention_ends_leaves_the_store_with_half_copies(tmp_path: P
         segments = sealed_segments(store)
         half = FaultyObjects(inner, lambda call: call > 6)
         async with running(store, half) as copier:
-            await eventually(lambda: copier.tallies.failures["away"] > 0)
+            await eventually(lambda: copier.counters.failures["away"] > 0)
         assert inner.get(NAMES.chunk(segments[0], 0)) is not None
         store.messages.drop_files_before(store.messages.bases[-1])
         random = Random(1)
@@ -107,6 +107,6 @@ async def test_a_damaged_segment_waits_for_its_repair_and_holds_up_no_other(tmp_
         whole = path.read_bytes()
         path.write_bytes(whole[:5000] + b"?" + whole[5001:])
         async with running(store, objects) as copier:
-            await eventually(lambda: copier.catalog.stored == others and copier.tallies.failures["damaged"] > 0)
+            await eventually(lambda: copier.catalog.stored == others and copier.counters.failures["damaged"] > 0)
             path.write_bytes(whole)
             await eventually(lambda: copier.catalog.stored == sealed_segments(store))
