@@ -1,4 +1,4 @@
-"""Fixtures: a node in this process, a node in a process of its own."""
+"""Fixtures: a node in this process, a node in a process of its own, etcd. And which tests run, in which order."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import forms
+import needs
 import pytest
 from hypothesis import settings
+from qmq_coordination.etcd.etcd_process import EtcdProcess
 from secret_scan import pytest_runtest_makereport as pytest_runtest_makereport
 from support import NodeProcess, node_config, running
 
@@ -132,3 +134,25 @@ def node_process(tmp_path: Path) -> Iterator[NodeProcess]:
     found = NodeProcess(tmp_path / "node")
     yield found
     found.kill()
+
+
+@pytest.fixture(scope="session")
+def shared_etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdProcess]:
+    """An etcd for tests that do not disturb it: each uses a namespace of its own."""
+    yield from _etcd_on(tmp_path_factory.mktemp("etcd"))
+
+
+@pytest.fixture
+def own_etcd(tmp_path: Path) -> Iterator[EtcdProcess]:
+    """An etcd for a test that disturbs it."""
+    yield from _etcd_on(tmp_path / "etcd")
+
+
+def _etcd_on(folder: Path) -> Iterator[EtcdProcess]:
+    needs.need_etcd()
+    server = EtcdProcess(folder)
+    try:
+        server.start()
+        yield server
+    finally:
+        server.stop()

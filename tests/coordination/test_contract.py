@@ -31,7 +31,7 @@ from qmq.errors import Compacted, CoordinationError, LeaseNotFound
 async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[CoordinationStore]:
     found: CoordinationStore
     if request.param == "etcd":
-        server = request.getfixturevalue("etcd_server")
+        server = request.getfixturevalue("shared_etcd")
         found = EtcdStore([server.endpoint], namespace=unique_namespace())
     else:
         found = EmbeddedStore(None if request.param == "memory" else tmp_path / "c.db")

@@ -184,10 +184,11 @@ class Generator:
         return max(0, self.now - self.random.choice([-2, -1, 0, 1, 2, 5, 10, 50]))
 
 
-@pytest.mark.parametrize("seed", range(5))
-async def test_the_embedded_store_answers_as_etcd_does(seed: int, etcd_server: EtcdProcess) -> None:
+@pytest.mark.rotating
+@pytest.mark.parametrize("seed", [pytest.param(0, marks=pytest.mark.smoke), 1, 2, 3, 4])
+async def test_the_embedded_store_answers_as_etcd_does(seed: int, shared_etcd: EtcdProcess) -> None:
     generator = Generator(seed)
-    ours, real = Side(EmbeddedStore()), Side(EtcdStore([etcd_server.endpoint], namespace=unique_namespace()))
+    ours, real = Side(EmbeddedStore()), Side(EtcdStore([shared_etcd.endpoint], namespace=unique_namespace()))
     followers: list[Follower] = []
     try:
         for side in (ours, real):

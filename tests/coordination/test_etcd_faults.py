@@ -42,15 +42,15 @@ async def same_as_undisturbed(follower: Follower, store: EtcdStore, start: int, 
     assert follower.found == await history(store, "w/", start, end)
 
 
-async def test_a_watch_over_a_killed_and_restarted_server_gives_every_event_once(own_server: EtcdProcess) -> None:
-    async with opened([own_server.endpoint]) as store:
+async def test_a_watch_over_a_killed_and_restarted_server_gives_every_event_once(own_etcd: EtcdProcess) -> None:
+    async with opened([own_etcd.endpoint]) as store:
         start = await store.put("w/0", b"")
         follower = Follower(store, "w/", start)
         for turn in range(3):
             for number in range(5):
                 await put_surely(store, f"w/{number}", b"%d %d" % (turn, number))
-            own_server.kill()
-            await restart(own_server)
+            own_etcd.kill()
+            await restart(own_etcd)
         end = await put_surely(store, "w/end", b"")
         await same_as_undisturbed(follower, store, start, end)
         assert len(follower.found) == 17
@@ -130,18 +130,18 @@ async def test_without_a_majority_no_call_succeeds_and_no_change_is_reported_don
         await put_surely(store, "k", b"3")
 
 
-async def test_a_change_over_a_connection_that_never_was_is_known_not_to_be_done(own_server: EtcdProcess) -> None:
-    own_server.pause()
+async def test_a_change_over_a_connection_that_never_was_is_known_not_to_be_done(own_etcd: EtcdProcess) -> None:
+    own_etcd.pause()
     try:
-        async with opened([own_server.endpoint], total_s=1.5) as store:
+        async with opened([own_etcd.endpoint], total_s=1.5) as store:
             with pytest.raises(CoordinationUnavailable, match="nothing was changed"):
                 await store.put("k", b"")
     finally:
-        own_server.resume()
+        own_etcd.resume()
 
 
-async def test_a_call_under_way_when_the_store_is_closed_ends_with_an_error_of_ours(own_server: EtcdProcess) -> None:
-    async with proxied(own_server.client_port) as proxy, opened([proxy.endpoint]) as store:
+async def test_a_call_under_way_when_the_store_is_closed_ends_with_an_error_of_ours(own_etcd: EtcdProcess) -> None:
+    async with proxied(own_etcd.client_port) as proxy, opened([proxy.endpoint]) as store:
         await store.get("k")
         proxy.loses_answers = True
         calls = [asyncio.create_task(each) for each in (store.put("k", b""), store.get("k"), store.keep_alive(LeaseId(1)))]
@@ -152,8 +152,8 @@ async def test_a_call_under_way_when_the_store_is_closed_ends_with_an_error_of_o
         assert [type(error) for error in errors[1:]] == [CoordinationError] * 2
 
 
-async def test_a_call_that_is_cancelled_is_cancelled(own_server: EtcdProcess) -> None:
-    async with proxied(own_server.client_port) as proxy, opened([proxy.endpoint]) as store:
+async def test_a_call_that_is_cancelled_is_cancelled(own_etcd: EtcdProcess) -> None:
+    async with proxied(own_etcd.client_port) as proxy, opened([proxy.endpoint]) as store:
         await store.get("k")
         proxy.loses_answers = True
         call = asyncio.create_task(store.get("k"))
@@ -163,15 +163,15 @@ async def test_a_call_that_is_cancelled_is_cancelled(own_server: EtcdProcess) ->
             await call
 
 
-async def test_a_dead_endpoint_among_the_living_costs_nothing_but_a_try(own_server: EtcdProcess) -> None:
-    async with opened(["127.0.0.1:1", own_server.endpoint]) as store:
+async def test_a_dead_endpoint_among_the_living_costs_nothing_but_a_try(own_etcd: EtcdProcess) -> None:
+    async with opened(["127.0.0.1:1", own_etcd.endpoint]) as store:
         assert await store.put("k", b"") == 2
         lease = await store.grant(60)
         assert await store.keep_alive(lease) == 60
 
 
-async def test_a_watch_that_was_cut_off_while_its_past_was_compacted_says_so(own_server: EtcdProcess) -> None:
-    async with proxied(own_server.client_port) as proxy, opened([proxy.endpoint]) as cut, opened([own_server.endpoint]) as direct:
+async def test_a_watch_that_was_cut_off_while_its_past_was_compacted_says_so(own_etcd: EtcdProcess) -> None:
+    async with proxied(own_etcd.client_port) as proxy, opened([proxy.endpoint]) as cut, opened([own_etcd.endpoint]) as direct:
         start = await direct.put("w/0", b"")
         follower = Follower(cut, "w/", start)
         await follower.reaches(start)
@@ -189,8 +189,8 @@ async def test_a_watch_that_was_cut_off_while_its_past_was_compacted_says_so(own
         await again.stop()
 
 
-async def test_compaction_does_not_hurt_a_watch_that_keeps_up(own_server: EtcdProcess) -> None:
-    async with opened([own_server.endpoint]) as store:
+async def test_compaction_does_not_hurt_a_watch_that_keeps_up(own_etcd: EtcdProcess) -> None:
+    async with opened([own_etcd.endpoint]) as store:
         start = await store.put("w/0", b"")
         follower = Follower(store, "w/", start)
         await follower.reaches(start)
@@ -201,9 +201,9 @@ async def test_compaction_does_not_hurt_a_watch_that_keeps_up(own_server: EtcdPr
         await follower.stop()
 
 
-async def test_large_revisions_are_watched_whole(own_server: EtcdProcess) -> None:
+async def test_large_revisions_are_watched_whole(own_etcd: EtcdProcess) -> None:
     """Each transaction is 1.2 MB, so etcd cuts the backlog into fragments, within revisions."""
-    async with opened([own_server.endpoint]) as store:
+    async with opened([own_etcd.endpoint]) as store:
         start = (await store.list("")).revision + 1
         for turn in range(6):
             await store.txn([], [Put(f"w/{turn}/{number}", bytes(100_000)) for number in range(12)])
@@ -211,29 +211,29 @@ async def test_large_revisions_are_watched_whole(own_server: EtcdProcess) -> Non
         assert [len(changes.events) for changes in found] == [12] * 6
 
 
-async def test_a_watch_whose_member_falls_silent_goes_on_elsewhere(own_server: EtcdProcess) -> None:
-    async with proxied(own_server.client_port) as proxy, opened([proxy.endpoint, own_server.endpoint]) as store:
+async def test_a_watch_whose_member_falls_silent_goes_on_elsewhere(own_etcd: EtcdProcess) -> None:
+    async with proxied(own_etcd.client_port) as proxy, opened([proxy.endpoint, own_etcd.endpoint]) as store:
         start = await store.put("w/0", b"")
         follower = Follower(store, "w/", start)
         await follower.reaches(start)
         proxy.loses_answers = True
-        async with opened([own_server.endpoint]) as direct:
+        async with opened([own_etcd.endpoint]) as direct:
             await follower.reaches(await direct.put("w/1", b""))
             assert len(follower.found) == 2
         await follower.stop()
 
 
-async def test_a_lease_that_ended_while_the_server_was_stopped_is_lost(own_server: EtcdProcess) -> None:
-    async with opened([own_server.endpoint], total_s=2.5) as store:
+async def test_a_lease_that_ended_while_the_server_was_stopped_is_lost(own_etcd: EtcdProcess) -> None:
+    async with opened([own_etcd.endpoint], total_s=2.5) as store:
         lease = await store.grant(1)
         start = await store.put("w/l", b"", lease)
         follower = Follower(store, "w/", start)
-        own_server.pause()
+        own_etcd.pause()
         try:
             with pytest.raises(CoordinationUnavailable):
                 await store.keep_alive(lease)
         finally:
-            own_server.resume()
+            own_etcd.resume()
         await follower.reaches(start + 1)
         assert follower.found[-1].events[0].now is None
         with pytest.raises(LeaseNotFound):
@@ -241,16 +241,16 @@ async def test_a_lease_that_ended_while_the_server_was_stopped_is_lost(own_serve
         await follower.stop()
 
 
-async def test_a_grant_whose_answer_is_lost_is_repeated_and_finds_its_own_lease(own_server: EtcdProcess) -> None:
-    async with proxied(own_server.client_port) as proxy, opened([proxy.endpoint]) as store:
+async def test_a_grant_whose_answer_is_lost_is_repeated_and_finds_its_own_lease(own_etcd: EtcdProcess) -> None:
+    async with proxied(own_etcd.client_port) as proxy, opened([proxy.endpoint]) as store:
         await store.get("k")
         proxy.loses_answers = True
         granting = asyncio.create_task(store.grant(60))
-        await eventually(lambda: "leases" in own_server.call("/v3/lease/leases", {}))
+        await eventually(lambda: "leases" in own_etcd.call("/v3/lease/leases", {}))
         await proxy.heal()
         lease = await granting
         assert await store.keep_alive(lease) == 60
-        assert own_server.call("/v3/lease/leases", {})["leases"] == [{"ID": str(lease)}]
+        assert own_etcd.call("/v3/lease/leases", {})["leases"] == [{"ID": str(lease)}]
 
 
 # --- transactions whose answer is lost ---------------------------------------------------------------------------------
@@ -269,8 +269,8 @@ async def losing(server: EtcdProcess, *, requests: bool = False) -> AsyncIterato
         yield FaultyStore(lossy, before=lose, after=proxy.heal), direct
 
 
-async def test_a_lost_answer_is_reported_as_unknown_and_nothing_is_repeated(own_server: EtcdProcess) -> None:
-    async with losing(own_server) as (lossy, direct):
+async def test_a_lost_answer_is_reported_as_unknown_and_nothing_is_repeated(own_etcd: EtcdProcess) -> None:
+    async with losing(own_etcd) as (lossy, direct):
         with pytest.raises(CoordinationUnknown, match="read back"):
             await lossy.txn([], [Put("k", b"1")])
         found = await direct.get("k")
@@ -278,8 +278,8 @@ async def test_a_lost_answer_is_reported_as_unknown_and_nothing_is_repeated(own_
         assert found.version == 1
 
 
-async def test_a_done_transaction_is_found_by_its_proof(own_server: EtcdProcess) -> None:
-    async with losing(own_server) as (lossy, direct):
+async def test_a_done_transaction_is_found_by_its_proof(own_etcd: EtcdProcess) -> None:
+    async with losing(own_etcd) as (lossy, direct):
         proof = Put("k", b"mine")
         decision = await txn_decided(lossy, [absent("k")], [proof, Put("other", b"")], proof=proof)
         found = await direct.get("k")
@@ -287,8 +287,8 @@ async def test_a_done_transaction_is_found_by_its_proof(own_server: EtcdProcess)
         assert decision == TxnDecision(TxnFate.DONE, found.mod_revision)
 
 
-async def test_a_request_that_never_arrived_is_not_done_yet_while_it_still_could_be(own_server: EtcdProcess) -> None:
-    async with losing(own_server, requests=True) as (lossy, direct):
+async def test_a_request_that_never_arrived_is_not_done_yet_while_it_still_could_be(own_etcd: EtcdProcess) -> None:
+    async with losing(own_etcd, requests=True) as (lossy, direct):
         await direct.put("k", b"old")
         item = await direct.get("k")
         assert item is not None

@@ -76,10 +76,10 @@ def tls_server(tmp_path: Path, authority: Authority) -> Iterator[EtcdProcess]:
 
 
 @pytest.fixture
-def auth_server(own_server: EtcdProcess) -> EtcdProcess:
+def auth_server(own_etcd: EtcdProcess) -> EtcdProcess:
     """A member that wants users."""
-    own_server.enable_auth("root-secret", {"broker": "secret"}, "/qmq/")
-    return own_server
+    own_etcd.enable_auth("root-secret", {"broker": "secret"}, "/qmq/")
+    return own_etcd
 
 
 async def test_with_a_certificate_of_the_right_authority_everything_works(tls_server: EtcdProcess, authority: Authority) -> None:
@@ -190,10 +190,10 @@ async def test_what_the_role_does_not_allow_is_denied(auth_server: EtcdProcess) 
     await store.close()
 
 
-async def test_a_user_where_none_is_wanted_does_no_harm(own_server: EtcdProcess) -> None:
-    store = EtcdStore([own_server.endpoint], user="broker", password="secret", namespace="/qmq/")
+async def test_a_user_where_none_is_wanted_does_no_harm(own_etcd: EtcdProcess) -> None:
+    store = EtcdStore([own_etcd.endpoint], user="broker", password="secret", namespace="/qmq/")
     await store.put("k", b"1")
-    own_server.enable_auth("root-secret", {"broker": "secret"}, "/qmq/")
+    own_etcd.enable_auth("root-secret", {"broker": "secret"}, "/qmq/")
     await store.put("k", b"2")
     await store.close()
 

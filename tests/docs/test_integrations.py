@@ -33,6 +33,7 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     node.kill()
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_what_an_integrations_page_shows_is_what_its_code_prints(page: Path, address: str, tmp_path: Path) -> None:
     if find_spec(MODULES[page.stem]) is None:

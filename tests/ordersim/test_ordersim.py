@@ -123,6 +123,7 @@ def test_what_a_paused_process_has_not_begun_is_kept_when_it_is_killed() -> None
     bury(loop.kill())
 
 
+@pytest.mark.rotating
 def test_a_seed_always_tells_the_same_story() -> None:
     """In this process, and in others, where string hashes differ."""
     folder = str(Path(__file__).parents[1])
