@@ -81,6 +81,12 @@ class GatewayCredentials:
         return keys
 
 
+def claimed_access_key(headers: Mapping[str, str]) -> str:
+    """The access key that a call names, whether its signature is right or not; "" for none."""
+    found = _SIGNED.fullmatch(headers.get(AUTHORIZATION, "").strip())
+    return "" if found is None else f"access key {found['access_key']}"
+
+
 def _is_complete(found: Any) -> bool:
     names = ("access_key", "secret_key", "token")
     return isinstance(found, dict) and all(isinstance(found.get(each), str) and found[each] for each in names)

@@ -12,15 +12,16 @@ from qmq.clock import Clock, SystemClock
 from qmq.gateway.call_counters import CallCounters
 from qmq.gateway.client_sessions import SESSIONS_MAX
 from qmq.gateway.gateway_config import GatewayConfig
-from qmq.gateway.gateway_credentials import GatewayCredentials
+from qmq.gateway.gateway_credentials import GatewayCredentials, claimed_access_key
 from qmq.gateway.gateway_parts import GatewayIdentities, GatewayParts
 from qmq.gateway.messaging_service import MessagingService
+from qmq.gateway.status_codes import Refused
 from qmq.network import NETWORK, Network, RpcPort
 from qmq.proto.rocketmq import service_pb2_grpc
 from qmq.rpc_door import RpcBounds, RpcDoor
 from qmq.rpc_server import rpc_server
 from qmq.security.audit import AuditLog
-from qmq.security.principal import ANONYMOUS
+from qmq.security.principal import ANONYMOUS, RpcPeers, peer_address
 
 log = logging.getLogger("qmq.gateway")
 
@@ -35,7 +36,7 @@ class GatewayServer:
 
     Without `credentials` everybody is served with `client`, which is its owner's, who closes it after `stop`. With them each access key is
     served with a client of its own, which `connect` makes for its token. `network` is for the gateway's port.
-    `audit` gets the handshakes of TLS that fail there.
+    `audit` gets the handshakes of TLS that fail there, and the calls whose signature is missing or wrong.
     """
 
     def __init__(
@@ -56,6 +57,7 @@ class GatewayServer:
         self._identities = GatewayIdentities(connect or (lambda _: client), config, clock)
         self._service = MessagingService(self._parts_for, config)
         self._audit = audit or AuditLog()
+        self._peers: RpcPeers = {}
         self._served: RpcPort | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self.port = config.port
@@ -74,16 +76,28 @@ class GatewayServer:
     def address(self) -> str:
         return f"{self._config.host}:{self.port}"
 
-    def _parts_for(self, headers: Mapping[str, str]) -> GatewayParts:
+    def _parts_for(self, call: str, headers: Mapping[str, str], peer: str) -> GatewayParts:
         if self._credentials is None:
             return self.parts
-        return self._identities.parts_of(self._credentials.authenticate(headers))
+        try:
+            keys = self._credentials.authenticate(headers)
+        except Refused as failure:
+            self._audit.refuse(
+                principal=str(ANONYMOUS),
+                how="none",
+                address=peer_address(peer, self._peers),
+                action=call,
+                on=claimed_access_key(headers),
+                error=failure.message,
+            )
+            raise
+        return self._identities.parts_of(keys)
 
     async def start(self) -> None:
         """Serve. Raises OSError if the port is taken."""
         bounds = BOUNDS.fitting(self._network.rpc_descriptors(self._config.host))
         shares_port, takes_plaintext = self._config.shares_port, self._config.takes_plaintext
-        door = RpcDoor(bounds, self._refused, shares_port=shares_port, takes_plaintext=takes_plaintext)
+        door = RpcDoor(bounds, self._refused, self._peers, shares_port=shares_port, takes_plaintext=takes_plaintext)
         server = rpc_server(door)
         service_pb2_grpc.add_MessagingServiceServicer_to_server(self._service, server)
         self._served = await self._network.serve(server, self._config.host, self._config.port, door)

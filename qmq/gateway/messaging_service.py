@@ -77,7 +77,7 @@ def answered(
         async def call(self: MessagingService, request: _Request, context: Context) -> _Answer:
             headers = headers_of(context)
             try:
-                found = await serve(self, request, self.caller(headers, context))
+                found = await serve(self, request, self.caller(serve.__name__, headers, context))
             except Exception as failure:
                 found = answer(status=_told(failure))
             self.counters.note(serve.__name__, headers.get(LANGUAGE, ""), found.status.code)
@@ -103,7 +103,7 @@ def streamed(
         async def call(self: MessagingService, request: _Request, context: Context) -> AsyncIterator[_Answer]:
             headers = headers_of(context)
             try:
-                caller = self.caller(headers, context)
+                caller = self.caller(serve.__name__, headers, context)
             except Exception as failure:
                 self.counters.note(serve.__name__, headers.get(LANGUAGE, ""), _told(failure).code)
                 yield answer(status=_told(failure))
@@ -127,17 +127,17 @@ def headers_of(context: Context) -> dict[str, str]:
 
 
 class MessagingService(service_pb2_grpc.MessagingServiceServicer):
-    """Serves the gRPC calls. `parts_for` finds the parts that serve a call by its headers; it raises Refused."""
+    """Serves the gRPC calls. `parts_for` finds the parts that serve a call by its name, headers and peer; it raises Refused."""
 
-    def __init__(self, parts_for: Callable[[Mapping[str, str]], GatewayParts], config: GatewayConfig) -> None:
+    def __init__(self, parts_for: Callable[[str, Mapping[str, str], str], GatewayParts], config: GatewayConfig) -> None:
         self._parts_for, self._config = parts_for, config
         self._advertised = endpoints_of(config.advertise) if config.advertise else None
         self.counters = CallCounters()
         """Counts the answers of all calls."""
 
-    def caller(self, headers: Mapping[str, str], context: Context) -> MessagingCaller:
+    def caller(self, call: str, headers: Mapping[str, str], context: Context) -> MessagingCaller:
         """Identify the caller. Raises Refused."""
-        parts = self._parts_for(headers)
+        parts = self._parts_for(call, headers, context.peer())
         if not headers.get(CLIENT_ID):
             raise Refused(api.CLIENT_ID_REQUIRED, f"the call has no header {CLIENT_ID}: every client must send it")
         return MessagingCaller(headers[CLIENT_ID], headers.get(LANGUAGE, ""), parts, context.time_remaining())
@@ -189,7 +189,7 @@ class MessagingService(service_pb2_grpc.MessagingServiceServicer):
         headers = headers_of(context)
         stream = TelemetryStream(context.write, lambda command: self._note(headers, command))
         try:
-            caller = self.caller(headers, context)
+            caller = self.caller("Telemetry", headers, context)
         except Exception as failure:
             await stream.send(calls.TelemetryCommand(status=_told(failure)))
             return

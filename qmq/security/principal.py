@@ -113,6 +113,14 @@ RpcPeers = dict[str, RpcPeer]
 """By the last part of what gRPC calls the peer."""
 
 
+def peer_address(peer: str, peers: RpcPeers) -> str:
+    """The address of what gRPC calls the peer, as the data port writes addresses: HOST:PORT, or `unix`."""
+    found = peers.get(peer.rpartition("/")[2])
+    if found is not None:
+        return found.address
+    return peer.partition(":")[2] if peer.startswith(("ipv4:", "ipv6:")) else "unix"
+
+
 @dataclass(frozen=True, slots=True)
 class PrincipalRule:
     """How a certificate becomes a principal. An invalid name gives None: the peer is anonymous."""

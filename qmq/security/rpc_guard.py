@@ -21,7 +21,7 @@ from qmq.rpc import abort
 from qmq.security.access_control import AccessControl, Caller
 from qmq.security.access_rules import Need, Operation, on_cluster, on_subject
 from qmq.security.audit import AuditLog
-from qmq.security.principal import Principal, RpcPeers
+from qmq.security.principal import Principal, RpcPeers, peer_address
 from qmq.security.quotas import RateMeter
 from qmq.security.rpc_operations import RPC_RULES, RpcRule
 
@@ -137,10 +137,9 @@ class RpcGuard(grpc.aio.ServerInterceptor):
         metadata = {key: value for key, value in context.invocation_metadata() or () if isinstance(value, str)}
         shown = metadata.get("authorization", "")
         token = shown[len(_BEARER) :] if shown.startswith(_BEARER) else ""
-        peer = self.peers.get(context.peer().rpartition("/")[2])
+        address, peer = peer_address(context.peer(), self.peers), self.peers.get(context.peer().rpartition("/")[2])
         if peer is not None:
-            return self._access.identify(peer.names, token, peer.address)
-        address = _address(context.peer())
+            return self._access.identify(peer.names, token, address)
         uid = self._local_uid() if address == "unix" else None
         return self._access.identify(None, token, address, uid)
 
@@ -227,11 +226,6 @@ def _request_id(context: Any) -> str:
 
 def _short(method: str) -> str:
     return method.rpartition("/")[2]
-
-
-def _address(peer: str) -> str:
-    """gRPC's `ipv4:127.0.0.1:5000` in the form of the data port."""
-    return peer.partition(":")[2] if peer.startswith(("ipv4:", "ipv6:")) else "unix"
 
 
 def require_caller() -> Caller:

@@ -85,7 +85,7 @@ def test_a_file_of_keys_is_read(tmp_path: Path) -> None:
 
 
 @asynccontextmanager
-async def guarded_gateway(tmp_path: Path) -> AsyncIterator[tuple[GatewayStub, qmq.Client]]:
+async def guarded_gateway(tmp_path: Path, audit: AuditLog | None = None) -> AsyncIterator[tuple[GatewayStub, qmq.Client]]:
     """A node that enforces rules, a gateway with two access keys, and the administrator."""
     async with running(node_config(tmp_path)) as node:
         tokens = {}
@@ -106,6 +106,7 @@ async def guarded_gateway(tmp_path: Path) -> AsyncIterator[tuple[GatewayStub, qm
                 CONFIG,
                 credentials=GatewayCredentials(keys),
                 connect=lambda token: qmq.connect(node.address, token=token, state_dir=False),
+                audit=audit,
             )
             await gateway.start()
             try:
@@ -130,6 +131,27 @@ async def test_each_access_key_may_do_what_its_token_may(tmp_path: Path) -> None
         assert (await orders.ack(got)).status.code == api.OK
         assert [each.status.code for each in await orders.answers("orders", "forbidden")] == [api.FORBIDDEN]
         assert (await admin.access.whoami()).principal == "op:admin"
+
+
+async def test_calls_that_are_not_signed_for_are_in_the_audit_log(tmp_path: Path) -> None:
+    records: list[str] = []
+    async with guarded_gateway(tmp_path, AuditLog(sink=records.append)) as (gateway, _):
+        assert (await gateway.send(message("orders"))).status.code == api.UNAUTHORIZED
+        wrong = replace(gateway, signed=signed("orders", "a guess"))
+        assert (await wrong.route("orders")).status.code == api.UNAUTHORIZED
+        assert [each.status.code for each in await wrong.answers("orders")] == [api.UNAUTHORIZED]
+        stream = wrong.stub.Telemetry(metadata=wrong.headers)
+        assert (await stream.read()).status.code == api.UNAUTHORIZED
+        assert (await replace(gateway, signed=signed("orders", "secret of orders")).send(message("orders"))).status.code == api.OK
+    found = [json.loads(each) for each in records]
+    assert [(each["action"], each.get("on")) for each in found] == [
+        ("SendMessage", None),
+        ("QueryRoute", "access key orders"),
+        ("ReceiveMessage", "access key orders"),
+        ("Telemetry", "access key orders"),
+    ]
+    assert {(each["principal"], each["how"], each["result"]) for each in found} == {("any:anonymous", "none", "denied")}
+    assert all(each["from"].startswith("127.0.0.1:") and each["error"] for each in found)
 
 
 async def test_clients_come_by_tls(tmp_path: Path) -> None:
