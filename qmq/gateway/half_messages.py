@@ -17,12 +17,12 @@ from typing import Final
 
 from qmq.client.delayed_message import DelayedMessage
 from qmq.client.due_times import time_ms
-from qmq.gateway.message_mapping import TYPE
+from qmq.gateway.message_mapping import CHECK_AFTER_MS, TYPE
 from qmq.gateway.status_codes import Refused
 from qmq.proto.rocketmq import definition_pb2 as api
 
 FIRST_CHECK_MS: Final = 6_000
-"""The gateway asks about a transaction for the first time at this age; RocketMQ's default."""
+"""The gateway asks about a transaction for the first time at this age, unless its message says another; RocketMQ's default."""
 CHECK_PAUSES_MS: Final = (10_000, 20_000, 30_000, 60_000)
 """The pauses between the checks of a transaction; the last pause holds for all further checks."""
 CHECKS_MAX: Final = 15
@@ -66,6 +66,22 @@ def check_decision(wanted: api.TransactionResolution.ValueType, before: api.Tran
     return before != wanted
 
 
+def check_recovery(check_after_ms: int, limit_ms: int) -> None:
+    """Raises Refused if a message wants its first check at an age that its transaction never has."""
+    if not 0 <= check_after_ms < limit_ms:
+        raise Refused(
+            api.BAD_REQUEST,
+            f"an orphaned_transaction_recovery_duration is less than {limit_ms / 1000:g} s, after which a transaction is rolled back; "
+            f"not {check_after_ms / 1000:g} s",
+        )
+
+
+def first_check_ms(half: DelayedMessage, default_ms: int) -> int:
+    """The age at which to ask about the transaction for the first time: what its message says, if that is more than 0."""
+    wanted = half.headers.get(CHECK_AFTER_MS, b"")
+    return int(wanted) or default_ms if wanted.isdigit() else default_ms
+
+
 class CheckPlan:
     """Chooses the half messages to ask about now. Times are milliseconds since 1970."""
 
@@ -77,7 +93,7 @@ class CheckPlan:
     def is_time(self, half: DelayedMessage, now_ms: int) -> bool:
         """True if the transaction is old enough, and its next check is due."""
         age_ms = now_ms - time_ms(half.create_time)
-        return age_ms >= self.timing.first_check_ms and self._checks.get(half.id, (0, 0))[1] <= now_ms
+        return age_ms >= first_check_ms(half, self.timing.first_check_ms) and self._checks.get(half.id, (0, 0))[1] <= now_ms
 
     def is_over(self, half: DelayedMessage) -> bool:
         """True if the transaction has had its last check."""

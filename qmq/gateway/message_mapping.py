@@ -11,6 +11,7 @@
     delivery timestamp    due time of a delayed message; header `rocketmq-due-ms`
     trace context         header `traceparent`
     born host             header `rocketmq-born-host`
+    recovery duration     header `rocketmq-check-after-ms`, of a transaction
 
 A message without a group, on an ordered subject, has its message id as the key: such messages spread over all partitions, and none waits
 for another. A message of QMQ's own clients has none of the `rocketmq-` headers: its id is QMQ's, its key is its message group (ordered) or
@@ -41,6 +42,7 @@ KEYS: Final = "rocketmq-keys"
 TYPE: Final = "rocketmq-type"
 DUE_MS: Final = "rocketmq-due-ms"
 BORN_HOST: Final = "rocketmq-born-host"
+CHECK_AFTER_MS: Final = "rocketmq-check-after-ms"
 TRACE: Final = "traceparent"
 KEY_SEPARATOR: Final = " "
 
@@ -133,6 +135,8 @@ def _headers_of(message: api.Message, kind: api.MessageType.ValueType, due_ms: i
         found[DUE_MS] = str(due_ms)
     if system.trace_context and TRACE not in found:
         found[TRACE] = system.trace_context
+    if kind == api.TRANSACTION and system.HasField("orphaned_transaction_recovery_duration"):
+        found[CHECK_AFTER_MS] = str(length_ms(system.orphaned_transaction_recovery_duration))
     return found
 
 

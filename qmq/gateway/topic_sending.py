@@ -21,7 +21,8 @@ from qmq.clock import Clock
 from qmq.errors import CallerError, MessageNotFound, OrderMismatch, UnknownSubject
 from qmq.gateway.call_entries import serve_entries
 from qmq.gateway.gateway_config import GatewayConfig
-from qmq.gateway.message_mapping import TopicMessage, message_from_client
+from qmq.gateway.half_messages import check_recovery
+from qmq.gateway.message_mapping import CHECK_AFTER_MS, TopicMessage, message_from_client
 from qmq.gateway.rocketmq_names import subject_of_topic
 from qmq.gateway.status_codes import OK, Refused, joined_status, status_of_failure
 from qmq.gateway.topic_catalog import Topic, TopicCatalog
@@ -81,6 +82,8 @@ class TopicSending:
 
     async def _send_half(self, message: TopicMessage, topic: Topic) -> Receipt:
         producer = self._halves.get(message.subject)
+        limit_ms = self._config.transactions.limit_ms
+        check_recovery(int(message.headers.get(CHECK_AFTER_MS, 0)), limit_ms)
         if producer is None:
             producer = self._halves[message.subject] = self._client.delayed_producer(message.subject, is_half=True)
         if producer.full:
@@ -90,7 +93,7 @@ class TopicSending:
             message.key(is_ordered=topic.is_ordered),
             [message.tag] if message.tag else None,
             message.headers,
-            due_ms=self._clock.time_ms() + self._config.transactions.limit_ms,
+            due_ms=self._clock.time_ms() + limit_ms,
         )
         place = producer.place_of_last(ticket)
         return (await ticket).receipt(place)

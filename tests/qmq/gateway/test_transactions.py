@@ -6,10 +6,11 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
 
 import pytest
-from gateway_stub import GatewayStub, gateway_on, message
+from gateway_stub import GatewayStub, gateway_on, message, seconds
 
 from qmq.gateway.gateway_config import GatewayConfig
 from qmq.gateway.half_messages import TransactionTiming
@@ -136,3 +137,49 @@ async def test_another_gateway_decides_and_asks_when_the_first_one_is_gone() -> 
             assert command.recover_orphaned_transaction_command.transaction_id == second
             assert [each.body for each in await two.receive("orders")] == [b"1"]
             stream.cancel()
+
+
+async def asking(gateway: GatewayStub) -> AsyncGenerator[str, None]:
+    """The transactions that a producer of `orders` is asked about, in order."""
+    stream = gateway.stub.Telemetry(metadata=gateway.headers)
+    publishing = api.Publishing(topics=[api.Resource(name="orders")])
+    await stream.write(calls.TelemetryCommand(settings=api.Settings(client_type=api.PRODUCER, publishing=publishing)))
+    try:
+        while True:
+            command = await stream.read()
+            if command.HasField("recover_orphaned_transaction_command"):
+                yield command.recover_orphaned_transaction_command.transaction_id
+    finally:
+        stream.cancel()
+
+
+async def recoverable(gateway: GatewayStub, after_s: float) -> calls.SendResultEntry:
+    """The entry of a half message that says when to ask about it first."""
+    half = message("orders", kind=api.TRANSACTION)
+    half.system_properties.orphaned_transaction_recovery_duration.CopyFrom(seconds(after_s))
+    return (await gateway.send(half)).entries[0]
+
+
+async def test_a_message_says_when_its_transaction_is_asked_about_first() -> None:
+    config = GatewayConfig(port=0, transactions=TransactionTiming(look_ms=10))
+    async with TestCluster(clock=virtual()) as cluster, gateway_on(cluster, config) as gateway:
+        late, soon = await recoverable(gateway, 3600), await recoverable(gateway, 0.5)
+        neither = await recoverable(gateway, 0)
+        async with aclosing(asking(gateway)) as asked:
+            first = asyncio.ensure_future(anext(asked))
+            await cluster.clock.advance(seconds=1)
+            assert await first == soon.transaction_id
+            assert await end(gateway, "orders", soon.transaction_id, api.ROLLBACK) == api.OK
+            second = asyncio.ensure_future(anext(asked))
+            await cluster.clock.advance(seconds=6)
+            assert await second == neither.transaction_id
+            assert await end(gateway, "orders", neither.transaction_id, api.ROLLBACK) == api.OK
+            third = asyncio.ensure_future(anext(asked))
+            await cluster.clock.advance(seconds=3600)
+            assert await third == late.transaction_id
+
+
+async def test_a_first_check_after_a_transactions_end_is_refused(gateway: GatewayStub) -> None:
+    for after_s in (-1, 12 * 3600):
+        refused = await recoverable(gateway, after_s)
+        assert (refused.status.code, refused.transaction_id) == (api.BAD_REQUEST, "")
