@@ -157,7 +157,8 @@ async def recoverable(gateway: GatewayStub, after_s: float) -> calls.SendResultE
     """The entry of a half message that says when to ask about it first."""
     half = message("orders", kind=api.TRANSACTION)
     half.system_properties.orphaned_transaction_recovery_duration.CopyFrom(seconds(after_s))
-    return (await gateway.send(half)).entries[0]
+    entry: calls.SendResultEntry = (await gateway.send(half)).entries[0]
+    return entry
 
 
 async def test_a_message_says_when_its_transaction_is_asked_about_first() -> None:
