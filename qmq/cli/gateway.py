@@ -75,7 +75,10 @@ class GatewayOptions(ProcessFlags):
     ] = "required"
     audit_log: Annotated[
         Path | None,
-        typer.Option(envvar="QMQ_AUDIT_LOG", help="File for the audit log: TLS handshakes that fail, calls without a valid signature; default: the ordinary log."),
+        typer.Option(
+            envvar="QMQ_AUDIT_LOG",
+            help="File for the audit log: TLS handshakes that fail, calls without a valid signature; default: the ordinary log.",
+        ),
     ] = None
     processes: Annotated[
         int,
