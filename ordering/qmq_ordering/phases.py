@@ -1,8 +1,8 @@
-"""How a change goes from phase to phase: one table, which is printed, drawn and obeyed. Pure.
+"""The phases of a change, as one table: the code obeys it, and docs/ORDERING.md shows it. Pure.
 
-A change is a record in the coordination store that any metaserver takes up where another one left it. So for each step the table says what
-is compared and put, and what there is if whoever makes the step dies before or behind it. `step` moves the record; what is compared and put
-is the business of who calls it. What a record cannot do is a fault of the program, never of the outside world: `step` asserts.
+A change is a record in the coordination store, and any metaserver continues a record that another one left unfinished. For each step the
+table therefore says what the metaserver compares and puts, and what a crash before or after the step leaves. `step` returns the changed
+record; its caller compares and puts. Only a bug in the program can ask for a step that the table does not have, so `step` asserts.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class PhaseEvent(Enum):
 
 
 class Transition(NamedTuple):
-    """A row of the table: a phase, an event and the next phase; what the step compares and puts; what a crash leaves."""
+    """A row of the table: a phase, an event and the next phase; what the step compares and puts; what a crash before and after it leaves."""
 
     phase: Phase
     event: PhaseEvent
@@ -34,20 +34,20 @@ class Transition(NamedTuple):
     compared: str
     put: str
     before: str
-    behind: str
+    after: str
 
 
-_LATE: Final = ("the record as read", "the sequence instead of -1", "a fence without its sequence, which is asked for again", "done")
+_LATE: Final = ("the record as read", "the sequence instead of -1", "a fence without its sequence; a metaserver asks for it again", "done")
 
 TRANSITIONS: Final = (
     Transition(
         Phase.PREPARED,
         PhaseEvent.SOURCE_SEALED,
         Phase.PREPARED,
-        "nothing: the partition's log, or the fence, is what counts",
-        "nothing; known by asking",
-        "not closed: it is asked again",
-        "closed: it is asked again, and answers the same",
+        "nothing: the partition's log, or the fence, decides",
+        "nothing; the metaserver asks the source",
+        "the source is open; the metaserver asks it again",
+        "the source is closed; asked again, it gives the same answer",
     ),
     Transition(
         Phase.PREPARED,
@@ -55,8 +55,8 @@ TRANSITIONS: Final = (
         Phase.SEALED,
         "the record as read",
         "phase sealed, and the sequence of each command message (-1: fenced)",
-        "every source is asked again, and answers the same",
-        "go on and publish",
+        "the metaserver asks every source again, and gets the same answers",
+        "the metaserver publishes",
     ),
     Transition(
         Phase.SEALED,
@@ -64,8 +64,8 @@ TRANSITIONS: Final = (
         Phase.PUBLISHED,
         "the record as read, and `latest` is v",
         "the route of v + 1, `latest` = v + 1, phase published: one transaction",
-        "writers of the sources are refused until somebody goes on",
-        "writers use v + 1; groups are looked at",
+        "brokers refuse writers of the sources until a metaserver continues",
+        "writers use v + 1; the metaserver looks at the groups",
     ),
     Transition(
         Phase.PUBLISHED,
@@ -73,20 +73,20 @@ TRANSITIONS: Final = (
         Phase.DONE,
         "the record as read",
         "phase done",
-        "the groups are looked at again; nothing waits for it",
+        "the metaserver looks at the groups again; nothing waits for this step",
         "done",
     ),
     *(Transition(phase, PhaseEvent.SOURCE_SEALED, phase, *_LATE) for phase in (Phase.SEALED, Phase.PUBLISHED, Phase.DONE)),
 )
-"""Every step that there is. The last three: a broker group that was fenced is back, and says where its command message is."""
+"""All steps. The last three happen when a fenced broker group is back and reports the sequence of its command message."""
 
 _NEXT: Final[Mapping[tuple[Phase, PhaseEvent], Phase]] = {(each.phase, each.event): each.next for each in TRANSITIONS}
 
 
 def step(change: Change, event: PhaseEvent, *, number: int | None = None, sequence: int | None = None, now_ms: int | None = None) -> Change:
-    """The change behind an event; `number` and `sequence` go with SOURCE_SEALED. `now_ms`, if given, is noted for a new phase.
+    """The change after an event; SOURCE_SEALED needs `number` and `sequence`. `now_ms`, if given, is recorded for a new phase.
 
-    Saying again what is known changes nothing. Raises AssertionError for what cannot happen.
+    A repeated event changes nothing. Raises AssertionError for an event that the phase does not have.
     """
     following = _NEXT.get((change.phase, event))
     assert following is not None, f"change {change.id} is {change.phase.value}: {event.value!r} cannot happen now"
@@ -118,11 +118,11 @@ def _with_sealed(change: Change, number: int | None, sequence: int | None) -> Ch
 def table() -> str:
     """All transitions as a table in Markdown."""
     lines = [
-        "| phase | what becomes known | next | compared | put | a crash before it leaves | a crash behind it leaves |",
+        "| phase | event | next | compared | put | a crash before it leaves | a crash after it leaves |",
         "|---" * 7 + "|",
     ]
     for each in TRANSITIONS:
-        cells = (each.phase.value, each.event.value, each.next.value, each.compared, each.put, each.before, each.behind)
+        cells = (each.phase.value, each.event.value, each.next.value, each.compared, each.put, each.before, each.after)
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
@@ -134,5 +134,5 @@ def mermaid() -> str:
 
 
 def document() -> str:
-    """The diagram and the table, as docs/ORDERING.md shows them between its marks."""
+    """The diagram and the table, which docs/ORDERING.md has between its marks."""
     return f"```mermaid\n{mermaid()}\n```\n\n{table()}"
