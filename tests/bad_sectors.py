@@ -1,4 +1,4 @@
-"""A disk with unreadable blocks, as after a worn-out sector: EIO until the whole block is written again."""
+"""A disk with unreadable blocks, as with a worn-out sector: reads fail with EIO until the whole block is written again."""
 
 from __future__ import annotations
 

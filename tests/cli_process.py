@@ -1,4 +1,4 @@
-"""The command line as a process of its own, forked from one that has the libraries loaded: to load them is most of what a command takes."""
+"""The command line in a separate process, forked from one that has loaded the libraries: loading takes most of a command's time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fixtures: a node in this process, a node in a process of its own, etcd. And which tests run, in which order."""
+"""Fixtures (a node in this process, a node in a separate process, etcd), and the choice and order of the tests that run."""
 
 from __future__ import annotations
 

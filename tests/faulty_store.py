@@ -1,4 +1,4 @@
-"""A coordination store with faults on the way to it, and one that a test shares among several nodes."""
+"""A coordination store with a faulty connection, and one that a test shares among several nodes."""
 
 from __future__ import annotations
 

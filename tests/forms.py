@@ -1,14 +1,14 @@
-"""How much of the tests runs. `QMQ_TEST_FORM` says which form; `scripts/test` sets it.
+"""The forms of a test run. `QMQ_TEST_FORM` names the form; `scripts/test` sets it.
 
     gate   scripts/test         every promise: no tests marked `long`, a quarter of the examples, few seeds, a third of the planted bugs and
-                                a fifth of the tests that take turns, another one in each run
+                                a fifth of the tests that take turns, another fifth in each run
     ci     .ci/run              the same, the tests marked `long`, all planted bugs, a third of those that take turns, and changing seeds
     all    scripts/test --all   every test, all examples, many seeds, and seeds that change from run to run
 
 Tests take turns if they are marked `rotating`, are in tests/system, or share Spark, a browser or a cluster of processes (GROUPS_IN_TURN).
-What they show is mostly proved by quicker tests; a test marked `smoke` is the one of its kind that every run has.
+Quicker tests prove most of what they show; a test marked `smoke` is the one of its kind that every run has.
 
-`QMQ_TEST_SEED` is the number from which changing seeds follow. The end of a run prints it; setting it repeats the run.
+The changing seeds follow from `QMQ_TEST_SEED`. The end of a run prints it; setting it repeats the run.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Text that programs and strangers may send, and that must not act where it is shown: in a page it is no markup, in a terminal no control.
+"""Hostile text from programs and strangers. Where it is shown it must have no effect: no markup in a page, no control in a terminal.
 
-One list for the console and the command line. Add here what breaks either.
+The console and the command line share this list. Add any text here that breaks one of them.
 """
 
 from __future__ import annotations

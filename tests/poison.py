@@ -1,4 +1,4 @@
-"""Batches that no producer of ours makes: their checksum holds, and what they say of themselves does not."""
+"""Batches that no QMQ producer makes: their checksum holds, but their content is inconsistent."""
 
 from __future__ import annotations
 

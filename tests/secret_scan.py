@@ -1,7 +1,7 @@
-"""No test's output holds a secret: what the product prints, logs, writes to logs and audit files, and says in errors is searched.
+"""Searches the output of all tests for secrets: prints, logs, written logs and audit files, and texts of errors.
 
-Every token that any test makes counts, without being planted: tokens, JWTs and private keys have forms that nothing else has. A test that
-must print one is marked `prints_secrets`. Values of another form, such as passwords, are planted by `plant`.
+It recognises every token that any test makes, because tokens, JWTs and private keys have unique forms. A test that must print one is
+marked `prints_secrets`. A test registers values of another form, such as passwords, by `plant`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Support for all tests: nodes in this process and in their own, batches, a disk that fails."""
+"""Support for all tests: nodes in this process and in separate ones, batches, a disk that fails."""
 
 from __future__ import annotations
 

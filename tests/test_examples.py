@@ -1,4 +1,4 @@
-"""The examples of order processing, binlog replication and log collection, as they are run by hand."""
+"""The examples of order processing, binlog replication and log collection, run as a user runs them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The example data is the original, byte for byte."""
+"""The example data equals the original, byte for byte."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A message log with sealed segments, and an object store that misbehaves."""
+"""A message log with sealed segments, and an object store with faults."""
 
 from __future__ import annotations
 

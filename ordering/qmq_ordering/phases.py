@@ -26,7 +26,7 @@ class PhaseEvent(Enum):
 
 
 class Transition(NamedTuple):
-    """A row of the table: a phase, an event and the next phase; what the step compares and puts; what a crash before and after it leaves."""
+    """A row of the table: a phase, an event and the next phase; what the step compares and puts; what a crash leaves."""
 
     phase: Phase
     event: PhaseEvent

@@ -1,1 +1,1 @@
-"""A simulator of delay groups: the real engine, schedule, wheel and admin in a seeded world. See run.py."""
+"""The simulator of delay groups: the real engine, schedule, wheel and admin under one seed. See run.py."""

@@ -1,4 +1,4 @@
-"""Bugs, planted one at a time: each breaks a rule of docs/DELAY.md, and the simulator must find it. `patch` undoes them."""
+"""Planted bugs: each one breaks a rule of docs/DELAY.md, and the simulator must find it. `patch` undoes them."""
 
 from __future__ import annotations
 

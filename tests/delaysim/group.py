@@ -1,8 +1,8 @@
-"""A delay group without disks and networks between replicas: one log, of which a prefix is committed, and masters that come and go.
+"""A model of a delay group without disks and networks between replicas: one log with a committed prefix, and masters that take over.
 
-The real schedule, engine, plan log, wheel, loader and admin run on it. A master writes what was done in one turn as one entry; a while
-later it is committed. A master that dies leaves what was committed, and perhaps some of the rest. One that is *cut off* goes on without
-knowing: it commits nothing more, and what it sends are plans that were committed.
+The real schedule, engine, plan log, wheel, loader and admin run on it. A master writes the actions of one turn as one entry, which is
+committed a little later. When a master dies, the committed entries stay, and perhaps some of the others. A master that is *cut off*
+continues without knowing it: it commits nothing more, and sends only plans that were committed.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The real-time brokers, and ways to them that lose answers, refuse, and are away: what `qmq.delay.dispatcher` does, made simple.
+"""A simple model of `qmq.delay.dispatcher` and the real-time brokers, with connections that lose answers, refuse, or are down.
 
-A batch that comes under a known producer id and number is answered as the first time, and not stored again: that is all that is asked of a
-real-time broker here. A dispatcher sends a subject's batches one by one.
+A broker answers a batch with a known producer id and number as it did the first time, and does not store it again. The model needs nothing
+else of a real-time broker. A dispatcher sends a subject's batches one by one.
 """
 
 from __future__ import annotations

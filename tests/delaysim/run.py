@@ -1,6 +1,7 @@
-"""One seed: senders, cancellers and movers, recurring messages, a master that dies, is cut off, or rests; then system/delay_judge.py.
+"""Runs one seed: senders, cancellers and movers, recurring messages, a master that dies, is cut off or pauses;
+system/delay_judge.py judges.
 
-The world's clock is virtual: an hour takes a second or so. `python -m delaysim.run SEED` replays one.
+The world's clock is virtual: a simulated hour takes a second or so. `python -m delaysim.run SEED` repeats a run.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Small histories, good and bad; a bad one names every anomaly that must be found in it, and nothing else may be.
+"""Small histories, good and bad. A bad one names every anomaly that the checkers must find in it; they must find no other.
 
-`drained` is True unless it says otherwise: then `lost` judges, else `lost_below`.
+If a case says `drained=False`, `lost_below` judges it instead of `lost`.
 """
 
 from __future__ import annotations

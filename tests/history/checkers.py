@@ -1,20 +1,20 @@
-"""All checkers in one call, and the report that a run leaves behind.
+"""Runs all checkers in one call, and returns the report of a run.
 
     report = check_all(load(path), drained=True)
     assert report.ok, report
 
-| checker | wrong is | file |
+| checker | reports | file |
 |---|---|---|
-| lost, lost_below | acknowledged, never handed out | losses.py |
-| phantom | handed out, never sent or certainly not stored | losses.py |
-| duplicate_stored | one value at two places | positions.py |
-| inconsistent_positions | two values at one place | positions.py |
-| send_order | a producer's messages lie in another order, or a batch is torn apart | positions.py |
-| two_masters | two replicas acknowledged in one epoch | positions.py |
-| delivered_after_ack | came back after its acknowledgement was answered | deliveries.py |
+| lost, lost_below | a message that was acknowledged and never handed out | losses.py |
+| phantom | a message that was handed out, but never sent or certainly not stored | losses.py |
+| duplicate_stored | one value at two positions | positions.py |
+| inconsistent_positions | two values at one position | positions.py |
+| send_order | a producer's messages are stored in another order than sent, or a batch is interrupted by other messages | positions.py |
+| two_masters | two replicas acknowledged messages in one epoch | positions.py |
+| delivered_after_ack | a message was handed out again after its acknowledgement was answered | deliveries.py |
 
-Counted, not judged: sent, acked, unknown, failed and polled values; deliveries, how many of them were repetitions (`delivered_twice`) and
-values that were stored although their outcome was unknown (`recovered`); the longest gaps without an acknowledged send.
+The report counts, without judging: sent, acked, unknown, failed and polled values; deliveries, and how many of them were repetitions
+(`delivered_twice`); values that were stored although their outcome was unknown (`recovered`); the longest gaps between acknowledged sends.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""How often messages were handed out, and whether one came back after its acknowledgement.
+"""Counts how often messages were handed out, and finds those that were handed out again after their acknowledgement.
 
-At least once means that a second delivery is no anomaly: it is counted. It is one when the group's acknowledgement had been answered
-*before the poll began*; a poll under way at that moment may have left the broker earlier, so it proves nothing.
+With at least once a second delivery is no anomaly, so it is only counted. It is an anomaly if the group's acknowledgement had been answered
+*before the poll began*. A poll that was under way at that moment proves nothing: the broker may have sent its messages earlier.
 
     poll [........7]                        fine: the first delivery
                        ack 7 [...ok]
-    poll       [.....................7]     fine: handed out before the answer, perhaps
+    poll       [.....................7]     fine: the broker may have handed it out before the answer
                                       poll [...7]   delivered_after_ack
 """
 

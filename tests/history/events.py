@@ -1,8 +1,8 @@
-"""One history format for every level: simulator, processes, soak.
+"""The history format of all fault tests: simulators, processes and soaks.
 
-A history is a file of JSON lines in the order in which things happened. An operation leaves two lines: `invoke` before the call leaves
-the caller, and its end when the answer is there: `ok`, `fail` (certainly had no effect) or `info` (**outcome unknown**: time ran out, the
-connection broke). Unknown is never counted as failed, and an `invoke` without an end is unknown as well.
+A history is a file of JSON lines in the order of events. An operation has two lines: `invoke`, written before the call, and its end,
+written when the answer has arrived: `ok`, `fail` (it certainly had no effect) or `info` (**unknown outcome**: the time ran out, or the
+connection broke). Unknown never counts as failed, and an `invoke` without an end is unknown as well.
 
     {"process":"p1","type":"invoke","f":"send","t_ns":10,"subject":"orders","values":[7,8]}
     {"process":"c1","type":"invoke","f":"poll","t_ns":11,"group":"billing"}
@@ -11,14 +11,15 @@ connection broke). Unknown is never counted as failed, and an `invoke` without a
     {"process":"c1","type":"invoke","f":"ack","t_ns":32,"group":"billing","queue":"orders/0@g1","sequences":[40]}
     {"process":"c1","type":"ok","f":"ack","t_ns":40,"group":"billing","queue":"orders/0@g1","sequences":[40]}
 
-Rules for who records:
+Rules for a recorder:
 
-* **A value is a unique int, sent by one operation.** The client's own retries are part of that operation.
-* **The invoke is recorded before the call, the end after the answer**; then a line's place in the file is evidence of real time.
-* **A poll ends when the client library has the messages**, not when the application comes around to them.
-* A process does one thing at a time, or gives each operation a number `op`, the same on all its lines. Sends need none: their values pair
-  them. A batch that the client cut in two has two ends, each with its own values.
-* What makes a group forget (an operator's reset, a power cut under `--flush async`) is a `reset`. Faults are notes: `Note(f="kill")`.
+* **A value is a unique int, sent by one operation.** The client's retries belong to that operation.
+* **Record the invoke before the call and the end after the answer**, so that the order of lines is evidence of real time.
+* **A poll ends when the client library has the messages**, not when the application reads them.
+* A process does one thing at a time, or gives each operation a number `op`, the same on all its lines. Sends need no number: their values
+  pair the lines. A batch that the client split in two has two ends, each with its own values.
+* `reset` records an event that makes a group forget (an operator's reset, a power cut under `--flush async`). Faults are notes:
+  `Note(f="kill")`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""How long nobody could send: the time between one acknowledged send and the next.
+"""Measures how long no send succeeded: the time between one acknowledged send and the next.
 
-The first gap begins at the first attempt and the last one ends at the last line of a send, so a broker that never came back shows.
+The first gap begins at the first attempt, and the last one ends at the last line of a send, so a broker that did not come back is visible.
 
     t_ns   0 invoke   5 ok   9 ok   30 ok   33 invoke (no end)
     gaps   21 (9..30), 5 (0..5), 4 (5..9), 3 (30..33)

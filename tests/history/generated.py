@@ -1,8 +1,9 @@
-"""Correct histories, drawn at random: a tiny broker that keeps every promise, its clients, and the lines that they write.
+"""Random correct histories: a tiny broker that keeps every promise, its clients, and the lines that they write.
 
-The broker is a list of values for each queue and a set of acknowledged places for each group. Clients begin operations and end them
-later, so operations overlap; each takes effect somewhere in between, as in a real system. Answers get lost: then the outcome is `info`, and
-a coin says whether it had its effect. At the end everything that is not acknowledged is handed out once more: the history is drained.
+The broker is a list of values for each queue and a set of acknowledged positions for each group. Clients begin operations and end them
+later, so operations overlap; each operation takes effect at some moment in between, as in a real system. Some answers get lost: the outcome
+is then `info`, and a random bit decides whether the operation had its effect. At the end every unacknowledged message is handed out once
+more, so the history is drained.
 """
 
 from __future__ import annotations

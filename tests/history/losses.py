@@ -1,11 +1,11 @@
-"""Whether messages got lost or appeared from nowhere.
+"""Finds messages that were lost, and messages that nobody sent.
 
     sent ok    1 2 3 4 5      at sequences 0..4
     polled     1 2   4
-    lost       3 5            if the history was drained: everything had its time
-    lost_below 3              always: the queue went on to 4 without it; 5 may still be on its way
+    lost       3 5            if the history was drained: every message had enough time
+    lost_below 3              always: the queue continued to 4 without it; 5 may still be on its way
 
-Both look at what *any* group saw, which is enough to say that the log kept a message. Name `groups` to hold each of them to everything.
+Both checkers accept a message that *any* group saw, which proves that the log kept it. Pass `groups` to require it of each of these groups.
 """
 
 from __future__ import annotations

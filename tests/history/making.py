@@ -1,9 +1,9 @@
-"""Hand-made histories in few words: each function gives the lines of one operation, and `+` puts operations one after the other.
+"""Short notation for hand-made histories: each function gives the lines of one operation, and `+` joins operations.
 
     sent(1, 2, at=0) + got((0, 1), (1, 2)) + done(1)
 
-is: p1 sent the batch 1, 2 and was told that it lies from sequence 0 on; c1 polled both; c1 acknowledged 1 and was answered. Where
-operations overlap, a history is put together line by line: `begun, answered = sent(1, at=0)`.
+means: p1 sent the batch 1, 2 and got the answer that it is stored from sequence 0 on; c1 polled both; c1 acknowledged 1 and got the answer.
+For overlapping operations, take the lines apart: `begun, answered = sent(1, at=0)`.
 """
 
 from __future__ import annotations

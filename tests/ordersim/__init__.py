@@ -1,10 +1,10 @@
 """The simulator of ordered subjects: producers, broker groups, metaservers, consumers and etcd in one thread, on one clock, under one seed.
 
-Nearly everything is the product itself: brokers with their stores on real (small) files, metaservers, clients with their connections. Each
-process has an event loop of its own on the world's clock (`loop`), so it can be paused, skewed and killed between any two of its steps.
-`network` and `etcd` are the environment with its faults. Replication alone is modelled (`broker`): a master's entries are committed after a
-while if a majority is there; a failover is the log of before, cut somewhere behind what was committed, opened by the next master.
+It runs nearly only product code: brokers with their stores on real (small) files, metaservers, clients with their connections. Each
+process has its own event loop on the world's clock (`loop`), so the simulator can pause, skew and kill it between any two of its steps.
+`network` and `etcd` are the environment with its faults. Only replication is a model (`broker`): a master's entries are committed after a
+delay if there is a majority; at a failover the next master opens the old log, cut at a random place after the committed entries.
 
-`ledger` reads what was committed, and `checks` compares what everybody was told with it; `nemesis` and `plan` draw the faults, `run` puts a
-seed together, `story` tells one, `bugs` are the planted ones.
+`ledger` reads the committed entries, and `checks` compares with it what producers and consumers were told. `nemesis` and `plan` draw the
+faults, `run` runs a seed, `story` prints one, `bugs` has the planted bugs.
 """

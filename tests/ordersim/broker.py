@@ -1,7 +1,7 @@
-"""A replica of a broker group in the simulator: the real broker, store, lanes, coordinator and right; `group` models replication.
+"""A replica of a broker group in the simulator: the real broker, store, lanes, coordinator and write lease; `group` models replication.
 
-It does what `qmq_replication.driver` does around them: it campaigns, leads (a barrier first, serving once that is committed), holds the
-master's key, and retires when it learns that it was superseded. Until then it is a zombie that takes requests and commits nothing.
+Around them it does the work of `qmq_replication.driver`: it campaigns, leads (it writes a barrier and serves when that is committed), keeps
+the master's key, and retires when it learns that another replica leads. Until then it is a zombie that takes requests and commits nothing.
 """
 
 from __future__ import annotations

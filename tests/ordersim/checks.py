@@ -1,11 +1,11 @@
-"""What producers were told and what handlers were given, against the ledger.
+"""Compares what producers and handlers were told with the ledger.
 
-a producer is told "stored" only of what is committed, at that place
-a handler is given only what is committed, never of a key that is parked, and in a range of logical partitions nothing of a version
-before everything of the versions before it is done there, as committed
-of each key, each group's first deliveries come in the order in which they were sent; a re-delivery goes back to an earlier one and
-comes forward again without leaving one out. Left alone are messages whose producer was told that nobody knows, and those set aside
-what failed as "not stored" is nowhere; at the end nothing acknowledged is missing
+* A producer gets "stored" only for a committed message, with its position.
+* A handler gets only committed messages, and none of a parked key. In a range of logical partitions it gets messages of a version only
+  when everything of the earlier versions is done there, as committed.
+* Of each key, a group gets first deliveries in the order of sending; a redelivery returns to an earlier message and comes forward again
+  without leaving one out. Messages whose producer got an unknown outcome, and messages set aside, are exempt.
+* A message that failed as "not stored" is in no log. At the end no acknowledged message is missing.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""etcd with watches, and each process's unreliable way to it: `sim.store` for event loops.
+"""etcd with watches, and an unreliable connection to it for each process: `sim.store` for event loops.
 
-A lease lives a little shorter or longer than was asked for: the margin that a master's right keeps (a tenth) must be enough.
+A lease lives a little shorter or longer than requested: the margin of a master's write lease (a tenth) must be enough.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""A broker group: replication as a model. Who leads, what is committed, and what a failover takes.
+"""A model of replication for a broker group: which replica leads, what is committed, and what a failover loses.
 
-A commit needs a majority: there is one unless the nemesis says otherwise, or the master alone is cut off. When a candidate has won an
-epoch, and a majority promises, the old master commits nothing any more, though it may not know. The new master's log is the old one, cut
-somewhere between what was committed and what was written last.
+A commit needs a majority. There is one unless the nemesis decides otherwise or the master is cut off. When a candidate has won an
+epoch and a majority has promised it, the old master commits nothing more, even if it does not know this. The new master's log is the old
+one, cut somewhere between the last committed entry and the last written one.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""What is committed, read from the logs themselves entry by entry, with a bookkeeping of its own: the truth that all checks refer to.
+"""The committed entries, read from the logs and interpreted independently of the product: all checks compare with this.
 
-Of each partition: its messages, its command message, and of each consumer group who was granted what, what was settled, what is parked.
-What must hold of every entry is checked as it comes:
+For each partition the ledger has its messages and its command message, and for each consumer group the grants, settled messages and parked
+keys. It checks each entry when it appears:
 
-    nothing behind a command message; nothing appended to a partition after it was fenced
-    in real time of appending, nothing of a key goes to a partition behind what went to one of a later version
-    a second copy only where the first one's partition was fenced, and under the same message id
-    grants never overlap, tokens grow, and a token that is void settles nothing
-    what is settled was handed to a handler and finished there
+    no entry follows a command message; nobody appends to a partition after it was fenced
+    in real time, no message of a key is appended to a partition after one of the key was appended to a later version's partition
+    a second copy exists only if the first one's partition was fenced, and has the same message id
+    grants never overlap, tokens grow, and a void token settles nothing
+    a settled message was handed to a handler and finished there
 """
 
 from __future__ import annotations

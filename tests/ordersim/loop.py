@@ -1,7 +1,7 @@
-"""An event loop for each process, on the world's clock: what asyncio needs of a loop, and no more.
+"""An event loop for each process, on the world's clock. It has only those parts of a loop that asyncio needs.
 
-A process that is paused does what came meanwhile when it goes on. One that is killed does nothing any more: no `finally`, no answer, no
-last word; its coroutines are kept until the end of the run, so that nothing happens when they are collected.
+A paused process handles what arrived meanwhile when it continues. A killed process does nothing more: it runs no `finally` and sends no
+answer. Its coroutines are kept until the end of the run, because collecting them would run their `finally` blocks.
 """
 
 from __future__ import annotations

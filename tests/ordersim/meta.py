@@ -1,4 +1,4 @@
-"""A metaserver in the simulator: all of its side of ordered subjects is the product. It may be killed, or stand still, at any arrow."""
+"""A metaserver in the simulator: its side of ordered subjects is product code. The simulator may kill or pause it at any step."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What goes wrong, and when; what operators want meanwhile. Each `_do_KIND` is one of plan.FAULTS, each `_make_KIND` one of plan.CHANGES.
+"""Draws and makes the faults, and the operators' changes. Each `_do_KIND` is one of plan.FAULTS, each `_make_KIND` one of plan.CHANGES.
 
-All that is cut is healed again, all that is killed is started again, a little later; faults overlap.
+The nemesis heals all cuts and starts killed processes again a little later; faults overlap.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The network between processes: connections as TCP has them, and calls as gRPC has them.
+"""The network between processes: connections like TCP, and calls like gRPC.
 
-A connection carries bytes in order. When it is cut, everything on its way is lost, and each end notices sooner or (much) later.
-When it is held, what is on its way arrives after all, when it is let go: perhaps when a newer connection has long been in use.
-A call may be lost on its way (nothing happened), its answer may be lost (it happened), either may be late.
+A connection carries bytes in order. A cut loses all bytes on their way, and each end notices it sooner or (much) later. A held connection
+delivers its bytes when it is released, perhaps when a newer connection has long been in use. A call may be lost (nothing happened), its
+answer may be lost (it happened), and either may be late.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a seed's run is like: its own probabilities, some of them zero, so that rare things happen together (swarm testing)."""
+"""The plan of a seed's run: it draws its own probabilities, some of them zero, so that rare faults happen together (swarm testing)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A process: a name, an event loop, what it listens for. Subclasses are brokers, metaservers, producers and consumers."""
+"""A process: a name, an event loop, and its listeners. Subclasses are brokers, metaservers, producers and consumers."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""What the coordination store holds of the subject, checked with every change of it.
+"""Checks the subject's records in the coordination store at each change of them.
 
-versions are consecutive; there is one change for each, prepared once, and it goes from phase to phase in order
-a version is published with its change, when every source is sealed (committed) or fenced
-a fence is put while nobody holds the group's master key, and no master has the right to append
-a group's frontier moves by one version at a time, and only where the ledger says that everything before is done
+* Versions are consecutive. Each has one change, which is prepared once and goes through the phases in order.
+* A version is published together with its change, when every source is sealed (committed) or fenced.
+* A fence is put while nobody holds the group's master key and no master has a write lease.
+* A group's frontier moves by one version at a time, and only where the ledger has everything before it as done.
 """
 
 from __future__ import annotations

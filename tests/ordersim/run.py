@@ -1,9 +1,8 @@
-"""One seed: build a cluster, let faults happen and routes change for a while, then calm down and demand that all comes to its end; again.
+"""Runs one seed: builds a cluster, makes faults and changes of the route for a while, then heals all and demands progress; repeatedly.
 
-Safety is checked with every event (plan_log.py, routes.py, row_checks.py). In a calm phase everything is healed, and as long as
-something is left
-(changes that are not done, messages that are not decided, groups that have not read all, or are not at the latest version) there must be
-less of it within a simulated minute.
+Safety is checked at every event (ledger.py, routes.py, checks.py). In a calm phase everything is healed. As long as work is left
+(unfinished changes, undecided messages, groups that have not read everything or are not at the latest version), it must shrink within
+each simulated minute.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What happened in one seed, in lines that a reader can follow: `scripts/sim_order --replay SEED`."""
+"""The events of one seed as readable lines: `scripts/sim_order --replay SEED`."""
 
 from __future__ import annotations
 

@@ -1,14 +1,14 @@
-"""What must be true after every event: Raft's five properties (Ongaro and Ousterhout, figure 3) and ours.
+"""The checks after every event: Raft's five properties (Ongaro and Ousterhout, figure 3) and ours.
 
 election safety        an epoch has one master
 log matching           an (index, epoch) has one value, and one epoch before it, on every replica
-leader completeness    whoever becomes master of an epoch holds everything that was committed in the epochs before it
+leader completeness    the master of an epoch has everything that was committed in the epochs before it
 state machine safety   an index is committed with one value only
-durability             what is committed is stored on a majority of the voters that the coordination store has at that moment (one
-                       that forgot since it acknowledged knows that it did, and has no say in an election before it holds it again)
-membership             changes go from one version to the next, by one voter; and when one is made, a majority of the voters before
-                       it holds everything committed
-ours                   a process's commit position never goes back; what was acknowledged is committed, and at the end is there
+durability             a committed entry is stored on a majority of the voters that the coordination store has at that moment (a replica
+                       that lost it since it acknowledged it knows this, and does not count in an election before it has it again)
+membership             changes go from one version to the next, by one voter; when one is made, a majority of the voters before it
+                       has everything committed
+ours                   a process's commit position never goes back; an acknowledged entry is committed, and is there at the end
 """
 
 from __future__ import annotations

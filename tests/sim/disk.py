@@ -1,8 +1,8 @@
 """A replica's disk: its log of entries, and its small state file.
 
-The fault model. What was written survives a killed process. A power cut keeps what was synced, and of the writes since then a random
-prefix (a real disk may also tear or reorder; the recovery of the real log cuts at the first hole, tests/qmq/log). A wiped disk keeps
-nothing. The state file is written with a sync, always.
+The fault model: a killed process loses nothing that it wrote. A power cut keeps everything synced, and of the writes since then a random
+prefix. (A real disk may also tear or reorder writes; the recovery of the real log cuts at the first hole, tests/qmq/log.) A wiped disk
+keeps nothing. The state file is always written with a sync.
 """
 
 from __future__ import annotations

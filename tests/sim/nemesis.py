@@ -1,7 +1,7 @@
-"""What goes wrong, and when: the faults of a plan, drawn one after the other, and the strikes at a master's weak moments.
+"""Makes the faults of a plan, one after the other, and aims some of them at a master's weak moments.
 
-Each `_do_KIND` is one kind of plan.FAULTS. All that is cut is healed again, all that is killed is started again, a little later; faults
-overlap. What the contract excludes is left out: with `flush=async` no majority of the voters may lose power or a disk at a time.
+Each `_do_KIND` is one kind of plan.FAULTS. The nemesis heals all cuts and starts killed processes again a little later; faults
+overlap. It leaves out faults that the contract excludes: with `flush=async` no majority of the voters loses power or a disk at one time.
 """
 
 from __future__ import annotations

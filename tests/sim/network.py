@@ -1,6 +1,6 @@
-"""The network between replicas: drops, delays, doubles, late copies, reorders, cuts one way or both, clogged links.
+"""The network between replicas: lost, late, doubled and reordered messages, repetitions much later, cuts one way or both, clogged links.
 
-What is on its way to a process that dies is lost with its connections. What a dead process sent may still arrive.
+When a process dies, messages on their way to it are lost with its connections. Messages that it sent may still arrive.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A replica's process in the simulator: the real core and the real coordinator between a simulated disk, network and etcd.
 
-It does what the driver does, without bytes. It may die between any two steps of carrying out a Ready.
+It does the work of the driver, without bytes. It may die between any two steps of carrying out a Ready.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""One seed: build a group, let faults happen for some simulated minutes, then calm down and demand that it works; and again.
+"""Runs one seed: builds a group, makes faults for some simulated minutes, then heals all and demands that the group works; repeatedly.
 
-Safety is checked after every event (row_checks.py). Each round ends with a liveness phase: everything is healed, and within a simulated
-minute and a half there must be a master, new messages must be committed, and every voter must have all that was acknowledged.
+Safety is checked after every event (checks.py). Each round ends with a liveness phase: everything is healed, and within 90 simulated
+seconds there must be a master, new messages must be committed, and every voter must have all acknowledged entries.
 """
 
 from __future__ import annotations

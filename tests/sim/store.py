@@ -1,7 +1,7 @@
-"""etcd, simulated: one linearizable store with leases, and each replica's unreliable way to it.
+"""Simulated etcd: one linearizable store with leases, and an unreliable connection to it for each replica.
 
-A request may be lost on its way (nothing happened), its answer may be lost (it happened), both may be late. Leases may end early: etcd
-promises nothing better to a client that does not hear from it.
+A request may be lost (nothing happened), its answer may be lost (it happened), and both may be late. Leases may end early: etcd
+promises nothing better to a client that it does not hear.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What happened in one seed, in lines that a reader can follow: `scripts/sim --replay SEED`."""
+"""The events of one seed as readable lines: `scripts/sim --replay SEED`."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""Somebody who is not of the group, and can reach every replica: what a hostile machine, or one that was taken out, may say.
+"""A stranger to the group that can reach every replica: it sends what a hostile machine, or a removed replica, might send.
 
-    forge      connects in a member's name, answers the challenge with what it can know, and sends whatever it likes if it is let in
-    outcast    speaks as a machine that can prove itself, but does not belong to the group
+    forge      connects in a member's name, answers the challenge with what it can know, and sends anything if it is let in
+    outcast    speaks as a machine that has a valid proof, but does not belong to the group
 
-It sees everything and aims well: epochs, indexes and rounds are those of the replica that it talks to. It must be without effect, so all
-other checks are its invariant: nothing acknowledged is lost, and the group is well again when it ends. Its dice are its own.
+It sees everything and aims well: it uses the epochs, indexes and rounds of the replica that it talks to. It must have no effect, so all
+other checks judge it: no acknowledged entry is lost, and the group works again when the stranger stops. It has a separate random generator.
 """
 
 from __future__ import annotations

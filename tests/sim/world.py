@@ -1,4 +1,4 @@
-"""The virtual clock and its events; coroutines that wait on it. Everything that happens, happens here, in one order."""
+"""The virtual clock, its events, and coroutines that wait for it. All events of a run happen here, in one order."""
 
 from __future__ import annotations
 

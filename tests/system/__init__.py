@@ -1,1 +1,1 @@
-"""Whole processes: kills, faults, files, the command line."""
+"""Tests of whole processes: kills, faults, files, the command line."""

@@ -1,7 +1,7 @@
-"""One running group for all tests of a session that need one: it takes ten seconds to start.
+"""One running group for all tests of a session that need one, because it takes ten seconds to start.
 
-QMQ_TEST_SECURE=1 (`scripts/test --secure`) makes it a secured one that enforces rules, and clients that are opened without certificates
-show the operator's.
+With QMQ_TEST_SECURE=1 (`scripts/test --secure`) it is a secured group that enforces rules, and clients that a test opens without
+certificates show the operator's.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""A server that dies at a chosen line: `python -m system.crashing POINT:COUNT WORDS...` is `qmq WORDS`, and the process kills itself when
-it comes to the point for the COUNT-th time, as by SIGKILL: nothing is flushed, nobody is told.
+"""A server that dies at a chosen line: `python -m system.crashing POINT:COUNT WORDS...` runs `qmq WORDS`, and the process kills itself when
+it reaches the point for the COUNT-th time, as by SIGKILL: it flushes nothing and tells nobody.
 
-    plan-written      a plan was written, and is not committed
-    plan-committed    it is committed, and nothing was sent
+    plan-written      a plan is written, and not committed
+    plan-committed    the plan is committed, and nothing is sent
     stored            the batch is stored at the real-time broker, and DONE is not written
-    done-written      DONE was written, and is not committed
+    done-written      DONE is written, and not committed
     slice             a slice of a bucket is being loaded
-    intake            a batch was written
+    intake            a batch is written
     checkpoint        a checkpoint's files are written, and the checkpoint is not
 """
 

@@ -1,6 +1,6 @@
-"""A cluster with a delay group, as processes on free loopback ports: etcd, metaservers, a broker group, a delay group; each killed at will.
+"""A cluster with a delay group, as processes on free loopback ports: etcd, metaservers, a broker group, a delay group. Tests kill each.
 
-A process of the delay group can be started with a *crash point* (system/crashing.py), where it dies by itself, and with another clock
+A test can start a process of the delay group with a *crash point* (system/crashing.py), where it dies, and with another clock
 (system/faketime.py).
 """
 

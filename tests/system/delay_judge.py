@@ -1,7 +1,7 @@
-"""What must be true of delayed messages, judged from what senders, cancellers and consumers saw. Pure.
+"""Judges delayed messages by what senders, cancellers and consumers saw. Pure.
 
-A *wish* is one message as its sender knows it; a *sight* is one stored copy of it where the subject lives. The plain model: each wish that
-was acknowledged and not cancelled has one sight, not before its due time; one that was cancelled none; of what nobody knows, at most one.
+A *wish* is one message as its sender knows it; a *sight* is one stored copy of it in its subject. The model: each wish that was
+acknowledged and not cancelled has exactly one sight, not before its due time; a cancelled wish has none; a wish of unknown outcome has at most one.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""One run of faults against a delay group under load, and its judgement. `scripts/delay_faults` is its long form.
+"""One run of faults against a delay group under load, and its verdict. `scripts/delay_faults` is its long form.
 
 kill           SIGKILL of the delay group's master, at a random moment
 crash          the master kills itself at a chosen line (system/crashing.py)
 stop           SIGSTOP of the master for a few seconds
-off            all replicas of the delay group are killed, and come back after a while: what was due meanwhile is late
-brokers        the real-time brokers are away
-hand-over      the mastership is handed over
-jump           the clock of the master's machine jumps an hour, on or back, and back again (needs libfaketime)
+off            all replicas of the delay group are killed and started again after a while: messages due meanwhile are late
+brokers        the real-time brokers are down
+hand-over      the master hands over
+jump           the clock of the master's machine jumps an hour forward or back, and returns (needs libfaketime)
 """
 
 from __future__ import annotations

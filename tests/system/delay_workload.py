@@ -1,6 +1,7 @@
-"""Load of delayed messages for fault tests: senders who cancel and move some of what they sent, and consumers who see all that comes.
+"""Load of delayed messages for fault tests: senders that cancel and move some of their messages, and consumers that record all deliveries.
 
-A message's body is its number. Half go to an unordered subject, half, with keys, to an ordered one. What nobody knows is written down so.
+A message's body is its number. Half of the messages go to an unordered subject, the other half, with keys, to an ordered one. Unknown
+outcomes are recorded as unknown.
 """
 
 from __future__ import annotations

@@ -1,16 +1,16 @@
 """A wall clock that jumps, for one process: libfaketime, preloaded from the package of that name.
 
-Found out about 0.9.10, the version in libfaketime 3.0.1, and relied on here:
+The tests rely on these properties of 0.9.10, the version in libfaketime 3.0.1:
 
-* FAKETIME_DONT_FAKE_MONOTONIC=1 leaves CLOCK_MONOTONIC, its _RAW and _COARSE, and CLOCK_BOOTTIME as they are.
-* FAKETIME_TIMESTAMP_FILE is read again at every look at the clock with FAKETIME_NO_CACHE=1 (else for ten seconds it is not): so a
-  process that runs can be jumped. It holds an offset such as "+3600". The file is replaced, never half written.
-* Reading it is not safe in threads: two at once, and a process may end with "failed to parse FAKETIME timestamp". A process of many threads
-  and looks should keep what it read for a second (`cache_s`).
-* A process keeps a semaphore and a page in /dev/shm under its pid; one that is killed leaves them there (a later process of the same pid
-  does without, and nothing here needs them): `sweep`.
-* This package compiles without faking stat, utime and sleep: times of files and timers stay true.
-* The environment is inherited: what the process starts, jumps along with it.
+* With FAKETIME_DONT_FAKE_MONOTONIC=1 it does not change CLOCK_MONOTONIC, its _RAW and _COARSE forms, and CLOCK_BOOTTIME.
+* With FAKETIME_NO_CACHE=1 it reads FAKETIME_TIMESTAMP_FILE at every call of a clock (otherwise every ten seconds), so a test can make
+  the clock of a running process jump. The file holds an offset such as "+3600". A test replaces the file, so it is never half written.
+* Reading the file is not safe in threads: if two read at once, the process may end with "failed to parse FAKETIME timestamp". A process
+  with many threads should keep the value for a second (`cache_s`).
+* A process has a semaphore and a page in /dev/shm under its pid. A killed process leaves them there (a later process with that pid
+  works without them): `sweep` deletes them.
+* This package is compiled without faking stat, utime and sleep, so file times and timers are real.
+* Child processes inherit the environment, so their clocks jump too.
 """
 
 from __future__ import annotations

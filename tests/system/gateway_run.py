@@ -1,7 +1,7 @@
 """A run with faults through gateways: RocketMQ's Java client works while gateways and brokers are killed and routes change.
 
-Java sender ──▶ gateway 1, gateway 2 (processes, killed and started again) ──▶ brokers (TestCluster: real files, killed and started again)
-Java receiver ─┘                                                                 route: splits, merges, moves
+Java sender ──▶ gateway 1, gateway 2 (processes, killed and restarted) ──▶ brokers (TestCluster: real files, killed and restarted)
+Java receiver ─┘                                                              route: splits, merges, moves
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A broker group as fault tests see it: the compose file's own services, started by scripts/cluster, looked at through control ports."""
+"""A broker group for fault tests: the services of the compose file, started by scripts/cluster and observed through their control ports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lake writers that are killed at random moments while messages flow and a route changes; every row is judged by what was sent."""
+"""Lake writers are killed at random moments while messages arrive and a route changes; each row is compared with the sent messages."""
 
 from __future__ import annotations
 

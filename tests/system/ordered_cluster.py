@@ -1,7 +1,7 @@
-"""A cluster for faults of ordered subjects: the services of docker-compose.yml, in another number.
+"""A cluster for faults of ordered subjects: the services of docker-compose.yml in other numbers.
 
-`shaped` makes the compose file for so many etcd members, metaservers, broker groups and replicas from the one that is there: every
-service is a copy of that one's first of its kind, under its own name and port.
+`shaped` makes a compose file with the wanted numbers of etcd members, metaservers, broker groups and replicas: each service is a copy of
+the first service of its kind, with its own name and port.
 """
 
 from __future__ import annotations

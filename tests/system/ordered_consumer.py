@@ -1,8 +1,8 @@
-"""A consumer of an ordered subject as a process of its own, which can be killed and stopped.
+"""A consumer of an ordered subject in a separate process, which a test can kill and stop.
 
     python -m system.ordered_consumer --server A --subject S --group G --name N --history FILE
 
-It writes what it is given into the history, which it shares with everybody (lines are appended whole), and leaves in good order on SIGTERM.
+It appends its deliveries to the history, which other processes write too (each line is appended whole), and closes cleanly on SIGTERM.
 """
 
 from __future__ import annotations

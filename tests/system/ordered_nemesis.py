@@ -1,12 +1,12 @@
-"""The two who disturb an ordered workload: one changes the route, one breaks processes and networks. `ordered_plan` says what and when.
+"""Two disturbers of an ordered workload: one changes the route, one breaks processes and networks. `ordered_plan` says what happens when.
 
 Rules of the nemesis:
-* What it breaks it mends before it goes on, and an outage is in the history from before the fault until the group has a serving master.
-* A frozen or cut off broker group is left for longer than its master's lease, and its partitions are moved away: writers must go on, which
-  is waited for before the group wakes up. It had a good share of the route, and so of the load, when it fell silent; if a change took
-  that away at the same moment, this was no outage of anything, and a group is chosen anew.
+* It repairs each fault before the next one. The history has the outage from before the fault until the group has a serving master.
+* It leaves a frozen or cut off broker group alone for longer than its master's lease, while the group's partitions are moved away. It
+  waits until writers continue before it wakes the group. The group must have had a good share of the route, and so of the load, when it
+  fell silent; if a change took that share away at the same moment, nothing was out of service, and the nemesis chooses a group again.
 
-Changes may conflict with those of the other one, or find a metaserver dead: then they are tried again, from the route as it is then.
+A change may conflict with one of the other disturber, or find a metaserver dead. It is then tried again, from the route of that moment.
 """
 
 from __future__ import annotations

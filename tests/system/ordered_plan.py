@@ -1,11 +1,11 @@
-"""What a run of ordered faults does, decided before it begins: which changes of the route, which faults, and when. Pure, by a seed.
+"""The plan of a run of ordered faults: which changes of the route, which faults, and when. Pure, drawn from a seed before the run.
 
-Changes follow one another, and so do faults; both go on beside each other. A fault is over, and its damage healed, before the next begins.
+Changes follow one another, and so do faults; both continue beside each other. A fault is over, and its damage healed, before the next.
 
-| fault | what is done |
+| fault | action |
 |---|---|
-| kill-master, kill-slave, kill-meta, kill-consumer | SIGKILL; it is started again behind it |
-| stop-master, stop-consumer | SIGSTOP, for longer than its lease; then it wakes up |
+| kill-master, kill-slave, kill-meta, kill-consumer | SIGKILL, then a new start |
+| stop-master, stop-consumer | SIGSTOP, for longer than its lease, then SIGCONT |
 | freeze-group | SIGSTOP to all replicas of a broker group for longer than the master's lease, while its partitions are moved away |
 | cut-group | all replicas are cut off from the coordination store and the metaservers for as long (needs network namespaces) |
 """

@@ -1,7 +1,7 @@
-"""What producers and consumers of an ordered subject do, written into a history (tests/history/ordered) while they do it.
+"""Producers and consumers of an ordered subject that record in a history (tests/history/ordered) what they do.
 
-A message's body is its producer and its serial, `p0 17`, and behind a line's end the payload. Who sent what is never taken from what
-brokers say: a producer counts its own messages, and a consumer reads their names.
+A message's body is its producer and its serial, `p0 17`, and after a newline the payload. The recorders do not rely on brokers for the
+names of messages: a producer counts its messages, and a consumer reads the names in the bodies.
 """
 
 from __future__ import annotations

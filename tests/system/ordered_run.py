@@ -1,4 +1,4 @@
-"""A whole run of ordered faults: a cluster, a workload, consumers as processes, changes and faults beside each other, and the verdict."""
+"""A whole run of ordered faults: a cluster, a workload, consumers as processes, changes and faults at the same time, and the verdict."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Load for tests of ordered subjects: producers and consumers on the real client, everything they do written to a history.
+"""Load for tests of ordered subjects: producers and consumers on the real client, which record everything in a history.
 
     work = OrderedWorkload(server, subject, folder / "history.jsonl", sources=flight_sources(2), consumers={"g": 2})
     await work.start()
@@ -6,12 +6,12 @@
     report = await work.stop()
     assert report.ok, report
 
-Each producer has keys of its own, so that order is promised for each key as a whole. `sources` says what they send:
+Each producer uses different keys, so order is promised for a key as a whole. `sources` gives their messages:
 
-    flight_sources    every flight of the examples' data, for ever; the key is the aircraft
-    binlog_sources    the changes of a made-up table, as many as wanted; `Follower` applies them, and must end with the same bytes
+    flight_sources    all flights of the examples' data, repeated endlessly; the key is the aircraft
+    binlog_sources    the changes of a generated table, any number; `Follower` applies them, and must end with the same bytes
 
-Consumers may run here, as tasks, or as processes (`ordered_consumer.py`), which can be killed.
+Consumers run here as tasks, or as processes (`ordered_consumer.py`), which a test can kill.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The previous release's packages, built from its commit: what a node of this version must work beside (docs/UPGRADES.md)."""
+"""The previous release's packages, built from its commit: a node of this version must work beside them (docs/UPGRADES.md)."""
 
 from __future__ import annotations
 

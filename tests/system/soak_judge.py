@@ -1,4 +1,4 @@
-"""Judging a soak: was every message handled or buried, and did the processes stay as they were? Pure."""
+"""Judges a soak: was every message handled or buried, and did the processes' memory and files stay constant? Pure."""
 
 from __future__ import annotations
 

@@ -1,12 +1,12 @@
-"""One soak: a node, a producer at a share of what it takes, consumers that come, go, hang, crash; of a hundred messages one always fails.
+"""One soak: a node, a producer at a share of the node's capacity, consumers that join, leave, hang and crash. One percent of the messages fail.
 
-    calibrate     as fast as it goes for a while: how much the node and its consumers take
-    run           at `load` of that; now and then a consumer leaves (SIGTERM), crashes (SIGKILL), hangs (SIGSTOP, past its lease), or joins
-    drain         no more is sent; consumers work until the group has nothing left
+    calibrate     run without a limit for a while, to measure what the node and its consumers take
+    run           send at `load` of that; now and then a consumer leaves (SIGTERM), crashes (SIGKILL), hangs (SIGSTOP, past its lease), or joins
+    drain         stop sending; consumers work until the group has read everything
     judge         soak_judge.py
 
-One consumer is left in peace all the time: its memory is looked at, too. Retries come after fractions of a second, so that what fails dies
-within the run.
+One consumer is never disturbed, so that its memory can be judged, too. Retries come after fractions of a second, so that failing messages
+become dead letters within the run.
 """
 
 from __future__ import annotations

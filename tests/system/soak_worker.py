@@ -1,9 +1,9 @@
 """The processes of a soak: `python -m system.soak_worker produce|consume|bury SERVER FILE [...]`.
 
-Each writes what it did into its file, before it says so to the broker: runs of message numbers, (first, count), 16 bytes each, appended
+Each writes its work into its file before it reports it to the broker: runs of message numbers, (first, count), 16 bytes each, appended
 whole.
 
-A message's body is its number, in eight bytes, and padding. Of a hundred messages one fails whenever it is handled: number % 100 = 37.
+A message's body is its number, in eight bytes, and padding. One of a hundred messages fails at every attempt: number % 100 = 37.
 """
 
 from __future__ import annotations

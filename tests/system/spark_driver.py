@@ -1,4 +1,4 @@
-"""A Spark driver as a process of its own, with its JVM, and its sudden death."""
+"""A Spark driver in a separate process, with its JVM, and a way to kill both."""
 
 from __future__ import annotations
 

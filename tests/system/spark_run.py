@@ -1,4 +1,4 @@
-"""Proofs about Spark on three broker groups: the rows of the archive, and the messages of the log, while drivers are killed."""
+"""Fault runs of Spark on three broker groups: the rows of the archive, and the messages of the log, while drivers are killed."""
 
 from __future__ import annotations
 

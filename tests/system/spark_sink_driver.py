@@ -1,4 +1,4 @@
-"""A streaming query from files to a subject, as a program: read a folder of Parquet files, write each row as a message. To be killed."""
+"""A streaming query from files to a subject, as a program that a test kills: it reads Parquet files, and writes each row as a message."""
 
 from __future__ import annotations
 

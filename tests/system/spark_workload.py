@@ -1,4 +1,4 @@
-"""Workload for the proofs about Spark: flights, ordered by aircraft, while their partitions are changed; and the log read back."""
+"""Workload for the fault runs of Spark: flights, ordered by aircraft, while their partitions change; and a reader of the log."""
 
 from __future__ import annotations
 

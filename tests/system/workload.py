@@ -1,7 +1,7 @@
-"""Load for fault tests: producers and consumers on the real client, everything they do written to a history (tests/history).
+"""Load for fault tests: producers and consumers on the real client, which record everything in a history (tests/history).
 
-Values are unique integers; a message's body is its value. Producers send batches one after another; consumers pull and acknowledge. What
-became of a send is what its error says: not stored is `fail`, unknown is `info`, never the other way round.
+Values are unique integers; a message's body is its value. Producers send batches one after another; consumers pull and acknowledge. The
+error of a send decides its line: not stored is `fail`, unknown is `info`, never the other way round.
 """
 
 from __future__ import annotations

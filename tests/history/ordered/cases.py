@@ -1,6 +1,6 @@
-"""Small ordered histories, good and bad; a bad one names every anomaly that must be found in it, and nothing else may be.
+"""Small ordered histories, good and bad. A bad one names every anomaly that the checkers must find in it; they must find no other.
 
-`drained` is True unless it says otherwise.
+A case is drained unless it says `drained=False`.
 """
 
 from __future__ import annotations

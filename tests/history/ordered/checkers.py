@@ -1,23 +1,24 @@
-"""All checkers of ordered histories in one call, and the report that a run leaves behind.
+"""Runs all checkers of ordered histories in one call, and returns the report of a run.
 
     report = check_ordered(load(path), drained=True)
     assert report.ok, report
 
-| checker | wrong is | file |
+| checker | reports | file |
 |---|---|---|
-| lost, unsettled | acknowledged, and a group was never given it; given, and could never settle it | losses.py |
-| phantom | given, never sent or certainly not stored | losses.py |
-| skipped | given for the first time before one that was sent earlier | order.py |
-| torn_replay | given again, but not from where the group was, or with gaps | order.py |
-| zombie_ack | an acknowledgement counted though the lane was another's by then | exclusive.py |
-| came_back | given again though certainly settled | exclusive.py |
-| shared_token | one token, two holders | exclusive.py |
-| early | a partition was read before what comes before it was settled | versions.py |
-| two_at_one_place, behind_seal, wrong_partition, log_order | the log does not say what it must | log.py |
-| stored_twice | a second copy without an excuse, under another id, or no in-order replay | log.py |
-| stalled | writers stood still without a reason | stalled_connections.py |
+| lost, unsettled | a message that was acknowledged and never given to a group; one that was given and never settled | losses.py |
+| phantom | a message that was given, but never sent or certainly not stored | losses.py |
+| skipped | a message that was given for the first time after a later one of its line | order.py |
+| torn_replay | a replay that does not begin where the group was, or leaves messages out | order.py |
+| zombie_ack | an acknowledgement that was confirmed although another consumer had the lane by then | exclusive.py |
+| came_back | a message that was given again although it was certainly settled | exclusive.py |
+| shared_token | one token with two holders | exclusive.py |
+| early | a partition that a group read before it had settled the earlier partitions | versions.py |
+| two_at_one_place, behind_seal, wrong_partition, log_order | a log with wrong content | log.py |
+| stored_twice | a second copy without a fence, with another id, or not part of an in-order replay | log.py |
+| stalled | writers that were blocked without a reason | stalls.py |
 
-Counted, not judged: stored, unknown and failed messages; deliveries, of these repeated and late ones; messages with two copies; changes.
+The report counts, without judging: stored, unknown and failed messages; deliveries, and how many of them were repeated or late; messages
+with two copies; changes.
 """
 
 from __future__ import annotations

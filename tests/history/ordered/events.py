@@ -1,4 +1,4 @@
-"""What happens with an ordered subject, one line for each: the kinds of events that `history.events` does not know.
+"""The events of ordered subjects, which `history.events` does not have.
 
     {"process":"p1","type":"invoke","f":"put","t_ns":10,"subject":"orders","messages":[["k1",1],["k2",1]]}
     {"process":"p1","type":"ok","f":"put","t_ns":25,"subject":"orders","messages":[["k1",1]],"places":[[1,40,771]]}
@@ -9,20 +9,20 @@
     {"process":"nemesis","type":"ok","f":"route","t_ns":50,"version":2,"logical_partitions":1024,"partitions":[[2,0,512,"b1"],...],
      "sources":[1],"sealed":[[1,41]],"fenced":[],"began_ns":44,"published_ns":49}
     {"process":"nemesis","type":"invoke","f":"outage","t_ns":60,"op":1,"broker_group":"b2","kind":"kill"}
-        ... and "ok" when it has a master again
+        ... and "ok" when the group has a master again
 
-Rules for who records, beside those of `history.events`:
+Rules for a recorder, besides those of `history.events`:
 
-* **A message is named by its producer, its key and a serial**, which grows with each message that this producer sends with this key. It is
-  sent by one operation; the client's own retries are part of that.
-* **A put has one invoke**, whose messages stand in the order in which they were given to the producer, and an end for each part of it whose
-  fate is known together. `resent` says that the client sent these again after a fence: they may be stored twice, under one id.
-* **A delivery is recorded when the handler is given the message**, before anything else is done with it; so a dead consumer has told of all
-  that it may have settled. `process` names one life of a consumer.
-* **A settlement is recorded behind its answer**: `ok`, it is committed; `fail`, the lane was lost (LaneLost); `info`, nobody knows. Without
-  such a line nobody knows either. `began_ns` is when the application said that it is done.
-* **Routes are recorded from version 1 on.** A version that is recorded again is the same route, of which more is known: the sequence of a
-  command message that was missing (-1) because its partition was closed by a fence. `fenced` are all that ever were closed so.
+* **A producer, a key and a serial name a message.** The serial grows with each message that the producer sends with the key. One operation
+  sends the message; the client's retries belong to it.
+* **A put has one invoke**, with its messages in the order in which the producer got them, and an end for each part of it whose outcome
+  became known at once. `resent` means that the client sent these messages again after a fence: they may be stored twice, under one id.
+* **Record a delivery when the handler gets the message**, before the handler does anything with it. Everything that a dead consumer may
+  have settled is then recorded. `process` names one life of a consumer.
+* **Record a settlement after its answer**: `ok`, it is committed; `fail`, the lane was lost (LaneLost); `info`, unknown. Without such a
+  line the outcome is unknown as well. `began_ns` is the time when the application settled the message.
+* **Record routes from version 1 on.** If a version is recorded again, it is the same route, but more is known: the sequence of a
+  command message that was missing (-1) because a fence closed its partition. `fenced` names all partitions that a fence ever closed.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""Whether a lane had one consumer at a time whose word counted.
+"""Checks that only the consumer that had a lane could settle messages there.
 
-Deliveries prove nothing: a consumer that was stopped may be given what it had in hand long after its lane went to another. But of the
-acknowledgements under a token none may be confirmed that began after a newer token was in use for the same logical partitions:
+Deliveries prove nothing: a stopped consumer may hand out the messages that it holds long after another consumer got its lane. But no
+acknowledgement may be confirmed that began after a newer token was in use for the same logical partitions:
 
     c1, token 7   given 4 5 ....(stopped)............ 5 done [...ok]      zombie_ack: it began after token 8 was in use
     c2, token 8              given 5, settled 5
     c1, token 7   given 4, 4 done [.ok]
-    c2, token 8              given 4                                      came_back: settled under 7 for certain, and given out under 8
+    c2, token 8              given 4                                      came_back: certainly settled under 7, and given out under 8
 """
 
 from __future__ import annotations

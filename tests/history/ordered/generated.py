@@ -1,10 +1,11 @@
-"""Correct ordered histories, drawn at random: a tiny ordered subject that keeps every promise, its clients, and the lines that they write.
+"""Random correct ordered histories: a tiny ordered subject that keeps every promise, its clients, and the lines that they write.
 
-The subject is a list of entries for each partition, a route that splits, merges, moves and fences, and for each group what is settled
-where. Puts begin and end later, so several are under way when a partition is closed. Consumers are granted lanes, pull ahead, hand out and
-settle; a lane that is taken away leaves a zombie behind, which goes on handing out what it pulled. Answers get lost; consumers die.
+The subject is a list of entries for each partition, a route that splits, merges, moves and fences, and each group's settled messages.
+Puts begin and end later, so several are under way when a partition is closed. Consumers get lanes, pull ahead, hand messages out and
+settle them. A consumer that loses its lane becomes a zombie, which still hands out the messages that it pulled. Answers get lost, and
+consumers die.
 
-At the end fences get their command messages, and everything is handed out and settled: the history is drained.
+At the end fences get their command messages, and every message is handed out and settled, so the history is drained.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""What lies in the log, as far as producers were told and consumers were shown.
+"""Checks the content of the log, as far as producers' answers and consumers' deliveries show it.
 
 A line's messages, read partition by partition in the order of versions, and there by sequence, must be in the order of sending:
 
     partition 1 (version 1)   k1 1, k1 2, command message at 2
     partition 2 (version 2)   k1 3, k1 4
 
-A message may lie at two places in one case: partition 1 was fenced before its group answered, and the producer sent again what it did not
-know of. Then both copies have one id, and what was sent behind is repeated as well:
+A message may be stored twice in one case: partition 1 was fenced before its group answered, and the producer sent the messages of unknown
+outcome again. Both copies then have one id, and all later messages are repeated as well:
 
     partition 1 (fenced)      k1 1, k1 2, k1 3
     partition 2               k1 2, k1 3, k1 4       fine: an in-order replay from k1 2 on

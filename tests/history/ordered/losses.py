@@ -1,10 +1,10 @@
-"""Whether every stored message reached every group and was settled there, and whether any came from nowhere.
+"""Checks that every stored message reached every group and was settled there, and that no message appeared that nobody sent.
 
     stored    1 2 3 4
     given     1 2   4          3 is lost
-    settled   1 2   (refused)  4 is unsettled: its only acknowledgement was refused, since the lane was lost, and it never came again
+    settled   1 2   (refused)  4 is unsettled: its only acknowledgement was refused, because the lane was lost, and it was not given again
 
-Both judge a history that was drained. What certainly failed must not appear at all: a phantom.
+`lost` and `unsettled` judge drained histories only. A message that certainly failed must not appear: it is a phantom.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Hand-made ordered histories in few words; `lines(...)` puts operations one after the other and stamps them with the time.
+"""Short notation for hand-made ordered histories; `lines(...)` joins operations and stamps them with times.
 
     lines(ONE, put("d1 d2", at="1:0 1:1"), give("d1@0 d2@1"), done("0 1"))
 
-is: the route has one partition; p1 sent two messages of key d, which are at sequence 0 and 1 of partition 1; c1 was given both under token
-1 and acknowledged them. With eight logical partitions the keys lie so:
+means: the route has one partition; p1 sent two messages of key d, stored at sequences 0 and 1 of partition 1; c1 got both under token 1
+and acknowledged them. With eight logical partitions the keys have these logical partitions:
 
     d 0, f 2, o 3  |  e 4, g 5, k 6          partition 2 has [0, 4) and partition 3 [4, 8) wherever they occur here
 """

@@ -1,13 +1,13 @@
-"""Whether a group saw each line in the order of sending, and saw messages again only in replays that are in order.
+"""Checks that a group got each line in the order of sending, and that every replay was in order.
 
-    given     1 2 3 | 2 3 4 | 4 5      three grants; each begins at what was not surely settled, and leaves nothing out: fine
-    given     1 3                      skipped: 3 came for the first time, and 2 had never come
-    given     1 2 3 | 3 4, 2 unsettled torn_replay: the second begins behind a message that nobody can have settled
-    given     1 2 3 4 | 2 4            torn_replay: the second leaves 3 out
+    given     1 2 3 | 2 3 4 | 4 5      fine: three grants; each begins at a message that was not surely settled, and leaves none out
+    given     1 3                      skipped: 3 came for the first time although 2 had never come
+    given     1 2 3 | 3 4, 2 unsettled torn_replay: the second grant begins after a message that nobody can have settled
+    given     1 2 3 4 | 2 4            torn_replay: the second grant leaves 3 out
 
-Deliveries are judged grant by grant, since a consumer that was stopped in the middle of handing out may wake up long after its lane went to
-another, and then shows what it had in hand: late, and in the midst of the other one's. It continues its own run, which is all that can be
-asked of it; `late` counts such deliveries. That first deliveries are in order is judged over all grants together.
+The checker judges the deliveries of each grant separately. A consumer that was stopped while it handed messages out may wake up long after
+another consumer got its lane. It then hands out the rest of its messages, among those of the other consumer. Within its grant they are in
+order, which is all that it can promise; `late` counts such deliveries. First deliveries must be in order over all grants together.
 """
 
 from __future__ import annotations

@@ -1,15 +1,16 @@
-"""An ordered history in columns: messages, deliveries and grants of lanes have numbers, and what is known of each stands in lists.
+"""An ordered history in columns: messages, deliveries and grants of lanes have numbers, which are indexes into lists.
 
-A million messages are walked a few times by plain loops over these lists; nothing is looked up twice. What the checkers ask for:
+Plain loops walk a million messages a few times over these lists, without any lookup. The checkers use these terms:
 
     line        the messages of one key by one producer, in the order of sending; order is promised within a line
-    stored      a message that was acknowledged, or that some group was given
+    stored      a message that was acknowledged, or that some group got
     rank        a stored message's number within its line, from 0
     grant       a lane as one consumer had it: group, partition, range and token
     settled at  the earliest moment at which a group may have settled a message: when an acknowledgement that was not refused began
 
-*May have*: a consumer that dies behind its acknowledgement leaves no answer, and what it settled need not come again. So a message counts
-as settled from the moment somebody said that it is done, or was given it and never told, unless it is certain that it was not.
+*May have*: a consumer that dies after its acknowledgement records no answer, and a message that it settled need not come again. A message
+therefore counts as settled from the moment when its acknowledgement began, or when a consumer got it and recorded nothing more, unless it
+certainly was not settled.
 """
 
 from __future__ import annotations

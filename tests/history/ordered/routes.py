@@ -1,11 +1,11 @@
-"""All versions of a route, as a history recorded them: for each logical partition the chain of partitions that held it, one after another.
+"""All versions of a route, from a history: for each logical partition the chain of partitions that held it, one after another.
 
     version 1    1 [0, 8)
     version 2    2 [0, 4)   3 [4, 8)          a split of 1
     version 3    4 [0, 8)                     a merge of 2 and 3
     chain of logical partition 5              1, 3, 4
 
-A partition is *since* the version in which it first appears; along a chain these grow.
+A partition is *since* the version in which it first appears; these versions grow along a chain.
 """
 
 from __future__ import annotations

@@ -1,15 +1,16 @@
-"""When writers stood still, and whether they had a reason to.
+"""Finds writers that were blocked without a reason.
 
-A reason is a change of the route that closes the message's partition, from the seal to the publication of the next version; or a
-broker group of the message's logical partition without a master. A message that waited longer than `slow_ns` for its answer, or failed,
-must have been under way during one of these, or up to `after_ns` behind its end (a producer has to hear of it, and to find the new way).
+There are two reasons: a change of the route closes the message's partition, from the seal to the publication of the next version; or a
+broker group of the message's logical partition has no master. A message that waited longer than `slow_ns` for its answer, or failed,
+must have been under way during such a time, or up to `after_ns` after its end (a producer must first learn of it and find the new route).
 
     change       [seal ........ published] after_ns
-    k1 7      [put ................ ok]                 fine, however long it took
+    k1 7      [put ................ ok]                 fine, whatever its duration
     k2 3                                          [put ................... ok]      stalled
 
-The figures are longest pauses: of a change, the longest time without an answered put in the ranges of its sources that has a moment in
-common with it, counted from its beginning; of an outage, the same for the group's partitions; for readers, without a delivery.
+The report has the longest pauses. Of a change: the longest time without an answered put in the ranges of its sources that overlaps the
+change, counted from the change's beginning. Of an outage: the same for the group's partitions. For readers: the longest time without a
+delivery.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""Whether a group read a partition only when it had finished, in those logical partitions, all that came before.
+"""Checks that a group read a partition only when it had finished all earlier partitions of the same logical partitions.
 
-The first delivery under a grant shows that its whole range was open: of every logical partition in it each message of each earlier
-partition of the chain must have been settled by then, or may have been (see `past`).
+The first delivery under a grant shows that the grant's whole range was open. By then, each message of each earlier partition in the chain
+of every logical partition of the range must have been settled, or may have been (see `past`).
 
     partition 1 [0, 8), closed      k1 1, k2 1, k1 2
     partition 2 [0, 4), a target    k1 3
     given: k1 1, k2 1, k1 2, settled: k1 1, k1 2, then given k1 3, while k2 1 is not settled        early, if k2 is in [0, 4) as well
 
-`strict` are groups whose gate is strict: there a target opens only when all sources of its change are finished.
+`strict` names the groups with a strict gate: for these a target opens only when all sources of its change are finished.
 """
 
 from __future__ import annotations

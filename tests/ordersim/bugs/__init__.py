@@ -1,6 +1,6 @@
-"""Planted bugs: each brings one mistake into the product's own classes for the time of a run, and the simulator must find it.
+"""Planted bugs: each one puts a mistake into the product's classes during a run, and the simulator must find it.
 
-The product itself has no switches. A bug that the simulator does not find is a hole in the simulator. `BUGS` has them by name.
+The product itself has no switches for this. A bug that the simulator does not find shows a gap in the simulator. `BUGS` has them by name.
 """
 
 from ordersim.bugs import changing, fencing, reading, settling, writing

@@ -1,4 +1,4 @@
-"""How a bug is planted: methods of a class, or names of a module, are replaced while a run lasts."""
+"""Plants a bug: replaces methods of a class, or names of a module, during a run."""
 
 from __future__ import annotations
 

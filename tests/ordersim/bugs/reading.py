@@ -1,4 +1,4 @@
-"""Bugs in who reads what: grants, leases, tokens, what is handed out."""
+"""Bugs of reading: grants, leases, tokens, and the choice of messages to hand out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bugs in what counts as done, and for whom."""
+"""Bugs of settling: what counts as done, and for which group."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bugs on the way in: what a broker takes, and what a producer makes of its answers."""
+"""Bugs of writing: which batches a broker takes, and how a producer interprets its answers."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Planted bugs: each brings one mistake into the product's own classes, and the simulator must find it.
+"""Planted bugs: each one puts a mistake into the product's classes, and the simulator must find it.
 
-They are subclasses that replace one method of the replication core, of the coordinator, or of what carries a Ready out; the product itself
-has no switches. A bug that the simulator does not find is a hole in the simulator. `BUGS` has them by name.
+They are subclasses that replace one method of the replication core, of the coordinator, or of the code that carries out a Ready. The
+product itself has no switches for this. A bug that the simulator does not find shows a gap in the simulator. `BUGS` has them by name.
 """
 
 from sim.bugs import committing, epochs, matching, store, storing, strangers

@@ -1,4 +1,4 @@
-"""Bugs in counting who holds what."""
+"""Bugs of counting replicas: which entries count as stored by a majority."""
 
 from __future__ import annotations
 

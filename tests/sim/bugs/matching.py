@@ -1,4 +1,4 @@
-"""Bugs in finding where two logs part."""
+"""Bugs of finding the index where two logs diverge."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a bug is planted: a Node with one class in it replaced."""
+"""Plants a bug: a Node with one replaced class."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bugs in the dealings with the coordination store."""
+"""Bugs of requests to the coordination store and of their answers."""
 
 from __future__ import annotations
 

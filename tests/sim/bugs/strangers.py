@@ -1,4 +1,4 @@
-"""Bugs in whom a replica believes."""
+"""Bugs of trust: which messages a replica believes."""
 
 from __future__ import annotations
 
