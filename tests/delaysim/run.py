@@ -1,5 +1,6 @@
-"""Runs one seed: senders, cancellers and movers, recurring messages, a master that dies, is cut off or pauses;
-system/delay_judge.py judges.
+"""Runs one seed: senders, cancellers and movers, recurring messages, a master that dies, is cut off or pauses; and a judge.
+
+The judge is system/delay_judge.py.
 
 The world's clock is virtual: a simulated hour takes a second or so. `python -m delaysim.run SEED` repeats a run.
 """

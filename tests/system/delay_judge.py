@@ -1,7 +1,8 @@
 """Judges delayed messages by what senders, cancellers and consumers saw. Pure.
 
 A *wish* is one message as its sender knows it; a *sight* is one stored copy of it in its subject. The model: each wish that was
-acknowledged and not cancelled has exactly one sight, not before its due time; a cancelled wish has none; a wish of unknown outcome has at most one.
+acknowledged and not cancelled has exactly one sight, not before its due time; a cancelled wish
+has none; a wish of unknown outcome has at most one.
 """
 
 from __future__ import annotations

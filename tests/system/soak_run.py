@@ -1,7 +1,7 @@
-"""One soak: a node, a producer at a share of the node's capacity, consumers that join, leave, hang and crash. One percent of the messages fail.
+"""One soak: a node, a producer at a share of the node's capacity, consumers that join, leave, hang and crash. 1 % of the messages fail.
 
     calibrate     run without a limit for a while, to measure what the node and its consumers take
-    run           send at `load` of that; now and then a consumer leaves (SIGTERM), crashes (SIGKILL), hangs (SIGSTOP, past its lease), or joins
+    run           send at `load` of that; at times a consumer leaves (SIGTERM), crashes (SIGKILL), hangs (SIGSTOP, past its lease), or joins
     drain         stop sending; consumers work until the group has read everything
     judge         soak_judge.py
 
