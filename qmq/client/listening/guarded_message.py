@@ -81,3 +81,7 @@ class _Ordered:
     def reject(self, message: OrderedMessage) -> None:
         self._guard.check()
         self.settler.reject(message)
+
+    def release(self, message: OrderedMessage) -> None:
+        self._guard.check()
+        self.settler.release(message)

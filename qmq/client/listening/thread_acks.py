@@ -64,3 +64,6 @@ class _Ordered:
 
     def reject(self, message: OrderedMessage) -> None:
         self._call(self._settler.reject, message)
+
+    def release(self, message: OrderedMessage) -> None:
+        self._call(self._settler.release, message)

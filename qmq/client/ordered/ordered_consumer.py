@@ -394,6 +394,12 @@ class OrderedConsumer:
         message.lane.worked(is_urgent=True)
         self._notify()
 
+    def release(self, message: OrderedMessage) -> None:
+        """Hand the message out again, as if it had not been handed out."""
+        self._by_key.put_back(message)
+        message.lane.worked(is_urgent=False)
+        self._notify()
+
     def finish_all(self, messages: OrderedMessages) -> None:
         """The messages were handled."""
         self._in_bulk.done(messages)

@@ -57,6 +57,10 @@ class LaneSettler(Protocol):
         """The handler rejected the message: no retry can help."""
         ...
 
+    def release(self, message: OrderedMessage) -> None:
+        """The handler gives the message back untouched."""
+        ...
+
 
 class LaneMessage(StoredMessage):
     """One message of an ordered subject, and its place.
@@ -179,3 +183,9 @@ class OrderedMessage(LaneMessage):
             log.warning("%r was rejected, and its key is parked: %s", self, text or "no reason given")
             self.is_settled = True
             self._settler.reject(self)
+
+    def release(self) -> None:
+        """Give the message back untouched: it is handed out again, before later ones of its key, and `attempt` does not grow."""
+        if not self.is_settled:
+            self.is_settled = True
+            self._settler.release(self)

@@ -10,20 +10,27 @@ from typing import Final
 
 import qmq
 from qmq.errors import QuotaExceeded
+from qmq.integrations.http.group_reading import AnyMessage, GroupReading, reading_of
 from qmq.integrations.http.http_requests import Receive, Settle
+from qmq.model import check_name
 
 HELD_MAX: Final = 10_000
+_LATE: Final = Settle((), "nack", timedelta(0), "no verdict came over HTTP in time")
+_BACK: Final = Settle((), "release", None, "")
 
 
 class GroupReceipts:
-    """One group's reading of a subject. Between requests the consumer returns unseen messages, so that others of the group get them.
+    """The messages of one group and subject that requests have in hand. The first request finds out whether the subject is ordered.
 
-    A crash of this process, or its end, gives the messages back: the consumer's lease ends, or it leaves.
+    A crash of this process, or its end, gives the messages back: the consumer's lease ends, or it leaves. Raises InvalidName.
     """
 
-    def __init__(self, consumer: qmq.Consumer) -> None:
-        self._consumer = consumer
-        self._held: dict[str, tuple[qmq.Message, asyncio.TimerHandle]] = {}
+    def __init__(self, mq: qmq.Client, subject: str, group: str) -> None:
+        self._mq = mq
+        self._subject, self._group = check_name("subject", subject), check_name("group", group)
+        self._reading: GroupReading | None = None
+        self._finding = asyncio.Lock()
+        self._held: dict[str, tuple[AnyMessage, asyncio.TimerHandle]] = {}
         self._asking = 0
 
     @property
@@ -31,22 +38,27 @@ class GroupReceipts:
         """Messages without a verdict."""
         return len(self._held)
 
-    async def receive(self, ask: Receive) -> dict[str, qmq.Message]:
+    async def receive(self, ask: Receive) -> dict[str, AnyMessage]:
         """Messages by receipt. Raises as `Consumer.pull`, QuotaExceeded."""
         if len(self._held) + ask.messages_max > HELD_MAX:
             raise QuotaExceeded(f"the group holds {len(self._held)} messages here without a verdict: settle some first")
+        reading = await self._found()
         self._asking += 1
         try:
-            await self._consumer.join()
-            self._consumer.resume()
-            found = await self._consumer.pull(ask.messages_max, timedelta(seconds=max(ask.wait_s, 0.05)))
+            found = await reading.receive(ask.messages_max, max(ask.wait_s, 0.05))
         finally:
             self._asking -= 1
             if not self._asking:
-                self._consumer.rest()
+                reading.rest()
         return {self._hold(each, ask.invisible_s): each for each in found}
 
-    def _hold(self, message: qmq.Message, invisible_s: float) -> str:
+    async def _found(self) -> GroupReading:
+        async with self._finding:
+            if self._reading is None:
+                self._reading = await reading_of(self._mq, self._subject, self._group)
+            return self._reading
+
+    def _hold(self, message: AnyMessage, invisible_s: float) -> str:
         receipt = secrets.token_urlsafe(16)
         timer = asyncio.get_running_loop().call_later(invisible_s, self._over, receipt)
         self._held[receipt] = (message, timer)
@@ -54,7 +66,11 @@ class GroupReceipts:
 
     def _over(self, receipt: str) -> None:
         message, _ = self._held.pop(receipt)
-        message.nack(timedelta(0), "no verdict came over HTTP in time")
+        self._settle(message, _LATE)
+
+    def _settle(self, message: AnyMessage, ask: Settle) -> None:
+        assert self._reading is not None, "a held message came from it"
+        self._reading.settle(message, ask)
 
     def settle(self, ask: Settle) -> tuple[Sequence[str], Sequence[str]]:
         """Returns (settled, over): the settled receipts, and those whose messages are not held any more."""
@@ -62,14 +78,7 @@ class GroupReceipts:
         for each in settled:
             message, timer = self._held.pop(each)
             timer.cancel()
-            if ask.verdict == "ack":
-                message.ack_later()
-            elif ask.verdict == "nack":
-                message.nack(ask.delay, ask.error)
-            elif ask.verdict == "reject":
-                message.reject(ask.error)
-            else:
-                message.release()
+            self._settle(message, ask)
         return settled, [each for each in dict.fromkeys(ask.receipts) if each not in settled]
 
     async def close(self) -> None:
@@ -77,5 +86,6 @@ class GroupReceipts:
         while self._held:
             _, (message, timer) = self._held.popitem()
             timer.cancel()
-            message.release()
-        await self._consumer.close()
+            self._settle(message, _BACK)
+        if self._reading is not None:
+            await self._reading.close()

@@ -38,8 +38,7 @@ class HttpCaller:
         if found is None:
             if len(self._groups) >= GROUPS_MAX:
                 raise QuotaExceeded(f"this caller reads {GROUPS_MAX} groups, the limit: use another token, or wait until a group is idle")
-            consumer = self.client.consumer(subject, group, ack="explicit", expired="skip")
-            found = self._groups[subject, group] = GroupReceipts(consumer)
+            found = self._groups[subject, group] = GroupReceipts(self.client, subject, group)
         return found
 
     async def leave(self, subject: str, group: str) -> None:

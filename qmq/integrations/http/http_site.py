@@ -15,6 +15,7 @@ from starlette.routing import Route
 import qmq
 from qmq import errors, limits
 from qmq.integrations import cloud_event
+from qmq.integrations.http.group_reading import AnyMessage
 from qmq.integrations.http.http_clients import HttpCaller, HttpClients
 from qmq.integrations.http.http_requests import HttpMessage, SendOptions, messages_of, receive_of, send_options, settle_of
 from qmq.integrations.http.openapi import document
@@ -103,7 +104,7 @@ async def _receive(caller: HttpCaller, request: Request, body: bytes) -> dict[st
     return {"messages": [_shown(receipt, message) for receipt, message in found.items()]}
 
 
-def _shown(receipt: str, message: qmq.Message) -> dict[str, Any]:
+def _shown(receipt: str, message: AnyMessage) -> dict[str, Any]:
     headers = {name: value.decode("utf-8", "replace") for name, value in message.headers.items()}
     key = message.key_bytes
     shown = {
@@ -118,6 +119,8 @@ def _shown(receipt: str, message: qmq.Message) -> dict[str, Any]:
         "headers": headers,
         "body_base64": base64.b64encode(message.body).decode(),
     }
+    if isinstance(message, qmq.OrderedMessage):
+        shown |= {"partition": message.partition, "token": message.token}
     if cloud_event.is_event(headers):
         try:
             shown["event"] = cloud_event.of_headers(headers, message.body).structured()

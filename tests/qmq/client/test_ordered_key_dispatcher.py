@@ -44,6 +44,9 @@ class Nobody:
     def reject(self, message: OrderedMessage) -> None:
         raise AssertionError
 
+    def release(self, message: OrderedMessage) -> None:
+        raise AssertionError
+
 
 def bring(dispatcher: KeyDispatcher, lane: Lane, *keys: bytes) -> list[OrderedMessage]:
     """Deliver a message for each key to a lane, and to the dispatcher."""

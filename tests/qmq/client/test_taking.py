@@ -56,6 +56,22 @@ async def test_a_rejected_message_is_a_parked_key_and_not_tried_again(mq: qmq.Cl
         assert await consumer.take(10, AT_ONCE) == []
 
 
+async def test_a_released_message_comes_again_with_the_same_attempt_before_later_ones(mq: qmq.Client) -> None:
+    await mq.send_many("s", [b"a1", b"a2"], keys=["a", "a"])
+    async with mq.ordered_consumer("s", "g", ack="explicit") as consumer:
+        (message,) = await consumer.take(10)
+        message.release()
+        (again,) = await consumer.take(10)
+        assert (again.body, again.attempt) == (b"a1", 1)
+        again.fail(AT_ONCE)
+        (failed,) = await consumer.take(10)
+        failed.release()
+    async with mq.ordered_consumer("s", "g", ack="explicit") as other:
+        (last,) = await other.take(10)
+        assert (last.body, last.attempt) == (b"a1", 2)
+        await last.ack()
+
+
 @pytest.mark.rotating
 async def test_who_rests_leaves_unseen_messages_to_others_and_keeps_what_it_has(mq: qmq.Client) -> None:
     await mq.send_many("u", [b"%d" % number for number in range(100)])

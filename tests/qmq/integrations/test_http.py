@@ -17,9 +17,11 @@ httpx = pytest.importorskip("httpx", reason="needs httpx: pip install httpx")
 pytest.importorskip("starlette", reason="needs starlette: pip install 'qmq[http]'")
 
 import qmq  # noqa: E402
-from qmq.integrations.http.http_requests import WAIT_S_MAX  # noqa: E402
+from qmq.integrations.http.group_reading import OrderedReading  # noqa: E402
+from qmq.integrations.http.http_requests import WAIT_S_MAX, Settle  # noqa: E402
 from qmq.integrations.http.http_server import HttpConfig, HttpServer  # noqa: E402
 
+ACK = Settle((), "ack", None, "")
 EVENT = {"id": "1", "source": "/shop", "type": "order.new", "specversion": "1.0"}
 
 
@@ -132,6 +134,98 @@ async def test_between_requests_others_of_the_group_get_what_nobody_asked_for(ht
 async def test_a_delayed_message_says_its_id(http: Any, mq: qmq.Client, subject: str) -> None:
     (found,) = (await http.post(f"/subjects/{subject}?delay_s=86400", content=b"x")).json()["messages"]
     assert (await mq.delayed.cancel(found["delayed_id"])).state == "cancelled"
+
+
+@pytest.fixture
+async def ordered(mq: qmq.Client) -> str:
+    subject = f"http-ordered-{uuid4().hex}"
+    await mq.metadata.create_subject(qmq.SubjectConfig(subject, order=qmq.Order.STRICT, logical_partitions=16), partitions=2)
+    return subject
+
+
+def bodies(messages: list[Any]) -> list[bytes]:
+    return [base64.b64decode(each["body_base64"]) for each in messages]
+
+
+async def until_keys(http: Any, subject: str, count: int) -> list[Any]:
+    """Receive until `count` messages are in hand."""
+    found: list[Any] = []
+    while len(found) < count:
+        found += await received(http, subject)
+    return sorted(found, key=lambda each: each["key"])  # type: ignore[no-any-return]
+
+
+async def test_of_each_key_of_an_ordered_subject_one_message_is_in_hand_in_order(http: Any, ordered: str) -> None:
+    for n in range(3):
+        for key in ("a", "b"):
+            answer = await http.post(f"/subjects/{ordered}?key={key}", content=f"{key}{n}")
+            assert answer.status_code == 200, answer.text
+    for n in range(3):
+        found = await until_keys(http, ordered, 2)
+        assert bodies(found) == [f"a{n}".encode(), f"b{n}".encode()]
+        assert await received(http, ordered, wait_s=0) == []
+        assert (await settled(http, ordered, *[each["receipt"] for each in found]))["over"] == []
+
+
+async def test_an_ordered_message_that_failed_or_was_released_comes_before_later_ones_of_its_key(http: Any, ordered: str) -> None:
+    for body in ("1", "2"):
+        await http.post(f"/subjects/{ordered}?key=k", content=body)
+    (first,) = await received(http, ordered)
+    await settled(http, ordered, first["receipt"], verdict="release")
+    (released,) = await received(http, ordered)
+    await settled(http, ordered, released["receipt"], verdict="nack", delay_s=0, error="not now")
+    (failed,) = await received(http, ordered, invisible_s=1)
+    (late,) = await received(http, ordered)
+    assert [each["attempt"] for each in (first, released, failed, late)] == [1, 1, 2, 3]
+    assert {each["id"] for each in (first, released, failed, late)} == {first["id"]}
+    assert late["token"] > 0
+    await settled(http, ordered, late["receipt"])
+    assert bodies(await received(http, ordered)) == [b"2"]
+
+
+async def test_a_rejected_ordered_message_parks_its_key_and_no_other(http: Any, mq: qmq.Client, ordered: str) -> None:
+    for key in ("bad", "bad", "good"):
+        await http.post(f"/subjects/{ordered}?key={key}", content=key)
+    bad, _ = await until_keys(http, ordered, 2)
+    await settled(http, ordered, bad["receipt"], verdict="reject", error="no use")
+    while not (parked := list(await mq.metadata.parked(ordered, "g"))):
+        await asyncio.sleep(0)
+    assert [each.key for each in parked] == [b"bad"]
+    assert await received(http, ordered, wait_s=0) == []
+
+
+async def test_events_of_a_batch_are_in_the_order_of_their_partitionkey(http: Any, ordered: str) -> None:
+    batch = [{**EVENT, "id": str(n), "partitionkey": "order-7", "data": n} for n in range(3)]
+    answer = await http.post(f"/subjects/{ordered}", json=batch, headers={"content-type": "application/cloudevents-batch+json"})
+    assert answer.status_code == 200, answer.text
+    for n in range(3):
+        (found,) = await received(http, ordered)
+        assert (found["event"]["data"], found["key"]) == (n, "order-7")
+        await settled(http, ordered, found["receipt"])
+
+
+async def test_a_message_without_a_key_to_an_ordered_subject_is_a_problem_that_says_so(http: Any, ordered: str) -> None:
+    answer = await http.post(f"/subjects/{ordered}", content=b"x")
+    assert answer.status_code == 400
+    assert "key" in answer.json()["error"]
+
+
+async def test_keys_go_to_others_when_nobody_asks_here(mq: qmq.Client, ordered: str) -> None:
+    reading = OrderedReading(lambda: mq.ordered_consumer(ordered, "g", ack="explicit"), idle_s=0)
+    await mq.send(ordered, b"1", key="k")
+    (first,) = await reading.receive(1, 20)
+    reading.rest()
+    async with mq.ordered_consumer(ordered, "g", ack="explicit") as other:
+        reading.settle(first, ACK)
+        await mq.send(ordered, b"2", key="k")
+        message = await anext(aiter(other))
+        assert message.body == b"2"
+        await message.ack_sync()
+    await mq.send(ordered, b"3", key="k")
+    (third,) = await reading.receive(1, 20)
+    assert third.body == b"3"
+    reading.settle(third, ACK)
+    await reading.close()
 
 
 @pytest.mark.parametrize(
