@@ -75,8 +75,7 @@ class OpenTelemetryInterceptor(BaseInterceptor):
 
     def sent(self, outgoing: Outgoing, receipts: Iterable[Receipt]) -> None:
         span: Span = outgoing.kept.pop(self)
-        if outgoing.server is not None:
-            span.set_attributes(server_attributes(outgoing.server))
+        span.set_attributes(server_attributes(outgoing.server))
         if not outgoing.is_batch:
             for receipt in receipts:
                 span.set_attribute("messaging.message.id", str(receipt.id))
@@ -129,7 +128,7 @@ class OpenTelemetryInterceptor(BaseInterceptor):
         found["messaging.qmq.broker_group"] = message.broker_group
         if group:
             found["messaging.consumer.group.name"] = group
-        return found
+        return found | server_attributes(message.server)
 
     # --- verdicts ------------------------------------------------------------------------------------------------------
 
@@ -181,8 +180,10 @@ def settle_attributes(report: SettleReport) -> dict[str, Any]:
     return found
 
 
-def server_attributes(server: str) -> dict[str, Any]:
-    """Where a broker is. A Unix socket has no port."""
+def server_attributes(server: str | None) -> dict[str, Any]:
+    """Where a broker is, if it is known. A Unix socket has no port."""
+    if server is None:
+        return {}
     address = parse(server)
     return {"server.address": address.path} if address.path else {"server.address": address.host, "server.port": address.port}
 

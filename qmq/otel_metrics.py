@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from qmq.client.interceptors import BaseInterceptor, Headers, Outgoing
 from qmq.errors import InvalidArgument
-from qmq.otel import operation_attributes, settle_attributes
+from qmq.otel import operation_attributes, server_attributes, settle_attributes
 
 if TYPE_CHECKING:
     from opentelemetry.metrics import MeterProvider
@@ -59,7 +59,7 @@ class OpenTelemetryMetrics(BaseInterceptor):
         return {}
 
     def sent(self, outgoing: Outgoing, receipts: Iterable[Receipt]) -> None:
-        self._record_sent(outgoing, operation_attributes("send", outgoing.subject))
+        self._record_sent(outgoing, operation_attributes("send", outgoing.subject) | server_attributes(outgoing.server))
 
     def failed(self, outgoing: Outgoing, error: Exception) -> None:
         self._record_sent(outgoing, operation_attributes("send", outgoing.subject) | _error(error))
@@ -71,7 +71,7 @@ class OpenTelemetryMetrics(BaseInterceptor):
     @contextmanager
     def handling(self, message: AnyMessage, group: str) -> Iterator[None]:
         """Counts the message, and times its handler."""
-        attributes = operation_attributes("process", message.subject)
+        attributes = operation_attributes("process", message.subject) | server_attributes(message.server)
         if group:
             attributes["messaging.consumer.group.name"] = group
         self._consumed.add(1, attributes)

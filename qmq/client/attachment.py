@@ -158,7 +158,7 @@ class Attachment:
         try:
             if isinstance(answer, QmqError):
                 raise answer
-            got = self._take_delivery(answer.payload, session.number)
+            got = self._take_delivery(answer.payload, session)
         except (MessagesExpired, StorageError, PeerError) as failure:
             self._fail(failure)
         except QmqError as failure:
@@ -167,13 +167,13 @@ class Attachment:
             self.want = prefetch_limits.grown(self.want, asked, got, self._owner.prefetch)
             self._owner.pull_more()
 
-    def _take_delivery(self, payload: memoryview, number: int) -> int:
+    def _take_delivery(self, payload: memoryview, asked: ConsumerSession) -> int:
         session, pull, ranges, batch_count, at = wire.unpack_delivery(payload)
-        if session != number or not ranges:
+        if session != asked.number or not ranges:
             return 0
         if pull <= self._received:
             raise ProtocolViolation(f"pull sequence {pull} was handed out again, {self._received} has arrived already")
-        batches = self._batches.read(payload, at, batch_count, ranges)
+        batches = self._batches.read(payload, at, batch_count, ranges, asked.connection.address)
         begin = pull
         for each in ranges:
             if each.batch >= batch_count or not _lies_in(each, batches[each.batch].view):

@@ -43,10 +43,12 @@ class Settler(Protocol):
 class Decoded:
     """A batch that decodes each column at its first use. All messages of the batch share it."""
 
-    __slots__ = ("_bodies", "_columns", "_unreadable", "view")
+    __slots__ = ("_bodies", "_columns", "_unreadable", "server", "view")
 
-    def __init__(self, view: BatchView) -> None:
+    def __init__(self, view: BatchView, server: str | None = None) -> None:
         self.view = view
+        self.server = server
+        """The address of the broker that the batch was read from."""
         self._bodies: list[bytes] | None = None
         self._unreadable: CorruptBatch | None = None
         self._columns: dict[str, Any] = {}
@@ -188,6 +190,11 @@ class StoredMessage:
     def create_time(self) -> datetime:
         """`create_time_ms` as a datetime in UTC."""
         return datetime.fromtimestamp(self.create_time_ms / 1000, UTC)
+
+    @property
+    def server(self) -> str | None:
+        """The address of the broker that this message came from, if a consumer received it: another broker may be the master by now."""
+        return self._batch.server
 
     @property
     def append_time_ms(self) -> int:

@@ -25,14 +25,16 @@ class ReceivedBatches:
     def __init__(self) -> None:
         self._cut: Decoded | None = None
 
-    def read(self, payload: bytes | memoryview, at: int, count: int, ranges: Sequence[Range]) -> list[Decoded]:
-        """Read the `count` batches that begin at byte `at` of a payload; the delivery hands out `ranges` of them. Raises CorruptBatch."""
+    def read(self, payload: bytes | memoryview, at: int, count: int, ranges: Sequence[Range], server: str | None = None) -> list[Decoded]:
+        """Read the `count` batches that begin at byte `at` of a payload from `server`; the delivery hands out `ranges` of them. Raises
+        CorruptBatch.
+        """
         batches: list[Decoded] = []
         cut, self._cut = self._cut, None
         for _ in range(count):
             batch = cut
-            if batch is None or parse_envelope(payload, at) != batch.view.envelope:
-                batch = Decoded(BatchView.parse(payload, at))
+            if batch is None or batch.server != server or parse_envelope(payload, at) != batch.view.envelope:
+                batch = Decoded(BatchView.parse(payload, at), server)
             at += batch.view.envelope.total_bytes
             batches.append(batch)
         last = ranges[-1] if ranges else None

@@ -44,9 +44,9 @@ class BroughtRuns(NamedTuple):
     parts: list[LanePart]
 
 
-def unpack(payload: memoryview | bytes, session: int, received: ReceivedBatches) -> Brought:
-    """Parse LANE_MESSAGES of a session. Raises ProtocolViolation, CorruptBatch."""
-    delivery, batches = _open(payload, session, received)
+def unpack(payload: memoryview | bytes, session: int, received: ReceivedBatches, server: str) -> Brought:
+    """Parse LANE_MESSAGES of a session, which `server` sent. Raises ProtocolViolation, CorruptBatch."""
+    delivery, batches = _open(payload, session, received, server)
     arrivals: list[Iterator[Arrived]] = []
     places: list[Iterator[tuple[Decoded, int]]] = []
     for each in delivery.ranges:
@@ -60,9 +60,11 @@ def unpack(payload: memoryview | bytes, session: int, received: ReceivedBatches)
     return Brought(delivery.next_sequence, delivery.is_end, chain.from_iterable(arrivals), chain.from_iterable(places))
 
 
-def unpack_runs(payload: memoryview | bytes, session: int, parked: Collection[bytes], received: ReceivedBatches) -> BroughtRuns:
+def unpack_runs(
+    payload: memoryview | bytes, session: int, parked: Collection[bytes], received: ReceivedBatches, server: str
+) -> BroughtRuns:
     """Parse LANE_MESSAGES in bulk; `parked` are the parked keys. Raises ProtocolViolation, CorruptBatch."""
-    delivery, batches = _open(payload, session, received)
+    delivery, batches = _open(payload, session, received, server)
     arrivals: list[LaneArrival] = []
     parts: list[LanePart] = []
     for batch, indices, attempt in _gather(delivery.ranges, batches):
@@ -74,11 +76,11 @@ def unpack_runs(payload: memoryview | bytes, session: int, parked: Collection[by
     return BroughtRuns(delivery.next_sequence, delivery.is_end, arrivals, parts)
 
 
-def _open(payload: memoryview | bytes, session: int, received: ReceivedBatches) -> tuple[wire.LaneDelivery, list[Decoded]]:
+def _open(payload: memoryview | bytes, session: int, received: ReceivedBatches, server: str) -> tuple[wire.LaneDelivery, list[Decoded]]:
     delivery, at = wire.unpack_lane_delivery(payload)
     if delivery.session != session:
         raise ProtocolViolation(f"messages came for lane session {delivery.session}, where {session} had asked")
-    return delivery, received.read(payload, at, delivery.batches, delivery.ranges)
+    return delivery, received.read(payload, at, delivery.batches, delivery.ranges, server)
 
 
 def _find(each: wire.Range, batches: list[Decoded]) -> tuple[Decoded, int]:

@@ -195,10 +195,11 @@ class LaneReader:
         try:
             if isinstance(answer, QmqError):
                 raise answer
+            server = session.connection.address
             if self._owner.is_bulk:
-                self._accept_runs(lane_pull.unpack_runs(answer.payload, session.number, self.core.parked, self._batches))
+                self._accept_runs(lane_pull.unpack_runs(answer.payload, session.number, self.core.parked, self._batches, server))
             else:
-                self._accept(lane_pull.unpack(answer.payload, session.number, self._batches))
+                self._accept(lane_pull.unpack(answer.payload, session.number, self._batches, server))
         except (MessagesExpired, StorageError, PeerError) as failure:
             self._fail(failure)
         except QmqError as failure:

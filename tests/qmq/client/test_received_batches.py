@@ -53,6 +53,13 @@ def test_another_batch_at_the_same_sequence_does_not_pass_for_a_copy(other: byte
     assert found is not first
 
 
+def test_a_batch_names_the_server_that_it_came_from() -> None:
+    received = ReceivedBatches()
+    (first,) = received.read(FIRST, 0, 1, [Range(0, 1, 1, 0)], "one:1")
+    (again,) = received.read(FIRST, 0, 1, [Range(1, 1, 1, 0)], "two:2")
+    assert (first.server, again.server) == ("one:1", "two:2")
+
+
 def test_a_batch_whose_checksum_is_wrong_is_refused() -> None:
     received = ReceivedBatches()
     received.read(FIRST, 0, 1, [Range(0, 1, 1, 0)])
