@@ -1,11 +1,11 @@
-"""Who may do what, in the coordination store (docs/ACCESS.md).
+"""The records of access control in the coordination store (docs/ACCESS.md).
 
-    /qmq/access/mode             ModeRecord: whether the rules hold
+    /qmq/access/mode             ModeRecord: whether rules are enforced
     /qmq/access/rules/ID         AccessRule
     /qmq/access/roles/NAME       RoleRecord: the members of a role
     /qmq/access/tokens/ID        TokenRecord: the digest of a token, never the token
     /qmq/access/quotas/ID        Quota
-    /qmq/access/server-token     what servers show each other, as text: made by the first one that finds none
+    /qmq/access/server-token     the token that servers show each other, as text; the first server that finds none makes it
 
 All other values are JSON. Operations of a newer release are ignored, since this release does not perform them. While rules are enforced,
 any other unreadable value closes the cluster to everybody but servers and administrators: a rule that denies must not disappear because it

@@ -1,11 +1,11 @@
 """Broker groups in the coordination store: their members, their masters, the addresses of their replicas.
 
-    /qmq/groups/GROUP/members            Membership, JSON: version, voters, learners. Changed by the group's master alone
-    /qmq/groups/GROUP/epoch              Claim, JSON: the highest epoch and the attempt that won it. Never goes
-    /qmq/groups/GROUP/master             Master, JSON, under the master's lease: where clients find it
+    /qmq/groups/GROUP/members            Membership, JSON: version, voters, learners. Only the group's master changes it
+    /qmq/groups/GROUP/epoch              Claim, JSON: the highest epoch and the attempt that won it. Never deleted
+    /qmq/groups/GROUP/master             Master, JSON, under the master's lease: its address, for clients
     /qmq/groups/GROUP/mode               "read-write", or "read-only" while an operator drains the group
-    /qmq/groups/GROUP/delay              DelaySettings, JSON: it is a delay group (docs/DELAY.md). Put when it is founded, never changed
-    /qmq/groups/GROUP/secret             what its replicas prove to each other (qmq_replication/peer_proof.py); put once
+    /qmq/groups/GROUP/delay              DelaySettings, JSON: a delay group (docs/DELAY.md). Put when it is founded, never changed
+    /qmq/groups/GROUP/secret             the secret that its replicas prove to each other (qmq_replication/peer_proof.py); put once
     /qmq/replicas/GROUP/REPLICA          ReplicaRecord, JSON: its addresses; stays when the replica goes
     /qmq/presence/GROUP/REPLICA          the same under a lease: the replica's process lives
 

@@ -1,10 +1,10 @@
 """The coordination store's interface: etcd v3's semantics, no more than etcd 3.4 offers.
 
-* One *revision* counts all changes. Every change of a key records its `mod_revision`; `create_revision` and `version` (1 for a new key)
-  come with it. All changes of one transaction share a revision.
+* One *revision* counts all changes. Every change of a key records its `mod_revision`; a key also has a `create_revision` and a `version`
+  (1 when it is new). All changes of one transaction share a revision.
 * A *transaction* compares, then does one of two lists of operations, at one moment. Compare-and-swap is a transaction on `mod_revision`;
   a key that does not exist has mod_revision, create_revision and version 0.
-* A *lease* ends when it is not kept alive, and takes its keys with it.
+* A *lease* ends when it is not kept alive, and its keys are deleted with it.
 * A *watch* delivers every change from a revision on, once, in order, all changes of a revision together. It is a hint to read again, not a
   lock: transactions that depend on it compare revisions.
 """

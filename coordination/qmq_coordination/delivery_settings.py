@@ -8,7 +8,7 @@
 A record may contain only some of the settings. Each setting is taken from the record for the subject, else from the one for all subjects,
 else from the broker.
 
-A consumer of a broadcast group is a group of its own on the broker, `GROUP%NAME`. Operators use GROUP and NAME; settings of GROUP hold for
+For the broker, a consumer of a broadcast group is a separate group, `GROUP%NAME`. Operators use GROUP and NAME; settings of GROUP hold for
 all its consumers.
 
 This module has the keys and values; qmq/meta/delivery_admin.py writes them.

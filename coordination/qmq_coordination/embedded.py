@@ -1,10 +1,11 @@
-"""The coordination store for one node: etcd's semantics on SQLite, in process. For `qmq dev` and for tests; it has no replica.
+"""The coordination store for one node: etcd's semantics on SQLite, in process. For `qmq dev` and for tests; it is not replicated.
 
 A transaction is one SQLite transaction, committed with a full sync before it is answered. Watchers read the table by revision after they
-are woken, so a lost wake-up, or a process killed between commit and wake-up, loses no event. A second process on the same file is refused
-by a file lock. Leases are counted by a monotonic clock and begin anew at a start, as etcd's do at a change of leader.
+are woken, so a lost wake-up, or a process killed between commit and wake-up, loses no event. A file lock refuses a second process on the
+same file. Leases are counted by a monotonic clock and begin anew at a start, as etcd's do at a change of leader.
 
-After a crash before COMMIT nothing was done; after COMMIT everything was, and the caller, who got no answer, must read back.
+After a crash before COMMIT nothing was done. After a crash after COMMIT everything was done, and the caller, who got no answer, must read
+it back.
 """
 
 from __future__ import annotations

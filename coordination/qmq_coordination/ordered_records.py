@@ -1,6 +1,6 @@
 """Ordered subjects in the coordination store: routes, changes, groups, members, assignments, fences (docs/ORDERING.md).
 
-    /qmq/routes/S/v/0000000003      Route, JSON; written once, kept for ever
+    /qmq/routes/S/v/0000000003      Route, JSON; written once, kept as long as the subject
     /qmq/routes/S/latest            "3": the version that producers use. Compared by every change
     /qmq/routes/S/c/0000000003      Change, JSON: what led, or leads, to that version
     /qmq/routes/S/g/G               GroupRecord, JSON
@@ -8,7 +8,7 @@
     /qmq/routes/S/decision          the last automatic decision, JSON
     /qmq/members/S/G/CONSUMER       MemberRecord, JSON, under the consumer's lease
     /qmq/assignments/S/G            Assignment, JSON
-    /qmq/fences/BG/S/0000000005     Fence, JSON: partition 5 of S on broker group BG is closed; kept for ever
+    /qmq/fences/BG/S/0000000005     Fence, JSON: partition 5 of S on broker group BG is closed; kept as long as the subject
     /qmq/meta/leader                the leader of the metaservers, under its lease
 
 Numbers in keys have ten digits, so that keys sort as numbers do. This module has keys and values, and parses listings of them; the

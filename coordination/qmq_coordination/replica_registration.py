@@ -1,11 +1,11 @@
 """Registers a replica: keys under a lease, which are deleted when its process ends.
 
     /qmq/presence/GROUP/REPLICA     under the lease
-    /qmq/replicas/GROUP/REPLICA     stays, so that a group's slaves know where a replica will be when it is back
+    /qmq/replicas/GROUP/REPLICA     stays, so that a group's slaves know the address of a replica that will come back
 
-`Registration` keeps them, and more keys under the same lease if it is given some: the node of one process, where nobody else could be
-master, puts the group's master there. If the store cannot be reached, the keys stay until their lease ends, and are written again when the
-store is back; so they are after this process was suspended for longer than its lease.
+`Registration` keeps these keys alive, and other keys that it is given, under the same lease: a node of one process is always the master, so
+it puts the group's master key there. While the store cannot be reached, the keys stay until their lease ends. They are written again when
+the store is back, and after this process was suspended for longer than its lease.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Registration:
         self._task = asyncio.create_task(self._keep_alive())
 
     async def _register(self) -> None:
-        """Register once. Each try has a lease of its own, so that the lease of a try with a lost answer expires. Putting the same keys
+        """Register once. Each try has a separate lease, so that the lease of a try with a lost answer expires. Putting the same keys
         again is harmless.
         """
         lease = await self._store.grant(self._lease_s)

@@ -1,4 +1,4 @@
-"""Which subjects exist, with their settings: `/qmq/subjects/NAME`, JSON of `SubjectConfig`. Created by compare-and-swap, so once.
+"""The subjects and their settings: `/qmq/subjects/NAME`, JSON of `SubjectConfig`. A compare-and-swap creates each subject once.
 
 Creating an existing subject with the same settings succeeds, whatever its placement is: if two metaservers create and place it at the same
 moment, the first placement wins, and both answer with it.

@@ -1,22 +1,23 @@
 """Finds the outcome of a transaction whose answer was lost. For any CoordinationStore.
 
-A lost answer leaves three possibilities: the transaction was done; it was not, and never will be; or it was not *yet*: the request may
-still sit in the buffer of a member that is stopped, and be executed when that goes on. So it is never repeated blindly. Instead one of its
+A lost answer leaves three possibilities: the transaction was done; it was not, and never will be; or it is not done *yet*: the request may
+still be in the buffer of a stopped member, which executes it when it continues. So the caller must not simply repeat it. Instead one of its
 puts is a *proof*: a value that nobody else ever writes and that no other attempt of ours writes (a fresh token for each attempt). Then
 
     proof.key holds the value                                         DONE
     it held the value at a revision since the attempt began           DONE     (read from the key's history, by a watch)
-    neither, and one of the compares can never hold again             NOT_DONE (read before the history, so that nothing slips between)
+    neither, and one of the compares can never hold again             NOT_DONE (read before the history, so that no write is missed)
     neither, but the compares may hold now or later                   NOT_YET
     there is no such key now, or the history is compacted away        CoordinationUnknown: written and deleted since, or never written
 
 Which compares can never hold again: `mod_revision = X` or `create_revision = X` (X a past revision) of a key that has another one now, or
-is gone: revisions only grow. A key that was to be absent and exists can be deleted, and then the late transaction would be done.
-So, to have every case decided: let `proof.key` be a key that is never deleted, and guard it by `unchanged(item)`.
+is gone: revisions only grow. If the compare requires a key's absence and the key exists, it may be deleted later, and the late transaction
+would then be done. To have every case decided, let `proof.key` be a key that is never deleted, and guard it by `unchanged(item)`.
 
 Worked example: an election. /epoch (never deleted) was read at mod_revision 40. txn([unchanged(epoch), absent(master)], [Put(epoch,
-"8 token-of-this-attempt"), Put(master, ...)]), proof = the first put. No answer. /epoch is at 47 now, by somebody else. mod_revision = 40
-never holds again; the history behind the start shows 43: our token. DONE at 43, and over since: whoever acts on it looks at the key again.
+"8 token-of-this-attempt"), Put(master, ...)]), proof = the first put. There is no answer. /epoch is now at 47, written by another replica.
+mod_revision = 40 never holds again. The history after the start shows 43: our token. The result is DONE at 43, and the epoch is over since:
+the caller reads the key again before it acts.
 """
 
 from __future__ import annotations

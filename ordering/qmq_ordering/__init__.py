@@ -1,5 +1,5 @@
-"""Ordered subjects, pure: the hash, routes and their changes, which group reads what, who reads which lane, when to reshard.
+"""Ordered subjects, pure: the hash, routes and their changes, versions that groups read, lanes of consumers, automatic resharding.
 
-Nothing here does I/O, knows a clock or draws a random number. Clients, brokers and metaservers all decide by these functions;
-docs/ORDERING.md is the protocol that they make up together.
+These modules do no I/O, know no clock and draw no random numbers. Clients, brokers and metaservers all decide by these functions.
+docs/ORDERING.md describes the protocol.
 """

@@ -1,8 +1,8 @@
-"""How a group comes from one version to the next, and what it may read meanwhile. Pure.
+"""Moves a group from one version of a route to the next, and says what the group may read at each moment. Pure.
 
-The rule that order hangs on: a group reads version v + 1 in a range only when it has finished version v there. So a range goes through the
-versions one at a time, however many there are and however fast their command messages come, and `finished` decides each step. It is asked
-only about partitions that the change to v + 1 closed: one that both versions have goes on as it is.
+The rule that keeps order: a group reads version v + 1 in a range only when it has finished version v there. A range therefore goes through
+the versions one at a time, however many there are and however quickly their command messages follow each other. `finished` decides each
+step. It is asked only about partitions that the change to v + 1 closed: a partition of both versions stays open.
 
 Worked example, N = 1,000. Version 1 is partition 1; version 2 splits it into 2 [0, 500) and 3 [500, 1000); version 3 moves 2 to 4.
 
@@ -11,8 +11,8 @@ Worked example, N = 1,000. Version 1 is partition 1; version 2 splits it into 2 
     [0, 1000) v1   lanes   1 in [0, 500)                  [0, 500) v2, [500, 1000) v1: partition 2 is open, partition 3 is not
     [0, 500) v2, [500, 1000) v1   lanes   2 in all of it  [0, 500) v3, [500, 1000) v1: partition 4 is open
 
-Flipping the gate is safe at any time. From lanes to strict, ranges that are ahead stay where they are, open as they were, and wait until
-the others have caught up; then all go on together. From strict to lanes, what is finished just moves.
+The gate may be changed at any time. From lanes to strict, ranges that are ahead stay open in their version and wait until the others have
+caught up; then all ranges advance together. From strict to lanes, each finished range advances at once.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from qmq_ordering.frontier import Frontier, FrontierPiece, Gate, Readable
 from qmq_ordering.route import LpRange, PhysicalPartition, Route
 
 Finished: TypeAlias = Callable[[int, LpRange], bool]
-"""Whether a group has finished a partition (by number) in a range: the partition is sealed, and everything there is done. Whoever does not
-know says False: progress that is missing is not done."""
+"""Whether a group has finished a partition (by number) in a range: the partition is sealed, and everything there is done. False if that is
+unknown: missing progress does not count as done."""
 
 Cuts: TypeAlias = Callable[[int], Sequence[LpRange]]
-"""The ranges, tiling the partition's, by which a group's progress on it is kept: each is asked about for itself."""
+"""The ranges, tiling the partition's, by which a group's progress there is kept; `finished` is asked about each of them."""
 
 
 def first_frontier(logical_partitions: int, version: int) -> Frontier:

@@ -1,8 +1,8 @@
-"""Routes made from routes: the first one, split, merge, move, and what a change makes of the route it was made for. Pure.
+"""Makes routes from routes: the first one, split, merge and move, and the application of a change to its route. Pure.
 
-A change is computed against one route and says the version that it leads to; `next_route` applies it to that route and to no other. The
-numbers of new partitions are given out from `route.next_number` on and never come back, so a partition's number says which range it holds,
-and on which broker group, for ever.
+A change is computed for one route and names the version that it leads to; `next_route` applies it to that route and to no other. New
+partitions get their numbers from `route.next_number` on, and no number is used twice. The range and the broker group of a partition with a
+given number therefore never change.
 
 Worked example, N = 1,000:
 

@@ -1,24 +1,24 @@
-"""Who of a group shall read what: open ranges in, lanes out. Pure, and the same for everybody who asks, in whatever order things come.
+"""Assigns lanes to the consumers of a group: takes open ranges, returns lanes. Pure; the result does not depend on the order of the inputs.
 
-Let there be R open ranges (`Readable`: a partition, cut to what is open of it) and C consumers.
+Let there be R open ranges (`Readable`: a partition, cut to its open part) and C consumers.
 
-* As many ranges as consumers, or more: ranges stay whole, and the consumers' counts differ by one at most.
-* More consumers than ranges: ranges are cut. Each has one consumer; the others go, one by one, to the range that lacks most of its share,
-  where a range's share of the consumers is its share of the backlog (all alike if there is none). A range with n consumers is cut into n
-  lanes of even width. A consumer is idle only if there are fewer logical partitions than consumers.
+* R >= C: ranges stay whole, and the consumers' numbers of ranges differ by one at most.
+* R < C: ranges are cut. Each range gets one consumer; the others go, one by one, to the range that lacks most of its share. A range's share
+  of the consumers is its share of the backlog (equal shares if there is no backlog). A range with n consumers is cut into n lanes of even
+  width. A consumer is idle only if there are fewer logical partitions than consumers.
 
-Nothing moves without need. While all consumers are there, the open ranges are the same and nobody is idle, the assignment stays, however
-the backlogs drift (only the version of a lane follows the frontier). Otherwise the lanes are made anew, and dealt out by what the consumers
-had: the pair of a lane and a consumer that shares most with what it read of that partition goes first; then who read those logical
-partitions in another one (a split's target goes to who read the source); what is left goes to whoever has least, by name. So a consumer
-that joins takes from those that have more than their share, one that leaves gives up its own lanes, and a range that is cut into as many
-as before, for the same consumers, is untouched.
+Lanes move only if they must. As long as all consumers are there, the open ranges are the same and no consumer is idle, the assignment
+stays, however the backlogs change (only the version of a lane follows the frontier). Otherwise new lanes are made and dealt in this order:
+first to the consumer that had most of the lane in the same partition; then to the consumer that had most of its logical partitions in
+another one (a split's target goes to the reader of the source); the rest to the consumers with the fewest lanes, by name. So a consumer
+that joins takes lanes from those with more than their share, one that leaves gives up only its own lanes, and a range that is cut into the
+same number of lanes for the same consumers does not change.
 
-Worked example. Partition 1 [0, 1000) is all there is; consumers x, y: 1 [0, 500) x, 1 [500, 1000) y. It is split, and z joins:
+Worked example. Partition 1 [0, 1000) is the only one; consumers x, y: 1 [0, 500) x, 1 [500, 1000) y. It is split, and z joins:
 
     x and y have finished nothing   R = 1, C = 3   [0, 333) x   [333, 666) z   [666, 1000) y
     x finishes [0, 333)             R = 2, C = 3   2 [0, 333) has a backlog of 100, 1 [333, 1000) of 900: their shares are 0.3 and 2.7
-                                                   consumers, so 1 and 2: 2 [0, 333) x   1 [333, 666) z   1 [666, 1000) y; nobody moves
+                                                   consumers, so 1 and 2: 2 [0, 333) x   1 [333, 666) z   1 [666, 1000) y; no lane moves
     all is finished                 R = 2, C = 3   2 [0, 500) and 3 [500, 1000), 50 and 50: shares 1.5 and 1.5; the first gets the third
                                                    2 [0, 250) x   2 [250, 500) z   3 [500, 1000) y
     z leaves                        R = 2, C = 2   2 [0, 500) x   3 [500, 1000) y
@@ -39,14 +39,14 @@ Backlog: TypeAlias = Callable[[int, LpRange], float]
 """The number of messages that wait for the group in a range of a partition (by number); 0 if unknown."""
 
 _Held: TypeAlias = dict[Lane, list[tuple[Lane, str]]]
-"""Each open range as the lane that covers it, by range, with the lanes in it that were dealt before."""
+"""Each open range as the lane that covers it, by range, with its lanes in the previous assignment."""
 
 _Claim: TypeAlias = tuple[bool, int, int, str]
 """A lane that a consumer would like to keep: not the same partition, minus the width shared, the lane's place, the consumer. Sorts so."""
 
 
 def assign(previous: Assignment, consumers: Sequence[str], open_lanes: Sequence[Readable], backlog: Backlog) -> Assignment:
-    """Who shall read what; see the module. `previous` itself if nothing changes, else one of the next generation.
+    """The lanes and their consumers; see the module. `previous` itself if nothing changes, otherwise an assignment of the next generation.
 
     Every open range belongs to exactly one of `consumers`, unless there are none; no lane spans two open ranges.
     """
@@ -54,7 +54,7 @@ def assign(previous: Assignment, consumers: Sequence[str], open_lanes: Sequence[
     opened = sorted(open_lanes, key=lambda each: (each.range, each.partition.number))
     held = {_whole(each): [pair for pair in previous.lanes if _is_part(pair[0], _whole(each))] for each in opened}
     if _fits(held, living):
-        # Nobody moves; but the frontier may have passed a version that left these lanes as they are.
+        # No lane moves, but the frontier may have passed a version that did not change these lanes.
         dealt = sorted((lane._replace(version=whole.version), owner) for whole, pairs in held.items() for lane, owner in pairs)
     else:
         lanes = _cut(held, _shares(opened, len(living), backlog)) if living else []

@@ -1,4 +1,4 @@
-"""A lane as it is assigned: a partition and a range of its logical partitions, read under one version by one consumer. Values only."""
+"""A lane in an assignment: a partition and a range of its logical partitions, read under one version by one consumer. Values only."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Lane(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """Who shall read which lane: a wish, which brokers' lane leases make true. `generation` grows with every change of it."""
+    """The consumer that should read each lane: a request, which brokers grant by lane leases. `generation` grows with every change."""
 
     generation: int = 0
     lanes: tuple[tuple[Lane, str], ...] = ()

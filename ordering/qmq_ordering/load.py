@@ -13,11 +13,11 @@ from qmq.errors import InvalidArgument
 
 @dataclass(frozen=True, slots=True)
 class ReshardPolicy:
-    """When a subject's partitions are split and merged. Off unless switched on. Raises InvalidArgument for what cannot be meant.
+    """When a subject's partitions are split and merged. Off by default. Raises InvalidArgument for impossible values.
 
     The defaults take Pulsar's figures (PIP-483: split above 10,000 messages/s or 50 MB/s in, at most one a minute; merge below 1,000
-    messages/s for five minutes; at most 64 segments), since they have been argued about in public; Pravega waits ten minutes after each
-    change. Backlog is our own: nobody else looks at it.
+    messages/s for five minutes; at most 64 segments), since these were discussed in public; Pravega waits ten minutes after each
+    change. The limit on backlog is QMQ's own idea.
     """
 
     is_enabled: bool = False
@@ -78,7 +78,7 @@ class LoadHistory:
     """The memory between looks. An empty history belongs to a subject before its first look."""
 
     version: int = 0
-    """The route's version at the last look. Another version at the next look means that somebody changed the route."""
+    """The route's version at the last look. Another version at the next look means that the route changed."""
     changed_ms: int | None = None
     """When the last change was decided or first seen."""
     cold_since_ms: Mapping[tuple[int, int], int] = field(default_factory=dict)

@@ -1,13 +1,13 @@
-"""Where to cut a range so that its parts carry equal loads. Pure.
+"""Cuts a range so that its parts have equal loads. Pure.
 
-The cuts make the heaviest part as light as can be, and among such cuts each part comes as near to its equal share of what is left as
-possible, the even width deciding a tie. So one hot logical partition ends up alone as soon as there are parts enough on both sides of it:
+The cuts make the heaviest part as light as possible. Among such cuts, each part is as near as possible to its equal share of the remaining
+load; the even width decides a tie. One hot logical partition therefore becomes a separate part if there are enough parts:
 
-    load  1 1 100 1 1 in 3 parts    → 1 1 | 100 | 1 1      (in 2 parts nothing helps: the hot one is in either half)
+    load  1 1 100 1 1 in 3 parts    → 1 1 | 100 | 1 1      (2 parts do not help: the hot one is in either half)
     load  0 0 0 0 0 0 in 2 parts    → 0 0 0 | 0 0 0
 
-How: the lightest possible maximum is found by bisection (a bound is possible if filling parts up to it from the left needs no more parts
-than there are). Filling from the left gives the latest place of each cut under that bound, filling from the right the earliest.
+The lightest possible maximum is found by bisection (a bound is possible if filling parts up to it from the left needs no more parts than
+there are). Filling from the left gives the latest position of each cut under that bound, filling from the right the earliest.
 """
 
 from __future__ import annotations

@@ -1,20 +1,21 @@
-"""Whether a subject shall be resharded now: one look at its load, one decision, and sentences that say why. Pure.
+"""Decides whether to reshard a subject now: takes one observation of its load, returns one decision and sentences with the reasons. Pure.
 
     hot    a partition above any of the policy's `split_` figures. It is cut in two where its load halves. If one logical partition has more
-           than half of it, no cut halves it: that one is isolated, so that the other keys no longer wait behind it. A partition that is one
-           logical partition only cannot be split.
+           than half of the load, no cut halves it: that logical partition is isolated, so that other keys no longer wait behind it. A
+           partition of one logical partition cannot be split.
     cold   neighbours that together stay below all of the `merge_` figures, and are at most half of hot by every `split_` figure.
-           They are merged when they have been cold for `merge_quiet_ms` without a break, as far as looks can tell.
+           They are merged when all observations of the last `merge_quiet_ms` found them cold.
 
-One change at a time, the hottest first, then the coldest; none within `cool_down_ms` of the last, whoever made that.
+There is one change at a time: the hottest partition first, then the coldest neighbours. No change follows within `cool_down_ms` of the
+last one, whether the policy or an operator made that.
 
-Why it settles. Let the load of each logical partition be constant. What is merged is at most half of hot, so no merge makes anything hot
-that would be split again. What a split leaves was more than hot together, so those parts are never merged again with each other as a
-whole. So hot partitions come from hot ones only, each narrower than the one it came from: splits end, then merges do.
+Why the changes come to an end. Let the load of each logical partition be constant. Merged partitions together are at most half of hot, so
+no merge makes a partition that would be split again. The parts of a split were together more than hot, so all of them together are never
+merged again. Hot partitions therefore come from hot ones only, each narrower than the one before: splits end, then merges end.
 
-Worked example, by the defaults. Partition 3 [0, 512) takes 12,000 messages/s, spread evenly, and no change was made for a minute: it is
-split at 256. With 9,000 of them in logical partition 17 it is split at 17 and 18, into 4 [0, 17), 5 [17, 18) and 6 [18, 512). Should
-partition 5 come to 10,000 alone, it stays as it is, and the reasons say so.
+Worked example, by the defaults. Partition 3 [0, 512) takes 12,000 messages/s, spread evenly, and the last change was a minute ago: it is
+split at 256. With 9,000 of them in logical partition 17 it is split at 17 and 18, into 4 [0, 17), 5 [17, 18) and 6 [18, 512). If
+partition 5 alone reaches 10,000, it stays, and the reasons say so.
 """
 
 from __future__ import annotations

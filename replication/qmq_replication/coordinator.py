@@ -1,16 +1,16 @@
-"""What a replica does in the coordination store: win an epoch, hold the master's key, change the membership.
+"""A replica's operations on the coordination store: win an epoch, hold the master's key, change the membership.
 
-Answers may be lost, so each operation says how it finds its outcome:
+Answers may be lost, so each operation has a way to find its outcome:
 
-* *campaign*: the epoch's Claim carries the attempt's own number. Read back: ours, and the epoch is ours; anything else, and it is not. An
-  attempt that is given up revokes its lease first, so that a transaction still on its way fails; if it wins all the same, an epoch is
-  unused, which is harmless.
-* *change*: a compare-and-swap that cannot happen twice; it is repeated until its outcome is certain. If this master was superseded
-  meanwhile, the outcome stays open, because it will commit nothing any more.
-* *hold*: a lease that is lost does not end the mastership, since a majority of the group decides that. The key is set again under a new
-  lease, if the Claim is still ours and no other master is there.
+* *campaign*: the epoch's Claim carries the attempt's number. The replica reads the Claim back: it owns the epoch if the Claim is this
+  attempt's, and not otherwise. An attempt that is given up first revokes its lease, so that a transaction still on its way fails; if it
+  succeeds all the same, an epoch is unused, which is harmless.
+* *change*: a compare-and-swap that cannot happen twice; it is repeated until its outcome is certain. If this master was superseded in the
+  meantime, the outcome stays open, because the master will commit nothing more.
+* *hold*: a lost lease does not end the mastership, because a majority of the group decides that. The key is set again under a new
+  lease, if the Claim is still this replica's and there is no other master.
 
-The functions await nothing but the store and the `sleep` they are given, so that the simulator can run them.
+The functions await only the store and the `sleep` that they are given, so the simulator can run them.
 """
 
 from __future__ import annotations
@@ -134,13 +134,14 @@ class Coordinator:
     # --- epochs --------------------------------------------------------------------------------------------------------
 
     async def campaign(self, promised: int | None = None, *, above: int = 0) -> Won | None:
-        """Try once to win the next epoch, whoever is master. None if it was not won, the outcome is unknown, or a try is under way.
+        """Try once to win the next epoch, whether or not there is a master. None if another replica won it, the outcome is unknown, or a
+        try is under way.
 
-        The epoch is also above `promised` and `above`, which replicas have promised: if the store does not have those, it lost its
-        memory or somebody was lied to, and an epoch between would be refused for ever. Epochs need to rise, not to be without gaps.
+        The epoch is also above `promised` and `above`, which replicas have promised. If the store does not know these epochs, it lost
+        data or a replica promised a forged epoch, and replicas would always refuse an epoch below them. Epochs may have gaps.
 
-        Nor is it tried if somebody has won an epoch since `promised`, the highest that our replica promised: that one may be about to
-        ask for our promise, and to win over it would only cost the group a second election. The next try does not wait any more.
+        The call does not try if another replica has won an epoch since `promised`, the highest that our replica promised: that one may
+        be about to ask for our promise, and winning over it would cost the group a second election. The next call does not wait again.
         """
         if self._is_campaigning:
             return None

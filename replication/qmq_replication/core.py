@@ -1,25 +1,25 @@
-"""One replica of a broker group: the pure core. It takes messages, ticks and news, and says what to do next in a `Ready`.
+"""One replica of a broker group: the pure core. It takes messages, ticks and news, and returns what to do next in a `Ready`.
 
-    role          on                                        becomes
-    slave         silence of the master, or a TakeOver      polling (a TakeOver: campaigning)
-    polling       a majority hears no master, I am ahead    campaigning
-    polling       anything else                             slave
-    campaigning   the coordination store gives an epoch     fencing
-    campaigning   it does not                               slave
-    fencing       promises of a majority, none is ahead     master
-    fencing       one is ahead, or time is up               slave, and the mastership goes to that one
-    any           a higher epoch                            slave
+    role          on                                          becomes
+    slave         silence of the master, or a TakeOver        polling (after a TakeOver: campaigning)
+    polling       a majority hears no master, none is ahead   campaigning
+    polling       anything else                               slave
+    campaigning   the coordination store gives an epoch       fencing
+    campaigning   the coordination store gives none           slave
+    fencing       promises of a majority, none is ahead       master
+    fencing       a replica is ahead, or time is up           slave; a replica that is ahead is told to take over
+    any           a higher epoch                              slave
 
-Rules it keeps (docs/REPLICATION.md argues them):
-* Nothing older than the highest promised epoch is taken, ever; the promise is on disk before anybody hears of it.
-* A log is continued only where it matches (epoch, index); it is cut only behind the last match with the master of the highest epoch, and
-  never before what is committed. While a slave is `in_step`, its whole log is a prefix of the master's.
-* An Ack tells only of entries that are stored as durably as the flush policy asks.
+Its rules (docs/REPLICATION.md proves them):
+* It never accepts anything older than its highest promised epoch; the promise is on disk before it is sent.
+* It continues its log only where it matches (epoch, index). It cuts the log only after the last match with the master of the highest epoch,
+  and never below a committed index. While a slave is `in_step`, its whole log is a prefix of the master's.
+* An Ack reports only entries that are stored as durably as the flush policy requires.
 * The commit position never goes back.
-* A peer's word is taken only if the peer belongs to the group, and its epoch is one that the coordination store can have given by now. What
-  no replica would say is refused (ProtocolViolation) before anything of it is taken: it ends the peer's link, never this process.
+* It believes a message only if the peer belongs to the group and the coordination store can have given the message's epoch by now. A
+  message that no replica would send is refused (ProtocolViolation) before it has any effect: it ends the peer's link, never this process.
 
-This file owns what every role needs and the slave's side; `leader.py` the master's, `election.py` the way between them.
+This file has what every role needs, and the slave's side; `leader.py` has the master's side, `election.py` the way from slave to master.
 """
 
 from __future__ import annotations
@@ -430,7 +430,7 @@ class Replica:
     def _on_reset(self, sender: str, message: LogReset) -> None:
         if not self._heed(sender, message.epoch):
             return
-        # One that holds nothing behind its start is in step there with any log; where the master's files go on, only the Reset says.
+        # A log that is empty after its start is in step with any log there; only the Reset says where the master's files continue.
         holds_nothing = message.start_index == self.history.last_index == self.history.start_index
         if self.in_step and message.start_index <= self.history.last_index and not holds_nothing:
             return

@@ -1,15 +1,15 @@
-"""The driver: carries out what the core wants, on the real disk, network and coordination store. Thin; nothing is decided here.
+"""The driver: carries out the core's instructions on the real disk, network and coordination store. It is thin and decides nothing.
 
-It is the broker's committer: the broker tells it what is written and stored, it tells the core, and what the core commits goes back to the
-broker. A slave's entries come from the mesh, are checked, go through the core, and are written before anything is said about them.
+It is the broker's committer: the broker tells it what is written and stored, the driver tells the core, and reports the core's commits to
+the broker. A slave's entries come from the mesh, are checked, go through the core, and are written before the driver answers.
 
     state file    synced before any message that depends on it
-    log           changed in the order reset, truncate, append; a full disk drops what came, as a network might
+    log           changed in the order reset, truncate, append; with a full disk, entries are dropped, as a network might drop them
     broker        serves from the moment this epoch's barrier is committed until the role is lost
-    store         opened anew in a thread, where the state must be what it was; until that is done nothing is heard of peers, nothing is
-                  said, and what else the core should know waits. To the others this replica is slow, which is not worse than lossy
+    store         opened anew in a thread when the state must go back. Until that is done, the driver neither receives nor sends messages
+                  of peers, and other news for the core waits. To the others this replica is slow, which is no worse than a lossy network
 
-If the process dies anywhere here, the next start finds a log that ends somewhere and a promise that was made; both are what Raft expects.
+If the process dies at any point here, the next start finds a log that ends somewhere and a promise that was made; Raft allows both.
 """
 
 from __future__ import annotations
@@ -134,10 +134,10 @@ class Driver:
         reopen     opens the store anew, cut behind an index or begun anew at a place, and hands it to the host
         save       puts the identity on disk, synced
         fatal      stops the process
-        report_damage  is told of damage that was found while reading for a slave; True if it is being repaired
-        may_serve  False while this replica lacks what it needs to serve clients: as master it leads then, and serves nobody
-        on_role    is told of each role that is taken up
-        on_held    is told when the store has said that a lease lives: the epoch, what it said, when it was asked (monotonic)
+        report_damage  gets damage that was found while reading for a slave; True if it is being repaired
+        may_serve  False while this replica lacks data that it needs to serve clients: as master it then leads without serving
+        on_role    gets each new role
+        on_held    gets the store's answer that a lease lives: the epoch, the answer, the time of the request (monotonic)
         """
         self.host = host
         self.identity = identity

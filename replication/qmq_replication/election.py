@@ -1,12 +1,12 @@
-"""The way to mastership: ask around, win an epoch in the coordination store, fence the others with a majority's promises. Pure.
+"""The way to mastership: poll the others, win an epoch in the coordination store, fence the others with promises of a majority. Pure.
 
-The poll is Raft's pre-vote (Ongaro's dissertation, section 9.6): it keeps a replica that is cut off, or behind, from disturbing a group
-that is well. The epoch comes from the coordination store, by compare-and-swap, so it has one owner. The promises make it safe: a majority
-takes nothing older any more, and since every committed entry is on a majority, one of the promisers holds it; if any of them is ahead of
-us, the mastership is that one's (Raft, section 5.4.1).
+The poll is Raft's pre-vote (Ongaro's dissertation, section 9.6): it prevents a replica that is cut off, or behind, from disturbing a
+healthy group. The epoch comes from the coordination store, by compare-and-swap, so it has one owner. Promises make it safe: a majority
+accepts nothing older any more, and since every committed entry is on a majority, one of the promising replicas has it. If any of them is
+ahead of this replica, this replica hands the mastership to that one (Raft, section 5.4.1).
 
-A replica that may have lost what it acknowledged (it is not *whole*: power cut without flushing, or a new disk) cannot speak for a
-majority. Then a majority of whole replicas is needed, or else everybody, and the most advanced leads.
+A replica that may have lost acknowledged entries (it is not *whole*: a power cut without flushing, or a new disk) does not count towards a
+majority. The election then needs a majority of whole replicas, or all replicas, of which the most advanced leads.
 """
 
 from __future__ import annotations

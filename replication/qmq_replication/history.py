@@ -1,8 +1,8 @@
-"""Records which epoch wrote which entries: a log's shape in a few numbers. Pure.
+"""Records which epoch wrote which entries, in a few numbers for a whole log. Pure.
 
-Epochs never fall along a log, so the log is a list of *runs*, each an epoch and the first index it wrote. Two logs that agree on (epoch,
-index) of one entry agree on everything before it (Raft, section 5.3, log matching); so where two histories part, their logs part, and it
-takes no search through entries to find that place.
+Epochs never fall along a log, so the log is a list of *runs*, each an epoch and the first index that it wrote. Two logs that agree on
+(epoch, index) of one entry agree on everything before it (Raft, section 5.3, log matching). The logs therefore diverge where their
+histories diverge, and no search through entries is needed to find that index.
 """
 
 from __future__ import annotations

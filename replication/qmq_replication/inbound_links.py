@@ -1,11 +1,11 @@
 """Connections that other replicas open to this one. Messages are accepted only after the peer has proved its identity (peer_proof.py).
 
-    a hello with an unknown name, or our own    refused
-    a hello in a name that TLS does not confirm  refused: the certificate is another replica's
-    a proof that does not hold                   refused
-    a second connection of a peer, proved        the first is closed, so that its other end notices should it live
+    a hello with an unknown name, or with our own    refused
+    a hello in a name that TLS does not confirm      refused: the certificate is another replica's
+    a proof that does not hold                       refused
+    a second connection of a proved peer             the first is closed; if its other end is alive, that end notices
 
-Until then a connection may send small frames only, and nothing remains of it when it ends.
+Before the proof, a connection may send small frames only, and nothing remains of it when it ends.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class InboundLink:
         connection.answer_peer(ProofStep(nonce=self._nonce).pack())
 
     def take(self, frame: Frame) -> None:
-        """A frame has come. Raises ProtocolViolation."""
+        """Handle a frame. Raises ProtocolViolation."""
         if self._is_proved:
             self._take_message(frame)
             return

@@ -1,16 +1,17 @@
-"""The master's side: sending entries, counting who has them, committing; changing the membership; handing over. Pure.
+"""The master's side: sending entries, counting which peers have them, committing; changing the membership; handing over. Pure.
 
-The master keeps the progress of each peer. A peer begins in PROBE: it is sent an Append without entries, and answers with Ack (it is in
-step) or with Mismatch, which contains its log's shape; from that the master knows at once where the logs differ. In REPLICATE entries are
-sent without waiting, up to a limit of unacknowledged bytes.
+The master keeps the progress of each peer. A peer begins in PROBE: the master sends it an Append without entries, and the peer answers with
+Ack (it is in step) or with Mismatch, which contains its log's history; from that the master knows at once where the logs diverge. In
+REPLICATE the master sends entries without waiting, up to a limit of unacknowledged bytes.
 
     PROBE      Ack: in step               REPLICATE
-    PROBE      Mismatch                   cut what we do not have (PROBE again), or REPLICATE from its end, or Reset (PROBE)
-    REPLICATE  Mismatch (something was lost)   the same
+    PROBE      Mismatch                   cut the entries that the master does not have (PROBE again), or REPLICATE from the peer's end,
+                                          or Reset (PROBE)
+    REPLICATE  Mismatch (the peer lost entries)   the same
 
-Commit: an index is committed when a majority of the voters holds it durably *and* its entry is of this epoch; older epochs' entries are
-committed with it (Raft, section 5.4.2, figure 8). `flushed` follows by the same rule from what the voters flushed: with `flush=async` it
-comes later, and what it has passed is not lost even if all of them lose their power.
+Commit: an index is committed when a majority of the voters has it durably *and* its entry is of this epoch; older epochs' entries are
+committed with it (Raft, section 5.4.2, figure 8). `flushed` follows from the voters' flushed positions by the same rule: with `flush=async`
+it comes later than the commit, and entries up to it survive even a power cut of all voters.
 """
 
 from __future__ import annotations
@@ -306,7 +307,7 @@ class Leader:
     # --- handing over --------------------------------------------------------------------------------------------------
 
     def transfer(self, to: str) -> None:
-        """Hand the mastership to `to` as soon as it stores everything; the caller lets nothing new in meanwhile. Raises InvalidArgument."""
+        """Hand the mastership to `to` as soon as it stores everything; the caller appends nothing until then. Raises InvalidArgument."""
         if to not in self.replica.membership.voters or to == self.replica.name:
             raise InvalidArgument(f"mastership goes to another voter, not to {to!r}: {', '.join(self.replica.membership.voters)}")
         self.transfer_to = to

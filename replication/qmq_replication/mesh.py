@@ -1,5 +1,5 @@
-"""Connections between the replicas of a group: one outgoing connection to each peer, for our messages; the peer's messages come over its
-own.
+"""Connections between the replicas of a group: one outgoing connection to each peer for our messages. The peer's messages arrive over the
+connection that the peer opened.
 
 Messages to an unreachable peer are dropped, since the core tolerates loss. Messages of one round of the event loop are sent with one write.
 """

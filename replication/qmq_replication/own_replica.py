@@ -1,6 +1,6 @@
-"""What a master (`leader.py`) and a candidate (`election.py`) need of the replica that they are a part of. `core.py` has it.
+"""The interface through which a master (`leader.py`) and a candidate (`election.py`) use their replica. `core.py` implements it.
 
-So imports run one way: the replica knows its roles, and a role knows this.
+It makes imports run one way: the replica knows its roles, and a role knows only this interface.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from qmq_replication.replica_messages import Message
 
 
 class OwnReplica(Protocol):
-    """Its parts read the replica's state, and change it only by these methods."""
+    """A role reads the replica's state by these properties, and changes it only by these methods."""
 
     @property
     def name(self) -> str: ...

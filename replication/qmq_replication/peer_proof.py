@@ -1,14 +1,14 @@
-"""How a replica proves that it speaks for its group: it knows the group's secret, which lies in the coordination store. Pure.
+"""A replica proves that it belongs to its group: it knows the group's secret from the coordination store. Pure.
 
-    who dials                      who listens
+    dialling replica                   listening replica
     Hello(group, replica, to, nonce)   ─▶
                                    ◀─  Challenge(nonce)
     Proof of "dials"               ─▶
-                                   ◀─  Proof of "listens": from now on messages are taken
+                                   ◀─  Proof of "listens": from now on messages are accepted
 
-A proof is an HMAC (RFC 2104) with SHA-256 over both names, the group, both nonces and who says it, so one that was overheard fits no other
-connection, and none can be sent back to where it came from. The secret itself never travels between replicas. What is said afterwards is
-not sealed: whoever can write into a connection that stands needs TLS to be kept out.
+A proof is an HMAC (RFC 2104) with SHA-256 over both names, the group, both nonces and the direction. An overheard proof therefore fits no
+other connection, and cannot be sent back to its sender. The secret itself never travels between replicas. Later messages are not signed:
+only TLS protects against somebody who can write into an established connection.
 """
 
 from __future__ import annotations

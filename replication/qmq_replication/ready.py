@@ -1,15 +1,15 @@
-"""What the core wants done, and in which order: the caller's part of the contract, like etcd-io/raft's Ready.
+"""The core's instructions, and their order: the caller's part of the contract, like etcd-io/raft's Ready.
 
     1. `save`        on disk, synced, before anything below
     2. `reset`, or `truncate`, then `append`   in this order, on the log; a `reset` is synced before anything else is done
-    3. `messages`    to peers: only now, since they tell of 1 (what they tell of 2 is said later, by Ack); the `place` in an Ack or a
-                     Mismatch is where the log ends after 2, so set it here
-    4. `commit`      apply entries up to it; let answers go
-    5. `flushed`, `flush`   answers that wait for a flush may go up to the one; flush soon up to the other, somebody waits for it
-    6. `role`, `lead`, `requests`   the role has changed; append a barrier entry of epoch `lead`; ask the coordination store
+    3. `messages`    to peers: only now, because they report 1 (an Ack reports 2 later); the `place` in an Ack or a
+                     Mismatch is where the log ends after 2, so the caller sets it here
+    4. `commit`      apply entries up to it; send the answers that wait for it
+    5. `flushed`, `flush`   send the answers that wait for a flush up to `flushed`; flush soon up to `flush`, a client waits for it
+    6. `role`, `lead`, `requests`   the role has changed; append a barrier entry of epoch `lead`; send requests to the coordination store
 
-When entries have been written, and are as durable as the group's flush policy asks, say `Replica.stored(index)`; when they have been
-flushed, whatever the policy, say `Replica.flushed(index)`.
+When entries have been written, and are as durable as the group's flush policy asks, call `Replica.stored(index)`; when they have been
+flushed, whatever the policy, call `Replica.flushed(index)`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The identity of a replica, kept across restarts: above all, its promise. One small file, replaced atomically and synced.
 
-`boot` tells a killed process from a machine that lost its power: with `Flush.ASYNC`, what was written survives the first and perhaps not
-the second. `folder` is drawn when the folder is made; a replica under the same name with another folder has lost its past.
+`boot` distinguishes a killed process from a machine that lost its power: with `Flush.ASYNC`, written data survives the first and perhaps
+not the second. `folder` is drawn when the folder is made; a replica with the same name but another folder has lost its data.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The members of a broker group, and its majorities. Pure.
 
-*Voters* count for commit and for promises. *Learners* are sent everything and count for nothing until they have caught up; then the master
+*Voters* count for commit and for promises. *Learners* get all entries and do not count until they have caught up; then the master
 makes them voters. A change adds or removes one voter at a time, so that any majority before it and any majority after it share a replica
 (Ongaro, "Consensus: Bridging Theory and Practice", section 4.1).
 """

@@ -1,12 +1,12 @@
 """The messages between the replicas of a group. Values only; the driver encodes them (wire.py).
 
-    who            says             and hears
-    anyone         Probe            ProbeReply     before an election: who is ahead, who still hears the master
-    a candidate    PromiseRequest   Promise        fencing: from now on nothing from an older epoch is taken
-    the master     Append           Ack            entries, or none (a sign of life); what is stored
-                                    Mismatch       "my log does not continue there; it looks like this"
-    the master     Reset                           "what you lack is gone here: begin anew from what I have"
-    anyone         Refusal                         "I promised a higher epoch than yours"
+    sender         message          answer
+    any            Probe            ProbeReply     before an election: who is ahead, who still hears the master
+    a candidate    PromiseRequest   Promise        fencing: from now on accept nothing from an older epoch
+    the master     Append           Ack            entries, or none (a heartbeat); the answer says what is stored
+                                    Mismatch       "my log does not match there; this is its history"
+    the master     Reset            Ack            "the entries that you lack are deleted here: begin anew from my oldest entry"
+    any            Refusal                         "I promised a higher epoch than yours"
     the master     TakeOver                        "you are up to date: campaign now"
 
 Any of them may be lost, late, repeated or out of order; the core tolerates that.
@@ -58,7 +58,7 @@ class Append(NamedTuple):
     """Entries (prev_index, last_index], or none. `cut`: what the receiver holds behind prev_index is not in the master's log.
 
     `round` numbers the master's attempts to get in step with this peer; a Mismatch of an earlier round says nothing new.
-    `flush_wanted`: somebody waits until everything up to that index is flushed; the receiver flushes at once, and says so when it has.
+    `flush_wanted`: a client waits until everything up to that index is flushed; the receiver flushes at once, and reports it afterwards.
     """
 
     epoch: int
@@ -103,7 +103,7 @@ class Mismatch(NamedTuple):
 
 
 class LogReset(NamedTuple):
-    """Forget your log; it begins anew behind (start_epoch, start_index), laid out as `place`. It is whole again at `until_index`."""
+    """Delete your log; it begins anew after (start_epoch, start_index), laid out as `place`. You are whole again at `until_index`."""
 
     epoch: int
     round: int

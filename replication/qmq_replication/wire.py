@@ -1,7 +1,7 @@
 """Replica messages as bytes: u8 kind | u32 length of the head | u32 CRC-32C of kind and head | head | payload.
 
-The head is MessagePack of the message's fields; it has a checksum of its own, since a flipped bit in a commit position would commit
-uncommitted entries. Only an Append has a payload: runs of log bytes (qmq/log/follower.py), carried as they lie in the files, with theirs.
+The head is MessagePack of the message's fields. It has a separate checksum, because a flipped bit in a commit position would commit
+uncommitted entries. Only an Append has a payload: runs of log bytes (qmq/log/follower.py), copied from the files with their checksums.
 """
 
 from __future__ import annotations

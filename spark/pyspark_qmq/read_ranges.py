@@ -1,4 +1,4 @@
-"""What to read of a log: the chosen queues as they are now, where a read starts and ends, and the rows of one task. Knows no Spark."""
+"""The ranges to read: the chosen queues as they are now, where a read starts and ends, and the rows of one task. Independent of Spark."""
 
 from __future__ import annotations
 

@@ -3,9 +3,9 @@
 * Calls are made only over a channel that *is* connected. gRPC would queue it on a channel that is still connecting, and after the deadline
   it would be unknown whether it was sent; a member that is stopped (SIGSTOP) accepts connections in its kernel and never completes one.
 * `hasleader: true` goes with every call: a member cut off from its leader refuses, or ends a watch, instead of serving nothing.
-* One channel per endpoint, each with connections of its own, so that under TLS each is checked against its own name and one dead member
+* One channel per endpoint, with separate connections, so that under TLS each is checked against its own name and one dead member
   does not slow the others down.
-* gRPC must not repeat anything by itself (retries off, no service config from DNS), and must not go through a web proxy.
+* gRPC must not repeat any request (retries off, no service config from DNS), and must not go through a web proxy.
 * Liveness is not left to HTTP/2 pings: etcd answers pings faster than every 5 s with GOAWAY (`--grpc-keepalive-min-time`). Calls have
   deadlines, and watches ask for progress (see watch).
 * Certificates are read again when their files change, as those of all other connections are. Calls and watches that are under way stay on

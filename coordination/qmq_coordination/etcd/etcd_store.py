@@ -4,7 +4,7 @@ What must be true: the semantics of `coordination_store`, which are etcd's. This
 member does; a change is made once, or certainly not, or raises that its outcome is *unknown* (calls, failures).
 
 If a member of etcd crashes: calls go to the next one, watches resume there from their last event (watch). If this process crashes: its
-leases end by themselves. If no member can be reached: calls raise CoordinationUnavailable after the total deadline, watches wait.
+leases end. If no member can be reached: calls raise CoordinationUnavailable after the total deadline, watches wait.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
-"""What a failed call proves. Pure.
+"""Classifies failed calls by what they prove. Pure.
 
-A change whose answer is lost may have been made, so the one question is: is it *certain* that the server did nothing? The rules, each from
+A change whose answer is lost may have been made, so the only question is: is it *certain* that the server did nothing? The rules, each from
 reading etcd 3.4/3.5 (server/etcdserver, api/v3/rpctypes) or gRPC's core:
 
     REFUSED     etcd decided against the request: bad argument, compacted, lease not found, permission denied, no space. Final.
     OLD_TOKEN   etcd checks the token before it proposes anything: nothing was done. Authenticate and try again.
     NOT_DONE    "no leader" comes from the interceptor in front of the handler (we send `hasleader`), "too many requests" from the check in
-                front of the proposal; "failed to connect" and "DNS resolution failed" mean that no connection was there to send on.
+                front of the proposal; "failed to connect" and "DNS resolution failed" mean that there was no connection to send on.
     UNKNOWN     all else. Above all "request timed out", "leader changed" and "server stopped": they look like refusals, but the proposal
-                is under way and may still be committed. A broken connection and a passed deadline say nothing either.
+                is under way and may still be committed. A broken connection and a passed deadline prove nothing either.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class UserOrRoleExists(CoordinationError):
 
 
 class CallVerdict(Enum):
-    """What is certain after a failure; see the module."""
+    """What a failure proves; see the module."""
 
     REFUSED = "refused"
     OLD_TOKEN = "old token"  # noqa: S105

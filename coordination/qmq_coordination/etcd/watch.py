@@ -2,15 +2,14 @@
 
     open -> created -> events ... silence 2 s -> ask for progress -> silence 1 s -> leave the endpoint -> open from the last event + 1
 
-* The watch resumes from the last event's mod_revision + 1, never from a header's revision: a backlog is sent in batches of 1000 revisions,
-  and
-  each carries the *store's* revision in its header (measured: resuming from there loses the rest).
+* The watch resumes from the last event's mod_revision + 1, never from a header's revision: etcd sends a backlog in batches of 1000
+  revisions, and each batch has the *store's* revision in its header (measured: resuming from there loses the rest).
 * etcd fills a batch with whole revisions (server/mvcc/watcher_group.go, eventBatch.add). With `fragment`, which keeps messages below the
-  request limit, it may then cut the answer anywhere; so what belongs to the last revision is held back until the last fragment came.
-* A member that is stopped says nothing, for ever. The answer to a progress request counts as a sign of life only: its revision was wrong
+  request limit, it may then cut the answer anywhere. The events of the last revision are therefore held back until the last fragment came.
+* A stopped member sends nothing and closes nothing. The answer to a progress request counts as a sign of life only: its revision was wrong
   before etcd 3.4.25 and 3.5.8 (etcd #15220).
-* It goes on through any outage, until the store is closed. It ends with an error only when going on is impossible: Compacted, or a refusal.
-  A watch of keys that seldom change resumes from their last event, however old, and so may find it compacted: list again, watch from there.
+* The watch continues through any outage, until the store is closed. It ends with an error only if it cannot continue: Compacted, or a
+  refusal. A watch of keys that seldom change resumes from their last event, however old, and may find it compacted: list, then watch again.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a delay group's files are, as of its newest checkpoint: which buckets, how long their files are, what is planned. Pure.
+"""A delay group's files as of its newest checkpoint: the buckets, the lengths of their files, and the open plans. Pure.
 
 Files only grow, and what is in them behind these lengths does not count (docs/FORMAT.md): so a folder can be read while its server works,
 and two reads by one state give the same.
@@ -76,5 +76,5 @@ def of_mark(data: bytes) -> ScheduleContents | None:
 
 
 def name_of(bucket: int, bucket_ms: int) -> str:
-    """What a bucket's files are called: when it begins, UTC."""
+    """The name of a bucket's files: the bucket's beginning in UTC."""
     return time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(bucket * bucket_ms // 1000))

@@ -1,4 +1,4 @@
-"""What consumers were handed, and what became of it: a broker group's action log, replayed. Pure: entries in, deliveries out.
+"""Deliveries and their outcomes, from a replay of a broker group's action log. Pure: takes entries, returns deliveries.
 
 The replay drives the very shares and lanes that brokers have, which tell what each action does (share_replay.py,
 lane_replay.py). It loops over ranges, as the log does, never over messages.
@@ -31,7 +31,7 @@ class Replay:
         self.shares: dict[ShareKey, ShareReplay] = {}
         self.lanes: dict[ShareKey, LaneReplay] = {}
         self.touched: set[ShareKey] = set()
-        """What changed; whoever looks may clear it."""
+        """The changes since the last look; the reader may clear it."""
         self._begins = True
 
     def entry(self, envelope: Envelope, region: bytes | memoryview) -> Iterator[Delivery]:
@@ -90,7 +90,7 @@ class Replay:
                 self.shares[key] = ShareReplay(key, Share.from_state(state))
 
     def rest(self) -> Iterator[Delivery]:
-        """What is open, waits or is parked where the log ends."""
+        """Deliveries that are open, waiting or parked at the end of the log."""
         for share in self.shares.values():
             yield from share.rest()
         for lanes in self.lanes.values():

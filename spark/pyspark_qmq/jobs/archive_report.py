@@ -22,7 +22,7 @@ Day = tuple[str, str, int, int, int]
 
 @dataclass(slots=True)
 class Taken:
-    """What a run added, however long it runs."""
+    """The rows and files that a run added, of any duration."""
 
     rows: int = 0
     files: int = 0

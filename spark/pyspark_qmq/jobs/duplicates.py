@@ -1,6 +1,6 @@
 """Finds messages stored more than once and the reasons, messages that applications sent twice, and gaps in sequences.
 
-A message id identifies one message for ever, so an id that occurs twice in a subject has a cause. Some causes are allowed, others are
+A message id identifies one message, so an id that occurs twice in a subject has a cause. Some causes are allowed, others are
 findings:
 
     replay          allowed   ordered subjects: a fenced partition did not answer, and its messages were sent again, in order

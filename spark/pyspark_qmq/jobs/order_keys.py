@@ -37,7 +37,7 @@ POSITION = ("version", "partition", "sequence")
 
 
 class RetainedKeys(NamedTuple):
-    """What retention has deleted."""
+    """The ranges that retention has deleted."""
 
     cut: frozenset[int] = frozenset()
     """Partitions whose oldest messages were deleted."""

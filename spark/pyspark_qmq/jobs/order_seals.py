@@ -18,7 +18,7 @@ from pyspark_qmq.source_model import Routes, SourceQueue
 
 
 class PartitionFacts(NamedTuple):
-    """What was read from a queue."""
+    """The range that was read from a queue."""
 
     partition: int
     broker_group: str
@@ -68,7 +68,7 @@ def _times(which: str) -> tuple[str, str]:
 
 
 def retention(found: Iterable[PartitionFacts], routes: Routes) -> RetainedKeys:
-    """What retention has deleted, derived from the stored messages."""
+    """The ranges that retention has deleted, derived from the stored messages."""
     at_home = _at_home(found, routes)
     cut = frozenset(each.partition for each in at_home.values() if each.first > 0)
     missing = {number for number in routes.partitions if number not in at_home and routes.sealed_at.get(number, 0) > 0}

@@ -21,7 +21,7 @@ COLOURS: Final = ("#2563a8", "#d97706", "#3f8f5f", "#9a4f96", "#c2413a", "#64748
 INK: Final = "#3b4450"
 GRID: Final = "#e3e6ea"
 SERIES_MAX: Final = 8
-"""More lines could not be told apart; the tables have them all."""
+"""More lines would be indistinguishable; the tables have all of them."""
 NAMES_MAX: Final = 16
 """Labels along an axis; of more names, only every n-th is shown."""
 LABEL_CHARS_MAX: Final = 28

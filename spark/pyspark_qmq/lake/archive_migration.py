@@ -2,7 +2,7 @@
 
 Such a folder has `_qmq/archive.json` (what was selected), `_qmq/manifests/0000000001.json` and so on (each a change: files that came,
 files that went, and how far the queues were archived with them), and Parquet files below `_qmq/files`. The subjects' positions are
-committed with their files, so a migration that dies is begun again, and `qmq lake follow` goes on where the archive ended.
+committed with their files, so a migration that dies can be started again, and `qmq lake follow` continues where the archive ended.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class OldFile(NamedTuple):
 
 @dataclass(slots=True)
 class OldArchive:
-    """What the manifests add up to."""
+    """The sum of the manifests."""
 
     files: dict[str, OldFile] = field(default_factory=dict)
     reached: dict[QueueKey, int] = field(default_factory=dict)
@@ -95,7 +95,7 @@ def migrate(folder: Path, catalog: Catalog, namespace: str) -> Iterator[Migrated
     Raises:
         InvalidArgument: there is no archive; it has selected messages; a subject has a table from elsewhere.
         LogDamaged: a file does not hold what its manifest says.
-        Overloaded: another process wrote the table meanwhile.
+        Overloaded: another process wrote the table at the same time.
     """
     archive, origin = read_manifests(folder), str(folder.resolve())
     for subject in sorted({key.subject for key in archive.reached}):

@@ -11,7 +11,7 @@ from qmq.errors import InvalidArgument
 
 
 def open_catalog(name: str, uri: str, warehouse: str, properties: Iterable[str] = ()) -> Catalog:
-    """A catalog by its name in PyIceberg's configuration; `uri`, `warehouse` and `properties` (`key=value`) go before what is said there.
+    """A catalog by its name in PyIceberg's configuration; `uri`, `warehouse` and `properties` (`key=value`) override it.
 
     Raises InvalidArgument if nothing says what and where the catalog is, or if it cannot be opened.
     """

@@ -28,10 +28,10 @@ COLUMNS: Final = (
 _NULLABLE: Final = frozenset({"route_version", "logical_partition", "key"})
 
 SCHEMA: Final = pa.schema([pa.field(name, TYPES[name], nullable=name in _NULLABLE) for name in COLUMNS])
-"""What the files hold, exactly."""
+"""The schema of the files, exactly."""
 
 WITHOUT_BOUNDS: Final = ("body", "tags.element", "headers.key", "headers.value", "message_id")
-"""Nobody searches by ranges of these, and their least and greatest values would take time and space in each file."""
+"""Queries do not search by ranges of these columns, and their minima and maxima would take time and space in each file."""
 
 ORDER: Final = ("logical_partition", "key", "route_version", "partition", "sequence")
 """How a compacted file is sorted: a key's messages lie together, in the order of the log."""

@@ -131,7 +131,7 @@ def find_table(catalog: Catalog, namespace: str, subject: str) -> LakeTable:
 
 
 def _create(catalog: Catalog, name: tuple[str, str], subject: str) -> None:
-    """One transaction, so that nobody sees the table without its partitions."""
+    """One transaction, so that no reader sees the table without its partitions."""
     bounds = {f"write.metadata.metrics.column.{each}": "none" for each in WITHOUT_BOUNDS}
     properties = {SUBJECT: subject, _RETRIES: "0", **_OLD_METADATA, **bounds}
     with catalog.create_table_transaction(name, SCHEMA, properties=properties) as table, table.update_spec() as spec:

@@ -33,7 +33,7 @@ _PIECE_BYTES: Final = 64 << 20
 
 
 class RoundResult(NamedTuple):
-    """What a round of one subject did."""
+    """The result of a round for one subject."""
 
     subject: str
     rows: int

@@ -21,7 +21,7 @@ PROPERTY: Final = "qmq.positions"
 
 
 class Snapshot(NamedTuple):
-    """What matters here of a snapshot."""
+    """The parts of a snapshot that positions need."""
 
     parent: int | None
     properties: Mapping[str, str]

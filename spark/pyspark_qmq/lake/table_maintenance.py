@@ -49,7 +49,7 @@ class CompactedDay(NamedTuple):
 
 
 def compact(table: LakeTable, today: date) -> Iterator[CompactedDay]:
-    """Compact days before `today` (UTC); each step is a commit of its own.
+    """Compact days before `today` (UTC); each step is a separate commit.
 
     Raises:
         LogDamaged: a file does not hold what its table says.
@@ -68,7 +68,7 @@ def _files_of_days(table: Table) -> dict[date, list[DataFile]]:
 
 
 def _groups(days: dict[date, list[DataFile]], today: date) -> list[FileGroup]:
-    """Small files of a day, together up to `STEP_BYTES`; a file that would stay alone stays as it is."""
+    """Small files of a day, together up to `STEP_BYTES`; a single small file is not rewritten."""
     found: list[FileGroup] = []
     for day in sorted(days):
         if day >= today:

@@ -1,6 +1,6 @@
-"""Who reads the tasks of a round and writes its files: this process, or others for it (jobs/archive_tasks.py: Spark's executors).
+"""Runs the tasks of a round, which read messages and write files: in this process, or elsewhere (jobs/archive_tasks.py: Spark's executors).
 
-The files are named by nobody until the writer commits them, so a task may be repeated, and a process may die over it.
+No snapshot names the files until the writer commits them, so a task may be repeated, and its process may die.
 """
 
 from __future__ import annotations

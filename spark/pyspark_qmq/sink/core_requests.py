@@ -59,7 +59,7 @@ class SubjectCore(Protocol):
     """Sends one subject's rows to its queues; implemented by `BalancedRows` and `PartitionedRows`. Pure; `now` is in seconds.
 
     in    put, located, looked, failed, answered, broken
-    out   asks (to be done and told), next (what to send), check (raises when it is enough), wake_at
+    out   asks (requests to carry out and answer), next (batches to send), check (raises when the time is up), wake_at
     """
 
     stored: int

@@ -2,7 +2,7 @@
 
     flight ──stored──▶ gone
       │ a partition: OutOfSequence although all before it is stored, or NumberTaken: the queue is to be looked at again
-      │ RouteChanged: the partition may be closed; whoever knows the route takes the flight over
+      │ RouteChanged: the partition may be closed; the owner of the route takes the flight over
       └ no ordered partition: ReadOnly (refused for now: it may go to another queue), NumberTaken (another attempt's batch has the number)
 
 Rule: an unanswered packet is sent again to the same queue until there was no progress for `retry_s`; then the task fails, and Spark repeats

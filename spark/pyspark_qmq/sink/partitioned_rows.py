@@ -8,7 +8,7 @@ batches.
                └──── all that is not in it ──────────┘
 
 Rules:
-* Each partition is looked up before the first send to it, including partitions that the history gains meanwhile, because an attempt
+* Each partition is looked up before the first send to it, including partitions that the history gains later, because an attempt
   believed dead may have come further. For a closed partition, only an answer given after it was sealed counts.
 * A refusal only triggers a lookup, and the sealed partition itself tells which rows it has. This holds even if all sends were answered,
   because an attempt believed dead may have come further than this one.
@@ -54,7 +54,7 @@ class PartitionedRows(RowSender[int]):
         self._looked: dict[int, int] = {}
         """Partitions that were looked up, with their next numbers."""
         self._known: dict[int, int] = {}
-        """For partitions closed meanwhile: batches below this number are known."""
+        """For partitions that were closed during the attempt: batches below this number are known."""
         self._done = Done()
         self._waiting: deque[Load] = deque()
         self._left: list[Load] = []

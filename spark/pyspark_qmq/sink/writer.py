@@ -50,7 +50,7 @@ class LogWriter(DataSourceArrowWriter):
         return _write(iterator, self._options, self._fields, self._name, 0)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        """What tasks were told is stored is stored; this only says how much."""
+        """Everything that tasks reported as stored is stored; this only logs how much."""
         _say(f"batch {self._name}", messages)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
@@ -74,7 +74,7 @@ class LogStreamWriter(DataSourceStreamArrowWriter):
         return _write(iterator, self._options, self._fields, self._options.txn_id or str(query), int(epoch))
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - the name is Spark's
-        """What tasks were told is stored is stored; this only says how much."""
+        """Everything that tasks reported as stored is stored; this only logs how much."""
         _say(f"epoch {batchId}", messages)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - the name is Spark's
