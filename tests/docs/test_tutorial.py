@@ -76,6 +76,8 @@ def test_a_chinese_page_has_the_english_page_s_code_in_its_order(name: str) -> N
         "UPGRADES.md",
         "SIZING.md",
         "KUBERNETES.md",
+        "SPARK.md",
+        "CONTRACT.md",
         *(f"integrations/{page}.md" for page in ("celery", "django", "dramatiq", "fastapi", "http", "taskiq")),
     ],
 )
