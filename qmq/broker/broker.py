@@ -51,6 +51,7 @@ from qmq.errors import (
     UnknownSubject,
 )
 from qmq.file_descriptors import refusal_of
+from qmq.log.checkpoint_writing import CheckpointPlan, begin_checkpoint
 from qmq.log.log_config import Flush
 from qmq.log.queue import Queue
 from qmq.log.queue_deletion import purge
@@ -481,10 +482,27 @@ class Broker:
                 log.warning("writing the action log failed, acknowledgements stay in memory until there is room: %s", failure)
             self._is_action_log_full = True
             return
+        self._actions_written()
+
+    def _actions_written(self) -> None:
         self._is_action_log_full = False
         self.responses.written(self.store.index)
         self.dispatch.dead_letters.written(self.store.index)
         self._written(self.store.index)
+
+    def begin_checkpoint(self) -> CheckpointPlan | None:
+        """Capture all derived state. A frame may have changed it since the last turn: that is written to the log first.
+
+        None if it cannot be written because this replica is a master no more: the store is about to be reopened. Raises DiskFull.
+        """
+        must_write = bool(self.store.unwritten)
+        if must_write and not self.is_serving:
+            return None
+        self.store.write_actions()
+        plan = begin_checkpoint(self.store)
+        if must_write:  # behind the capture, since consumers that this wakes are handed messages
+            self._actions_written()
+        return plan
 
     def _written(self, index: int) -> None:
         """Tell the committer. If the index is committed already (a batch was sent twice), answers are released all the same."""

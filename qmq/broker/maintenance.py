@@ -17,7 +17,7 @@ from typing import Any, Final, TypeVar
 from qmq.broker.broker import Broker
 from qmq.errors import DiskFull, LogDamaged
 from qmq.limits import MIB
-from qmq.log.checkpoint_writing import CheckpointPlan, begin_checkpoint, end_checkpoint
+from qmq.log.checkpoint_writing import CheckpointPlan, end_checkpoint
 from qmq.log.commit_mark import Marker
 from qmq.log.retention import Retention
 from qmq.log.scrub import Scrubber
@@ -252,8 +252,10 @@ class Maintenance:
         """True if it was written."""
         try:
             store = self._store
-            plan = begin_checkpoint(store)
+            plan = self._broker.begin_checkpoint()
             self._checkpoint_ms = self._broker.clock.monotonic_ms()
+            if plan is None:
+                return False
             while self._awaits_commit(store, plan):  # noqa: ASYNC110
                 await asyncio.sleep(self._tick_s)
             if store is not self._store or not _may_be_written(store, plan):

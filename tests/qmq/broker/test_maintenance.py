@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import resource
+import shutil
 import threading
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -22,6 +23,7 @@ from qmq.broker.maintenance import TICK_S
 from qmq.client.connection import connect
 from qmq.clock import SystemClock
 from qmq.errors import FlushFailed, Overloaded, UnknownConsumer
+from qmq.log.actions import Join, PullAction, Pulled
 from qmq.log.disk import Disk
 from qmq.log.log_config import Flush, LogConfig
 from qmq.log.recovery import open_store
@@ -229,3 +231,24 @@ async def test_retention_is_not_held_up_by_flushes_that_follow_each_other(tmp_pa
 
         await eventually(store_more)
         assert fatal == []
+
+
+async def test_a_checkpoint_between_two_turns_repeats_no_action_at_a_restart(tmp_path: Path) -> None:
+    """A frame has changed the groups, and the turn that writes its actions to the log comes after the checkpoint."""
+    async with served(tmp_path / "running", LogConfig(), ticks=False) as (broker, _, fatal):
+        queue = broker.store.open_queue("s", 0)
+        broker.append_own([intake(queue, [b"a", b"b", b"c"])])
+        broker.turn()
+        broker.store.act(Join("s", 0, "g", "consumer", "incarnation", 30_000, 0))
+        broker.store.act(PullAction("s", 0, "g", "consumer", (Pulled(0, 3, 1),)))
+        plan = broker.begin_checkpoint()
+        assert plan is not None
+        plan.run()
+        broker.turn()
+        broker.store.begin_flush().run()
+        expected = queue.share("g").to_state()
+        assert fatal == []
+        shutil.copytree(tmp_path / "running", tmp_path / "killed")
+    store = open_store(tmp_path / "killed", LogConfig(), SystemClock())
+    assert store.open_queue("s", 0).share("g").to_state() == expected
+    store.close()
