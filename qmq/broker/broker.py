@@ -498,7 +498,6 @@ class Broker:
         must_write = bool(self.store.unwritten)
         if must_write and not self.is_serving:
             return None
-        self.store.write_actions()
         plan = begin_checkpoint(self.store)
         if must_write:  # behind the capture, since consumers that this wakes are handed messages
             self._actions_written()

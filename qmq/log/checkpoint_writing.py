@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Final
 
 from qmq.errors import DiskFull
-from qmq.invariants import check
 from qmq.log import checkpoint as checkpoints
 from qmq.log import commit_mark
 from qmq.log.checkpoint import VERSION, Checkpoint, QueueState
@@ -66,11 +65,11 @@ class CheckpointPlan:
 
 
 def begin_checkpoint(store: Store) -> CheckpointPlan:
-    """Capture all derived state, when all actions are written: a replay would apply those that are not a second time.
+    """Capture all derived state. Actions that are not in the log yet are written first: a replay would apply them a second time.
 
-    On a replica, run it when everything up to its index is committed, because the content of a checkpoint is never taken back.
+    Raises DiskFull. On a replica, run it when everything up to its index is committed, because the content of a checkpoint is never taken back.
     """
-    check(not store.unwritten, "a checkpoint of actions that are not in the log yet")
+    store.write_actions()
     states: list[QueueState] = []
     spills: list[Spill] = []
     for queue in store.queues.values():
