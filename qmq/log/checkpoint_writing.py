@@ -67,7 +67,8 @@ class CheckpointPlan:
 def begin_checkpoint(store: Store) -> CheckpointPlan:
     """Capture all derived state. Actions that are not in the log yet are written first: a replay would apply them a second time.
 
-    Raises DiskFull. On a replica, run it when everything up to its index is committed, because the content of a checkpoint is never taken back.
+    Raises DiskFull. On a replica, run it when everything up to its index is committed, because the content of a checkpoint is never taken
+    back.
     """
     store.write_actions()
     states: list[QueueState] = []
