@@ -20,7 +20,7 @@ from qmq.errors import QmqError
 from qmq.shard_names import shards_of
 
 if TYPE_CHECKING:
-    from qmq.node.replica_node import ReplicaConfig
+    from qmq.node.replica_config import ReplicaConfig
 
 app = typer.Typer(help="Run a broker; drain or resume a broker group.")
 
@@ -39,7 +39,7 @@ class BrokerOptions(RetryFlags, ShardedOptions):
     def config(self) -> ReplicaConfig:
         """The broker's configuration. Raises InvalidArgument, InvalidName, typer.BadParameter."""
         from qmq.broker.broker_config import BrokerConfig
-        from qmq.node.replica_node import ReplicaConfig
+        from qmq.node.replica_config import ReplicaConfig
 
         shared = self.shared_config("broker group")
         shared["log"] = replace(shared["log"], object_store_url=self.object_store)
@@ -75,9 +75,9 @@ def broker(context: typer.Context, options: BrokerOptions) -> None:
     if context.invoked_subcommand is None and options.shards > 1:
         serve_shards(options)
     elif context.invoked_subcommand is None:
-        from qmq.node.replica_node import ReplicaNode
+        from qmq.node.broker_node import broker_node
 
-        serve_replica(options, options.config, lambda config, environment: ReplicaNode(config, environment=environment))
+        serve_replica(options, options.config, lambda config, environment: broker_node(config, environment=environment))
 
 
 @app.command("drain")

@@ -67,9 +67,9 @@ def delay(context: typer.Context, options: DelayOptions) -> None:
     Prints one line, `qmq delay is ready at HOST:PORT`, when its control port is open. Ctrl-C or SIGTERM stops it cleanly.
     """
     if context.invoked_subcommand is None:
-        from qmq.node.delay_node import DelayNode
+        from qmq.node.delay_node import delay_node
 
-        serve_replica(options, options.config, lambda config, environment: DelayNode(config, environment=environment), "delay")
+        serve_replica(options, options.config, lambda config, environment: delay_node(config, environment=environment), "delay")
 
 
 def _ms(text: str) -> int:

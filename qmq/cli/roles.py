@@ -30,9 +30,11 @@ from qmq.model import GroupSettings, check_name
 
 if TYPE_CHECKING:
     from qmq.log.log_config import LogConfig
+    from qmq.node.broker_assembly import B
     from qmq.node.environment import Environment
     from qmq.node.etcd_options import EtcdOptions
-    from qmq.node.replica_node import ReplicaConfig, ReplicaNode
+    from qmq.node.replica_config import ReplicaConfig
+    from qmq.node.replica_node import ReplicaNode
     from qmq.security.access_control import AccessConfig
     from qmq.security.tls import Tls
 
@@ -289,7 +291,7 @@ class ReplicaOptions(ProcessFlags, StorageFlags, GuardFlags, EtcdFlags, ReplicaP
 
 
 def serve_replica(
-    options: ReplicaOptions, configure: Callable[[], _C], node: Callable[[_C, Environment], ReplicaNode], role: str = "broker"
+    options: ReplicaOptions, configure: Callable[[], _C], node: Callable[[_C, Environment], ReplicaNode[B]], role: str = "broker"
 ) -> None:
     """Run one replica until a signal stops it. Prints errors of its options to standard error."""
     from qmq.node.environment import environment_with

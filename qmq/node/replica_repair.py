@@ -269,32 +269,28 @@ class Repaired(Protocol):
         ...
 
 
-class Replicated(Protocol):
-    """What a repair needs of the replica."""
-
-    @property
-    def is_opening(self) -> bool:
-        """Whether the store is being reopened: its files must not be read."""
-        ...
-
-    def donors(self) -> Mapping[str, str]:
-        """Control addresses of the other replicas."""
-        ...
-
-
 class BackgroundRepair:
     """Repairs damage that is found while the replica runs, one at a time. `fatal` is called if a repair fails for good."""
 
-    def __init__(self, broker: Repaired, replica: Replicated, network: Network, fatal: Callable[[BaseException], None]) -> None:
+    def __init__(
+        self,
+        broker: Repaired,
+        donors: Callable[[], Mapping[str, str]],
+        is_opening: Callable[[], bool],
+        network: Network,
+        fatal: Callable[[BaseException], None],
+    ) -> None:
+        """`donors` returns the control addresses of the other replicas. While `is_opening`, the store is being reopened."""
         self._broker = broker
-        self._replica = replica
+        self._donors = donors
+        self._is_opening = is_opening
         self._network = network
         self._fatal = fatal
         self._mending: asyncio.Task[None] | None = None
 
     def report_damage(self, damage: LogDamaged) -> bool:
         """Begin a repair, unless one runs. False if this damage cannot be repaired."""
-        if damage.position < 0 or self._replica.is_opening:
+        if damage.position < 0 or self._is_opening():
             return False
         if self._mending is None or self._mending.done():
             log.warning("%s", damage)
@@ -304,7 +300,7 @@ class BackgroundRepair:
     async def _mend(self, damage: LogDamaged) -> None:
         store = self._broker.store
         try:
-            is_mended = await repair(self._replica.donors(), store, damage, self._network)
+            is_mended = await repair(self._donors(), store, damage, self._network)
         except QmqError as failure:
             self._fatal(failure)
             return

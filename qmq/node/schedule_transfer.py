@@ -59,11 +59,11 @@ class Format(Protocol):
         ...
 
 
-class Taker(Protocol):
-    """The node that lacks its schedule."""
+class TakingReplica(Protocol):
+    """The replica that lacks its schedule: `qmq.node.replica_broker.ReplicaBroker`."""
 
     @property
-    def has_schedule(self) -> bool:
+    def has_all(self) -> bool:
         """Whether the schedule is complete."""
         ...
 
@@ -71,7 +71,8 @@ class Taker(Protocol):
         """Control addresses of the other replicas."""
         ...
 
-    def needs_from(self) -> int | None:
+    @property
+    def complete_from(self) -> int | None:
         """The lowest index from which on the own log is complete; None while that is not known."""
         ...
 
@@ -81,11 +82,9 @@ class Taker(Protocol):
         ...
 
     @property
-    def leads(self) -> bool:
-        """Whether this replica is master."""
-        ...
+    def is_master(self) -> bool: ...
 
-    def adopt(self) -> None:
+    def reopen_now(self) -> None:
         """Reopen the store: the schedule's files are in place."""
         ...
 
@@ -99,7 +98,7 @@ class ScheduleTransfer:
 
     def __init__(
         self,
-        taker: Taker,
+        replica: TakingReplica,
         store: Path,
         disk: Disk,
         form: type[Format],
@@ -107,7 +106,7 @@ class ScheduleTransfer:
         network: Network = NETWORK,
         timing: NodeTiming = TIMING,
     ) -> None:
-        self._taker = taker
+        self._replica = replica
         self._timing = timing
         self._network = network
         self._store = store
@@ -122,18 +121,19 @@ class ScheduleTransfer:
     def start(self) -> None:
         """Begin when the replica takes part in its group."""
         self._is_started = True
-        self._start("fetch", self._run)
+        self.fetch()
 
-    def forget(self) -> None:
-        """The log is about to begin anew: discard the present schedule, and fetch another one afterwards."""
+    def stop_fetch(self) -> None:
+        """The log is about to begin anew, and the files of the schedule with it."""
         self._cancel("fetch")
-        for name in (SCHEDULE, ASIDE):
-            shutil.rmtree(self._store / name, ignore_errors=True)
+
+    def fetch(self) -> None:
+        """The log began anew: fetch another schedule, if the log does not reach back to the beginning."""
         self._start("fetch", self._run)
 
     def role_changed(self) -> None:
         """The role changed: a master without a schedule hands over soon."""
-        if self._is_started and self._taker.leads and not self._taker.has_schedule:
+        if self._is_started and self._replica.is_master and not self._replica.has_all:
             self._start("hand over", self._give_away)
 
     async def stop(self) -> None:
@@ -162,14 +162,14 @@ class ScheduleTransfer:
     # --- fetching ------------------------------------------------------------------------------------------------------
 
     async def _run(self) -> None:
-        if self._taker.has_schedule:
+        if self._replica.has_all:
             return
         log.warning("this replica has no schedule: it fetches one from another replica, and does not serve until then")
         while not await self._fetch_from_any():  # noqa: ASYNC110 - others must come
             await asyncio.sleep(self._timing.schedule_retry_s)
 
     async def _fetch_from_any(self) -> bool:
-        for name, address in self._taker.donors().items():
+        for name, address in self._replica.donors().items():
             async with self._network.channel(address) as channel:
                 try:
                     await self._take_from(name, delay_pb2_grpc.DelayControlStub(channel))
@@ -183,11 +183,11 @@ class ScheduleTransfer:
 
     async def _take_from(self, name: str, stub: Any) -> None:
         told: pb.ScheduleDescription = await stub.DescribeSchedule(pb.DescribeScheduleRequest(), timeout=self._timing.schedule_ask_s)
-        first = self._taker.needs_from()
+        first = self._replica.complete_from
         if first is None or told.index < first - 1:
             raise Unavailable(f"its checkpoint is of index {told.index}, and our log begins at {first or 'a place that is not known yet'}")
         await self._fetch(name, stub, self._form.files(msgspec.msgpack.decode(told.state)))
-        while self._taker.committed < told.index:  # noqa: ASYNC110 - the log comes from the master
+        while self._replica.committed < told.index:  # noqa: ASYNC110 - the log comes from the master
             await asyncio.sleep(self._timing.schedule_poll_s)
         self._adopt(told.state)
         log.warning("this replica now uses the schedule of replica %s as of index %d", name, told.index)
@@ -223,18 +223,18 @@ class ScheduleTransfer:
         shutil.rmtree(self._store / SCHEDULE, ignore_errors=True)
         (self._store / ASIDE).rename(self._store / SCHEDULE)
         self._disk.sync_folder(self._store)
-        self._taker.adopt()
+        self._replica.reopen_now()
 
     # --- leading without a schedule ------------------------------------------------------------------------------------
 
     async def _give_away(self) -> None:
         """Try to hand the mastership over, until another replica leads or the schedule is here."""
-        taker = self._taker
-        while taker.leads and not taker.has_schedule:
-            for name, address in taker.donors().items():
+        replica = self._replica
+        while replica.is_master and not replica.has_all:
+            for name, address in replica.donors().items():
                 if await self._has_schedule(address):
                     try:
-                        await taker.hand_over(name)
+                        await replica.hand_over(name)
                         return
                     except QmqError as failure:
                         log.warning("replica %s has its schedule but did not take over the mastership: %s", name, failure)

@@ -23,11 +23,12 @@ from qmq.delay.delay_config import DelayConfig
 from qmq.log.log_config import LogConfig
 from qmq.meta.meta_server import MetaConfig, MetaServer
 from qmq.network import UNIX
-from qmq.node.delay_node import DelayNode, DelayReplicaConfig, delay_log
+from qmq.node.broker_node import BrokerNode, broker_node
+from qmq.node.delay_node import DelayNode, DelayReplicaConfig, delay_log, delay_node
 from qmq.node.environment import Environment
 from qmq.node.etcd_options import EtcdOptions
 from qmq.node.process_status import process_status
-from qmq.node.replica_node import ReplicaConfig, ReplicaNode
+from qmq.node.replica_config import ReplicaConfig
 from qmq.testing.mortal_disk import MortalDisk
 from qmq.testing.parties import Parties
 from qmq.testing.party_store import PartyStore
@@ -102,7 +103,7 @@ class ReplicaMachine:
     ) -> None:
         self.name = name
         self.group = group
-        self.node: ReplicaNode | None = None
+        self.node: BrokerNode | DelayNode | None = None
         self._site = site
         self._replicas = replicas
         self._settings = settings
@@ -150,7 +151,7 @@ class ReplicaMachine:
             raise
         self.node = node
 
-    def _make(self, environment: Environment, store: PartyStore) -> ReplicaNode:
+    def _make(self, environment: Environment, store: PartyStore) -> BrokerNode | DelayNode:
         site, name = self._site, self.name
         if self._settings is None:
             config = ReplicaConfig(
@@ -165,8 +166,8 @@ class ReplicaMachine:
                 log=site.log,
                 broker=BrokerConfig(name),
             )
-            return ReplicaNode(config, store, environment=environment)
-        return DelayNode(
+            return broker_node(config, store, environment=environment)
+        return delay_node(
             DelayReplicaConfig(
                 self.group,
                 name,

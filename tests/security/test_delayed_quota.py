@@ -14,7 +14,7 @@ from qmq.batch import encode
 from qmq.batch_columns import Columns
 from qmq.delay.delay_broker import DelayBroker
 from qmq.errors import QuotaExceeded
-from qmq.node.replica_node import ReplicaNode
+from qmq.node.delay_node import DelayNode
 from qmq.testing import TestCluster, virtual
 from qmq.testing.machine import ReplicaMachine
 from qmq.wire.frame import HEADER, HEADER_BYTES, FrameKind
@@ -23,7 +23,7 @@ from qmq.wire.frame_payloads import unpack_error
 HOUR = timedelta(hours=1)
 
 
-def delay_node(cluster: TestCluster) -> ReplicaNode:
+def delay_node(cluster: TestCluster) -> DelayNode:
     """The delay group's master."""
     machine = cluster.machine(cluster.master("delay"))
     assert isinstance(machine, ReplicaMachine)
@@ -59,7 +59,7 @@ async def test_a_subject_has_so_many_delayed_messages_and_no_more() -> None:
         await mq.delayed.cancel(ids[1])
         await mq.send("later", b"in its place", delay=HOUR)
         await cluster.clock.advance(hours=1, seconds=1)
-        schedule = delay_node(cluster).store.projection
+        schedule = delay_node(cluster).broker.store.projection
         await eventually(lambda: schedule.pending.of("later") == 1)
         await mq.send_many("later", [b"1", b"2"], delays=HOUR)
         with pytest.raises(QuotaExceeded):
@@ -79,7 +79,7 @@ async def test_subjects_that_a_principal_created_have_so_many_delayed_messages_t
             with pytest.raises(QuotaExceeded, match=f"that {created_by} created have 3 delayed messages"):
                 await mq.send(name, b"x", delay=HOUR)
         await cluster.clock.advance(hours=1, seconds=1)
-        await eventually(lambda: not delay_node(cluster).store.projection.pending.all())
+        await eventually(lambda: not delay_node(cluster).broker.store.projection.pending.all())
         await mq.send("two", b"x", delay=HOUR)
 
 

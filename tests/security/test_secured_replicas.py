@@ -18,9 +18,10 @@ import qmq
 from qmq.errors import AccessDenied
 from qmq.meta.meta_server import MetaConfig, MetaServer
 from qmq.network import NETWORK
+from qmq.node.broker_node import BrokerNode, broker_node
 from qmq.node.environment import environment_with
 from qmq.node.etcd_options import EtcdOptions
-from qmq.node.replica_node import ReplicaConfig, ReplicaNode
+from qmq.node.replica_config import ReplicaConfig
 from qmq.security.authority import create_authority, issue
 from qmq.security.tls import Credentials, Tls
 from qmq.security.tls_network import TlsNetwork
@@ -38,10 +39,10 @@ def papers(folder: Path, name: str, kind: str, *hosts: str) -> Tls:
 
 
 @asynccontextmanager
-async def secured(tmp_path: Path) -> AsyncIterator[tuple[dict[str, ReplicaNode], str, Tls]]:
+async def secured(tmp_path: Path) -> AsyncIterator[tuple[dict[str, BrokerNode], str, Tls]]:
     folder = tmp_path / "papers"
     create_authority(folder)
-    store, nodes = SharedStore(), dict[str, ReplicaNode]()
+    store, nodes = SharedStore(), dict[str, BrokerNode]()
     view = ClusterView(store)
     await view.start()
     meta = MetaServer(store, view, MetaConfig(HOST, 0), network=environment_with(papers(folder, "meta0", "meta", HOST)).network)
@@ -49,7 +50,7 @@ async def secured(tmp_path: Path) -> AsyncIterator[tuple[dict[str, ReplicaNode],
     try:
         for name in NAMES:
             config = ReplicaConfig("g", name, NAMES, tmp_path / name, EtcdOptions((f"{HOST}:1",)), host=HOST, data_port=0, control_port=0)
-            nodes[name] = ReplicaNode(config, store, environment=environment_with(papers(folder, name, "node", HOST)))
+            nodes[name] = broker_node(config, store, environment=environment_with(papers(folder, name, "node", HOST)))
             await nodes[name].start()
         yield nodes, meta.address, papers(folder, "orders", "app")
     finally:
@@ -134,7 +135,7 @@ async def test_a_client_with_a_certificate_is_no_replica_while_rules_are_enforce
         assert isinstance(unpack_error(answer.payload), AccessDenied)
 
 
-async def hello_to_a(node: ReplicaNode, name: str, shown: Tls) -> Frame:
+async def hello_to_a(node: BrokerNode, name: str, shown: Tls) -> Frame:
     """The answer of replica `a` to a hello in this replica's name with this certificate."""
     heard: list[Frame] = []
     stream = FrameStream(

@@ -92,7 +92,7 @@ async def test_a_server_that_stops_by_itself_fails_the_test() -> None:
         async with TestCluster(delay=False) as cluster:
             node = cluster.machine("broker-1").node
             assert isinstance(node, ReplicaNode)
-            node.environment.fatal(FloatingPointError("of the test"))
+            node.broker.fatal(FloatingPointError("of the test"))
             with pytest.raises(NotConnected):
                 cluster.master()
 

@@ -21,11 +21,12 @@ from qmq.delay.schedule import Schedule
 from qmq.limits import KIB
 from qmq.log.log_config import LogConfig
 from qmq.meta.meta_server import MetaConfig, MetaServer
-from qmq.node.delay_node import DelayNode, DelayReplicaConfig
+from qmq.node.broker_node import broker_node
+from qmq.node.delay_node import DelayNode, DelayReplicaConfig, delay_node
 from qmq.node.environment import Environment
 from qmq.node.etcd_options import EtcdOptions
 from qmq.node.node_timing import TIMING, NodeTiming
-from qmq.node.replica_node import ReplicaConfig, ReplicaNode
+from qmq.node.replica_config import ReplicaConfig
 
 NAMES = ("a", "b", "c")
 SETTINGS = DelaySettings(3_600_000, 10**11)
@@ -66,12 +67,12 @@ class DelayCluster:
         self.store = SharedStore()
         self.view = ClusterView(self.store)
         self.nodes: dict[str, DelayNode] = {}
-        self.broker = ReplicaNode(broker_config(data), self.store)
+        self.broker = broker_node(broker_config(data), self.store)
         self.meta: MetaServer | None = MetaServer(self.store, self.view, MetaConfig("127.0.0.1", 0))
 
     async def start(self, name: str) -> DelayNode:
         """Start one replica of the delay group."""
-        node = self.nodes[name] = DelayNode(delay_config(self.data, name, self.log), self.store, environment=self.environment)
+        node = self.nodes[name] = delay_node(delay_config(self.data, name, self.log), self.store, environment=self.environment)
         await node.start()
         return node
 

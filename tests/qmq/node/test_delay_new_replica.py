@@ -14,15 +14,19 @@ from typing import Any
 
 import pytest
 from delay_support import SHORT, DelayCluster, delay_config, running_delay
+from qmq_replication.ready import Role
 from support import eventually
 
 import qmq
+from qmq.delay.delay_broker import DelayBroker
 from qmq.errors import QmqError
 from qmq.log.recovery import whole_from
 from qmq.node import schedule_transfer
-from qmq.node.delay_node import DelayNode
+from qmq.node.delay_node import DelayNode, delay_node
 from qmq.node.node_timing import NodeTiming
+from qmq.node.replica_broker import ReplicaBroker
 from qmq.node.schedule_files import ReplicaScheduleFiles
+from qmq.node.schedule_transfer import ScheduleTransfer
 
 pytestmark = pytest.mark.rotating
 
@@ -44,10 +48,15 @@ async def without_a_beginning(tmp_path: Path) -> AsyncIterator[tuple[DelayCluste
         yield cluster, mq, victim
 
 
+def has_schedule(node: DelayNode) -> bool:
+    """Whether the node's schedule is complete."""
+    return node.broker.store.projection.is_whole
+
+
 def is_complete(cluster: DelayCluster, name: str) -> bool:
     """Whether a replica's counts equal those of the master's schedule. Another slave may be behind, too."""
     others = [cluster.pending(each) for each in cluster.nodes if each != name]
-    return cluster.nodes[name].has_schedule and cluster.pending(name) == max(others, key=lambda each: sum(each.values()))
+    return has_schedule(cluster.nodes[name]) and cluster.pending(name) == max(others, key=lambda each: sum(each.values()))
 
 
 async def make_master(cluster: DelayCluster, mq: qmq.Client, name: str) -> None:
@@ -81,7 +90,7 @@ async def test_what_was_fetched_is_there_after_a_restart_without_fetching_again(
         await cluster.stop(victim)
         monkeypatch.setattr(ReplicaScheduleFiles, "read", _refuse)
         await cluster.start(victim)
-        assert cluster.nodes[victim].has_schedule
+        assert has_schedule(cluster.nodes[victim])
         await eventually(lambda: is_complete(cluster, victim))
 
 
@@ -104,15 +113,15 @@ async def test_a_replica_that_is_killed_in_the_middle_of_the_transfer_begins_it_
         monkeypatch.setattr(ReplicaScheduleFiles, "read", half)
         await cluster.start(victim)
         await eventually(lambda: any(begun))
-        assert not cluster.nodes[victim].has_schedule
+        assert not has_schedule(cluster.nodes[victim])
         await cluster.crash(victim)
         assert list((tmp_path / victim / "broker").glob("checkpoint/*")) == []
         await cluster.start(victim)
-        await eventually(lambda: not cluster.nodes[victim].has_schedule)
+        await eventually(lambda: not has_schedule(cluster.nodes[victim]))
         await cluster.stop(victim)
         assert list((tmp_path / victim / "broker").glob("checkpoint/*")) == []
         await cluster.start(victim)
-        await eventually(lambda: not cluster.nodes[victim].has_schedule)
+        await eventually(lambda: not has_schedule(cluster.nodes[victim]))
         monkeypatch.setattr(ReplicaScheduleFiles, "read", read)
         await eventually(lambda: is_complete(cluster, victim))
         assert sum(cluster.pending(victim).values()) == SENT
@@ -124,17 +133,17 @@ async def test_a_replica_that_is_killed_when_it_takes_the_schedule_over_has_it(
 ) -> None:
     """The files are in their place, and the store was not opened with them yet, or just now: no checkpoint of its own knows them."""
     async with without_a_beginning(tmp_path) as (cluster, _, victim):
-        adopt = DelayNode.adopt
+        adopt = ReplicaBroker.reopen_now
         images: list[Path] = []
 
-        def copied(node: DelayNode) -> None:
+        def copied(replica: ReplicaBroker[DelayBroker]) -> None:
             if not is_before:
-                adopt(node)
+                adopt(replica)
             images.append(Path(shutil.copytree(tmp_path / victim, tmp_path / "image")))
             if is_before:
-                adopt(node)
+                adopt(replica)
 
-        monkeypatch.setattr(DelayNode, "adopt", copied)
+        monkeypatch.setattr(ReplicaBroker, "reopen_now", copied)
         await cluster.start(victim)
         await eventually(lambda: bool(images))
         await cluster.stop(victim)
@@ -151,8 +160,8 @@ async def test_a_replica_without_its_schedule_gives_the_mastership_to_one_that_h
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with without_a_beginning(tmp_path) as (cluster, mq, victim):
-        node = DelayNode(delay_config(tmp_path, victim, SHORT), cluster.store)
-        monkeypatch.setattr(node._transfer, "_fetch_from_any", _never)
+        node = delay_node(delay_config(tmp_path, victim, SHORT), cluster.store)
+        monkeypatch.setattr(ScheduleTransfer, "_fetch_from_any", _never)
         cluster.nodes[victim] = node
         await node.start()
         before = (await cluster.master()).driver
@@ -165,35 +174,33 @@ async def test_a_replica_without_its_schedule_gives_the_mastership_to_one_that_h
         assert master.config.replica != victim
         await mq.send("s", b"soon", delay=timedelta(milliseconds=100))
         await eventually(lambda: cluster.delivered("s") == 1)
-        assert not node.has_schedule
+        assert not has_schedule(node)
 
 
-async def _never() -> bool:
+async def _never(_: ScheduleTransfer) -> bool:
     return False
 
 
 async def test_it_leads_without_serving_until_it_has_the_schedule_and_serves_then(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with without_a_beginning(tmp_path) as (cluster, mq, victim):
-        node = DelayNode(delay_config(tmp_path, victim, SHORT), cluster.store)
-        fetch = node._transfer._fetch_from_any
-        monkeypatch.setattr(node._transfer, "_fetch_from_any", _never)
-        monkeypatch.setattr(node, "hand_over", _refuses_to_hand_over)
+        node = delay_node(delay_config(tmp_path, victim, SHORT), cluster.store)
+        fetch = ScheduleTransfer._fetch_from_any
+        monkeypatch.setattr(ScheduleTransfer, "_fetch_from_any", _never)
+        monkeypatch.setattr(ScheduleTransfer, "role_changed", lambda _: None)
         cluster.nodes[victim] = node
         await node.start()
         await eventually(lambda: node.driver.core.may_count and node.driver.core.in_step)
         with suppress(QmqError):
             await mq.metadata.transfer("d", victim)
-        await eventually(lambda: node.leads and node.driver.core.leader is not None and node.driver.core.leader.is_serving)
+        await eventually(
+            lambda: node.driver.core.role is Role.MASTER and node.driver.core.leader is not None and node.driver.core.leader.is_serving
+        )
         assert not node.broker.is_serving
-        monkeypatch.setattr(node._transfer, "_fetch_from_any", fetch)
+        monkeypatch.setattr(ScheduleTransfer, "_fetch_from_any", fetch)
         await eventually(lambda: node.broker.is_serving)
         assert sum(cluster.pending(victim).values()) == SENT
         await mq.send("s", b"soon", delay=timedelta(milliseconds=100))
         await eventually(lambda: cluster.delivered("s") == 1)
-
-
-async def _refuses_to_hand_over(_: str) -> None:
-    return
 
 
 async def test_a_replica_whose_master_has_its_whole_log_needs_nothing_from_anybody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

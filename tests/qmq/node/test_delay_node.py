@@ -14,10 +14,10 @@ from support import eventually
 
 import qmq
 from qmq.errors import InvalidArgument
-from qmq.node.delay_node import DelayNode
+from qmq.node.broker_node import broker_node
+from qmq.node.delay_node import delay_node
 from qmq.node.environment import Environment
 from qmq.node.node_timing import NodeTiming
-from qmq.node.replica_node import ReplicaNode
 
 SOON = timedelta(milliseconds=300)
 LATER = timedelta(hours=30)
@@ -104,11 +104,11 @@ async def test_replicas_that_disagree_on_the_group_are_refused_and_the_group_goe
         longer = DelaySettings(SETTINGS.bucket_ms, SETTINGS.delay_ms_max + 1)
         for settings in (other, longer):
             with pytest.raises(InvalidArgument, match="was created with"):
-                await DelayNode(delay_config(tmp_path / "new", "new", settings=settings), cluster.store).start()
+                await delay_node(delay_config(tmp_path / "new", "new", settings=settings), cluster.store).start()
         with pytest.raises(InvalidArgument, match="d is a delay group"):
-            await ReplicaNode(broker_config(tmp_path, "new", "d"), cluster.store).start()
+            await broker_node(broker_config(tmp_path, "new", "d"), cluster.store).start()
         with pytest.raises(InvalidArgument, match="g is a broker group"):
-            await DelayNode(delay_config(tmp_path / "new", "x", group="g"), cluster.store).start()
+            await delay_node(delay_config(tmp_path / "new", "x", group="g"), cluster.store).start()
         await cluster.master()
         assert cluster.view.group("d").delay == SETTINGS
         assert cluster.view.group("g").delay is None
@@ -123,13 +123,13 @@ async def test_a_replica_keeps_to_its_groups_settings_while_the_store_is_away(tm
         silent = FaultyStore(cluster.store)
         silent.cut("list")
         with pytest.raises(InvalidArgument, match="was created with --bucket 60m"):
-            await DelayNode(changed, silent, environment=environment).start()
+            await delay_node(changed, silent, environment=environment).start()
         with pytest.raises(InvalidArgument, match="is a delay group"):
-            await ReplicaNode(broker_config(tmp_path, "b", "d"), silent, environment=environment).start()
+            await broker_node(broker_config(tmp_path, "b", "d"), silent, environment=environment).start()
 
 
 @pytest.mark.parametrize("bucket_ms", [60_000, 7 * 60_000, 48 * 3_600_000])
 def test_impossible_buckets_are_refused_before_anything_is_opened(tmp_path: Path, bucket_ms: int) -> None:
     with pytest.raises(InvalidArgument, match="5 minutes to 24 hours"):
-        DelayNode(delay_config(tmp_path, "a", settings=DelaySettings(bucket_ms, 1)))
+        delay_node(delay_config(tmp_path, "a", settings=DelaySettings(bucket_ms, 1)))
     assert list(tmp_path.iterdir()) == []

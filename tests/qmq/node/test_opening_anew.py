@@ -18,9 +18,10 @@ from qmq.errors import QmqError, Unavailable
 from qmq.log.actions import Begin
 from qmq.log.disk import Disk
 from qmq.meta.meta_server import MetaConfig, MetaServer
+from qmq.node.broker_node import BrokerNode, broker_node
 from qmq.node.environment import Environment
 from qmq.node.etcd_options import EtcdOptions
-from qmq.node.replica_node import ReplicaConfig, ReplicaNode
+from qmq.node.replica_config import ReplicaConfig
 from qmq.testing.machine import TIMING
 
 NAMES = ("a", "b", "c")
@@ -67,11 +68,11 @@ class Group:
         self.folder, self.coordination = folder, Shared()
         self.disks = {name: HeldDisk() for name in NAMES}
         self.fatal: list[BaseException] = []
-        self.nodes: dict[str, ReplicaNode] = {}
+        self.nodes: dict[str, BrokerNode] = {}
 
     async def start(self, name: str) -> None:
         config = ReplicaConfig("g", name, NAMES, self.folder / name, EtcdOptions(("127.0.0.1:1",)), data_port=0, control_port=0)
-        node = ReplicaNode(
+        node = broker_node(
             config, self.coordination, environment=Environment(disk=self.disks[name], timing=TIMING, fatal=self.fatal.append)
         )
         self.nodes[name] = node
@@ -117,7 +118,7 @@ async def running(folder: Path) -> AsyncIterator[tuple[Group, qmq.Client]]:
         await EmbeddedStore.close(group.coordination)
 
 
-def lose_the_role_with_something_unwritten(node: ReplicaNode) -> None:
+def lose_the_role_with_something_unwritten(node: BrokerNode) -> None:
     """Another replica has a higher epoch in the coordination store, in the middle of a turn."""
     node.broker.store.act(Begin("s", 0, "g", "", 0))
     node.driver.act(lambda now_ms: node.driver.core.superseded(now_ms, node.driver.core.promised + 1))
@@ -195,11 +196,10 @@ async def test_a_store_that_cannot_be_opened_anew_ends_the_process(tmp_path: Pat
         name = await group.master()
         node, failure = group.nodes[name], OSError("the disk is gone")
 
-        class Gone(Disk):
-            def open_append(self, path: Path) -> int:
-                raise failure
+        def gone(_: Path) -> int:
+            raise failure
 
-        node._disk = Gone()
+        monkeypatch.setattr(group.disks[name], "open_append", gone)
         lose_the_role_with_something_unwritten(node)
         await eventually(lambda: bool(group.fatal))
         assert group.fatal == [failure]

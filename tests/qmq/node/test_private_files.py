@@ -15,8 +15,9 @@ from support import eventually, node_config, running
 import qmq
 from qmq.log.follower import begin_anew
 from qmq.log.log_config import LogConfig
+from qmq.node.broker_node import broker_node
 from qmq.node.etcd_options import EtcdOptions
-from qmq.node.replica_node import ReplicaConfig, ReplicaNode
+from qmq.node.replica_config import ReplicaConfig
 
 
 @pytest.fixture(params=[0o000, 0o022, 0o077])
@@ -51,11 +52,11 @@ async def test_what_a_node_stores_is_for_its_own_user_only(tmp_path: Path) -> No
 async def test_what_a_replica_stores_is_for_its_own_user_only(tmp_path: Path) -> None:
     data = tmp_path / "data"
     config = ReplicaConfig("g", "a", ("a",), data, EtcdOptions(("127.0.0.1:1",)), host=f"unix:{tmp_path}/q", data_port=0, control_port=0)
-    node = ReplicaNode(config, EmbeddedStore())
+    node = broker_node(config, EmbeddedStore())
     await node.start()
     await eventually(lambda: node.broker.is_serving)
     await node.stop()
-    begin_anew(node.folder, (0, 0))
+    begin_anew(data / "broker", (0, 0))
     assert "replica.json" in {path.name for path in data.rglob("*")}
     assert open_to_others(data) == {}
 

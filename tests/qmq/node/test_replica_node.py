@@ -15,8 +15,9 @@ from support import eventually
 import qmq
 from qmq.errors import CoordinationError, FolderInUse, InvalidArgument, LogDamaged, NotMaster
 from qmq.meta.meta_server import MetaConfig, MetaServer
+from qmq.node.broker_node import BrokerNode, broker_node
 from qmq.node.etcd_options import EtcdOptions
-from qmq.node.replica_node import ReplicaConfig, ReplicaNode
+from qmq.node.replica_config import ReplicaConfig
 
 NAMES = ("a", "b", "c")
 
@@ -31,17 +32,17 @@ class Cluster:
     def __init__(self, tmp_path: Path) -> None:
         self.tmp_path = tmp_path
         self.store = SharedStore()
-        self.nodes: dict[str, ReplicaNode] = {}
+        self.nodes: dict[str, BrokerNode] = {}
 
-    async def start(self, name: str) -> ReplicaNode:
-        node = self.nodes[name] = ReplicaNode(config(self.tmp_path, name), self.store)
+    async def start(self, name: str) -> BrokerNode:
+        node = self.nodes[name] = broker_node(config(self.tmp_path, name), self.store)
         await node.start()
         return node
 
     async def stop(self, name: str) -> None:
         await self.nodes.pop(name).stop()
 
-    async def master(self) -> ReplicaNode:
+    async def master(self) -> BrokerNode:
         await eventually(lambda: any(node.broker.is_serving for node in self.nodes.values()))
         return next(node for node in self.nodes.values() if node.broker.is_serving)
 
@@ -70,7 +71,10 @@ async def test_every_replica_comes_to_hold_what_the_master_acknowledged(tmp_path
         await cluster.master()
         await mq.send_many("s", [b"%d" % number for number in range(5_000)])
         await eventually(
-            lambda: all(each.store.queue("s", 0) and each.store.queue("s", 0).next_sequence == 5_000 for each in cluster.nodes.values())
+            lambda: all(
+                each.broker.store.queue("s", 0) and each.broker.store.queue("s", 0).next_sequence == 5_000
+                for each in cluster.nodes.values()
+            )
         )
         logs = {(tmp_path / name / "broker" / "message" / f"{0:020d}.log").read_bytes() for name in NAMES}
         assert len(logs) == 1
@@ -138,12 +142,12 @@ async def test_administration_of_a_slave_is_refused_and_says_where_the_master_is
 async def test_a_folder_of_another_replica_or_in_use_is_refused(tmp_path: Path) -> None:
     async with running(tmp_path) as (cluster, _):
         with pytest.raises((FolderInUse, LogDamaged)):
-            await ReplicaNode(config(tmp_path, "a"), cluster.store).start()
+            await broker_node(config(tmp_path, "a"), cluster.store).start()
         await cluster.stop("b")
         (tmp_path / "b").rename(tmp_path / "d")
         stranger = config(tmp_path, "d")
         with pytest.raises(LogDamaged, match="belongs to replica b"):
-            await ReplicaNode(stranger, cluster.store).start()
+            await broker_node(stranger, cluster.store).start()
 
 
 async def test_a_pause_outlives_the_master_and_what_is_held_is_settled_at_the_next_one(tmp_path: Path) -> None:
@@ -168,6 +172,6 @@ async def test_a_replica_whose_first_listing_is_refused_lists_again(tmp_path: Pa
         await cluster.stop("a")
         refusing = FaultyStore(cluster.store)
         refusing.cut("list", key=ROOT, times=2, failure=CoordinationError("etcd denies the user this (permission denied)"))
-        node = cluster.nodes["a"] = ReplicaNode(config(tmp_path, "a"), refusing)
+        node = cluster.nodes["a"] = broker_node(config(tmp_path, "a"), refusing)
         await node.start()
         await eventually(lambda: node.view.subject("s") is not None)

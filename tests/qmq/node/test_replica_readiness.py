@@ -11,19 +11,20 @@ from faulty_store import SharedStore
 from support import eventually, node_config, running
 
 from qmq.metrics.readiness import Readiness
+from qmq.node.broker_node import BrokerNode, broker_node
 from qmq.node.etcd_options import EtcdOptions
-from qmq.node.replica_node import ReplicaConfig, ReplicaNode
+from qmq.node.replica_config import ReplicaConfig
 from qmq.node.replica_readiness import of_meta, of_replica
 
 NAMES = ("a", "b", "c")
 
 
 @pytest.fixture
-async def nodes(tmp_path: Path) -> AsyncIterator[dict[str, ReplicaNode]]:
+async def nodes(tmp_path: Path) -> AsyncIterator[dict[str, BrokerNode]]:
     """Three replicas of one group, not started."""
     store, etcd = SharedStore(), EtcdOptions(("127.0.0.1:1",))
     configs = [ReplicaConfig("g", name, NAMES, tmp_path / name, etcd, data_port=0, control_port=0, metrics_port=0) for name in NAMES]
-    found = {config.replica: ReplicaNode(config, store) for config in configs}
+    found = {config.replica: broker_node(config, store) for config in configs}
     yield found
     for node in found.values():
         if node.metrics is not None:
@@ -31,7 +32,7 @@ async def nodes(tmp_path: Path) -> AsyncIterator[dict[str, ReplicaNode]]:
     await store.end()
 
 
-async def readiness(node: ReplicaNode) -> tuple[int, str]:
+async def readiness(node: BrokerNode) -> tuple[int, str]:
     """Status and line, as a container engine gets them."""
     assert node.metrics is not None
     reader, writer = await asyncio.open_connection("127.0.0.1", node.metrics.port)
@@ -41,7 +42,7 @@ async def readiness(node: ReplicaNode) -> tuple[int, str]:
     return int(head.split()[1]), body
 
 
-async def test_a_replica_is_ready_while_it_is_master_or_hears_one(nodes: dict[str, ReplicaNode]) -> None:
+async def test_a_replica_is_ready_while_it_is_master_or_hears_one(nodes: dict[str, BrokerNode]) -> None:
     await nodes["a"].start()
     assert (await readiness(nodes["a"]))[0] == 503, "one replica of three is no majority"
     await nodes["b"].start()

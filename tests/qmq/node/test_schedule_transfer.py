@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -84,7 +85,7 @@ class Replica:
         self.others: dict[str, str] = {}
         self.whole_from: int | None = 1
         self.committed = 1_000
-        self.leads = False
+        self.is_master = False
         self.adopted: list[dict[str, bytes]] = []
         self.handed_to: list[str] = []
         self.unwilling: set[str] = set()
@@ -93,8 +94,12 @@ class Replica:
         self.transfer = ScheduleTransfer(self, folder, disk, Form, self.failures.append, timing=QUICK)
 
     @property
-    def has_schedule(self) -> bool:
+    def has_all(self) -> bool:
         return bool(self.adopted)
+
+    @property
+    def complete_from(self) -> int | None:
+        return self.needs_from()
 
     def donors(self) -> Mapping[str, str]:
         return self.others
@@ -102,14 +107,14 @@ class Replica:
     def needs_from(self) -> int | None:
         return self.whole_from
 
-    def adopt(self) -> None:
+    def reopen_now(self) -> None:
         self.adopted.append({path.name: path.read_bytes() for path in (self.folder / "schedule").iterdir()})
 
     async def hand_over(self, to: str) -> None:
         if to in self.unwilling:
             raise NotMaster("not now")
         self.handed_to.append(to)
-        self.leads = False
+        self.is_master = False
 
 
 @asynccontextmanager
@@ -145,7 +150,7 @@ async def test_files_are_what_they_were_at_the_checkpoint_although_they_grow_mea
 
         donor.before_read = grow
         replica.transfer.start()
-        await eventually(lambda: replica.has_schedule)
+        await eventually(lambda: replica.has_all)
         assert replica.adopted == [{LOG: big, IDX: b"0123456789", "state": described([(LOG, len(big)), (IDX, 10)])}]
         assert donor.reads.count(LOG) > 3
         assert not (replica.folder / schedule_transfer.ASIDE).exists()
@@ -164,7 +169,7 @@ async def test_a_file_that_vanishes_restarts_the_copy_with_the_next_checkpoint(t
 
         donor.before_read = close_bucket
         replica.transfer.start()
-        await eventually(lambda: replica.has_schedule)
+        await eventually(lambda: replica.has_all)
         assert replica.adopted == [{IDX: b"new", "state": described([(IDX, 3)])}]
 
 
@@ -174,9 +179,9 @@ async def test_a_file_shorter_than_its_checkpoint_says_is_not_taken(tmp_path: Pa
         donor.checkpoint(7, [(LOG, 100)])
         replica.transfer.start()
         await eventually(lambda: donor.reads.count(LOG) > 3)
-        assert not replica.has_schedule
+        assert not replica.has_all
         donor.write(LOG, b"x" * 100)
-        await eventually(lambda: replica.has_schedule)
+        await eventually(lambda: replica.has_all)
 
 
 async def test_another_replica_is_asked_if_one_has_no_checkpoint_schedule_or_answer(tmp_path: Path) -> None:
@@ -188,7 +193,7 @@ async def test_another_replica_is_asked_if_one_has_no_checkpoint_schedule_or_ans
         whole.write(LOG, b"mine")
         whole.checkpoint(7, [(LOG, 4)])
         replica.transfer.start()
-        await eventually(lambda: replica.has_schedule)
+        await eventually(lambda: replica.has_all)
         assert replica.adopted[0][LOG] == b"mine"
         assert no_checkpoint.reads == no_schedule.reads == []
 
@@ -205,10 +210,10 @@ async def test_it_waits_for_ever_for_somebody_who_has_a_schedule(tmp_path: Path)
         replica.donors = donors  # type: ignore[method-assign]
         replica.transfer.start()
         await eventually(lambda: len(asked) > 5)
-        assert not replica.has_schedule
+        assert not replica.has_all
         donor.checkpoint(7, [])
         donor.has_schedule = True
-        await eventually(lambda: replica.has_schedule)
+        await eventually(lambda: replica.has_all)
 
 
 @pytest.mark.parametrize("whole_from", [9, None])
@@ -229,7 +234,7 @@ async def test_a_checkpoint_from_before_our_own_log_begins_is_not_taken(tmp_path
         assert donor.reads == []
         replica.whole_from = 9
         donor.checkpoint(8, [(LOG, 1)])
-        await eventually(lambda: replica.has_schedule)
+        await eventually(lambda: replica.has_all)
 
 
 async def test_nothing_is_taken_over_before_our_own_log_is_committed_up_to_it(tmp_path: Path) -> None:
@@ -240,9 +245,9 @@ async def test_nothing_is_taken_over_before_our_own_log_is_committed_up_to_it(tm
         replica.transfer.start()
         await eventually(lambda: (replica.folder / schedule_transfer.ASIDE / LOG).exists())
         assert not (replica.folder / "schedule").exists()
-        assert not replica.has_schedule
+        assert not replica.has_all
         replica.committed = 7
-        await eventually(lambda: replica.has_schedule)
+        await eventually(lambda: replica.has_all)
 
 
 async def test_what_a_crash_left_of_an_earlier_try_does_not_matter(tmp_path: Path) -> None:
@@ -254,7 +259,7 @@ async def test_what_a_crash_left_of_an_earlier_try_does_not_matter(tmp_path: Pat
         donor.write(LOG, b"whole")
         donor.checkpoint(7, [(LOG, 5)])
         replica.transfer.start()
-        await eventually(lambda: replica.has_schedule)
+        await eventually(lambda: replica.has_all)
         assert replica.adopted == [{LOG: b"whole", "state": described([(LOG, 5)])}]
 
 
@@ -268,10 +273,11 @@ async def test_when_the_log_begins_anew_again_it_begins_again_too(tmp_path: Path
         donor.write(LOG, b"12")
         donor.checkpoint(20, [(LOG, 2)])
         replica.whole_from = 15
-        replica.transfer.forget()
-        assert list(replica.folder.iterdir()) == []
+        replica.transfer.stop_fetch()
+        shutil.rmtree(replica.folder / schedule_transfer.ASIDE)
+        replica.transfer.fetch()
         replica.committed = 30
-        await eventually(lambda: replica.has_schedule)
+        await eventually(lambda: replica.has_all)
         assert replica.adopted == [{LOG: b"12", "state": described([(LOG, 2)])}]
 
 
@@ -282,9 +288,9 @@ async def test_a_full_disk_is_waited_out(tmp_path: Path) -> None:
         donor.checkpoint(7, [(LOG, 5)])
         replica.transfer.start()
         await eventually(lambda: donor.reads.count(LOG) > 2)
-        assert not replica.has_schedule
+        assert not replica.has_all
         disk.left = 1 << 20
-        await eventually(lambda: replica.has_schedule)
+        await eventually(lambda: replica.has_all)
         assert replica.adopted[0][LOG] == b"12345"
 
 
@@ -292,11 +298,11 @@ async def test_who_has_its_schedule_fetches_nothing_and_keeps_the_mastership(tmp
     async with running(tmp_path) as (replica, (donor,)):
         donor.checkpoint(7, [])
         replica.adopted.append({})
-        replica.leads = True
+        replica.is_master = True
         replica.transfer.start()
         replica.transfer.role_changed()
         await replica.transfer.stop()
-        assert (donor.reads, replica.handed_to, replica.leads) == ([], [], True)
+        assert (donor.reads, replica.handed_to, replica.is_master) == ([], [], True)
 
 
 async def test_a_master_without_a_schedule_hands_over_to_whoever_has_one_and_takes_over(tmp_path: Path) -> None:
@@ -307,7 +313,7 @@ async def test_a_master_without_a_schedule_hands_over_to_whoever_has_one_and_tak
         whole.checkpoint(7, [])
         replica.unwilling.add("c")
         replica.transfer.start()
-        replica.leads = True
+        replica.is_master = True
         replica.transfer.role_changed()
         await eventually(lambda: replica.handed_to == ["d"])
 
@@ -324,4 +330,4 @@ async def test_what_cannot_be_cured_stops_the_process(tmp_path: Path) -> None:
         await eventually(lambda: len(replica.failures) == 1)
         assert isinstance(replica.failures.pop(), OSError)
         await asyncio.sleep(0)
-        assert not replica.has_schedule
+        assert not replica.has_all

@@ -17,9 +17,10 @@ import qmq
 from qmq.log.disk import BLOCK_BYTES
 from qmq.log.log_config import LogConfig
 from qmq.meta.meta_server import MetaConfig, MetaServer
+from qmq.node.broker_node import BrokerNode, broker_node
 from qmq.node.environment import Environment
 from qmq.node.etcd_options import EtcdOptions
-from qmq.node.replica_node import ReplicaConfig, ReplicaNode
+from qmq.node.replica_config import ReplicaConfig
 from qmq.testing.machine import TIMING
 
 NAMES = ("a", "b", "c")
@@ -33,13 +34,13 @@ class Cluster:
         self.folder, self.coordination = folder, SharedStore()
         self.disks = {name: BadSectors() for name in NAMES}
         self.fatal: list[BaseException] = []
-        self.nodes: dict[str, ReplicaNode] = {}
+        self.nodes: dict[str, BrokerNode] = {}
 
     async def start(self, name: str) -> None:
         log = LogConfig(segment_bytes=64 * 1024, cache_bytes=0)
         etcd = EtcdOptions(("127.0.0.1:1",))
         config = ReplicaConfig("g", name, NAMES, self.folder / name, etcd, data_port=0, control_port=0, log=log)
-        node = ReplicaNode(
+        node = broker_node(
             config, self.coordination, environment=Environment(disk=self.disks[name], timing=TIMING, fatal=self.fatal.append)
         )
         self.nodes[name] = node
@@ -53,7 +54,7 @@ class Cluster:
         return next(name for name, node in self.nodes.items() if node.broker.is_serving)
 
     async def all_have_everything(self) -> None:
-        def count(node: ReplicaNode) -> int:
+        def count(node: BrokerNode) -> int:
             queue = node.broker.store.queue("s", 0)
             return queue.next_sequence if queue is not None else 0
 

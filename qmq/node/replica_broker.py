@@ -1,0 +1,285 @@
+"""The broker of a replica with all its parts, and what a broker group and a delay group have of their own in it (`ReplicaKind`).
+
+`broker_assembly.py` has the table of a broker's parts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from typing import TYPE_CHECKING, Generic, Protocol
+
+from qmq_coordination.broker_groups import DelaySettings, MasterRecord
+from qmq_replication.coordinator import Coordinator
+from qmq_replication.driver import Driver
+from qmq_replication.ready import Role
+from qmq_replication.replica_identity import ReplicaIdentity
+from qmq_replication.replica_membership import ReplicaMembership
+
+from qmq.broker.broker import Broker, MakeParts
+from qmq.broker.broker_parts import BrokerParts
+from qmq.broker.control import serve_control
+from qmq.broker.data_server import DataServer
+from qmq.broker.maintenance import Maintenance
+from qmq.broker.ordered_writes import Routing
+from qmq.log.recent_writes import Place
+from qmq.log.recovery import whole_from
+from qmq.log.store import Store
+from qmq.network import RpcPort
+from qmq.node.broker_assembly import STOP_GRACE_S, AddServices, B
+from qmq.node.broker_view import ViewRules
+from qmq.node.replica_context import ReplicaContext
+from qmq.node.replica_repair import BackgroundRepair
+from qmq.node.replica_status import ReplicaStatus
+from qmq.node.store_opening import ProjectionFolder, StoreOpener
+from qmq.node.write_lease import WriteLease
+from qmq.process_description import DescribeProcess
+from qmq.security.access_control import OpenAccess
+
+if TYPE_CHECKING:
+    from qmq.log.projection import Projection
+
+
+class KindParts(Protocol):
+    """Parts of a running replica that only its kind of group has."""
+
+    @property
+    def services(self) -> AddServices | None:
+        """Adds services to the control port."""
+        ...
+
+    def start(self) -> None:
+        """The replica takes part in its group."""
+        ...
+
+    def role_changed(self) -> None: ...
+
+    def log_begins_anew(self) -> None:
+        """The log and everything derived from it are about to be discarded."""
+        ...
+
+    def log_began_anew(self) -> None:
+        """The store is open again, with a log that began anew."""
+        ...
+
+    async def stop(self) -> None:
+        """Stop before the replica hands over its mastership."""
+        ...
+
+
+class ReplicaKind(ProjectionFolder, Protocol[B]):
+    """What replicas of one kind of group have of their own: `broker_node.py`, `delay_node.py`."""
+
+    @property
+    def settings(self) -> DelaySettings | None:
+        """The settings of a delay group; None for a broker group."""
+        ...
+
+    @property
+    def routing(self) -> Routing: ...
+
+    def projection(self) -> Projection | None: ...
+
+    def discard(self) -> None: ...
+
+    def has_all(self, store: Store | None) -> bool:
+        """Whether the replica has everything that it needs to serve clients; without that, a master leads and serves nobody. The store is
+        None while it is being reopened.
+        """
+        ...
+
+    def make_broker(self, store: Store, make_parts: MakeParts) -> B: ...
+
+    def make_parts(self, replica: ReplicaBroker[B]) -> KindParts: ...
+
+
+class ReplicaBroker(Generic[B]):
+    """The broker of a replica, which serves while the driver says that it is master."""
+
+    def __init__(
+        self,
+        kind: ReplicaKind[B],
+        context: ReplicaContext,
+        store: Store,
+        opener: StoreOpener,
+        identity: ReplicaIdentity,
+        membership: ReplicaMembership,
+        *,
+        access: OpenAccess,
+        process: DescribeProcess,
+    ) -> None:
+        self._kind = kind
+        self._context = context
+        self._opener = opener
+        self._identity = identity
+        self._membership = membership
+        self._access = access
+        self._host = context.config.host
+        self._advertised_host = context.config.advertise or context.config.host
+        self._process = process
+        self._is_opening = False
+        self.roles: dict[str, int] = {}
+        """How often it took each role."""
+        self.broker = kind.make_broker(store, self._make_parts)
+        self.data = DataServer(self.broker, context.environment.network)
+        self.status = ReplicaStatus(self.broker, self.driver, context.environment.steady)
+        self.own = kind.make_parts(self)
+        self._control: RpcPort | None = None
+
+    def _make_parts(self, broker: Broker) -> BrokerParts:
+        context, identity, environment = self._context, self._identity, self._context.environment
+        coordinator = Coordinator(context.coordination, identity.group, self.master_record, lambda: secrets.token_hex(8))
+        self.maintenance = Maintenance(broker, environment.fatal, holds_back=self.must_hold_back)
+        self.repair = BackgroundRepair(broker, context.donors, lambda: self._is_opening, environment.network, environment.fatal)
+        self.write_lease = WriteLease(
+            broker, context.coordination, identity.group, context.clock, lease_ms=lambda: int(coordinator.lease_s * 1000)
+        )
+        self.driver = Driver(
+            broker,
+            identity,
+            self._membership,
+            coordinator,
+            clock=environment.steady,
+            reopen=self.reopen,
+            save=context.save,
+            fatal=environment.fatal,
+            report_damage=self.repair.report_damage,
+            may_serve=lambda: self.has_all,
+            on_role=self._role_changed,
+            on_held=self.write_lease.held,
+            timing=environment.timing,
+            network=environment.network,
+            lease_clock=context.clock,
+        )
+        return BrokerParts(
+            self.driver,
+            environment.fatal,
+            self.maintenance.after_turn,
+            self.repair.report_damage,
+            self.driver.accept,
+            self.write_lease,
+            self._kind.routing,
+            self._access,
+            ViewRules(context.view, broker.config.retries, broker.look_again),
+        )
+
+    # --- addresses -----------------------------------------------------------------------------------------------------
+
+    def master_record(self) -> MasterRecord:
+        """How clients find this replica while it is master. Its ports are known after `listen`."""
+        return MasterRecord(self._identity.replica, 0, "", self.data_address, self.control_address)
+
+    @property
+    def data_address(self) -> str:
+        return f"{self._advertised_host}:{self.data.port}"
+
+    @property
+    def control_address(self) -> str:
+        return f"{self._advertised_host}:{self._control.port if self._control is not None else 0}"
+
+    def donors(self) -> dict[str, str]:
+        """Control addresses of the other replicas."""
+        return self._context.donors()
+
+    # --- state ---------------------------------------------------------------------------------------------------------
+
+    @property
+    def open_store(self) -> Store | None:
+        """The store; None while it is being reopened, when its files must not be read."""
+        return None if self._is_opening else self.broker.store
+
+    @property
+    def has_all(self) -> bool:
+        """Whether this replica has everything that it needs to serve clients."""
+        return self._kind.has_all(self.open_store)
+
+    @property
+    def complete_from(self) -> int | None:
+        """The lowest index from which on its log is complete; None while the store is being reopened."""
+        store = self.open_store
+        return None if store is None else whole_from(store)
+
+    @property
+    def committed(self) -> int:
+        """Up to which index its log is committed; -1 while the store is being reopened."""
+        return -1 if self._is_opening else self.driver.core.commit
+
+    @property
+    def is_master(self) -> bool:
+        return self.driver.core.role is Role.MASTER
+
+    def must_hold_back(self) -> bool:
+        """Whether checkpoints and deletions must wait now."""
+        return self.driver.core.resetting_until > 0 or not self.has_all
+
+    # --- life ----------------------------------------------------------------------------------------------------------
+
+    async def listen(self, data_port: int, control_port: int) -> None:
+        """Serve both ports. Raises OSError if a port is taken."""
+        await self.data.start(self._host, data_port)
+        self._control = await serve_control(
+            self.broker,
+            self.status,
+            self._identity.group,
+            self._host,
+            control_port,
+            also=self.own.services,
+            wall=self._context.environment.clock,
+            network=self._context.environment.network,
+            access=self._access,
+            process=self._process,
+        )
+
+    def start(self) -> None:
+        """Begin to take part in the group. Call `listen` first, so that clients can find a master."""
+        self.maintenance.start()
+        self.driver.start()
+
+    def _role_changed(self, role: Role) -> None:
+        self.roles[role.value] = self.roles.get(role.value, 0) + 1
+        if role is not Role.MASTER:
+            self.write_lease.end()
+        self.maintenance.after_turn()
+        self.own.role_changed()
+
+    async def hand_over(self, to: str = "") -> None:
+        """Hand the mastership over, to any replica without a name. Raises QmqError."""
+        await self.status.transfer(to)
+
+    async def stop_serving(self, *, abruptly: bool = False) -> None:
+        """Finish requests, and end the background work. The caller closes the store."""
+        if self._control is not None:
+            await self._control.stop(None if abruptly else STOP_GRACE_S)
+        self.broker.retire()
+        await self.data.stop()
+        await self.maintenance.stop()
+
+    # --- another store -------------------------------------------------------------------------------------------------
+
+    async def reopen(self, until: int | None, place: Place | None) -> Store:
+        """Reopen the store in a thread: with everything after an index cut, or beginning anew at a place. The broker's store is closed only
+        then.
+        """
+        self._is_opening = True
+        await self.repair.stop()
+        await self.maintenance.pause()
+        past = self.broker.store
+        past.give_way()
+        if place is not None:
+            self.own.log_begins_anew()
+            self._kind.discard()
+        self.broker.reopened(await asyncio.to_thread(self._opener.open_at, until, place))
+        past.close()
+        self._is_opening = False
+        self.maintenance.go_on()
+        if place is not None:
+            self.own.log_began_anew()
+        return self.broker.store
+
+    def reopen_now(self) -> None:
+        """Reopen the store without giving way to other tasks: its projection was replaced by another replica's."""
+        self.maintenance.quiesce()
+        self.broker.store.close()
+        self.broker.reopened(self._opener.open_at())
+        self.broker.commit(self.driver.core.commit)
+        self.driver.serve_if_due()

@@ -1,0 +1,58 @@
+"""What all parts of one replica share: its configuration, its environment, and its view of the cluster."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from qmq_coordination.view import ClusterView
+from qmq_replication.replica_identity import ReplicaIdentity
+
+from qmq.broker.broker_config import BrokerConfig
+from qmq.clock import Clock, SystemClock
+from qmq.node.environment import Environment
+from qmq.node.metering.coordination_metrics import CountedStore
+from qmq.node.replica_config import ReplicaConfig
+from qmq.security.cluster_access import server_network
+
+if TYPE_CHECKING:
+    from qmq_coordination.coordination_store import CoordinationStore
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaContext:
+    config: ReplicaConfig
+    coordination: CountedStore
+    view: ClusterView
+    environment: Environment
+    clock: Clock
+
+    @property
+    def folder(self) -> Path:
+        """The folder of the replica's store."""
+        return self.config.data / "broker"
+
+    @property
+    def broker_config(self) -> BrokerConfig:
+        """The broker's configuration, with the replica's name."""
+        return replace(self.config.broker, name=self.config.replica)
+
+    def donors(self) -> dict[str, str]:
+        """Control addresses of the other replicas."""
+        records = self.view.replicas(self.config.group)
+        return {name: each.control_address for name, each in records.items() if name != self.config.replica}
+
+    def save(self, identity: ReplicaIdentity) -> None:
+        """Write and sync the replica's promises and identity."""
+        identity.save(self.environment.disk, self.config.data)
+
+
+def open_context(
+    config: ReplicaConfig, coordination: CoordinationStore | None, environment: Environment, clock: Clock | None = None
+) -> ReplicaContext:
+    """Without `coordination` the store is the etcd cluster that the configuration names."""
+    store = CountedStore(coordination or config.etcd.open())
+    view = ClusterView(store)
+    environment = replace(environment, network=server_network(environment.network, view))
+    return ReplicaContext(config, store, view, environment, clock or environment.clock or SystemClock())
