@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,8 +20,8 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture(scope="package")
 def project(address: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The Django project, migrated, in this process; the path of its database."""
-    database = str(tmp_path_factory.mktemp("django") / "shop.sqlite")
+    """The Django project, migrated, in this process; its database: SQLite, unless `QMQ_TEST_DATABASE` names another (tests/sql)."""
+    database = os.environ.get("QMQ_TEST_DATABASE") or str(tmp_path_factory.mktemp("django") / "shop.sqlite")
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(Path(__file__).parent))
         patch.setenv("QMQ_TEST_DATABASE", database)

@@ -1,10 +1,27 @@
 """A Django project for the tests: its settings, and a command line (`python django_project.py COMMAND`)."""
 
+import json
 import os
 import sys
+from typing import Any
 
 import django
 from django.conf import settings
+
+
+def database() -> dict[str, Any]:
+    """What `QMQ_TEST_DATABASE` says: the path of an SQLite database, or Django's settings as JSON."""
+    given = os.environ.get("QMQ_TEST_DATABASE", ":memory:")
+    if not given.startswith("{"):
+        return {"ENGINE": "django.db.backends.sqlite3", "NAME": given}
+    found: dict[str, Any] = json.loads(given)
+    if found["ENGINE"].endswith("mysql"):
+        import pymysql
+
+        # Django wants mysqlclient, and takes PyMySQL under its name and with its version.
+        pymysql.version_info = (2, 2, 4, "final", 0)
+        pymysql.install_as_MySQLdb()
+    return found
 
 
 def configure() -> None:
@@ -14,13 +31,7 @@ def configure() -> None:
         SECRET_KEY="test",
         USE_TZ=True,
         ROOT_URLCONF="django_urls",
-        DATABASES={
-            "default": {
-                "ENGINE": "django.db.backends.sqlite3",
-                "NAME": os.environ.get("QMQ_TEST_DATABASE", ":memory:"),
-                "TEST": {"NAME": None},
-            }
-        },
+        DATABASES={"default": {**database(), "TEST": {"NAME": None}}},
         INSTALLED_APPS=[
             "django.contrib.admin",
             "django.contrib.auth",
