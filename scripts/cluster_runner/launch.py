@@ -56,7 +56,9 @@ class Launcher:
         address, environment = self.network.addresses[name], self.environment(name)
         # over HTTP where there is no TLS: etcd's metrics have /health, too
         asked = service.health if argv else [environment.get("ETCD_LISTEN_METRICS_URLS", ""), *service.health]
-        return Check(argv, environment, address, port_of(asked), service.health_timeout_s)
+        # A shell asks cheaply, and may ask a port that only the service's own loopback has.
+        port = 0 if service.health[0] == "bash" else port_of(asked)
+        return Check(argv, environment, address, port, service.health_timeout_s)
 
     def start(self, name: str, *, dies_with_us: bool = False) -> Process:
         """Start it, with its volumes made and its command at the head of what it logs."""
