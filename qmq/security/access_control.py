@@ -32,6 +32,7 @@ log = logging.getLogger("qmq.security")
 
 BY_URI: Final = PrincipalRule()
 STALE_MS: Final = 300_000
+_OWN_TOKEN: Final = "server token"  # noqa: S105 - how a caller is known
 _LISTS: Final = ("ListRules", "ListTokens", "ListQuotas")
 """A namespace's administrator may make these calls for its own namespace."""
 DECISIONS_MAX: Final = 50_000
@@ -245,7 +246,7 @@ class AccessControl(OpenAccess):
     def _by_token(self, token: str, address: str) -> Caller:
         own = self._source.access.server_token
         if own and hmac.compare_digest(own.encode(), token.encode()):
-            return Caller(Principal("node", "server"), "server token", address)
+            return Caller(Principal("node", "server"), _OWN_TOKEN, address)
         token_id = id_of(token)
         if token_id or self._verifier is None:
             record = self._source.access.tokens.get(token_id)
@@ -348,6 +349,19 @@ class AccessControl(OpenAccess):
         """Only a server may speak as a replica: neither a rule nor `--admins` makes one. Raises AccessDenied."""
         if self.is_on and not caller.principal.is_server:
             self._refuse(caller, "REPLICA_HELLO", on_cluster(Operation.REPLICATE), Decision(False, by="no rule makes a server"))
+
+    def require_server(self, caller: Caller, action: str, names: CertificateNames | None) -> None:
+        """Only a server may do this: no rule grants it. Raises AccessDenied.
+
+        `names` are those of the certificate that was shown over TLS, None without TLS. With TLS it is a server's, whatever the mode.
+        A certificate that says nothing about its holder's role needs the servers' token besides.
+        """
+        if names is not None and not names.is_of_server and (not names.is_of_nobody or caller.how != _OWN_TOKEN):
+            why = f"{action} is for servers, and {caller.principal} shows no server's certificate: `qmq cert server` makes one"
+            self.refused(caller, action, "cluster", why)
+            raise AccessDenied(why)
+        if self.is_on and not caller.principal.is_server:
+            self.require(caller, action, on_cluster(Operation.REPLICATE))
 
     def refused(self, caller: Caller, action: str, on: str, why: str = "") -> None:
         """Record a refusal that no rule decided."""

@@ -26,6 +26,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from qmq.errors import InvalidArgument
 from qmq.model import check_name
 from qmq.private_files import make_private
+from qmq.security.principal import SERVERS
 
 CA: Final = "ca"
 DOMAIN: Final = "qmq"
@@ -88,7 +89,8 @@ def issue(
 ) -> Issued:
     """Make a certificate that the folder's authority signs; one that was there is replaced.
 
-    `hosts` are the names and addresses by which a server is reached; a client needs none.
+    `hosts` are the names and addresses by which a server is reached; a client needs none. A client's certificate has the purpose (extended
+    key usage) of clients only, so TLS takes it for no server's, whatever hosts it names.
     Raises InvalidName, InvalidArgument: no such kind, or no authority in the folder.
     """
     if kind not in KINDS:
@@ -100,7 +102,7 @@ def issue(
     key = ec.generate_private_key(ec.SECP256R1())
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name[:64])])
     names = [x509.UniformResourceIdentifier(f"spiffe://{DOMAIN}/{kind}/{name}"), *map(_host, hosts)]
-    usages = [ExtendedKeyUsageOID.CLIENT_AUTH, *([ExtendedKeyUsageOID.SERVER_AUTH] if hosts else [])]
+    usages = [ExtendedKeyUsageOID.CLIENT_AUTH, *([ExtendedKeyUsageOID.SERVER_AUTH] if hosts and kind in SERVERS else [])]
     builder = _builder(subject, ca.subject, key, now, days)
     builder = builder.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
     builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)

@@ -96,17 +96,35 @@ class CertificateNames:
 
         One certificate serves several replicas if it has the name of each as a DNS name. A client's certificate is for no server.
         """
-        named = [found for uri in self.uris if (found := _SPIFFE.fullmatch(uri)) is not None]
-        if any(each[1] not in SERVERS for each in named):
+        if self.is_of_client:
             return False
-        return name in self.dns or any(each[2] == name for each in named)
+        return name in self.dns or any(each[2] == name for each in self._principals())
+
+    @property
+    def is_of_client(self) -> bool:
+        """Whether the certificate has a client's principal."""
+        return any(each[1] not in SERVERS for each in self._principals())
+
+    @property
+    def is_of_server(self) -> bool:
+        """Whether the certificate has a server's principal, and no client's."""
+        return bool(self._principals()) and not self.is_of_client
+
+    @property
+    def is_of_nobody(self) -> bool:
+        """Whether a certificate was shown that has no principal, as another authority makes them."""
+        return not self._principals() and self != CertificateNames()
+
+    def _principals(self) -> list[re.Match[str]]:
+        return [found for uri in self.uris if (found := _SPIFFE.fullmatch(uri)) is not None]
 
 
 class RpcPeer(NamedTuple):
-    """Who is behind a connection of a gRPC server: an address, and the names in the certificate that was shown."""
+    """Who is behind a connection of a gRPC server: an address, the names in the certificate that was shown, and whether it has TLS."""
 
     address: str
     names: CertificateNames
+    is_encrypted: bool = False
 
 
 RpcPeers = dict[str, RpcPeer]

@@ -21,7 +21,7 @@ from qmq.rpc import abort
 from qmq.security.access_control import AccessControl, Caller
 from qmq.security.access_rules import Need, Operation, on_cluster, on_subject
 from qmq.security.audit import AuditLog
-from qmq.security.principal import Principal, RpcPeers, peer_address
+from qmq.security.principal import Principal, RpcPeer, RpcPeers, peer_address
 from qmq.security.quotas import RateMeter
 from qmq.security.rpc_operations import RPC_RULES, RpcRule
 
@@ -109,7 +109,8 @@ class RpcGuard(grpc.aio.ServerInterceptor):
         CALLER.set(caller)
         rule = RPC_RULES.get(method)
         if rule is None or rule.servers_only:
-            self._require_server(caller, method)
+            peer = self._peer(context)
+            self._access.require_server(caller, _short(method), peer.names if peer is not None and peer.is_encrypted else None)
             return caller, rule or RpcRule()
         if self._access.is_on and not caller.principal.is_server:
             self._access.require(caller, _short(method), *await self._needs(method, request, rule))
@@ -137,19 +138,19 @@ class RpcGuard(grpc.aio.ServerInterceptor):
         metadata = {key: value for key, value in context.invocation_metadata() or () if isinstance(value, str)}
         shown = metadata.get("authorization", "")
         token = shown[len(_BEARER) :] if shown.startswith(_BEARER) else ""
-        address, peer = peer_address(context.peer(), self.peers), self.peers.get(context.peer().rpartition("/")[2])
+        address, peer = peer_address(context.peer(), self.peers), self._peer(context)
         if peer is not None:
             return self._access.identify(peer.names, token, address)
         uid = self._local_uid() if address == "unix" else None
         return self._access.identify(None, token, address, uid)
 
+    def _peer(self, context: Any) -> RpcPeer | None:
+        """The peer of a relayed connection."""
+        return self.peers.get(context.peer().rpartition("/")[2])
+
     def refused(self, address: str, why: str) -> None:
         """Record that TLS refused a peer. Equal refusals are counted, because a stranger can repeat them without limit."""
         self._access.refused(Caller(address=address), "TLS handshake", why)
-
-    def _require_server(self, caller: Caller, method: str) -> None:
-        if self._access.is_on and not caller.principal.is_server:
-            self._access.require(caller, _short(method), on_cluster(Operation.REPLICATE))
 
     async def _needs(self, method: str, request: Any, rule: RpcRule) -> tuple[Need, ...]:
         needs = rule.needs(request)

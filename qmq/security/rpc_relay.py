@@ -198,7 +198,8 @@ class RpcRelay(RpcPort):
             host, port = connection.peer.get_extra_info("peername")[:2]
             names = CertificateNames.of_peer(connection.peer.get_extra_info("peercert"))
             self._names[connection] = name
-            self._door.peers[name] = RpcPeer(f"{host}:{port}", names)
+            is_encrypted = connection.peer.get_extra_info("sslcontext") is not None
+            self._door.peers[name] = RpcPeer(f"{host}:{port}", names, is_encrypted)
             loop = asyncio.get_running_loop()
             await loop.sock_connect(near, f"{self._folder}/{_SOCKET}")
             transport, _ = await loop.create_connection(lambda: _NearEnd(connection), sock=near)

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from datetime import timedelta
 from pathlib import Path
 
+import grpc
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
 from faulty_store import SharedStore
 from qmq_coordination.view import ClusterView
 from qmq_replication.mesh import Mesh, Secret
@@ -15,13 +20,17 @@ from qmq_replication.peer_proof import PeerHello
 from support import eventually
 
 import qmq
-from qmq.errors import AccessDenied
+from qmq.errors import AccessDenied, QmqError
 from qmq.meta.meta_server import MetaConfig, MetaServer
 from qmq.network import NETWORK
 from qmq.node.broker_node import BrokerNode, broker_node
 from qmq.node.environment import environment_with
 from qmq.node.etcd_options import EtcdOptions
 from qmq.node.replica_config import ReplicaConfig
+from qmq.proto.v1 import control_pb2 as pb
+from qmq.proto.v1 import control_pb2_grpc
+from qmq.rpc import typed_error
+from qmq.rpc_door import RpcBounds, RpcDoor
 from qmq.security.authority import create_authority, issue
 from qmq.security.tls import Credentials, Tls
 from qmq.security.tls_network import TlsNetwork
@@ -133,6 +142,74 @@ async def test_a_client_with_a_certificate_is_no_replica_while_rules_are_enforce
         answer = await hello_to_a(nodes["a"], "b", orders)
         assert answer.kind == FrameKind.ERROR
         assert isinstance(unpack_error(answer.payload), AccessDenied)
+
+
+@pytest.mark.parametrize("mode", ["off", "enforce"])
+async def test_a_client_s_certificate_makes_no_call_that_is_for_servers(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, mode: str
+) -> None:
+    async with secured(tmp_path) as (nodes, address, orders):
+        folder = tmp_path / "papers"
+        admin, member, other = papers(folder, "admin", "op"), papers(folder, "meta9", "meta", HOST), of_another_authority(folder)
+        async with qmq.connect(address, tls=admin) as operator:
+            await operator.access.put_rule("op:admin", [], "cluster")
+            await operator.access.set_mode(mode)
+        node = nodes["a"]
+        await eventually(lambda: node.access.is_enforced == (mode == "enforce") and bool(node.view.access.server_token))
+        token = node.view.access.server_token
+        for shown, with_token in ((orders, ""), (admin, ""), (orders, token), (other, "")):
+            with pytest.raises(AccessDenied, match=r"Seal is for servers.*qmq cert server"):
+                await seal(node, shown, with_token)
+        assert "app:orders shows no server's certificate" in caplog.text, "the audit log has it"
+        for shown, with_token in ((member, ""), (other, token)):
+            with pytest.raises(QmqError) as refused:
+                await seal(node, shown, with_token)
+            assert not isinstance(refused.value, AccessDenied), "it was asked, and knows no such change"
+
+
+def of_another_authority(folder: Path) -> Tls:
+    """A certificate as an authority makes it that knows nothing of principals: a DNS name, and every purpose."""
+    made, signer = issue(folder, "machine-9", "node", [HOST]), serialization.load_pem_private_key((folder / "ca.key").read_bytes(), None)
+    known = x509.load_pem_x509_certificate(made.cert.read_bytes())
+    builder = x509.CertificateBuilder(known.issuer, known.subject, known.public_key(), known.serial_number)
+    builder = builder.not_valid_before(known.not_valid_before_utc).not_valid_after(known.not_valid_after_utc)
+    builder = builder.add_extension(x509.SubjectAlternativeName([x509.DNSName("machine-9.example")]), critical=False)
+    assert isinstance(signer, ec.EllipticCurvePrivateKey)
+    made.cert.write_bytes(builder.sign(signer, hashes.SHA256()).public_bytes(serialization.Encoding.PEM))
+    return Tls(folder / "ca.pem", made.cert, made.key)
+
+
+async def seal(node: BrokerNode, shown: Tls, token: str) -> None:
+    """Call the control port of a replica with this certificate and this token. Raises the typed error."""
+    address = node.view.present("g")["a"].control_address
+    request = pb.SealRequest(subject="s", partition=1, change_id="evil", to_version=9)
+    async with TlsNetwork(Credentials(shown)).channel(address, lambda: token) as channel:
+        try:
+            await control_pb2_grpc.BrokerControlStub(channel).Seal(request, timeout=10)
+        except grpc.RpcError as cause:
+            raise typed_error(cause, address) from cause
+
+
+@pytest.mark.parametrize(("name", "kind", "is_server"), [("orders", "app", False), ("admin", "op", False), ("meta0", "meta", True)])
+async def test_a_client_s_certificate_is_taken_for_no_server_s(tmp_path: Path, name: str, kind: str, is_server: bool) -> None:
+    create_authority(tmp_path)
+    network, shown = environment_with(papers(tmp_path, "g1-a", "node", HOST)).network, environment_with(papers(tmp_path, name, kind, HOST))
+    port = await shown.network.serve(grpc.aio.server(), HOST, 0, RpcDoor(RpcBounds(9, 9)))
+    listener = await shown.network.listen(HOST, 0, quiet)
+    async with network.channel(f"{HOST}:{port.port}") as channel:
+        with pytest.raises(grpc.RpcError) as failed:
+            await control_pb2_grpc.BrokerControlStub(channel).DescribeReplica(pb.DescribeReplicaRequest(), timeout=10)
+    assert (failed.value.code() is grpc.StatusCode.UNIMPLEMENTED) is is_server, "the right host, and for servers the right purpose"
+    with nullcontext() if is_server else pytest.raises(ssl.SSLCertVerificationError, match="purpose"):
+        await network.connect(f"{HOST}:{listener.port}", quiet)
+    listener.close()
+    await port.stop(None)
+
+
+def quiet() -> FrameStream:
+    return FrameStream(
+        on_frames=lambda _: None, on_closed=lambda _: None, on_writable=lambda: None, on_violation=lambda _: None, frame_bytes_max=1 << 20
+    )
 
 
 async def hello_to_a(node: BrokerNode, name: str, shown: Tls) -> Frame:
