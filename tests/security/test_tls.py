@@ -14,6 +14,7 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import cli_process
 import grpc
 import pytest
 from pyspark_qmq.servers.blocking_connection import BlockingConnection
@@ -27,6 +28,7 @@ from qmq.metrics.readiness import Readiness
 from qmq.node.dev_node import Node
 from qmq.node.metering import serving
 from qmq.security.authority import create_authority, issue
+from qmq.security.contexts import ClusterContext, ContextFile
 from qmq.security.tls import LOOK_S, Credentials, Tls
 from qmq.security.tls_network import TlsListener, TlsNetwork, network_of
 from qmq.wire.frame import FrameKind
@@ -284,6 +286,42 @@ async def test_metrics_beyond_this_machine_are_for_who_has_a_certificate(tmp_pat
             assert await ask_over_tls(port, "/livez", None) == b""
     finally:
         await node.stop()
+
+
+async def test_health_is_asked_over_tls_where_the_metrics_port_has_tls(tmp_path: Path, papers: Papers) -> None:
+    server = papers.of("broker1", "node", HOST)
+    config = replace(node_config(tmp_path / "data"), metrics_port=0, metrics_host="0.0.0.0")
+    node = Node(config, network=TlsNetwork(Credentials(server)))
+    await node.start()
+
+    async def health(*words: str, **environment: str) -> tuple[int, str]:
+        """Exit status and output of `qmq health`."""
+        assert node.metrics is not None
+        asked = ("health", "meta", f"{HOST}:{node.metrics.port}", *words)
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith("QMQ_TLS")}
+        done = await asyncio.to_thread(cli_process.run, asked, {**inherited, "XDG_CONFIG_HOME": str(tmp_path), **environment})
+        return done.returncode, (done.stdout + done.stderr).decode()
+
+    try:
+        assert (await health("--tls-ca", str(server.ca)))[0] == 0
+        assert (await health(QMQ_TLS_CA=str(server.ca)))[0] == 0
+        context = ContextFile(tmp_path / "qmq" / "contexts.json")
+        context.add(ClusterContext("prod", tls_ca=str(server.ca)))
+        status, said = await health("--json")
+        assert (status, json.loads(said)[0]["health"]) == (0, "serving")
+        context.remove("prod")
+        status, said = await health()
+        assert (status, "--tls-ca" in said) == (3, True)
+        stranger = Papers(tmp_path / "stranger")
+        status, said = await health("--tls-ca", str(stranger.ca_only.ca))
+        assert (status, "E314" in said) == (3, True)
+        status, said = await health("--tls-cert", str(server.cert))
+        assert (status, "need --tls-ca" in said) == (2, True)
+    finally:
+        await node.stop()
+    async with running(replace(node_config(tmp_path / "plain"), metrics_port=0)) as plain:
+        node = plain
+        assert (await health("--tls-ca", str(server.ca)))[0] == 0, "on this machine metrics have no TLS"
 
 
 async def test_metrics_are_for_all_where_clients_need_no_certificate(papers: Papers) -> None:
