@@ -30,6 +30,7 @@ FORMS: Final = ("plain", "tls", "enforce")
 SIZES: Final = (100, 1024)
 ALONE: Final = 2_000
 RULES: Final = 200
+BATCH: Final = 1_000
 
 
 def main() -> None:
@@ -68,9 +69,20 @@ def _print(found: dict[tuple[str, str], list[float]], forms: Sequence[str]) -> N
     print("|---" * (len(forms) + len(pairs) + 1) + "|")
     for name in dict.fromkeys(name for name, _ in found):
         values = [median(found[name, form]) for form in forms]
-        ratios = [median(a / b for a, b in zip(found[name, one], found[name, other], strict=True)) for one, other in pairs]
-        cells = [f"{each:,.3g}" if each < 1000 else f"{each:,.0f}" for each in values] + [f"{each:.2f}" for each in ratios]
+        ratios = [ratio(found[name, one], found[name, other]) for one, other in pairs]
+        cells = [f"{each:,.3g}" if each < 1000 else f"{each:,.0f}" for each in values] + ratios
         print(f"| {name} | " + " | ".join(cells) + " |")
+
+
+def batches(messages: int, size: int) -> int:
+    """How many batches of bodies of this size are sent: fewer of large ones, at least one."""
+    return max(messages * 100 // (size + 100) // BATCH, 1)
+
+
+def ratio(ones: Sequence[float], others: Sequence[float]) -> str:
+    """The median of the rounds' ratios; a dash without one. The system counts CPU time in 10 ms, so a short round may have taken none."""
+    found = [a / b for a, b in zip(ones, others, strict=True) if b]
+    return f"{median(found):.2f}" if found else "-"
 
 
 _NAMES: Final = (("node", "node", ["127.0.0.1"]), ("bench", "op", []))
@@ -116,18 +128,18 @@ async def _round(node: MeasuredNode, messages: int, name: str) -> dict[str, floa
     found, mq = dict[str, float](), node.mq
     for size in SIZES:
         subject, body = f"{name}-{size}", bytes(size)
-        bodies, count = [body] * 1000, messages * 100 // (size + 100) // 1000
+        bodies, count = [body] * BATCH, batches(messages, size)
         begin, used_s = time.perf_counter(), node.cpu_s
         for _ in range(count):
             await mq.send_many(subject, bodies)
-        found[f"send {size} B, /s"] = count * 1000 / (time.perf_counter() - begin)
+        found[f"send {size} B, /s"] = count * BATCH / (time.perf_counter() - begin)
         found[f"send {size} B, the node's CPU time, ns a message"] = (node.cpu_s - used_s) * 1e6 / count
-        begin, used_s, left = time.perf_counter(), node.cpu_s, count * 1000
+        begin, used_s, left = time.perf_counter(), node.cpu_s, count * BATCH
         async for batch in mq.consumer(subject, group="g").batches():
             left -= len(batch)
             if left <= 0:
                 break
-        found[f"consume {size} B, /s"] = count * 1000 / (time.perf_counter() - begin)
+        found[f"consume {size} B, /s"] = count * BATCH / (time.perf_counter() - begin)
         found[f"consume {size} B, the node's CPU time, ns a message"] = (node.cpu_s - used_s) * 1e6 / count
     used_s = node.cpu_s
     took: list[float] = []
