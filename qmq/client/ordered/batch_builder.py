@@ -41,6 +41,12 @@ class Keys(dict[Key, int]):
         super().__init__()
         self.count = count
 
+    def begin(self, count: int) -> None:
+        """The number of logical partitions is known, or has changed."""
+        if self.count != count:
+            self.clear()
+            self.count = count
+
     def __missing__(self, key: Key) -> int:
         data = message_checks.key_bytes(key)
         if not data:

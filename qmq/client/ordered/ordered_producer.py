@@ -6,8 +6,8 @@
 
 It works as the unordered one does (`qmq/client/producer.py`), with one open batch for each partition: it leaves when it is full, or when
 nothing is on its way there (with several partitions, leaving at each answer would halve the batches). docs/ORDERING.md has the guarantees;
-`stream.py` and `stream_partitioner.py` are the pure cores that keep them, `streams.py` does the I/O. This file has the public class and the
-open batches.
+`stream.py` and `stream_partitioner.py` are the pure cores that keep them, `streams.py` does the I/O, `open_batches.py` has the open
+batches, and this file the public class.
 
 A message that is not stored within `delivery_timeout` fails, and with it all messages that wait behind it in its partition: no message is
 stored after one that was skipped. Messages sent later are unaffected. Only an invalid message fails alone.
@@ -26,11 +26,11 @@ from qmq.client import message_checks
 from qmq.client.backlog import BUFFER_BYTES_MAX, Backlog, ignored
 from qmq.client.links import Links
 from qmq.client.open_batch import cut, size_of
-from qmq.client.ordered.batch_builder import BatchBuilder, Key, Keys, bad_key
+from qmq.client.ordered.batch_builder import BatchBuilder, Key, bad_key
+from qmq.client.ordered.open_batches import OpenBatches
 from qmq.client.ordered.ordered_batch import OrderedBatch, choose, pick
 from qmq.client.ordered.spread_tickets import SpreadTickets, TicketChunk
 from qmq.client.ordered.stream import Stream
-from qmq.client.ordered.stream_connection import StreamConnection
 from qmq.client.ordered.streams import Streams
 from qmq.client.producer import BATCH_BYTES, BATCH_MESSAGES, frame_kind
 from qmq.client.receipts import BatchReceipt, Ticket, Tickets
@@ -69,16 +69,21 @@ class OrderedProducer(Backlog):
         self._timeout_s = delivery_timeout_s
         self._compression = compression
         self._body_bytes_max = body_bytes_max
-        self._streams = Streams(links, self, new_id, unknown)
+        self._open = OpenBatches(links, delivery_timeout_s, self._took)
+        self._streams = Streams(
+            links,
+            subject,
+            self.kind,
+            self._open,
+            new_id=new_id,
+            unknown=unknown,
+            encode=self._encode,
+            stored=self._stored,
+            failed=self._batch_failed,
+            answered=self._answered,
+        )
         self._counters = links.counters.sending(subject)
-        self._keys = Keys()
-        self._opens = [BatchBuilder(None, links.now_ns, links.round)]
-        self._by_lp = self._opens
-        """The open batch of each logical partition."""
-        self._slots = [0]
-        """For each logical partition, the index of its open batch in `_opens`."""
-        self._gathered: dict[BatchBuilder, None] = {}
-        """Open batches that are not empty."""
+        self._keys, self._by_lp, self._filled = self._open.keys, self._open.by_lp, self._open.filled
         self._last_count = 0
         self._is_awake = False
         """Whether this round of the event loop has begun. False while the buffer is full, so that `send` checks."""
@@ -106,7 +111,7 @@ class OrderedProducer(Backlog):
         batch = self._by_lp[lp]
         bodies = batch.bodies
         if not bodies:
-            self._gathered[batch] = None
+            self._filled[batch] = None
             batch.stamp()
         bodies.append(body)
         batch.bytes += len(body) + len(key)
@@ -139,16 +144,16 @@ class OrderedProducer(Backlog):
         if not self._is_awake:
             self._wake()
         chunks: list[TicketChunk] = []
-        if len(self._opens) == 1:
-            self._extend(self._opens[0], chunks, columns, keys, range(count))
+        if len(self._open.all) == 1:
+            self._extend(self._open.all[0], chunks, columns, keys, range(count))
             return SpreadTickets(chunks)
-        chosen: list[list[int]] = [[] for _ in self._opens]
-        slots = self._slots
+        chosen: list[list[int]] = [[] for _ in self._open.all]
+        slots = self._open.slots
         for index, lp in enumerate(columns.logical_partitions):
             chosen[slots[lp]].append(index)
-        for gathering, indices in zip(list(self._opens), chosen, strict=True):
+        for builder, indices in zip(list(self._open.all), chosen, strict=True):
             if indices:
-                self._extend(gathering, chunks, pick(columns, indices), choose(keys, indices), indices)
+                self._extend(builder, chunks, pick(columns, indices), choose(keys, indices), indices)
         return SpreadTickets(chunks)
 
     def put(self, columns: Columns, *, create_time_ms: int | None = None) -> list[TicketChunk]:
@@ -166,36 +171,36 @@ class OrderedProducer(Backlog):
         for index, lp in enumerate(lps):
             chosen.setdefault(self._by_lp[lp], []).append(index)
         chunks: list[TicketChunk] = []
-        for gathering, indices in chosen.items():
-            if gathering in self._gathered:
-                self._close(gathering)
-            self._begin(gathering)
+        for builder, indices in chosen.items():
+            if builder in self._filled:
+                self._close(builder)
+            self._begin(builder)
             part = pick(columns, indices)
-            chunks.append(TicketChunk(gathering.ticket, 0, indices))
-            gathering.hold(part, size_of(part), create_time_ms)
-            self._close(gathering)
+            chunks.append(TicketChunk(builder.ticket, 0, indices))
+            builder.hold(part, size_of(part), create_time_ms)
+            self._close(builder)
         return chunks
 
     def _extend(
-        self, gathering: BatchBuilder, chunks: list[TicketChunk], columns: Columns, keys: Sequence[Key], indices: Sequence[int]
+        self, builder: BatchBuilder, chunks: list[TicketChunk], columns: Columns, keys: Sequence[Key], indices: Sequence[int]
     ) -> None:
         """Fill open batches of one stream, one after another."""
         at, count = 0, len(columns.bodies)
         while at < count:
-            before = len(gathering.bodies)
+            before = len(builder.bodies)
             end = min(at + self._batch_messages - before, count)
             part, size = self._part(columns, keys, at, end)
-            if before and gathering.bytes + size > self._batch_bytes:
-                self._close(gathering)
+            if before and builder.bytes + size > self._batch_bytes:
+                self._close(builder)
                 continue
             while size > self._batch_bytes and end - at > 1:
                 end = at + (end - at) // 2
                 part, size = self._part(columns, keys, at, end)
-            self._begin(gathering)
-            chunks.append(TicketChunk(gathering.ticket, before, indices[at:end]))
-            gathering.extend(part, keys[at:end], size)
-            if len(gathering.bodies) >= self._batch_messages or gathering.bytes >= self._batch_bytes:
-                self._close(gathering)
+            self._begin(builder)
+            chunks.append(TicketChunk(builder.ticket, before, indices[at:end]))
+            builder.extend(part, keys[at:end], size)
+            if len(builder.bodies) >= self._batch_messages or builder.bytes >= self._batch_bytes:
+                self._close(builder)
             at = end
 
     def _part(self, columns: Columns, keys: Sequence[Key], begin: int, end: int) -> tuple[Columns, int]:
@@ -203,48 +208,44 @@ class OrderedProducer(Backlog):
             columns, keys = cut(columns, begin, end), keys[begin:end]
         return columns, size_of(columns) + sum(map(len, keys))
 
-    def _begin(self, gathering: BatchBuilder) -> None:
+    def _begin(self, builder: BatchBuilder) -> None:
         """An empty open batch gets messages."""
-        if gathering not in self._gathered:
-            self._gathered[gathering] = None
-            gathering.stamp()
+        if builder not in self._filled:
+            self._filled[builder] = None
+            builder.stamp()
 
     def _wake(self) -> None:
         """First message in this round of the event loop: stamp the time, and close batches at the end of the round."""
         self._check_open()
         self._streams.check_usable()
         self._is_awake = True
-        for gathering in self._gathered:
-            gathering.stamp()
+        for builder in self._filled:
+            builder.stamp()
         self._links.round.at_end(self._end_of_round)
 
     def _end_of_round(self) -> None:
         self._is_awake = False
-        for gathering in list(self._gathered):
-            if self._streams.is_idle(gathering.connection):
-                self._close(gathering)
+        for builder in list(self._filled):
+            if self._streams.is_idle(builder.connection):
+                self._close(builder)
 
-    def _close(self, gathering: BatchBuilder) -> None:
+    def _close(self, builder: BatchBuilder) -> None:
         """Close an open batch that is full, or whose round is over."""
-        batch = self._take(gathering)
+        batch = self._open.take(builder)
         if batch is not None:
-            self._streams.put(gathering.connection, batch)
+            self._streams.put(builder.connection, batch)
 
-    def _take(self, gathering: BatchBuilder) -> OrderedBatch | None:
-        del self._gathered[gathering]
-        if not gathering.bodies:
-            return None
-        batch = gathering.take(self._loop.time() + self._timeout_s)
+    def _took(self, batch: OrderedBatch) -> None:
+        """An open batch was closed."""
         self._last_count = batch.count
         self._taken(batch.size)
         if self._closed_bytes > BUFFER_BYTES_MAX:
             self._is_awake = False
-        return batch
 
     def place_of_last(self, ticket: Ticket) -> int:
         """The place, in its batch, of the message that `send` just took; valid only right after `send`."""
-        gathering = next((each for each in self._gathered if each.ticket is ticket), None)
-        return (len(gathering.bodies) if gathering is not None else self._last_count) - 1
+        builder = next((each for each in self._filled if each.ticket is ticket), None)
+        return (len(builder.bodies) if builder is not None else self._last_count) - 1
 
     @property
     def bent(self) -> int:
@@ -255,7 +256,7 @@ class OrderedProducer(Backlog):
 
     # --- for the streams -----------------------------------------------------------------------------------------------
 
-    def encode(self, stream: Stream, batch: OrderedBatch) -> tuple[bytes, bytes]:
+    def _encode(self, stream: Stream, batch: OrderedBatch) -> tuple[bytes, bytes]:
         """The encoded batch. Raises MessageTooLarge, InvalidArgument."""
         columns = batch.columns
         if batch.is_bent:
@@ -272,7 +273,7 @@ class OrderedProducer(Backlog):
             compression=self._compression,
         )
 
-    def stored(self, stream: Stream, batch: OrderedBatch, produced: Produced) -> None:
+    def _stored(self, stream: Stream, batch: OrderedBatch, produced: Produced) -> None:
         """The batch is stored."""
         part = stream.partition
         self._counters.stored(batch.count, batch.size, max(batch.attempts, 1), self._loop.time() - batch.until + self._timeout_s)
@@ -293,7 +294,7 @@ class OrderedProducer(Backlog):
         )
         self._settle(batch)
 
-    def failed(self, batch: OrderedBatch, failure: QmqError) -> None:
+    def _batch_failed(self, batch: OrderedBatch, failure: QmqError) -> None:
         """The batch failed; the failure says whether it may be stored."""
         self._counters.failed += batch.count
         batch.claim.failed(failure)
@@ -305,26 +306,7 @@ class OrderedProducer(Backlog):
         if not claim.pieces:
             self._decided(claim.ticket, claim.size, claim.failure)
 
-    def take_gathered(self, connection: StreamConnection | None) -> OrderedBatch | None:
-        """Put the open batch of a stream behind the batches that the stream has."""
-        gathering = next((each for each in self._gathered if each.connection is connection), None)
-        return self._take(gathering) if gathering is not None else None
-
-    def key_partitions(self, keys: Sequence[bytes]) -> list[int]:
-        """The logical partitions of keys, once the subject's number of logical partitions is known."""
-        return self._keys.of_many(keys)
-
-    def rerouted(self, logical_partitions: int, by_lp: Sequence[StreamConnection]) -> None:
-        """The route has changed: no open batch belongs to a removed stream."""
-        if self._keys.count != logical_partitions:
-            self._keys = Keys(logical_partitions)
-        known = {each.connection: each for each in self._opens}
-        slots: dict[StreamConnection, int] = {}
-        self._slots = [slots.setdefault(connection, len(slots)) for connection in by_lp]
-        self._opens = [known.get(connection) or BatchBuilder(connection, self._links.now_ns, self._links.round) for connection in slots]
-        self._by_lp = [self._opens[slot] for slot in self._slots]
-
-    def answered(self) -> None:
+    def _answered(self) -> None:
         """An answer came: there may be room for waiters."""
         if self._drained:
             self._wake_drained()
@@ -333,11 +315,11 @@ class OrderedProducer(Backlog):
 
     @property
     def _has_open(self) -> bool:
-        return any(each.bodies for each in self._opens)
+        return any(each.bodies for each in self._open.all)
 
     def _close_all(self) -> None:
-        for gathering in list(self._gathered):
-            self._close(gathering)
+        for builder in list(self._filled):
+            self._close(builder)
 
     def _abandon_all(self) -> None:
         self._streams.abort()

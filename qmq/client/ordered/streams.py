@@ -11,15 +11,16 @@ Rules:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
-from typing import Final, Protocol
+from collections.abc import Callable
+from typing import Final
 
 from qmq_ordering.route import LpRange, PhysicalPartition
 
 from qmq.client.links import Links
+from qmq.client.ordered.open_batches import OpenBatches
 from qmq.client.ordered.ordered_batch import OrderedBatch
 from qmq.client.ordered.stream import Stream
-from qmq.client.ordered.stream_connection import StreamConnection
+from qmq.client.ordered.stream_connection import Encode, StreamConnection
 from qmq.client.ordered.stream_partitioner import StreamPartitioner
 from qmq.client.route_book import Ordering
 from qmq.delivery.retries import final
@@ -31,44 +32,34 @@ from qmq.wire.frame_payloads import Produced
 NOWHERE: Final = PhysicalPartition(0, LpRange(0, 0), "")
 
 
-class StreamsOwner(Protocol):
-    """What streams need of the producer."""
-
-    subject: str
-    kind: int
-    """See `StreamConnectionOwner`."""
-
-    def encode(self, stream: Stream, batch: OrderedBatch) -> tuple[bytes, bytes]:
-        """The encoded batch. Raises QmqError."""
-        ...
-
-    def stored(self, stream: Stream, batch: OrderedBatch, produced: Produced) -> None: ...
-
-    def failed(self, batch: OrderedBatch, failure: QmqError) -> None: ...
-
-    def answered(self) -> None: ...
-
-    def take_gathered(self, connection: StreamConnection | None) -> OrderedBatch | None:
-        """Close the open batch of a stream, if it holds anything."""
-        ...
-
-    def key_partitions(self, keys: Sequence[bytes]) -> list[int]:
-        """The logical partitions of keys."""
-        ...
-
-    def rerouted(self, logical_partitions: int, by_lp: Sequence[StreamConnection]) -> None:
-        """The route has changed."""
-        ...
-
-
 class Streams:
-    def __init__(self, links: Links, owner: StreamsOwner, new_id: Callable[[], int], unknown: str) -> None:
-        self.subject = owner.subject
-        self.kind = owner.kind
-        self.encode = owner.encode
+    """`kind` is PRODUCE, or one of the frames of other `acks`; `new_id` returns a new producer id; `unknown` is as in `Stream`.
+
+    stored, failed    called for each decided batch
+    answered          called after batches were decided, or may have been
+    """
+
+    def __init__(
+        self,
+        links: Links,
+        subject: str,
+        kind: int,
+        open_batches: OpenBatches,
+        *,
+        new_id: Callable[[], int],
+        unknown: str,
+        encode: Encode,
+        stored: Callable[[Stream, OrderedBatch, Produced], None],
+        failed: Callable[[OrderedBatch, QmqError], None],
+        answered: Callable[[], None],
+    ) -> None:
+        self._subject = subject
+        self._kind = kind
+        self._open_batches = open_batches
         self._links = links
-        self._owner = owner
         self._new_id, self._unknown = new_id, unknown
+        self._encode = encode
+        self._stored, self._failed, self._answered = stored, failed, answered
         self._loop = asyncio.get_running_loop()
         self._order = Order.NONE
         self._partitioner = StreamPartitioner(self._make)
@@ -99,40 +90,40 @@ class Streams:
             if self._finding is None and not self._is_closed:
                 self._finding = self._loop.create_task(self._find())
             return
-        self._links.locator.touch(self.subject)
+        self._links.locator.touch(self._subject)
         connection.stream.put(batch)
         if not self._bend():
             connection.pump()
 
     # --- what changes --------------------------------------------------------------------------------------------------
 
-    def changed(self, connection: StreamConnection) -> None:
-        """For a connection: see `StreamConnectionOwner`."""
+    def _changed(self, connection: StreamConnection) -> None:
+        """See `StreamConnection`."""
         stream = connection.stream
         self._take_decided(stream)
         if stream.is_settled:
             self._settle()
         else:
             if self.is_idle(connection):
-                self.gather(connection)
+                self._gather(connection)
             if not self._bend():
                 connection.pump()
         if self._following is None and self._partitioner.wants_route and not self._is_closed:
             self._following = self._loop.create_task(self._follow())
-        self._owner.answered()
+        self._answered()
 
-    def gather(self, connection: StreamConnection) -> None:
-        """For a connection: put the open batch behind the stream's batches."""
-        batch = self._owner.take_gathered(connection)
+    def _gather(self, connection: StreamConnection) -> None:
+        """Put the open batch behind the stream's batches."""
+        batch = self._open_batches.take_of(connection)
         if batch is not None:
             connection.stream.put(batch)
 
     def _take_decided(self, stream: Stream) -> None:
         for batch, result in stream.take_decided():
             if isinstance(result, QmqError):
-                self._owner.failed(batch, result)
+                self._failed(batch, result)
             else:
-                self._owner.stored(stream, batch, result)
+                self._stored(stream, batch, result)
 
     def _bend(self) -> bool:
         """Best-effort order: let healthy groups take the batches of troubled ones. Returns whether any moved; then
@@ -164,31 +155,31 @@ class Streams:
         try:
             while not self._unrouted.is_idle and not self._partitioner.version and not self._is_closed:
                 try:
-                    ordering = await locator.ordering(self.subject, anew=locator.book.groups(self.subject) is None)
+                    ordering = await locator.ordering(self._subject, anew=locator.book.groups(self._subject) is None)
                     self._open(ordering)
                 except Unavailable as failure:
                     self._unrouted.trouble = failure
         except QmqError as failure:
-            self.give_up(failure)
+            self._give_up(failure)
         finally:
             self._finding = None
 
     def _open(self, ordering: Ordering | None) -> None:
         """Raises OrderMismatch, InvalidArgument if this producer cannot send to the subject."""
         if ordering is None:
-            self._refusal = OrderMismatch(f"subject {self.subject!r} is unordered: send to it with Client.producer")
-        elif ordering.order is Order.STRICT and self.kind == FrameKind.PRODUCE_FAST:
-            self._refusal = InvalidArgument(f"subject {self.subject!r} has strict order: its messages need acks='quorum' or 'flushed'")
+            self._refusal = OrderMismatch(f"subject {self._subject!r} is unordered: send to it with Client.producer")
+        elif ordering.order is Order.STRICT and self._kind == FrameKind.PRODUCE_FAST:
+            self._refusal = InvalidArgument(f"subject {self._subject!r} has strict order: its messages need acks='quorum' or 'flushed'")
         self.check_usable()
         assert ordering is not None
         self._order = ordering.order
-        self._links.locator.listen(self.subject, self._rerouted)
+        self._links.locator.listen(self._subject, self._rerouted)
         self._rerouted()
         self._cut_unrouted()
 
     def _rerouted(self) -> None:
         """The locator has news about the subject or its groups."""
-        ordering = self._links.locator.book.ordering(self.subject)
+        ordering = self._links.locator.book.ordering(self._subject)
         if ordering is None or self._is_closed:
             return
         self._partitioner.learn(ordering.route, ordering.fenced, self._loop.time())
@@ -198,7 +189,10 @@ class Streams:
 
     def _make(self, part: PhysicalPartition) -> Stream:
         stream = Stream(part, self._new_id, unknown=self._unknown, ask_s=self._links.timing.fenced_s)
-        connection = self._connections[part.number] = StreamConnection(self._links, stream, self)
+        connection = StreamConnection(
+            self._links, self._subject, self._kind, stream, self._encode, self._changed, self._gather, self._give_up
+        )
+        self._connections[part.number] = connection
         connection.reach(ahead=True)
         return stream
 
@@ -206,25 +200,24 @@ class Streams:
         """Take the batches of settled streams. Streams that are left still take new batches for their ranges."""
         for stream in list(self._partitioner.partitions.values()):
             if stream.is_settled:
-                self.gather(self._connections[stream.partition.number])
+                self._gather(self._connections[stream.partition.number])
         settled = self._partitioner.settle()
         for stream in settled:
             self._take_decided(stream)
             self._connections.pop(stream.partition.number).close()
         if settled:
-            self._tell_owner()
+            self._reroute_open_batches()
         self._pump()
 
-    def _tell_owner(self) -> None:
-        by_lp = [self._connections[stream.partition.number] for stream in self._partitioner.by_lp]
-        self._owner.rerouted(len(by_lp), by_lp)
+    def _reroute_open_batches(self) -> None:
+        self._open_batches.rerouted([self._connections[stream.partition.number] for stream in self._partitioner.by_lp])
 
     def _cut_unrouted(self) -> None:
         """The first route is known: distribute the waiting batches."""
         self._gather_unrouted()
-        self._tell_owner()
+        self._reroute_open_batches()
         for batch in self._unrouted.take_left():
-            batch.columns.logical_partitions = self._owner.key_partitions(batch.columns.keys or ())
+            batch.columns.logical_partitions = self._open_batches.keys.of_many(batch.columns.keys or ())
             self._partitioner.put_cut([batch])
         self._pump()
 
@@ -233,11 +226,11 @@ class Streams:
         try:
             while self._partitioner.wants_route and not self._is_closed:
                 try:
-                    await self._links.locator.ordering(self.subject, anew=True)
+                    await self._links.locator.ordering(self._subject, anew=True)
                 except Unavailable:
                     continue
         except QmqError as failure:
-            self.give_up(failure)
+            self._give_up(failure)
         finally:
             self._following = None
 
@@ -250,27 +243,27 @@ class Streams:
             self._take_decided(self._unrouted)
 
     def _gather_unrouted(self) -> None:
-        batch = self._owner.take_gathered(None)
+        batch = self._open_batches.take_of(None)
         if batch is not None:
             self._unrouted.put(batch)
 
-    def give_up(self, failure: QmqError) -> None:
-        """For a connection: see `StreamConnectionOwner`."""
+    def _give_up(self, failure: QmqError) -> None:
+        """See `StreamConnection`."""
         self._drop(lambda batch: final(failure, batch))
 
     def _drop(self, failure_of: Callable[[OrderedBatch], QmqError]) -> None:
         self._gather_unrouted()
         for connection in self._connections.values():
-            self.gather(connection)
+            self._gather(connection)
         for stream in [self._unrouted, *[connection.stream for connection in self._connections.values()]]:
             stream.drop(failure_of)
             self._take_decided(stream)
-        self._owner.answered()
+        self._answered()
 
     def abort(self) -> None:
         """End now: all undecided batches fail with ClientClosed."""
         self._is_closed = True
-        self._links.locator.unlisten(self.subject, self._rerouted)
+        self._links.locator.unlisten(self._subject, self._rerouted)
         for task in (self._finding, self._following):
             if task is not None:
                 task.cancel()

@@ -13,10 +13,11 @@ import asyncio
 from collections.abc import Sequence
 
 from qmq.client.links import Links
-from qmq.delay.dispatcher.batch_planner import DispatcherOwner
+from qmq.delay.dispatcher.batch_planner import BatchPlanner
 from qmq.delay.dispatcher.due_batcher import DueBatcher, encoded
-from qmq.delay.dispatcher.due_connection import DueConnection, DueConnectionOwner
+from qmq.delay.dispatcher.due_connection import Changed, DueConnection, Encode, Wants
 from qmq.delay.dispatcher.due_window import DueBatch, DueWindow
+from qmq.delay.dispatcher.subject_outcomes import SubjectOutcomes
 from qmq.delay.interfaces import Draft, DueMessage, SchedulePlace
 from qmq.delivery.balancer import Balancer
 from qmq.errors import QmqError, ReadOnly
@@ -25,22 +26,22 @@ from qmq.errors import QmqError, ReadOnly
 class DueGroup(DueWindow):
     """The window of one broker group, and its connection. `partition` is for plans from when the subject was ordered."""
 
-    def __init__(self, group: str, partition: int, links: Links, owner: DueConnectionOwner) -> None:
+    def __init__(self, subject: str, group: str, partition: int, links: Links, encode: Encode, changed: Changed, wants: Wants) -> None:
         super().__init__(group, partition)
         self.is_writable = False
-        self.connection = DueConnection(links, self, owner)
+        self.connection = DueConnection(links, subject, self, encode, changed, wants)
 
 
 class BalancedDispatcher:
     is_ordered = False
 
-    def __init__(self, owner: DispatcherOwner, resumed: Sequence[DueBatch]) -> None:
-        self.subject = owner.subject
-        self._owner = owner
-        self._planner = owner.planner
-        self._locator = owner.planner.links.locator
+    def __init__(self, subject: str, planner: BatchPlanner, outcomes: SubjectOutcomes, resumed: Sequence[DueBatch]) -> None:
+        self.subject = subject
+        self._outcomes = outcomes
+        self._planner = planner
+        self._locator = planner.links.locator
         self._loop = asyncio.get_running_loop()
-        self._batcher = DueBatcher(self._planner.limits, owner.suspects)
+        self._batcher = DueBatcher(self._planner.limits, outcomes.suspects)
         self._groups: dict[tuple[str, int], DueGroup] = {}
         self._balancer = Balancer(self._group, lambda group, _: group.may_admit(self._loop.time()))
         self._asking: asyncio.Task[None] | None = None
@@ -80,7 +81,7 @@ class BalancedDispatcher:
     def _draft(self) -> None:
         """Plan waiting messages, as long as a group takes them."""
         batcher = self._batcher
-        if batcher and not self._owner.is_held and not self._is_closed:
+        if batcher and not self._outcomes.is_held and not self._is_closed:
             self._locator.touch(self.subject)
             while batcher and (group := self._balancer.pick(0)) is not None:
                 messages, size = batcher.take()
@@ -99,25 +100,25 @@ class BalancedDispatcher:
     async def _ask(self) -> None:
         """Locate the subject again until it has a usable group; the locator keeps the pauses."""
         try:
-            while self._batcher and not self._balancer.is_writable and not self._owner.is_held:
+            while self._batcher and not self._balancer.is_writable and not self._outcomes.is_held:
                 try:
                     await self._locator.groups(self.subject, anew=True)
                     self._rerouted()
                 except QmqError as failure:
-                    self._owner.hold(failure)
+                    self._outcomes.hold(failure)
         finally:
             self._asking = None
 
-    def encode(self, batch: DueBatch) -> tuple[bytes, bytes]:
+    def _encode(self, batch: DueBatch) -> tuple[bytes, bytes]:
         """The batch as it travels. Raises MessageTooLarge."""
         return encoded(batch.draft, is_again=batch.is_uncertain)
 
     # --- what changes --------------------------------------------------------------------------------------------------
 
-    def changed(self, connection: DueConnection) -> None:
-        """For a connection: see `DueConnectionOwner`."""
+    def _changed(self, connection: DueConnection) -> None:
+        """For a connection: see `due_connection.Changed`."""
         self._release(connection.window)
-        self._batcher.put_back(self._owner.collect(connection.window))
+        self._batcher.put_back(self._outcomes.collect(connection.window))
         self._draft()
         connection.pump()
 
@@ -128,10 +129,10 @@ class BalancedDispatcher:
             if others or not any(each.group == window.group and each.is_writable for each in self._balancer):
                 window.release()
 
-    def wants(self, connection: DueConnection) -> bool:
+    def _wants(self, connection: DueConnection) -> bool:
         """For a connection: whether messages wait that it could take."""
         group = self._groups[connection.window.group, connection.window.partition]
-        return bool(self._batcher) and not self._owner.is_held and group.is_writable
+        return bool(self._batcher) and not self._outcomes.is_held and group.is_writable
 
     def _rerouted(self) -> None:
         """The locator has news about the subject or its groups."""
@@ -141,12 +142,13 @@ class BalancedDispatcher:
         self._balancer.learn(groups)
         for group in list(self._groups.values()):
             group.connection.moved()
-            self.changed(group.connection)
+            self._changed(group.connection)
 
     def _group(self, name: str, partition: int = 0) -> DueGroup:
         group = self._groups.get((name, partition))
         if group is None:
-            group = self._groups[name, partition] = DueGroup(name, partition, self._planner.links, self)
+            group = DueGroup(self.subject, name, partition, self._planner.links, self._encode, self._changed, self._wants)
+            self._groups[name, partition] = group
         return group
 
     # --- for people, and the end ---------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ import asyncio
 import itertools
 import logging
 from collections.abc import Callable, Sequence
-from typing import Final, Protocol
+from typing import Final
 
 from qmq.client.links import Links
 from qmq.delay.dispatcher.due_batcher import Limits
@@ -127,29 +127,3 @@ class BatchPlanner:
     async def wait_closed(self) -> None:
         """Wait for the writes that were begun."""
         await asyncio.gather(*self._tasks, return_exceptions=True)
-
-
-class DispatcherOwner(Protocol):
-    """What the dispatcher of a located subject (`BalancedDispatcher`, `PartitionedDispatcher`) needs of its `SubjectDispatcher`."""
-
-    subject: str
-    planner: BatchPlanner
-    suspects: dict[SchedulePlace, int]
-    """Messages of batches that were refused because of their content, and how many may share a batch with each."""
-
-    @property
-    def is_held(self) -> bool:
-        """Whether planning is paused."""
-        ...
-
-    def hold(self, failure: QmqError) -> None:
-        """Plan nothing for a while, then locate the subject anew."""
-        ...
-
-    def set_aside(self, message: DueMessage, why: QmqError) -> None:
-        """The message cannot be delivered as it is; it is retried later, alone."""
-        ...
-
-    def collect(self, window: DueWindow) -> list[DueMessage]:
-        """Record what was decided. Returns the messages to be planned again, in order."""
-        ...

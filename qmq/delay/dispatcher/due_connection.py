@@ -7,7 +7,7 @@ cluster can fix.
 from __future__ import annotations
 
 import asyncio
-from typing import Protocol
+from collections.abc import Callable
 
 from qmq.client.connection import Connection
 from qmq.client.links import Links
@@ -17,30 +17,20 @@ from qmq.delivery.retries import pause_s
 from qmq.errors import ClientClosed, InvalidArgument, Overloaded, QmqError
 from qmq.wire.frame_payloads import Produced
 
-
-class DueConnectionOwner(Protocol):
-    """The dispatcher's interface for the connection."""
-
-    subject: str
-
-    def encode(self, batch: DueBatch) -> tuple[bytes, bytes]:
-        """The encoded batch. Raises QmqError."""
-        ...
-
-    def changed(self, connection: DueConnection) -> None:
-        """Batches were decided, or the window's state changed: do what is needed, and `pump`."""
-        ...
-
-    def wants(self, connection: DueConnection) -> bool:
-        """Whether messages wait that could be planned for it."""
-        ...
+Encode = Callable[[DueBatch], tuple[bytes, bytes]]
+"""Returns the encoded batch. Raises QmqError."""
+Changed = Callable[["DueConnection"], None]
+"""Batches were decided, or the window's state changed: do what is needed, and `pump`."""
+Wants = Callable[["DueConnection"], bool]
+"""Whether messages wait that could be planned for the connection's window."""
 
 
 class DueConnection(MasterConnection[DueBatch]):
-    def __init__(self, links: Links, window: DueWindow, owner: DueConnectionOwner) -> None:
-        super().__init__(links, owner.subject, window.group, window, lambda: owner.changed(self))
+    def __init__(self, links: Links, subject: str, window: DueWindow, encode: Encode, changed: Changed, wants: Wants) -> None:
+        super().__init__(links, subject, window.group, window, lambda: changed(self))
         self.window = window
-        self._owner = owner
+        self._encode_batch = encode
+        self._wants = wants
 
     def _transmit(self, connection: Connection, batch: DueBatch) -> None:
         if batch.is_uncertain > batch.says_again:
@@ -50,7 +40,7 @@ class DueConnection(MasterConnection[DueBatch]):
     def _encode(self, batch: DueBatch) -> tuple[bytes, ...]:
         batch.says_again = batch.is_uncertain
         try:
-            return self._owner.encode(batch)
+            return self._encode_batch(batch)
         except QmqError:
             raise
         except Exception as cause:
@@ -62,7 +52,7 @@ class DueConnection(MasterConnection[DueBatch]):
     @property
     def _is_needed(self) -> bool:
         window = self.window
-        return not self.is_closed and not window.is_settled and (bool(window.flight) or self._owner.wants(self))
+        return not self.is_closed and not window.is_settled and (bool(window.flight) or self._wants(self))
 
     async def _gives_up(self, failure: QmqError, failures: int) -> bool:
         if isinstance(failure, ClientClosed):

@@ -24,10 +24,11 @@ from qmq_ordering.route import LpRange, PhysicalPartition
 from qmq.client.links import Links
 from qmq.client.ordered.batch_builder import Keys
 from qmq.client.route_book import Ordering
-from qmq.delay.dispatcher.batch_planner import DispatcherOwner
+from qmq.delay.dispatcher.batch_planner import BatchPlanner
 from qmq.delay.dispatcher.due_batcher import DueBatcher, encoded
-from qmq.delay.dispatcher.due_connection import DueConnection, DueConnectionOwner
+from qmq.delay.dispatcher.due_connection import Changed, DueConnection, Encode, Wants
 from qmq.delay.dispatcher.due_window import DueBatch, DueWindow
+from qmq.delay.dispatcher.subject_outcomes import SubjectOutcomes
 from qmq.delay.interfaces import Draft, DueMessage, SchedulePlace
 from qmq.delivery.partitioner import Partitioner
 from qmq.errors import InvalidArgument, QmqError, RouteChanged
@@ -39,20 +40,24 @@ UNKNOWN_RANGE = LpRange(0, 0)
 class DuePartition(DueWindow):
     """The window of one partition, the messages that wait for it, and its connection."""
 
-    def __init__(self, part: PhysicalPartition, batcher: DueBatcher, links: Links, owner: DueConnectionOwner) -> None:
+    def __init__(
+        self, subject: str, part: PhysicalPartition, batcher: DueBatcher, links: Links, encode: Encode, changed: Changed, wants: Wants
+    ) -> None:
         super().__init__(part.group, part.number, is_ordered=True)
         self.batcher = batcher
-        self.connection = DueConnection(links, self, owner)
+        self.connection = DueConnection(links, subject, self, encode, changed, wants)
 
 
 class PartitionedDispatcher:
     is_ordered = True
 
-    def __init__(self, owner: DispatcherOwner, ordering: Ordering, resumed: Sequence[DueBatch]) -> None:
-        self.subject = owner.subject
-        self._owner = owner
-        self._planner = owner.planner
-        self._locator = owner.planner.links.locator
+    def __init__(
+        self, subject: str, planner: BatchPlanner, outcomes: SubjectOutcomes, ordering: Ordering, resumed: Sequence[DueBatch]
+    ) -> None:
+        self.subject = subject
+        self._outcomes = outcomes
+        self._planner = planner
+        self._locator = planner.links.locator
         self._loop = asyncio.get_running_loop()
         self._keys = Keys(ordering.route.logical_partitions)
         self._partitioner = Partitioner(self._make)
@@ -70,7 +75,8 @@ class PartitionedDispatcher:
         self._learn(ordering)
 
     def _make(self, part: PhysicalPartition) -> DuePartition:
-        return DuePartition(part, DueBatcher(self._planner.limits, self._owner.suspects), self._planner.links, self)
+        batcher = DueBatcher(self._planner.limits, self._outcomes.suspects)
+        return DuePartition(self.subject, part, batcher, self._planner.links, self._encode, self._changed, self._wants)
 
     def _lps(self, messages: Sequence[DueMessage]) -> list[int]:
         return self._keys.of_many([message.key for message in messages])
@@ -97,7 +103,7 @@ class PartitionedDispatcher:
         why = InvalidArgument(f"subject {self.subject!r} is ordered, and the message has no key")
         for message in messages:
             if not message.key:
-                self._owner.set_aside(message, why)
+                self._outcomes.set_aside(message, why)
         return [message for message in messages if message.key]
 
     def put_back(self, messages: Sequence[DueMessage]) -> None:
@@ -128,7 +134,7 @@ class PartitionedDispatcher:
     def _draft(self, partition: DuePartition) -> None:
         """Plan the messages that wait for a partition, as long as its broker group takes them."""
         batcher, connection = partition.batcher, partition.connection
-        if not batcher or self._owner.is_held or self._is_closed:
+        if not batcher or self._outcomes.is_held or self._is_closed:
             return
         self._locator.touch(self.subject)
         while batcher and partition.may_admit(self._loop.time()):
@@ -140,30 +146,30 @@ class PartitionedDispatcher:
 
     def _planned(self, connection: DueConnection) -> None:
         if not connection.is_closed:
-            self.changed(connection)
+            self._changed(connection)
 
-    def encode(self, batch: DueBatch) -> tuple[bytes, bytes]:
+    def _encode(self, batch: DueBatch) -> tuple[bytes, bytes]:
         """The batch as it travels. Raises MessageTooLarge."""
         return encoded(batch.draft, self._lps(batch.draft.messages), is_again=batch.is_uncertain)
 
     # --- what changes --------------------------------------------------------------------------------------------------
 
-    def changed(self, connection: DueConnection) -> None:
-        """For a connection: see `DueConnectionOwner`."""
+    def _changed(self, connection: DueConnection) -> None:
+        """For a connection: see `due_connection.Changed`."""
         partition = self._partitioner.partitions[connection.window.partition]
         if partition.is_settled:
             self._settle()
             return
-        self.put_back(self._owner.collect(partition))
+        self.put_back(self._outcomes.collect(partition))
         self._draft(partition)
         connection.pump()
         if partition.wants_route and self._following is None and not self._is_closed:
             self._following = self._loop.create_task(self._follow())
 
-    def wants(self, connection: DueConnection) -> bool:
+    def _wants(self, connection: DueConnection) -> bool:
         """For a connection: whether messages wait that could be planned for its partition."""
         partition = self._partitioner.partitions.get(connection.window.partition)
-        return partition is not None and bool(partition.batcher) and not partition.is_left and not self._owner.is_held
+        return partition is not None and bool(partition.batcher) and not partition.is_left and not self._outcomes.is_held
 
     # --- routes --------------------------------------------------------------------------------------------------------
 
@@ -185,7 +191,7 @@ class PartitionedDispatcher:
         for partition in self._partitioner.settle():
             partition.settle()
             partition.connection.close()
-            waiting = [*self._owner.collect(partition), *partition.batcher.messages]
+            waiting = [*self._outcomes.collect(partition), *partition.batcher.messages]
             for message, lp in zip(waiting, self._lps(waiting), strict=True):
                 self._partitioner.by_lp[lp].batcher.messages.append(message)
         self.pump()
@@ -193,11 +199,11 @@ class PartitionedDispatcher:
     async def _follow(self) -> None:
         """Ask for the route until it is newer; the locator keeps the pauses."""
         try:
-            while self._partitioner.wants_route and not self._owner.is_held:
+            while self._partitioner.wants_route and not self._outcomes.is_held:
                 try:
                     await self._locator.ordering(self.subject, anew=True)
                 except QmqError as failure:
-                    self._owner.hold(failure)
+                    self._outcomes.hold(failure)
         finally:
             self._following = None
 
