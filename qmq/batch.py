@@ -194,7 +194,7 @@ def parse_envelope(buffer: bytes | memoryview, offset: int = 0) -> Envelope:
     if crc32c(bytes(buffer[offset : offset + ENVELOPE_BYTES - 4])) != fields[11]:
         raise CorruptBatch("the checksum of the envelope is wrong")
     if fields[2] > Kind.COMMAND or not BATCH_BYTES_MIN <= fields[3] <= limits.BATCH_BYTES_MAX or fields[3] & 7:
-        raise CorruptBatch(f"an envelope of kind {fields[2]} with {fields[3]} bytes cannot be")
+        raise CorruptBatch(f"an envelope of kind {fields[2]} cannot have {fields[3]} bytes")
     return Envelope._make(fields[2:10])
 
 
@@ -329,5 +329,5 @@ class BatchView:
 def _last_offset_of(region: bytes, at: int, count: int) -> int:
     size: int = unpack_from("<i", region, at + 4 * count)[0]
     if not 0 <= size <= limits.BATCH_BYTES_MAX * 4:
-        raise CorruptBatch(f"a batch that says its bodies have {size} bytes cannot be")
+        raise CorruptBatch(f"the bodies of a batch cannot have {size} bytes")
     return size

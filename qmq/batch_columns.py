@@ -210,7 +210,7 @@ def parse_header(region: bytes | memoryview) -> RegionHeader:
         raise CorruptBatch("the region is incomplete") from None
     header = RegionHeader._make(fields[:10])
     if not 0 < header.count <= limits.BATCH_MESSAGES_MAX or header.columns & ~_KNOWN_COLUMNS:
-        raise CorruptBatch(f"a region with {header.count} messages and columns {header.columns:#x} cannot be")
+        raise CorruptBatch(f"a region cannot have {header.count} messages and columns {header.columns:#x}")
     return header
 
 

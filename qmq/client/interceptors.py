@@ -142,7 +142,7 @@ class Chain(tuple[Interceptor, ...]):
             try:
                 each.sent(outgoing, receipts)
             except Exception:
-                log.exception("interceptor %r, told that messages to %s are stored", each, outgoing.subject)
+                log.exception("interceptor %r failed when messages to %s were stored", each, outgoing.subject)
 
     def failed(self, outgoing: Outgoing, error: Exception) -> None:
         """Call `failed` of each interceptor, the innermost first."""
@@ -150,7 +150,7 @@ class Chain(tuple[Interceptor, ...]):
             try:
                 each.failed(outgoing, error)
             except Exception:
-                log.exception("interceptor %r, told that messages to %s failed", each, outgoing.subject)
+                log.exception("interceptor %r failed when messages to %s had failed", each, outgoing.subject)
 
     def handling(self, message: AnyMessage, group: str = "") -> AbstractContextManager[object]:
         """All interceptors around a handler: `with mq.interceptors.handling(message, group): ...`."""
@@ -162,7 +162,7 @@ class Chain(tuple[Interceptor, ...]):
             try:
                 each.settled(report)
             except Exception:
-                log.exception("interceptor %r, told of verdicts on messages of %s", each, report.subject)
+                log.exception("interceptor %r failed when messages of %s were settled", each, report.subject)
 
 
 class Handling:

@@ -204,7 +204,7 @@ class Locator:
             self.book.forget(subject)
             self._tell(subject)
         except QmqError as failure:
-            log.debug("where %s is could not be asked: %s", subject, failure)
+            log.debug("the metaservers could not be asked where %s is: %s", subject, failure)
         finally:
             self._refreshing.discard(subject)
 

@@ -32,9 +32,11 @@ _GROUP: Final = ("subject", "group")
 SENT: Final = Figure("qmq_client_sent_messages_total", COUNTER, _SUBJECT, "Messages that were stored.")
 SENT_BYTES: Final = Figure("qmq_client_sent_bytes_total", COUNTER, _SUBJECT, "Bytes of their bodies and columns, before compression.")
 SENT_BATCHES: Final = Figure("qmq_client_sent_batches_total", COUNTER, _SUBJECT, "Their batches.")
-RESENT: Final = Figure("qmq_client_resent_batches_total", COUNTER, _SUBJECT, "Tries beyond a batch's first; of batches that were stored.")
-FAILED: Final = Figure("qmq_client_failed_messages_total", COUNTER, _SUBJECT, "Messages that were given up: their tickets failed.")
-SEND_SECONDS: Final = Figure("qmq_client_send_seconds", HISTOGRAM, (), "From a batch's closing to its receipt, retries included.")
+RESENT: Final = Figure("qmq_client_resent_batches_total", COUNTER, _SUBJECT, "Repeated sends of batches that were stored in the end.")
+FAILED: Final = Figure(
+    "qmq_client_failed_messages_total", COUNTER, _SUBJECT, "Messages that failed for good: their tickets raised an error."
+)
+SEND_SECONDS: Final = Figure("qmq_client_send_seconds", HISTOGRAM, (), "Time from the closing of a batch to its receipt, retries included.")
 WAITING: Final = Figure("qmq_client_waiting_bytes", GAUGE, (), "Bytes of batches that are not decided yet; 64 MiB a producer at most.")
 RECEIVED: Final = Figure("qmq_client_received_messages_total", COUNTER, _GROUP, "Messages that were received.")
 SETTLED: Final = Figure(
@@ -44,8 +46,12 @@ SETTLED: Final = Figure(
     "Verdicts that were sent: ack, nack, release, reject; not of ordered subjects.",
 )
 STALE: Final = Figure("qmq_client_stale_messages_total", COUNTER, _GROUP, "Messages that other consumers got before they were settled.")
-HELD: Final = Figure("qmq_client_held_messages", GAUGE, _GROUP, "Messages that were received and have no verdict; not of ordered subjects.")
-UNHEARD: Final = Figure("qmq_client_unheard_verdicts", GAUGE, _GROUP, "Messages whose verdict no broker has answered; not of ordered ones.")
+HELD: Final = Figure(
+    "qmq_client_held_messages", GAUGE, _GROUP, "Messages that were received and have no verdict yet; not of ordered subjects."
+)
+UNHEARD: Final = Figure(
+    "qmq_client_unheard_verdicts", GAUGE, _GROUP, "Messages whose verdict no broker has answered yet; not of ordered subjects."
+)
 CONNECTIONS: Final = Figure("qmq_client_connections", GAUGE, (), "Connections to brokers.")
 
 

@@ -112,7 +112,7 @@ def check(config: ConsoleConfig, *, is_insecure: bool) -> tuple[str, ...]:
     if (config.tls_cert is None) is not (config.tls_key is None):
         raise InvalidArgument("TLS needs a certificate and its key: --cert and --key together")
     if config.login is LoginMode.PROXY and not config.proxies:
-        raise InvalidArgument("--login proxy needs --trusted-proxy ADDRESS: from anybody else the token header is not taken")
+        raise InvalidArgument("--login proxy needs --trusted-proxy ADDRESS: the console ignores token headers from all other addresses")
     if config.proxies and config.login is not LoginMode.PROXY:
         raise InvalidArgument("--trusted-proxy is for --login proxy")
     if (config.oidc is None) is (config.login is LoginMode.OIDC):

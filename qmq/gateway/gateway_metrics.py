@@ -9,10 +9,10 @@ from qmq.gateway.gateway_server import GatewayServer
 from qmq.metrics.figures import COUNTER, GAUGE, Figure, Reading, one
 
 CALLS: Final = Figure(
-    "qmq_gateway_calls_total", COUNTER, ("method", "language", "code"), "Calls of RocketMQ's clients, and how they were answered."
+    "qmq_gateway_calls_total", COUNTER, ("method", "language", "code"), "Calls of RocketMQ's clients, by the code of the answer."
 )
-CLIENTS: Final = Figure("qmq_gateway_clients", GAUGE, (), "RocketMQ's clients that were heard in the last two minutes, or have a stream.")
-INVISIBLE: Final = Figure("qmq_gateway_invisible_messages", GAUGE, (), "Messages in clients' hands: received, and not acknowledged.")
+CLIENTS: Final = Figure("qmq_gateway_clients", GAUGE, (), "RocketMQ's clients that sent a call in the last two minutes, or have a stream.")
+INVISIBLE: Final = Figure("qmq_gateway_invisible_messages", GAUGE, (), "Messages that clients received and have not acknowledged.")
 
 
 class GatewaySource:

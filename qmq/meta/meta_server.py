@@ -124,7 +124,7 @@ class MetaServer:
 
     @property
     def watchers(self) -> int:
-        """Clients that watch for changes here."""
+        """Clients that watch this metaserver for changes."""
         return self._watchers.count
 
     @property

@@ -27,7 +27,10 @@ from qmq.metrics.figures import COUNTER, GAUGE, SLICE, Figure, FigureSource, His
 ROWS_MAX: Final = 50_000
 """The largest number of rows of one figure on a page. Clients can create names without end, and monitoring must not grow with them."""
 LEFT_OUT: Final = Figure(
-    "qmq_metrics_left_out_rows", GAUGE, (), "Rows beyond the 50,000 that a page shows of one metric: fewer subjects or groups, or quotas."
+    "qmq_metrics_left_out_rows",
+    GAUGE,
+    (),
+    "Rows beyond the 50,000 that a page shows of one metric: reduce subjects or groups, or set quotas.",
 )
 _END: Final = b"# EOF\n"
 

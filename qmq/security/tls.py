@@ -69,7 +69,7 @@ class Tls:
         ca, cert, key = (environment.get(name) for name in (CA_VARIABLE, CERT_VARIABLE, KEY_VARIABLE))
         if not ca:
             if cert or key:
-                raise InvalidArgument(f"{CERT_VARIABLE} and {KEY_VARIABLE} need {CA_VARIABLE}: who signs the servers' certificates")
+                raise InvalidArgument(f"{CERT_VARIABLE} and {KEY_VARIABLE} need {CA_VARIABLE}: the CA that signs the servers' certificates")
             return None
         return cls(Path(ca), Path(cert) if cert else None, Path(key) if key else None)
 
@@ -189,6 +189,6 @@ class Credentials:
 def tls_failed(address: str, reason: object) -> TlsFailed:
     """The error for a connection that failed because of TLS."""
     return TlsFailed(
-        f"no TLS with {address}: {reason}. Does {CA_VARIABLE} name who signed the server's certificate, is the server's name in that"
-        " certificate, and does the server speak TLS?"
+        f"no TLS with {address}: {reason}. Does {CA_VARIABLE} name the CA that signed the server's certificate, is the server's name"
+        " in that certificate, and does the server speak TLS?"
     )

@@ -140,7 +140,7 @@ class TlsListener(ServerListener):
             pass  # the peer is gone, or too slow
         except Exception:
             accepted.close()
-            log.exception("the handshake of %s failed for another reason than the peer", address)
+            log.exception("the handshake of %s failed by an error of this server", address)
 
     async def _first_byte(self, accepted: socket.socket) -> bytes:
         """What a peer sends first, without taking it. Empty if the peer closes before. Raises OSError: the peer is gone, or too slow."""

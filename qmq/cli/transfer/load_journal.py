@@ -90,7 +90,7 @@ class LoadJournal:
             ) from None
         if found["load"] != self._load:
             raise InvalidArgument(
-                f"{path} is the state of another load ({json.dumps(found['load'])}): remove it, or give another file with --state"
+                f"{path} is the state file of another load ({json.dumps(found['load'])}): remove it, or give another file with --state"
             )
         return state
 

@@ -70,7 +70,9 @@ class Providers:
             elif inspect.isawaitable(made) or isinstance(made, AbstractAsyncContextManager):
                 if inspect.iscoroutine(made):
                     made.close()
-                raise InvalidArgument(f"what provides {kind.__name__} is async: a plain `def` handler cannot wait for it")
+                raise InvalidArgument(
+                    f"the factory of {kind.__name__} is async: a plain `def` handler cannot wait for it, so make the handler an `async def`"
+                )
             else:
                 found[kind] = stack.enter_context(made) if isinstance(made, AbstractContextManager) else made
         return found

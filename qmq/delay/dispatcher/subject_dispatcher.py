@@ -149,7 +149,7 @@ class SubjectDispatcher:
         located = self._located
         if located is not None and located.is_ordered != (ordering is not None):
             if not located.is_idle:
-                self._outcomes.hold(QmqError(f"subject {self.subject!r} has another order now, and something is still under way"))
+                self._outcomes.hold(QmqError(f"subject {self.subject!r} changed its order while batches are under way"))
                 return
             self._unlocated.extend(located.take_waiting())
             located.close()

@@ -9,7 +9,7 @@ from qmq.metrics.figures import COUNTER, GAUGE, Figure, Reading, one
 from qmq.security.access_control import AccessControl
 from qmq.security.access_rules import AccessMode
 
-MODE: Final = Figure("qmq_access_mode", GAUGE, (), "Whether the rules hold: 0 off, 1 watch, 2 enforce.")
+MODE: Final = Figure("qmq_access_mode", GAUGE, (), "Mode of access control: 0 off, 1 watch, 2 enforce.")
 REFUSALS: Final = Figure("qmq_access_refusals_total", COUNTER, (), "Requests and logins that were refused, or would be in mode watch.")
 _NUMBERS: Final = {AccessMode.OFF: 0, AccessMode.WATCH: 1, AccessMode.ENFORCE: 2}
 

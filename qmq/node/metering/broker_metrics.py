@@ -13,12 +13,17 @@ _OF: Final = ("broker_group",)
 _SUBJECT: Final = ("broker_group", "subject")
 
 CONNECTIONS: Final = Figure("qmq_connections", GAUGE, _OF, "Connections to the data port, of clients and of other replicas.")
-UNREAD: Final = Figure("qmq_unread_connections", GAUGE, _OF, "Connections whose other end does not read its answers: it gets no messages.")
-UNANSWERED: Final = Figure("qmq_unanswered_bytes", GAUGE, _OF, "Bytes of batches that came and are not committed yet.")
-THROTTLED: Final = Figure(
-    "qmq_throttled_seconds_total", COUNTER, _OF, "For how long connections were not read from since their principals were over a quota."
+UNREAD: Final = Figure(
+    "qmq_unread_connections", GAUGE, _OF, "Connections whose client does not read its answers: the broker sends it no messages."
 )
-ACCEPTED: Final = Figure("qmq_connections_accepted_total", COUNTER, _OF, "Connections to the data port that were ever taken.")
+UNANSWERED: Final = Figure("qmq_unanswered_bytes", GAUGE, _OF, "Bytes of received batches that are not committed yet.")
+THROTTLED: Final = Figure(
+    "qmq_throttled_seconds_total",
+    COUNTER,
+    _OF,
+    "Seconds in which the broker did not read from connections, because their principals were over a quota.",
+)
+ACCEPTED: Final = Figure("qmq_connections_accepted_total", COUNTER, _OF, "Connections that the data port accepted.")
 REFUSED: Final = Figure(
     "qmq_refused_requests_total", COUNTER, (*_OF, "error"), "Requests answered with an error, by its name (qmq.errors)."
 )
@@ -28,7 +33,7 @@ READ_ONLY: Final = Figure("qmq_read_only", GAUGE, _OF, "1 if the broker group is
 STORED: Final = Figure("qmq_stored_messages_total", COUNTER, _SUBJECT, "Messages stored for producers, as master; a retry counts once.")
 STORED_BYTES: Final = Figure("qmq_stored_bytes_total", COUNTER, _SUBJECT, "Bytes of those messages' batches in the message log.")
 STORED_BATCHES: Final = Figure("qmq_stored_batches_total", COUNTER, _SUBJECT, "Those messages' batches.")
-KEPT: Final = Figure("qmq_kept_messages", GAUGE, _SUBJECT, "Messages that retention has not taken yet, on this replica.")
+KEPT: Final = Figure("qmq_kept_messages", GAUGE, _SUBJECT, "Stored messages that retention has not deleted yet, on this replica.")
 
 
 class BrokerSource:

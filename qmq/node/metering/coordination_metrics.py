@@ -26,9 +26,13 @@ from qmq.metrics.figures import COUNTER, GAUGE, HISTOGRAM, Durations, Figure, Re
 _METHODS: Final = ("get", "list", "put", "delete", "txn", "grant", "keep_alive", "revoke", "watch", "compact")
 
 CALLS: Final = Figure("qmq_coordination_calls_total", COUNTER, ("method",), "Calls to the coordination store.")
-FAILED: Final = Figure("qmq_coordination_failures_total", COUNTER, ("method",), "Calls to it that got no answer.")
-SECONDS: Final = Figure("qmq_coordination_call_seconds", HISTOGRAM, (), "How long calls to it took, with all their attempts.")
-SILENT: Final = Figure("qmq_coordination_silent_seconds", GAUGE, (), "Since when it was last heard: below 3 while all is well.")
+FAILED: Final = Figure("qmq_coordination_failures_total", COUNTER, ("method",), "Calls to the coordination store that got no answer.")
+SECONDS: Final = Figure(
+    "qmq_coordination_call_seconds", HISTOGRAM, (), "Duration of calls to the coordination store, with all their attempts."
+)
+SILENT: Final = Figure(
+    "qmq_coordination_silent_seconds", GAUGE, (), "Seconds since the coordination store last answered: normally below 3."
+)
 
 _T = TypeVar("_T")
 

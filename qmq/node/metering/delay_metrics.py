@@ -12,27 +12,27 @@ _OF: Final = ("broker_group",)
 
 PENDING: Final = Figure("qmq_delay_pending_messages", GAUGE, _OF, "Delayed messages that are neither delivered, cancelled nor moved.")
 BUCKETS: Final = Figure("qmq_delay_buckets", GAUGE, _OF, "Buckets of the schedule that are kept.")
-SCHEDULE_BYTES: Final = Figure("qmq_delay_schedule_bytes", GAUGE, _OF, "Bytes of their files.")
+SCHEDULE_BYTES: Final = Figure("qmq_delay_schedule_bytes", GAUGE, _OF, "Bytes of the buckets' files.")
 WHEEL: Final = Figure("qmq_delay_wheel_messages", GAUGE, _OF, "Messages in the wheel: due before the horizon, in memory.")
-WHEEL_BYTES: Final = Figure("qmq_delay_wheel_bytes", GAUGE, _OF, "Memory that the wheel takes.")
+WHEEL_BYTES: Final = Figure("qmq_delay_wheel_bytes", GAUGE, _OF, "Memory that the wheel uses.")
 HORIZON: Final = Figure(
-    "qmq_delay_horizon_timestamp_seconds", GAUGE, _OF, "The horizon: what is due before it is in the wheel; seconds since 1970."
+    "qmq_delay_horizon_timestamp_seconds", GAUGE, _OF, "The horizon: messages due before it are in the wheel; seconds since 1970."
 )
-WAITING: Final = Figure("qmq_delay_waiting_messages", GAUGE, _OF, "Due messages that are not planned yet, late ones too.")
+WAITING: Final = Figure("qmq_delay_waiting_messages", GAUGE, _OF, "Due messages that are not planned yet, including late ones.")
 PLANNED: Final = Figure("qmq_delay_planned_messages", GAUGE, _OF, "Messages in plans: on their way to the real-time brokers.")
 TROUBLED: Final = Figure("qmq_delay_troubled_messages", GAUGE, (*_OF, "subject"), "Due messages of a subject that cannot be delivered now.")
 UNREADABLE: Final = Figure("qmq_delay_unreadable_messages", GAUGE, _OF, "Due messages that cannot be read: the schedule is damaged there.")
 SET_ASIDE: Final = Figure(
-    "qmq_delay_set_aside_messages", GAUGE, _OF, "Due messages that cannot be delivered as they are, and wait alone: the log names them."
+    "qmq_delay_set_aside_messages", GAUGE, _OF, "Due messages that cannot be delivered and are set aside: the log names them."
 )
 DISPATCHED: Final = Figure("qmq_delay_dispatched_messages_total", COUNTER, _OF, "Messages delivered to real-time brokers.")
 CANCELLED: Final = Figure("qmq_delay_cancelled_messages_total", COUNTER, _OF, "Messages that were cancelled.")
-MOVED: Final = Figure("qmq_delay_moved_messages_total", COUNTER, _OF, "Messages that were given another due time.")
+MOVED: Final = Figure("qmq_delay_moved_messages_total", COUNTER, _OF, "Messages that were moved to another due time.")
 LATENESS: Final = Figure(
-    "qmq_delay_lateness_seconds", HISTOGRAM, _OF, "From a message's due time to the moment it was stored at a real-time broker."
+    "qmq_delay_lateness_seconds", HISTOGRAM, _OF, "Time from a message's due time until it was stored at a real-time broker."
 )
 CLOCK_STEP: Final = Figure(
-    "qmq_delay_clock_step_seconds", GAUGE, _OF, "How far the machine's clock is from the kept time; 0 while it is believed."
+    "qmq_delay_clock_step_seconds", GAUGE, _OF, "Difference between the machine's clock and the kept time; 0 while the clock is trusted."
 )
 
 

@@ -11,9 +11,13 @@ from qmq.node.exposure import weaknesses
 from qmq.security.expiry import left_s, now
 from qmq.security.tls import Credentials
 
-INSECURE: Final = Figure("qmq_insecure", GAUGE, (), "1 if strangers may reach it, or etcd's password: what --insecure allows.")
+INSECURE: Final = Figure(
+    "qmq_insecure", GAUGE, (), "1 if strangers may reach this process or etcd's password, which only --insecure allows."
+)
 
-EXPIRES: Final = Figure("qmq_certificate_expires_seconds", GAUGE, (), "Until the process's TLS certificate ends; negative: since it did.")
+EXPIRES: Final = Figure(
+    "qmq_certificate_expires_seconds", GAUGE, (), "Seconds until the process's TLS certificate expires; negative after that."
+)
 
 
 class ExposureSource:

@@ -23,36 +23,41 @@ from qmq.model import base_group
 _GROUP: Final = ("broker_group", "subject", "group")
 
 LAG: Final = Figure(
-    "qmq_group_lag_messages", GAUGE, _GROUP, "Messages that the group has not settled; of an ordered subject, from the oldest."
+    "qmq_group_lag_messages",
+    GAUGE,
+    _GROUP,
+    "Messages that the group has not settled; of an ordered subject, all from the oldest unsettled one on.",
 )
 LAG_S: Final = Figure(
     "qmq_group_lag_seconds", GAUGE, _GROUP, "Age of the oldest message that the group has not settled; 0 if there is none."
 )
 UNACKED: Final = Figure(
-    "qmq_group_unacked_messages", GAUGE, _GROUP, "Messages that the group's consumers were handed and have not settled."
+    "qmq_group_unacked_messages", GAUGE, _GROUP, "Messages that were handed to the group's consumers and are not settled yet."
 )
-REQUEUED: Final = Figure("qmq_group_requeued_messages", GAUGE, _GROUP, "Messages that came back and wait to be handed out again.")
+REQUEUED: Final = Figure("qmq_group_requeued_messages", GAUGE, _GROUP, "Returned messages that wait to be handed out again.")
 DYING: Final = Figure("qmq_group_dying_messages", GAUGE, _GROUP, "Messages on their way to the dead-letter queue.")
-CONSUMERS: Final = Figure("qmq_group_consumers", GAUGE, _GROUP, "Consumers whose lease holds; of an ordered subject, lanes that are held.")
-WAITING: Final = Figure("qmq_group_waiting_pulls", GAUGE, _GROUP, "Pulls that wait for messages, or for room.")
+CONSUMERS: Final = Figure(
+    "qmq_group_consumers", GAUGE, _GROUP, "Consumers with a valid lease; of an ordered subject, lanes that consumers hold."
+)
+WAITING: Final = Figure("qmq_group_waiting_pulls", GAUGE, _GROUP, "Pulls that wait for messages, or for room in the connection.")
 PARKED_KEYS: Final = Figure("qmq_group_parked_keys", GAUGE, _GROUP, "Keys of an ordered subject that the group has set aside.")
 PARKED: Final = Figure("qmq_group_parked_messages", GAUGE, _GROUP, "Messages of those keys.")
-PAUSED: Final = Figure("qmq_group_paused", GAUGE, _GROUP, "1 if an operator paused the group: it is handed nothing.")
+PAUSED: Final = Figure("qmq_group_paused", GAUGE, _GROUP, "1 if an operator paused the group: it gets no messages.")
 
 PULLED: Final = Figure("qmq_pulled_messages_total", COUNTER, _GROUP, "Messages handed out.")
-PULLED_BYTES: Final = Figure("qmq_pulled_bytes_total", COUNTER, _GROUP, "Bytes of the batches that they lie in.")
-RETRIED: Final = Figure("qmq_retried_messages_total", COUNTER, _GROUP, "Messages handed out that had been handed out and worked on before.")
+PULLED_BYTES: Final = Figure("qmq_pulled_bytes_total", COUNTER, _GROUP, "Bytes of the batches that contain these messages.")
+RETRIED: Final = Figure("qmq_retried_messages_total", COUNTER, _GROUP, "Messages handed out again after an earlier attempt.")
 ACKED: Final = Figure("qmq_acked_messages_total", COUNTER, _GROUP, "Messages that consumers acknowledged.")
-NACKED: Final = Figure("qmq_nacked_messages_total", COUNTER, _GROUP, "Messages that consumers said had failed.")
-RELEASED: Final = Figure("qmq_released_messages_total", COUNTER, _GROUP, "Messages that consumers gave back without having worked on them.")
+NACKED: Final = Figure("qmq_nacked_messages_total", COUNTER, _GROUP, "Messages that consumers reported as failed.")
+RELEASED: Final = Figure("qmq_released_messages_total", COUNTER, _GROUP, "Messages that consumers returned without having worked on them.")
 DEAD: Final = Figure("qmq_dead_messages_total", COUNTER, _GROUP, "Messages that failed for good: they go to the group's dead-letter queue.")
 UNCOPIED: Final = Figure(
     "qmq_dead_messages_uncopied_total", COUNTER, _GROUP, "Dead messages without a copy in the dead-letter queue: the log says why."
 )
 LEASES_LOST: Final = Figure(
-    "qmq_leases_lost_total", COUNTER, _GROUP, "Consumers, or lanes, that were taken from a consumer that was silent."
+    "qmq_leases_lost_total", COUNTER, _GROUP, "Leases of consumers, and of lanes, that ended because the consumer was silent."
 )
-GRANTED: Final = Figure("qmq_lanes_granted_total", COUNTER, _GROUP, "Lanes of an ordered subject that were given to a consumer.")
+GRANTED: Final = Figure("qmq_lanes_granted_total", COUNTER, _GROUP, "Lanes of ordered subjects that were granted to consumers.")
 
 _TALLIES: Final[tuple[tuple[Figure, Callable[[GroupCounters], int]], ...]] = (
     (PULLED, lambda counters: counters.pulled),

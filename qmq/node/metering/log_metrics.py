@@ -12,30 +12,38 @@ from qmq.metrics.figures import COUNTER, GAUGE, HISTOGRAM, Figure, Reading, one
 _OF: Final = ("broker_group",)
 
 LOG_BYTES: Final = Figure("qmq_log_bytes", GAUGE, (*_OF, "log"), "Bytes that the message log and the action log hold.")
-DISK_FREE: Final = Figure("qmq_disk_free_bytes", GAUGE, _OF, "Bytes free where the logs are.")
+DISK_FREE: Final = Figure("qmq_disk_free_bytes", GAUGE, _OF, "Free bytes of the disk that has the logs.")
 DISK_RESERVED: Final = Figure(
-    "qmq_disk_reserved_bytes", GAUGE, _OF, "Bytes that stay free for acknowledgements: below that, messages are refused."
+    "qmq_disk_reserved_bytes", GAUGE, _OF, "Bytes reserved for acknowledgements: with less free, the broker refuses messages."
 )
 UNFLUSHED_AGE: Final = Figure(
     "qmq_unflushed_age_seconds",
     GAUGE,
     _OF,
-    "How long ago the oldest entry was written that a power cut here would take; 0 if there is none.",
+    "Age of the oldest entry that a power cut here would lose; 0 if there is none.",
 )
-UNFLUSHED_BYTES: Final = Figure("qmq_unflushed_bytes", GAUGE, _OF, "Bytes of both logs that a power cut here would take.")
-FLUSH: Final = Figure("qmq_flush_seconds", HISTOGRAM, _OF, "How long flushes of both logs took.")
+UNFLUSHED_BYTES: Final = Figure("qmq_unflushed_bytes", GAUGE, _OF, "Bytes of both logs that a power cut here would lose.")
+FLUSH: Final = Figure("qmq_flush_seconds", HISTOGRAM, _OF, "Duration of flushes of both logs.")
 COMMIT: Final = Figure(
-    "qmq_commit_seconds", HISTOGRAM, _OF, "From written by the master to committed, each write; none where a node alone commits at once."
+    "qmq_commit_seconds",
+    HISTOGRAM,
+    _OF,
+    "Time from the master's write to the commit, of each write; none on a single node, which commits at once.",
 )
 CHECKPOINTS: Final = Figure("qmq_checkpoints_total", COUNTER, _OF, "Checkpoints written.")
 CHECKPOINT_AT: Final = Figure(
-    "qmq_checkpoint_timestamp_seconds", GAUGE, _OF, "When the last one was written, seconds since 1970; 0 before the first."
+    "qmq_checkpoint_timestamp_seconds", GAUGE, _OF, "Time of the last checkpoint, in seconds since 1970; 0 before the first."
 )
 DELETED: Final = Figure("qmq_retention_deleted_files_total", COUNTER, _OF, "Files that retention deleted.")
 RETENTION_FAILURES: Final = Figure(
-    "qmq_retention_failures_total", COUNTER, _OF, "Queues that retention could not look at and files that it could not delete, each time."
+    "qmq_retention_failures_total",
+    COUNTER,
+    _OF,
+    "Queues that retention could not read and files that it could not delete; each attempt counts.",
 )
-UNREADABLE: Final = Figure("qmq_unreadable_blocks_total", COUNTER, _OF, "Blocks of the logs that the disk could not read (EIO), each try.")
+UNREADABLE: Final = Figure(
+    "qmq_unreadable_blocks_total", COUNTER, _OF, "Blocks of the logs that the disk could not read (EIO); each attempt counts."
+)
 DAMAGED: Final = Figure("qmq_scrub_damaged_entries_total", COUNTER, _OF, "Entries that the scrubber found damaged.")
 
 

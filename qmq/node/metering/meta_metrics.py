@@ -15,15 +15,20 @@ from qmq.model import Order
 
 REQUESTS: Final = Figure("qmq_meta_requests_total", COUNTER, ("method",), "Requests to the metaserver.")
 FAILED: Final = Figure("qmq_meta_failures_total", COUNTER, ("method", "code"), "Requests that failed, by gRPC's code.")
-SECONDS: Final = Figure("qmq_meta_request_seconds", HISTOGRAM, (), "How long requests took that are answered at once.")
-WATCHERS: Final = Figure("qmq_meta_watchers", GAUGE, (), "Clients that watch for changes here.")
-LEADER: Final = Figure("qmq_meta_leader", GAUGE, (), "1 if this metaserver looks after what stands still; exactly one does.")
+SECONDS: Final = Figure("qmq_meta_request_seconds", HISTOGRAM, (), "Duration of requests that the metaserver answers at once.")
+WATCHERS: Final = Figure("qmq_meta_watchers", GAUGE, (), "Clients that watch this metaserver for changes.")
+LEADER: Final = Figure("qmq_meta_leader", GAUGE, (), "1 if this metaserver is the leader, which continues unfinished work; exactly one is.")
 SUBJECTS: Final = Figure("qmq_subjects", GAUGE, ("order",), "Subjects, by order: none, strict, best_effort.")
 HAS_MASTER: Final = Figure("qmq_broker_group_has_master", GAUGE, ("broker_group",), "1 if the broker group has a master.")
-PRESENT: Final = Figure("qmq_broker_group_present_replicas", GAUGE, ("broker_group",), "Replicas of the broker group whose process lives.")
+PRESENT: Final = Figure(
+    "qmq_broker_group_present_replicas", GAUGE, ("broker_group",), "Replicas of the broker group whose process is alive."
+)
 VOTERS: Final = Figure("qmq_broker_group_voters", GAUGE, ("broker_group",), "Replicas of the broker group that count for majorities.")
 FENCED: Final = Figure(
-    "qmq_broker_group_fenced_partitions", GAUGE, ("broker_group",), "Partitions on the broker group that were closed while it was away."
+    "qmq_broker_group_fenced_partitions",
+    GAUGE,
+    ("broker_group",),
+    "Partitions of the broker group that were closed while it was unreachable.",
 )
 ROUTE: Final = Figure("qmq_route_version", GAUGE, ("subject",), "Latest version of an ordered subject's route.")
 PAUSES: Final = Figure("qmq_pauses", GAUGE, ("kind",), "Pauses that operators ordered: of groups, consumers and clients.")
@@ -31,7 +36,7 @@ CHANGES: Final = Figure("qmq_route_changes_pending", GAUGE, (), "Ordered subject
 GROUP_VERSION: Final = Figure(
     "qmq_group_route_version", GAUGE, ("subject", "group"), "The oldest version of the route that the group still reads."
 )
-MEMBERS: Final = Figure("qmq_group_members", GAUGE, ("subject", "group"), "Consumers of an ordered subject's group that live.")
+MEMBERS: Final = Figure("qmq_group_members", GAUGE, ("subject", "group"), "Live consumers of an ordered subject's group.")
 
 
 class MetaSource:

@@ -12,27 +12,34 @@ from qmq.proto.v1 import control_pb2 as pb
 _OF: Final = ("broker_group",)
 _PEER: Final = ("broker_group", "replica")
 
-INFO: Final = Figure("qmq_replica_info", GAUGE, (*_OF, "replica", "role"), "1: which replica this is, and its role in its broker group.")
+INFO: Final = Figure(
+    "qmq_replica_info", GAUGE, (*_OF, "replica", "role"), "Always 1; the labels name the replica and its role in its broker group."
+)
 SERVING: Final = Figure("qmq_serving", GAUGE, _OF, "1 while this replica is master and serves clients.")
 EPOCH: Final = Figure("qmq_epoch", GAUGE, _OF, "The highest epoch that this replica knows of.")
 ROLES: Final = Figure(
-    "qmq_role_changes_total", COUNTER, (*_OF, "role"), "How often this replica took up a role; master: elections that it won."
+    "qmq_role_changes_total", COUNTER, (*_OF, "role"), "Changes of this replica to a role; master: elections that it won."
 )
 REFUSED: Final = Figure(
     "qmq_replication_refused_total",
     COUNTER,
     (*_OF, "kind"),
-    "What was refused of who says to be a replica: hellos and proofs, messages of strangers or of epochs that nobody won, violations.",
+    "Refused on connections of replicas: hellos, proofs, messages of non-members or of epochs that nobody won, violations.",
 )
-LAST: Final = Figure("qmq_last_index", GAUGE, _OF, "Index of the last entry that is written here.")
-COMMITTED: Final = Figure("qmq_commit_index", GAUGE, _OF, "Up to here everything is committed, as far as this replica knows.")
-WHOLE: Final = Figure("qmq_whole", GAUGE, _OF, "0 if this replica may lack something that it acknowledged: it has no say in elections.")
+LAST: Final = Figure("qmq_last_index", GAUGE, _OF, "Index of the last entry that this replica has written.")
+COMMITTED: Final = Figure("qmq_commit_index", GAUGE, _OF, "Index up to which this replica knows all entries to be committed.")
+WHOLE: Final = Figure("qmq_whole", GAUGE, _OF, "0 if this replica may lack entries that it acknowledged: it does not count in elections.")
 MEMBERS: Final = Figure("qmq_members", GAUGE, (*_OF, "kind"), "Replicas of the broker group: voters and learners.")
 LAG: Final = Figure(
-    "qmq_replication_lag_entries", GAUGE, _PEER, "Entries of the master that the other replica does not hold yet; from the master."
+    "qmq_replication_lag_entries",
+    GAUGE,
+    _PEER,
+    "Entries of the master that the other replica does not have yet; only the master reports it.",
 )
-IN_STEP: Final = Figure("qmq_replication_in_step", GAUGE, _PEER, "1 if the other replica is in step; from the master.")
-SILENT: Final = Figure("qmq_replication_silent_seconds", GAUGE, _PEER, "Since when the other replica has said nothing; from the master.")
+IN_STEP: Final = Figure("qmq_replication_in_step", GAUGE, _PEER, "1 if the other replica is in step; only the master reports it.")
+SILENT: Final = Figure(
+    "qmq_replication_silent_seconds", GAUGE, _PEER, "Seconds since the last message of the other replica; only the master reports it."
+)
 
 
 class ReplicaSource:

@@ -10,10 +10,16 @@ from qmq.tiering.segment_copier import SegmentCopier
 
 _OF: Final = ("broker_group",)
 
-STORED: Final = Figure("qmq_object_store_bytes", GAUGE, _OF, "Bytes of sealed segments that the object store has, read back and checked.")
-WAITING: Final = Figure("qmq_object_store_waiting_bytes", GAUGE, _OF, "Bytes of sealed segments that are not known to be there yet.")
+STORED: Final = Figure(
+    "qmq_object_store_bytes", GAUGE, _OF, "Bytes of sealed segments that are in the object store, read back and checked."
+)
+WAITING: Final = Figure(
+    "qmq_object_store_waiting_bytes", GAUGE, _OF, "Bytes of sealed segments that are not known to be in the object store yet."
+)
 COPIED: Final = Figure("qmq_object_store_copied_bytes_total", COUNTER, _OF, "Bytes that this replica put into the object store.")
-DELETED: Final = Figure("qmq_object_store_deleted_segments_total", COUNTER, _OF, "Segments that this replica deleted there.")
+DELETED: Final = Figure(
+    "qmq_object_store_deleted_segments_total", COUNTER, _OF, "Segments that this replica deleted from the object store."
+)
 FAILURES: Final = Figure(
     "qmq_object_store_failures_total",
     COUNTER,

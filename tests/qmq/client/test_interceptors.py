@@ -302,7 +302,7 @@ async def test_interceptors_hear_of_all_verdicts_and_cannot_harm_them(node: Node
     assert told.counts == {"ack": 2, "nack": 1, "reject": 1}
     assert {(each.subject, each.group, each.error) for each in told.reports} == {("s", "g", None)}
     assert all(each.began_ns <= each.ended_ns and each.broker_group and each.server for each in told.reports)
-    assert "told of verdicts on messages of s" in caplog.text
+    assert "failed when messages of s were settled" in caplog.text
 
 
 async def test_interceptors_hear_of_the_verdicts_on_ordered_messages(node: Node) -> None:
