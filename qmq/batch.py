@@ -1,6 +1,6 @@
 """The batch: the unit of sending, storing, replicating and reading. Pure: bytes in, columns out, and back.
 
-A batch is an *envelope* of 64 bytes, which the master fills, and a *region*, which the producer wrote and nobody alters:
+A batch is an *envelope* of 64 bytes, which the master fills, and a *region*, which the producer wrote and which never changes:
 
     envelope   magic "QMB1" | version | kind | total_bytes | region_crc | base_sequence | epoch | index |
                append_time_ms | flushed_position | reserved | envelope_crc
@@ -60,7 +60,7 @@ _UNPLACED: Final = bytes(ENVELOPE_BYTES - _SENT.size)
 
 
 class Kind(IntEnum):
-    """What a batch in the message log holds."""
+    """The kinds of batches in the logs."""
 
     DATA = 0
     SNAPSHOT = 1

@@ -44,14 +44,14 @@ class Column(IntFlag):
 
 
 UNREADABLE: Final = (CorruptBatch, error, ValueError, IndexError, OverflowError)
-"""What reading a region may raise although its checksum holds: older versions accepted what brokers refuse now. For `except`."""
+"""The errors of reading a region whose checksum holds: older versions stored batches that brokers refuse now. For `except`."""
 _KNOWN_COLUMNS: Final = sum(Column)
 _CREATE_DELTA, _MESSAGE_ID, _KEY, _LOGICAL_PARTITION, _TAGS, _HEADERS, _DUE = map(int, Column)
 """Plain numbers: every look at a batch tests each of them, and an enum's `&` creates a new member."""
 
 
 class BatchFlag(IntFlag):
-    """What a producer says about a whole batch."""
+    """A producer's statements about a whole batch."""
 
     BENT = 1
     """Best-effort order: the messages belong to another partition, whose broker group could not take them."""

@@ -395,7 +395,8 @@ class BlockingMetadata(BlockingPart):
         return self._thread.run(self._part.find_every(message_id, subject, since_ms=since_ms))
 
     def trace_message(self, place: control_pb2.StoredMessage, group: str = "", cursor: bytes = b"") -> control_pb2.TraceMessageResponse:
-        """What groups did with a stored message, page by page: pass the answer's cursor for the next page. Raises MessageNotFound."""
+        """The deliveries of a stored message to groups, and their verdicts, page by page: pass the answer's cursor for the next
+        page. Raises MessageNotFound."""
         return self._thread.run(self._part.trace_message(place, group, cursor))
 
     def find_time(self, subject: str, time_ms: int) -> list[control_pb2.Moved]:
@@ -466,7 +467,7 @@ class BlockingMetadata(BlockingPart):
         return self._thread.run(self._part.cluster())
 
     def metaservers(self) -> dict[str, meta_pb2.DescribeClusterResponse | QmqError]:
-        """What each metaserver says of itself, by its address, or why it does not: each is asked once, at the same time."""
+        """The status of each metaserver, by its address, or the error of asking it; all are asked at the same time."""
         return self._thread.run(self._part.metaservers())
 
     def set_subject_flush(self, subject: str, flush: SubjectFlush) -> meta_pb2.SubjectSettings:
@@ -527,7 +528,7 @@ class BlockingAccess(BlockingPart):
         return self._thread.run(self._part.set_mode(mode))
 
     def test(self, principal: str, operation: str, kind: str, name: str = "") -> access_pb2.TestAccessResponse:
-        """What the rules decide about a principal, whatever the mode is."""
+        """The decision of the rules about a principal, in any mode."""
         return self._thread.run(self._part.test(principal, operation, kind, name))
 
     def change_role(self, name: str, *, add: Iterable[str] = (), remove: Iterable[str] = ()) -> access_pb2.Role:

@@ -31,10 +31,10 @@ _Handler = TypeVar("_Handler", bound=Callable[..., Any])
 
 
 class LoopThread:
-    """The event loop of an asyncio client, for callers in other threads: of its own thread, or of one that the application has."""
+    """The event loop of an asyncio client, for callers in other threads: in a thread that it starts, or in one of the application."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop | None = None) -> None:
-        """`loop` is the application's, and stays as it is; without one there is a new loop, whose thread `start` begins."""
+        """`loop` is the application's, which starts and stops it. Without one there is a new loop; `start` begins its thread."""
         self.is_own = loop is None
         self.loop = loop or asyncio.new_event_loop()
         self._thread = threading.Thread(target=self.loop.run_forever, name="qmq-client", daemon=True)

@@ -454,7 +454,7 @@ class Broker:
         return sealed.sequence
 
     def purge(self, queue: Queue) -> None:
-        """Forget what a queue holds. Await `committed` before telling anybody. Raises DiskFull."""
+        """Forget the messages of a queue. Await `committed` before answering. Raises DiskFull."""
         purge(self.store, queue)
         self._written(self.store.index)
         self.schedule()

@@ -100,7 +100,7 @@ class BrokerCounters:
         self.damaged = 0
         """Entries that the scrubber found damaged."""
         self.stored: dict[str, Stored] = {}
-        """What was stored in earlier times of serving, by subject; see `more`."""
+        """Messages stored in earlier times as master, by subject; see `more`."""
         self._marks: dict[tuple[bytes, int], Stored] | None = None
         self._written: deque[tuple[int, float]] = deque()
 

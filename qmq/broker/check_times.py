@@ -1,8 +1,8 @@
 """Schedules the next check of each item, so that the cost of a tick depends on the due items only. Pure: the caller passes the time.
 
-Each item has one time at most, the earliest that was asked for. An item that is due is forgotten: who looks at it says when to look again.
-An item that changed its mind (a lease was renewed, a pull was answered) is not told here: it is found to be early when its time comes, and
-asks for a later one. So renewing costs nothing, and an item is looked at about once for each lease or wait that it begins.
+Each item has at most one time, the earliest that was requested. A due item is forgotten: the caller that checks it sets the next time. An
+item whose own deadline moved (a lease was renewed, a pull was answered) does not change its time here: the check comes too early, and sets
+a later time. Renewing therefore costs nothing, and an item is checked about once for each lease or wait that it begins.
 """
 
 from __future__ import annotations

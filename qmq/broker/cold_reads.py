@@ -1,7 +1,7 @@
-"""Brings what a group that is far behind gets next into the page cache, in a thread, so that the event loop does not wait for the disk.
+"""Reads the next batches of a group that is far behind into the page cache, in a thread, so that the event loop does not wait for the disk.
 
 The loop reads batches itself when it answers a pull. Near the end of the log they are in memory; far behind they may be on the disk only,
-and a read there would hold up producers and all other consumers. Rules, for a group that is more than `recent_bytes` behind:
+and a read there would delay producers and all other consumers. Rules, for a group that is more than `recent_bytes` behind:
 
 * It is served only from its *window*: batches that a thread has read, or found in the page cache. A pull that finds the window used up
   waits until the next one is read.
@@ -9,7 +9,7 @@ and a read there would hold up producers and all other consumers. Rules, for a g
 * `LOADS_MAX` windows are read at one time, in the order of need: more threads would make the disk seek, and flushes share the threads.
 * A window counts the queue's own bytes, so other queues' batches between its batches are not read.
 
-Nothing depends on this but time: should the kernel drop the pages again, or the thread meet an error, the loop reads as it would without.
+Only speed depends on this: if the kernel drops the pages again, or the thread fails, the loop reads the batches itself.
 """
 
 from __future__ import annotations

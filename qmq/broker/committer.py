@@ -1,4 +1,4 @@
-"""Who decides when an entry is committed: a single node itself; for a replica, the driver (qmq_replication/driver.py)."""
+"""Decides when an entry is committed: on a single node, the node itself; on a replica, the driver (qmq_replication/driver.py)."""
 
 from __future__ import annotations
 

@@ -224,7 +224,7 @@ class Connection(Flushable):
         self.stream.flush()
 
     def trust_peer(self) -> None:
-        """See ReplicaConnection. Only now has it said its hello, and may send frames that are large."""
+        """See ReplicaConnection. From now on it may send large frames."""
         self.has_said_hello = True
         self.stream.reader.frame_bytes_max = limits.REPLICA_FRAME_BYTES_MAX
         self.stream.reader.grow(REPLICA_BUFFER_BYTES)
@@ -273,7 +273,7 @@ class Connection(Flushable):
 
     def _begun(self, each: Frame) -> None:
         if self._broker.is_serving:
-            with suppress(UnknownConsumer):  # nobody waits for an answer
+            with suppress(UnknownConsumer):  # the client waits for no answer
                 self._broker.dispatch.begun(self, *wire.unpack_begun(each.payload))
 
     def _heartbeat(self, each: Frame) -> None:
@@ -287,7 +287,7 @@ class Connection(Flushable):
         if number >= FIRST_SESSION:
             self._lanes().detach(self, number)
             self.send(answer)
-        else:  # who hears it forgets what it said last: that must be committed
+        else:  # after this answer the client forgets its last request, so that must be committed
             self._consuming().detach(self, number, received)
             self._broker.responses.unwritten.append(HeldAnswer(0, self, each.request_id, answer))
 

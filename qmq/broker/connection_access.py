@@ -1,13 +1,13 @@
 """The principal of a connection, and what it is allowed to do.
 
-What a frame needs:
+The permission that each frame requires:
 
-    HELLO, REAUTH, WELCOME ...                    nothing: these frames authenticate
-    PRODUCE, PRODUCE_FAST, PRODUCE_FLUSHED        produce on the subject of each batch; and its producer id is no other's
+    HELLO, REAUTH, WELCOME ...                    none: these frames authenticate
+    PRODUCE, PRODUCE_FAST, PRODUCE_FLUSHED        produce on the subject of each batch; and no other principal has its producer id
     FIND                                          produce on the subject: it tells a producer which of its batches are stored
     ATTACH, LANE_ATTACH                           consume on the subject and on the group
     FETCH                                         browse on the subject
-    PULL, SETTLE, BEGUN, HEARTBEAT, DETACH, LANE_PULL, LANE_SETTLE     nothing more: they belong to an attached session
+    PULL, SETTLE, BEGUN, HEARTBEAT, DETACH, LANE_PULL, LANE_SETTLE     none: they belong to an attached session
     REPLICA_HELLO, REPLICA                        to be a replica (`accepts_replica`)
 
 Decisions are cached until the rules change. A connection whose sessions are no longer allowed then ends with the reason; the client gets
@@ -111,7 +111,7 @@ class ConnectionAccess:
             self._subjects.add(subject)
 
     def require_producers(self, batches: list[Intake]) -> None:
-        """Called for each PRODUCE while rules are enforced: nobody sends under another principal's id. Raises AccessDenied."""
+        """Check, for each PRODUCE while rules are enforced, that the producer id is not another principal's. Raises AccessDenied."""
         principal = self.caller.principal
         if principal.is_server:
             return
@@ -148,7 +148,7 @@ class ConnectionAccess:
 
     @property
     def has_ended(self) -> bool:
-        """Whether the token that was shown has come to its end."""
+        """Whether the client's token has expired."""
         return self._access.has_ended(self.caller)
 
 

@@ -424,7 +424,7 @@ class Dispatch:
             self.wake(session.group)
 
     def stop(self, failure: QmqError) -> None:
-        """Nobody is served any more: fail waiting pulls."""
+        """Fail all waiting pulls: the broker serves no consumer any more."""
         for state in self.groups:
             self._end(state, failure)
 

@@ -32,7 +32,7 @@ from qmq.security.principal import Principal
 from qmq.security.quotas import Quota, RateMeter
 
 PAUSE_S_MAX: Final = 5.0
-"""The longest single pause: a heartbeat must pass, and a quota may have been raised meanwhile."""
+"""The longest single pause: a heartbeat must pass in time, and an operator may have raised the quota."""
 ROUND_BYTES_MAX: Final = 4 * limits.MIB
 """Few enough bytes for a slow disk to write in 40 ms, and enough for an efficient write."""
 SMALL_BYTES: Final = 64 * limits.KIB
@@ -100,7 +100,7 @@ class ConnectionFlow:
     # --- what comes and goes -------------------------------------------------------------------------------------------
 
     def admit(self) -> None:
-        """The client has said HELLO. Raises Overloaded."""
+        """Handle the client's HELLO. Raises Overloaded."""
         if self._throttle is not None:
             self._throttle.admit(self._access.caller.principal)
 
@@ -209,7 +209,7 @@ class Throttle:
         return self._access.has_quotas
 
     def admit(self, principal: Principal) -> None:
-        """A connection of this principal said HELLO. Raises Overloaded; then it does not count."""
+        """Count a connection of this principal at its HELLO. Raises Overloaded; the connection then does not count."""
         quota = self._access.quota(principal)
         if quota is not None and 0 < quota.connections <= self.connections[principal]:
             raise Overloaded(f"{principal} has {quota.connections} connections here, the limit of its quota {quota.id!r}")

@@ -1,4 +1,4 @@
-"""What operators set for consumer groups: retry settings and pauses.
+"""The operators' settings for consumer groups: retries and pauses.
 
 They are in the coordination store (docs/DELIVERY.md); a broker reads them from its view, which may lag a moment. Replicas need not agree on
 them: the master decides by them, and writes its decision to the log.

@@ -1,4 +1,4 @@
-"""A broker's status in its group, as operators ask for it and change it. A node without replicas is a group by itself."""
+"""A broker's status in its group, and operators' changes of it. A node without replicas is a group of one."""
 
 from __future__ import annotations
 

@@ -1,15 +1,15 @@
-"""What a broker takes of producers, and when: a number stands for one batch in any queue, and in a partition of an ordered subject the
-rules hold order while writing. No I/O but reading a duplicate's checksum.
+"""Decides which batches of a producer a broker takes: in any queue a number names one batch, and in a partition of an ordered subject these
+rules keep the order of writes. No I/O except reading a duplicate's checksum.
 
     number n, other content      refused for good, in any queue: NumberTaken
-    sealed                       a batch that is here is answered again; any other is refused for good: RouteChanged
+    sealed                       a stored batch is answered again; any other is refused for good: RouteChanged
     number n of a producer       taken if n - 1 was its last one here, or n is the first of a newer session than that (or of any, if it
-                                 never sent here, or was forgotten and does not say AGAIN); a batch that is here is answered again
-    of an older session          refused for good: ProducerFenced. Its sender gave it up, and what it sent since must not be behind it
+                                 never sent here, or was forgotten and does not say AGAIN); a stored batch is answered again
+    of an older session          refused for good: ProducerFenced. The producer gave it up, and it must not follow newer batches
     anything else                refused: OutOfSequence
     lease lapsed                 where the subject's fencing is by lease: RightLapsed
 
-So whatever is refused takes along everything that the producer sent behind it, and "where does its stream stand" has one answer.
+If one batch is refused, all later batches of the producer are therefore refused too, and the broker knows one position of its stream.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ class ReplicaPeer(Protocol):
     """Takes the frames of another replica."""
 
     def take(self, frame: Frame) -> None:
-        """A frame has come. Raises ProtocolViolation."""
+        """Handle a frame. Raises ProtocolViolation."""
         ...
 
     def ended(self) -> None:

@@ -116,7 +116,7 @@ def _check_header(header: RegionHeader) -> None:
 
 
 def _check_order(region: bytes, header: RegionHeader, layout: Layout, lps: LpRange) -> None:
-    """A partition of an ordered subject takes messages with a key, of its own logical partitions."""
+    """Check that all messages for a partition of an ordered subject have keys, and belong to its logical partitions."""
     if layout.key < 0 or layout.logical_partition < 0:
         raise OrderMismatch("messages to an ordered subject need keys and logical partitions: send them with mq.ordered_producer")
     found = logical_partitions(region, layout, header.count)

@@ -1,13 +1,14 @@
 """Which principal uses a producer id: the first one that sent under it to this broker, while rules are enforced. Pure.
 
-A message's id contains the id of its producer, so every consumer knows it. Without an owner, whoever may produce to the same subject could
-begin a newer session under that id, and the producer's own batches would be refused as those of an older one (`ProducerFenced`).
+A message's id contains the id of its producer, so every consumer knows it. Without an owner, anybody who may produce to the same subject
+could begin a newer session under that id, and the broker would refuse the producer's own batches as those of an older one
+(`ProducerFenced`).
 
-Each principal keeps the `IDS_MAX` ids that it began to use last: whoever invents ids pushes out its own only. An id that was pushed out is
-claimed again by its next batch.
+Each principal keeps the `IDS_MAX` ids that it began to use last, so a principal that invents ids pushes out only its own. The next batch
+of an id that was pushed out claims it again.
 
 What if it crashes here? Owners are in memory. A broker that starts, or becomes master, learns them from the first batch of each id; a
-producer that sends without pause is there before others.
+producer that sends continuously claims its id before others can.
 """
 
 from __future__ import annotations

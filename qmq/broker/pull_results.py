@@ -76,7 +76,7 @@ class PulledRange(NamedTuple):
 
 @dataclass(slots=True)
 class PullResult:
-    """What to hand out: `pulled` for the action log, `pieces` for the answer; both have the same messages in the same order."""
+    """The messages to hand out: `pulled` for the action log, `pieces` for the answer; both have the same messages in the same order."""
 
     pulled: list[Pulled] = field(default_factory=list)
     pieces: list[PulledRange] = field(default_factory=list)

@@ -19,7 +19,7 @@ class Ending(Enum):
     CLOSE = 1
     """Close the connection with an error for the peer."""
     ABORT = 2
-    """The peer does not read, so it cannot be told."""
+    """The peer does not read, so no error can be sent to it."""
 
 
 class ConnectionProgress(Protocol):

@@ -66,7 +66,7 @@ def tail(
     as_json: AsJson = False,
     server: Server = SERVER,
 ) -> None:
-    """Show the newest messages, then new ones as they are stored, until Ctrl-C. No consumer group is involved."""
+    """Show the newest messages, then new ones as they are stored, until Ctrl-C. No consumer group is used."""
     try:
         chosen: dict[str, Any] = {"last": lines, "follow": True, "key": _key(key), "tags_any": tag or (), "partial": partial}
         run(_print(server, subject, chosen, _pattern(grep), 0, as_json))

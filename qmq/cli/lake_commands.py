@@ -88,7 +88,7 @@ class SubjectFlag:
 
 @dataclass(frozen=True, kw_only=True)
 class TableOptions(CatalogFlags, SubjectFlag):
-    """A table that there is."""
+    """An existing table."""
 
     as_json: Json = False
 

@@ -29,7 +29,7 @@ Content = tuple[bytes, str | None, list[str] | None, dict[str, str] | None]
 
 
 class ProduceJob(NamedTuple):
-    """What to send, how and when."""
+    """The messages to send, and how and when."""
 
     server: str
     subject: str

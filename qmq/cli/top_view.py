@@ -17,7 +17,7 @@ from qmq.operations.rates import BrokerGroupRate, ClusterRates, GroupRate, Subje
 
 
 class TopBy(StrEnum):
-    """What each line shows."""
+    """The content of each line."""
 
     SUBJECT = "subject"
     GROUP = "group"
@@ -56,7 +56,7 @@ _RIGHT: Final = {"in/s", "out/s", "lag", "age", "groups", "messages", "bytes", "
 
 @dataclass(frozen=True, slots=True)
 class TopChoice:
-    """What is shown, and its sort order."""
+    """The table that is shown, and its sort order."""
 
     by: TopBy = TopBy.SUBJECT
     sort: TopSort = TopSort.IN

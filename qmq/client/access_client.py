@@ -9,7 +9,7 @@ from qmq.proto.v1 import access_pb2 as pb
 
 
 class Metaservers(Protocol):
-    """What `AccessClient` needs of a client."""
+    """The interface of the client that `AccessClient` uses."""
 
     async def call(self, method: str, request: Any) -> Any:
         """Call a method of a metaserver. Raises the typed error that the metaserver raised, or NotConnected."""
@@ -57,7 +57,7 @@ class AccessClient:
         return found.mode_before
 
     async def test(self, principal: str, operation: str, kind: str, name: str = "") -> pb.TestAccessResponse:
-        """What the rules decide about a principal, whatever the mode is."""
+        """The decision of the rules about a principal, in any mode."""
         request = pb.TestAccessRequest(principal=principal, operation=operation, kind=kind, name=name)
         found: pb.TestAccessResponse = await self._metaservers.call("TestAccess", request)
         return found

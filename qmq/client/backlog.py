@@ -18,7 +18,7 @@ BUFFER_BYTES_MAX: Final = 64 * limits.MIB
 
 
 def ignored(_closed: object) -> None:
-    """For an `on_closed` that nobody wants to know of."""
+    """The default of `on_closed`: does nothing."""
 
 
 class Backlog:

@@ -18,7 +18,7 @@ from qmq.wire.frame_payloads import Produced
 
 
 class DecidedBatch(NamedTuple):
-    """What became of a batch."""
+    """The outcome of a batch."""
 
     batch: Batch
     outcome: Produced | QmqError
@@ -51,7 +51,7 @@ class BatchPool:
             self.failed(batch, final(batch.failure or trouble, batch))
 
     def give_up(self, failure: QmqError) -> None:
-        """Nothing can be sent: fail the waiting batches."""
+        """Fail the waiting batches: no group can take them."""
         while self.waiting:
             batch = self.waiting.popleft()
             self.failed(batch, final(failure, batch))

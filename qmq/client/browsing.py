@@ -232,7 +232,7 @@ async def end_of(links: Links, queue: BrowsedQueue) -> int:
 
 def _forget(task: asyncio.Task[Page]) -> None:
     if not task.cancelled():
-        task.exception()  # nobody waits for the page: an error of it is not logged
+        task.exception()  # the page is not needed any more, so its error is not logged
 
 
 def _unpack(payload: memoryview) -> Page:

@@ -380,7 +380,7 @@ class Client(ListenerApi, OutboxClient, BrowsingClient):
         """A batching producer of delayed messages for one subject, unordered or ordered. It does not compress bodies.
 
         With `is_half` its messages are half messages, which wait for a decision until they are due: `delayed.move` commits one, to be
-        delivered at the new time, and `delayed.cancel` rolls it back. One that nobody decided is cancelled when it is due.
+        delivered at the new time, and `delayed.cancel` rolls it back. Without a decision it is cancelled when it is due.
 
         Raises InvalidName, InvalidArgument.
         """

@@ -17,7 +17,7 @@ class ClientTiming:
     """Placements older than this are refreshed at their next use."""
 
     idle_producer_s: float = 60.0
-    """What the client needs to send to a subject is kept for this long after the last `send`, and for twice as long at most."""
+    """The shared producer of a subject is kept for this long after the last `send`, and for twice as long at most."""
 
     answer_s: float = 15.0
     """A batch that has no answer after this time is sent again."""

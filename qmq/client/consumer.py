@@ -360,7 +360,7 @@ class Consumer:
         self.stale += messages
 
     def failed(self, broker_group: str, failure: QmqError) -> None:
-        """Report that an attachment cannot go on, unless this consumer skips such failures."""
+        """Report that an attachment cannot continue, unless this consumer skips such failures."""
         if isinstance(failure, MessagesExpired) and self._expired == "skip":
             log.warning("%s: %s; skipping to the oldest that are left", self.name, failure)
             if broker_group not in self._resetting:

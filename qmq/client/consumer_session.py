@@ -1,4 +1,4 @@
-"""What the attachments of a consumer share: its terms, the session with a master, and the consumer's interface."""
+"""The common parts of a consumer's attachments: its terms, the session with a master, and the consumer's interface."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ANSWER_S: Final = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """Who consumes what, and how: the same for all attachments of a consumer."""
+    """The consumer's terms: group, subject and options, the same for all its attachments."""
 
     subject: str
     group: str
@@ -43,7 +43,7 @@ class ConsumerSession(NamedTuple):
 
 
 class SessionOwner(Protocol):
-    """What an attachment needs of its consumer."""
+    """The interface of the consumer that an attachment uses."""
 
     prefetch: int
 
@@ -56,7 +56,7 @@ class SessionOwner(Protocol):
         ...
 
     def failed(self, broker_group: str, failure: QmqError) -> None:
-        """An attachment cannot go on: tell the application."""
+        """Report to the application that an attachment cannot continue."""
         ...
 
     def postpone(self, retries: Iterable[LongRetry]) -> None:

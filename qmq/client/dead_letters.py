@@ -152,7 +152,7 @@ class DeadLetters:
         async with consumer:
             wait, seen = FIRST_WAIT, list[Messages]()
             try:
-                while left > 0 and (found := await consumer.pull(PAGE, wait)):  # empty: somebody else holds the rest
+                while left > 0 and (found := await consumer.pull(PAGE, wait)):  # empty: another consumer holds the rest
                     seen.append(found)
                     wait, left = WAIT, left - len(found)
                     yield [(message, letter_of(message)) for message in found]

@@ -18,7 +18,7 @@ from qmq.client.ordered.ordered_message import OrderedMessage
 
 
 class Turn:
-    """The message that a loop has in hand."""
+    """The message that a loop handles."""
 
     __slots__ = ("_chain", "_group", "_handling", "_message")
 

@@ -73,9 +73,9 @@ class Outgoing:
     is_batch: bool = False
     is_delayed: bool = False
     kept: dict[Any, Any] = field(default_factory=dict)
-    """An interceptor may keep a value here until the outcome is known, under a key of its own, such as `self`."""
+    """An interceptor may keep a value here until the outcome is known, under a unique key, such as `self`."""
     server: str | None = None
-    """Once the messages are stored: the address of the master that has them; None if several have them, or it changed meanwhile."""
+    """Once the messages are stored: the address of the master that has them; None if several have them, or the master changed."""
 
 
 class Interceptor(Protocol):

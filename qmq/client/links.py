@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from qmq.client.ack_spool import AckSpool
 
 REACH_S: Final = 1.0
-"""A broker that has not answered the HELLO after this time is doubted: the client asks the metaserver, while the attempt goes on."""
+"""If a broker has not answered the HELLO after this time, the client asks the metaserver for the master; the attempt continues."""
 
 
 class Links:
@@ -45,9 +45,9 @@ class Links:
         self.now_ns = now_ns or time.time_ns
         """Nanoseconds since 1970, for all who use these links."""
         self.round = LoopRound()
-        """What producers, consumers and connections do at the end of a round of the event loop."""
+        """The work of producers, consumers and connections at the end of a round of the event loop."""
         self.store = store
-        """The spool of verdicts that no broker could be told yet; None: they are kept in memory only."""
+        """The spool of verdicts that no broker has answered yet; None: they are kept in memory only."""
         self._tell_settled = tell_settled
         self._client = client
         self._network = network
@@ -83,7 +83,7 @@ class Links:
         return master.address if master is not None else None
 
     def settle_reporter(self, subject: str, group: str, broker_group: str) -> SettleReporter | None:
-        """Who watches a consumer's requests with verdicts; None if nobody wants to know of them."""
+        """Reports a consumer's requests with verdicts to interceptors; None without interceptors."""
         if self._tell_settled is None:
             return None
         return SettleReporter(self._tell_settled, subject, base_group(group), broker_group, self.now_ns)

@@ -1,13 +1,13 @@
-"""One round of the event loop in a client: frames come in, the tasks that waited for them go on, and what these tasks send goes out.
+"""One round of the event loop in a client: frames arrive, the tasks that waited for them continue, and their requests are sent.
 
     frames of one connection ─▶ answers are noted ─▶ waiting tasks run ─▶ open batches are closed ─▶ frames are written
                                                      `wake`               `at_end`                   `write_at_end`
 
 All of it happens in the one callback in which the frames arrived. With futures and `call_soon` the same work took two more rounds of the
-event loop: each is a system call and about 10 µs, more than the client's own work for a message. What is asked for outside of such a
-callback, by a task or a timer, happens in the next round, as with `call_soon`.
+event loop: each is a system call and about 10 µs, more than the client's own work for a message. Calls from outside of such a
+callback, by a task or a timer, take effect in the next round, as with `call_soon`.
 
-Tasks run last of all that concerns the answers, so that they find every part of the client in a consistent state.
+Tasks run after everything else that concerns the answers, so that they find every part of the client in a consistent state.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Wakeup = Callable[["WaitingTask"], object]
 
 
 class WaitingTask:
-    """What one task waits for: the task awaits it, and `LoopRound.wake` ends the wait.
+    """An awaitable for one task; `LoopRound.wake` ends the wait.
 
     To the task it is a future, by the protocol that asyncio has for classes of others (`asyncio.isfuture`). A future would run the task by
     `call_soon`, in the next round; a `WaitingTask` runs it at the end of the present round.
@@ -39,7 +39,7 @@ class WaitingTask:
         self._is_cancelled = False
         self._message: object = None
         self.is_done = False
-        """Whether the task was told to go on, or was cancelled."""
+        """Whether the task was woken or cancelled."""
 
     def __await__(self) -> Generator[WaitingTask, None, None]:
         """Suspend the task until it is woken. Raises CancelledError."""
@@ -82,7 +82,7 @@ class WaitingTask:
 
 
 class LoopRound:
-    """What is left to do in this round, for all producers, consumers and connections of a client."""
+    """The remaining work of this round, for all producers, consumers and connections of a client."""
 
     def __init__(self) -> None:
         self._woken: list[WaitingTask] = []
@@ -94,7 +94,7 @@ class LoopRound:
     # --- what is to be done --------------------------------------------------------------------------------------------
 
     def wake(self, waiter: WaitingTask) -> None:
-        """Let a task go on at the end of the round."""
+        """Wake a task at the end of the round."""
         if not waiter.is_done:
             waiter.is_done = True
             self._woken.append(waiter)

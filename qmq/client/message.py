@@ -233,7 +233,7 @@ class Message(StoredMessage):
 
     @property
     def settler(self) -> Settler:
-        """What takes the message's verdicts."""
+        """The receiver of the message's verdicts."""
         return self._settler
 
     def settle_through(self, wrap: Callable[[Settler], Settler]) -> None:

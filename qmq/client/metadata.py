@@ -268,7 +268,8 @@ class MetadataClient(DeliveryClient):
         return found
 
     async def trace_message(self, place: control.StoredMessage, group: str = "", cursor: bytes = b"") -> control.TraceMessageResponse:
-        """What groups did with a stored message, page by page: pass the answer's cursor for the next page. Raises MessageNotFound."""
+        """The deliveries of a stored message to groups, and their verdicts, page by page: pass the answer's cursor for the next
+        page. Raises MessageNotFound."""
         request = control.TraceMessageRequest(
             subject=place.subject,
             partition=place.partition,
@@ -457,7 +458,7 @@ class MetadataClient(DeliveryClient):
         return found
 
     async def metaservers(self) -> dict[str, pb.DescribeClusterResponse | QmqError]:
-        """What each metaserver says of itself, by its address, or why it does not: each is asked once, at the same time."""
+        """The status of each metaserver, by its address, or the error of asking it; all are asked at the same time."""
 
         async def ask(address: str) -> pb.DescribeClusterResponse | QmqError:
             try:

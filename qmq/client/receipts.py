@@ -1,4 +1,4 @@
-"""What a sender gets back: where its messages are stored. There is one ticket for each batch, because a future for each message would cost
+"""The results of a send: where its messages are stored. There is one ticket for each batch, because a future for each message would cost
 more than sending it.
 """
 
@@ -109,7 +109,7 @@ class DelayedBatchReceipt(BatchReceipt):
 
 @dataclass(frozen=True, slots=True)
 class CutReceipt(BatchReceipt):
-    """Messages that were sent together and stored in different partitions, because a route changed meanwhile.
+    """Messages that were sent together and stored in different partitions, because a route changed in between.
 
     `receipt(index)` is exact; the fields describe the part of the first message.
     """
@@ -187,7 +187,7 @@ class Ticket:
 
     @property
     def decided(self) -> BatchReceipt | QmqError | None:
-        """The decision; None if there is none yet. Reading it does not mark an error as seen: `flush` raises errors that nobody awaited."""
+        """The decision; None before there is one. Reading it does not mark an error as seen: `flush` raises errors that nobody awaited."""
         return self._receipt if self._receipt is not None else self._error
 
     def when_decided(self, watcher: Callable[[], None]) -> None:
@@ -205,7 +205,7 @@ class Ticket:
         self._wake()
 
     def fail(self, error: QmqError) -> None:
-        """The batch failed; `error.outcome` says what is known of it."""
+        """The error of a failed batch; `error.outcome` says whether the batch may be stored."""
         self._error = error
         self._wake()
 

@@ -1,13 +1,13 @@
-"""Which dead letters were sent to their subjects already, by whoever, so that none is sent twice.
+"""Finds the dead letters that were already sent to their subjects, by any process, so that no letter is sent twice.
 
 A replay sends a letter and then settles it. If the process, the connection or the master ends in between, the letter is handed out again.
-Each copy says which letter it is of (`headers.REPLAY_OF`), so the copies themselves are the record of what was done: nothing else has to be
-kept. Before letters are sent, the subject's messages for single groups that were stored since the first of them died are looked through.
+Each copy names its letter (`headers.REPLAY_OF`), so the copies themselves are the record of earlier replays, and no other record is
+needed. Before letters are sent, this module searches the subject's directed messages that were stored since the first letter died.
 
-    FIND on each queue      everything that brokers were sent before is decided: stored, or never
-    FETCH, directed only    the broker passes over other batches by the consume log, without reading them
+    FIND on each queue      decides everything that brokers were sent before: stored, or never
+    FETCH, directed only    the broker skips other batches by the consume log, without reading them
 
-The next look goes on where the last one ended.
+The next search continues where the last one ended.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a client knows about the cluster: the broker groups of each subject, and the master of each group. Pure.
+"""A client's knowledge of the cluster: the broker groups of each subject, and the master of each group. Pure.
 
 Three tables, because they change for different reasons:
 
@@ -85,7 +85,7 @@ class Placement(NamedTuple):
 
 @dataclass(slots=True)
 class Learned:
-    """What an answer changed, for listeners."""
+    """The changes of an answer, for listeners."""
 
     is_placed_anew: bool = False
     """Whether the subject's groups, their writability, or its order changed."""

@@ -52,7 +52,7 @@ GrantedT = TypeVar("GrantedT", bound=Granted)
 
 
 class SessionUser(Protocol[GrantedT]):
-    """What the loop needs of an attachment or a lane."""
+    """The interface of an attachment or a lane that the loop uses."""
 
     @property
     def ask_again(self) -> tuple[type[QmqError], ...]:

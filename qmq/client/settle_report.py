@@ -1,6 +1,6 @@
-"""Tells interceptors what became of verdicts: one report for each request that took verdicts to a broker. No I/O.
+"""Reports the outcomes of verdicts to interceptors: one report for each request that took verdicts to a broker. No I/O.
 
-A client without interceptors has no reporter, and sends its requests as they are.
+A client without interceptors has no reporter, and makes its requests without one.
 """
 
 from __future__ import annotations

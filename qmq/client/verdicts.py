@@ -397,4 +397,4 @@ class Verdicts:
 
 def _fail(waiter: asyncio.Future[None], failure: QmqError) -> None:
     waiter.set_exception(failure)
-    waiter.exception()  # the waiter may be gone; then asyncio must not warn that nobody looked at the exception
+    waiter.exception()  # without a waiter, asyncio must not warn that the exception was never retrieved

@@ -1,6 +1,6 @@
-"""What a message's body is, and how a person reads it: JSON, MessagePack, text or hex, found by looking at it. Pure.
+"""Recognises the format of a message's body (JSON, MessagePack, text or bytes as hex) and makes it readable. Pure.
 
-A masked field's value is never shown. Where a body cannot be read as fields, but a masked field's name is in it, the whole body is masked:
+A masked field's value is never shown. If a body cannot be read as fields, but contains a masked field's name, the whole body is masked:
 a rule must not fail because a producer changed its format.
 """
 

@@ -36,7 +36,7 @@ class SubjectFigures:
 
 @dataclass(frozen=True, slots=True)
 class ClusterLook:
-    """What one look found. `monotonic_s` is the reader's clock, `took_s` how long the look took. The groups with the largest lag come
+    """The result of one look. `monotonic_s` is the reader's clock, `took_s` how long the look took. The groups with the largest lag come
     first.
     """
 

@@ -1,10 +1,10 @@
-"""The last looks at a cluster, for all pages of one caller.
+"""The last states of a cluster that were read, for all pages of one caller.
 
 Rules:
-* Nothing runs by itself: a page that asks gets the last look, or a new one if that is too old. A closed page costs nothing.
-* After a look, the next one comes no sooner than RESTS times as long as the look took: whatever it costs, open pages cost the cluster less
-  than a hundredth of that all the time. At least REST_S lies between two, at most REST_S_MAX.
-* Pages that ask at the same time share one look.
+* Nothing is read in the background: a page that asks gets the last state, or a new one if that is too old. A closed page costs nothing.
+* The next read starts no sooner than RESTS times the duration of the last one, so open pages use less than a hundredth of the cluster's
+  time. At least REST_S lies between two, at most REST_S_MAX.
+* Pages that ask at the same time share one read.
 """
 
 from __future__ import annotations

@@ -108,7 +108,7 @@ class ConsoleConfig:
 
 
 def check(config: ConsoleConfig, *, is_insecure: bool) -> tuple[str, ...]:
-    """What is open to strangers, as warnings. Raises InvalidArgument for a setting that cannot be, and, unless `is_insecure`, for them."""
+    """Warnings about ways in for strangers. Raises InvalidArgument for impossible settings and, unless `is_insecure`, for these ways."""
     if (config.tls_cert is None) is not (config.tls_key is None):
         raise InvalidArgument("TLS needs a certificate and its key: --cert and --key together")
     if config.login is LoginMode.PROXY and not config.proxies:

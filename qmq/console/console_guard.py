@@ -1,7 +1,7 @@
-"""What stands before every page: which hosts and origins are served, how large a form may be, and what a browser is told to refuse.
+"""Checks every request before its page: the host, the origin and the size of a form; and adds the security headers to the answer.
 
-Host            one of ours: a page of another site cannot reach a console on loopback under a name of its own (DNS rebinding)
-Sec-Fetch-Site  of a POST: same-origin. Browsers that do not send it send Origin, which must be our own
+Host            one of the console's names: a page of another site cannot reach a console on loopback under its own name (DNS rebinding)
+Sec-Fetch-Site  of a POST: same-origin. Browsers that do not send it send Origin, which must be the console's
 CSP             scripts, styles, pictures and requests only from here; nothing inline; no frame around it
 """
 

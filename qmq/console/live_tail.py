@@ -1,10 +1,10 @@
-"""Messages as they are stored, as server-sent events: a sample where there are more than a person reads.
+"""Messages as they are stored, as server-sent events; a sample of them if they are too many to read.
 
     event: message    one message as JSON
-    event: pace       {"shown": N, "skipped": M} of the last second in which anything came
+    event: pace       {"shown": N, "skipped": M} of the last second in which any messages arrived
 
-At most SHOWN_PER_S messages a second are sent; what is left out is counted and said. The stream ends when the browser leaves, and when the
-console stops; an id with each message lets a browser that was cut off go on from there.
+At most SHOWN_PER_S messages a second are sent; `pace` counts the others. The stream ends when the browser leaves, and when the console
+stops; an id with each message lets a browser that was cut off continue from there.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ def partition_ranges(places: Sequence[Mapping[str, Any]], count: int, groups: Se
 
 
 def version_ranges(frontier: Sequence[Mapping[str, Any]], count: int, latest: int) -> list[StripRange]:
-    """What a consumer group reads: ranges of the latest version, and ranges of older ones."""
+    """The ranges that a consumer group reads, of the latest version and of older ones."""
     return [_drawn(each, count, 0 if each["version"] >= latest else 1, f"{_range(each)}: v{each['version']}") for each in frontier]
 
 

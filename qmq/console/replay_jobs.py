@@ -1,6 +1,6 @@
 """Jobs replay or purge dead letters in the background. A job ends with the console or with the login.
 
-What was done stays done, and what is left waits in the queue: the same filter, started again, goes on there.
+Handled letters stay handled, and the rest waits in the queue: starting the same filter again continues there.
 """
 
 from __future__ import annotations

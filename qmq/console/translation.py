@@ -13,7 +13,7 @@ from importlib.resources import files
 from typing import Final
 
 CHARS_MAX: Final = 1_000
-"""Longer texts, such as somebody's error with a stack trace, stay as they are."""
+"""Longer texts, such as an error with a stack trace, are not translated."""
 _VALUES: Final = {"{}": "(.+?)", "{#}": r"([\d.,]+)"}
 _SEPARATOR, _CHINESE_SEPARATOR = "; ", "\N{FULLWIDTH SEMICOLON}"
 _Pattern = tuple[re.Pattern[str], str]

@@ -48,7 +48,7 @@ class Wording:
         return text.format(**values) if values else text
 
     def said(self, english: str) -> str:
-        """A sentence that another part of QMQ made in English, in this language as far as it is known."""
+        """The translation of an English sentence from another part of QMQ, as far as it is known."""
         return translated(english, self.language)
 
     def span(self, ms: int) -> str:

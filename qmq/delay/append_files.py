@@ -58,7 +58,7 @@ class Grown(NamedTuple):
 
 
 class AppendFiles:
-    """The files of one folder, of which few are open. Thread-safe only where a method says so."""
+    """The files of one folder, of which few are open. Only methods that say so are thread-safe."""
 
     def __init__(self, disk: Disk, folder: Path) -> None:
         self.disk = disk

@@ -74,7 +74,7 @@ def first_id(pieces: Pieces, at: int) -> bytes:
     if pieces.header.flags & _RECURRING and pieces.headers is not None:
         for name, value in pieces.headers[at]:
             if name == SCHEDULE_ID.encode():
-                with suppress(ValueError):  # the id is not ours, so every replica uses it as it is
+                with suppress(ValueError):  # the header is not a schedule id, so every replica keeps it unchanged
                     return bytes.fromhex(value.decode())
     return pieces.ids[at]
 

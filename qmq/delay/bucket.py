@@ -4,7 +4,7 @@
     NAME.idx     INDEX_ROW for each ordinal
     NAME.done    the dispatch log (dispatch_log.py)
 
-NAME is when the bucket begins, in UTC. The state of each message (`DispatchMark`) is read from the dispatch log at first use: most buckets
+NAME is the bucket's beginning in UTC. The state of each message (`DispatchMark`) is read from the dispatch log at first use: most buckets
 are not used for months.
 """
 

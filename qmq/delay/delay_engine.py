@@ -48,7 +48,7 @@ Run = Callable[[Callable[[], Any]], Awaitable[Any]]
 
 
 class Dispatcher(Protocol):
-    """What the engine needs of the dispatcher (qmq/delay/dispatcher)."""
+    """The interface of the dispatcher (qmq/delay/dispatcher) that the engine uses."""
 
     @property
     def waiting(self) -> int:
@@ -74,7 +74,7 @@ class Dispatcher(Protocol):
 
     @property
     def set_aside(self) -> int:
-        """Messages that no subject's partition accepts as they are."""
+        """Messages that no partition of their subject accepts."""
         ...
 
     def stuck(self, subject: str) -> int:
@@ -93,7 +93,7 @@ class Dispatcher(Protocol):
 
 
 class SettlingClock(Protocol):
-    """What the engine needs of the timekeeper (timekeeper.py)."""
+    """The interface of the timekeeper (timekeeper.py) that the engine uses."""
 
     @property
     def is_settled(self) -> bool:

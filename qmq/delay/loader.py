@@ -1,29 +1,29 @@
-"""The loader advances the horizon, and brings every message that is due before it into the wheel, once.
+"""The loader advances the horizon, and puts every message that is due before it into the wheel, once.
 
-`begin` draws a line through the schedule at the *origin*, the time at which this master begins:
+`begin` divides the schedule at the *origin*, the time at which this master begins:
 
-    due <  origin, stored before `begin`     late:  `more_late` brings it into `late`, oldest first, a slice at a time
+    due <  origin, stored before `begin`     late:  `more_late` puts it into `late`, oldest first, a slice at a time
     due <  origin, stored since              `stored` puts it into the wheel
     due >= origin, and < horizon             in the wheel: by `ahead` if it was stored before the horizon passed it, else by `stored`
     due >= horizon                           on disk only
 
 Every message belongs to exactly one of these lines at any time, because its due time and its ordinal never change (a moved message is
-another one). The bucket's count at `begin` tells which messages were stored before.
+another one). The bucket's count at `begin` shows which messages were stored before.
 
-A slice is read in a thread. Up to the bucket's count when that begins, its messages come from the index; what is stored meanwhile and
-would fall into it is kept aside by `stored`, and joins it when it is there; only then does the horizon move:
+A slice is read in a thread. Messages up to the bucket's count at that time come from the index. Messages that are stored during the read
+and belong to the slice are kept by `stored`, and join the slice when it has been read; only then does the horizon move:
 
-    horizon 13:00, bucket 13 has 900 messages:   ahead: a thread reads ordinals 0 to 899; meanwhile ordinal 900 is stored, due 13:20
-    the slice ended at 14:00:  it goes into the wheel, and 900 with it           it ended at 13:15:  900 is on disk, and of the next slice
+    horizon 13:00, bucket 13 has 900 messages:   ahead: a thread reads ordinals 0 to 899; ordinal 900 is stored then, due 13:20
+    the slice ended at 14:00:  it goes into the wheel, and 900 with it           it ended at 13:15:  900 is on disk, in the next slice
 
 Settled messages are not loaded. A message that is settled while it is read, or later in the wheel, leaves the wheel like any other, and the
 engine skips it.
 
-Which buckets: a bucket has what is due in its hour; only the first that is kept, `closed_before`, may also have what was due earlier. So
-at any horizon one bucket has what comes next, and buckets whose hour is far are not looked into.
+Which buckets: a bucket has the messages due in its hour; only the first kept one, `closed_before`, may also have messages that were due
+earlier. So at any horizon one bucket has the next messages, and buckets of distant hours are not read.
 
-How far: the horizon stays `load_ahead_ms` before now, if the wheel has room for a slice. If more is stored in front of the horizon than
-the wheel may hold, the latest is given back: it is on disk, so it is enough to forget it and to take the horizon back.
+How far: the horizon stays `load_ahead_ms` ahead of now, if the wheel has room for a slice. If more messages are stored before the horizon
+than the wheel may hold, the loader drops the latest ones from the wheel, which are on disk too, and moves the horizon back.
 """
 
 from __future__ import annotations
@@ -166,7 +166,7 @@ class Loader:
         except (OSError, LogDamaged):
             if self._source.count(bucket):
                 raise
-            return []  # the bucket was closed meanwhile: it had no pending message
+            return []  # the bucket was closed in the meantime: it had no pending message
 
     # --- late ----------------------------------------------------------------------------------------------------------
 

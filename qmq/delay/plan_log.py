@@ -144,7 +144,7 @@ def is_seed(message: DueMessage) -> bool:
 
 
 def is_half(message: DueMessage) -> bool:
-    """Whether the message waits for a decision: it is never delivered as it is."""
+    """Whether the message waits for a decision: without one it is never delivered."""
     return bool(message.flags & _HALF)
 
 

@@ -1,16 +1,16 @@
 """The schedule: where each delayed message is, and its state. It is the projection of a delay group's logs (qmq/log/projection.py).
 
 The schedule is a pure function of the entries, in the order of the index: replicas have the same bytes in the same files, whatever was
-flushed and however often they restarted. So nothing here may depend on time, randomness, or how much was written to disk.
+flushed and however often they restarted. Nothing here may therefore depend on time, randomness, or how much was written to disk.
 
     take    a batch: to the bucket of its messages' due times, or cut into several
     act     PLAN, DONE, VOID, CANCEL, POSTPONE, RECUR, CLOSE: changes of a message's state (docs/DELAY.md).
             An action that does not apply is ignored
 
-*Bucket* of a message: `max(due_ms // bucket_ms, closed_before)`. So only the first bucket that is kept has messages that were due before it
-begins, and buckets in their order are in the order of due times too.
+*Bucket* of a message: `max(due_ms // bucket_ms, closed_before)`. Only the first kept bucket therefore has messages that were due before it
+begins, and the order of buckets is the order of due times too.
 
-*Aliases* lead from a message id to where the message is now, if it was moved, or is a recurring message's next run, as long as it is
+*Aliases* lead from a message id to the message's current place, if it was moved, or is a recurring message's next run, as long as it is
 pending or planned. A recurring message's alias is its first id.
 """
 
@@ -199,7 +199,7 @@ class Schedule:
             self._cut(index, append_time_ms, region, region_crc, flags & _FLAGS, dues)
 
     def subscribe(self, on_pending: Callable[[Places], None]) -> Callable[[], None]:
-        """Have messages that become pending (stored, moved, or next runs) told at once. Returns the function that ends this."""
+        """Report messages that become pending (stored, moved, or next runs) at once. Returns the function that ends this."""
         self._on_pending = on_pending
 
         def unsubscribe() -> None:

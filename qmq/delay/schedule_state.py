@@ -1,8 +1,8 @@
 """The state of a schedule in a checkpoint: lengths of files, open plans, aliases, and how many messages of each subject are pending. Pure,
 except for the mark of an adopted schedule.
 
-A schedule that came from another replica has a *mark* in its folder: the state that its files are of. It counts as long as no checkpoint of
-our own has a schedule.
+A schedule that came from another replica has a *mark* in its folder: the state of its files. The mark counts until one of this replica's
+own checkpoints contains a schedule.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """Asks other machines for the time: brokers and replicas, over their control ports (`DescribeReplica`, which slaves answer, too).
 
-It asks once at the start, then every thirty seconds, and every second while the timekeeper has something to decide (see timekeeper.py).
-They answer with their machine's wall clock, even delay servers, whose kept time would not be independent. An answer that takes more than a
-second is ignored; no single answer is required.
+It asks once at the start, then every thirty seconds, and every second while the timekeeper has a step to decide (see timekeeper.py).
+They answer with their machine's wall clock, even delay servers, because their kept time would not be independent. An answer that takes more
+than a second is ignored; no single answer is required.
 
-This task also reads the clock once a second, so that a step is noticed when it happens and not when somebody next asks for the time, and it
-tells the log of each step once: when it is noticed to last, and when it is believed.
+This task also reads the clock once a second, so that it notices a step at once, without waiting for the next caller. It logs each step
+twice: when the step lasts, and when it is accepted.
 """
 
 from __future__ import annotations

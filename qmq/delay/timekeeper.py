@@ -1,24 +1,24 @@
-"""Keeps the time for a server that must not deliver early because the machine's clock is set wrong.
+"""Keeps the time for a server that must not deliver early when the machine's clock is wrong.
 
-The *kept* time is CLOCK_BOOTTIME (which runs on while the machine sleeps, and which nobody sets) plus an offset. The offset follows the
-wall clock, by one table:
+The *kept* time is CLOCK_BOOTTIME (which continues while the machine sleeps, and which nobody can set) plus an offset. The offset follows
+the wall clock, by one table:
 
-    wall clock - kept time       what the witnesses say      what becomes of it
-    under 1 s                    (not asked)                 the kept time is pulled to it by 500 ppm: it never stops, never goes back
-    1 s or more: a *step*        the wall clock is right     believed at once: the kept time becomes the wall clock's
-                                 the kept time is right      not believed, as long as they say so
-                                 neither, or nothing         believed when it lasted 60 s, within 1 s, and nobody denied it meanwhile
+    wall clock - kept time       the witnesses confirm       then
+    under 1 s                    (not asked)                 the kept time moves to it by 500 ppm: it never stops, never goes back
+    1 s or more: a *step*        the wall clock              accepted at once: the kept time becomes the wall clock's
+                                 the kept time               refused, as long as they confirm it
+                                 neither, or no answers      accepted after 60 s, if it stayed within 1 s and no witness denied it
 
-A believed step back is a real one: the kept time goes back. To stand still until the wall clock has come along would make everything late
-by as much as the clock was wrong; the store's append times do not fall anyway, and the wheel does not mind.
+After an accepted step back, the kept time goes back. If it stood still until the wall clock reached it, all messages would be late by the
+error of the clock. The store's append times do not fall in any case, and the wheel works with a time that goes back.
 
-A *witness* is somebody else's time: a broker's, a replica's. What it says is known up to half of the round trip. It counts for ten seconds,
-and in a step only if it was asked after the step was noticed. Of several the median decides; of an even number the earlier of the middle.
-Where its doubt lets it agree with both, it speaks for the nearer one; exactly between, for the kept time.
+A *witness* is the time of another machine: a broker's, a replica's. Its time is known up to half of the round trip. It counts for ten
+seconds, and in a step only if it was asked after the step was noticed. The median of several decides; of an even number, the earlier of the
+middle two. If its error allows both times, it counts for the nearer one; exactly between them, for the kept time.
 
-When the process starts, the wall clock is all there is: it may have jumped just before. So until witnesses have spoken once (the time is
-*attested*) they can correct the kept time themselves: back on the word of one, forward on the word of two, since late is better than early.
-From then on the wall clock that they contradicted is a step like any other.
+When the process starts, it knows only the wall clock, which may just have jumped. Until witnesses have answered once (the time is then
+*attested*), they can correct the kept time themselves: one witness back, two witnesses forward, because late is better than early. After
+that, the wall clock that they contradicted is a step like any other.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The wheel: messages due in the near future, 8 bytes each. It returns due messages tick by tick, oldest first. Pure.
 
-The classic wheel is an array of slots, one a tick; a message is hung into the slot of its due time, and the hand empties a slot at each
-tick. Here the slots are *computed*: messages lie in a few sorted runs (qmq/delay/wheel_runs.py), and a tick's slot is the front of each
+The classic wheel is an array of slots, one for each tick: a message is put into the slot of its due time, and each tick empties a slot.
+Here the slots are *computed*: messages are in a few sorted runs (qmq/delay/wheel_runs.py), and a tick's slot is the front of each
 run up to that tick.
 
     tick 500 ms, two runs:   A  due  100  400  700 1300          B  due  450  900
@@ -10,15 +10,15 @@ run up to that tick.
     advance( 999)   boundary  500: nothing more
     advance(1200)   boundary 1000: A gives 700, B gives 900      A  1300                      B  (gone)
 
-What that is better for: a loaded slice of two million messages becomes wheel by being sorted, in a thread, and is put in at no cost; a
-message takes 8 bytes and no object, a slot takes nothing, be the wheel an hour or a minute long; and what leaves a slot has an order. A
-slot of its own for each tick would have to be found for each message, and be an array that grows: 7,200 of them an hour, most half empty.
+Advantages: a loaded slice of two million messages becomes a run by sorting it, in a thread, and adding the run costs nothing; a message
+takes 8 bytes and no object; a slot takes no memory, whether the wheel has an hour or a minute; and the messages of a slot are in order.
+With real slots, each message would need a search for its slot, and each slot a growing array: 7,200 an hour, most of them half empty.
 
-Single messages and small lots gather in a *basket*, out of order, looked through at every tick; a full one becomes a run. Four runs of a
-like size become one, up to `RUN_MESSAGES_MAX`: a message is sorted three times in all, and the runs stay few: one for every 65,536
-messages that wait, and a handful.
+Single messages and small lots go to a *basket*, which is unsorted and searched at every tick; a full basket becomes a run. Four runs of
+similar size are merged into one, up to `RUN_MESSAGES_MAX`. A message is therefore sorted three times in all, and there are few runs: one
+for every 65,536 waiting messages, and a handful.
 
-What is never done here: taking a message out. What was cancelled or moved leaves like any other, and who asked passes over it.
+The wheel never removes single messages. A message that was cancelled or moved leaves it like any other, and the caller skips it.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
 """Runs: sorted places, 8 bytes each, of which a wheel consists. Pure, and safe in a thread.
 
-A run holds places of one bucket whose due times agree in their upper bits, its *era* (`due_ms >> 32`: seven weeks). What is left of a
-place then fits into one number, and numbers in order are places in the order (due, ordinal):
+A run holds places of one bucket whose due times agree in their upper bits, its *era* (`due_ms >> 32`: seven weeks). The rest of a place
+then fits into one number, and the order of the numbers is the order of (due, ordinal):
 
     key = (due_ms & 0xFFFF_FFFF) << 32 | ordinal
 
     due 1_763_730_000_250 of ordinal 7:  era 410, key 2_812_640_506 << 32 | 7
 
-So sorting is sorting 64-bit integers in place, which a processor does fastest of all, and merging is putting together and sorting.
-A run is read from its front only; what has left is cut away when it is a quarter of the array, so that memory follows the messages.
+Sorting a run is therefore sorting 64-bit integers in place, which is the fastest sort there is; merging runs is joining and sorting them.
+A run is read from its front only. The part that was read is cut off when it is a quarter of the array, so memory follows the messages.
 """
 
 from __future__ import annotations

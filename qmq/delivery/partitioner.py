@@ -1,22 +1,23 @@
 """The partitioner: which destination takes the messages of which logical partition, through all changes of the route. Pure.
 
     learn ──▶ new partitions are made; those that the newest route lacks are left
-    settle ─▶ of left partitions whose window is settled, the logical partitions go to the newest route's; the caller cuts what they leave
+    settle ─▶ logical partitions of left partitions with a settled window go to the newest route's; the caller cuts the remaining batches
 
 Rules:
-* All undecided messages of a logical partition are in one destination: the one that `by_lp` names. So order is kept by keeping it in each.
-* A logical partition goes to the newest route's destination when its old one is settled, however many versions lie between, and each left
-  partition for itself: the two sources of a merge need not wait for each other. Until then new messages wait behind, in the old one.
-* The caller puts what a settled partition leaves into the new destinations before anything newer, and first what was sent, then what
-  waited behind it.
-* A route that is older than the known one is not believed.
+* All undecided messages of a logical partition are in one destination, which `by_lp` names. Keeping order in each destination therefore
+  keeps the order of each key.
+* A logical partition goes to the newest route's destination when its old one is settled, however many versions lie between. Each left
+  partition is settled separately: the two sources of a merge do not wait for each other. Until then new messages wait in the old one.
+* The caller puts the remaining messages of a settled partition into the new destinations before anything newer: first those that were sent,
+  then those that waited after them.
+* A route that is older than the known one is ignored.
 
 Worked example: partition 2 holds [0, 500). Version 2 splits it into 3 [0, 250) and 4 [250, 500); version 3 moves 3 to 5. A sender that
-slept through both learns of version 3: its partition 2 is left; settled, it hands over to 5 and 4. It never makes partition 3.
+missed version 2 learns of version 3: its partition 2 is left; when settled, it hands over to 5 and 4. The sender never makes partition 3.
 
 The ordered producer and the delay server use it. Spark's sink does not (`PartitionedRows`): several attempts of one task may run at once
-and must cut the same rows into the same batches, so it cuts nothing until all closed partitions were looked at, and then cuts whole
-chunks of rows, by arrays.
+and must cut the same rows into the same batches. It therefore cuts nothing until it has looked at all closed partitions, and then cuts
+whole chunks of rows, by arrays.
 """
 
 from __future__ import annotations

@@ -4,20 +4,20 @@ each is known. Pure: the caller passes the time.
     flight   [ on their way over the connection in use | to be sent, or to be sent again ]
                        │                       ▲
                        ├─ stored: out          │
-                       └─ refused, or nobody knows: it and all behind it, in order, after a rest
+                       └─ refused, or outcome unknown: this batch and all after it, in order, after a rest
 
 Rules that every window keeps:
 * Batches leave in order, and at most `window` are on their way. One may always be, however large it is.
-* A refusal begins a new *run* of sending: the window rests, then one batch goes ahead as a probe. Only an answer to a batch of the present
-  run says that all is well again.
-* A lost connection begins a new run too. All that is undecided is sent again over the next connection, in order; answers to earlier tries
-  still count when they come.
-* A partition that a newer route does not have is *left*: nothing new is sent there. Batches of unknown fate are asked about by sending them
-  again. The window is settled when its first undecided batch is certainly not stored, or there is none.
-* A left partition that is *fenced*, and gave no answer that decides anything for `ask_s`, is given up.
+* A refusal begins a new *run* of sending: the window rests, then sends one batch as a probe. Only an answer to a batch of the current run
+  ends the resting.
+* A lost connection begins a new run too. All undecided batches are sent again over the next connection, in order; answers to earlier tries
+  still count when they arrive.
+* A partition that a newer route does not have is *left*: no new batch is sent there. Batches of unknown outcome are sent again, to learn
+  their outcome. The window is settled when its first undecided batch is certainly not stored, or there is none.
+* A left partition that is *fenced*, and gave no deciding answer for `ask_s`, is given up.
 
-Kinds differ in what they add to a flight, and in what a refusal means for good: each overrides the hooks in the section "what a kind of
-window says".
+Subclasses differ in what they add to a flight, and in the meaning of a final refusal: each overrides the hooks in the section "what a kind
+of window says".
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ TELL_S: Final = 5.0
 
 
 class Format(Protocol):
-    """What the transfer needs of the schedule: `qmq.delay.schedule.Schedule`."""
+    """The interface of the schedule (`qmq.delay.schedule.Schedule`) that the transfer uses."""
 
     @staticmethod
     def files(state: Any) -> list[tuple[str, int]]:

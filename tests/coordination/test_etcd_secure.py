@@ -121,7 +121,7 @@ async def test_whose_certificate_is_not_believed_is_said_with_the_option_to_look
         (EtcdStore([tls_server.endpoint], ca=authority.ca, total_s=1), "wants a client certificate, and there is none: set --etcd-cert"),
         (EtcdStore([tls_server.endpoint], ca=authority.ca, cert=cert, key=key, total_s=1), "refuses our certificate: --etcd-cert"),
         (EtcdStore([tls_server.endpoint], ca=stranger.ca, total_s=1), "not believed .unable to get local issuer certificate.: --etcd-ca"),
-        (EtcdStore([tls_server.endpoint], total_s=1), "--etcd-ca .QMQ_ETCD_CA. must name the CA that signed it"),
+        (EtcdStore([tls_server.endpoint], total_s=1), "--etcd-ca .QMQ_ETCD_CA. must name its CA"),
     ):
         for call in (store.get("k"), store.put("k", b"v")):
             with pytest.raises(CoordinationTlsFailed, match=said):

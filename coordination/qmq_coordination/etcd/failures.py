@@ -93,7 +93,7 @@ def unanswered(tried: Sequence[str], asked: str, within_s: float, *, shows_certi
     if ours is not None and ours[2]:
         hint = "etcd's certificate is not for the address that is asked: name a host that is in it (--etcd), or put the address into it"
     elif ours is not None:
-        hint = f"etcd's certificate is not trusted ({ours[1] or 'no reason is given'}): --etcd-ca (QMQ_ETCD_CA) must name the CA that signed it"
+        hint = f"etcd's certificate is not trusted ({ours[1] or 'no reason is given'}): --etcd-ca (QMQ_ETCD_CA) must name its CA"
     elif _ITS_DOUBT.search(last) is None:
         return CoordinationUnavailable(text)
     elif shows_certificate:

@@ -110,7 +110,7 @@ class Options:
 
     @property
     def record_group(self) -> str:
-        """The group under which a finished message is recorded: each consumer of a broadcast group has effects of its own."""
+        """The group under which a finished message is recorded: each consumer of a broadcast group has separate effects."""
         return self.group + BROADCAST + (self.name or "") if self.broadcast else self.group
 
     @property

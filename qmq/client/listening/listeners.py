@@ -41,7 +41,7 @@ Ask = Callable[[str], Awaitable[object]]
 
 
 class ListeningClient(Protocol):
-    """What listeners need of their client."""
+    """The interface of the client that listeners use."""
 
     @property
     def interceptors(self) -> Chain: ...

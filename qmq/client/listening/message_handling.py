@@ -78,7 +78,7 @@ _UNLIMITED: Final = _Unlimited()
 
 
 class Surroundings(NamedTuple):
-    """What all listeners of a client share. `threads` runs plain handlers; None if the handler needs no thread."""
+    """The shared parts of all listeners of a client. `threads` runs plain handlers; None if the handler needs no thread."""
 
     mq: Any
     chain: Chain

@@ -1,4 +1,4 @@
-"""What happens to a message, by the way its handler ended. Pure.
+"""Decides about a message by the end of its handler. Pure.
 
     handler                                message
     returned                               acknowledged
@@ -49,7 +49,7 @@ class TimedOut(Exception):
 
 
 class Act(Enum):
-    """What to do with a message."""
+    """The verdict on a message."""
 
     ACK = "ack"
     NACK = "nack"
@@ -66,7 +66,7 @@ class HandlerDecision(NamedTuple):
 
 DONE: Final = HandlerDecision(Act.ACK)
 GIVEN_BACK: Final = HandlerDecision(Act.NACK, _AT_ONCE, STOPPED)
-"""For a message whose handler was cancelled: nobody should wait for it."""
+"""For a message whose handler was cancelled: the group gets it again at once."""
 
 
 class Policy(NamedTuple):

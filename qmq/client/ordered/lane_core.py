@@ -69,7 +69,7 @@ _OPEN: Final = (LaneState.WAITING, LaneState.WORKING, LaneState.FAILED)
 
 @dataclass(frozen=True, slots=True)
 class FailurePolicy:
-    """What happens when a handler fails. Raises InvalidArgument."""
+    """The policy for failed handlers. Raises InvalidArgument."""
 
     on_failure: str = "block"
     attempts_max: int = ATTEMPTS_MAX

@@ -51,7 +51,7 @@ class Member(NamedTuple):
 
 
 class Assigned(NamedTuple):
-    """What a metaserver answered."""
+    """A metaserver's answer."""
 
     generation: int
     lanes: tuple[Lane, ...]

@@ -58,7 +58,7 @@ WAIT_MS: Final = 20_000
 
 @dataclass(frozen=True, slots=True)
 class LaneTerms:
-    """Who reads, and how: the same for all lanes of a consumer."""
+    """The consumer's terms, the same for all its lanes."""
 
     subject: str
     group: str
@@ -70,7 +70,7 @@ class LaneTerms:
 
 
 class LaneOwner(LaneSettler, Protocol):
-    """What a lane reader needs of its consumer."""
+    """The interface of the consumer that a lane reader uses."""
 
     @property
     def room(self) -> int:
@@ -115,7 +115,7 @@ class LaneOwner(LaneSettler, Protocol):
         ...
 
     def failed(self, failure: QmqError) -> None:
-        """The lane cannot go on: tell the application."""
+        """Report to the application that the lane cannot continue."""
         ...
 
 

@@ -4,18 +4,18 @@
                                   ◀── verdicts ────────────────────────────┘
 
     await consumer.run(handler)     as many keys at once as `concurrency`; acknowledged when the handler returns, failed when it raises
-    async for message in consumer   one at a time; acknowledged when the loop comes back for the next one
-    ack="explicit"                  acknowledged when you say `await message.ack()`; several may be in hand, of different keys
+    async for message in consumer   one at a time; acknowledged when the loop asks for the next one
+    ack="explicit"                  acknowledged by `await message.ack()`; the application may have several at once, of different keys
 
-    async for messages in consumer.batches()   many of one lane at a time, as lists; acknowledged when the loop comes back (ack="auto")
-    await consumer.pull()                      the same once; acknowledged when you say so
+    async for messages in consumer.batches()   many of one lane at a time, as lists; acknowledged when the loop asks for the next list
+    await consumer.pull()                      one such list; acknowledged by the application
 
 Rules:
-* A consumer reads single messages or in bulk; its first call decides which, for good. In bulk, a lane has at most one slice in hand, and a
-  verdict holds for the whole slice. So a failure blocks the lane, and nothing is parked.
-* A key has at most one message in hand, whichever way it is consumed: the next one is handed out when the previous one was acknowledged (or
+* A consumer reads single messages or in bulk; its first call decides which, for good. In bulk, the application has at most one slice of a
+  lane at a time, and a verdict holds for the whole slice. So a failure blocks the lane, and no key is parked.
+* The application has at most one message of a key at a time, in every mode: it gets the next one when the previous one was acknowledged (or
   parked after its last failure). Otherwise a failed message could not be retried before later ones. A message without a verdict blocks its
-  key for ever, even if the message is stale: settle every message.
+  key until the consumer closes, even if the message is stale: settle every message.
 * The next message of a key does not wait until the acknowledgement is committed. If the acknowledgement is lost with its lane, the lane's
   next consumer begins at the first message without a committed acknowledgement: a replay, in order.
 * When a lane is taken away, it hands out nothing more. Handlers may finish its messages for half a lease; then these are settled and the
@@ -117,10 +117,10 @@ class OrderedConsumer:
         self._membership = LaneMembership(sync, member, self._assigned, self.failed, links.timing.session_retry_s)
         self._waiting: dict[asyncio.Future[bool], None] = {}
         self._woken: asyncio.Future[bool] | None = None
-        """The waiter that was woken last and has not looked yet. It will look, so a message wakes nobody else meanwhile."""
+        """The waiter that was woken last and has not looked yet. Until it has looked, a message wakes no other waiter."""
         self._failure: QmqError | None = None
         self._current: tuple[OrderedMessage | OrderedMessages, asyncio.Task[Any] | None] | None = None
-        """What a loop has in hand, and the task of the loop."""
+        """The message that a loop handles, and the task of the loop."""
         self._is_started = self._is_closing = self._is_paused = False
         self._closed = asyncio.Event()
         self._tell_closed = partial(on_closed, self)
@@ -466,7 +466,7 @@ class OrderedConsumer:
             self._membership.finished(lane.lane)
 
     def failed(self, failure: QmqError) -> None:
-        """A lane cannot go on: tell the application."""
+        """Report to the application that a lane cannot continue."""
         self._failure = self._failure or failure
         self._notify()
 
@@ -532,7 +532,7 @@ class OrderedConsumer:
             self._tell_closed()
 
     def _abandon_current(self, error: BaseException | None) -> None:
-        """The loop was left, so nobody will finish the message that it had in hand."""
+        """The loop ended, so its message will not be finished."""
         if self._current is not None and (error is not None or self._current[1] is asyncio.current_task()):
             (message, _), self._current = self._current, None
             if message.is_settled:

@@ -1,7 +1,7 @@
 """Writes plans to the log before batches are sent. Shared by all subjects, with the batch numbers and the counters.
 
 Rules:
-* Each batch is planned by a task of its own before it is sent: tasks begin in the order in which they are made, and the plan log writes in
+* A separate task plans each batch before it is sent: tasks begin in the order in which they are made, and the plan log writes in
   that order.
 * A closed planner writes nothing more. If the plan log refuses a plan, this replica is no longer master, and the planner closes.
 """

@@ -1,14 +1,14 @@
-"""The unplanned due messages of one subject (or partition), in order, and how batches are made from them. Pure.
+"""The unplanned due messages of one subject (or partition), in order, and the making of batches from them. Pure.
 
 Rules:
-* Only messages of one *sort* share a batch. A batch has one set of flags, and of directed messages one consumer group; and create times
-  lie within 2^32 ms of each other, which is what a batch's column of them can hold.
+* Only messages of one *sort* share a batch: a batch has one set of flags, and directed messages of one batch have one consumer group;
+  create times are within 2^32 ms of each other, the range of a batch's column.
 * A batch takes the first message, and then later ones of the same sort, skipping others. Later messages of a skipped key are skipped, too:
-  so each key keeps its order, and mixed sorts still make large batches.
-* A batch holds at most so many messages and bytes; a message that is larger goes alone. A *suspect* (it was in a batch that was refused as
+  each key keeps its order, and mixed sorts still make large batches.
+* A batch has a limit of messages and bytes; a larger message goes alone. A *suspect* (it was in a batch that was refused as
   too large) is only taken into batches of at most as many messages as its entry says.
 
-Worked example: k:1, l:2 (directed), l:3, k:4. The first batch is 1 and 4: 2 is of another sort, and 3 is behind 2. The second one is 2,
+Worked example: k:1, l:2 (directed), l:3, k:4. The first batch is 1 and 4: 2 is of another sort, and 3 comes after 2. The second one is 2,
 the third 3.
 """
 

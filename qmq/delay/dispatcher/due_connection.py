@@ -1,7 +1,7 @@
 """The connection of a `DueWindow` to the master of its broker group.
 
-It never gives up: while it is needed it tries again, with the locator's pauses, and with growing ones for errors that only a change in the
-cluster can fix.
+It never gives up: while the window needs it, it tries again, with the locator's pauses, and with growing pauses for errors that only a
+change in the cluster can fix.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Takes due messages of all subjects, mixed. Each subject has a dispatcher of its own, and none waits for another.
+"""Takes due messages of all subjects, mixed. Each subject has a separate dispatcher, and none waits for another.
 
     dispatcher = DueDispatcher(links, plan_log, new_producer_id=ProducerIds())
     dispatcher.resume(plan, messages)      every open plan of earlier masters, in the order of their numbers, before the first put
@@ -6,8 +6,8 @@
     ...
     await dispatcher.stop()
 
-The plan log must write plans, dones and voids in the order of the calls (several may share an entry). So while a plan is open in the log,
-nothing that depends on it was planned.
+The plan log must write plans, dones and voids in the order of the calls (several may share an entry). While a plan is open in the log,
+no plan that depends on it is therefore written.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ class DueDispatcher:
 
     @property
     def set_aside(self) -> int:
-        """Messages that cannot be delivered as they are; the log names them."""
+        """Messages that cannot be delivered; the log names them."""
         return sum([each.set_aside_messages for each in self._subjects.values()])
 
     def stuck(self, subject: str) -> int:

@@ -2,34 +2,34 @@
 they are sent. Pure.
 
     admitted ──planned──▶ to be sent ──next──▶ on its way ──stored──▶ done
-                              ▲                    │ refused, or nobody knows: sent again, it and all behind it, after a rest
+                              ▲                    │ refused, or outcome unknown: this batch and all after it are sent again, after a rest
                               └────────────────────┤
                                                    └ certainly not stored, and not to be sent again under its number ──▶ void
 
-The destination is a broker group (unordered subjects) or a partition (ordered ones). What an answer means:
+The destination is a broker group (unordered subjects) or a partition (ordered ones). The meaning of each answer:
 
 | answer | unordered | ordered |
 |---|---|---|
 | stored | done | done |
-| nobody knows (connection lost, no answer) | uncertain: sent again here, for ever | the same |
+| unknown outcome (connection lost, no answer) | uncertain: sent again here, without a limit | the same |
 | Overloaded, NotMaster, DiskFull ... | sent again after a rest; `release`: void, unless uncertain | sent again after a rest |
-| ReadOnly | the same | (does not come) |
-| RouteChanged | (does not come) | sent again after a rest, the route is asked for; when the partition is left: void from there on |
-| OutOfSequence behind a refused one | (does not come) | part of that refusal |
-| OutOfSequence of the first undecided one | (does not come) | the broker has forgotten the producer: void from there on, new id |
-| InvalidArgument: what is in it is at fault, for good | void; `is_lost` if uncertain | the same, with all behind it; new id |
-| MessageTooLarge, others for good | void; if uncertain: sent again after a long rest | the same, with all behind it; new id |
+| ReadOnly | the same | (does not occur) |
+| RouteChanged | (does not occur) | sent again after a rest, the route is requested; when the partition is left: void from there on |
+| OutOfSequence after a refused one | (does not occur) | part of that refusal |
+| OutOfSequence of the first undecided one | (does not occur) | the broker has forgotten the producer: void from there on, new id |
+| InvalidArgument: the content is refused for good | void; `is_lost` if uncertain | the same, with all after it; new id |
+| MessageTooLarge, others for good | void; if uncertain: sent again after a long rest | the same, with all after it; new id |
 | none, and the partition is fenced | | void, `is_lost`: sent again elsewhere with the same message ids |
 
 Rules:
-* A batch leaves only when it is planned, and only behind all before it.
-* Ordered: a broker takes number n of a producer only behind n - 1, so a batch that will never be there takes all behind it along: none of
-  them is there. They are void when everything before is decided, and what comes next has a new producer id and begins at 0.
-  For the same reason all before one that is stored are stored, answered or not.
-* Ordered: batches of another producer id (an earlier master's, or before a new one) wait until all of the former are decided: between two
-  producers the broker keeps no order.
-* Voids are given in the order of the batches, to be written from the last to the first: so whatever part of them a crash leaves,
-  the open plans of a producer have no gap.
+* A batch leaves only when it is planned, and only after all batches before it.
+* Ordered: a broker takes number n of a producer only after n - 1. If a batch will never be stored, no batch after it is stored either.
+  These batches are void when everything before them is decided, and the next batch has a new producer id and begins at 0. For the same
+  reason, if a batch is stored, all batches before it are stored, answered or not.
+* Ordered: batches of another producer id (an earlier master's, or the next id) wait until all batches of the current one are decided,
+  because the broker keeps no order between two producers.
+* Voids are returned in the order of the batches, and must be written from the last to the first: whatever part of them a crash leaves,
+  the open plans of a producer then have no gap.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class DueBatch(InFlightBatch):
     is_lost: bool = False
     """Whether its outcome can never be known: its messages are sent again, with their ids."""
     fault: QmqError | None = None
-    """Why it can never be stored as it is."""
+    """The reason why it can never be stored."""
     says_again: bool = False
     """Whether `encoded` has the flag `BatchFlag.AGAIN`."""
 
@@ -83,7 +83,7 @@ class DueWindow(InFlightWindow[DueBatch]):
         self.group, self.partition, self.is_ordered = group, partition, is_ordered
         self._producer_id = 0
         self._next_number = 0
-        self._dead: DueBatch | None = None  # this batch and all behind it will never be stored there
+        self._dead: DueBatch | None = None  # this batch and all after it will never be stored there
         self._done: list[tuple[DueBatch, Produced]] = []
         self._void: list[DueBatch] = []
 

@@ -2,16 +2,16 @@
 
     put ─▶ by logical partition ─▶ partition: batcher ─planned─▶ window ─▶ broker group
                   ▲                                      │ settled after a change of the route
-                  └──────────── newest route ────────────┘ what is not stored there, and what waits behind it
+                  └──────────── newest route ────────────┘ messages that are not stored there, then messages that wait after them
 
-`Partitioner` (qmq/delivery/partitioner.py) says which partition a logical partition belongs to, through changes of the route. Beside that:
-* What an earlier master planned goes first. If the newest route lacks its partition, the logical partitions of its messages wait for it.
-* The route is asked for when a partition refuses as if it were sealed, again and again until it is newer.
+`Partitioner` (qmq/delivery/partitioner.py) says which partition a logical partition belongs to, through changes of the route. In addition:
+* Plans of an earlier master go first. If the newest route lacks their partition, the logical partitions of their messages wait for them.
+* When a partition refuses as if it were sealed, the route is requested until it is newer.
 * A message without a key cannot be sent here: it is set aside.
 
 Worked example: partition 1 holds [0, 8) and is split into 2 and 3 while three batches are on their way: the first is stored, the others
-are refused. The route of version 2 lacks partition 1, and what was refused is certainly not stored: void. Its messages, and then those that
-waited behind them, go to the batchers of 2 and 3, in order, and 2 and 3 take all that comes from now on.
+are refused. The route of version 2 lacks partition 1, and the refused batches are certainly not stored: void. Their messages, and then the
+messages that waited after them, go to the batchers of 2 and 3, in order, and 2 and 3 take all later messages.
 """
 
 from __future__ import annotations

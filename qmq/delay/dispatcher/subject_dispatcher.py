@@ -2,7 +2,7 @@
 
     put ─▶ unlocated ─located─▶ BalancedDispatcher or PartitionedDispatcher ─▶ broker groups
              ▲                 │
-             │                 ├ a message that is at fault (too large, no valid message) ─▶ aside, tried again after rising pauses
+             │                 ├ a faulty message (too large, not a valid message) ─▶ set aside, tried again after rising pauses
              └ another order ──┴ refused for good (OrderMismatch ...) ─▶ nothing new is planned until a rising pause is over
 
 Rules:
