@@ -313,7 +313,7 @@ class BatchView:
             return [header.create_time_ms] * header.count
         return [header.create_time_ms + each for each in int_column(self.region, at, "I", header.count)]
 
-    def dues_ms(self) -> tuple[int, ...] | None:
+    def due_times_ms(self) -> tuple[int, ...] | None:
         """When each message is to be delivered, milliseconds since 1970; None unless the batch is delayed."""
         at = self.layout.due
         return None if at < 0 else int_column(self.region, at, "q", self.header.count)

@@ -120,7 +120,7 @@ class Columns:
     create_deltas: list[int] | None = None
     message_ids: list[bytes] | None = None
     logical_partitions: Sequence[int] | None = None
-    dues: Sequence[int] | None = None
+    due_times_ms: Sequence[int] | None = None
 
 
 # --- writing -----------------------------------------------------------------------------------------------------------
@@ -178,9 +178,9 @@ def optional_buffers(columns: Columns) -> tuple[int, list[bytes]]:
     if columns.headers is not None:
         flags |= Column.HEADERS
         buffers += _header_buffers(columns.headers)
-    if columns.dues is not None:
+    if columns.due_times_ms is not None:
         flags |= Column.DUE
-        buffers.append(array("q", columns.dues).tobytes())
+        buffers.append(array("q", columns.due_times_ms).tobytes())
     return flags, buffers
 
 

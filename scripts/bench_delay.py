@@ -41,11 +41,11 @@ async def schedule(address: str, rate: int, seconds: float, scattered: bool) -> 
         count = int(rate * seconds)
         begin_ms = int((time.time() + LEAD_S + count / 200_000) * 1000)
         body = os.urandom(100)
-        dues = begin_ms + np.arange(count) * 1000 // rate
+        due_times_ms = begin_ms + np.arange(count) * 1000 // rate
         if scattered:
-            np.random.default_rng(1).shuffle(dues)
+            np.random.default_rng(1).shuffle(due_times_ms)
         for at in range(0, count, BATCH):
-            some = dues[at : at + BATCH].tolist()
+            some = due_times_ms[at : at + BATCH].tolist()
             producer.send_many([body] * len(some), due_ms=some)
             await (producer.drain() if producer.full else asyncio.sleep(0))
         await producer.flush()
@@ -72,8 +72,8 @@ def lateness(rate: int, seconds: int, scattered: int = 0) -> dict[str, float]:
     try:
         count = int(rate * seconds)
         begin, stored = together((schedule, node.address, rate, seconds, bool(scattered)), (stored_times, node.address, count))
-        dues = int(begin * 1000) + np.arange(count) * 1000 // rate
-        late = np.array(stored, np.int64) - dues  # They arrive in the order of their due times, so the n-th stored is the n-th due.
+        due_times_ms = int(begin * 1000) + np.arange(count) * 1000 // rate
+        late = np.array(stored, np.int64) - due_times_ms  # They arrive in the order of their due times, so the n-th stored is the n-th due.
         return {
             "p50, ms": float(np.percentile(late, 50)),
             "p99, ms": float(np.percentile(late, 99)),
@@ -94,7 +94,7 @@ async def acknowledged(address: str, count: int, size: int, mode: str, span_s: i
         producer: Any = mq.delayed_producer("intake") if delayed else mq.producer("intake")
         bodies = [os.urandom(size) for _ in range(BATCH)]
         due_ms = int(time.time() * 1000) + 24 * HOUR_MS
-        dues = [due_ms + i * span_s * 1000 // BATCH for i in range(BATCH)]
+        due_times_ms = [due_ms + i * span_s * 1000 // BATCH for i in range(BATCH)]
         if delayed:
             await producer.send(b"ready", due_ms=due_ms)
         else:
@@ -102,9 +102,9 @@ async def acknowledged(address: str, count: int, size: int, mode: str, span_s: i
         begin = time.monotonic()
         for _ in range(count // BATCH):
             if mode == "many":
-                producer.send_many(bodies, due_ms=dues) if delayed else producer.send_many(bodies)
+                producer.send_many(bodies, due_ms=due_times_ms) if delayed else producer.send_many(bodies)
             elif delayed:
-                for body, due in zip(bodies, dues, strict=True):
+                for body, due in zip(bodies, due_times_ms, strict=True):
                     producer.send(body, due_ms=due)
             else:
                 for body in bodies:
@@ -140,8 +140,10 @@ def batches(count: int, begin_ms: int, span_ms: int, size: int) -> Iterator[tupl
     for at in range(0, count, BATCH):
         hour_ms = begin_ms + int(at / count * span_ms) // HOUR_MS * HOUR_MS
         step = HOUR_MS // BATCH
-        dues = [hour_ms + (i * 7919 % BATCH) * step for i in range(BATCH)]
-        yield encode(b"bench", Columns([body] * BATCH, dues=dues), producer_id=1, batch_sequence=at // BATCH, create_time_ms=0)
+        due_times_ms = [hour_ms + (i * 7919 % BATCH) * step for i in range(BATCH)]
+        yield encode(
+            b"bench", Columns([body] * BATCH, due_times_ms=due_times_ms), producer_id=1, batch_sequence=at // BATCH, create_time_ms=0
+        )
 
 
 def fill(folder: Path, count: int, begin_ms: int, span_ms: int, size: int = 20) -> None:
@@ -160,7 +162,7 @@ def fill(folder: Path, count: int, begin_ms: int, span_ms: int, size: int = 20) 
     queue = store.open_queue("bench", 0)
 
     def find(_subject: bytes, _partition: int) -> Destination:
-        return Destination(queue, 1 << 20, check_dues=lambda *_: None)
+        return Destination(queue, 1 << 20, check_due_times=lambda *_: None)
 
     for number, (envelope, region) in enumerate(batches(count, begin_ms, span_ms, size)):
         store.append([read_batch(region, int.from_bytes(envelope[12:16], "little"), find)])

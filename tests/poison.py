@@ -32,7 +32,7 @@ HARMLESS_AT_INTAKE: Final = {"garbage that claims zstd"}
 
 def region_of(name: str, body: bytes = b"poison", subject: bytes = b"s", *, due_ms: int | None = None) -> bytes:
     """A batch of one message with a false header. Create times have deltas, and a delayed message has a due time."""
-    columns = Columns([body], create_deltas=[1], dues=None if due_ms is None else [due_ms])
+    columns = Columns([body], create_deltas=[1], due_times_ms=None if due_ms is None else [due_ms])
     _, region = encode(subject, columns, producer_id=7, batch_sequence=3, create_time_ms=1)
     fields = list(REGION.unpack_from(region))
     fields[LIES[name].field] = LIES[name].value

@@ -56,7 +56,7 @@ class FoundMessage:
 
     def _described(self, broker_group: str, message_id: str) -> pb.StoredMessage:
         view, index = self.view, self.index
-        keys, tags, headers, dues = view.keys(), view.tags(), view.headers(), view.dues_ms()
+        keys, tags, headers, due_times_ms = view.keys(), view.tags(), view.headers(), view.due_times_ms()
         return pb.StoredMessage(
             subject=self.queue.id.subject,
             partition=self.queue.id.partition,
@@ -69,7 +69,7 @@ class FoundMessage:
             headers=[pb.Header(name=name, value=value) for name, value in (headers[index] if headers else {}).items()],
             create_time_ms=view.create_times_ms()[index],
             append_time_ms=view.envelope.append_time_ms,
-            due_ms=dues[index] if dues else 0,
+            due_ms=due_times_ms[index] if due_times_ms else 0,
             is_directed=view.header.is_directed,
         )
 

@@ -29,7 +29,7 @@ _VECTOR_MIN: Final = 32
 _COMPRESSIONS: Final = frozenset(map(int, Compression))
 _DEAD_LETTERS: Final = DEAD_LETTERS.encode()
 
-CheckDues = Callable[[bytes, RegionHeader, Layout], None]
+CheckDueTimes = Callable[[bytes, RegionHeader, Layout], None]
 """(region, its header, its layout). Raises CallerError."""
 
 
@@ -42,7 +42,7 @@ class Destination(NamedTuple):
     """On an ordered subject: the partition's range."""
     needs_right: bool = False
     """Whether a batch needs the master's write lease."""
-    check_dues: CheckDues | None = None
+    check_due_times: CheckDueTimes | None = None
     """On a delay server: checks a delayed batch. None: delayed batches are refused."""
     awaits_flush: bool = False
     """Whether producers are answered only when a majority has flushed the batch."""
@@ -81,7 +81,7 @@ def read_batch(region: bytes, region_crc: int, find_queue: FindQueue) -> Intake:
     subject = region[REGION_BYTES : REGION_BYTES + header.subject_bytes]
     if subject.startswith(_DEAD_LETTERS):  # before a queue is created for it
         raise InvalidArgument("only brokers write to dead-letter queues: let a message fail, or reject it")
-    queue, body_bytes_max, lps, _, check_dues, awaits_flush = find_queue(subject, header.partition)
+    queue, body_bytes_max, lps, _, check_due_times, awaits_flush = find_queue(subject, header.partition)
     stored = limits.BATCH_BYTES_MAX if header.compression else header.body_bytes
     longest = _check_offsets(region, layout.body, header.count, stored, exact=not header.compression)
     if longest > body_bytes_max:
@@ -93,8 +93,8 @@ def read_batch(region: bytes, region_crc: int, find_queue: FindQueue) -> Intake:
     if header.is_directed:
         targeted.check(region, header, to_partition=lps is not None)
         bloom = targeted.LOOK_INSIDE
-    if check_dues is not None:
-        check_dues(region, header, layout)
+    if check_due_times is not None:
+        check_due_times(region, header, layout)
     elif layout.due >= 0:
         raise InvalidArgument("a delayed batch must go to a delay group, not to a broker: locate with `delayed`")
     if lps is not None:

@@ -115,13 +115,13 @@ def list_table(rows: list[dict[str, Any]], now_ms: int) -> LineTable:
 
 def stats_facts(found: DelayStats, now: datetime) -> dict[str, Any]:
     """The statistics of all delay groups, with a histogram of due times counted from `now`."""
-    dues = [Due(each.start, each.start + each.length, each.pending) for group in found.groups for each in group.buckets]
+    pending = [Due(each.start, each.start + each.length, each.pending) for group in found.groups for each in group.buckets]
     return {
         "time": moment(now),
         "pending": found.pending,
         "groups": [_group_facts(each) for each in found.groups],
         "silent_groups": dict(found.silent),
-        "histogram": _histogram_facts(histogram(dues, now)),
+        "histogram": _histogram_facts(histogram(pending, now)),
     }
 
 

@@ -20,7 +20,7 @@ from qmq.batch_columns import BatchFlag, Columns
 from qmq.client import due_times, message_checks
 from qmq.client.backlog import BUFFER_BYTES_MAX, ignored
 from qmq.client.delay_home import DelayHome
-from qmq.client.due_times import Dues, When
+from qmq.client.due_times import DueTimes, When
 from qmq.client.links import Links
 from qmq.client.open_batch import Batch
 from qmq.client.pipe import INFLIGHT_BATCHES_MAX
@@ -142,9 +142,9 @@ class DelayedProducer(Producer):
         batch.bytes += len(body)
         if key is not None or tags is not None or headers is not None or batch.keys or batch.tags or batch.headers:
             batch.add_columns(key, tags, headers)
-        if batch.dues is None:
-            batch.dues = []
-        batch.dues.append(due_ms)
+        if batch.due_times_ms is None:
+            batch.due_times_ms = []
+        batch.due_times_ms.append(due_ms)
         ticket = batch.ticket
         if len(bodies) >= self._batch_messages or batch.bytes >= self._batch_bytes:
             self._close_open()
@@ -157,7 +157,7 @@ class DelayedProducer(Producer):
         tags: Sequence[Iterable[str]] | None = None,
         headers: Sequence[Mapping[str, str | bytes]] | None = None,
         *,
-        due: Dues | None = None,
+        due: DueTimes | None = None,
         due_ms: Sequence[int] | int | None = None,
     ) -> Tickets:
         """Send many messages with less work for each; `due` or `due_ms` has one item a message, or is one for all. Raises as `send`."""
@@ -168,7 +168,7 @@ class DelayedProducer(Producer):
         message_checks.check_length("keys", keys, count)
         columns.keys = [message_checks.key_bytes(key) for key in keys] if keys else None
         now_ns = self._links.now_ns()
-        columns.dues = due_times.many_ms(due_ms, count, now_ns) if due is None else due_times.many(due, count, now_ns)
+        columns.due_times_ms = due_times.many_ms(due_ms, count, now_ns) if due is None else due_times.many(due, count, now_ns)
         return self.put(columns)
 
     def send_recurring(
@@ -192,7 +192,7 @@ class DelayedProducer(Producer):
         columns = Columns([message_checks.body_bytes(body, self._body_bytes_max)], headers=[found])
         columns.keys = [message_checks.key_bytes(key)] if key else None
         columns.tags = [message_checks.tag_tuple(tags)] if tags is not None else None
-        columns.dues = [now_ns // _NS_PER_MS if start_ms is None else due_times.checked(start_ms, now_ns)]
+        columns.due_times_ms = [now_ns // _NS_PER_MS if start_ms is None else due_times.checked(start_ms, now_ns)]
         (ticket,) = self.put(columns, BatchFlag.RECURRING).tickets
         return ticket
 
@@ -203,7 +203,7 @@ class DelayedProducer(Producer):
 
         Raises InvalidArgument if due times or required keys are missing; BufferFull, ClientClosed.
         """
-        if columns.dues is None or len(columns.dues) != len(columns.bodies):
+        if columns.due_times_ms is None or len(columns.due_times_ms) != len(columns.bodies):
             raise _one_of_two()
         if self._is_keyless(columns):
             raise _keyless(self.subject)
@@ -228,7 +228,7 @@ class DelayedProducer(Producer):
             produced.append_time_ms,
             group,
             batch.columns.message_ids,
-            batch.columns.dues or (),
+            batch.columns.due_times_ms or (),
         )
 
 

@@ -90,18 +90,18 @@ def due_of(delay: object, at: object, now_ns: int) -> int:
     return due_ms(at if delay is None else delay, now_ns)
 
 
-def many(dues: object, count: int, now_ns: int, what: str = "due") -> list[int]:
+def many(due_times: object, count: int, now_ns: int, what: str = "due") -> list[int]:
     """When `count` messages are due: one item for each, or one for all. Raises InvalidArgument, DelayTooLong."""
-    if isinstance(dues, timedelta | datetime):
-        return [due_ms(dues, now_ns)] * count
-    return [due_ms(each, now_ns) for each in _column(dues, count, what)]
+    if isinstance(due_times, timedelta | datetime):
+        return [due_ms(due_times, now_ns)] * count
+    return [due_ms(each, now_ns) for each in _column(due_times, count, what)]
 
 
-def many_ms(dues: Any, count: int, now_ns: int) -> Sequence[int]:
+def many_ms(due_times_ms: Any, count: int, now_ns: int) -> Sequence[int]:
     """`many` for milliseconds since 1970, with little work for each message. Raises InvalidArgument, DelayTooLong."""
-    if hasattr(dues, "__index__"):
-        return [checked(dues, now_ns)] * count
-    found = _column(dues, count, "due_ms")
+    if hasattr(due_times_ms, "__index__"):
+        return [checked(due_times_ms, now_ns)] * count
+    found = _column(due_times_ms, count, "due_ms")
     latest = now_ns // _NS_PER_MS + limits.DELAY_MS_MAX
     try:
         numbers = array("q", found)
@@ -151,5 +151,5 @@ def _span(ms: int) -> str:
     return f"{days:,.0f} days" if days == round(days) else f"{days:,.3f} days"
 
 
-Dues: TypeAlias = Sequence[When] | When
+DueTimes: TypeAlias = Sequence[When] | When
 """Due times of many messages: one item for each, or one for all."""

@@ -12,7 +12,7 @@ from typing import Any
 
 from qmq.client import message_checks
 from qmq.client.delayed_producer import DelayedProducer
-from qmq.client.due_times import Dues, When
+from qmq.client.due_times import DueTimes, When
 from qmq.client.interceptors import Chain, Outgoing, outgoing
 from qmq.client.links import Links
 from qmq.client.ordered.ordered_producer import OrderedProducer
@@ -100,7 +100,7 @@ class InterceptedDelayedProducer(DelayedProducer):
         tags: Sequence[Iterable[str]] | None = None,
         headers: Sequence[Headers] | None = None,
         *,
-        due: Dues | None = None,
+        due: DueTimes | None = None,
         due_ms: Sequence[int] | int | None = None,
     ) -> Tickets:
         told = _many(self.subject, bodies, keys, tags, headers, is_delayed=True)

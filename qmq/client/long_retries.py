@@ -151,7 +151,7 @@ def columns_of(batch: Sequence[LongRetry], group: str) -> tuple[Columns, int]:
         [message.create_time_ms for message in messages],
         [message.id.to_bytes() for message in messages],
     )
-    columns.dues = [each.due_ms for each in batch]
+    columns.due_times_ms = [each.due_ms for each in batch]
     return columns, first
 
 

@@ -43,7 +43,7 @@ class OpenBatch:
         "_runs",
         "bodies",
         "bytes",
-        "dues",
+        "due_times_ms",
         "flags",
         "headers",
         "keys",
@@ -59,7 +59,7 @@ class OpenBatch:
         self.keys: list[bytes] | None = None
         self.tags: list[tuple[str, ...]] | None = None
         self.headers: list[Mapping[str, bytes]] | None = None
-        self.dues: list[int] | None = None
+        self.due_times_ms: list[int] | None = None
         """The due times of delayed messages, in milliseconds since 1970."""
         self.flags = 0
         self.message_ids: list[bytes] | None = None
@@ -104,7 +104,7 @@ class OpenBatch:
         self.stamp()
         self.bodies, self.bytes = columns.bodies, size
         self.keys, self.tags, self.headers = columns.keys, columns.tags, columns.headers
-        self.dues = columns.dues  # type: ignore[assignment]  # nobody adds to it any more
+        self.due_times_ms = columns.due_times_ms  # type: ignore[assignment]  # nobody adds to it any more
         self.message_ids = columns.message_ids
         if create_time_ms is not None:
             self._created = columns.create_deltas, create_time_ms
@@ -120,7 +120,7 @@ class OpenBatch:
         if not self._runs:
             self.stamp()
         columns = Columns(self.bodies, self.keys, self.tags, self.headers)
-        columns.dues, columns.message_ids = self.dues, self.message_ids
+        columns.due_times_ms, columns.message_ids = self.due_times_ms, self.message_ids
         if self._created is not None:
             columns.create_deltas, first_ms = self._created
             return columns, first_ms
@@ -147,15 +147,15 @@ def cut(columns: Columns, begin: int, end: int) -> Columns:
         create_deltas=columns.create_deltas and columns.create_deltas[begin:end],
         message_ids=columns.message_ids and columns.message_ids[begin:end],
         logical_partitions=columns.logical_partitions and columns.logical_partitions[begin:end],
-        dues=columns.dues and columns.dues[begin:end],
+        due_times_ms=columns.due_times_ms and columns.due_times_ms[begin:end],
     )
 
 
 def size_of(columns: Columns) -> int:
     """About how many bytes the columns take."""
     size = sum(map(len, columns.bodies))
-    if columns.dues:
-        size += 8 * len(columns.dues)
+    if columns.due_times_ms:
+        size += 8 * len(columns.due_times_ms)
     if columns.keys:
         size += sum(map(len, columns.keys))
     if columns.tags:

@@ -86,13 +86,13 @@ class BatchReceipt:
 
 @dataclass(frozen=True, slots=True)
 class DelayedBatchReceipt(BatchReceipt):
-    """The receipt of delayed messages, stored at the delay group `broker_group`; message number `index` is due at `dues[index]`."""
+    """The receipt of delayed messages, stored at the delay group `broker_group`; message number `index` is due at `due_times_ms[index]`."""
 
-    dues: Sequence[int] = ()
+    due_times_ms: Sequence[int] = ()
 
     def delayed_id(self, index: int) -> str:
         """The id of message number `index` for `Client.delayed`."""
-        return str(DelayedId(self.id(index), self.dues[index], self.append_time_ms, self.broker_group))
+        return str(DelayedId(self.id(index), self.due_times_ms[index], self.append_time_ms, self.broker_group))
 
     def receipt(self, index: int) -> DelayedReceipt:
         """The receipt of message number `index` of the batch."""
@@ -103,7 +103,7 @@ class DelayedBatchReceipt(BatchReceipt):
             self.id(index),
             self.append_time_ms,
             self.broker_group,
-            self.dues[index],
+            self.due_times_ms[index],
         )
 
 

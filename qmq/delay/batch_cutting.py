@@ -95,8 +95,8 @@ class Pieces:
         self._lps = view.logical_partitions()
         self._tags = _lists_of(region, layout.tag_list, count, self._tags_at(view)) if layout.tag_list >= 0 else None
         self.headers = _lists_of(region, layout.header_list, count, self._headers_at(view)) if layout.header_list >= 0 else None
-        self.dues = view.dues_ms() or (0,) * count
-        self._due_rows = np.array(self.dues, "<i8")
+        self.due_times_ms = view.due_times_ms() or (0,) * count
+        self._due_rows = np.array(self.due_times_ms, "<i8")
         self._body_rows = _rows(region, layout.body, layout.body_data, header)
         self._view = view
         self._taken = view.bodies() if self._body_rows is None else None
@@ -130,7 +130,9 @@ class Pieces:
         body = self._bodies[place]
         size = len(body)
         ends = _TWO.pack(0, size)
-        return b"".join((self._head(1, size), self._subject, self.ids[place], _DUE.pack(self.dues[place]), ends, body, _ZEROS[-size & 7]))
+        return b"".join(
+            (self._head(1, size), self._subject, self.ids[place], _DUE.pack(self.due_times_ms[place]), ends, body, _ZEROS[-size & 7])
+        )
 
     def piece(self, places: Sequence[int]) -> bytes:
         """The region of the messages at these places."""
@@ -189,8 +191,8 @@ class Pieces:
 
     def moved(self, place: int, due_ms: int) -> bytes:
         """A batch of one: the same message with another due time."""
-        self.dues = (*self.dues[:place], due_ms, *self.dues[place + 1 :])
-        self._due_rows = np.array(self.dues, "<i8")
+        self.due_times_ms = (*self.due_times_ms[:place], due_ms, *self.due_times_ms[place + 1 :])
+        self._due_rows = np.array(self.due_times_ms, "<i8")
         return self.piece((place,))
 
     def next_run(self, place: int, first_id: bytes, due_ms: int) -> bytes:

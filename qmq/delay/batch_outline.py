@@ -94,13 +94,13 @@ class BatchOutline:
             name_data,
             value,
             value_data,
-            dues,
+            due_times_ms,
             body,
             body_data,
         ) = _FIELDS.unpack(self._packed)
         if first + place != at.ordinal or place >= count:
             return None
-        found_ms, begin, end = _due_and_body(read, dues + 8 * place, body + 4 * place)
+        found_ms, begin, end = _due_and_body(read, due_times_ms + 8 * place, body + 4 * place)
         if found_ms != due_ms:
             return None
         items = _Items(read, self.region_bytes)

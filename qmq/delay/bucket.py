@@ -74,19 +74,19 @@ class Bucket:
 
     # --- storing -------------------------------------------------------------------------------------------------------
 
-    def add(self, index: int, append_ms: int, region: bytes, crc: int, flags: int, dues: npt.NDArray[np.int64] | int) -> int:
-        """Store a batch for this bucket, and return the ordinal of its first message. `dues` are its column's values, or the only one."""
+    def add(self, index: int, append_ms: int, region: bytes, crc: int, flags: int, due_times_ms: npt.NDArray[np.int64] | int) -> int:
+        """Store a batch for this bucket, and return the ordinal of its first message. `due_times_ms`: its column, or the only time."""
         first, log = self.count, self.log
         total, position = ENVELOPE_BYTES + len(region), log.end
         assert position < LOG_BYTES_MAX, f"{log.name} is full: shorter buckets, or more delay groups, are needed"
         self._files.append(log, place(Kind.DATA, total, crc, first, 0, index, append_ms, 0), region)
-        if isinstance(dues, int):
-            self.idx.tail += _ROW.pack(dues, position >> 3, 0, flags)
+        if isinstance(due_times_ms, int):
+            self.idx.tail += _ROW.pack(due_times_ms, position >> 3, 0, flags)
             count = 1
         else:
-            count = len(dues)
+            count = len(due_times_ms)
             rows = np.empty(count, INDEX_ROW)
-            rows["due"] = dues
+            rows["due"] = due_times_ms
             rows["position8"] = position >> 3
             rows["place"] = _PLACES[:count]
             rows["flags"] = flags

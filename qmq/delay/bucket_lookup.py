@@ -94,18 +94,18 @@ def pending(bucket: Bucket, from_ms: int, end_ms: int, flags: int = 0) -> Iterat
     """Pending messages with from <= due < end and all of `flags`, ordered by (due, ordinal), a few hundred at a time. Raises LogDamaged."""
     behind, is_more = (from_ms - 1, bucket.count), True
     while is_more:
-        dues, ordinals, is_more = _first_pending(bucket, behind, end_ms, flags)
-        for at in range(0, len(dues), _CHUNK):
+        due_times_ms, ordinals, is_more = _first_pending(bucket, behind, end_ms, flags)
+        for at in range(0, len(due_times_ms), _CHUNK):
             part = slice(at, at + _CHUNK)
-            yield Places(dues[part], np.full(len(dues[part]), bucket.number, np.int32), ordinals[part])
+            yield Places(due_times_ms[part], np.full(len(due_times_ms[part]), bucket.number, np.int32), ordinals[part])
         if is_more:
-            behind = (int(dues[-1]), int(ordinals[-1]))
+            behind = (int(due_times_ms[-1]), int(ordinals[-1]))
 
 
 def _first_pending(
     bucket: Bucket, behind: tuple[int, int], end_ms: int, flags: int
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint32], bool]:
-    dues, ordinals, is_more = np.zeros(0, np.int64), np.zeros(0, np.uint32), False
+    due_times_ms, ordinals, is_more = np.zeros(0, np.int64), np.zeros(0, np.uint32), False
     for first in range(0, bucket.count, _SLICE_ROWS):
         rows = bucket.rows(first, min(first + _SLICE_ROWS, bucket.count))
         due, numbers = rows["due"], np.arange(first, first + len(rows), dtype=np.uint32)
@@ -113,12 +113,12 @@ def _first_pending(
         if flags:
             mask &= rows["flags"] & flags == flags
         mask &= (due < end_ms) & ((due > behind[0]) | ((due == behind[0]) & (numbers > behind[1])))
-        dues, ordinals = np.concatenate((dues, due[mask])), np.concatenate((ordinals, numbers[mask]))
-        if len(dues) > 2 * SORTED_MAX or first + _SLICE_ROWS >= bucket.count:
-            order = np.lexsort((ordinals, dues))
+        due_times_ms, ordinals = np.concatenate((due_times_ms, due[mask])), np.concatenate((ordinals, numbers[mask]))
+        if len(due_times_ms) > 2 * SORTED_MAX or first + _SLICE_ROWS >= bucket.count:
+            order = np.lexsort((ordinals, due_times_ms))
             is_more |= len(order) > SORTED_MAX
-            dues, ordinals = dues[order[:SORTED_MAX]], ordinals[order[:SORTED_MAX]]
-    return dues, ordinals, is_more
+            due_times_ms, ordinals = due_times_ms[order[:SORTED_MAX]], ordinals[order[:SORTED_MAX]]
+    return due_times_ms, ordinals, is_more
 
 
 def check(bucket: Bucket, cache: BatchCache, planned: Iterable[bytes], bucket_ms: int, closed_before: int) -> None:
@@ -131,7 +131,7 @@ def check(bucket: Bucket, cache: BatchCache, planned: Iterable[bytes], bucket_ms
         assert view.base_sequence == ordinal
         assert view.envelope.append_time_ms >= append_ms
         these = rows[ordinal : ordinal + view.count]
-        assert tuple(these["due"].tolist()) == view.dues_ms()
+        assert tuple(these["due"].tolist()) == view.due_times_ms()
         assert these["position8"].tolist() == [position // 8] * view.count
         assert these["place"].tolist() == list(range(view.count))
         assert these["flags"].tolist() == [view.header.flags & 0xFFFF] * view.count

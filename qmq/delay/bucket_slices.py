@@ -32,16 +32,16 @@ class Sieve:
         self.first_ms = first_ms
         self.end_ms = end_ms
         self.messages_max = messages_max
-        self._dues: list[npt.NDArray[np.int64]] = []
+        self._due_times_ms: list[npt.NDArray[np.int64]] = []
         self._ordinals: list[npt.NDArray[np.uint32]] = []
         self._kept = 0
         self._kept_max = messages_max + messages_max // 2
 
     def take(self, first: int, rows: npt.NDArray[np.void], settled: npt.NDArray[np.bool_]) -> None:
         """Take index rows from ordinal `first` on; `settled` says which of them are settled."""
-        dues = rows["due"]
-        places = np.flatnonzero((dues >= self.first_ms) & (dues < self.end_ms) & ~settled)
-        self._dues.append(dues[places].astype(np.int64))
+        due_times_ms = rows["due"]
+        places = np.flatnonzero((due_times_ms >= self.first_ms) & (due_times_ms < self.end_ms) & ~settled)
+        self._due_times_ms.append(due_times_ms[places].astype(np.int64))
         self._ordinals.append((places + first).astype(np.uint32))
         self._kept += len(places)
         if self._kept > self._kept_max:
@@ -49,24 +49,24 @@ class Sieve:
             self._kept_max = max(self.messages_max, self._kept) * 3 // 2
 
     def _draw_nearer(self) -> None:
-        dues, ordinals = self._joined()
-        if len(dues) > self.messages_max:
-            surplus_ms = int(np.partition(dues, self.messages_max)[self.messages_max])
-            self.end_ms = max(surplus_ms, int(dues.min()) + 1)
-            mask = dues < self.end_ms
-            dues, ordinals = dues[mask], ordinals[mask]
-        self._dues, self._ordinals, self._kept = [dues], [ordinals], len(dues)
+        due_times_ms, ordinals = self._joined()
+        if len(due_times_ms) > self.messages_max:
+            surplus_ms = int(np.partition(due_times_ms, self.messages_max)[self.messages_max])
+            self.end_ms = max(surplus_ms, int(due_times_ms.min()) + 1)
+            mask = due_times_ms < self.end_ms
+            due_times_ms, ordinals = due_times_ms[mask], ordinals[mask]
+        self._due_times_ms, self._ordinals, self._kept = [due_times_ms], [ordinals], len(due_times_ms)
 
     def _joined(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint32]]:
-        self._dues = [np.concatenate(self._dues or [np.empty(0, np.int64)])]
+        self._due_times_ms = [np.concatenate(self._due_times_ms or [np.empty(0, np.int64)])]
         self._ordinals = [np.concatenate(self._ordinals or [np.empty(0, np.uint32)])]
-        return self._dues[0], self._ordinals[0]
+        return self._due_times_ms[0], self._ordinals[0]
 
     def result(self, bucket: int) -> list[WheelRun]:
         """The messages that are due in [first_ms, end_ms), for the wheel."""
         self._draw_nearer()
-        dues, ordinals = self._joined()
-        return runs_of(Places(dues, np.full(len(dues), bucket, np.int32), ordinals))
+        due_times_ms, ordinals = self._joined()
+        return runs_of(Places(due_times_ms, np.full(len(due_times_ms), bucket, np.int32), ordinals))
 
 
 def sift(sieve: Sieve, bucket: int, reader: RowReader, settled: npt.NDArray[np.bool_], count: int, piece: int = PIECE) -> list[WheelRun]:

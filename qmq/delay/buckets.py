@@ -76,10 +76,12 @@ class Buckets:
 
     # --- storing, and what waits in memory -----------------------------------------------------------------------------
 
-    def add(self, number: int, index: int, append_ms: int, region: bytes, crc: int, flags: int, dues: npt.NDArray[np.int64] | int) -> int:
+    def add(
+        self, number: int, index: int, append_ms: int, region: bytes, crc: int, flags: int, due_times_ms: npt.NDArray[np.int64] | int
+    ) -> int:
         """Store a batch that is all of one bucket; see `Bucket.add`."""
         bucket = self._buckets.get(number) or self._new(number)
-        ordinal = bucket.add(index, append_ms, region, crc, flags, dues)
+        ordinal = bucket.add(index, append_ms, region, crc, flags, due_times_ms)
         self.grew(bucket)
         return ordinal
 

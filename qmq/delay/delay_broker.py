@@ -17,7 +17,7 @@ from qmq.batch import BatchView, Envelope
 from qmq.batch_columns import BatchFlag, Layout, RegionHeader
 from qmq.broker.broker import Broker, LookUpSubject, MakeParts
 from qmq.broker.broker_config import BrokerConfig
-from qmq.broker.produce_checks import CheckDues, Destination
+from qmq.broker.produce_checks import CheckDueTimes, Destination
 from qmq.client.producer import ProducerIds
 from qmq.clock import Clock
 from qmq.delay.delay_admin import EngineAdmin, check_due
@@ -142,9 +142,9 @@ class DelayBroker(Broker):
         if partition != 0:
             raise InvalidArgument(f"a delayed message has no partition yet: {partition} was named")
         queue, awaits_flush = self.store.open_queue(config.name, 0), config.flush is SubjectFlush.SYNC
-        return Destination(queue, config.body_bytes_max, check_dues=self._check_of(config), awaits_flush=awaits_flush)
+        return Destination(queue, config.body_bytes_max, check_due_times=self._check_of(config), awaits_flush=awaits_flush)
 
-    def _check_of(self, config: SubjectConfig) -> CheckDues:
+    def _check_of(self, config: SubjectConfig) -> CheckDueTimes:
         is_ordered = config.order is not Order.NONE
 
         def check(region: bytes, header: RegionHeader, layout: Layout) -> None:
@@ -200,9 +200,9 @@ def schedule_of(store: Store) -> Schedule:
 
 def latest_due(region: bytes, header: RegionHeader, layout: Layout) -> int:
     """The latest due time of a batch; a negative one if the batch has any."""
-    dues = np.frombuffer(region, "<i8", header.count, layout.due)
-    earliest = int(dues.min())
-    return earliest if earliest < 0 else int(dues.max())
+    due_times_ms = np.frombuffer(region, "<i8", header.count, layout.due)
+    earliest = int(due_times_ms.min())
+    return earliest if earliest < 0 else int(due_times_ms.max())
 
 
 def check_recurring(region: bytes, header: RegionHeader) -> None:

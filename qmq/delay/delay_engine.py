@@ -229,7 +229,7 @@ class Engine:
     def _pending(self, places: Places) -> None:
         """Messages became pending: they were stored, moved, or are next runs."""
         self.loader.stored(places)
-        if int(places.dues.min()) <= self._boundary_ms:
+        if int(places.due_times_ms.min()) <= self._boundary_ms:
             self.wake()
 
     # --- time ----------------------------------------------------------------------------------------------------------

@@ -37,25 +37,25 @@ class SchedulePlace(NamedTuple):
 class Places:
     """Many messages as three arrays of the same length; their order is up to the caller."""
 
-    dues: npt.NDArray[np.int64]
+    due_times_ms: npt.NDArray[np.int64]
     buckets: npt.NDArray[np.int32]
     ordinals: npt.NDArray[np.uint32]
 
     def __len__(self) -> int:
-        return len(self.dues)
+        return len(self.due_times_ms)
 
     def __getitem__(self, which: slice | npt.NDArray[Any]) -> Places:
         """A selection: by slice, mask, or indexes in any order."""
-        return Places(self.dues[which], self.buckets[which], self.ordinals[which])
+        return Places(self.due_times_ms[which], self.buckets[which], self.ordinals[which])
 
     def __iter__(self) -> Iterator[SchedulePlace]:
         return map(SchedulePlace, self.buckets.tolist(), self.ordinals.tolist())
 
     @classmethod
-    def of(cls, places: Sequence[SchedulePlace], dues: Sequence[int] = ()) -> Places:
-        """Make arrays of places; without `dues` (for reading only) due times are 0."""
+    def of(cls, places: Sequence[SchedulePlace], due_times_ms: Sequence[int] = ()) -> Places:
+        """Make arrays of places; without `due_times_ms` (for reading only) due times are 0."""
         return cls(
-            np.array(dues or [0] * len(places), np.int64),
+            np.array(due_times_ms or [0] * len(places), np.int64),
             np.array([each.bucket for each in places], np.int32),
             np.array([each.ordinal for each in places], np.uint32),
         )

@@ -96,14 +96,14 @@ class Loader:
 
     def stored(self, places: Places) -> None:
         """These messages became pending: those due before the horizon go into the wheel."""
-        is_near = places.dues < self.horizon_ms
+        is_near = places.due_times_ms < self.horizon_ms
         if is_near.all():
             self.wheel.add(places)
             return
         if is_near.any():
             self.wheel.add(places[is_near])
         if self._aside is not None:
-            is_meant = ~is_near & (places.dues < self._aside_end_ms)
+            is_meant = ~is_near & (places.due_times_ms < self._aside_end_ms)
             if is_meant.any():
                 self._aside.append(places[is_meant])
 
@@ -153,7 +153,7 @@ class Loader:
         self.wheel.add_runs(runs)
         self.horizon_ms = sieve.end_ms
         for places in aside:
-            self.wheel.add(places[places.dues < sieve.end_ms])
+            self.wheel.add(places[places.due_times_ms < sieve.end_ms])
 
     async def _read(self, bucket: int, sieve: Sieve, count: int | None) -> list[WheelRun]:
         """The bucket's first `count` messages (default: all) through the sieve."""

@@ -56,7 +56,7 @@ class StorePlanLog:
         self._now_ms = now_ms
         self._wake = wake
         self._next = schedule.next_plan
-        self._dues: dict[int, Sequence[int]] = {}
+        self._due_times_ms: dict[int, Sequence[int]] = {}
         self._ending: set[SchedulePlace] = set()
         """Messages in dispatch that are due and are never delivered themselves: recurring messages before their first run, and half
         messages, until they are cancelled.
@@ -88,7 +88,7 @@ class StorePlanLog:
         for message in draft.messages:
             if message.flags & _RECURRING:
                 self._recur(message)
-        self._dues[action.number] = [message.due_ms for message in draft.messages]
+        self._due_times_ms[action.number] = [message.due_ms for message in draft.messages]
         self._wake()
         await self._writer.committed()
         self.in_dispatch.difference_update(places)
@@ -96,13 +96,13 @@ class StorePlanLog:
 
     def done(self, plan: PlanAction, append_time_ms: int) -> None:
         self._writer.act(PlanDone((plan.number,)))
-        dues = self._dues.pop(plan.number, None)
-        if dues is not None:
-            self.lateness.note(self._now_ms(), append_time_ms - np.array(dues, np.int64))
+        due_times_ms = self._due_times_ms.pop(plan.number, None)
+        if due_times_ms is not None:
+            self.lateness.note(self._now_ms(), append_time_ms - np.array(due_times_ms, np.int64))
         self._wake()
 
     def void(self, plan: PlanAction) -> None:
-        self._dues.pop(plan.number, None)
+        self._due_times_ms.pop(plan.number, None)
         self.in_dispatch.update(places_of(plan))
         self._writer.act(PlanVoid((plan.number,)))
 

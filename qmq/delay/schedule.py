@@ -190,13 +190,13 @@ class Schedule:
             due_ms = unpack_from("<q", region, at)[0]
             self._store_one(index, append_time_ms, region, region_crc, flags, due_ms)
             return
-        dues = np.frombuffer(region, "<i8", count, at)
-        first = max(int(dues.min()) // self.bucket_ms, self.closed_before)
-        if max(int(dues.max()) // self.bucket_ms, self.closed_before) == first:
-            ordinal = self._buckets.add(first, index, append_time_ms, region, region_crc, flags & _FLAGS, dues)
-            self._tell(dues, np.full(count, first, np.int32), np.arange(ordinal, ordinal + count, dtype=np.uint32))
+        due_times_ms = np.frombuffer(region, "<i8", count, at)
+        first = max(int(due_times_ms.min()) // self.bucket_ms, self.closed_before)
+        if max(int(due_times_ms.max()) // self.bucket_ms, self.closed_before) == first:
+            ordinal = self._buckets.add(first, index, append_time_ms, region, region_crc, flags & _FLAGS, due_times_ms)
+            self._tell(due_times_ms, np.full(count, first, np.int32), np.arange(ordinal, ordinal + count, dtype=np.uint32))
         else:
-            self._cut(index, append_time_ms, region, region_crc, flags & _FLAGS, dues)
+            self._cut(index, append_time_ms, region, region_crc, flags & _FLAGS, due_times_ms)
 
     def subscribe(self, on_pending: Callable[[Places], None]) -> Callable[[], None]:
         """Report messages that become pending (stored, moved, or next runs) at once. Returns the function that ends this."""
@@ -208,9 +208,9 @@ class Schedule:
 
         return unsubscribe
 
-    def _tell(self, dues: npt.NDArray[np.int64], buckets: npt.NDArray[np.int32], ordinals: npt.NDArray[np.uint32]) -> None:
+    def _tell(self, due_times_ms: npt.NDArray[np.int64], buckets: npt.NDArray[np.int32], ordinals: npt.NDArray[np.uint32]) -> None:
         if self._on_pending is not None:
-            self._on_pending(Places(dues, buckets, ordinals))
+            self._on_pending(Places(due_times_ms, buckets, ordinals))
 
     def _store_one(self, index: int, append_ms: int, region: bytes, crc: int, flags: int, due_ms: int) -> SchedulePlace:
         number = max(due_ms // self.bucket_ms, self.closed_before)
@@ -219,20 +219,20 @@ class Schedule:
             self._tell(np.array([due_ms], np.int64), np.array([number], np.int32), np.array([ordinal], np.uint32))
         return SchedulePlace(number, ordinal)
 
-    def _cut(self, index: int, append_ms: int, region: bytes, crc: int, flags: int, dues: npt.NDArray[np.int64]) -> None:
-        numbers = np.maximum(dues // self.bucket_ms, self.closed_before).astype(np.int32)
+    def _cut(self, index: int, append_ms: int, region: bytes, crc: int, flags: int, due_times_ms: npt.NDArray[np.int64]) -> None:
+        numbers = np.maximum(due_times_ms // self.bucket_ms, self.closed_before).astype(np.int32)
         try:
-            ordinals = self._add_pieces(Pieces(region), index, append_ms, flags, dues, numbers)
+            ordinals = self._add_pieces(Pieces(region), index, append_ms, flags, due_times_ms, numbers)
         except UNREADABLE:  # it can never be read; it is stored unchanged, and reading it raises the error
             numbers[:] = numbers.min()
-            first = self._buckets.add(int(numbers[0]), index, append_ms, region, crc, flags, dues)
-            ordinals = np.arange(first, first + len(dues), dtype=np.uint32)
-        self._tell(dues, numbers, ordinals)
+            first = self._buckets.add(int(numbers[0]), index, append_ms, region, crc, flags, due_times_ms)
+            ordinals = np.arange(first, first + len(due_times_ms), dtype=np.uint32)
+        self._tell(due_times_ms, numbers, ordinals)
 
     def _add_pieces(
-        self, pieces: Pieces, index: int, append_ms: int, flags: int, dues: npt.NDArray[np.int64], numbers: npt.NDArray[np.int32]
+        self, pieces: Pieces, index: int, append_ms: int, flags: int, due_times_ms: npt.NDArray[np.int64], numbers: npt.NDArray[np.int32]
     ) -> npt.NDArray[np.uint32]:
-        add, ordinals = self._buckets.add, np.zeros(len(dues), np.uint32)
+        add, ordinals = self._buckets.add, np.zeros(len(due_times_ms), np.uint32)
         order = np.argsort(numbers, kind="stable")
         ends = [*(np.flatnonzero(np.diff(numbers[order])) + 1).tolist(), len(order)]
         first, every = 0, order.tolist()
@@ -240,10 +240,10 @@ class Schedule:
             if end == first + 1:
                 place = every[first]
                 piece = pieces.one(place)
-                ordinals[place] = add(number, index, append_ms, piece, crc32c(piece), flags, pieces.dues[place])
+                ordinals[place] = add(number, index, append_ms, piece, crc32c(piece), flags, pieces.due_times_ms[place])
             else:
                 for places, piece in pieces.cut(every[first:end]):
-                    ordinal = add(number, index, append_ms, piece, crc32c(piece), flags, dues[places])
+                    ordinal = add(number, index, append_ms, piece, crc32c(piece), flags, due_times_ms[places])
                     ordinals[places] = np.arange(ordinal, ordinal + len(places), dtype=np.uint32)
             first = end
         return ordinals

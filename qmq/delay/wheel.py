@@ -54,11 +54,11 @@ class Wheel:
     @property
     def nbytes(self) -> int:
         """The memory of its arrays, in bytes."""
-        return sum(run.nbytes for run in self._runs) + self._dues.nbytes + self._buckets.nbytes + self._ordinals.nbytes
+        return sum(run.nbytes for run in self._runs) + self._due_times_ms.nbytes + self._buckets.nbytes + self._ordinals.nbytes
 
     def clear(self) -> None:
         self._runs: list[WheelRun] = []
-        self._dues = np.empty(BASKET, np.int64)
+        self._due_times_ms = np.empty(BASKET, np.int64)
         self._buckets = np.empty(BASKET, np.int32)
         self._ordinals = np.empty(BASKET, np.uint32)
         self._gathered = 0
@@ -77,7 +77,7 @@ class Wheel:
         if self._gathered + count > BASKET:
             self._empty_basket()
         end = self._gathered + count
-        self._dues[self._gathered : end] = places.dues
+        self._due_times_ms[self._gathered : end] = places.due_times_ms
         self._buckets[self._gathered : end] = places.buckets
         self._ordinals[self._gathered : end] = places.ordinals
         self._gathered = end
@@ -96,7 +96,7 @@ class Wheel:
 
     def _basket(self) -> Places:
         end = self._gathered
-        return Places(self._dues[:end], self._buckets[:end], self._ordinals[:end])
+        return Places(self._due_times_ms[:end], self._buckets[:end], self._ordinals[:end])
 
     def _insert(self, run: WheelRun) -> None:
         self._runs.append(run)
@@ -123,13 +123,13 @@ class Wheel:
             return NOTHING
         found = self._take(due, boundary_ms, most)
         self._count -= len(found)
-        self.left_ms = max(self.left_ms, int(found.dues[-1]))
+        self.left_ms = max(self.left_ms, int(found.due_times_ms[-1]))
         return found
 
     def _sort_due(self, boundary_ms: int) -> None:
         """Make a run of the unsorted messages that are due."""
         basket = self._basket()
-        is_due = basket.dues <= boundary_ms
+        is_due = basket.due_times_ms <= boundary_ms
         if not is_due.any():
             return
         due, rest = basket[is_due], basket[~is_due]
@@ -146,8 +146,8 @@ class Wheel:
         found = [run.first(count) for run, count in zip(due, counts, strict=True)]
         places = found[0]
         if len(due) > 1:
-            places = Places(*(np.concatenate([getattr(each, name) for each in found]) for name in ("dues", "buckets", "ordinals")))
-            order = np.lexsort((places.ordinals, places.buckets, places.dues))[:most]
+            places = Places(*(np.concatenate([getattr(each, name) for each in found]) for name in ("due_times_ms", "buckets", "ordinals")))
+            order = np.lexsort((places.ordinals, places.buckets, places.due_times_ms))[:most]
             places = places[order]
             counts = np.bincount(np.repeat(np.arange(len(due)), counts)[order], minlength=len(due)).tolist()
         gone = {id(run) for run, count in zip(due, counts, strict=True) if count and run.leave(count)}
@@ -161,7 +161,7 @@ class Wheel:
             return None
         heads = [run.head_ms for run in self._runs]
         if self._gathered:
-            heads.append(int(self._dues[: self._gathered].min()))
+            heads.append(int(self._due_times_ms[: self._gathered].min()))
         return -(-min(heads) // self.tick_ms) * self.tick_ms
 
     # --- giving back ---------------------------------------------------------------------------------------------------

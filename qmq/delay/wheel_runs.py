@@ -65,14 +65,14 @@ class WheelRun:
 
     def samples(self, step: int, most: int) -> npt.NDArray[np.int64]:
         """The due times of every `step`-th of the first `most` messages: at each, `step` more messages are due."""
-        return self._dues(self.keys[self.at + step - 1 : self.at + most : step])
+        return self._due_times_ms(self.keys[self.at + step - 1 : self.at + most : step])
 
     def first(self, count: int) -> Places:
         """The first `count` places; they stay in the run."""
         keys = self.keys[self.at : self.at + count]
-        return Places(self._dues(keys), np.full(len(keys), self.bucket, np.int32), (keys & _LOW_BITS).astype(np.uint32))
+        return Places(self._due_times_ms(keys), np.full(len(keys), self.bucket, np.int32), (keys & _LOW_BITS).astype(np.uint32))
 
-    def _dues(self, keys: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:
+    def _due_times_ms(self, keys: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:
         return (keys >> _SHIFT).astype(np.int64) + (self.era << _ERA_BITS)
 
     def leave(self, count: int) -> bool:
@@ -102,8 +102,8 @@ def runs_of(places: Places) -> list[WheelRun]:
     """Sort places in any order into runs: one for each bucket and era; long ones are cut in order."""
     if not len(places):
         return []
-    eras = places.dues >> _ERA_BITS
-    keys = (places.dues & _LOW).astype(np.uint64) << _SHIFT | places.ordinals
+    eras = places.due_times_ms >> _ERA_BITS
+    keys = (places.due_times_ms & _LOW).astype(np.uint64) << _SHIFT | places.ordinals
     if eras.min() == eras.max() and places.buckets.min() == places.buckets.max():
         return _cut(int(eras[0]), int(places.buckets[0]), keys)
     order = np.lexsort((places.buckets, eras))

@@ -102,7 +102,7 @@ def columns_of(messages: Sequence[OutboxMessage]) -> tuple[Columns, int]:
         [message.message_id for message in messages],
     )
     if messages[0].due_ms is not None:
-        columns.dues = [message.due_ms or 0 for message in messages]
+        columns.due_times_ms = [message.due_ms or 0 for message in messages]
     return columns, first
 
 

@@ -107,7 +107,7 @@ class Simulation:
             Columns(
                 [str(wish.number).encode() for wish in wishes],
                 [f"k{wish.key}".encode() for wish in wishes],
-                dues=[min(wish.dues) for wish in wishes],
+                due_times_ms=[min(wish.due_times_ms) for wish in wishes],
             ),
             producer_id=1,
             batch_sequence=number,
@@ -117,10 +117,10 @@ class Simulation:
         append_ms = await master.send(region)
         for at, wish in enumerate(wishes):
             wish.is_acked = True
-            if self.world.now + 1_000 <= min(wish.dues):
+            if self.world.now + 1_000 <= min(wish.due_times_ms):
                 self.in_time.add(wish.number)
             if subject == PLAIN and self.random.random() < 0.25:
-                delayed = DelayedId(MessageId(1, number, at), min(wish.dues), append_ms, "d1")
+                delayed = DelayedId(MessageId(1, number, at), min(wish.due_times_ms), append_ms, "d1")
                 for _ in range(self.random.choice((1, 1, 2))):
                     self.world.after(self.random.randrange(20_000), self._change, wish, delayed)
 
@@ -144,13 +144,13 @@ class Simulation:
             wish.may_be_cancelled = before
 
     async def _move(self, master: SimMaster, wish: Wish, delayed: DelayedId) -> None:
-        before, due_ms = set(wish.dues), self.world.now + self.random.randrange(90_000)
-        wish.dues.add(due_ms)
+        before, due_ms = set(wish.due_times_ms), self.world.now + self.random.randrange(90_000)
+        wish.due_times_ms.add(due_ms)
         try:
             await master.admin.move(delayed, due_ms)
-            wish.dues, wish.may_be_cancelled = {due_ms}, False
+            wish.due_times_ms, wish.may_be_cancelled = {due_ms}, False
         except (TooLate, MessageNotFound):
-            wish.dues = before
+            wish.due_times_ms = before
 
     async def _send_recurring(self, master: SimMaster) -> None:
         self._number += 1
@@ -158,7 +158,7 @@ class Simulation:
         headers = {CRON: self.random.choice((b"* * * * *", b"*/2 * * * *")), ZONE: b"Europe/Berlin"}
         _, region = encode(
             PLAIN.encode(),
-            Columns([b"run"], headers=[headers], dues=[self.world.now]),
+            Columns([b"run"], headers=[headers], due_times_ms=[self.world.now]),
             producer_id=1,
             batch_sequence=number,
             create_time_ms=self.world.now,
@@ -228,15 +228,15 @@ class Simulation:
             if at < due_ms:
                 yield f"the run of {first} at {due_ms} came early, at {at}"
         for first, began_ms in self.recurring.items():
-            dues = sorted(due_ms for each, due_ms in counts if each == first)
+            due_times_ms = sorted(due_ms for each, due_ms in counts if each == first)
             end_ms = self.stopped.get(first, self.world.now - 2_000)
-            gaps = {b - a for a, b in pairwise(dues)}
+            gaps = {b - a for a, b in pairwise(due_times_ms)}
             if len(gaps) > 1:
                 yield f"runs of {first} are missing: {gaps}"
             step_ms = min(gaps, default=2 * MINUTE_MS)
-            if dues and dues[-1] + step_ms < end_ms - 1_000 and first not in self.stopped:
-                yield f"{first} came last at {dues[-1]}, and it is {self.world.now}"
-            if not dues and end_ms - began_ms > 3 * MINUTE_MS and first not in self.stopped:
+            if due_times_ms and due_times_ms[-1] + step_ms < end_ms - 1_000 and first not in self.stopped:
+                yield f"{first} came last at {due_times_ms[-1]}, and it is {self.world.now}"
+            if not due_times_ms and end_ms - began_ms > 3 * MINUTE_MS and first not in self.stopped:
                 yield f"{first} never came"
 
 

@@ -35,8 +35,8 @@ def group(tmp_path: Path) -> Iterator[DelayGroup]:
     bury([*found.graveyard, *found.master.loop.kill()])
 
 
-def _region(subject: str, number: int, dues: list[int], first: int) -> bytes:
-    columns = Columns([str(first + at).encode() for at in range(len(dues))], [b"k"] * len(dues), dues=dues)
+def _region(subject: str, number: int, due_times_ms: list[int], first: int) -> bytes:
+    columns = Columns([str(first + at).encode() for at in range(len(due_times_ms))], [b"k"] * len(due_times_ms), due_times_ms=due_times_ms)
     flags = BatchFlag.ORDERED if subject == "ordered" else 0
     return encode(subject.encode(), columns, producer_id=1, batch_sequence=number, create_time_ms=0, flags=flags)[1]
 
@@ -45,8 +45,8 @@ def _sent_a_day_ago(group: DelayGroup, subject: str) -> None:
     """Late ones, spread over the day, not in the order of their due times; and some that become due in a new master's first seconds."""
     late = [(at * 7_919 % LATE) * DAY_MS // LATE for at in range(LATE)]
     due = [DAY_MS + 500 + at * 10 for at in range(DUE)]
-    for number, (dues, first) in enumerate(((late[: LATE // 2], 0), (late[LATE // 2 :], LATE // 2), (due, LATE))):
-        group.log.append(Entry(number + 1, 0, _region(subject, number, dues, first)))
+    for number, (due_times_ms, first) in enumerate(((late[: LATE // 2], 0), (late[LATE // 2 :], LATE // 2), (due, LATE))):
+        group.log.append(Entry(number + 1, 0, _region(subject, number, due_times_ms, first)))
 
 
 def test_what_is_late_goes_oldest_first_and_what_is_due_does_not_wait_behind_it(group: DelayGroup) -> None:
@@ -55,9 +55,9 @@ def test_what_is_late_goes_oldest_first_and_what_is_due_does_not_wait_behind_it(
     group.elect()
     group.world.run(DAY_MS + 600_000)
     numbers = [int(message.body) for _, message, _ in group.real_time.stored]
-    dues = {int(message.body): message.due_ms for _, message, _ in group.real_time.stored}
+    due_times_ms = {int(message.body): message.due_ms for _, message, _ in group.real_time.stored}
     assert sorted(numbers) == list(range(LATE + DUE))
-    late = [dues[number] for number in numbers if number < LATE]
+    late = [due_times_ms[number] for number in numbers if number < LATE]
     assert late == sorted(late)
     last_due = max(at for at, number in enumerate(numbers) if number >= LATE)
     assert last_due < len(numbers) / 2, "the due ones waited for the late ones"
@@ -85,6 +85,6 @@ def test_on_an_ordered_subject_nothing_overtakes(group: DelayGroup) -> None:
     group.world.now = DAY_MS
     group.elect()
     group.world.run(DAY_MS + 600_000)
-    dues = [message.due_ms for _, message, _ in group.real_time.stored]
-    assert len(dues) == LATE + DUE
-    assert dues == sorted(dues)
+    due_times_ms = [message.due_ms for _, message, _ in group.real_time.stored]
+    assert len(due_times_ms) == LATE + DUE
+    assert due_times_ms == sorted(due_times_ms)

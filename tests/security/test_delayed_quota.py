@@ -124,7 +124,9 @@ async def test_who_asks_again_for_what_is_stored_is_answered_over_the_quota_too(
                 answers[HEADER.unpack_from(answer)[4]] = answer
 
         def ask(request_id: int, number: int) -> None:
-            envelope, region = encode(b"later", Columns([b"x"], dues=[due_ms]), producer_id=1, batch_sequence=number, create_time_ms=1)
+            envelope, region = encode(
+                b"later", Columns([b"x"], due_times_ms=[due_ms]), producer_id=1, batch_sequence=number, create_time_ms=1
+            )
             broker.produce(Asker(), request_id, memoryview(envelope + region))
 
         ask(1, 0)

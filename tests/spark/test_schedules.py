@@ -44,11 +44,11 @@ class Store:
         self.index = 0
         self.number = 0
 
-    def send(self, dues: list[int], *, subject: str = "orders", flags: int = 0, **columns: Any) -> None:
+    def send(self, due_times_ms: list[int], *, subject: str = "orders", flags: int = 0, **columns: Any) -> None:
         compression = columns.pop("compression", Compression.NONE)
         self.number += 1
         self.index += 1
-        found = Columns([b"%d" % place for place in range(len(dues))], dues=dues, **columns)
+        found = Columns([b"%d" % place for place in range(len(due_times_ms))], due_times_ms=due_times_ms, **columns)
         envelope, region = encode(
             subject.encode(),
             found,
@@ -161,10 +161,10 @@ def test_random_schedules_are_read_as_the_schedule_reads_them(tmp_path: Path, se
         pending = [each for each in every if store.schedule.state_of(SchedulePlace(*each)) == "pending"]
         kind = random.choice(["send", "send", "plan", "done", "cancel", "move", "save"])
         if kind == "send":
-            dues = [START + random.randint(0, 5_000) for _ in range(random.randint(1, 9))]
-            deltas = [random.randint(0, 99) for _ in dues] if random.random() < 0.5 else None
-            ids = [random.randbytes(16) for _ in dues] if random.random() < 0.5 else None
-            store.send(dues, subject=random.choice(["a", "orders.paid", "x" * 40]), create_deltas=deltas, message_ids=ids)
+            due_times_ms = [START + random.randint(0, 5_000) for _ in range(random.randint(1, 9))]
+            deltas = [random.randint(0, 99) for _ in due_times_ms] if random.random() < 0.5 else None
+            ids = [random.randbytes(16) for _ in due_times_ms] if random.random() < 0.5 else None
+            store.send(due_times_ms, subject=random.choice(["a", "orders.paid", "x" * 40]), create_deltas=deltas, message_ids=ids)
         elif kind == "plan" and pending:
             plans += 1
             store.plan(plans, *random.choice(pending))

@@ -157,7 +157,7 @@ async def test_delayed_batches_are_found_and_fetched_at_the_delay_group(tmp_path
     async with running(node_config(tmp_path, delay=True)) as node, qmq.connect(node.address) as mq:
         await mq.metadata.create_subject(SubjectConfig("s"))
         due = node.broker.clock.time_ms() + 3_600_000
-        region = encode(b"s", Columns([b"later"] * 2, dues=[due] * 2), producer_id=PRODUCER, batch_sequence=4, create_time_ms=1)
+        region = encode(b"s", Columns([b"later"] * 2, due_times_ms=[due] * 2), producer_id=PRODUCER, batch_sequence=4, create_time_ms=1)
 
         def write(masters: MasterConnections) -> tuple[list[list[int]], wire.Fetched]:
             (group,) = masters.locate("s").hosts

@@ -111,7 +111,7 @@ def test_each_row_comes_back_from_a_batch_as_it_was(rows: list[dict[str, Any]], 
         assert view.tag_hashes() == tuple(tag_hash(tag) for row in mine for tag in row["tags"] or ())
         assert (view.headers() or [{}] * len(mine)) == [row["headers"] or {} for row in mine]
         assert view.create_times_ms() == [row["create_time"] // 1000 for row in mine]
-        assert view.dues_ms() == (tuple(NOW_MS + row["delay_ms"] for row in mine) if is_delayed else None)
+        assert view.due_times_ms() == (tuple(NOW_MS + row["delay_ms"] for row in mine) if is_delayed else None)
         assert all((row["delay_ms"] is not None) == is_delayed for row in mine)
         derived = WRITER.message_ids(load.rows)
         assert view.message_ids() == [

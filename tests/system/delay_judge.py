@@ -15,11 +15,11 @@ from typing import NamedTuple
 
 @dataclass(slots=True)
 class Wish:
-    """A message that was sent. `dues` are its possible due times: several while the outcome of a move is unknown."""
+    """A message that was sent. `due_times_ms` are its possible due times: several while the outcome of a move is unknown."""
 
     number: int
     key: int
-    dues: set[int]
+    due_times_ms: set[int]
     is_acked: bool = False
     is_refused: bool = False
     """It is certain that it was not stored."""
@@ -66,7 +66,7 @@ def judge(wishes: Iterable[Wish], sights: Iterable[Sight], *, early_ms: int = 0)
 
 
 def _judge_one(verdict: Verdict, wish: Wish, copies: list[Sight], early_ms: int) -> None:
-    name = f"{wish.number} (due {sorted(wish.dues)})"
+    name = f"{wish.number} (due {sorted(wish.due_times_ms)})"
     if len(copies) > 1:
         verdict.object_to(f"{name} came {len(copies)} times: {[(each.queue, each.sequence) for each in copies]}")
     if wish.is_cancelled:
@@ -81,10 +81,10 @@ def _judge_one(verdict: Verdict, wish: Wish, copies: list[Sight], early_ms: int)
     if wish.is_refused:
         verdict.object_to(f"{name} was refused, and came")
     verdict.delivered += 1
-    late_ms = copies[0].append_ms - min(wish.dues)
+    late_ms = copies[0].append_ms - min(wish.due_times_ms)
     if late_ms < -early_ms:
         verdict.object_to(f"{name} came {-late_ms} ms early")
-    if len(wish.dues) == 1:
+    if len(wish.due_times_ms) == 1:
         verdict.lateness_ms.append(late_ms)
 
 
@@ -93,7 +93,7 @@ def out_of_order(wishes: Iterable[Wish], sights: Iterable[Sight]) -> list[str]:
 
     `sights` are in the order in which a group consumed them; senders number in the order of sending, and send well before what is due.
     """
-    known = {wish.number: wish for wish in wishes if len(wish.dues) == 1}
+    known = {wish.number: wish for wish in wishes if len(wish.due_times_ms) == 1}
     found: list[str] = []
     last: dict[int, tuple[int, int]] = {}
     done: set[int] = set()
@@ -102,7 +102,7 @@ def out_of_order(wishes: Iterable[Wish], sights: Iterable[Sight]) -> list[str]:
         if wish is None or sight.number in done:
             continue
         done.add(sight.number)
-        (due,) = wish.dues
+        (due,) = wish.due_times_ms
         mine, before = (due, wish.number), last.get(wish.key, (-1, -1))
         if mine < before:
             found.append(f"key {wish.key}: {wish.number} (due {due}) came behind {before[1]} (due {before[0]})")

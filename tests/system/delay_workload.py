@@ -80,7 +80,7 @@ class DelayWorkload:
     async def _send(self, client: qmq.Client, subject: str, count: int) -> list[tuple[Wish, str | None]]:
         wishes = [self._wish() for _ in range(count)]
         bodies = [str(wish.number).encode() for wish in wishes]
-        ats = [datetime.fromtimestamp(min(wish.dues) / 1000, UTC) for wish in wishes]
+        ats = [datetime.fromtimestamp(min(wish.due_times_ms) / 1000, UTC) for wish in wishes]
         keys = [f"k{wish.key}" for wish in wishes] if subject == ORDERED else None
         try:
             if count == 1:
@@ -94,7 +94,7 @@ class DelayWorkload:
         acked_ms = _now_ms()
         for wish in wishes:
             wish.is_acked = True
-            if acked_ms + 1_000 <= min(wish.dues):
+            if acked_ms + 1_000 <= min(wish.due_times_ms):
                 self.in_time.add(wish.number)
         return list(zip(wishes, ids, strict=True))
 
@@ -119,14 +119,14 @@ class DelayWorkload:
     async def _move(self, client: qmq.Client, wish: Wish, delayed_id: str) -> None:
         await asyncio.sleep(self._random.random())
         due_ms = _now_ms() + 1_000 + self._random.randrange(4_000)
-        before = set(wish.dues)
-        wish.dues.add(due_ms)
+        before = set(wish.due_times_ms)
+        wish.due_times_ms.add(due_ms)
         try:
             await client.delayed.move(delayed_id, datetime.fromtimestamp(due_ms / 1000, UTC))
-            wish.dues = {due_ms}
+            wish.due_times_ms = {due_ms}
         except QmqError as failure:  # too late, most often
             if failure.outcome is Outcome.NOT_STORED:
-                wish.dues = before
+                wish.due_times_ms = before
 
     # --- seeing --------------------------------------------------------------------------------------------------------
 
@@ -161,7 +161,7 @@ class DelayWorkload:
         """Stop sending; wait for the messages that must be delivered, and a while longer for those that must not."""
         self._stops.set()
         await asyncio.gather(*self._sending)
-        last_ms = max((max(wish.dues) for wish in self.wishes.values()), default=0)
+        last_ms = max((max(wish.due_times_ms) for wish in self.wishes.values()), default=0)
         await asyncio.sleep(max(last_ms - _now_ms(), 0) / 1000)
         with suppress(TimeoutError):
             async with asyncio.timeout(within_s):

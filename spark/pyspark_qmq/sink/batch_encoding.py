@@ -36,8 +36,8 @@ def encode(
     columns.logical_partitions()
     columns.tags()
     columns.headers()
-    columns.dues()
-    body_bytes, bodies = columns.bodies(compression if load.dues is None else Compression.NONE)
+    columns.due_times_ms()
+    body_bytes, bodies = columns.bodies(compression if load.due_times_ms is None else Compression.NONE)
     subject = to.subject.encode()
     header = REGION.pack(
         writer.producer_id(to),
@@ -49,7 +49,7 @@ def encode(
         to.partition,
         body_bytes,
         len(subject),
-        compression if load.dues is None else Compression.NONE,
+        compression if load.due_times_ms is None else Compression.NONE,
         0,
     )
     region = b"".join([header, padded(subject), *columns.buffers, *bodies])
@@ -140,9 +140,9 @@ class _Columns:
             if marks[-1]:
                 self._add(Column.HEADERS, marks, *arrow_vectors.strings(names), *arrow_vectors.strings(values))
 
-    def dues(self) -> None:
-        if self._load.dues is not None:
-            self._add(Column.DUE, np.ascontiguousarray(self._load.dues))
+    def due_times_ms(self) -> None:
+        if self._load.due_times_ms is not None:
+            self._add(Column.DUE, np.ascontiguousarray(self._load.due_times_ms))
 
     def bodies(self, compression: Compression) -> tuple[int, list[Buffer]]:
         """(stored bytes, the buffers)."""

@@ -46,7 +46,7 @@ class Load:
     """For an ordered subject: the rows' logical partitions."""
     ids: Ids | None = None
     """The rows' own message ids, if they have any."""
-    dues: npt.NDArray[np.int64] | None = None
+    due_times_ms: npt.NDArray[np.int64] | None = None
     """For delayed rows: the due times in milliseconds since 1970."""
 
     def pick(self, chosen: npt.NDArray[np.int64]) -> Load:
@@ -58,7 +58,9 @@ class Load:
             return None if column is None else column[chosen]
 
         size = max(self.size * len(chosen) // len(self.rows), 1)
-        return Load(self.number, self.rows[chosen], size, self.chunk, some(self.places), some(self.lps), some(self.ids), some(self.dues))
+        return Load(
+            self.number, self.rows[chosen], size, self.chunk, some(self.places), some(self.lps), some(self.ids), some(self.due_times_ms)
+        )
 
     @classmethod
     def join(cls, pieces: list[Load]) -> Load:
@@ -71,7 +73,7 @@ class Load:
 
         first = pieces[0]
         size = sum(each.size for each in pieces)
-        return cls(first.number, whole("rows"), size, first.chunk, whole("places"), whole("lps"), whole("ids"), whole("dues"))
+        return cls(first.number, whole("rows"), size, first.chunk, whole("places"), whole("lps"), whole("ids"), whole("due_times_ms"))
 
 
 @dataclass(slots=True, eq=False)
@@ -115,7 +117,7 @@ def split(chunk: RowChunk, fields: Fields, default: str, own_ids: Ids | None, no
 
     Raises InvalidArgument, InvalidName: a row's subject. DelayTooLong.
     """
-    dues, is_delayed = _dues(chunk, fields, now_ms)
+    due_times_ms, is_delayed = _due_times_ms(chunk, fields, now_ms)
     names, codes = _subjects(chunk, fields, default)
     classes = codes * 2 if is_delayed is None else codes * 2 + is_delayed
     rows = chunk.first_row + np.arange(chunk.batch.num_rows, dtype=np.int64)
@@ -124,9 +126,9 @@ def split(chunk: RowChunk, fields: Fields, default: str, own_ids: Ids | None, no
         load = Load(chunk.number, rows[places], int(chunk.sizes[places].sum()) + ROW_BYTES * len(places), chunk, places)
         if own_ids is not None:
             load = replace(load, ids=own_ids[places])
-        if each % 2 and dues is not None:
-            row_checks.check_dues(dues[places], now_ms, load.rows)
-            load = replace(load, dues=dues[places])
+        if each % 2 and due_times_ms is not None:
+            row_checks.check_due_times(due_times_ms[places], now_ms, load.rows)
+            load = replace(load, due_times_ms=due_times_ms[places])
         yield names[each // 2], bool(each % 2), load
 
 
@@ -145,18 +147,18 @@ def _subjects(chunk: RowChunk, fields: Fields, default: str) -> tuple[list[str],
     return names, found.indices.to_numpy().astype(np.int64)
 
 
-def _dues(chunk: RowChunk, fields: Fields, now_ms: int) -> tuple[Any, Any]:
+def _due_times_ms(chunk: RowChunk, fields: Fields, now_ms: int) -> tuple[Any, Any]:
     """(due time of each row, mask of delayed rows); None if no row is delayed."""
     if fields.delay_ms >= 0:
         array = chunk.batch.column(fields.delay_ms)
         delays = pc.fill_null(array.cast(pa.int64()), 0).to_numpy()
-        dues = now_ms + np.clip(delays, -now_ms, (1 << 62) - now_ms)
+        due_times_ms = now_ms + np.clip(delays, -now_ms, (1 << 62) - now_ms)
     elif fields.deliver_at >= 0:
         array = chunk.batch.column(fields.deliver_at)
-        dues = np.maximum(arrow_vectors.milliseconds(array, up=True), 0)
+        due_times_ms = np.maximum(arrow_vectors.milliseconds(array, up=True), 0)
     else:
         return None, None
-    return (dues, arrow_vectors.valid(array)) if array.null_count < len(array) else (None, None)
+    return (due_times_ms, arrow_vectors.valid(array)) if array.null_count < len(array) else (None, None)
 
 
 def routed(load: Load, fields: Fields, subject: str, logical_partitions: int) -> Load:

@@ -54,9 +54,9 @@ def check(batch: pa.RecordBatch, fields: Fields, first_row: int) -> npt.NDArray[
     return sizes
 
 
-def check_dues(dues: npt.NDArray[np.int64], now_ms: int, rows: npt.NDArray[np.int64]) -> None:
+def check_due_times(due_times_ms: npt.NDArray[np.int64], now_ms: int, rows: npt.NDArray[np.int64]) -> None:
     """Raise DelayTooLong for a row whose delay exceeds the limit."""
-    wrong = dues > now_ms + limits.DELAY_MS_MAX
+    wrong = due_times_ms > now_ms + limits.DELAY_MS_MAX
     if wrong.any():
         days = limits.DELAY_MS_MAX // 86_400_000
         row = rows[int(np.argmax(wrong))]

@@ -39,11 +39,11 @@ def _raise(cause: BaseException) -> None:
 async def served(folder: Path, fatal: Callable[[BaseException], None] = _raise) -> AsyncIterator[tuple[Broker, Connection]]:
     store = open_store(folder, LogConfig(), ManualClock())
     running = alone(store, ManualClock(), fatal=fatal)
-    broker, upkeep, server = running.broker, running.maintenance, running.data
+    broker, maintenance, server = running.broker, running.maintenance, running.data
     store.append([intake(store.open_queue("s", 0), [b"x"] * MESSAGES)])
     store.begin_flush().run()
     await server.start("127.0.0.1", 0)
-    upkeep.start()
+    maintenance.start()
     connection = await connect(f"127.0.0.1:{server.port}", "test")
     try:
         yield broker, connection
@@ -51,7 +51,7 @@ async def served(folder: Path, fatal: Callable[[BaseException], None] = _raise) 
         connection.close()
         await connection.wait_closed()
         await server.stop()
-        await upkeep.stop()
+        await maintenance.stop()
         store.close()
 
 

@@ -44,11 +44,11 @@ DIRECTED = BatchFlag.DIRECTED
 
 
 def checked(
-    queue: Queue, columns: Columns, *, number: int = 0, flags: int = DIRECTED, lps: LpRange | None = None, takes_dues: bool = False
+    queue: Queue, columns: Columns, *, number: int = 0, flags: int = DIRECTED, lps: LpRange | None = None, takes_due_times: bool = False
 ) -> Intake:
     """A batch as the broker takes it in."""
     envelope, region = encode(b"s", columns, producer_id=7, batch_sequence=number, create_time_ms=1, flags=flags)
-    destination = Destination(queue, MIB, lps, check_dues=_takes_any if takes_dues else None)
+    destination = Destination(queue, MIB, lps, check_due_times=_takes_any if takes_due_times else None)
     return read_batch(region, sent_sizes(envelope)[1], lambda *_: destination)
 
 
@@ -177,13 +177,13 @@ def test_a_batch_whose_bloom_is_full_by_its_tags_goes_to_everybody(store: Store,
         [{"qmq-group": b"a b"}] * 2,
     ],
 )
-@pytest.mark.parametrize("dues", [None, [5, 6]])
+@pytest.mark.parametrize("due_times_ms", [None, [5, 6]])
 def test_a_directed_batch_that_does_not_say_for_whom_is_refused_everywhere(
-    queue: Queue, headers: list[Mapping[str, bytes]] | None, dues: list[int] | None
+    queue: Queue, headers: list[Mapping[str, bytes]] | None, due_times_ms: list[int] | None
 ) -> None:
     with pytest.raises(InvalidArgument, match="qmq-group"):
-        checked(queue, Columns([b"x", b"y"], headers=headers, dues=dues), takes_dues=dues is not None)
-    checked(queue, Columns([b"x", b"y"], headers=headers, dues=dues), takes_dues=dues is not None, flags=0)
+        checked(queue, Columns([b"x", b"y"], headers=headers, due_times_ms=due_times_ms), takes_due_times=due_times_ms is not None)
+    checked(queue, Columns([b"x", b"y"], headers=headers, due_times_ms=due_times_ms), takes_due_times=due_times_ms is not None, flags=0)
 
 
 def test_a_directed_batch_to_an_ordered_subject_is_refused(queue: Queue) -> None:
@@ -191,9 +191,9 @@ def test_a_directed_batch_to_an_ordered_subject_is_refused(queue: Queue) -> None
     with pytest.raises(OrderMismatch, match="directed"):
         checked(queue, columns, lps=LpRange(0, 1))
     checked(queue, columns, lps=LpRange(0, 1), flags=0)
-    delayed = Columns([b"x"], keys=[b"k"], headers=[TO_A], dues=[5])
+    delayed = Columns([b"x"], keys=[b"k"], headers=[TO_A], due_times_ms=[5])
     with pytest.raises(OrderMismatch, match="directed"):
-        checked(queue, delayed, flags=DIRECTED | BatchFlag.ORDERED, takes_dues=True)
+        checked(queue, delayed, flags=DIRECTED | BatchFlag.ORDERED, takes_due_times=True)
 
 
 def test_a_replay_indexes_directed_batches_as_they_were_indexed(tmp_path: Path) -> None:

@@ -53,15 +53,15 @@ async def served(folder: Path, config: LogConfig, disk: Disk | None = None, *, t
     fatal: list[BaseException] = []
     store = open_store(folder, config, SystemClock(), disk=disk)
     running = alone(store, SystemClock(), BrokerConfig(**options), fatal=fatal.append, tick_s=TICK_S)
-    broker, upkeep, server = running.broker, running.maintenance, running.data
+    broker, maintenance, server = running.broker, running.maintenance, running.data
     await server.start("127.0.0.1", 0)
     if ticks:
-        upkeep.start()
+        maintenance.start()
     try:
         yield broker, server, fatal
     finally:
         await server.stop()
-        await upkeep.stop()
+        await maintenance.stop()
         store.close()
 
 

@@ -33,7 +33,7 @@ class CountingClock(ManualClock):
 
 
 class Kept:
-    """A broker with its upkeep, which keeps 100 kB of each subject."""
+    """A broker with its maintenance, which keeps 100 kB of each subject."""
 
     def __init__(self, folder: Path, config: LogConfig, disk: Disk, *, is_replicated: bool = False) -> None:
         self.folder, self.clock, self.fatal = folder, CountingClock(), list[BaseException]()
@@ -41,7 +41,7 @@ class Kept:
         look_up = lambda name: SubjectConfig(name, retention_bytes=100_000)  # noqa: E731
         broker_config = BrokerConfig(retention_interval_ms=0)
         running = alone(self.store, self.clock, broker_config, look_up=look_up, fatal=self.fatal.append)
-        self.broker, self.upkeep = running.broker, running.maintenance
+        self.broker, self.maintenance = running.broker, running.maintenance
 
     def fill(self, count: int, subject: str = "s", start: int = 0) -> None:
         queue = self.store.open_queue(subject, 0)
@@ -62,7 +62,7 @@ async def kept(folder: Path, disk: Disk | None = None, config: LogConfig = CONFI
     try:
         yield found
     finally:
-        await found.upkeep.stop()
+        await found.maintenance.stop()
         found.store.close()
 
 
@@ -99,7 +99,7 @@ async def test_what_a_full_disk_kept_from_being_deleted_goes_later(tmp_path: Pat
     async with kept(tmp_path, disk) as broker:
         broker.fill(200)
         before = broker.segments()
-        broker.upkeep.start()
+        broker.maintenance.start()
         await eventually(lambda: disk.refused >= 3)
         assert broker.segments() == before > len(broker.store.messages.bases)
         disk.is_full = False
@@ -113,10 +113,10 @@ async def test_what_a_full_disk_kept_goes_after_a_restart_too(tmp_path: Path) ->
     disk = FullDisk()
     async with kept(tmp_path, disk) as broker:
         broker.fill(200)
-        broker.upkeep.start()
+        broker.maintenance.start()
         await eventually(lambda: disk.refused >= 1)
     async with kept(tmp_path) as broker:
-        broker.upkeep.start()
+        broker.maintenance.start()
         await eventually(lambda: broker.segments() == len(broker.store.messages.bases) < 5)
         assert broker.store.open_queue("s", 0).next_sequence == 200
 
@@ -131,7 +131,7 @@ async def test_a_damaged_consume_log_does_not_end_retention_of_the_others(tmp_pa
         broker.clock.now_ms += CONFIG.retention_ms + 1
         broker.fill(100, "good", start=200)
         before = broker.segments()
-        broker.upkeep.start()
+        broker.maintenance.start()
         await eventually(lambda: broker.broker.counters.files_deleted > 0 and broker.broker.counters.retention_failures > 1)
         assert broker.segments() < before
         assert broker.store.open_queue("good", 0).start_sequence >= 200
@@ -150,7 +150,7 @@ async def test_a_file_that_cannot_be_deleted_is_tried_again(tmp_path: Path) -> N
     disk = Stubborn()
     async with kept(tmp_path, disk) as broker:
         broker.fill(200)
-        broker.upkeep.start()
+        broker.maintenance.start()
         await eventually(lambda: broker.broker.counters.retention_failures >= 2)
         assert broker.segments() == len(broker.store.messages.bases) + 1
         disk.refuses = False
@@ -177,13 +177,13 @@ async def test_while_files_are_deleted_no_checkpoint_begins_and_stopping_waits(t
     disk = SlowDisk()
     async with kept(tmp_path, disk, LogConfig(segment_bytes=64 * 1024, checkpoint_bytes=64 * 1024)) as broker:
         broker.fill(200)
-        broker.upkeep.start()
+        broker.maintenance.start()
         await eventually(disk.deletes.is_set)
         written = disk.checkpoints
         broker.fill(100, start=200)
         await broker.some_ticks()
         assert disk.checkpoints == written
-        stopping = asyncio.ensure_future(broker.upkeep.stop())
+        stopping = asyncio.ensure_future(broker.maintenance.stop())
         await asyncio.sleep(0)
         assert not stopping.done()
         disk.may_go_on.set()
@@ -197,10 +197,10 @@ async def test_stopping_gives_up_a_checkpoint_that_waits_for_a_majority(tmp_path
     replica.broker.committer = NoMajority()
     replica.store.append_barrier(1)
     replica.fill(50)
-    replica.upkeep.start()
+    replica.maintenance.start()
     await replica.some_ticks()
     async with asyncio.timeout(10):
-        await replica.upkeep.stop()
+        await replica.maintenance.stop()
     assert list((tmp_path / "checkpoint").glob("*.qmc")) == []
     assert replica.fatal == []
     replica.store.close()

@@ -51,9 +51,9 @@ async def test_a_pull_that_waits_hears_of_overload_and_the_next_one_is_served(tm
     disk, fatal = ShortDisk(), list[BaseException]()
     store = three_segments(tmp_path, disk)
     running = alone(store, ManualClock(), fatal=fatal.append)
-    broker, upkeep, server = running.broker, running.maintenance, running.data
+    broker, maintenance, server = running.broker, running.maintenance, running.data
     await server.start("127.0.0.1", 0)
-    upkeep.start()
+    maintenance.start()
     connection = await connect(f"127.0.0.1:{server.port}", "test")
     request = wire.Attach("s", 0, "g", "c", "i", -1, "latest", 60_000, [], [])
     session = wire.Attached.unpack((await connection.call(FrameKind.ATTACH, request.pack(), timeout_s=10)).payload).session
@@ -73,7 +73,7 @@ async def test_a_pull_that_waits_hears_of_overload_and_the_next_one_is_served(tm
     connection.close()
     await connection.wait_closed()
     await server.stop()
-    await upkeep.stop()
+    await maintenance.stop()
     store.close()
 
 

@@ -25,7 +25,7 @@ PRODUCER = 7
 
 
 def batch(number: int, body: bytes, *, due_ms: int | None = None) -> bytes:
-    columns = Columns([body], dues=None if due_ms is None else [due_ms])
+    columns = Columns([body], due_times_ms=None if due_ms is None else [due_ms])
     return b"".join(encode(b"s", columns, producer_id=PRODUCER, batch_sequence=number, create_time_ms=1))
 
 

@@ -128,14 +128,14 @@ async def test_a_bad_sector_of_a_broker_alone_is_an_answer_not_its_end(tmp_path:
     disk = BadSectors()
     fatal: list[BaseException] = []
     running = alone(store_on(tmp_path, disk), ManualClock(), fatal=fatal.append)
-    broker, upkeep, server = running.broker, running.maintenance, running.data
+    broker, maintenance, server = running.broker, running.maintenance, running.data
     queue = broker.store.open_queue("s", 0)
     for number in range(100):
         broker.store.append([intake(queue, [bytes(900)], number=number)])
     broker.store.begin_flush().run()
     disk.spoil(tmp_path / "message" / f"{0:020d}.log", 5 * BLOCK_BYTES)
     await server.start("127.0.0.1", 0)
-    upkeep.start()
+    maintenance.start()
     connection = await connect(f"127.0.0.1:{server.port}", "test")
     sequence, failures = 0, list[str]()
     while sequence < 100:
@@ -153,5 +153,5 @@ async def test_a_bad_sector_of_a_broker_alone_is_an_answer_not_its_end(tmp_path:
     connection.close()
     await connection.wait_closed()
     await server.stop()
-    await upkeep.stop()
+    await maintenance.stop()
     broker.store.close()

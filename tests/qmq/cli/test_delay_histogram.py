@@ -36,8 +36,8 @@ def test_hours_days_and_calendar_months_adjoin() -> None:
 
 
 def test_each_bucket_counts_where_it_begins() -> None:
-    dues = [at("2026-11-21T13:00", 1), at("2026-11-22T12:30", 2), at("2026-11-22T13:00", 4), at("2026-11-30T23:00", 8)]
-    found = histogram([*dues, at("2026-12-21T23:00", 16), at("2026-12-22T00:00", 32)], NOW)
+    due_times_ms = [at("2026-11-21T13:00", 1), at("2026-11-22T12:30", 2), at("2026-11-22T13:00", 4), at("2026-11-30T23:00", 8)]
+    found = histogram([*due_times_ms, at("2026-12-21T23:00", 16), at("2026-12-22T00:00", 32)], NOW)
     assert (found.hours[0].pending, found.hours[23].pending, found.days[0].pending, found.days[8].pending) == (1, 2, 4, 8)
     assert (found.days[29].pending, [bar.pending for bar in found.months]) == (16, [32])
 
@@ -63,11 +63,11 @@ def test_the_hours_are_utc_whatever_zone_now_is_told_in() -> None:
 )
 @example([(0, 60, 1)], datetime(2027, 12, 31, 23, 59, 59, 999_999, tzinfo=UTC))
 def test_every_pending_message_is_counted_once(buckets: list[tuple[int, int, int]], now: datetime) -> None:
-    dues = [
+    due_times_ms = [
         Due(start := now + timedelta(minutes=offset), start + timedelta(minutes=minutes), pending) for offset, minutes, pending in buckets
     ]
-    found = histogram(dues, now)
-    assert found.late + sum(bar.pending for bar in [*found.hours, *found.days, *found.months]) == sum(each.pending for each in dues)
+    found = histogram(due_times_ms, now)
+    assert found.late + sum(bar.pending for bar in [*found.hours, *found.days, *found.months]) == sum(each.pending for each in due_times_ms)
 
 
 # --- drawing ------------------------------------------------------------------------------------------------------------

@@ -62,11 +62,11 @@ class FakeDelayGroup(FakeGroup):
 def read(region: bytes) -> list[Kept]:
     """The messages of a delayed batch."""
     view = BatchView(placed(region, 0), region)
-    dues = view.dues_ms()
-    assert dues is not None
+    due_times_ms = view.due_times_ms()
+    assert due_times_ms is not None
     count = view.count
     columns = zip(
-        view.bodies(), dues, view.keys() or [b""] * count, view.tags() or [()] * count, view.headers() or [{}] * count, strict=True
+        view.bodies(), due_times_ms, view.keys() or [b""] * count, view.tags() or [()] * count, view.headers() or [{}] * count, strict=True
     )
     return [Kept(view.subject, body, due, view.header.flags, key, tags, headers) for body, due, key, tags, headers in columns]
 

@@ -44,7 +44,7 @@ GOLDEN = bytes.fromhex(
 
 
 def test_a_delayed_batch_has_its_due_times_last_of_the_columns_before_the_bodies() -> None:
-    columns = Columns([b"x", b"yy"], [b"a", b"b"], dues=[1_800_000_000_000, 1_800_003_600_000])
+    columns = Columns([b"x", b"yy"], [b"a", b"b"], due_times_ms=[1_800_000_000_000, 1_800_003_600_000])
     sent = encode(b"s", columns, producer_id=7, batch_sequence=9, create_time_ms=1_799_999_999_000, flags=BatchFlag.ORDERED)
     assert b"".join(sent).hex() == GOLDEN.hex()
 

@@ -165,9 +165,14 @@ async def test_due_times_come_as_delays_moments_or_numbers() -> None:
         producer.send_many([b"d", b"e"], due=[LATER, datetime(2027, 1, 15, 8, tzinfo=UTC)])
         producer.send_many([b"f"], due_ms=5)
         await producer.flush()
-        dues = {each.body: each.due_ms for each in it.kept}
-        assert (dues[b"b"], dues[b"c"], dues[b"e"], dues[b"f"]) == (1_800_000_000_000, 1_800_000_000_001, 1_800_000_000_000, 5)
-        assert abs(dues[b"a"] - dues[b"d"]) < 60_000
+        due_times_ms = {each.body: each.due_ms for each in it.kept}
+        assert (due_times_ms[b"b"], due_times_ms[b"c"], due_times_ms[b"e"], due_times_ms[b"f"]) == (
+            1_800_000_000_000,
+            1_800_000_000_001,
+            1_800_000_000_000,
+            5,
+        )
+        assert abs(due_times_ms[b"a"] - due_times_ms[b"d"]) < 60_000
 
 
 async def test_a_subject_that_does_not_exist_is_said_at_once() -> None:
@@ -300,7 +305,7 @@ async def test_headers_of_the_system_are_refused_on_ordered_subjects_too() -> No
 async def test_the_system_itself_sends_its_headers_and_flags() -> None:
     async with delay_cluster() as it:
         producer = it.mq.delayed_producer("s")
-        await producer.put(Columns([b"x"], headers=[{"qmq-group": b"ops"}], dues=[5]), BatchFlag.DIRECTED)
+        await producer.put(Columns([b"x"], headers=[{"qmq-group": b"ops"}], due_times_ms=[5]), BatchFlag.DIRECTED)
         await producer.send(b"y", due_ms=5)
         assert [(each.headers, each.flags) for each in it.kept] == [({"qmq-group": b"ops"}, BatchFlag.DIRECTED), ({}, 0)]
 

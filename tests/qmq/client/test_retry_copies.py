@@ -424,7 +424,7 @@ async def test_headers_alone_change_no_attempt(it: DelayCluster, queue: Queue) -
 
 async def test_a_receipt_of_messages_with_ids_of_their_own_names_those(it: DelayCluster) -> None:
     ids = [MessageId(9, 8, 7), MessageId(5, 4, 3)]
-    columns = Columns([b"x", b"y"], message_ids=[each.to_bytes() for each in ids], dues=[5, 6])
+    columns = Columns([b"x", b"y"], message_ids=[each.to_bytes() for each in ids], due_times_ms=[5, 6])
     found = list(await it.mq.delayed_producer("s").put(columns, create_time_ms=CREATED_MS))
     assert [each.id for each in found] == ids
     assert [DelayedId.parse(str(each.delayed_id)).message_id for each in found] == ids

@@ -17,7 +17,7 @@ class Kept:
     """One bucket."""
 
     def __init__(self) -> None:
-        self.dues: list[int] = []
+        self.due_times_ms: list[int] = []
         self.settled: list[bool] = []
         self.is_closed = False
 
@@ -27,14 +27,14 @@ class Reader:
 
     def __init__(self, kept: Kept) -> None:
         self._kept = kept
-        self.count = len(kept.dues)
+        self.count = len(kept.due_times_ms)
 
     def read(self, first: int, end: int) -> npt.NDArray[np.void]:
         assert end <= self.count
         if self._kept.is_closed:
             raise FileNotFoundError("the bucket is closed")
         rows = np.zeros(end - first, INDEX_ROW)
-        rows["due"] = self._kept.dues[first:end]
+        rows["due"] = self._kept.due_times_ms[first:end]
         return rows
 
 
@@ -48,16 +48,16 @@ class FakeSchedule:
         self.readings: list[int] = []
         self.on_pending: Callable[[Places], None] = lambda _: None
 
-    def store(self, dues: list[int]) -> list[SchedulePlace]:
+    def store(self, due_times_ms: list[int]) -> list[SchedulePlace]:
         found = []
-        for due in dues:
+        for due in due_times_ms:
             bucket = max(due // self.bucket_ms, self.closed_before)
             kept = self.kept.setdefault(bucket, Kept())
-            found.append(SchedulePlace(bucket, len(kept.dues)))
-            kept.dues.append(due)
+            found.append(SchedulePlace(bucket, len(kept.due_times_ms)))
+            kept.due_times_ms.append(due)
             kept.settled.append(False)
         buckets, ordinals = zip(*found, strict=True)
-        self.on_pending(Places(np.array(dues, np.int64), np.array(buckets, np.int32), np.array(ordinals, np.uint32)))
+        self.on_pending(Places(np.array(due_times_ms, np.int64), np.array(buckets, np.int32), np.array(ordinals, np.uint32)))
         return found
 
     def settle(self, place: SchedulePlace) -> None:
@@ -70,10 +70,10 @@ class FakeSchedule:
             self.kept.pop(bucket).is_closed = True
 
     def buckets(self) -> list[BucketInfo]:
-        return [BucketInfo(each, len(kept.dues), kept.settled.count(False), 0) for each, kept in sorted(self.kept.items())]
+        return [BucketInfo(each, len(kept.due_times_ms), kept.settled.count(False), 0) for each, kept in sorted(self.kept.items())]
 
     def count(self, bucket: int) -> int:
-        return len(self.kept[bucket].dues) if bucket in self.kept else 0
+        return len(self.kept[bucket].due_times_ms) if bucket in self.kept else 0
 
     def reader(self, bucket: int) -> Reader:
         self.readings.append(bucket)

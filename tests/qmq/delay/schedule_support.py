@@ -28,7 +28,7 @@ PRODUCER = 7
 
 
 def delayed(
-    dues: Sequence[int],
+    due_times_ms: Sequence[int],
     *,
     number: int = 0,
     subject: str = "orders",
@@ -38,10 +38,10 @@ def delayed(
     **columns: Any,
 ) -> tuple[bytes, int]:
     """(region, its checksum) of a delayed batch."""
-    found = list(bodies) if bodies is not None else [b"body %d.%d" % (number, place) for place in range(len(dues))]
+    found = list(bodies) if bodies is not None else [b"body %d.%d" % (number, place) for place in range(len(due_times_ms))]
     envelope, region = encode(
         subject.encode(),
-        Columns(found, dues=dues, **columns),
+        Columns(found, due_times_ms=due_times_ms, **columns),
         producer_id=PRODUCER,
         batch_sequence=number,
         create_time_ms=START,
@@ -201,8 +201,12 @@ class Model:
         ]
         for number in numbers:
             assert schedule.settled(number).tolist() == [self.states[each] != "pending" for each in every if each.bucket == number]
-            dues = [self.messages[each].due_ms for each in every if each.bucket == number]
-            assert schedule.rows(number, 0, len(dues))["due"].tolist() == dues == schedule.reader(number).read(0, len(dues))["due"].tolist()
+            due_times_ms = [self.messages[each].due_ms for each in every if each.bucket == number]
+            assert (
+                schedule.rows(number, 0, len(due_times_ms))["due"].tolist()
+                == due_times_ms
+                == schedule.reader(number).read(0, len(due_times_ms))["due"].tolist()
+            )
         assert {each: schedule.alias(each) for each in self.aliases} == self.aliases
         left = [self.messages[place].subject for place, state in self.states.items() if state in ("pending", "planned")]
         assert schedule.pending.all() == Counter(left)
@@ -218,7 +222,9 @@ class Model:
         return sorted((each for each in found if from_ms <= each.due_ms < (to_ms or 1 << 62)), key=lambda each: (each.due_ms, each.place))
 
 
-def messages_of(dues: Sequence[int], number: int, *, flags: int = 0, headers: Sequence[dict[str, bytes]] | None = None) -> list[DueMessage]:
+def messages_of(
+    due_times_ms: Sequence[int], number: int, *, flags: int = 0, headers: Sequence[dict[str, bytes]] | None = None
+) -> list[DueMessage]:
     """The messages that `delayed` puts into a batch."""
     return [
         DueMessage(
@@ -233,5 +239,5 @@ def messages_of(dues: Sequence[int], number: int, *, flags: int = 0, headers: Se
             MessageId(PRODUCER, number, place).to_bytes(),
             flags,
         )
-        for place, due in enumerate(dues)
+        for place, due in enumerate(due_times_ms)
     ]

@@ -14,20 +14,20 @@ from qmq.delay.interfaces import INDEX_ROW
 class Index:
     """A bucket's index in memory."""
 
-    def __init__(self, dues: list[int]) -> None:
-        self.count = len(dues)
-        self._rows = np.zeros(len(dues), INDEX_ROW)
-        self._rows["due"] = dues
+    def __init__(self, due_times_ms: list[int]) -> None:
+        self.count = len(due_times_ms)
+        self._rows = np.zeros(len(due_times_ms), INDEX_ROW)
+        self._rows["due"] = due_times_ms
 
     def read(self, first: int, end: int) -> npt.NDArray[np.void]:
         return self._rows[first:end]
 
 
-def sifted(dues: list[int], settled: list[bool], sieve: Sieve, piece: int) -> list[tuple[int, int]]:
-    runs = sift(sieve, 5, Index(dues), np.array(settled, np.bool_), len(dues), piece)
+def sifted(due_times_ms: list[int], settled: list[bool], sieve: Sieve, piece: int) -> list[tuple[int, int]]:
+    runs = sift(sieve, 5, Index(due_times_ms), np.array(settled, np.bool_), len(due_times_ms), piece)
     found = [run.first(len(run)) for run in runs]
     assert all((each.buckets == 5).all() for each in found)
-    return [pair for each in found for pair in zip(each.dues.tolist(), each.ordinals.tolist(), strict=True)]
+    return [pair for each in found for pair in zip(each.due_times_ms.tolist(), each.ordinals.tolist(), strict=True)]
 
 
 def test_the_worked_example_of_the_module_holds() -> None:
@@ -40,7 +40,7 @@ def test_the_worked_example_of_the_module_holds() -> None:
         ends.append(sieve.end_ms)
     (run,) = sieve.result(5)
     assert (ends, sieve.end_ms) == ([1000, 500, 500], 300)
-    assert run.first(3).dues.tolist() == [20, 40, 60]
+    assert run.first(3).due_times_ms.tolist() == [20, 40, 60]
     assert run.first(3).ordinals.tolist() == [1, 4, 6]
 
 
@@ -60,9 +60,9 @@ def test_a_millisecond_with_more_than_a_slice_is_a_slice_whole() -> None:
 def test_a_slice_is_all_that_is_pending_in_its_stretch_and_as_long_as_may_be(
     lines: list[tuple[int, bool]], first_ms: int, length: int, most: int, piece: int
 ) -> None:
-    dues, settled = [due for due, _ in lines], [each for _, each in lines]
+    due_times_ms, settled = [due for due, _ in lines], [each for _, each in lines]
     sieve = Sieve(first_ms, first_ms + length, most)
-    found = sifted(dues, settled, sieve, piece)
+    found = sifted(due_times_ms, settled, sieve, piece)
     pending = sorted((due, at) for at, (due, is_settled) in enumerate(lines) if not is_settled and due >= first_ms)
     assert found == [(due, at) for due, at in pending if due < sieve.end_ms]
     assert first_ms < sieve.end_ms <= first_ms + length
@@ -72,11 +72,11 @@ def test_a_slice_is_all_that_is_pending_in_its_stretch_and_as_long_as_may_be(
 
 
 @given(st.lists(st.integers(0, 30), max_size=60), st.integers(1, 12), st.integers(1, 70))
-def test_slices_one_after_another_are_everything_once_in_order(dues: list[int], most: int, piece: int) -> None:
+def test_slices_one_after_another_are_everything_once_in_order(due_times_ms: list[int], most: int, piece: int) -> None:
     found: list[tuple[int, int]] = []
     at_ms = 0
     while at_ms < 40:
         sieve = Sieve(at_ms, 40, most)
-        found += sifted(dues, [False] * len(dues), sieve, piece)
+        found += sifted(due_times_ms, [False] * len(due_times_ms), sieve, piece)
         at_ms = sieve.end_ms
-    assert found == sorted((due, at) for at, due in enumerate(dues))
+    assert found == sorted((due, at) for at, due in enumerate(due_times_ms))

@@ -60,7 +60,7 @@ def messages(region: bytes) -> list[tuple[Any, ...]]:
         view.create_times_ms(),
         ids,
         view.logical_partitions() or nothing,
-        view.dues_ms() or nothing,
+        view.due_times_ms() or nothing,
     )
     head = (view.subject, view.header.producer_id, view.header.batch_sequence, view.header.flags, view.header.partition)
     return [(*head, *each) for each in zip(*columns, strict=True)]

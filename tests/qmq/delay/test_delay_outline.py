@@ -39,20 +39,20 @@ def test_a_message_by_outline_is_the_message_of_the_batch(data: st.DataObject) -
     count = data.draw(st.integers(1, 5))
     every = lambda items: st.lists(items, min_size=count, max_size=count)  # noqa: E731
     columns = {name: data.draw(every(items)) for name, items in COLUMNS.items() if data.draw(st.booleans(), name)}
-    dues = data.draw(every(st.integers(0, 2**62)))
-    region, crc = delayed(dues, number=2**40 + 3, flags=2, bodies=data.draw(every(st.binary(max_size=20))), **columns)
+    due_times_ms = data.draw(every(st.integers(0, 2**62)))
+    region, crc = delayed(due_times_ms, number=2**40 + 3, flags=2, bodies=data.draw(every(st.binary(max_size=20))), **columns)
     batch = stored(region, crc, 10)
     outline = BatchOutline(batch.view)
     for place in range(count):
         at = SchedulePlace(7, 10 + place)
-        assert outline.message(reader(region), place, dues[place], at) == batch.message(place, at)
+        assert outline.message(reader(region), place, due_times_ms[place], at) == batch.message(place, at)
 
 
 @pytest.mark.parametrize("place", [0, 1, 1_500, 2_999])
 def test_due_time_and_body_are_found_in_one_read_or_in_two(place: int) -> None:
-    dues = [START + each for each in range(3_000)]
-    region, crc = delayed(dues)
-    assert 8 * len(dues) > STRETCH_MAX
+    due_times_ms = [START + each for each in range(3_000)]
+    region, crc = delayed(due_times_ms)
+    assert 8 * len(due_times_ms) > STRETCH_MAX
     batch = stored(region, crc)
     sizes: list[int] = []
 
@@ -60,7 +60,7 @@ def test_due_time_and_body_are_found_in_one_read_or_in_two(place: int) -> None:
         sizes.append(size)
         return region[at : at + size]
 
-    found = BatchOutline(batch.view).message(read, place, dues[place], SchedulePlace(7, place))
+    found = BatchOutline(batch.view).message(read, place, due_times_ms[place], SchedulePlace(7, place))
     assert found == batch.message(place, SchedulePlace(7, place))
     assert len(sizes) <= 3
     assert max(sizes) <= STRETCH_MAX

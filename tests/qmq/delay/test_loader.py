@@ -43,8 +43,8 @@ def all_late(found: Loader) -> None:
         step.finish()
 
 
-def dues(wheel: Wheel, now: int = 1 << 40) -> list[int]:
-    found: list[int] = wheel.advance(now).dues.tolist()
+def due_times_ms(wheel: Wheel, now: int = 1 << 40) -> list[int]:
+    found: list[int] = wheel.advance(now).due_times_ms.tolist()
     return found
 
 
@@ -56,7 +56,7 @@ def test_an_hour_is_loaded_when_the_horizon_nears_it_and_not_before() -> None:
     assert schedule.readings == []
     assert found.horizon_ms == 1100  # up to where nothing is
     assert go(found, NOW + 50)
-    assert (found.horizon_ms, dues(found.wheel)) == (1200, [1100, 1180])
+    assert (found.horizon_ms, due_times_ms(found.wheel)) == (1200, [1100, 1180])
 
 
 def test_two_years_of_far_buckets_are_not_read() -> None:
@@ -79,7 +79,7 @@ def test_an_hour_larger_than_the_wheel_comes_in_slices_as_there_is_room() -> Non
     for now in range(NOW, NOW + HOUR + 20, 10):
         while go(found, now):
             assert len(found.wheel) <= 30
-        left += dues(found.wheel, now)
+        left += due_times_ms(found.wheel, now)
         assert left == sorted(due for due in stored if due <= now)
     assert len(schedule.readings) == 5
 
@@ -90,7 +90,7 @@ def test_messages_due_before_the_horizon_go_into_the_wheel_and_later_ones_not() 
     found = loader(schedule)
     go(found)
     schedule.store([1099, 900, 1100])
-    assert dues(found.wheel) == [900, 1090, 1099]
+    assert due_times_ms(found.wheel) == [900, 1090, 1099]
 
 
 def test_what_is_stored_while_a_slice_is_read_joins_it_once() -> None:
@@ -105,9 +105,9 @@ def test_what_is_stored_while_a_slice_is_read_joins_it_once() -> None:
     assert len(found.wheel) == 1  # 995: it is late, and need not wait
     step.finish()
     assert (found.horizon_ms, step.result) == (1040, True)
-    assert dues(found.wheel) == [995, 1005, 1006, 1010, 1020, 1030, 1039]
+    assert due_times_ms(found.wheel) == [995, 1005, 1006, 1010, 1020, 1030, 1039]
     go(found)
-    assert dues(found.wheel) == [1040, 1041, 1042]
+    assert due_times_ms(found.wheel) == [1040, 1041, 1042]
 
 
 def test_what_was_stored_before_this_master_is_late_and_what_comes_late_is_not() -> None:
@@ -117,10 +117,10 @@ def test_what_was_stored_before_this_master_is_late_and_what_comes_late_is_not()
     schedule.store([305, 999])
     assert not found.is_late_done
     all_late(found)
-    assert dues(found.late) == [300, 310, 990]
-    assert dues(found.wheel) == [305, 999]
+    assert due_times_ms(found.late) == [300, 310, 990]
+    assert due_times_ms(found.wheel) == [305, 999]
     go(found)
-    assert dues(found.wheel) == [1001]
+    assert due_times_ms(found.wheel) == [1001]
 
 
 def test_late_ones_come_oldest_first_and_a_slice_at_a_time() -> None:
@@ -134,7 +134,7 @@ def test_late_ones_come_oldest_first_and_a_slice_at_a_time() -> None:
         step.begin(found.more_late())
         step.finish()
         assert len(found.late) <= 15
-        left += dues(found.late)
+        left += due_times_ms(found.late)
     assert left == sorted(stored)
 
 
@@ -144,10 +144,10 @@ def test_what_was_due_before_closed_buckets_is_found_in_the_first_that_is_kept()
     schedule.store([700, 1050, 1130, 1250])
     found = loader(schedule)
     all_late(found)
-    assert dues(found.late) == [700]
+    assert due_times_ms(found.late) == [700]
     while go(found):
         pass
-    assert dues(found.wheel) == [1050, 1130, 1250]
+    assert due_times_ms(found.wheel) == [1050, 1130, 1250]
 
 
 def test_a_bucket_that_is_closed_while_it_is_read_leaves_nothing_behind() -> None:
@@ -164,7 +164,7 @@ def test_a_bucket_that_is_closed_while_it_is_read_leaves_nothing_behind() -> Non
     step.finish()
     late.finish()
     all_late(found)
-    assert (dues(found.wheel), dues(found.late)) == ([1020], [])
+    assert (due_times_ms(found.wheel), due_times_ms(found.late)) == ([1020], [])
 
 
 def test_an_index_that_cannot_be_read_is_told_and_the_next_try_begins_there_again() -> None:
@@ -179,7 +179,7 @@ def test_an_index_that_cannot_be_read_is_told_and_the_next_try_begins_there_agai
         step.finish()
     schedule.kept[10].is_closed = False
     assert go(found)
-    assert dues(found.wheel) == [1010, 1020]
+    assert due_times_ms(found.wheel) == [1010, 1020]
 
 
 def test_more_than_the_wheel_may_hold_is_given_back_and_loaded_when_there_is_room() -> None:
@@ -196,7 +196,7 @@ def test_more_than_the_wheel_may_hold_is_given_back_and_loaded_when_there_is_roo
     for now in range(NOW, NOW + 110, 10):
         while go(found, now):
             pass
-        left += dues(found.wheel, now)
+        left += due_times_ms(found.wheel, now)
         assert len(found.wheel) <= 40
     assert left == sorted([1001, *stored])
 
@@ -211,10 +211,10 @@ def test_the_horizon_is_never_taken_back_to_where_late_messages_are() -> None:
         go(found, now)
     assert found.horizon_ms >= NOW
     all_late(found)
-    assert (dues(found.late), dues(found.wheel)) == ([990, 991], flood)
+    assert (due_times_ms(found.late), due_times_ms(found.wheel)) == ([990, 991], flood)
     while go(found, NOW + 30):
         pass
-    assert dues(found.wheel) == []
+    assert due_times_ms(found.wheel) == []
 
 
 def test_what_is_settled_before_it_is_loaded_is_not_loaded() -> None:
@@ -225,7 +225,7 @@ def test_what_is_settled_before_it_is_loaded_is_not_loaded() -> None:
     found = loader(schedule)
     all_late(found)
     go(found)
-    assert (dues(found.late), dues(found.wheel)) == ([990], [1020])
+    assert (due_times_ms(found.late), due_times_ms(found.wheel)) == ([990], [1020])
 
 
 def test_a_far_horizon_moves_on_when_the_wheel_is_empty_however_small_it_is() -> None:
@@ -233,7 +233,7 @@ def test_a_far_horizon_moves_on_when_the_wheel_is_empty_however_small_it_is() ->
     schedule.store([1010] * 9)
     found = loader(schedule, most=1, piece=5)
     assert go(found)
-    assert dues(found.wheel) == [1010] * 9
+    assert due_times_ms(found.wheel) == [1010] * 9
 
 
 PROGRAM = """
@@ -296,21 +296,21 @@ class Loading(RuleBasedStateMachine):
         self.now = NOW
         self.schedule = FakeSchedule(HOUR)
         self.schedule.closed_before = closed
-        self.dues: dict[SchedulePlace, int] = {}
+        self.due_times_ms: dict[SchedulePlace, int] = {}
         self.settled: set[SchedulePlace] = set()
         self.left: set[SchedulePlace] = set()
         self.late_left: list[int] = []
         self.ahead, self.late = Step(), Step()
         if before:
             self._store(before)
-        for place in [place for at, place in enumerate(self.dues) if at in settled]:
+        for place in [place for at, place in enumerate(self.due_times_ms) if at in settled]:
             self._settle(place)
-        self.was_before = set(self.dues)
+        self.was_before = set(self.due_times_ms)
         self.slice = min(piece, most)
         self.loader = loader(self.schedule, most=most, piece=piece)
 
-    def _store(self, dues: list[int]) -> None:
-        self.dues.update(zip(self.schedule.store(dues), dues, strict=True))
+    def _store(self, due_times_ms: list[int]) -> None:
+        self.due_times_ms.update(zip(self.schedule.store(due_times_ms), due_times_ms, strict=True))
 
     def _settle(self, place: SchedulePlace) -> None:
         self.schedule.settle(place)
@@ -322,7 +322,7 @@ class Loading(RuleBasedStateMachine):
 
     @rule(data=st.data(), is_left=st.booleans())
     def settle(self, data: st.DataObject, is_left: bool) -> None:
-        known = sorted((self.left if is_left else set(self.dues)) - self.settled)
+        known = sorted((self.left if is_left else set(self.due_times_ms)) - self.settled)
         for place in data.draw(st.lists(st.sampled_from(known), unique=True)) if known else []:
             self._settle(place)
 
@@ -359,25 +359,25 @@ class Loading(RuleBasedStateMachine):
         self._leave(self.loader.wheel.advance(self.now, most))
         boundary = self.now // 10 * 10
         if most == 10_000:
-            due = {place for place, due_ms in self.dues.items() if due_ms <= boundary and due_ms < self.loader.horizon_ms}
-            is_late = {place for place in self.was_before if self.dues[place] < NOW}
+            due = {place for place, due_ms in self.due_times_ms.items() if due_ms <= boundary and due_ms < self.loader.horizon_ms}
+            is_late = {place for place in self.was_before if self.due_times_ms[place] < NOW}
             assert due - is_late <= self.left | self.settled
 
     @rule(most=st.sampled_from([1, 5, 10_000]))
     def tick_late(self, most: int) -> None:
         found = self.loader.late.advance(self.now, most)
         self._leave(found)
-        self.late_left += found.dues.tolist()
+        self.late_left += found.due_times_ms.tolist()
         assert all(a <= b for a, b in pairwise(self.late_left)), "an older late message came behind a newer one"
         for bucket, ordinal in zip(found.buckets.tolist(), found.ordinals.tolist(), strict=True):
             assert SchedulePlace(bucket, ordinal) in self.was_before
 
     def _leave(self, found: Places) -> None:
-        rows = list(zip(found.dues.tolist(), found.buckets.tolist(), found.ordinals.tolist(), strict=True))
+        rows = list(zip(found.due_times_ms.tolist(), found.buckets.tolist(), found.ordinals.tolist(), strict=True))
         assert rows == sorted(rows)
         for due, bucket, ordinal in rows:
             place = SchedulePlace(bucket, ordinal)
-            assert self.dues[place] == due <= self.now
+            assert self.due_times_ms[place] == due <= self.now
             assert place not in self.left, "twice"
             self.left.add(place)
 
@@ -386,7 +386,7 @@ class Loading(RuleBasedStateMachine):
         if hasattr(self, "loader"):
             self.loader.wheel.check()
             self.loader.late.check()
-            same = max(Counter(self.dues.values()).values(), default=0)
+            same = max(Counter(self.due_times_ms.values()).values(), default=0)
             assert len(self.loader.late) <= max(self.slice, same) + self.slice
 
     def teardown(self) -> None:
@@ -398,7 +398,7 @@ class Loading(RuleBasedStateMachine):
             self.begin_late()
             self.late.finish()
             self.tick_late(10_000)
-        while self.loader.horizon_ms <= max(self.dues.values(), default=0):
+        while self.loader.horizon_ms <= max(self.due_times_ms.values(), default=0):
             before = self.loader.horizon_ms, len(self.left)
             self.now = max(self.now, self.loader.horizon_ms)
             self.begin_ahead()
@@ -407,7 +407,7 @@ class Loading(RuleBasedStateMachine):
             assert (self.loader.horizon_ms, len(self.left)) != before, "no progress"
         self.tick(YEARS, 10_000)
         self.tick_late(10_000)
-        assert set(self.dues) == self.left | self.settled
+        assert set(self.due_times_ms) == self.left | self.settled
         assert len(self.loader.wheel) == len(self.loader.late) == 0
 
 

@@ -39,8 +39,8 @@ def reloaded(schedule: Schedule, state: Any) -> Schedule:
 
 def filled(folder: Path, batches: Sequence[Sequence[int]], **options: Any) -> Schedule:
     schedule = opened(folder, **options)
-    for number, dues in enumerate(batches, 1):
-        schedule.take(number, START - 5_000, *delayed(dues, number=number))
+    for number, due_times_ms in enumerate(batches, 1):
+        schedule.take(number, START - 5_000, *delayed(due_times_ms, number=number))
     return schedule
 
 
@@ -109,8 +109,8 @@ def test_with_a_full_disk_everything_stays_in_memory_and_is_written_later(tmp_pa
     schedule = Schedule(tmp_path / "a", disk, SECOND, buffer_bytes_max=0)
     schedule.load(None)
     other = filled(tmp_path / "b", [[START], [START + 1, START + SECOND]])
-    for number, dues in enumerate([[START], [START + 1, START + SECOND]], 1):
-        schedule.take(number, START - 5_000, *delayed(dues, number=number))
+    for number, due_times_ms in enumerate([[START], [START + 1, START + SECOND]], 1):
+        schedule.take(number, START - 5_000, *delayed(due_times_ms, number=number))
     for each in (schedule, other):
         each.take(3, START, *delayed([START], bodies=[bytes(LARGE_BYTES)]))
         each.check()
@@ -122,11 +122,11 @@ def test_with_a_full_disk_everything_stays_in_memory_and_is_written_later(tmp_pa
 
 
 def test_whatever_the_order_of_flushes_replicas_have_the_same_bytes(tmp_path: Path) -> None:
-    dues = [[START + each * 137 % 4_000 for each in range(batch, batch + 7)] for batch in range(30)]
-    whole = filled(tmp_path / "a", dues)
-    at_once = filled(tmp_path / "b", dues, buffer_bytes_max=0)
+    due_times_ms = [[START + each * 137 % 4_000 for each in range(batch, batch + 7)] for batch in range(30)]
+    whole = filled(tmp_path / "a", due_times_ms)
+    at_once = filled(tmp_path / "b", due_times_ms, buffer_bytes_max=0)
     often = opened(tmp_path / "c", buffer_bytes_max=900)
-    for number, each in enumerate(dues, 1):
+    for number, each in enumerate(due_times_ms, 1):
         often.take(number, START - 5_000, *delayed(each, number=number))
         often = reloaded(often, checkpoint(often))
     assert contents(whole) == contents(at_once) == contents(often)
@@ -344,8 +344,8 @@ def test_bodies_that_cannot_be_decompressed_are_kept_and_said_to_be_damaged(tmp_
 
 def test_compressed_bodies_are_read_whole_or_cut(tmp_path: Path) -> None:
     schedule = opened(tmp_path)
-    for number, dues in enumerate(([START, START + 1], [START, START + SECOND]), 1):
-        schedule.take(number, START, *delayed(dues, number=number, bodies=[b"x" * 99, b"y" * 99], compression=Compression.ZSTD))
+    for number, due_times_ms in enumerate(([START, START + 1], [START, START + SECOND]), 1):
+        schedule.take(number, START, *delayed(due_times_ms, number=number, bodies=[b"x" * 99, b"y" * 99], compression=Compression.ZSTD))
     found = schedule.read(
         places([SchedulePlace(BUCKET, 1), SchedulePlace(BUCKET, 0), SchedulePlace(BUCKET, 2), SchedulePlace(BUCKET + 1, 0)])
     )
@@ -362,10 +362,10 @@ def _crc(region: bytes) -> int:
 
 
 def test_messages_are_found_by_id_among_many_of_one_append_time(tmp_path: Path) -> None:
-    dues = [[START + each, START + SECOND * (each % 2), START + 5] for each in range(20)]
-    schedule = filled(tmp_path, dues)
+    due_times_ms = [[START + each, START + SECOND * (each % 2), START + 5] for each in range(20)]
+    schedule = filled(tmp_path, due_times_ms)
     schedule.take(21, START - 4_000, *delayed([START], number=21))
-    for number, each in enumerate(dues, 1):
+    for number, each in enumerate(due_times_ms, 1):
         for place, due_ms in enumerate(each):
             found = schedule.read(places([schedule.find(id_of(number, place, due_ms))]))[0]
             assert (found.body, found.due_ms) == (b"body %d.%d" % (number, place), due_ms)
@@ -411,10 +411,10 @@ def test_a_recurring_message_is_found_by_its_first_id_through_its_runs(tmp_path:
 def test_a_large_scan_reads_a_bucket_several_times_and_returns_each_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bucket_lookup, "SORTED_MAX", 10)
     monkeypatch.setattr(bucket_lookup, "_SLICE_ROWS", 7)
-    dues = [[START + each * 7919 % 50 for each in range(batch, batch + 9)] for batch in range(20)]
-    schedule = filled(tmp_path, dues)
+    due_times_ms = [[START + each * 7919 % 50 for each in range(batch, batch + 9)] for batch in range(20)]
+    schedule = filled(tmp_path, due_times_ms)
     schedule.act(21, START, Cancel(BUCKET, 3))
-    every = sorted((due, ordinal) for ordinal, due in enumerate(due for batch in dues for due in batch) if ordinal != 3)
+    every = sorted((due, ordinal) for ordinal, due in enumerate(due for batch in due_times_ms for due in batch) if ordinal != 3)
     assert [(each.due_ms, each.place.ordinal) for each in schedule.scan("")] == every
     assert [each.due_ms for each in schedule.scan("", START + 10, START + 20)] == [due for due, _ in every if 10 <= due - START < 20]
 
@@ -424,10 +424,10 @@ def test_pending_messages_are_told_of_in_the_order_of_their_batch(tmp_path: Path
     told: list[Places] = []
     schedule.subscribe(told.append)
     schedule.take(1, START, *delayed([START + SECOND, START, START + SECOND + 1]))
-    assert told[0].dues.tolist() == [START + SECOND, START, START + SECOND + 1]
+    assert told[0].due_times_ms.tolist() == [START + SECOND, START, START + SECOND + 1]
     assert (told[0].buckets - BUCKET).tolist() == [1, 0, 1]
     assert told[0].ordinals.tolist() == [0, 0, 1]
-    assert (told[0].dues.dtype, told[0].buckets.dtype, told[0].ordinals.dtype) == (np.int64, np.int32, np.uint32)
+    assert (told[0].due_times_ms.dtype, told[0].buckets.dtype, told[0].ordinals.dtype) == (np.int64, np.int32, np.uint32)
 
 
 def test_a_plan_of_what_is_not_pending_is_a_broken_invariant(tmp_path: Path) -> None:

@@ -57,7 +57,7 @@ class ScheduleMachine(RuleBasedStateMachine):
 
     def _pending(self, found: Places) -> None:
         named = zip(found.buckets.tolist(), found.ordinals.tolist(), strict=True)
-        self.told += list(zip(found.dues.tolist(), [SchedulePlace(*each) for each in named], strict=True))
+        self.told += list(zip(found.due_times_ms.tolist(), [SchedulePlace(*each) for each in named], strict=True))
 
     def _entry(self, **content: Any) -> None:
         entry = Entry(self.entries[-1].index + 2 if self.entries else 1, self.time_ms, **content)
@@ -74,12 +74,12 @@ class ScheduleMachine(RuleBasedStateMachine):
 
     # --- entries -------------------------------------------------------------------------------------------------------
 
-    @rule(dues=st.lists(DUES, min_size=1, max_size=6), wait_ms=st.sampled_from([0, 0, 1, 700]))
-    def take(self, dues: list[int], wait_ms: int) -> None:
+    @rule(due_times_ms=st.lists(DUES, min_size=1, max_size=6), wait_ms=st.sampled_from([0, 0, 1, 700]))
+    def take(self, due_times_ms: list[int], wait_ms: int) -> None:
         self.time_ms += wait_ms
         self.number += 1
-        region, crc = delayed(dues, number=self.number)
-        self.model.take(self.time_ms, messages_of(dues, self.number))
+        region, crc = delayed(due_times_ms, number=self.number)
+        self.model.take(self.time_ms, messages_of(due_times_ms, self.number))
         self._entry(region=region, crc=crc)
 
     @rule(due=DUES)

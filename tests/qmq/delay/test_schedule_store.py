@@ -48,8 +48,8 @@ class DelayStore:
 
     def produce(self, random: Random) -> None:
         self.number += 1
-        dues = [START + random.randrange(5 * SECOND) for _ in range(random.choice([1, 1, 3, 6]))]
-        region, crc = delayed(dues, number=self.number)
+        due_times_ms = [START + random.randrange(5 * SECOND) for _ in range(random.choice([1, 1, 3, 6]))]
+        region, crc = delayed(due_times_ms, number=self.number)
         self.store.append([Intake(self.store.open_queue("orders", 0), region, crc, parse_header(region), 0)])
 
     def act(self, random: Random) -> None:

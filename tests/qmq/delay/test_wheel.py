@@ -20,18 +20,18 @@ Row = tuple[int, int, int]
 
 
 def places(rows: list[Row]) -> Places:
-    dues, buckets, ordinals = zip(*rows, strict=True) if rows else ((), (), ())
-    return Places(np.array(dues, np.int64), np.array(buckets, np.int32), np.array(ordinals, np.uint32))
+    due_times_ms, buckets, ordinals = zip(*rows, strict=True) if rows else ((), (), ())
+    return Places(np.array(due_times_ms, np.int64), np.array(buckets, np.int32), np.array(ordinals, np.uint32))
 
 
 def rows(found: Places) -> list[Row]:
-    assert (found.dues.dtype, found.buckets.dtype, found.ordinals.dtype) == (np.int64, np.int32, np.uint32)
-    return list(zip(found.dues.tolist(), found.buckets.tolist(), found.ordinals.tolist(), strict=True))
+    assert (found.due_times_ms.dtype, found.buckets.dtype, found.ordinals.dtype) == (np.int64, np.int32, np.uint32)
+    return list(zip(found.due_times_ms.tolist(), found.buckets.tolist(), found.ordinals.tolist(), strict=True))
 
 
 def many(count: int, seed: int = 1) -> Places:
-    dues = np.random.default_rng(seed).integers(ERA, ERA + 3_600_000, count)
-    return Places(dues, np.full(count, 1193, np.int32), np.arange(count, dtype=np.uint32))
+    due_times_ms = np.random.default_rng(seed).integers(ERA, ERA + 3_600_000, count)
+    return Places(due_times_ms, np.full(count, 1193, np.int32), np.arange(count, dtype=np.uint32))
 
 
 def test_the_worked_example_of_the_module_holds() -> None:
@@ -79,16 +79,18 @@ def test_a_bulk_load_leaves_in_order_and_whole_through_small_advances() -> None:
     wheel.add(loaded)
     for at in range(0, len(single), 1000):
         part = slice(at, at + 1000)
-        wheel.add(Places(single.dues[part], single.buckets[part] + 1, single.ordinals[part]))
+        wheel.add(Places(single.due_times_ms[part], single.buckets[part] + 1, single.ordinals[part]))
     wheel.check()
     found = []
     while len(wheel):
         found.append(wheel.advance(ERA + 4_000_000, 7000))
         assert 0 < len(found[-1]) <= 7000
-    dues, buckets, ordinals = (np.concatenate([getattr(each, name) for each in found]) for name in ("dues", "buckets", "ordinals"))
-    expected = np.concatenate([loaded.dues, single.dues])
-    assert np.array_equal(dues, np.sort(expected))
-    assert np.array_equal(np.lexsort((ordinals, buckets, dues)), np.arange(len(dues)))
+    due_times_ms, buckets, ordinals = (
+        np.concatenate([getattr(each, name) for each in found]) for name in ("due_times_ms", "buckets", "ordinals")
+    )
+    expected = np.concatenate([loaded.due_times_ms, single.due_times_ms])
+    assert np.array_equal(due_times_ms, np.sort(expected))
+    assert np.array_equal(np.lexsort((ordinals, buckets, due_times_ms)), np.arange(len(due_times_ms)))
     assert np.array_equal(np.sort(ordinals[buckets == 1193]), loaded.ordinals)
     assert np.array_equal(np.sort(ordinals[buckets == 1194]), single.ordinals)
 
@@ -171,15 +173,15 @@ class Ticking(RuleBasedStateMachine):
 
     @rule(most=st.integers(0, 60))
     def give_back(self, most: int) -> None:
-        dues = sorted(due for due, _, _ in self.twin)
+        due_times_ms = sorted(due for due, _, _ in self.twin)
         cut = self.wheel.shrink(most)
         if cut is None:
-            assert len(dues) <= most or max(dues) <= max(self.left_ms, dues[0])
+            assert len(due_times_ms) <= most or max(due_times_ms) <= max(self.left_ms, due_times_ms[0])
         else:
-            assert len(dues) > most
-            assert cut > max(self.left_ms, dues[0])
-            assert sum(due < cut for due in dues) <= most or cut == max(self.left_ms, dues[0]) + 1
-            assert sum(due <= cut for due in dues) > most
+            assert len(due_times_ms) > most
+            assert cut > max(self.left_ms, due_times_ms[0])
+            assert sum(due < cut for due in due_times_ms) <= most or cut == max(self.left_ms, due_times_ms[0]) + 1
+            assert sum(due <= cut for due in due_times_ms) > most
             self.twin = [row for row in self.twin if row[0] < cut]
 
     @invariant()

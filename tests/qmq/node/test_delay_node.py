@@ -83,7 +83,7 @@ def _produce(body: bytes, *, due_ms: int) -> tuple[object, int, memoryview]:
     from qmq.batch import encode
     from qmq.batch_columns import Columns
 
-    envelope, region = encode(b"s", Columns([body], dues=[due_ms]), producer_id=1, batch_sequence=0, create_time_ms=1)
+    envelope, region = encode(b"s", Columns([body], due_times_ms=[due_ms]), producer_id=1, batch_sequence=0, create_time_ms=1)
     return object(), 1, memoryview(envelope + region)
 
 

@@ -88,7 +88,7 @@ async def test_one_poison_message_does_not_stop_the_others_of_its_batch(tmp_path
         await mq.metadata.create_subject(qmq.SubjectConfig("o", order=qmq.Order.STRICT, logical_partitions=64), partitions=1)
         assert node.delay is not None
         broker, now_ms, end_ms = node.delay.broker, int(time.time() * 1000), (1 << 63) - 1
-        columns = Columns([b"bad", b"bad", b"bad"], keys=[b"k"] * 3, create_deltas=[0, 1, 2], dues=[now_ms] * 3)
+        columns = Columns([b"bad", b"bad", b"bad"], keys=[b"k"] * 3, create_deltas=[0, 1, 2], due_times_ms=[now_ms] * 3)
         _, region = encode(b"o", columns, producer_id=9, batch_sequence=0, create_time_ms=end_ms, flags=BatchFlag.ORDERED)
         broker.append_own([Intake(broker.store.open_queue("o", 0), region, crc(region), parse_header(region), 0)])
         await mq.send("o", b"good", key="k", delay=SOON)

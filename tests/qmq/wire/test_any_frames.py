@@ -156,7 +156,7 @@ class Frames:
         if chance() < 0.3:
             columns.message_ids = [self._random.randbytes(16)] * count
         if chance() < 0.2:
-            columns.dues = [choose((0, -1, (1 << 63) - 1))] * count
+            columns.due_times_ms = [choose((0, -1, (1 << 63) - 1))] * count
         if subject == "o" or chance() < 0.1:
             columns.keys, columns.logical_partitions = [b"k"] * count, [choose((0, 5, 63, 65_535))] * count
         _, region = encode(

@@ -51,7 +51,7 @@ def test_messages_leave_as_they_were_sent_but_for_what_is_the_delay_servers() ->
         assert view.headers() == [{"h": b"1"}, {}]
         assert view.create_times_ms() == [90, 70]
         assert view.message_ids() == [message.message_id for message in sent]
-        assert (view.header.flags, view.dues_ms()) == (0, None)
+        assert (view.header.flags, view.due_times_ms()) == (0, None)
         assert (dispatcher.waiting, dispatcher.planned, dispatcher.troubles()) == (0, 0, [])
         await dispatcher.stop()
 
