@@ -279,9 +279,14 @@ class BrokerAdmin:
         return begin, b"".join(found)
 
 
+def messages_end(queue: Queue) -> int:
+    """The end of what consumers see of a queue, without its command message."""
+    return queue.visible_sequence if queue.sealed is None else min(queue.visible_sequence, queue.sealed.sequence)
+
+
 def lag_ms(queue: Queue, done_before: int, now_ms: int) -> int:
-    """Age of the oldest message that is not done; 0 if all are done."""
-    if done_before >= queue.visible_sequence or queue.index.count == queue.index.first:
+    """Age of the oldest message that is not done; 0 if all are done. A command message is no message."""
+    if max(done_before, queue.start_sequence) >= messages_end(queue) or queue.index.count == queue.index.first:
         return 0
     entry = queue.index.entry(queue.index.find_sequence(max(done_before, queue.start_sequence)))
     return max(now_ms - entry.append_time_ms, 0)

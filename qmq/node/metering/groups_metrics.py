@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from qmq.broker.admin import lag_ms
+from qmq.broker.admin import lag_ms, messages_end
 from qmq.broker.broker import Broker
 from qmq.broker.broker_counters import GroupCounters
 from qmq.broker.sessions import QueueGroup
@@ -172,11 +172,9 @@ def _add_lanes(behind: Behind, queue: Queue, lanes: LaneShare, now_ms: int) -> N
     behind.parked += sum([len(parked.sequences) for parked in lanes.parked.values()])
     if not lanes.progress:
         return
-    end = queue.visible_sequence if queue.sealed is None else min(queue.visible_sequence, queue.sealed.sequence)
     done_before = lanes.done_before()
-    behind.lag += max(end - max(done_before, queue.start_sequence), 0)
-    if done_before < end:
-        behind.lag_s = max(behind.lag_s, _lag_s(queue, done_before, now_ms))
+    behind.lag += max(messages_end(queue) - max(done_before, queue.start_sequence), 0)
+    behind.lag_s = max(behind.lag_s, _lag_s(queue, done_before, now_ms))
 
 
 def _lag_s(queue: Queue, done_before: int, now_ms: int) -> float:

@@ -10,6 +10,7 @@ from qmq_ordering.hashing import logical_partition
 from qmq_ordering.route import LpRange, Route
 from support import eventually
 
+from qmq.broker.admin import lag_ms
 from qmq.broker.lane_admin import LaneAdmin
 from qmq.errors import (
     InvalidArgument,
@@ -287,6 +288,16 @@ async def test_progress_tells_what_is_finished_only_when_the_command_message_is_
         share = queue.lanes["g"]
         assert not queue.is_finished(share, LpRange(0, 9))
         assert not queue.is_finished(share, WHOLE)
+
+
+async def test_a_command_message_that_is_left_has_no_age(tmp_path: Path) -> None:
+    async with world(tmp_path) as it:
+        await it.produce(KEYS)
+        command = await admin(it).seal(SUBJECT, 1, "c1", 2)
+        queue = it.node.store.open_queue(SUBJECT, 1)
+        later_ms = queue.last_append_ms + 60_000
+        assert lag_ms(queue, command - 1, later_ms) >= 60_000
+        assert lag_ms(queue, command, later_ms) == 0
 
 
 async def test_settling_what_is_not_there_yet_is_refused(tmp_path: Path) -> None:
