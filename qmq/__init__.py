@@ -16,7 +16,7 @@ from collections.abc import Iterable, Sequence
 from qmq import errors
 from qmq.blocking import beside
 from qmq.client import payloads as payload
-from qmq.client.browsing import BrowsedMessage
+from qmq.client.browse_selection import BrowsedMessage
 from qmq.client.client import Client
 from qmq.client.consumer import Consumer
 from qmq.client.delayed_message import DelayedMessage

@@ -29,7 +29,8 @@ if TYPE_CHECKING:
     from datetime import datetime, timedelta
 
     from qmq.client.access_client import AccessClient
-    from qmq.client.browsing import BrowsedMessage, BrowseProgress
+    from qmq.client.browse_selection import BrowsedMessage
+    from qmq.client.browsing import BrowseProgress
     from qmq.client.delayed import Delayed
     from qmq.client.delayed_message import DelayedMessage, DelayStats
     from qmq.client.due_times import When

@@ -23,7 +23,7 @@ from qmq.operations.key_texts import key_text, parse_key
 from qmq.printable import visible
 
 if TYPE_CHECKING:
-    from qmq.client.browsing import BrowsedMessage
+    from qmq.client.browse_selection import BrowsedMessage
 
 Subject = Annotated[str, typer.Argument(help="The subject.")]
 Key = Annotated[str | None, typer.Option("--key", help="Only messages with this key.")]

@@ -14,7 +14,8 @@ from qmq.errors import InvalidArgument, NotConnected, UnknownSubject
 from qmq.model import check_name
 
 if TYPE_CHECKING:
-    from qmq.client.browsing import BrowsedMessage, BrowsedQueue, BrowseProgress
+    from qmq.client.browse_selection import BrowsedMessage, BrowsedQueue
+    from qmq.client.browsing import BrowseProgress
     from qmq.client.metadata import MetadataClient
 
 
@@ -55,7 +56,8 @@ class BrowsingClient:
 
         Raises InvalidName, InvalidArgument, UnknownSubject, AccessDenied, NotConnected, LogDamaged, ClientClosed.
         """
-        from qmq.client.browsing import BrowseSelection, browse
+        from qmq.client.browse_selection import BrowseSelection
+        from qmq.client.browsing import browse
 
         check_name("subject", subject)
         if last is not None and (last < 0 or start is not None):
@@ -84,7 +86,7 @@ class BrowsingClient:
 
         Needs `produce` and `browse` on the subject. Raises InvalidName, UnknownSubject, AccessDenied, NotConnected, ClientClosed.
         """
-        from qmq.client.browsing import end_of
+        from qmq.client.queue_reader import end_of
 
         queues = await self._queues(check_name("subject", subject), partial=False)
         ends = await asyncio.gather(*[end_of(self._links, each) for each in queues])
@@ -92,13 +94,14 @@ class BrowsingClient:
 
     def _directed(self, subject: str, since_ms: int, positions: Mapping[tuple[str, int], int]) -> AsyncIterator[BrowsedMessage]:
         """Messages to single consumer groups, stored since a time; in each queue from a position on. Raises as `browse`."""
-        from qmq.client.browsing import BrowseSelection, browse
+        from qmq.client.browse_selection import BrowseSelection
+        from qmq.client.browsing import browse
 
         selection = BrowseSelection(start_ms=max(since_ms, 1), positions=positions, is_directed=True)
         return browse(self._links, lambda: self._queues(subject, partial=False), selection, follow=False, partial=False)
 
     async def _queues(self, subject: str, *, partial: bool, broker_group: str = "") -> list[BrowsedQueue]:
-        from qmq.client.browsing import BrowsedQueue
+        from qmq.client.browse_selection import BrowsedQueue
 
         found = await self.metadata.list_subjects(subject)
         silent = {name: why for name, why in found.silent.items() if broker_group in ("", name)}

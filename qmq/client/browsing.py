@@ -7,95 +7,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
-from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
+from dataclasses import dataclass, replace
 from typing import Final
 
-from qmq import limits
-from qmq.batch import BatchView
-from qmq.client.client_timing import pause_s
-from qmq.client.consumer_session import ANSWER_S
+from qmq.client.browse_selection import BrowsedMessage, BrowsedQueue, BrowseSelection
 from qmq.client.links import Links
-from qmq.client.message import Decoded, StoredMessage
-from qmq.errors import LogDamaged, NotConnected, NotMaster, Unavailable
-from qmq.wire import frame_payloads as wire
-from qmq.wire.frame import FrameKind
+from qmq.client.queue_reader import FOLLOW_S, QueueReader
+from qmq.errors import LogDamaged, NotConnected
 
 log = logging.getLogger("qmq.client")
 
-PAGE_BYTES: Final = limits.MIB
-FOLLOW_S: Final = 0.5
 QUEUES_S: Final = 10.0
-_END: Final = (1 << 63) - 1
 
-
-class BrowsedMessage(StoredMessage):
-    """A stored message, and where it is stored."""
-
-    __slots__ = ("broker_group", "partition", "subject")
-
-    def __init__(self, batch: Decoded, index: int, queue: BrowsedQueue) -> None:
-        super().__init__(batch, index, 1)
-        self.subject, self.broker_group, self.partition = queue.subject, queue.broker_group, queue.partition
-
-
-@dataclass(frozen=True, slots=True)
-class BrowsedQueue:
-    """One queue of the subject: the messages of a broker group, or of a partition. `next_sequence` is the sequence to read next."""
-
-    subject: str
-    broker_group: str
-    partition: int
-    next_sequence: int
-
-    @property
-    def key(self) -> tuple[str, int]:
-        """Identifies the queue among those of the subject."""
-        return self.broker_group, self.partition
-
-
-@dataclass(frozen=True, slots=True)
-class BrowseSelection:
-    """Which messages are wanted. Times of storing are milliseconds since 1970, 0 for no limit. `last` is a number of the newest messages of
-    each queue. `is_directed`: only messages that were sent to one consumer group; without it, only those for all. `content` is
-    what the body holds.
-    """
-
-    start_ms: int = 0
-    end_ms: int = 0
-    last: int | None = None
-    key: bytes | None = None
-    tags_any: tuple[str, ...] = ()
-    tags_all: tuple[str, ...] = ()
-    first_sequence: int = 0
-    end_sequence: int | None = None
-    positions: Mapping[tuple[str, int], int] = field(default_factory=dict)
-    is_directed: bool = False
-    content: bytes = b""
-
-    def first_of(self, queue: BrowsedQueue) -> int:
-        """The sequence with which to begin in a queue."""
-        if self.last is not None:
-            return max(queue.next_sequence - self.last, 0)
-        return max(self.first_sequence, self.positions.get(queue.key, 0))
-
-    def end_of(self, queue: BrowsedQueue, *, follow: bool) -> int:
-        """The sequence before which to end."""
-        end = _END if follow else queue.next_sequence
-        return end if self.end_sequence is None else min(end, self.end_sequence)
-
-    def wants(self, message: StoredMessage) -> bool:
-        """Whether the selection has this message, apart from `last`. Pure."""
-        if message.append_time_ms < self.start_ms or (self.end_ms and message.append_time_ms >= self.end_ms):
-            return False
-        if self.key is not None and message.key_bytes != self.key:
-            return False
-        if self.content not in message.body:
-            return False
-        tags = message.tags if self.tags_any or self.tags_all else ()
-        return (not self.tags_any or any(tag in tags for tag in self.tags_any)) and all(tag in tags for tag in self.tags_all)
+ListQueues = Callable[[], Awaitable[Sequence[BrowsedQueue]]]
 
 
 @dataclass(slots=True)
@@ -109,140 +34,6 @@ class BrowseProgress:
         """Update the progress from the readers of all queues."""
         self.looked = sum(each.looked for each in readers)
         self.time_ms = min((each.looked_ms for each in readers if not each.is_over), default=self.time_ms)
-
-
-Page = tuple[wire.Fetched, list[Decoded]]
-ListQueues = Callable[[], Awaitable[Sequence[BrowsedQueue]]]
-
-
-class QueueReader:
-    """Reads one queue, page by page. `messages` is the unread rest of the page."""
-
-    def __init__(
-        self, links: Links, queue: BrowsedQueue, selection: BrowseSelection, *, follow: bool, progress: Callable[[], None] | None = None
-    ) -> None:
-        self.messages: deque[BrowsedMessage] = deque()
-        self.queue = queue
-        self.is_over = False
-        """Whether no more messages will come."""
-        self._links, self._selection, self._follow, self._progress = links, selection, follow, progress
-        self._until = selection.end_of(queue, follow=follow)
-        self._sequence = selection.first_of(queue)
-        self._ask_again_s = -math.inf
-        self._ahead: asyncio.Task[Page] | None = None
-        self.looked = 0
-        self.looked_ms = 0
-        """How many messages were looked at, and when the last of them was stored."""
-
-    def wants_page(self, now_s: float) -> bool:
-        """Whether to fetch a page. A queue that is followed is asked now and then."""
-        return not self.messages and not self.is_over and now_s >= self._ask_again_s
-
-    async def read(self) -> None:
-        """Fetch a page if the queue has messages. Raises NotConnected, UnknownSubject, AccessDenied, LogDamaged."""
-        while not self.messages and not self.is_over:
-            fetched, batches = await self._page()
-            if self._selection.content and fetched.next_sequence < min(self._until, fetched.end_sequence):
-                self._ahead = asyncio.create_task(self._fetch(fetched.next_sequence))
-                await asyncio.sleep(0)  # the request leaves, and the broker reads while this page is searched
-            for batch in batches:
-                self._take(batch)
-            self._sequence = max(self._sequence, fetched.next_sequence)
-            if self._sequence >= min(self._until, fetched.end_sequence):
-                self.is_over |= not self._follow or self._sequence >= self._until
-                self._ask_again_s = asyncio.get_running_loop().time() + FOLLOW_S
-                return
-            if self._progress is not None:
-                self._progress()
-
-    def close(self) -> None:
-        """Give up the page that was asked for ahead."""
-        if self._ahead is not None:
-            self._ahead.cancel()
-            self._ahead.add_done_callback(_forget)
-
-    async def _page(self) -> Page:
-        """The next page: a search for content has asked for it ahead."""
-        ahead, self._ahead = self._ahead, None
-        if ahead is None:
-            return await self._fetch(self._sequence)
-        try:
-            return await ahead
-        except asyncio.CancelledError:
-            ahead.cancel()
-            raise
-
-    def _take(self, batch: Decoded) -> None:
-        if batch.view.header.is_directed is not self._selection.is_directed:
-            return  # an older broker does not know how to leave out the others
-        if batch.unreadable is not None:
-            log.error("messages at %d of %s cannot be read: %s", batch.view.base_sequence, self.queue, batch.unreadable)
-            return
-        if self._selection.end_ms and batch.view.envelope.append_time_ms >= self._selection.end_ms:
-            self.is_over = True  # times of storing never decrease within a queue
-            return
-        self.looked += batch.view.count
-        self.looked_ms = batch.view.envelope.append_time_ms
-        if self._selection.content and not _may_hold(batch, self._selection.content):
-            return
-        for index in range(batch.view.count):
-            message = BrowsedMessage(batch, index, self.queue)
-            if self._sequence <= message.sequence < self._until and self._selection.wants(message):
-                self.messages.append(message)
-
-    async def _fetch(self, first: int) -> Page:
-        """The page that begins with a sequence."""
-        queue, selection = self.queue, self._selection
-        tags = list(selection.tags_any), list(selection.tags_all)
-        directed = wire.ONLY_DIRECTED if selection.is_directed else 0
-        asked = queue.subject, queue.partition, first, self._until, selection.start_ms, PAGE_BYTES
-        request = wire.Fetch(*asked, *tags, [], directed)
-        return _unpack(await ask_master(self._links, queue, FrameKind.FETCH, request.pack()))
-
-
-async def ask_master(links: Links, queue: BrowsedQueue, kind: FrameKind, request: bytes) -> memoryview:
-    """Ask the current master of a queue, and wait while it cannot be reached. Raises NotConnected."""
-    loop = asyncio.get_running_loop()
-    until_s, tries = loop.time() + links.timing.delivery_timeout_s, 0
-    while True:
-        try:
-            master, connection = await links.reach(queue.subject, queue.broker_group)
-            try:
-                return (await connection.call(kind, request, timeout_s=ANSWER_S)).payload
-            except NotMaster:
-                links.locator.doubt(queue.broker_group, master)
-                raise
-        except Unavailable as failure:
-            if loop.time() > until_s:
-                raise NotConnected(f"broker group {queue.broker_group!r} cannot be read: {failure.message}") from failure
-            log.debug("%s: %s", queue, failure)
-        await asyncio.sleep(pause_s(links.timing.session_retry_s, tries))
-        tries += 1
-
-
-async def end_of(links: Links, queue: BrowsedQueue) -> int:
-    """Where a queue ends, when everything that its broker group was sent before is committed. Raises NotConnected, AccessDenied.
-
-    FIND waits for that; which producer it asks about does not matter.
-    """
-    await ask_master(links, queue, FrameKind.FIND, wire.Find(queue.subject, queue.partition, "0" * 16, 1, 1).pack())
-    request = wire.Fetch(queue.subject, queue.partition, 0, 0, 0, 0, [], [], [], 0)
-    return _unpack(await ask_master(links, queue, FrameKind.FETCH, request.pack()))[0].end_sequence
-
-
-def _forget(task: asyncio.Task[Page]) -> None:
-    if not task.cancelled():
-        task.exception()  # the page is not needed any more, so its error is not logged
-
-
-def _unpack(payload: memoryview) -> Page:
-    fetched, at = wire.unpack_fetched(payload)
-    batches: list[Decoded] = []
-    for _ in range(fetched.batches):
-        view = BatchView.parse(payload, at)
-        at += view.envelope.total_bytes
-        batches.append(Decoded(view))
-    return fetched, batches
 
 
 async def browse(
@@ -285,13 +76,6 @@ async def browse(
     finally:
         for each in readers.values():
             each.close()
-
-
-def _may_hold(batch: Decoded, content: bytes) -> bool:
-    """Whether a body of the batch may hold the content: without taking the bodies apart, unless they are compressed."""
-    if not batch.view.header.compression:
-        return content in batch.view.region
-    return any(content in body for body in batch.bodies)
 
 
 def _stored_first(reader: QueueReader) -> tuple[int, tuple[str, int]]:

@@ -16,7 +16,7 @@ from qmq.errors import InvalidArgument
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from qmq.client.browsing import BrowsedMessage
+    from qmq.client.browse_selection import BrowsedMessage
     from qmq.client.client import Client
 
 SHOWN_MAX: Final = 50

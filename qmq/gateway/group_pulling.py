@@ -15,7 +15,7 @@ from contextlib import aclosing
 from datetime import timedelta
 from typing import Final, NamedTuple
 
-from qmq.client.browsing import BrowsedMessage
+from qmq.client.browse_selection import BrowsedMessage
 from qmq.client.client import Client
 from qmq.clock import Clock
 from qmq.errors import InvalidArgument, UnknownGroup, UnknownSubject

@@ -9,7 +9,7 @@ from typing import Any
 
 import qmq
 from qmq.cli.transfer.transfer_record import TransferRecord, record_of
-from qmq.client.browsing import BrowsedMessage
+from qmq.client.browse_selection import BrowsedMessage
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from qmq.errors import InvalidArgument, MessageTooLarge
 from qmq.model import MessageId
 
 if TYPE_CHECKING:
-    from qmq.client.browsing import BrowsedMessage
+    from qmq.client.browse_selection import BrowsedMessage
 
 
 @dataclass(frozen=True, slots=True)

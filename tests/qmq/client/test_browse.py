@@ -10,8 +10,8 @@ from datetime import UTC, datetime
 import pytest
 
 import qmq
-from qmq.client import browsing
-from qmq.client.browsing import BrowsedMessage
+from qmq.client import browsing, queue_reader
+from qmq.client.browse_selection import BrowsedMessage
 from qmq.errors import InvalidArgument, UnknownSubject
 from qmq.model import Order, SubjectConfig
 from qmq.node.dev_node import Node
@@ -29,7 +29,7 @@ def fetching_tasks() -> list[asyncio.Task[object]]:
 
 
 async def test_everything_kept_is_shown_once_and_no_group_notices(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(browsing, "PAGE_BYTES", 2_000)  # many pages
+    monkeypatch.setattr(queue_reader, "PAGE_BYTES", 2_000)  # many pages
     sent = [b"%03d" % number for number in range(300)]
     async with qmq.connect(node.address) as mq:
         async with mq.producer("s", batch_messages=7) as producer:
@@ -122,13 +122,13 @@ async def test_a_search_for_content_finds_it_and_tells_how_far_it_looked(compres
 
 async def test_a_batch_that_cannot_hold_the_content_is_not_taken_apart(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[int] = []
-    real = browsing.BrowsedMessage
+    real = queue_reader.BrowsedMessage
 
     def counted(*arguments: object) -> BrowsedMessage:
         made.append(1)
         return real(*arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(browsing, "BrowsedMessage", counted)
+    monkeypatch.setattr(queue_reader, "BrowsedMessage", counted)
     async with qmq.connect(node.address) as mq:
         async with mq.producer("s", batch_messages=10) as producer:
             await producer.send_many([b"hay"] * 1_000 + [b"the needle"] * 10)
@@ -137,7 +137,7 @@ async def test_a_batch_that_cannot_hold_the_content_is_not_taken_apart(node: Nod
 
 
 async def test_a_search_that_ends_early_gives_up_the_page_it_asked_for_ahead(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(browsing, "PAGE_BYTES", 1_000)
+    monkeypatch.setattr(queue_reader, "PAGE_BYTES", 1_000)
     async with qmq.connect(node.address) as mq:
         async with mq.producer("s", batch_messages=10) as producer:
             await producer.send_many([b"hay " * 20] * 500 + [b"the needle"] * 10 + [b"hay " * 20] * 500)
