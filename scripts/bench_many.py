@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import os
+import subprocess
 import time
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, Protocol
 
 from bench_processes import Node, in_loop
 
@@ -25,8 +26,14 @@ AT_ONCE: Final = 200
 Figures = dict[str, float]
 
 
-def cpu_s(node: Node) -> float:
-    """The node's CPU time, user and system."""
+class HasProcess(Protocol):
+    """What has a process of its own."""
+
+    process: subprocess.Popen[Any]
+
+
+def cpu_s(node: HasProcess) -> float:
+    """The CPU time of a process, user and system."""
     fields = Path(f"/proc/{node.process.pid}/stat").read_text().rsplit(")", 1)[1].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
