@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 import qmq
-from qmq.cli.output import SERVER, Json, Server, run, show, time_text
+from qmq.cli.output import SERVER, Json, Server, fail, run, show, time_text
 from qmq.cli.times import parse_delays
+from qmq.errors import InvalidArgument
 
 if TYPE_CHECKING:
     from qmq.proto.v1 import access_pb2 as pb
@@ -265,6 +266,8 @@ def set_quota(
         "groups": groups,
         "delayed_messages": delayed_messages,
     }
+    if not any(limits.values()):
+        fail(InvalidArgument("give at least one limit, such as --produce-bytes 1000000; `qmq quota remove` removes a quota"))
 
     async def _ask() -> pb.AccessQuota:
         async with qmq.connect(server) as mq:

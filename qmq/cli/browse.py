@@ -78,7 +78,7 @@ def moment(text: str | None) -> datetime | None:
     """Parse a time, or an age such as "2h" counted back from now. Raises InvalidArgument."""
     if text is None:
         return None
-    if "T" in text.upper() or ":" in text:
+    if "T" in text.upper() or ":" in text or "-" in text:
         return parse_when(text)
     return datetime.fromtimestamp(time.time(), UTC) - parse_duration(text)
 

@@ -23,7 +23,7 @@ HINT = "the console needs more packages: pip install 'qmq[console]'"
 def console(
     server: Server = SERVER,
     host: Annotated[str, typer.Option(envvar="QMQ_CONSOLE_HOST", help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(envvar="QMQ_CONSOLE_PORT", help="Port to listen on; 0: any free port.")] = 20888,
+    port: Annotated[int, typer.Option(min=0, max=65535, envvar="QMQ_CONSOLE_PORT", help="Port to listen on; 0: any free port.")] = 20888,
     login: Annotated[
         str,
         typer.Option(

@@ -20,8 +20,10 @@ class DelayOptions(ReplicaOptions):
     """Options of `qmq delay`."""
 
     group: Annotated[str, typer.Option(envvar="QMQ_GROUP", help="The delay group of this replica.")] = ""
-    data_port: Annotated[int, typer.Option(envvar="QMQ_DATA_PORT", help="The data port; 0: any free port.")] = 20883
-    control_port: Annotated[int, typer.Option(envvar="QMQ_CONTROL_PORT", help="The control port; 0: any free port.")] = 20884
+    data_port: Annotated[int, typer.Option(min=0, max=65535, envvar="QMQ_DATA_PORT", help="The data port; 0: any free port.")] = 20883
+    control_port: Annotated[int, typer.Option(min=0, max=65535, envvar="QMQ_CONTROL_PORT", help="The control port; 0: any free port.")] = (
+        20884
+    )
     bucket: Annotated[
         str, typer.Option(envvar="QMQ_BUCKET", help="The time span of one schedule file, 5m to 24h; fixed when the group is created.")
     ] = "1h"

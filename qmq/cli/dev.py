@@ -27,13 +27,13 @@ class DevPlace:
 
     data: Annotated[Path, typer.Option(help="The node's data folder; created if missing.")] = Path("qmq-data")
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1"
-    port: Annotated[int, typer.Option(help="The metaserver's port; 0: any free port.")] = 20880
-    data_port: Annotated[int, typer.Option(help="The broker's data port; 0: any free port.")] = 20881
-    control_port: Annotated[int, typer.Option(help="The broker's control port; 0: any free port.")] = 20882
+    port: Annotated[int, typer.Option(min=0, max=65535, help="The metaserver's port; 0: any free port.")] = 20880
+    data_port: Annotated[int, typer.Option(min=0, max=65535, help="The broker's data port; 0: any free port.")] = 20881
+    control_port: Annotated[int, typer.Option(min=0, max=65535, help="The broker's control port; 0: any free port.")] = 20882
     create_subjects: Annotated[bool, typer.Option(help="Create a subject at its first message.")] = True
     delay: Annotated[bool, typer.Option("--delay/--no-delay", help="Run a delay group for delayed messages.")] = True
-    delay_data_port: Annotated[int, typer.Option(help="The delay group's data port; 0: any free port.")] = 0
-    delay_control_port: Annotated[int, typer.Option(help="The delay group's control port; 0: any free port.")] = 0
+    delay_data_port: Annotated[int, typer.Option(min=0, max=65535, help="The delay group's data port; 0: any free port.")] = 0
+    delay_control_port: Annotated[int, typer.Option(min=0, max=65535, help="The delay group's control port; 0: any free port.")] = 0
     gateway_port: Annotated[
         int | None, typer.Option(help="Serve Apache RocketMQ clients on this port, for example 8081; 0: any free port; default: off.")
     ] = None

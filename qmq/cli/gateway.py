@@ -35,7 +35,7 @@ class GatewayOptions(ProcessFlags):
         str, typer.Option(envvar="QMQ_SERVER", help="The metaservers' addresses, comma-separated; default: localhost:20880.")
     ] = ""
     host: Host = "127.0.0.1"
-    port: Annotated[int, typer.Option(envvar="QMQ_PORT", help="The port for RocketMQ clients; 0: any free port.")] = 8081
+    port: Annotated[int, typer.Option(min=0, max=65535, envvar="QMQ_PORT", help="The port for RocketMQ clients; 0: any free port.")] = 8081
     http_port: Annotated[
         int | None,
         typer.Option(

@@ -8,7 +8,8 @@ from typing import Annotated
 import typer
 
 from qmq.cli.output import Json, fail, show
-from qmq.errors import QmqError
+from qmq.client.client import parse_addresses
+from qmq.errors import InvalidArgument, QmqError
 from qmq.security.contexts import ClusterContext, ContextFile
 
 app = typer.Typer(no_args_is_help=True, help="Named clusters: addresses, certificates and tokens.")
@@ -27,9 +28,17 @@ def add(
     token_file: Annotated[Pem, typer.Option("--token-file", help="File with the client's token.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Add a context. The first context becomes the current one."""
+    """Add a context, or replace the one of the same name. The first context becomes the current one."""
+    if not any((server, ca, cert, key, token_file)):
+        fail(
+            InvalidArgument(
+                f"context {name!r} sets nothing: give --server HOST:PORT, and what the cluster asks for (--tls-..., --token-file)"
+            )
+        )
     paths = ["" if path is None else str(path.absolute()) for path in (ca, cert, key, token_file)]
     try:
+        if server:
+            parse_addresses(server)
         ContextFile.of_user().add(ClusterContext(name, server, *paths))
     except (OSError, QmqError) as failure:
         fail(failure)

@@ -50,8 +50,8 @@ def escape_controls(console: Console) -> Console:
     return console
 
 
-console = escape_controls(Console())
-errors = escape_controls(Console(stderr=True))
+console = escape_controls(Console(emoji=False))  # rich writes an emoji for ":x:", also in what users wrote
+errors = escape_controls(Console(stderr=True, emoji=False))
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would change, without changing it.")]

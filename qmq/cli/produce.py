@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, NamedTuple
 
@@ -18,7 +18,8 @@ from qmq.cli.times import parse_duration, parse_when
 from qmq.client.delayed_producer import DelayedProducer
 from qmq.client.due_times import When
 from qmq.client.receipts import DelayedReceipt
-from qmq.errors import InvalidArgument, OrderMismatch
+from qmq.errors import CallerError, InvalidArgument, OrderMismatch
+from qmq.model import check_name
 
 if TYPE_CHECKING:
     from qmq.client.ordered.ordered_producer import OrderedProducer
@@ -64,12 +65,12 @@ def produce(
     if form not in ("lines", "json"):
         raise typer.BadParameter(f"--format must be 'lines' or 'json', not {form!r}")
     try:
-        job = ProduceJob(server, subject, compression, _due(delay, at), as_json)
+        job = ProduceJob(server, check_name("subject", subject), compression, _due(delay, at), as_json)
         if job.due is not None and compression is not None:
             raise InvalidArgument("delayed messages are not compressed in batches: leave out --compression")
-    except InvalidArgument as failure:
+    except CallerError as failure:
         fail(failure)
-    with file.open("rb") if file else nullcontext(sys.stdin.buffer) as source:
+    with _opened(file) as source:
         total = file.stat().st_size if file else None
         stored, receipts = run(_produce(job, _contents(source, form, key, tag), total))
     delayed = [each for each in receipts if isinstance(each, DelayedReceipt)]
@@ -81,6 +82,14 @@ def produce(
         show("sent", ("subject", "broker group", "messages"), counts or [(subject, "", 0)], as_json=True)
     else:
         console.print(_said(subject, stored, delayed), soft_wrap=True, highlight=False, markup=False)
+
+
+def _opened(file: Path | None) -> AbstractContextManager[BinaryIO]:
+    """The file, or standard input."""
+    try:
+        return file.open("rb") if file else nullcontext(sys.stdin.buffer)
+    except OSError as cause:
+        fail(InvalidArgument(f"{file} cannot be read: {cause.strerror}"))
 
 
 def _said(subject: str, stored: dict[str, int], delayed: list[DelayedReceipt]) -> str:

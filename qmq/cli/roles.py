@@ -105,8 +105,10 @@ class ReplicaPlace:
     ] = ""
     data: Annotated[Path, typer.Option(envvar="QMQ_DATA", help="The replica's data folder; created if missing.")] = Path("qmq-data")
     host: Host = "127.0.0.1"
-    data_port: Annotated[int, typer.Option(envvar="QMQ_DATA_PORT", help="The data port; 0: any free port.")] = 20881
-    control_port: Annotated[int, typer.Option(envvar="QMQ_CONTROL_PORT", help="The control port; 0: any free port.")] = 20882
+    data_port: Annotated[int, typer.Option(min=0, max=65535, envvar="QMQ_DATA_PORT", help="The data port; 0: any free port.")] = 20881
+    control_port: Annotated[int, typer.Option(min=0, max=65535, envvar="QMQ_CONTROL_PORT", help="The control port; 0: any free port.")] = (
+        20882
+    )
     advertise: Annotated[
         str, typer.Option(envvar="QMQ_ADVERTISE", help="The host name advertised to clients and replicas; default: --host.")
     ] = ""

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import re
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -35,6 +36,7 @@ KINDS: Final = ("node", "meta", "app", "op")
 CA_DAYS: Final = 3650
 DAYS: Final = 365
 EARLIER: Final = timedelta(hours=1)
+_DNS_NAME: Final = re.compile(r"(\*\.)?[A-Za-z0-9_-]{1,63}(\.[A-Za-z0-9_-]{1,63})*\.?")
 
 
 class Issued(NamedTuple):
@@ -91,7 +93,7 @@ def issue(
 
     `hosts` are the names and addresses by which a server is reached; a client needs none. A client's certificate has the purpose (extended
     key usage) of clients only, so TLS takes it for no server's, whatever hosts it names.
-    Raises InvalidName, InvalidArgument: no such kind, or no authority in the folder.
+    Raises InvalidName, InvalidArgument: no such kind, no host, or no authority in the folder.
     """
     if kind not in KINDS:
         raise InvalidArgument(f"a certificate is for one of {', '.join(KINDS)}, not {kind!r}")
@@ -136,6 +138,8 @@ def _host(text: str) -> x509.GeneralName:
     try:
         return x509.IPAddress(ipaddress.ip_address(bare))
     except ValueError:
+        if not _DNS_NAME.fullmatch(bare):
+            raise InvalidArgument(f"{text!r} is neither a host name nor an address: write broker0.example.com or 10.0.0.1") from None
         return x509.DNSName(bare)
 
 

@@ -61,6 +61,8 @@ def make_certificates(
 
     Raises InvalidArgument, InvalidName.
     """
+    if not members:
+        raise InvalidArgument("name at least one member: --meta NAME=HOST, --node NAME=HOST, --etcd NAME=HOST, --op NAME or --app NAME")
     made = []
     for asked in _papers(members):
         authority = folder / ("etcd-authority" if asked.by_etcd else "authority")

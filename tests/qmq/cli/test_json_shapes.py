@@ -221,7 +221,7 @@ def operation(say: Walk, metrics: str) -> None:
     say("bench latency", "measured", "--rate", "100", "--seconds", "0.1")
     say("completion", "bash")
     say("config")
-    say("context add", "here")
+    say("context add", "here", "--server", say.address)
     for name in ("context use", "context remove"):
         say("context list")
         say(name, "here")
