@@ -115,7 +115,7 @@ class BlockingClientBase(BlockingPart):
     def outbox(self, connection: Any, *, table: str = "qmq_outbox", grace: timedelta = GRACE) -> BlockingOutbox:
         """See `qmq.Client.outbox`; on sync connections, sessions and engines: `with mq.outbox(connection) as box: box.send(...)`."""
         made: Outbox = self._thread.call(lambda: self._client.outbox(connection, table=table, grace=grace))
-        from qmq.sql.outbox_blocking import BlockingOutbox  # after the client has said whether it can be imported
+        from qmq.sql.outbox_blocking import BlockingOutbox  # after the check whether the client can be imported
 
         return BlockingOutbox(made, self._thread.run)
 

@@ -64,7 +64,7 @@ from enum import Enum
 
 
 class Outcome(Enum):
-    """What is known of the request that failed."""
+    """The outcome of a failed request."""
 
     NOT_STORED = 0
     UNKNOWN = 1
@@ -72,7 +72,7 @@ class Outcome(Enum):
 
 
 class QmqError(Exception):
-    """The base of all errors. `code` is stable across releases and languages; `outcome` says what is known of the failed request."""
+    """The base of all errors. `code` is stable across releases and languages; `outcome` is that of the failed request."""
 
     code = 100
     retry_after_ms: int | None = None

@@ -50,5 +50,5 @@ def raise_limit() -> None:
     import resource
 
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    with suppress(ValueError, OSError):  # some systems allow less than they report: the limit stays as it is
+    with suppress(ValueError, OSError):  # some systems allow less than they report: the limit does not change
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -89,7 +89,7 @@ class OpenTelemetryMetrics(BaseInterceptor):
     def settled(self, report: SettleReport) -> None:
         """Times a request with verdicts."""
         attributes = settle_attributes(report)
-        del attributes["messaging.batch.message_count"]  # no attribute of a metric: each count would be a series of its own
+        del attributes["messaging.batch.message_count"]  # no attribute of a metric: each count would be a separate series
         self._operation.record((report.ended_ns - report.began_ns) / 1e9, attributes | (_error(report.error) if report.error else {}))
 
 

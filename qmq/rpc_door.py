@@ -5,9 +5,9 @@ At a port that only this machine reaches, without TLS, gRPC accepts the connecti
 
     a peer that sends nothing, or stops within its handshake    cut after `handshake_ms`
     connections beyond `handshakes_per_s`                       wait in the system's queue
-    more than `handshakes_max` handshakes of TLS under way      the oldest is broken off
-    a connection on which nobody calls                          closed after `idle_ms`; the next call connects again
-    a peer whose machine is gone, with a call under way         cut when it has answered no ping for `ping_timeout_ms`
+    more than `handshakes_max` handshakes of TLS under way      the oldest is ended
+    a connection without calls                                  closed after `idle_ms`; the next call connects again
+    a lost peer with a call under way                           cut when it has answered no ping for `ping_timeout_ms`
     connections beyond `connections_max`                        closed at once
     calls beyond `calls_max`                                    refused at once (Overloaded)
 """

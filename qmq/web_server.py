@@ -56,7 +56,7 @@ class WebServer:
         listening = socket.create_server((self._host, self._port), family=family, backlog=1024)
         port: int = listening.getsockname()[1]
         self._serving = asyncio.create_task(self._server.serve(sockets=[listening]))
-        while not self._server.started and not self._serving.done():  # noqa: ASYNC110 - it says so in no other way
+        while not self._server.started and not self._serving.done():  # noqa: ASYNC110 - it has no other way to report it
             await asyncio.sleep(0.01)
         if self._serving.done():
             self._serving.result()

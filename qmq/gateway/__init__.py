@@ -9,7 +9,7 @@ sql_expression       SQL92 conditions over properties                        pur
 message_filter       either of them                                          pure
 invisible_messages   what was handed out, until when, under which handle     pure
 half_messages        how a transaction's message waits for its commit        pure
-client_settings      what a client is told to do                             pure
+client_settings      the settings that a client gets                             pure
 call_counters           which calls were made, and how they were answered  pure
 client_sessions      which clients there are
 topic_catalog        which subjects there are, and of what kind

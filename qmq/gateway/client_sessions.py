@@ -1,7 +1,7 @@
-"""Which clients there are: who opened a Telemetry stream, and who said by a heartbeat that it is alive.
+"""The live clients: those with a Telemetry stream, and those that sent a heartbeat.
 
-A client is alive while its stream stands, and for two minutes after its last heartbeat: what it received with automatic renewal stays
-its own for as long.
+A client is alive while its stream is open, and for two minutes after its last heartbeat: messages that it received with automatic renewal
+stay invisible to others for as long.
 """
 
 from __future__ import annotations

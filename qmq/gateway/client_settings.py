@@ -1,6 +1,6 @@
-"""What clients are told when they say who they are: the answer to the settings in a Telemetry stream. Pure.
+"""The answer to a client's settings in a Telemetry stream. Pure.
 
-A client's own part of the settings comes back unchanged; the gateway fills in the rest:
+The gateway returns the client's part of the settings unchanged, and fills in the rest:
 
     producer          the largest body; that types are checked; how to send again
     push consumer     whether it is FIFO; batch size; length of a long poll; when a failed message comes again (the group's settings)

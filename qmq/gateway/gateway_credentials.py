@@ -1,15 +1,15 @@
-"""Who a RocketMQ client is: an access key and a signature with its secret key, and the principal of QMQ that it stands for.
+"""Authenticates RocketMQ clients: an access key, a signature with its secret key, and the principal of QMQ that the key stands for.
 
     authorization: MQv2-HMAC-SHA1 Credential=ACCESSKEY, SignedHeaders=x-mq-date-time, Signature=HEX
-    x-mq-date-time: 20261124T120000Z          what is signed, with HMAC-SHA1 and the secret key
+    x-mq-date-time: 20261124T120000Z          the signed text; the signature is HMAC-SHA1 with the secret key
 
-QMQ keeps only the digests of tokens, and a signature can be checked only by who knows the key. So the gateway has a file with the secret
-keys, and a token of QMQ for each, with which it sends and receives for that client: rules, quotas and the audit log see the token's
+QMQ keeps only the digests of tokens, but checking a signature requires the secret key. The gateway therefore has a file with the secret
+keys, and a token of QMQ for each key, with which it sends and receives for that client: rules, quotas and the audit log see the token's
 principal.
 
     [{"access_key": "shop", "secret_key": "...", "token": "qmq_..."}, ...]
 
-The signature covers a time that its client says, and nothing else, as RocketMQ has it: who reads a request can make others. Serve TLS.
+The signature covers only a time that the client states, as RocketMQ defines it: anybody who reads a request can forge others. Serve TLS.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from qmq.security.tls_network import TlsNetwork
 
 def tls_of(cert: Path, key: Path) -> Network:
     """A network whose ports show the certificate. Raises InvalidArgument for unusable files."""
-    # Clients show no certificates, so any certificate can serve as the authority for theirs: the gateway's own is at hand.
+    # Clients show no certificates, so any certificate can serve as their authority: here it is the gateway's own.
     files = Credentials(Tls(cert, cert, key, requires_clients=False))
     return TlsNetwork(files, ExpiryWarning(files).look)
 

@@ -1,7 +1,7 @@
-"""What serves the calls of one identity: a client of the cluster, and everything that works with it.
+"""The parts that serve the calls of one identity: a client of the cluster, and everything that works with it.
 
-A gateway without credentials has one of these, for all clients. With credentials each access key has one of its own, so that nobody
-settles another's messages, and the cluster sees who asks.
+A gateway without credentials has one set of parts, for all clients. With credentials each access key has a separate set, so that no client
+settles another's messages, and the cluster sees the principal of each call.
 """
 
 from __future__ import annotations

@@ -69,7 +69,7 @@ class GatewayServer:
 
     @property
     def all_parts(self) -> list[GatewayParts]:
-        """What serves each identity that called."""
+        """The parts that serve each identity that called."""
         return [self.parts, *self._identities.all]
 
     @property

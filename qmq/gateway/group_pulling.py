@@ -1,10 +1,10 @@
-"""What pull consumers do: PullMessage, UpdateOffset, GetOffset, QueryOffset. They read a queue from an offset on.
+"""The calls of pull consumers: PullMessage, UpdateOffset, GetOffset, QueryOffset. They read a queue from an offset on.
 
-    queue       a broker group of an unordered topic; an ordered topic has none that could be pulled, since its partitions split and merge
+    queue       a broker group of an unordered topic; an ordered topic has no queues to pull, because its partitions split and merge
     offset      the message's sequence in its broker group
-    offset of a group on a queue     everything before it is done for the group: QMQ's own progress, which `qmq group list` shows
+    offset of a group on a queue     everything before it is done for the group: QMQ's progress, which `qmq group list` shows
 
-Pulling leaves the group's progress as it is; UpdateOffset moves it, as `qmq group reset` does.
+Pulling does not change the group's progress; UpdateOffset moves it, as `qmq group reset` does.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""One group's reading of one subject in this gateway, for all clients of the group that ask here: a consumer of QMQ, and who waits at it.
+"""Reads one subject for one group in this gateway, for all its clients here: a consumer of QMQ, and the waiting calls.
 
-    unordered subject    a Consumer; tags are matched by the broker, conditions here
-    ordered subject      an OrderedConsumer; of a key one message is in hand, whoever asks; both are matched here
+    unordered subject    a Consumer; the broker matches tags, the gateway matches conditions
+    ordered subject      an OrderedConsumer; at most one message of a key is handed out; the gateway matches tags and conditions
 
-The consumer holds what was handed out: its lease is what brings the messages back if this gateway dies. Messages that nobody here has
-asked for go to other gateways: of an unordered subject at once, of an ordered one with the lanes, when nobody has asked for some time.
+The consumer holds the messages that were handed out: if this gateway dies, its lease ends and the messages come back. Messages that no
+client here asks for go to other gateways: of an unordered subject at once, of an ordered one with the lanes, after some time without calls.
 """
 
 from __future__ import annotations

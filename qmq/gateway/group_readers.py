@@ -36,7 +36,7 @@ class ReaderKey(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class HandedOut:
-    """A message that a client has in hand, and the reader that it came from."""
+    """A message that a client received and has not settled, and the reader that it came from."""
 
     reader: GroupReader
     message: StoredMessage
@@ -47,7 +47,7 @@ class HandedOut:
         self.reader.in_hand += 1
 
     def settled(self) -> None:
-        """Record that the message is settled: no client has it in hand."""
+        """Record that the message is settled."""
         self.reader.in_hand -= 1
 
 
@@ -75,7 +75,7 @@ class GroupReaders:
             while True:
                 left_ms = max(until_ms - self._monotonic_ms(), 0)
                 found = await reader.receive(messages_max, left_ms / 1000)
-                # The filter may have refused all messages of a fetch: then the wait goes on.
+                # The filter may have refused all messages of a fetch: then the wait continues.
                 if found or until_ms <= self._monotonic_ms():
                     return reader, found
 

@@ -1,12 +1,12 @@
-"""What clients receive and settle: ReceiveMessage, AckMessage, ChangeInvisibleDuration, ForwardMessageToDeadLetterQueue.
+"""The calls that receive and settle: ReceiveMessage, AckMessage, ChangeInvisibleDuration, ForwardMessageToDeadLetterQueue.
 
     receive ──▶ handed out, invisible ──ack──▶ done
                         │   ├── forward ──▶ dead letters
-                        │   └── change the time ──▶ handed out for so long
+                        │   └── change the time ──▶ handed out for that time
                         └── time over ──▶ received again, one attempt older
 
-The time runs here, in memory. If the gateway is killed the lease of its consumers ends instead (30 s), and the messages come again, as
-those of any consumer that was lost.
+The gateway counts the time, in memory. If the gateway is killed, the lease of its consumers ends instead (30 s), and the messages come
+again, as those of any lost consumer.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 """Half messages: how a transaction's message waits for its commit. Pure.
 
 A half message is a delayed message of its topic that waits for a decision (docs/DELAY.md), due when its transaction is too old. Its
-transaction id is its delayed id. To commit is to move it to now, to roll back is to cancel it: the delay group's log decides which of the
-two happens, once, and delivers what was committed exactly once, whatever dies meanwhile. What nobody decided is cancelled when it is due.
+transaction id is its delayed id. A commit moves it to now, a rollback cancels it: the delay group's log decides once which of the two
+happens, and a committed message is delivered exactly once, whatever process dies. Without a decision it is cancelled when it is due.
 
     half ──COMMIT: move to now────────────▶ delivered
       ├────ROLLBACK: cancel───────────────▶ gone
-      ├────asked about as often as may be─▶ gone
+      ├────the last question unanswered───▶ gone
       └────due────────────────────────────▶ gone
 """
 

@@ -1,15 +1,15 @@
-"""The messages that were handed out and are not settled: how long each stays invisible, and its receipt handle. Pure: time is handed in.
+"""Messages that were handed out and are not settled: their invisible times and receipt handles. Pure: the caller passes the time.
 
     hand out ──▶ invisible ──▶ acknowledged, or to the dead letters
                   │   ▲  └──▶ time over: visible again, one attempt older
                   └───┘ change the time: a new handle, and the old one is void
 
 Rules:
-* A handle is good for one message, for one consumer group, until its time is over or is changed. Whoever comes later hears that it is
-  not valid, and changes nothing.
+* A handle is valid for one message and one consumer group, until its time is over or is changed. A later call with the handle gets an error
+  and changes nothing.
 * With `renews_until_ms` a message whose time is over stays invisible for as long again, while its client is alive, up to that moment.
-* A handle says which gateway has the message, which number it has there, and a secret of its own, so that nobody can guess another's.
-  It says nothing that a client may rely on.
+* A handle contains the gateway that has the message, the message's number there, and a random secret, so that no client can guess another
+  handle. Clients must not interpret it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _M = TypeVar("_M")
 
 @dataclass(slots=True, eq=False)
 class InvisibleMessage(Generic[_M]):
-    """One message that a client has in hand. Times are milliseconds of a monotonic clock."""
+    """One message that a client received and has not settled. Times are milliseconds of a monotonic clock."""
 
     message: _M
     subject: str

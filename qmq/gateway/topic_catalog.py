@@ -72,7 +72,7 @@ class TopicCatalog:
             raise UnknownSubject(f"there is no topic {subject!r}: create it with `qmq subject create`")
         if not is_fifo and not self._all_ordered:
             return self._keep(subject, await self._directory().routes(subject, create=True))
-        with suppress(SubjectExists):  # somebody else was faster, and may have created one of the other kind
+        with suppress(SubjectExists):  # another client was faster, and may have created a subject of the other kind
             await self._directory().create_subject(SubjectConfig(subject, order=Order.STRICT, logical_partitions=LOGICAL_PARTITIONS))
         return self._keep(subject, await self._directory().routes(subject))
 

@@ -8,7 +8,7 @@ this:
 * Entries are written before they are committed. So a place is remembered with its index first, and goes into the mark only when the commit
   index has reached it in the same store, without a cut in between (`Marker`).
 * It is overwritten by one write and not synced: a lost write only makes it lag. A reader that finds it torn reads it again (`read`).
-* A power cut may keep the mark and lose the end of a log that nobody flushed; then other bytes will lie where the mark points. So opening a
+* A power cut may keep the mark and lose the unflushed end of a log; other bytes will then lie where the mark points. So opening a
   store removes such a mark, durably, before anything is appended (`take_back`); a store that begins anew has none.
 """
 

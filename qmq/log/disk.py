@@ -215,7 +215,7 @@ class Unflushed:
             marks.clear()
 
     def clear(self) -> None:
-        """Nothing is left unflushed."""
+        """Everything is flushed."""
         self._marks.clear()
         self._is_open = False
 

@@ -1,16 +1,16 @@
-"""The progress of one group on one partition of an ordered subject, and the holders of its lanes. Pure: actions in, state out; the same on
-every replica and after every restart. The counterpart of `qmq.log.share`, which hands messages out to whoever asks.
+"""The progress of one group on one partition of an ordered subject, and the holders of its lanes. Pure: takes actions, keeps state.
+The state is the same on every replica and after every restart. The counterpart of `qmq.log.share`, which is for unordered subjects.
 
 Two independent lists, both by ranges of logical partitions:
 
-    progress   tiles the partition's range. Of each range: everything before `done_before` is done, and so are the ranges `done` behind it
-    holders    who reads which range now, under which token; ranges do not overlap
+    progress   tiles the partition's range. Of each range: everything before `done_before` is done, and so are the ranges `done` after it
+    holders    the consumer that reads each range now, and its token; ranges do not overlap
 
-A lane may have any range: progress is cut where a lane's range begins or ends, and joined again where neighbours have come to the same
-point. So lanes are made wider or narrower at any time, and no lane needs to know how far another one is.
+A lane may have any range: progress is cut where a lane's range begins or ends, and joined again where neighbours have reached the same
+point. Lanes can therefore become wider or narrower at any time, and no lane needs another one's progress.
 
-A verdict names sequences, and is about the messages of the holder's range among them. Tokens are unique and grow; after its holder's lease
-has ended, or an operator moved the group, a token is invalid.
+A verdict names sequences, and applies to the messages of the holder's range among them. Tokens are unique and grow; after its holder's
+lease has ended, or an operator moved the group, a token is invalid.
 
 A *parked* key's messages count as done for the lane; they are remembered until they are replayed or dropped. A replay puts only that key's
 logical partition back, and takes the lane from its holder, so that its next reader begins with the oldest of them.
@@ -19,7 +19,7 @@ A key that is parked in a partition which a route change closed is parked in the
 messages is empty at first. It is written before the group may read the partition (docs/ORDERING.md, "Failure").
 
 Worked example: range [0, 8), lane [0, 4) settles 0 to 9, lane [4, 8) settles 0 to 3 and 6 to 7: progress is [0, 4) before 10, and [4, 8)
-before 4 with 6 to 7 done behind it. When [4, 8) settles 4 to 5 and 8 to 9 both have come to 10, and are one range again.
+before 4 with 6 to 7 done after it. When [4, 8) settles 4 to 5 and 8 to 9, both have reached 10, and are one range again.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ Opening: take the newest whole checkpoint, walk both logs from it on in the orde
 everything is replayed; each segment opens with a snapshot, so retention never takes what a replay needs.
 
     found on disk                                 outcome
-    torn tail                                     cut off; nobody was promised it
+    torn tail                                     cut off; it was never acknowledged
     damage in a flushed part, a missing segment   LogDamaged: refuses to open, cuts nothing
     a log that ends before its checkpoint         LogDamaged: acknowledged data is gone
     checkpoint damaged, empty or absent           the older one, or a full replay

@@ -6,8 +6,8 @@ logs from their oldest entry to the last flushed one, checks every checksum, and
     slice(bytes_max)    continues where the last one ended, reads about so many bytes, returns the damage
     the caller          decides how often (the rate), and has the damage repaired
 
-It runs in a thread of its own and does not disturb the store's: it opens its own files (retention closes the store's), never waits for the
-store, and reports damage only if the log was not cut meanwhile and a second read finds it again. Deleted segments are skipped. Except in
+It runs in a separate thread and does not disturb the store: it opens the files itself (retention closes the store's), never waits for the
+store, and reports damage only if the log was not cut in between and a second read finds it again. Deleted segments are skipped. Except in
 the newest segment, pages that were read are dropped from the page cache: scrubbing does not displace what consumers read, and the next
 round reads the disk, not memory.
 """

@@ -39,7 +39,7 @@ class ShareEventKind(StrEnum):
 
 
 class ShareEvent(NamedTuple):
-    """What happened to `count` messages from sequence `first` on."""
+    """An event of `count` messages from sequence `first` on."""
 
     kind: ShareEventKind
     consumer: str

@@ -1,6 +1,6 @@
 """Administration of access: rules, roles, tokens, quotas and the mode. Each change is one compare-and-swap in the coordination store.
 
-Whoever administers a namespace changes what is below its prefix (`rpc_operations` says what a request needs).
+The administrator of a namespace changes records below its prefix (`rpc_operations` says what a request needs).
 
 A caller cannot lock itself out: a change of a rule, a role or the mode that would take from the caller what the change itself needs is
 refused. Principals named by `--admins` always have `administer`, and so does everybody while the mode is `off`.

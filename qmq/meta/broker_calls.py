@@ -169,7 +169,7 @@ class PartitionMasters:
         self._brokers = brokers
 
     async def seal(self, broker_group: str, subject: str, partition: int, change_id: str, to_version: int) -> int:
-        """See Sealer. Asking a second master is harmless: whoever sealed it answers the same."""
+        """See Sealer. Asking a second master is harmless: it gives the same answer."""
         request = control.SealRequest(subject=subject, partition=partition, change_id=change_id, to_version=to_version)
         answer: control.SealResponse = await self._brokers.ask_master(broker_group, "Seal", request, timeout_s=SEAL_S)
         return answer.sequence

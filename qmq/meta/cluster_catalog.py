@@ -140,7 +140,7 @@ class ClusterCatalog:
         return hosts_of(config, self.group_names())
 
     async def create(self, config: SubjectConfig, *, partitions: int = 0) -> SubjectConfig:
-        """Create a subject on the named groups, or on chosen ones. Returns the existing subject, whoever created it.
+        """Create a subject on the named groups, or on chosen ones. Returns the existing subject, if there is one.
 
         `partitions`: of an ordered subject's first route; 0: one for each group. Raises InvalidArgument, SubjectExists, QuotaExceeded,
         NotConnected and ReadOnly (no group can be chosen), CoordinationUnavailable.

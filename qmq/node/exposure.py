@@ -1,10 +1,10 @@
 """Refuses to expose a server: without mutual TLS it listens on its own machine only, unless the operator insists.
 
-loopback, unix:/path       as it is
-any other address          with TLS, and certificates required of clients, as it is; otherwise refused without --insecure
-                           (QMQ_INSECURE=1): whoever reaches a port may read, change and delete everything
+loopback, unix:/path       allowed
+any other address          allowed with TLS that requires certificates of clients; otherwise refused without --insecure
+                           (QMQ_INSECURE=1): everybody who reaches a port may read, change and delete everything
 the metrics port           the same: metrics contain names of subjects and groups
-etcd's password over http  the same, since anybody on the way can read it
+etcd's password over http  the same, because everybody on the network path can read it
 
 docs/SECURITY.md says what is protected and what is not.
 """

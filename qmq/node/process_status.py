@@ -1,4 +1,4 @@
-"""What a server's process tells those who look after the cluster: its version, who can reach it, when its certificate ends.
+"""The status of a server's process, for operators: its version, who can reach it, when its certificate expires.
 
 Brokers and metaservers put it into the answers to DescribeReplica and DescribeCluster. `qmq doctor` reads it there: an operator's machine
 reaches the metaserver's port only, and not the metrics port of every process.

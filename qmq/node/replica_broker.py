@@ -68,7 +68,7 @@ class KindParts(Protocol):
 
 
 class ReplicaKind(ProjectionFolder, Protocol[B]):
-    """What replicas of one kind of group have of their own: `broker_node.py`, `delay_node.py`."""
+    """The parts that differ between kinds of groups: `broker_node.py`, `delay_node.py`."""
 
     @property
     def settings(self) -> DelaySettings | None:
@@ -83,7 +83,7 @@ class ReplicaKind(ProjectionFolder, Protocol[B]):
     def discard(self) -> None: ...
 
     def has_all(self, store: Store | None) -> bool:
-        """Whether the replica has everything that it needs to serve clients; without that, a master leads and serves nobody. The store is
+        """Whether the replica has everything that it needs to serve clients; without that, a master leads without serving. The store is
         None while it is being reopened.
         """
         ...

@@ -1,4 +1,4 @@
-"""What all parts of one replica share: its configuration, its environment, and its view of the cluster."""
+"""The parts that one replica's modules share: its configuration, its environment, and its view of the cluster."""
 
 from __future__ import annotations
 

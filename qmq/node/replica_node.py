@@ -129,7 +129,7 @@ class ReplicaNode(Generic[B]):
         )
 
     def _make_copier(self) -> SegmentCopier | None:
-        """What copies sealed segments to the object store, if there is one."""
+        """Copies sealed segments to the object store, if there is one."""
         if self._objects is None:
             return None
         return SegmentCopier(

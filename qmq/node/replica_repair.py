@@ -211,7 +211,7 @@ def mend(segments: Segments, damage: LogDamaged, data: bytes, knows: Knows = _kn
         for _, part in groupby(hole, lambda entry: segments.base_of(entry.position)):
             begin = (entries := list(part))[0].position - damage.position
             segments.mend(entries[0].position, data[begin : begin + sum(each.envelope.total_bytes for each in entries)])
-    except OSError as cause:  # no promise depends on it: the broker goes on, and tries again
+    except OSError as cause:  # no promise depends on it: the broker continues, and tries again
         log.error("writing the repaired %d bytes of the %s log at %d failed: %s", size, _NAMES[damage.log], damage.position, cause)
         return False
     log.warning("repaired %d bytes of the %s log at %d from another replica", size, _NAMES[damage.log], damage.position)

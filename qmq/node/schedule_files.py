@@ -1,6 +1,6 @@
 """A replica's schedule for another replica that has none: its state in the newest checkpoint, and its files.
 
-Nothing is locked: files may grow, which is harmless, and disappear when their bucket is closed; then the other replica begins again.
+There are no locks. Files may grow, which is harmless. They are deleted when their bucket is closed; the other replica then begins again.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ made the schedule.
 
 The copy starts again after a crash before the last step, or if a file or the source replica disappears. Files only grow until they are
 deleted, and a checkpoint records their lengths, so the time of reading does not matter. Until the copy is complete, this replica writes no
-checkpoint of its own.
+checkpoint itself.
 
 A replica with an incomplete schedule may hold the longest log. If it is elected, it leads, which brings the other replicas up to date. It
 serves no clients, and hands over to a replica with a complete schedule.

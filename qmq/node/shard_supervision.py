@@ -1,4 +1,4 @@
-"""What the supervisor of shards does when something happens to one of them. Pure; docs/SHARDS.md has the table."""
+"""Decides what the supervisor of shards does at each event of a shard. Pure; docs/SHARDS.md has the table."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
 """The whole cluster at one moment, as values: what `qmq doctor`, `qmq top` and the console show.
 
 Rules:
-* A snapshot is partial when something is away. What nobody said is None or absent, never 0; `silent` names the broker groups that did not
-  answer, and `missing` the questions that nobody answered.
+* A snapshot is partial when something is unavailable. An unknown value is None or absent, never 0; `silent` names the broker groups that
+  did not answer, and `missing` the questions without an answer.
 * It is not of one moment exactly: its parts are read one after the other, within a second or two.
-* Fields are added, never renamed: `as_json` is what machines read.
+* Fields are added, never renamed: programs read `as_json`.
 """
 
 from __future__ import annotations
@@ -272,7 +272,7 @@ class ClusterSnapshot:
     silent: Mapping[str, str] = field(default_factory=dict)
     """Broker groups and delay groups that did not answer, and why: what they have is missing above."""
     missing: Mapping[str, str] = field(default_factory=dict)
-    """Questions that nobody answered, and why: cluster, subjects, groups, dead_letters, pauses, delays, route of a subject."""
+    """Questions without an answer, and the reasons: cluster, subjects, groups, dead_letters, pauses, delays, route of a subject."""
 
     @property
     def is_reachable(self) -> bool:

@@ -1,4 +1,4 @@
-"""What is unusual about subjects and consumer groups: backlog, pauses, dead letters, parked keys, routes. Pure."""
+"""Findings about subjects and consumer groups: backlog, pauses, dead letters, parked keys, routes. Pure."""
 
 from __future__ import annotations
 

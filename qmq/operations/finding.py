@@ -17,7 +17,7 @@ class Severity(IntEnum):
     NOTICE = 1
     """Good to know: an operator's own order, or a risk that is taken on purpose."""
     WARNING = 2
-    """Messages are lost, late or at risk, and this does not resolve by itself."""
+    """Messages are lost, late or at risk, and will be until an operator acts."""
     CRITICAL = 3
     """Messages are refused or stand still, or the next fault loses some."""
 

@@ -1,4 +1,4 @@
-"""What is unusual in a cluster: the one function that `qmq doctor` and the console's first screen ask. Pure."""
+"""The findings of a cluster, that is, what is unusual in it: one function for `qmq doctor` and the console's first screen. Pure."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MANY: Final = 5
 
 
 def findings(snapshot: ClusterSnapshot, previous: ClusterSnapshot | None = None, limits: Thresholds = THRESHOLDS) -> tuple[Finding, ...]:
-    """What is unusual, the worst first; empty if all is well. `previous` is an earlier snapshot of the same cluster, at least a second old.
+    """The findings, the worst first; empty if all is well. `previous` is an earlier snapshot of the same cluster, at least a second old.
     With it, findings say what grows and what stands still; kinds that need two snapshots (master-changed, lanes-unheld, messages-expired,
     dying-messages) are found only with it.
     """

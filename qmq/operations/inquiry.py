@@ -1,5 +1,5 @@
-"""Gathers everything that is known of one message: where it is stored, what delay groups have of it, what consumer groups did with it, and
-which of them are paused.
+"""Gathers everything that is known of one message: where it is stored, its state in delay groups, its deliveries to consumer groups,
+and which of these groups are paused.
 
 The id is a message id (32 hexadecimal digits), or the id of a delayed message (a receipt's `delayed_id`), which also says where it waits.
 """

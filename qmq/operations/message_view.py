@@ -40,7 +40,7 @@ WHAT: Final = {
     "replay": "given back",
     "drop": "dropped",
 }
-"""What an event did to the message, by its kind."""
+"""The effect of each kind of event on the message."""
 
 
 def span_text(ms: int) -> str:

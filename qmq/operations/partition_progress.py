@@ -15,7 +15,7 @@ def messages_end(status: control.PartitionStatus) -> int:
 
 
 def messages_left(status: control.PartitionStatus) -> int:
-    """What the group has not done of a partition, from its progress.
+    """The messages of a partition that the group has not done, from its progress.
 
     Exact while the group is equally far in all ranges; otherwise each range counts by its width, since messages are not counted by range.
     """

@@ -1,8 +1,8 @@
-"""How fast messages come and go, from two snapshots. Pure.
+"""The rates of stored and consumed messages, from two snapshots. Pure.
 
-What came in is the difference of the queues' next sequences; what went out is the difference of what groups have done. Where a figure is
-not known in both snapshots, because a broker group was silent in one, or the subject was made again under its name, it counts nothing. A
-queue that is new since the first snapshot counts from zero, and a group that is new counts from the second snapshot on.
+The stored messages are the difference of the queues' next sequences; the consumed ones are the difference of the groups' progress. If a
+value is not known in both snapshots, because a broker group was silent in one, or the subject was created again, it counts as zero. A queue
+that is new since the first snapshot counts from zero, and a new group counts from the second snapshot on.
 """
 
 from __future__ import annotations
@@ -194,7 +194,7 @@ def _growth(before: Mapping[_Place, int], after: Mapping[_Place, int], previous:
         if place in before:
             found[place] = max(count - before[place], 0)
         elif is_whole and place.broker_group not in previous.silent:
-            # a group that began meanwhile is not counted: its start is not known, it may begin anywhere
+            # a group that began since is not counted: its start is not known
             found[place] = 0 if place.group else count
     return found
 

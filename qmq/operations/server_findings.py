@@ -1,4 +1,4 @@
-"""What is unusual about the servers of a cluster: metaservers, coordination store, broker groups, replicas, disks, certificates. Pure."""
+"""Findings about the servers of a cluster: metaservers, coordination store, broker groups, replicas, disks, certificates. Pure."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ CLOCKS_DIFFER: Final = FindingKind(
 
 
 def metaserver_findings(now: ClusterSnapshot, limits: Thresholds) -> Iterator[Finding]:
-    """Metaservers, the coordination store as they hear it, and questions that nobody answered."""
+    """Findings about metaservers, their connection to the coordination store, and questions without an answer."""
     away = [each for each in now.metaservers if each.failure]
     severity = Severity.WARNING if now.is_reachable else Severity.CRITICAL
     for each in away:

@@ -137,7 +137,7 @@ async def _consumption(
 
 
 async def _routes(metadata: MetadataClient, gaps: _Gaps, names: list[str]) -> dict[str, pb.DescribeRouteResponse]:
-    """The routes of ordered subjects, with their groups. A subject that was deleted meanwhile is left out."""
+    """The routes of ordered subjects, with their groups. A subject that was deleted in between is left out."""
     turns = asyncio.Semaphore(ROUTES_AT_ONCE)
     found: dict[str, pb.DescribeRouteResponse] = {}
 

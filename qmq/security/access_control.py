@@ -79,7 +79,7 @@ class JwtConfig:
 
 @dataclass(frozen=True, slots=True)
 class AccessConfig:
-    """What a server is told when it starts.
+    """The settings of a server at its start.
 
     admins: principals that may do everything, whatever the rules say.
     rule: how certificates name principals.

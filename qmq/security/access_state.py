@@ -21,7 +21,7 @@ class AccessState:
     tokens: dict[str, TokenRecord] = field(default_factory=dict)
     quotas: dict[str, Quota] = field(default_factory=dict)
     server_token: str = field(default="", repr=False)
-    """The token that servers show each other. Whoever can read the coordination store can act as a server."""
+    """The token that servers show each other. Everybody who can read the coordination store can act as a server."""
     unreadable: set[str] = field(default_factory=set)
     """Keys with unreadable values: they close the cluster."""
 

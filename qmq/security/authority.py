@@ -1,6 +1,6 @@
 """A small certificate authority for a cluster: `qmq cert`. Needs `cryptography` (`pip install qmq[server]`).
 
-    FOLDER/ca.pem, ca.key          the authority; who has the key can speak as anybody: keep it off the servers
+    FOLDER/ca.pem, ca.key          the authority; its key can certify any name: keep it off the servers
     FOLDER/NAME.pem, NAME.key      a certificate and its key, for one server or one client
 
 A certificate says who it is for in a URI, `spiffe://DOMAIN/KIND/NAME`, and where servers are reached, by DNS names and IP addresses. Keys

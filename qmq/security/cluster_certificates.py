@@ -6,11 +6,11 @@
     FOLDER/members/NAME/etcd-ca.pem, etcd-cert.pem, etcd-key.pem      of a metaserver, a broker or a delay server
     FOLDER/members/etcd-root/etcd-*.pem         etcd's root user, for `qmq etcd protect`
 
-A member is given its own folder and nothing else. etcd takes a client certificate's common name for the name of its user, so it has an
-authority of its own: an application's certificate with the name `root` means nothing to it.
+Each member gets only its own folder. etcd uses the common name of a client certificate as the name of its user, so it has a separate
+authority: an application's certificate with the name `root` has no rights there.
 
-What if it crashes here? A member's certificate is written after its authority's and its key, so where it lies, all three do; the next run
-makes what is missing. A crash during `--renew` leaves a key that does not fit: run it again.
+What if it crashes here? A member's certificate is written after its authority's and its key, so a folder with a certificate has all three;
+the next run makes the missing files. A crash during `--renew` leaves a key that does not fit: run it again.
 """
 
 from __future__ import annotations

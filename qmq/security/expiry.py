@@ -16,7 +16,7 @@ AGAIN: Final = timedelta(days=1)
 
 
 def _end(cert: bytes) -> datetime:
-    from qmq.security.authority import ends_at  # `cryptography` takes 40 ms to import: nobody pays for it without TLS
+    from qmq.security.authority import ends_at  # `cryptography` takes 40 ms to import: do it only with TLS
 
     return ends_at(cert)
 

@@ -1,14 +1,14 @@
 """Tokens of an identity provider: JWTs, checked against the provider's public keys.
 
-What is checked: the signature (ES256, EdDSA or RS256; never `none`, never a shared secret), the issuer, the audience, and that the token
-has an end that has not come. Clocks may differ by `LEEWAY_S`.
+These are checked: the signature (ES256, EdDSA or RS256; never `none`, never a shared secret), the issuer, the audience, and that the token
+has an expiry that is not over. Clocks may differ by `LEEWAY_S`.
 
-The keys come from a file (a JWKS, or one public key in PEM) or from a JWKS at an https:// address. They are fetched when the server starts,
-then every `REFRESH_S` and when a token names a key that is not known, by a thread: nobody waits for the provider at a login. While the
-provider is away the last keys hold.
+The keys come from a file (a JWKS, or one public key in PEM) or from a JWKS at an https:// address. A thread fetches them when the server
+starts, then every `REFRESH_S` and when a token names an unknown key, so no login waits for the provider. While the provider is
+unavailable, the last keys stay valid.
 
-The principal is the claim `sub`, or the claim that is configured: `app:NAME` and `op:NAME` as they are, any other text is an application's
-name. For an address, what stands before the @.
+The principal is the claim `sub`, or the configured claim: `app:NAME` and `op:NAME` are taken unchanged, any other text is an application's
+name. Of an address, the part before the @ is the name.
 """
 
 from __future__ import annotations

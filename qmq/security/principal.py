@@ -120,7 +120,7 @@ class CertificateNames:
 
 
 class RpcPeer(NamedTuple):
-    """Who is behind a connection of a gRPC server: an address, the names in the certificate that was shown, and whether it has TLS."""
+    """The peer of a connection to a gRPC server: its address, the names in its certificate, and whether it uses TLS."""
 
     address: str
     names: CertificateNames

@@ -1,4 +1,4 @@
-"""How much a principal may use: limits, and the meter that says how long to wait. Pure.
+"""Quotas of principals and subjects: limits, and the meter that computes how long to wait. Pure.
 
     produce_bytes_per_s     bytes of batches a second that it sends to one broker
     produce_messages_per_s  messages a second that it sends to one broker
@@ -6,29 +6,30 @@
     inflight_bytes          bytes of batches that it sent to one broker and that are not answered yet
     connections             at one broker
     requests_per_s          changes and questions a second at one metaserver
-    subjects                that it created and that still exist; of `subject:PREFIX*`: that fit the pattern, whoever created them
+    subjects                existing subjects that it created; of `subject:PREFIX*`: those that fit the pattern, of all creators
 
-`subject:NAME` in a principal's place limits what a subject takes, from all producers together: bytes and messages; `subject:PREFIX*` limits
-each of these subjects. `namespace:PREFIX` limits what all subjects whose names begin so take together, from all producers: bytes and
-messages, nothing else. All of these hold beside the principal's. Two limits count what subjects hold:
+`subject:NAME` in a principal's place limits all producers of a subject together: bytes and messages; `subject:PREFIX*` limits each of these
+subjects. `namespace:PREFIX` limits all producers of all subjects with that prefix together: bytes and messages, nothing else. All of these
+apply in addition to the principal's quota. Two limits count what subjects hold:
 
     groups                  how many groups consume the subject
     delayed_messages        of the subject, that one delay group still has to deliver
 
-In a principal's quota these two are of all subjects together that the principal created, whoever consumes or sends: as in a file system,
-who owns the place pays for what is stored there.
+In a principal's quota these two count all subjects together that the principal created, whichever principals consume or send: as in a file
+system, the owner of a folder pays for its content.
 
-A quota names a principal, a pattern (`app:*`) or a role, as rules do. The nearest holds: the principal's own, then a role's, then the
-longest pattern, then `*`. Each limit counts at each broker by itself.
+A quota names a principal, a pattern (`app:*`) or a role, as rules do. The most specific one applies: the principal's own, then a role's,
+then the longest pattern, then `*`. Each broker counts separately.
 
-The administrator of a namespace sets quotas for its own subjects, applications and narrower namespaces (`is_team`). They hold beside the
-cluster's: of the nearest of the cluster's and the nearest of the teams', the smaller limit. So no team escapes from the cluster's quota.
+The administrator of a namespace sets quotas for its own subjects, applications and narrower namespaces (`is_team`). They apply in addition
+to the cluster's: of the nearest of the cluster's and the nearest of the teams', the smaller limit. So no team escapes from the cluster's
+quota.
 
-A sender over its rate is not refused: the broker reads on from its connections when what was owed has passed, as Kafka mutes a channel. So
-a client needs to know nothing of quotas, and TCP slows it down.
+A sender over its rate is not refused: the broker stops reading from its connections until the excess is paid off, as Kafka mutes a channel.
+Clients need not know about quotas; TCP slows them down.
 
-A meter is a bucket that fills with the rate and holds one second. What is taken may bring the bucket below zero: a batch is never cut. The
-pause is what it takes until the bucket is at zero again.
+A meter is a bucket that fills with the rate and holds one second. A batch is never cut, so it may bring the bucket below zero. The pause is
+the time until the bucket is at zero again.
 
 Example: 1 MB/s, and a batch of 3 MB comes to a full bucket: it is at -2 MB, and nothing is read for 2 s.
 """

@@ -22,7 +22,7 @@ NeedsNow = Callable[[Any, AccessState], tuple[Need, ...]]
 
 
 class RpcRule(NamedTuple):
-    """What one method needs.
+    """The permission that one method requires.
 
     is_change: whether it changes something, which the audit log tells.
     needs_now: what it needs besides, which depends on the record that the request names.

@@ -15,9 +15,9 @@ A port that takes plain text, too (`RpcDoor.takes_plaintext`), passes such conne
 
 A connection takes three descriptors: one of the peer, and both ends of the socket.
 
-What one side has not read yet waits in the kernel and in a bounded buffer for each direction (asyncio's marks). Meanwhile nothing is read
-from the other side. When one side ends, the other is closed: what gRPC answered last is sent first, for at most 30 s (asyncio's time for
-closing TLS).
+Bytes that one side has not read yet wait in the kernel and in a bounded buffer for each direction (asyncio's marks). Meanwhile nothing is
+read from the other side. When one side ends, the other is closed: what gRPC answered last is sent first, for at most 30 s (asyncio's time
+for closing TLS).
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class RelayedConnection(asyncio.Protocol):
         self._near: asyncio.Transport | None = None
         self._opening: asyncio.Task[None] | None = None
         self._early = bytearray()
-        """What came before the socket to gRPC was open."""
+        """Bytes that arrived before the socket to gRPC was open."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.peer = cast("asyncio.Transport", transport)  # uvloop's are none of asyncio's classes

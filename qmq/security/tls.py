@@ -1,15 +1,14 @@
 """TLS from PEM files, which are read again when they change.
 
-    TlsFiles       where the files are, and what is asked of the other side
-    Credentials    what the files hold now: contexts for listening and connecting, credentials for gRPC channels
+    TlsFiles       the paths of the files, and the requirements for the other side
+    Credentials    the current content of the files: contexts for listening and connecting, credentials for gRPC channels
 
-A process has one `Credentials` for all of its ports and connections. Whoever renews certificates replaces the files; within `LOOK_S` new
-connections use the new certificate, and connections that stand are left alone. Files that do not fit each other, because one of them was
-replaced and the other one was not yet, or that hold nothing usable, change nothing: the process goes on with what it had, says so in its
-log once, and looks again.
+A process has one `Credentials` for all of its ports and connections. To renew certificates, replace the files; within `LOOK_S` new
+connections use the new certificate, and open connections stay. If the files do not fit each other (only one of them was replaced so far),
+or are invalid, the process continues with the old ones, logs this once, and looks again.
 
-TLS 1.3 is spoken; `allows_tls12` accepts peers that know nothing newer. The name or address in a server's certificate must be the one that
-the connection was opened to.
+Connections use TLS 1.3; `allows_tls12` also accepts peers that know nothing newer. The name or address in a server's certificate must be
+the one that the connection was opened to.
 """
 
 from __future__ import annotations

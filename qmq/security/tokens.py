@@ -2,8 +2,8 @@
 
     qmq_ID_SECRET      ID names the record in the coordination store, SECRET is 32 random bytes, base64 without padding
 
-The coordination store has the SHA-256 of the token only. A secret of 256 random bits needs no slow hash: nobody guesses it, and a slow hash
-at each login is an attack on the broker by itself. Comparing takes the same time wherever two digests differ.
+The coordination store has only the SHA-256 of the token. A secret of 256 random bits needs no slow hash: it cannot be guessed, and a slow
+hash at each login would help attackers to overload the broker. A comparison takes the same time wherever two digests differ.
 
 A token is sent only over TLS, over a socket of the machine or to a loopback address; a client refuses otherwise.
 """

@@ -1,4 +1,4 @@
-"""The outbox's operations on its table, each in a short transaction of its own. No decisions.
+"""The outbox's operations on its table, each in a separate short transaction. No decisions.
 
 Work through an engine is retried a few times, since a deadlock, a busy file or a restarted server is temporary. Repeating is harmless.
 """

@@ -1,4 +1,4 @@
-"""Runs work on a database in a short transaction of its own, through an engine or through a lent connection.
+"""Runs work on a database in a separate short transaction, through an engine or through a lent connection.
 
 Work is a coroutine function that is given a connection. Its changes are committed when it returns, and rolled back if it raises.
 """

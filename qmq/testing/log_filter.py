@@ -9,7 +9,7 @@ from typing import Final
 
 SERVERS: Final = ("broker", "coordination", "delay", "meta", "node", "replication", "rpc")
 _LEVEL: Final = logging.ERROR - 1
-"""A level that nobody else sets, to recognise our own setting."""
+"""An unusual level, by which this module recognises its own setting."""
 _users = [0]
 
 

@@ -46,7 +46,7 @@ _NOWHERE: Final = EtcdOptions(("127.0.0.1:1",))
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """What all machines of a cluster share. Sockets lie in `folder`, data in `folder`/data."""
+    """The shared parts of a cluster's machines. Sockets lie in `folder`, data in `folder`/data."""
 
     folder: Path
     store: EmbeddedStore

@@ -1,4 +1,4 @@
-"""A disk that fails for a killed process: files stay as they are."""
+"""A disk that fails for a killed process: its files do not change any more."""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ class ObstoreObjects:
 def open_objects(url: str, *, request_s: float = REQUEST_S, retry_s: float = RETRY_S) -> ObstoreObjects:
     """The object store at a URL: `s3://bucket/prefix`, `gs://…`, `az://…` or `file:///folder`; a folder is made if it is missing.
 
-    Nothing is asked of a remote store yet. Raises InvalidArgument.
+    Sends no request to a remote store yet. Raises InvalidArgument.
     """
     try:
         from obstore.exceptions import BaseError

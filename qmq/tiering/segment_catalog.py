@@ -24,7 +24,7 @@ _VERSION: Final = 1
 
 
 class Task(Enum):
-    """What is to be done with a segment."""
+    """The next step for a segment."""
 
     COPY = "copy"
     """Copy it to the store, or find that it is there."""

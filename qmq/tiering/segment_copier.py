@@ -46,7 +46,7 @@ class CopierPace:
 
 @dataclass(slots=True)
 class CopierCounters:
-    """What was done since the process began."""
+    """The work since the process began."""
 
     copied_bytes: int = 0
     deleted_segments: int = 0
@@ -100,7 +100,7 @@ class SegmentCopier:
         self._task = self._loop.create_task(self._run())
 
     async def stop(self) -> None:
-        """Begin nothing new. A request that is under way ends by itself: the store keeps what it gets, and the next start goes on."""
+        """Begin nothing new. A request under way is not stopped: the store keeps its bytes, and the next start continues."""
         self._is_stopping = True
         if self._task is not None:
             self._task.cancel()
@@ -203,7 +203,7 @@ class SegmentCopier:
                 value = run()
             except BaseException as cause:
                 failure = cause
-            with suppress(RuntimeError):  # the loop has ended meanwhile
+            with suppress(RuntimeError):  # the loop has ended in the meantime
                 self._loop.call_soon_threadsafe(tell, value, failure)
 
         threading.Thread(target=body, name="qmq-segment-copier", daemon=True).start()

@@ -1,19 +1,19 @@
-"""Frames: 16 bytes of header, then a payload. This file owns cutting a byte stream into them.
+"""Frames: 16 bytes of header, then a payload. This file cuts a byte stream into frames.
 
     length u32 | kind u8 | flags u8 | reserved u16 | request_id u32 | deadline_ms u32 | payload
 
 `length` counts the whole frame. `request_id` pairs an answer with its request; answers may come in any order. `deadline_ms` is how
-long the asker will wait, counted from the frame's arrival, 0 for no limit.
+long the sender will wait for the answer, counted from the frame's arrival, 0 for no limit.
 
 Rules:
 * The length is checked against the limit before anything is allocated for it. An HTTP request ("GET " is 542,393,671) and a TLS hello
   (0x010316..., little endian) are refused by their first four bytes.
-* Frames that only ask have a small limit of their own, whatever the connection's is.
-* Bytes are received into one reused buffer, and a frame's payload is *borrowed*: valid until the next `get_buffer`. Whoever keeps a
-  part copies that part, once. Many readers may share the buffer: then the payload is valid until the event loop goes on, and a reader
-  holds only the beginning of a frame whose rest has not come.
-* A frame that does not fit the reused buffer is received into a buffer of its own, which grows as the bytes come: who announces much
-  and sends little costs little.
+* Requests without content have a small limit, whatever the connection's limit is.
+* Bytes are received into one reused buffer, and a frame's payload is *borrowed*: valid until the next `get_buffer`. A receiver that keeps a
+  part copies that part, once. Many readers may share the buffer: then the payload is valid until the event loop continues, and a reader
+  holds only the beginning of an incomplete frame.
+* A frame that does not fit the reused buffer is received into a separate buffer, which grows as the bytes arrive: a peer that announces
+  much and sends little costs little memory.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Bounds the memory of partial frames over all connections of a server. Pure.
 
-One frame is bounded by its kind, and its buffer grows as its bytes come. Still, a thousand connections that each send all of a large frame
-but its end would hold 16 GiB. So there is one budget: when it is exceeded, the connection goes whose frame has grown least recently. An
-upload that is slow and steady goes on as long as others stand still.
+One frame is bounded by its kind, and its buffer grows as its bytes arrive. Still, a thousand connections that each send a large frame
+without its end would hold 16 GiB. There is therefore one budget for all: when it is exceeded, the connection ends whose frame has been
+without a new byte for longest. A slow but steady upload continues while others are idle.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""Whether the machine at a connection's other end can still be reached. TCP knows: the peer's kernel acknowledges what comes, however slow,
-stopped or busy the process behind it is. So who is only slow is never taken for gone, and who lost its power or its cable is, in seconds.
+"""Finds out whether the machine at a connection's other end can still be reached. The peer's kernel acknowledges what it receives, even if
+the process behind it is slow, stopped or busy. A slow process therefore never counts as lost, and a machine without power or network is
+found within seconds.
 
-    something is on its way    it was sent more than once, and no acknowledgement of anything has come: `silent_ms` (TCP_INFO)
-    nothing is on its way      the kernel asks by itself (keepalive), and ends the connection: `watch`
+    bytes are on their way     they were sent more than once, and no acknowledgement of anything has come: `silent_ms` (TCP_INFO)
+    none are on their way      the kernel sends keepalive probes, and ends the connection: `watch`
 
 TCP_USER_TIMEOUT is not used: it also ends a connection whose peer acknowledges everything, but takes no more for now.
 """

@@ -1,4 +1,4 @@
-"""What consumers of unordered subjects say about messages they were handed: the payloads of SETTLE, SETTLED and BEGUN. Pure.
+"""The verdicts of consumers of unordered subjects: the payloads of SETTLE, SETTLED and BEGUN. Pure.
 
 SETTLE    session, count, count * (first, last, verdict, delay_ms), then for each range that has one: (its number, an error's text)
 SETTLED   how many messages were settled, how many were stale

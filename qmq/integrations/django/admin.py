@@ -45,7 +45,7 @@ class OutboxEntryAdmin(admin.ModelAdmin):
         return False
 
     def has_change_permission(self, request: Any, obj: Any = None) -> bool:
-        """Nobody changes a message. Whoever may delete one may retry it."""
+        """Messages cannot be changed. Users who may delete a message may retry it."""
         return False
 
 
@@ -60,5 +60,5 @@ class TaskRecordAdmin(admin.ModelAdmin):
         return False
 
     def has_change_permission(self, request: Any, obj: Any = None) -> bool:
-        """Nobody changes a result; who may delete one may forget the task: a worker that gets its message does nothing."""
+        """Results cannot be changed. Users who may delete one may cancel the task: a worker that gets its message does nothing."""
         return False

@@ -30,7 +30,7 @@ class GroupReading(Protocol):
         ...
 
     def rest(self) -> None:
-        """Nobody waits for messages at present."""
+        """No request waits for messages."""
         ...
 
     async def close(self) -> None:
@@ -39,7 +39,7 @@ class GroupReading(Protocol):
 
 
 class PlainReading:
-    """Reads an unordered subject. Between requests, others of the group get the messages that nobody asked for."""
+    """Reads an unordered subject. Between requests, other consumers of the group get the remaining messages."""
 
     def __init__(self, consumer: qmq.Consumer) -> None:
         self._consumer = consumer

@@ -93,7 +93,7 @@ class Arrivals:
         self._link.call(lambda: self._consumer.limit(prefetch))
 
     def close(self) -> None:
-        """Give back messages that nobody took, and leave the group."""
+        """Return messages that were not taken, and leave the group."""
 
         async def leave() -> None:
             if self._pump is not None:

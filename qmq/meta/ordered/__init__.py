@@ -11,7 +11,7 @@ Decisions, by compare-and-swap. These modules await only the store, the brokers,
     lane_progress         the brokers' answers about lanes, for the pure functions
     group_members         the members of a group: keys under leases, kept while a consumer polls
 
-What drives them, and what describes them:
+The modules that drive them, and that describe them:
 
     controller            when rounds run and changes continue; `controller_election` elects the leader
     auto_reshard          route changes by load

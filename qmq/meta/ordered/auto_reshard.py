@@ -175,7 +175,7 @@ class Resharding:
     # --- for people ----------------------------------------------------------------------------------------------------
 
     async def explain(self, config: SubjectConfig, state: OrderedState) -> pb.ExplainReshardResponse:
-        """What would be done now, and what was done last."""
+        """The decision that would be made now, and the last change."""
         route = state.route
         assert route is not None
         decision, _ = await self._decide(config, state, route)

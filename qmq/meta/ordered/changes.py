@@ -4,7 +4,7 @@
 
 Any metaserver may continue a change, at the same time as others, and may crash anywhere: this module has no state. This is safe because
 
-* the change is written first, guarded by `absent(its key)`: a version has one change, for ever;
+* the change is written first, guarded by `absent(its key)`: a version has only one change;
 * each later step is one transaction that compares the change with what was read, and replaces it. So each step happens once; and a try
   whose answer was lost (CoordinationUnknown) may be repeated: if it was done, the comparison fails, and the record shows it. A request that
   is executed late fails for the same reason;
@@ -73,7 +73,7 @@ class RouteChanges:
             RouteConflict: a change is under way, or `from_version` (0: any) is not the latest.
             UnknownSubject, OrderMismatch: there is no such ordered subject.
             NotConnected and the like: with fencing=majority, a source's master does not answer; nothing was changed.
-            CoordinationUnknown: it may be prepared; if it is, it goes on by itself.
+            CoordinationUnknown: it may be prepared; if it is, a metaserver continues it.
             InvalidArgument and the like: from `make`.
         """
         config = await self._subject(subject)
@@ -191,7 +191,7 @@ class RouteChanges:
         await self._store.txn(compares, puts)
         await self._arrow("behind publish")
 
-    # --- what nobody waits for -----------------------------------------------------------------------------------------
+    # --- steps that no caller waits for -----------------------------------------------------------------------------------------
 
     async def finish(self, subject: str, version: int) -> bool:
         """Mark a published change done if every group has reached its version. Returns whether it is done. Raises CoordinationError."""

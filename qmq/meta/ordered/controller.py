@@ -232,7 +232,7 @@ class Controller:
     async def _carry(self, subject: str, version: int) -> Change:
         change = await self.changes.carry_on(subject, version)
         try:
-            # The route comes before the number of the latest one, so that nobody sees a number without its route.
+            # The route comes before the number of the latest one, so that no reader sees a number without its route.
             await self.read_back(route_key(subject, version), change_key(subject, version), latest_key(subject))
         except CoordinationError as failure:
             log.info(
@@ -289,7 +289,7 @@ class Controller:
             self._learning = self.spawn(self._learn_sealed(state))
 
     async def _learn_sealed(self, state: OrderedState) -> None:
-        """In a task of its own, because an unreachable group costs a deadline each time."""
+        """In a separate task, because an unreachable group costs a deadline each time."""
         fenced = set(state.fenced)
         for version in [version for version, change in state.changes.items() if fenced & set(change.sources)]:
             with suppress(QmqError):

@@ -1,12 +1,12 @@
 """Moves partitions away from a broker group that is gone, so that producers need not wait for the group or for an operator.
 
-A group counts as gone when it has had no master for `PATIENCE_MS`, by this metaserver's clock and its view of the store: longer than an
-election, and the lease of the lost master has ended before its key went. Then each of its partitions, of subjects that are fenced by lease,
-is moved to the subject's living group with the fewest partitions, one change after another, as an operator would (`qmq route move`); what
-the group cannot close any more is fenced at once. Consumers of those ranges wait for the group; writers go on.
+A group counts as gone when it has had no master for `PATIENCE_MS`, by this metaserver's clock and its view of the store. That is longer
+than an election, and the lease of the lost master has ended before its key was deleted. Then each of its partitions, of subjects that are
+fenced by lease, is moved to the subject's living group with the fewest partitions, one change after another, as by `qmq route move`.
+Partitions that the group cannot close any more are fenced at once. Consumers of those ranges wait for the group; writers continue.
 
-Only the leader does this; two leaders for a moment harm nobody, since a change is prepared once. What is moved stays where it is when the
-group comes back.
+Only the leader does this. Two leaders for a moment are harmless, because a change is prepared once. Moved partitions do not move back when
+the group returns.
 """
 
 from __future__ import annotations

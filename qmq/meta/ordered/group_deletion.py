@@ -1,6 +1,6 @@
 """Deleting a consumer group of an ordered subject. See docs/DELETION.md.
 
-    hold      swap the record: not ready, start `delete` ──▶ nobody attaches, and no round moves it
+    hold      swap the record: not ready, start `delete` ──▶ no consumer attaches, and no round moves it
     forget    the masters of all broker groups that any version names forget its lanes and parked keys, under the record's revision
     delete    one transaction, if the record is still that one: it goes, with the assignment, members, settings and pauses
 

@@ -1,13 +1,12 @@
 """The members of a consumer group: `/qmq/members/S/G/CONSUMER`, under a lease that each request of the consumer renews.
 
-* A consumer whose metaserver died asks another one, which puts the key again under a lease of its own. The incarnation is the same, so the
+* A consumer whose metaserver died asks another one, which puts the key again under a new lease. The incarnation is the same, so the
   assignment does not change. When the first lease ends, the key stays, since it belongs to the second lease.
 * A name belongs to its newest incarnation. Incarnation ids do not say which one is newer. An incarnation that knows no assignment yet
   (generation 0) and did not ask before has just begun, and takes the name over. An incarnation that asked before, or knows an assignment,
-  and finds another one in its place is the older one. It gets StaleDelivery, like a consumer whose messages were handed to another one
-  since: its request is in order, but what it stands for is over, and to ask again will not help. So of two lives exactly one is told to
-  stop.
-* An attempt to put the key is known by its lease, which nobody else uses: an answer that got lost is read back by it.
+  and finds another one in its place is the older one. It gets StaleDelivery, like a consumer whose messages were handed to another one:
+  its request is valid, but it was replaced, and asking again will not help. So of two incarnations exactly one is told to stop.
+* An attempt to put the key is identified by its lease, which no other attempt uses: after a lost answer the key is read back.
 """
 
 from __future__ import annotations
@@ -159,7 +158,7 @@ class Members:
             self._forget(name)
 
     async def _drop(self, lease: LeaseId) -> None:
-        """Revoke an unused lease. If this fails, the lease expires by itself."""
+        """Revoke an unused lease. If this fails, the lease expires."""
         with suppress(CoordinationError):
             await self._store.revoke(lease)
 

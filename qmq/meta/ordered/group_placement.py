@@ -108,7 +108,7 @@ class Placing:
 
         def back(record: GroupRecord) -> GroupRecord:
             if record.start == UNPARK + attempt:
-                return record  # the record says so already: an answer was lost
+                return record  # the record has this already: an answer was lost
             if not record.is_ready:
                 raise LaneNotOpen(f"group {group!r} of subject {subject!r} is being started or moved: try again soon")
             version = next(piece.version for piece in record.frontier.pieces if piece.range.first <= lp < piece.range.end)

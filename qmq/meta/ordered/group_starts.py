@@ -71,7 +71,7 @@ class Start(NamedTuple):
 
     @property
     def needs_placing(self) -> bool:
-        """Whether brokers must be told before the group is ready."""
+        """Whether brokers must know the start before the group is ready."""
         return self.text not in (EARLIEST, DELETE)
 
     @property

@@ -1,1 +1,1 @@
-"""What `manage.py migrate` does."""
+"""The migrations of `manage.py migrate`."""
