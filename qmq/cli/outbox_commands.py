@@ -55,10 +55,12 @@ def watchdog(
     lease_s: Annotated[
         float, typer.Option("--lease", min=1.0, help="Seconds until another watchdog takes over from one that died.")
     ] = 10.0,
+    debezium: Annotated[str | None, typer.Option("--debezium", help="A table in Debezium's layout whose rows are sent, too.")] = None,
+    debezium_order: Annotated[str, typer.Option("--debezium-order", help="The column by which its rows are in order.")] = "id",
     server: Server = SERVER,
 ) -> None:
     """Send messages that committed transactions left in outboxes. Run two or more watchdogs: for each table, one of them is active."""
-    run(_watch(db, table or [TABLE], lease_s, server))
+    run(_watch(db, table or [TABLE], lease_s, server, debezium, debezium_order))
 
 
 @app.command("list")
@@ -138,11 +140,14 @@ def _row(each: Listed) -> tuple[object, ...]:
     )
 
 
-async def _watch(urls: list[str], tables: list[str], lease_s: float, server: str) -> None:
+async def _watch(urls: list[str], tables: list[str], lease_s: float, server: str, debezium: str | None, order_by: str) -> None:
     """Run until SIGTERM or SIGINT."""
     check_installed()
     from qmq.sql.database_connection import settle
+    from qmq.sql.debezium_outbox import DebeziumTable
     from qmq.sql.outbox_runner import open_engine
+
+    source = None if debezium is None else DebeziumTable(debezium, order_by=order_by)
 
     async def dispose(engine: Any) -> None:
         await settle(engine.dispose())
@@ -157,6 +162,6 @@ async def _watch(urls: list[str], tables: list[str], lease_s: float, server: str
             engines.append(engine)
             stack.push_async_callback(dispose, engine)
         mq = await stack.enter_async_context(qmq.connect(server))
-        await stack.enter_async_context(mq.outbox_watchdog(engines, tables=tables, lease=timedelta(seconds=lease_s)))
+        await stack.enter_async_context(mq.outbox_watchdog(engines, tables=tables, lease=timedelta(seconds=lease_s), debezium=source))
         typer.echo(f"watching {len(urls) * len(tables)} outboxes")
         await asked.wait()

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from qmq.client.interceptors import Chain
     from qmq.client.ordered.ordered_producer import OrderedProducer
     from qmq.client.producer import Producer, ProducerIds
+    from qmq.sql.debezium_outbox import DebeziumTable
     from qmq.sql.outbox import Outbox, Outboxes
     from qmq.sql.outbox_watchdog import Watchdogs
 
@@ -70,18 +71,26 @@ class OutboxClient:
         """
         return self._outboxes.outbox(connection, table=table, grace=grace)
 
-    def outbox_watchdog(self, engine: Any, *, tables: Iterable[str] = ("qmq_outbox",), lease: timedelta = LEASE) -> Watchdogs:
+    def outbox_watchdog(
+        self,
+        engine: Any,
+        *,
+        tables: Iterable[str] = ("qmq_outbox",),
+        lease: timedelta = LEASE,
+        debezium: DebeziumTable | None = None,
+    ) -> Watchdogs:
         """Send the messages that committed transactions left in outbox tables: `async with mq.outbox_watchdog(engine): ...`, or `await
         watchdog.run()`.
 
         `engine` is SQLAlchemy's, sync or async, or several in a list. Run any number of watchdogs: one works on each table, and another
-        takes over `lease` after it died. Raises InvalidArgument, InvalidName, ClientClosed.
+        takes over `lease` after it died. With `debezium` it also sends the rows of a table in Debezium's layout, through the outbox table.
+        Raises InvalidArgument, InvalidName, ClientClosed.
         """
         outboxes = self._outboxes
         from qmq.sql.outbox_watchdog import Watchdogs
 
         engines = list(engine) if isinstance(engine, list | tuple) else [engine]
-        return Watchdogs(engines, list(tables), outboxes.sender, outboxes.holder, lease, self._timing.outbox_look_s)
+        return Watchdogs(engines, list(tables), outboxes.sender, outboxes.holder, lease, self._timing.outbox_look_s, debezium)
 
     async def _close_outboxes(self) -> None:
         if self._own_outboxes is not None:

@@ -25,6 +25,7 @@ from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wai
 
 from qmq import limits
 from qmq.errors import InvalidArgument
+from qmq.sql.debezium_outbox import DebeziumIntake, DebeziumTable
 from qmq.sql.outbox_choice import Patience, WaitingRow, choose
 from qmq.sql.outbox_lease import Held, LeaseRow, Step, after_asking, next_step, wait_s
 from qmq.sql.outbox_message import error_text, holder_text
@@ -55,9 +56,11 @@ class Watchdog:
         lease_s: float,
         look_s: float,
         now: Callable[[], float] = time.monotonic,
+        intake: DebeziumIntake | None = None,
     ) -> None:
         self._rows, self._table = rows, rows.table
         self._holder, self._lease_s, self._look_s, self._now = holder, lease_s, look_s, now
+        self._intake = intake
         self._held: Held | None = None
         self._row: LeaseRow | None = None
         self._has_looked = False
@@ -164,6 +167,8 @@ class Watchdog:
 
     async def _look(self) -> bool:
         """Start tasks for subjects with waiting messages. Returns whether any task is running."""
+        if self._intake is not None:
+            await self._intake.move()
         after = -1
         # Later pages must not take messages of keys that an earlier page had or left out: they would overtake earlier messages.
         seen = [*self._busy, *self._patience.resting(self._now())]
@@ -202,17 +207,29 @@ class Watchdog:
 class Watchdogs:
     """The watchdogs of some databases and tables in this process. `async with` runs them in the background; or `await run()`."""
 
-    def __init__(self, engines: Sequence[Any], tables: Sequence[str], sender: Sends, holder: str, lease: timedelta, look_s: float) -> None:
+    def __init__(
+        self,
+        engines: Sequence[Any],
+        tables: Sequence[str],
+        sender: Sends,
+        holder: str,
+        lease: timedelta,
+        look_s: float,
+        debezium: DebeziumTable | None = None,
+    ) -> None:
         if not isinstance(lease, timedelta) or not timedelta(seconds=1) <= lease <= timedelta(hours=1):
             raise InvalidArgument(f"lease is a timedelta of a second to an hour, not {lease!r}")
         if not engines or not tables:
             raise InvalidArgument("a watchdog needs a database and a table")
+        if debezium is not None and len(tables) > 1:
+            raise InvalidArgument("rows of Debezium's layout go into one outbox table: name one, or run another watchdog")
         self.dogs = [
             Watchdog(
                 OutboxSender(Operations(EngineRunner(engine), table), sender),
                 holder_text(f"{holder}:{uuid4().hex[:8]}"),
                 lease.total_seconds(),
                 look_s,
+                intake=None if debezium is None else DebeziumIntake(EngineRunner(engine), debezium, table),
             )
             for engine in engines
             for table in tables

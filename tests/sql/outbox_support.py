@@ -88,7 +88,7 @@ def left(engine: Engine, columns: str = "subject", table: str = "qmq_outbox") ->
 async def is_empty(engine: Engine, table: str = "qmq_outbox") -> None:
     """Wait until the outbox is empty."""
     async with asyncio.timeout(WITHIN_S):
-        while await asyncio.to_thread(left, engine, "subject", table):
+        while await asyncio.to_thread(left, engine, "id", table):
             await asyncio.sleep(0.02)
 
 
