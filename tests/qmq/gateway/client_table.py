@@ -15,7 +15,7 @@ from qmq.gateway.call_counters import AnsweredCall
 from qmq.proto.rocketmq import service_pb2 as calls
 
 PAGE: Final = Path(__file__).parents[3] / "docs" / "ROCKETMQ_CLIENTS.md"
-CLIENTS: Final = {"JAVA": "Java 5.2.0", "PYTHON": "Python 5.1.2", "HTTP": "Node 1.0.8", "RUST": "Rust 5.0.0", "": "stub"}
+CLIENTS: Final = {"JAVA": "Java 5.2.0", "PYTHON": "Python 5.1.2", "HTTP": "Node 1.0.8", "RUST": "Rust 5.0.0", "GO": "Go 5.1.4", "": "stub"}
 """By the language that a client's header says: the client, as its registry has it. The stub is RocketMQ's API without a client."""
 COMMANDS: Final = ("Telemetry: settings", "Telemetry: recover_orphaned_transaction_command")
 CALLS: Final = tuple(each.name for each in calls.DESCRIPTOR.services_by_name["MessagingService"].methods if each.name != "Telemetry")

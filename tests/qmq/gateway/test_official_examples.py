@@ -1,7 +1,8 @@
 """The example programs that RocketMQ's own packages bring, as they are, against a gateway: a newcomer runs these first.
 
 Java's are in the client's jar. They go to foobar.com:8080, with TLS, an access key and a secret key: the test gives its gateway that name.
-Rust's are in the crate, Node's in the README of its package. There the address is replaced, as a newcomer does, and nothing else.
+Rust's are in the crate, Node's in the README of its package. There the address is replaced, as a newcomer does, and nothing else. Go's are
+in its module, and have placeholders for address, topic and keys; they expect TLS, as Java's do, except for one.
 Python's package brings none. Those of lite and priority messages are left out, since a gateway refuses these, and Java's
 AsyncSimpleConsumerExample, which begins receive calls in an endless loop without waiting for an answer: thousands of threads in seconds.
 """
@@ -13,7 +14,7 @@ import os
 import re
 import socket
 from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Final
 
@@ -34,9 +35,12 @@ pytestmark = pytest.mark.long  # programs in JVMs and in Node
 
 PATIENCE_S: Final = 300
 RUST_EXAMPLES: Final = CACHE / "rust" / "debug"
+GO_EXAMPLES: Final = CACHE / "go" / "examples"
+GO_PRODUCERS: Final = ("normal", "async", "fifo", "transaction", "delay")
+GO_BODY: Final = b"this is a message : 0"
 NODE_ADDRESS: Final = "127.0.0.1:8081"
 EXAMPLES_PORT: Final = 8080
-EXAMPLES_KEYS: Final = ClientKeys("yourAccessKey", "yourSecretKey", "a token")
+EXAMPLES_KEYS: Final = (ClientKeys("yourAccessKey", "yourSecretKey", "a token"), ClientKeys("xxxxxx", "xxxxxx", "a token"))
 TAG: Final = "yourMessageTagA"
 JAVA_PRODUCERS: Final = {
     "ProducerNormalMessageExample": ("yourNormalTopic", b"This is a normal message for Apache RocketMQ"),
@@ -67,6 +71,10 @@ async def started(*command: str, home: Path) -> AsyncIterator[Path]:
         await process.wait()
 
 
+def as_go_prints(body: bytes) -> str:
+    return f"[{' '.join(map(str, body))}]"
+
+
 async def first_of(mq: qmq.Client, topic: str, *, is_ordered: bool = False) -> tuple[bytes, tuple[str, ...]]:
     """Body and tags of a topic's first message."""
     consumer = mq.ordered_consumer(topic, "test") if is_ordered else mq.consumer(topic, "test")
@@ -80,12 +88,12 @@ async def until_said(out: Path, *words: str) -> None:
 
 
 @asynccontextmanager
-async def gateway_of_the_examples(tmp_path: Path, host: str) -> AsyncIterator[GatewayStub]:
+async def gateway_of_the_examples(tmp_path: Path, host: str, port: int) -> AsyncIterator[GatewayStub]:
     create_authority(tmp_path / "certs")
     made = issue(tmp_path / "certs", "gateway", "node", [host])
     network = GatewayOptions(tls_cert=made.cert, tls_key=made.key).network()
-    keys = GatewayCredentials({EXAMPLES_KEYS.access_key: EXAMPLES_KEYS})
-    config = GatewayConfig(host, EXAMPLES_PORT, sweep_ms=10)
+    keys = GatewayCredentials({each.access_key: each for each in EXAMPLES_KEYS})
+    config = GatewayConfig(host, port, sweep_ms=10, takes_plaintext=True)
     async with TestCluster() as cluster, gateway_on(cluster, config, network=network, credentials=keys) as gateway:
         yield gateway
 
@@ -97,7 +105,7 @@ async def test_javas_examples_of_producers_and_consumers_work_as_they_are(tmp_pa
     options = (f"-Djdk.net.hosts.file={tmp_path / 'hosts'}", f"-Duser.home={tmp_path}", QUICK_START)
     names = [word for each in (*JAVA_PRODUCERS, *JAVA_CONSUMERS) for word in ("example", each)]
     program = java("RocketmqPrograms", *options)
-    async with gateway_of_the_examples(tmp_path, host) as gateway, started(*program, "-", *names, home=tmp_path):
+    async with gateway_of_the_examples(tmp_path, host, EXAMPLES_PORT) as gateway, started(*program, "-", *names, home=tmp_path):
         for topic, body in JAVA_PRODUCERS.values():
             assert await first_of(gateway.mq, topic, is_ordered=topic == "yourFifoTopic") == (body, (TAG,))
         log = tmp_path / "logs" / "rocketmq" / "rocketmq-client.log"
@@ -125,6 +133,27 @@ async def test_rusts_examples_work_as_they_are(tmp_path: Path) -> None:
             assert await first_of(gateway.mq, "transaction_test") == (b"hello world", ())
         async with started(str(RUST_EXAMPLES / "simple_consumer"), address, home=tmp_path) as out:
             await until_said(out, "receive message")
+
+
+@pytest.mark.skipif(not (GO_EXAMPLES / "push_consumer").is_file(), reason="needs Go, and scripts/rocketmq_clients")
+async def test_gos_examples_work_as_they_are(tmp_path: Path) -> None:
+    async with gateway_of_the_examples(tmp_path, "127.0.0.1", 0) as gateway, AsyncExitStack() as ending:
+
+        async def program(name: str, topic: str) -> Path:
+            (tmp_path / name).mkdir()
+            command = (str(GO_EXAMPLES / name), gateway.gateway.address, topic)
+            return await ending.enter_async_context(started(*command, home=tmp_path / name))
+
+        for name in GO_PRODUCERS:
+            await program(name, name)
+        recalled = await program("delay_recall", "recall")
+        for name in GO_PRODUCERS:
+            assert await first_of(gateway.mq, name, is_ordered=name == "fifo") == (GO_BODY, ("ab",))
+        pushed, received = await program("push_consumer", "pushed"), await program("simple_consumer", "normal")
+        await gateway.mq.send("xxxxxx.pushed", b"to a namespace")
+        await until_said(received, as_go_prints(GO_BODY))
+        await until_said(pushed, as_go_prints(b"to a namespace"))
+        await until_said(recalled, "Message recalled successfully")
 
 
 @needs_node

@@ -1,4 +1,4 @@
-"""RocketMQ's own clients for Java, Node and Rust, as they are, against a gateway: each runs its programs in one process."""
+"""RocketMQ's own clients for Java, Node, Rust and Go, as they are, against a gateway: each runs its programs in one process."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ from qmq.testing import TestCluster
 pytestmark = pytest.mark.long
 
 RUST_PROGRAMS: Final = CACHE / "rust" / "debug" / "rocketmq_programs"
+GO_PROGRAMS: Final = CACHE / "go" / "rocketmq_programs"
 MODULES: Final = CACHE / "node_modules"
 QUICK_START: Final = "-XX:TieredStopAtLevel=1"
 PROGRAM_S: Final = 240
@@ -34,6 +35,7 @@ CONFIG: Final = GatewayConfig(port=0, sweep_ms=10, transactions=TransactionTimin
 
 needs_java = pytest.mark.skipif(not JAR.is_file() or shutil.which("javac") is None, reason="needs a JDK, and scripts/rocketmq_clients")
 needs_rust = pytest.mark.skipif(not RUST_PROGRAMS.is_file(), reason="needs Rust, and scripts/rocketmq_clients")
+needs_go = pytest.mark.skipif(not GO_PROGRAMS.is_file(), reason="needs Go, and scripts/rocketmq_clients")
 needs_node = pytest.mark.skipif(not MODULES.is_dir() or shutil.which("node") is None, reason="needs Node, and scripts/rocketmq_clients")
 
 
@@ -96,6 +98,22 @@ def check_pushed(seen: list[Seen]) -> None:
     assert [each.attempt for each in messages if each.id == messages[0].id] == ["1", "2"]
 
 
+def check_pulled(seen: list[Seen], sent: set[str]) -> None:
+    """All messages came, whatever groups have consumed, and the offset behind the last one is kept."""
+    assert {each.body for each in seen if each.id == "pulled"} == sent
+    [(_, end, end_offset, *_), (_, updated, *_), (_, kept, kept_offset, *_)] = [
+        each for each in seen if each.id in ("end", "updated", "kept")
+    ]
+    assert (end, updated, kept) == ("OK", "OK", "OK")
+    assert end_offset == kept_offset == str(COUNT)
+
+
+def check_not_pulled(seen: list[Seen]) -> None:
+    """Each of the four calls is refused for an ordered topic, and says what to do."""
+    assert [(each.id, each.body) for each in seen] == [(each, "UNSUPPORTED") for each in ("end", "no more", "updated", "kept")]
+    assert "receive from it" in seen[1].tag
+
+
 @pytest.fixture
 async def gateway_with_tls(tmp_path: Path) -> AsyncIterator[GatewayStub]:
     """A gateway with TLS, which the Java client uses by default, and plain text at the same port."""
@@ -114,16 +132,20 @@ async def test_the_java_clients_programs_see_all_their_messages(gateway_with_tls
     names = ("tls", "true", "normal_producer", "normal", "tls", "false", "simple_consumer", "normal")
     names += ("fifo_producer", "fifo", "tls", "true", "simple_consumer", "fifo")
     more = ("delay_producer", "delayed", "simple_consumer", "delayed", "push_consumer", "pushed")
-    last = ("transaction_producer", "transactions", "simple_consumer", "transactions")
+    last = ("transaction_producer", "transactions", "simple_consumer", "transactions", "pull_consumer", "normal", "pull_consumer", "fifo")
     command = [*java("RocketmqPrograms", QUICK_START), f"127.0.0.1:{gateway.gateway.port}", *names, *more, *last]
     told = [seen for name, seen in await run(command, tmp_path) if name != "tls"]
     check_normal(told[0], told[1])
     check_order(told[3])
     assert [(each.body, each.attempt) for each in told[5]] == [("soon", "1"), ("soon", "2")]
+    delayed = {what: named for what, named, *_ in told[4]}
+    assert delayed["recalled"] == delayed["late"]
     check_pushed(told[6])
     ids = {what: named for what, named, *_ in told[7]}
     assert ids["checked"] == ids["forget"]
     assert ids["in time"] == "true"
+    check_pulled(told[9], {each.id for each in told[0]})
+    check_not_pulled(told[10])
     received = {each.id for each in told[8]}
     assert received == {ids["commit"], ids["forget"]}
     client_table.check_column(gateway.gateway.counters.counts, "JAVA")
@@ -157,3 +179,23 @@ async def test_the_rust_clients_programs_see_all_their_messages(gateway: Gateway
     assert (ids["checked"], ids["in time"]) == (ids["forget"], "true")
     assert {each.id for each in told[7]} == {ids["commit"], ids["forget"]}
     client_table.check_column(gateway.gateway.counters.counts, "RUST")
+
+
+@needs_go
+async def test_the_go_clients_programs_see_all_their_messages(gateway: GatewayStub, tmp_path: Path) -> None:
+    await gateway.mq.send_many("pushed", [b"body %d" % number for number in range(COUNT)])
+    names = ("normal_producer", "normal", "simple_consumer", "normal", "fifo_producer", "fifo", "simple_consumer", "fifo")
+    more = ("delay_producer", "delayed", "simple_consumer", "delayed", "push_consumer", "pushed")
+    last = ("transaction_producer", "transactions", "simple_consumer", "transactions")
+    command = [str(GO_PROGRAMS), f"127.0.0.1:{gateway.gateway.port}", *names, *more, *last]
+    told = [seen for _, seen in await run(command, tmp_path)]
+    check_normal(told[0], told[1])
+    check_order(told[3])
+    delayed = {what: named for what, named, *_ in told[4]}
+    assert delayed["recalled"] == delayed["late"]
+    assert [(each.body, each.attempt) for each in told[5]] == [("soon", "1"), ("soon", "2")]
+    check_pushed(told[6])
+    ids = {what: named for what, named, *_ in told[7]}
+    assert (ids["checked"], ids["in time"]) == (ids["forget"], "true")
+    assert {each.id for each in told[8]} == {ids["commit"], ids["forget"]}
+    client_table.check_column(gateway.gateway.counters.counts, "GO")

@@ -1,9 +1,25 @@
 // Programs that use RocketMQ's Java client, one after another: `java -cp JAR RocketmqPrograms.java HOST:PORT [NAME TOPIC]...`. They print
 // what they saw, a line of `result` for each message: id, body, tag, message group, attempt.
 
+import apache.rocketmq.v2.Code;
+import apache.rocketmq.v2.FilterType;
+import apache.rocketmq.v2.GetOffsetRequest;
+import apache.rocketmq.v2.GetOffsetResponse;
+import apache.rocketmq.v2.MessageQueue;
+import apache.rocketmq.v2.MessagingServiceGrpc;
+import apache.rocketmq.v2.PullMessageRequest;
+import apache.rocketmq.v2.PullMessageResponse;
+import apache.rocketmq.v2.QueryOffsetPolicy;
+import apache.rocketmq.v2.QueryOffsetRequest;
+import apache.rocketmq.v2.QueryOffsetResponse;
+import apache.rocketmq.v2.QueryRouteRequest;
+import apache.rocketmq.v2.Resource;
+import apache.rocketmq.v2.Status;
+import apache.rocketmq.v2.UpdateOffsetRequest;
 import java.nio.charset.StandardCharsets;
 import java.time.Duration;
 import java.util.Collections;
+import java.util.Iterator;
 import java.util.List;
 import java.util.concurrent.CountDownLatch;
 import java.util.concurrent.TimeUnit;
@@ -22,6 +38,11 @@ import org.apache.rocketmq.client.apis.producer.Producer;
 import org.apache.rocketmq.client.apis.producer.SendReceipt;
 import org.apache.rocketmq.client.apis.producer.Transaction;
 import org.apache.rocketmq.client.apis.producer.TransactionResolution;
+import org.apache.rocketmq.client.java.route.Endpoints;
+import org.apache.rocketmq.shaded.io.grpc.ManagedChannel;
+import org.apache.rocketmq.shaded.io.grpc.ManagedChannelBuilder;
+import org.apache.rocketmq.shaded.io.grpc.Metadata;
+import org.apache.rocketmq.shaded.io.grpc.stub.MetadataUtils;
 
 public class RocketmqPrograms {
     static final int COUNT = 20;
@@ -74,6 +95,9 @@ public class RocketmqPrograms {
             long now = System.currentTimeMillis();
             SendReceipt soon = producer.send(message(topic, "soon").setDeliveryTimestamp(now + 1500).build());
             tell("soon", soon.getMessageId());
+            SendReceipt late = producer.send(message(topic, "late").setDeliveryTimestamp(now + 3_600_000).build());
+            tell("late", late.getMessageId());
+            tell("recalled", producer.recallMessage(topic, late.getRecallHandle()).getMessageId());
         }
     }
 
@@ -138,6 +162,48 @@ public class RocketmqPrograms {
         consumer.close();
     }
 
+    /** Reads each queue of the topic to its end, and keeps its offset there. The client has no pull consumer, but its jar has the calls. */
+    static void pullConsumer(String address, String topic, String group) throws Exception {
+        String[] place = address.split(":");
+        ManagedChannel channel = ManagedChannelBuilder.forAddress(place[0], Integer.parseInt(place[1])).usePlaintext().build();
+        Metadata headers = new Metadata();
+        headers.put(Metadata.Key.of("x-mq-client-id", Metadata.ASCII_STRING_MARSHALLER), "java@pull");
+        MessagingServiceGrpc.MessagingServiceBlockingStub calls = MessagingServiceGrpc.newBlockingStub(channel)
+            .withInterceptors(MetadataUtils.newAttachHeadersInterceptor(headers)).withDeadlineAfter(60, TimeUnit.SECONDS);
+        Resource named = Resource.newBuilder().setName(topic).build();
+        Resource reader = Resource.newBuilder().setName(group).build();
+        QueryRouteRequest route = QueryRouteRequest.newBuilder().setTopic(named)
+            .setEndpoints(new Endpoints(address).toProtobuf()).build();
+        for (MessageQueue queue : calls.queryRoute(route).getMessageQueuesList()) {
+            QueryOffsetResponse end = calls.queryOffset(QueryOffsetRequest.newBuilder().setMessageQueue(queue)
+                .setQueryOffsetPolicy(QueryOffsetPolicy.END).build());
+            tell("end", end.getStatus().getCode(), end.getOffset());
+            PullMessageRequest.Builder pull = PullMessageRequest.newBuilder().setGroup(reader).setMessageQueue(queue).setBatchSize(7);
+            pull.getFilterExpressionBuilder().setType(FilterType.TAG).setExpression("*");
+            pull.getLongPollingTimeoutBuilder().setSeconds(1);
+            for (Status status = Status.newBuilder().setCode(Code.OK).build(); status.getCode() == Code.OK; ) {
+                Iterator<PullMessageResponse> answers = calls.pullMessage(pull.build());
+                while (answers.hasNext()) {
+                    PullMessageResponse each = answers.next();
+                    switch (each.getContentCase()) {
+                        case STATUS -> status = each.getStatus();
+                        case MESSAGE -> tell("pulled", each.getMessage().getSystemProperties().getMessageId());
+                        case NEXT_OFFSET -> pull.setOffset(each.getNextOffset());
+                        default -> throw new IllegalStateException(each.toString());
+                    }
+                }
+                if (status.getCode() != Code.OK) {
+                    tell("no more", status.getCode(), status.getMessage());
+                }
+            }
+            tell("updated", calls.updateOffset(UpdateOffsetRequest.newBuilder().setGroup(reader).setMessageQueue(queue)
+                .setOffset(pull.getOffset()).build()).getStatus().getCode());
+            GetOffsetResponse kept = calls.getOffset(GetOffsetRequest.newBuilder().setGroup(reader).setMessageQueue(queue).build());
+            tell("kept", kept.getStatus().getCode(), kept.getOffset());
+        }
+        channel.shutdownNow();
+    }
+
     /** One of the programs that the client's own jar brings. Most of them never end. */
     static void startExample(String name) throws Exception {
         java.lang.reflect.Method main = Class.forName("org.apache.rocketmq.client.java.example." + name).getMethod("main", String[].class);
@@ -159,6 +225,7 @@ public class RocketmqPrograms {
             case "delay_producer" -> delayProducer(address, topic);
             case "transaction_producer" -> transactionProducer(address, topic);
             case "simple_consumer" -> simpleConsumer(address, topic, group);
+            case "pull_consumer" -> pullConsumer(address, topic, "puller");
             case "push_consumer" -> pushConsumer(address, topic, group);
             default -> throw new IllegalArgumentException(program);
         }
