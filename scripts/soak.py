@@ -36,8 +36,8 @@ def rows_of(report: Report) -> list[tuple[str, str]]:
         ("messages acknowledged", f"{verdict.sent:,}"),
         ("handled", f"{verdict.handled:,}"),
         ("handled again", f"{verdict.handled_again:,}"),
-        ("in the dead-letter queue", f"{verdict.buried:,}"),
-        ("of those by lost consumers", f"{verdict.lost_consumers_buried:,}"),
+        ("in the dead-letter queue", f"{verdict.dead_lettered:,}"),
+        ("of those by lost consumers", f"{verdict.lost_consumers_dead_lettered:,}"),
     ]
     for name, samples in report.samples.items():
         first, last = samples[len(samples) // 4], samples[-1]

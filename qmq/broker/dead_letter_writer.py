@@ -1,6 +1,6 @@
 """Dead letters: copies of messages that failed for good, into the group's dead-letter queue, each exactly once (docs/DELIVERY.md).
 
-    DEAD is committed ──▶ copies appended, numbered as they died ──▶ BURIED
+    DEAD is committed ──▶ copies appended, numbered as they died ──▶ DEAD_LETTERED
 
 Rules:
 * A message is copied only after the entry with its death is committed: otherwise a new master might not know of the death, and the copy
@@ -28,7 +28,7 @@ from qmq.broker.sessions import QueueGroup
 from qmq.copies import CREATED_SPAN_MS, columns_of_copies, size_of_copy
 from qmq.errors import InvalidArgument, LogDamaged, QmqError
 from qmq.file_descriptors import refusal_of
-from qmq.log.actions import Buried
+from qmq.log.actions import DeadLettered
 from qmq.log.consume_log import IndexEntry
 from qmq.log.queue import Queue
 from qmq.log.share import Dying
@@ -110,7 +110,7 @@ class DeadLetterWriter:
         self._append_own = append
         self._fresh: dict[int, QueueGroup] = {}
         self._pending: dict[int, PendingCopies] = {}
-        self.buried = 0
+        self.copied = 0
         """Copies made here."""
 
     def died(self, state: QueueGroup) -> None:
@@ -176,7 +176,7 @@ class DeadLetterWriter:
             count = self._append(copies) if copies is not None else self._set_aside(state, letters[0].sequence, 1)
             done.append((letters[0].number, count))
         queue_id = state.queue.id
-        self._store.act(Buried(queue_id.subject, queue_id.partition, state.name, "", tuple(done)))
+        self._store.act(DeadLettered(queue_id.subject, queue_id.partition, state.name, "", tuple(done)))
         self._turns.schedule()
         return True
 
@@ -253,7 +253,7 @@ class DeadLetterWriter:
         return None
 
     def _set_aside(self, state: QueueGroup, sequence: int, count: int) -> int:
-        """Count dead messages that cannot be copied as buried, so that later ones can be. Returns `count`."""
+        """Record dead messages that cannot be copied as dead-lettered, so that later ones can be copied. Returns `count`."""
         log.error("%d dead messages of group %s from sequence %d of %s on cannot be copied", count, state.name, sequence, state.queue.id)
         state.counters.uncopied += count
         return count
@@ -262,7 +262,7 @@ class DeadLetterWriter:
         """How many of them, from the first, are in the dead-letter queue now. Raises DiskFull."""
         produced = self._append_own([copies])[0]
         entry = copies.queue.index.entry(copies.queue.index.find_sequence(produced.base_sequence))
-        self.buried += entry.count
+        self.copied += entry.count
         return min(entry.count, copies.header.count)
 
 

@@ -18,7 +18,7 @@ from qmq.proto.v1 import control_pb2 as pb
 if TYPE_CHECKING:
     from qmq.broker.broker import Broker
 
-BURIED_LOOK: Final = 200
+COPY_LOOK: Final = 200
 """Batches of a dead-letter queue, from the time of death on, that are searched for the copy."""
 
 
@@ -70,7 +70,7 @@ def _letter_of(broker: Broker, subject: str, message_id: bytes, died_ms: int) ->
     if queue is None or queue.index.count == queue.index.first:
         return None
     number = max(queue.index.find_time(died_ms), queue.index.first)
-    for entry in queue.index.entries(number, BURIED_LOOK) if number < queue.index.count else ():
+    for entry in queue.index.entries(number, COPY_LOOK) if number < queue.index.count else ():
         buffers = broker.store.read(queue, entry)
         try:
             view = BatchView.parse(b"".join(buffers))

@@ -13,7 +13,7 @@ An entry of the action log holds actions as MessagePack arrays, one after anothe
     LEAVE    expired                    it went (or its lease did); what it held goes back
     BEGIN    sequence, now_ms           the group is new on this queue and begins here
     RESET    sequence                   an operator moved the group; everything handed out is void
-    BURIED   [first, count]*            messages that died, by their numbers: their copies are in the dead-letter queue
+    DEAD_LETTERED  [first, count]*      messages that died, by their numbers: their copies are in the dead-letter queue
     FORGET                              the group is gone for good: a consumer of a broadcast group that stayed away
     DROP_QUEUE                          the queue's subject was deleted: every group is gone (`group` is empty)
 
@@ -76,7 +76,7 @@ class ActionKind(IntEnum):
     POSTPONE = 24
     RECUR = 25
     CLOSE = 26
-    BURIED = 30
+    DEAD_LETTERED = 30
     FORGET = 31
     DROP_QUEUE = 32
 
@@ -145,7 +145,7 @@ class Reset(Action, frozen=True, tag=int(ActionKind.RESET)):
     sequence: int
 
 
-class Buried(Action, frozen=True, tag=int(ActionKind.BURIED)):
+class DeadLettered(Action, frozen=True, tag=int(ActionKind.DEAD_LETTERED)):
     numbers: tuple[tuple[int, int], ...]
 
 
@@ -260,7 +260,7 @@ class Close(ScheduleStruct, frozen=True, tag=int(ActionKind.CLOSE)):
 
 ScheduleAction = PlanAction | PlanDone | PlanVoid | Cancel | Postpone | Recur | Close
 LaneAction = LaneBegin | LaneGrant | LaneRelease | LaneDone | LaneFail | LanePark | LaneUnpark | LaneReset | LaneInherit
-ShareAction = Begin | Join | Return | PullAction | SettleAction | Leave | Reset | Buried | Forget | DropQueue
+ShareAction = Begin | Join | Return | PullAction | SettleAction | Leave | Reset | DeadLettered | Forget | DropQueue
 AnyAction = ShareAction | LaneAction | ScheduleAction
 """All kinds of actions in the action log."""
 

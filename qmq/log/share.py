@@ -9,7 +9,7 @@ A share has four parts; every message of the queue is in exactly one of them, or
     dying            ranges that failed for good, on their way to the dead-letter queue; numbered in the order in which they died
 
     new --PULL--> held --ACK--> done          held --NACK, RELEASE, LEAVE, JOIN again--> requeued --PULL--> held
-                                              held --DEAD--> dying --BURIED--> done
+                                              held --DEAD--> dying --DEAD_LETTERED--> done
 
 A consumer names messages by *pull sequence*: its own count of the messages it was handed. Pull sequences never repeat within a share (a new
 consumer starts above all earlier ones), so a late verdict from before a lost lease cannot settle other messages.
@@ -30,7 +30,7 @@ from operator import attrgetter
 from typing import Any, Final, NamedTuple
 
 from qmq.invariants import InvariantBroken, check
-from qmq.log.actions import AnyAction, Begin, Buried, Join, Leave, PullAction, Pulled, Reset, Return, SettleAction
+from qmq.log.actions import AnyAction, Begin, DeadLettered, Join, Leave, PullAction, Pulled, Reset, Return, SettleAction
 from qmq.log.share_events import ShareEvent, ShareEventKind, settlement_kind
 from qmq.wire.settle_payloads import Verdict
 
@@ -291,7 +291,7 @@ class Share:
         self.dying.append(Dying(self.deaths, item.first, item.count, item.attempt, action.now_ms, error, action.consumer))
         self.deaths += item.count
 
-    def _buried(self, action: Buried, _: Events) -> None:
+    def _dead_lettered(self, action: DeadLettered, _: Events) -> None:
         for number, count in action.numbers:
             low = max(bisect_right(self.dying, number, key=_number_of) - 1, 0)
             high = bisect_left(self.dying, number + count, key=_number_of)
@@ -342,7 +342,7 @@ _APPLY: Final[dict[type[Any], Callable[[Share, Any, Events], Settled | None]]] =
     SettleAction: Share._settle,
     Leave: Share._leave,
     Reset: Share._reset,
-    Buried: Share._buried,
+    DeadLettered: Share._dead_lettered,
 }
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Any, NamedTuple
 
-from qmq.log.actions import Buried, Forget, Pulled, ShareAction
+from qmq.log.actions import DeadLettered, Forget, Pulled, ShareAction
 from qmq.log.share import Share, ShareHolder
 from qmq.log.share_events import ShareEvent, ShareEventKind
 
@@ -119,12 +119,12 @@ class Trail:
 
     @property
     def now(self) -> MessageStanding:
-        """The message's state. A dead message stays DYING here, because BURIED has only numbers."""
+        """The message's state. A dead message stays DYING here, because DEAD_LETTERED has only numbers."""
         return standing(self._share, self.sequence)
 
     def apply(self, action: ShareAction, time_ms: int) -> list[TrailEvent]:
         """The events of the group's next action for the message."""
-        if isinstance(action, Buried):
+        if isinstance(action, DeadLettered):
             return []
         if isinstance(action, Forget):
             self._share = _OneMessageShare(self.sequence, Share())

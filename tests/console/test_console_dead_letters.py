@@ -35,7 +35,7 @@ async def received(mq: Client, subject: str, count: int) -> list[bytes]:
         return sorted(found)
 
 
-async def until_buried(mq: Client, count: int) -> None:
+async def until_dead_lettered(mq: Client, count: int) -> None:
     while sum(each.waiting for each in await mq.metadata.dead_letter_queues("billing")) < count:
         await asyncio.sleep(0.01)
 
@@ -46,7 +46,7 @@ async def operator(cluster: TestCluster) -> AsyncIterator[PlainBrowser]:
     mq = cluster.client()
     await die(mq, "orders", [b"one", b"two"], "timeout of the bank")
     await die(mq, "refunds", [b"three"], "broken <b>body</b>")
-    await until_buried(mq, 3)
+    await until_dead_lettered(mq, 3)
     site = site_of(cluster, is_writable=True)
     yield await PlainBrowser(site).log_in()
     await site.close()

@@ -12,7 +12,7 @@ from qmq.batch import encode, sent_sizes
 from qmq.batch_columns import Columns, parse_header
 from qmq.compression import Compression
 from qmq.log import commit_mark
-from qmq.log.actions import Begin, Buried, Join, Leave, PullAction, Pulled, SettleAction
+from qmq.log.actions import Begin, DeadLettered, Join, Leave, PullAction, Pulled, SettleAction
 from qmq.log.log_config import LogConfig
 from qmq.log.recovery import open_store
 from qmq.log.store import Intake
@@ -62,7 +62,7 @@ def main(folder: Path) -> None:
     store.act(Join(*where, "c", "i", 30_000, -1))
     store.act(PullAction(*where, "c", (Pulled(0, 6, 1),)))
     store.act(SettleAction(*where, "c", 7, ((0, 3, 0, 0), (4, 4, 1, 1000), (5, 5, 3, 0)), ((2, "no JSON"),)))
-    store.act(Buried(*where, "", ((0, 1),)))
+    store.act(DeadLettered(*where, "", ((0, 1),)))
     store.act(Leave(*where, "c", False))
     store.write_actions()
     store.close()

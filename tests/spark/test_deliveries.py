@@ -32,9 +32,9 @@ from qmq.errors import InvalidArgument, LogDamaged
 from qmq.log.actions import (
     AnyAction,
     Begin,
-    Buried,
     Cancel,
     Cause,
+    DeadLettered,
     DropQueue,
     Forget,
     Join,
@@ -97,8 +97,10 @@ def test_an_acknowledged_range_says_when_it_was_handed_out_and_when_it_was_done(
     assert (found[0].share, found[0].consumer, found[0].lps) == (KEY, "c", None)
 
 
-def test_a_range_that_died_says_so_and_its_burial_ends_nothing_twice() -> None:
-    found = replayed(joined(), pulled((0, 3, 1)), settled((0, 1, Verdict.DEAD, 0)), Buried(*NAMES, "", ((0, 2),)), settled((2, 2, ACK, 0)))
+def test_a_range_that_died_says_so_and_its_copy_ends_nothing_twice() -> None:
+    found = replayed(
+        joined(), pulled((0, 3, 1)), settled((0, 1, Verdict.DEAD, 0)), DeadLettered(*NAMES, "", ((0, 2),)), settled((2, 2, ACK, 0))
+    )
     assert plain(found) == [(0, 1, 1, 10, 20, "dead"), (2, 2, 1, 10, 40, "ack")]
 
 

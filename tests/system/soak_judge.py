@@ -1,4 +1,4 @@
-"""Judges a soak: was every message handled or buried, and did the processes' memory and files stay constant? Pure."""
+"""Judges a soak: was every message handled or dead-lettered, and did the processes' memory and files stay constant? Pure."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ class Verdict:
     sent: int = 0
     handled: int = 0
     handled_again: int = 0
-    buried: int = 0
+    dead_lettered: int = 0
     """Distinct messages in the dead-letter queue."""
-    lost_consumers_buried: int = 0
+    lost_consumers_dead_lettered: int = 0
     """Of those, messages that did not fail by themselves: their consumers were lost too often."""
     anomalies: list[str] = field(default_factory=list)
 
@@ -53,22 +53,22 @@ def counts_of(runs: Runs, end: int) -> npt.NDArray[np.int32]:
     return np.cumsum(edges[:-1], dtype=np.int32)
 
 
-def judge_messages(sent: Runs, handled: Runs, buried: Runs, *, every: int, fails: int) -> Verdict:
+def judge_messages(sent: Runs, handled: Runs, dead_lettered: Runs, *, every: int, fails: int) -> Verdict:
     """Every acknowledged message was handled, or is in the dead-letter queue once; those that always fail (`fails` of `every`) are there
     and were never handled.
     """
     end = int((sent[:, 0] + sent[:, 1]).max(initial=0))
     was_sent = counts_of(sent, end) > 0
-    times, graves = counts_of(handled, end), counts_of(buried, end)
+    times, letters = counts_of(handled, end), counts_of(dead_lettered, end)
     failing = np.zeros(end, bool)
     failing[fails::every] = True
-    verdict = Verdict(int(was_sent.sum()), int((times > 0).sum()), int((times - 1).clip(0).sum()), int((graves > 0).sum()))
-    verdict.lost_consumers_buried = int(((graves > 0) & ~failing).sum())
+    verdict = Verdict(int(was_sent.sum()), int((times > 0).sum()), int((times - 1).clip(0).sum()), int((letters > 0).sum()))
+    verdict.lost_consumers_dead_lettered = int(((letters > 0) & ~failing).sum())
     for what, found in (
-        ("were lost: neither handled nor in the dead-letter queue", was_sent & (times == 0) & (graves == 0)),
-        ("always fail, and are not in the dead-letter queue", was_sent & failing & (graves == 0)),
+        ("were lost: neither handled nor in the dead-letter queue", was_sent & (times == 0) & (letters == 0)),
+        ("always fail, and are not in the dead-letter queue", was_sent & failing & (letters == 0)),
         ("always fail, and count as handled", failing & (times > 0)),
-        ("are in the dead-letter queue more than once", graves > 1),
+        ("are in the dead-letter queue more than once", letters > 1),
     ):
         if found.any():
             verdict.anomalies.append(f"{int(found.sum())} messages {what}, such as {int(np.argmax(found))}")

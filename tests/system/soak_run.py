@@ -149,7 +149,7 @@ class Soak:
         steady = self._worker("consume", "steady")
         for _ in range(CONSUMERS - 1):
             self._join()
-        mortician = self._worker("bury")
+        letter_reader = self._worker("letters")
         report.capacity = await self._calibrate(mq)
         report.rate = report.capacity * report.load
         producer = self._worker("produce", f"{report.rate:.0f}")
@@ -157,7 +157,7 @@ class Soak:
         await self._trouble(watched)
         await self._end(producer)
         await self._drained(mq)
-        for worker in (*self._consumers, steady, mortician):
+        for worker in (*self._consumers, steady, letter_reader):
             await self._end(worker)
         self._judge(producer)
 
@@ -260,9 +260,9 @@ class Soak:
 
     def _judge(self, producer: Worker) -> None:
         report = self.report
-        notes = {role: [read_notes(each.path) for each in self._all if each.path.name.startswith(role)] for role in ("consume", "bury")}
-        handled, buried = np.concatenate(notes["consume"]), np.concatenate(notes["bury"])
-        report.verdict = judge_messages(read_notes(producer.path), handled, buried, every=EVERY, fails=FAILS)
+        notes = {role: [read_notes(each.path) for each in self._all if each.path.name.startswith(role)] for role in ("consume", "letters")}
+        handled, dead_lettered = np.concatenate(notes["consume"]), np.concatenate(notes["letters"])
+        report.verdict = judge_messages(read_notes(producer.path), handled, dead_lettered, every=EVERY, fails=FAILS)
         for name, samples in report.samples.items():
             report.verdict.anomalies += judge_samples(name, samples)
         if not report.anomalies:

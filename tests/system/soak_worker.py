@@ -1,4 +1,4 @@
-"""The processes of a soak: `python -m system.soak_worker produce|consume|bury SERVER FILE [...]`.
+"""The processes of a soak: `python -m system.soak_worker produce|consume|letters SERVER FILE [...]`.
 
 Each writes its work into its file before it reports it to the broker: runs of message numbers, (first, count), 16 bytes each, appended
 whole.
@@ -110,7 +110,7 @@ async def consume(server: str, notes: Notes, name: str, stop: asyncio.Event) -> 
                 continue  # it hung past its lease, and others have them; or past the answer, and it is told again
 
 
-async def bury(server: str, notes: Notes, stop: asyncio.Event) -> None:
+async def letters(server: str, notes: Notes, stop: asyncio.Event) -> None:
     """Empty the dead-letter queue, noting what is in it."""
     async with qmq.connect(server) as mq, mq.consumer(dead_letter_subject(GROUP), OPERATORS, ack="explicit") as consumer:
         while not stop.is_set():
@@ -132,7 +132,7 @@ async def main(words: list[str]) -> None:
     elif role == "consume":
         await consume(server, notes, more[0], stop)
     else:
-        await bury(server, notes, stop)
+        await letters(server, notes, stop)
 
 
 if __name__ == "__main__":

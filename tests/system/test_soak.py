@@ -20,25 +20,25 @@ def runs(*found: tuple[int, int]) -> Runs:
 ALL, FINE, GRAVES = runs((0, 300)), runs((0, 37), (38, 99), (138, 99), (238, 62)), runs((37, 1), (137, 1), (237, 1))
 
 
-def test_a_soak_in_which_everything_was_handled_or_buried_is_fine() -> None:
+def test_a_soak_in_which_everything_was_handled_or_dead_lettered_is_fine() -> None:
     verdict = judge_messages(ALL, FINE, GRAVES, every=100, fails=37)
-    assert (verdict.sent, verdict.handled, verdict.buried, verdict.anomalies) == (300, 297, 3, [])
+    assert (verdict.sent, verdict.handled, verdict.dead_lettered, verdict.anomalies) == (300, 297, 3, [])
     again = judge_messages(ALL, np.concatenate([FINE, runs((0, 10))]), np.concatenate([GRAVES, runs((50, 1))]), every=100, fails=37)
-    assert (again.handled_again, again.lost_consumers_buried, again.anomalies) == (10, 1, [])
+    assert (again.handled_again, again.lost_consumers_dead_lettered, again.anomalies) == (10, 1, [])
 
 
 @pytest.mark.parametrize(
-    ("handled", "buried", "says"),
+    ("handled", "dead_lettered", "says"),
     [
         (FINE[1:], GRAVES, "37 messages were lost"),
         (FINE, GRAVES[1:], "1 messages were lost"),
         (np.concatenate([FINE, runs((137, 1))]), GRAVES, "1 messages always fail, and count as handled, such as 137"),
         (FINE, np.concatenate([GRAVES, GRAVES[:2]]), "2 messages are in the dead-letter queue more than once, such as 37"),
     ],
-    ids=("unhandled", "unburied", "handled", "twice"),
+    ids=("unhandled", "not dead-lettered", "handled", "twice"),
 )
-def test_what_was_lost_or_buried_wrongly_is_said(handled: Runs, buried: Runs, says: str) -> None:
-    assert any(text.startswith(says) for text in judge_messages(ALL, handled, buried, every=100, fails=37).anomalies)
+def test_what_was_lost_or_dead_lettered_wrongly_is_said(handled: Runs, dead_lettered: Runs, says: str) -> None:
+    assert any(text.startswith(says) for text in judge_messages(ALL, handled, dead_lettered, every=100, fails=37).anomalies)
 
 
 def test_what_a_soak_found_can_be_read_by_machines() -> None:
@@ -62,4 +62,4 @@ async def test_a_minute_of_load_with_failing_consumers_loses_and_grows_nothing(t
     report = await Soak(tmp_path, 30.0, seed=7, calibrate_s=6.0, steps_s=1.5, secure=SECURE).run()
     assert report.anomalies == []
     assert {"leave", "crash", "hang", "join"} <= set(report.events)
-    assert report.verdict.buried >= report.verdict.sent // 100
+    assert report.verdict.dead_lettered >= report.verdict.sent // 100

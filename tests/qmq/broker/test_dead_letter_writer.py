@@ -135,7 +135,7 @@ async def test_a_message_that_cannot_be_copied_holds_up_no_other(tmp_path: Path,
     assert after.share.dying_messages() == 0
 
 
-async def test_a_crash_after_the_copy_and_before_buried_makes_no_second_copy(tmp_path: Path) -> None:
+async def test_a_crash_after_the_copy_and_before_its_record_makes_no_second_copy(tmp_path: Path) -> None:
     world = World(tmp_path / "a")
     world.send(numbered(3))
     world.attach()
@@ -192,7 +192,7 @@ async def test_large_dead_messages_are_copied_in_several_batches(tmp_path: Path)
     assert 2 < world.graveyard.index.count < 10
 
 
-async def test_on_a_full_disk_the_dead_wait_and_are_buried_when_there_is_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_on_a_full_disk_dead_messages_wait_and_are_copied_when_there_is_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     world = World(tmp_path / "a")
     world.send(numbered(2))
     world.attach()
@@ -245,7 +245,7 @@ async def test_a_message_that_kills_consumers_dies_and_prefetched_ones_do_not(tm
     assert world.share.unacked() == 9
 
 
-async def test_messages_that_were_created_months_apart_are_buried_too(tmp_path: Path) -> None:
+async def test_messages_that_were_created_months_apart_are_copied_too(tmp_path: Path) -> None:
     world = World(tmp_path / "a")
     queue = world.store.open_queue("s", 0)
     months = [1, 200 * 86_400_000, 2]
@@ -278,7 +278,7 @@ async def test_copies_of_compressed_messages_are_counted_by_their_whole_size(tmp
     assert world.bodies() == [body] * 200
 
 
-async def test_the_dead_are_buried_while_others_keep_dying_and_commits_come_late(tmp_path: Path) -> None:
+async def test_dead_messages_are_copied_while_others_keep_dying_and_commits_come_late(tmp_path: Path) -> None:
     world = World(tmp_path / "a")
     world.send(numbered(20))
     world.attach()

@@ -43,10 +43,10 @@ async def test_dead_letters_are_listed_shown_replayed_and_purged_as_they_are_cho
         first = await die(mq, "orders", [b"a", b"b"], "no such customer")
         await die(mq, "payments", [b"c"], "card expired")
 
-        async def buried() -> int:
+        async def dead_letters() -> int:
             return sum(each.waiting for each in await mq.metadata.dead_letter_queues("billing"))
 
-        while await buried() < 3:
+        while await dead_letters() < 3:
             pass
         (queue,) = await said(node, "dlq", "list")
         assert (queue["group"], queue["messages"], queue["waiting"]) == ("billing", 3, 3)

@@ -8,7 +8,7 @@ import msgspec
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from qmq.log.actions import Begin, Buried, Join, Leave, PullAction, Pulled, Reset, Return, SettleAction
+from qmq.log.actions import Begin, DeadLettered, Join, Leave, PullAction, Pulled, Reset, Return, SettleAction
 from qmq.log.share import Dying, Requeued, Settled, Share
 from qmq.wire.frame_payloads import Verdict
 
@@ -83,16 +83,16 @@ def test_a_reset_voids_everything_that_was_handed_out() -> None:
     assert settle(share, "a", (1, 9, Verdict.ACK, 0)) == (0, 9)
 
 
-def test_what_died_is_numbered_as_it_died_and_is_not_done_before_it_is_buried() -> None:
+def test_dead_messages_are_numbered_and_not_done_before_their_copy_is_recorded() -> None:
     share = joined("a")
     pull(share, "a", (0, 10, 1))
     share.apply(SettleAction(*WHERE, "a", 5, ((0, 1, Verdict.ACK, 0), (6, 7, Verdict.DEAD, 0), (3, 3, Verdict.DEAD, 0)), ((1, "boom"),)))
     assert share.dying == [Dying(0, 6, 2, 1, 5, "boom", "a"), Dying(2, 3, 1, 1, 5, "", "a")]
     share.apply(Leave(*WHERE, "a", True))
-    share.apply(Buried(*WHERE, "", ((1, 1),)))
+    share.apply(DeadLettered(*WHERE, "", ((1, 1),)))
     assert [(item.number, item.first, item.count) for item in share.dying] == [(0, 6, 1), (2, 3, 1)]
     assert share.settled_before() == 2
-    share.apply(Buried(*WHERE, "", ((0, 3),)))
+    share.apply(DeadLettered(*WHERE, "", ((0, 3),)))
     assert (share.dying, share.deaths) == ([], 3)
 
 
@@ -195,7 +195,7 @@ class ShareMachine(RuleBasedStateMachine):
         for each in self.model:
             if each.state == "dying" and number <= each.number < number + count:
                 each.state = "done"
-        self.share.apply(Buried(*WHERE, "", ((number, count),)))
+        self.share.apply(DeadLettered(*WHERE, "", ((number, count),)))
 
     @rule(ms=st.integers(1, 60))
     def wait(self, ms: int) -> None:

@@ -11,8 +11,8 @@ from qmq_ordering.route import LpRange
 
 from qmq.log.actions import (
     Begin,
-    Buried,
     Cause,
+    DeadLettered,
     Forget,
     Join,
     LaneAction,
@@ -75,7 +75,7 @@ def some_action(random: Random, share: Share, now_ms: int) -> ShareAction:
             Leave(*QUEUE, consumer, random.random() < 0.5),
             Return(*QUEUE, consumer, last),
             Reset(*QUEUE, "", random.randint(0, MESSAGES)),
-            Buried(*QUEUE, "", ((number, 1),)),
+            DeadLettered(*QUEUE, "", ((number, 1),)),
             Begin(*QUEUE, "", random.randint(0, MESSAGES), now_ms),
         )
     )
@@ -100,7 +100,7 @@ def test_a_trail_says_of_each_message_what_the_share_says(random: Random) -> Non
             trail.apply(action, now_ms)
             told, now = standing(share, sequence), trail.now
             if now.where is MessagePlace.DYING and told.where is MessagePlace.DONE:
-                continue  # it is buried: only its number says so
+                continue  # it is in the dead-letter queue: only its number says so
             assert now == told, (sequence, action)
         if random.random() < 0.1:  # a page ends, or a segment begins
             trails = [Trail.from_state(each.sequence, each.to_state()) for each in trails]
