@@ -134,7 +134,7 @@ class GatewayOptions(ProcessFlags):
 
         if self.tls_cert is None or self.tls_key is None:
             if self.tls_cert is not self.tls_key:
-                raise InvalidArgument("TLS needs --tls-cert and --tls-key together: `qmq cert server` makes both files")
+                raise InvalidArgument("TLS needs --tls-cert and --tls-key together: docs/ROCKETMQ.md says how to make them")
             return ServerNetwork()
         return tls_of(self.tls_cert, self.tls_key)
 
