@@ -12,7 +12,7 @@ from qmq import limits
 from qmq.broker.broker import Broker, Flushable
 from qmq.broker.connection_access import ConnectionAccess
 from qmq.broker.dispatch import Dispatch
-from qmq.broker.fetches import pack
+from qmq.broker.fetches import messages_in, pack
 from qmq.broker.flow_control import ConnectionFlow, RoundBudget, Throttle
 from qmq.broker.lanes import FIRST_SESSION, Lanes
 from qmq.broker.peers import ReplicaPeer
@@ -43,7 +43,6 @@ FETCHES_MAX: Final = 4
 """FETCHes of one connection that may wait until the client has read earlier answers."""
 
 _ANSWERS_PRODUCE: Final = (FrameKind.PRODUCED, FrameKind.ERROR)
-_ANSWERS_READ: Final = (FrameKind.MESSAGES, FrameKind.LANE_MESSAGES, FrameKind.FETCHED)
 
 
 class Connection(Flushable):
@@ -104,15 +103,16 @@ class Connection(Flushable):
         if kind in _ANSWERS_PRODUCE:
             self._flow.answered(request_id)
         self.stream.put(*buffers)
-        size = sum(map(len, buffers))
-        self._outbox_bytes += size
-        if kind in _ANSWERS_READ:
-            self._flow.fetched(size)
+        self._outbox_bytes += sum(map(len, buffers))
         if kind == FrameKind.SETTLED and request_id not in self._hurried:
             self._broker.leisurely[self] = None
             return
         self._hurried.discard(request_id)
         self._broker.register_outbox(self)
+
+    def delivered(self, subject: str, messages: int, size: int) -> None:
+        """Count what was sent against the quotas of who receives it and of the subject."""
+        self._flow.fetched(subject, messages, size)
 
     def flush(self) -> None:
         """Write the answers at the end of the turn. A client that does not read its answers is not read from."""
@@ -341,7 +341,11 @@ class Connection(Flushable):
                 return
 
     def _answer_fetch(self, asked: tuple[int, wire.Fetch]) -> None:
-        self.send(*pack(self._broker.fetching.fetch(asked[1]), asked[0]))
+        request_id, request = asked
+        head, buffers = self._broker.fetching.fetch(request)
+        self.send(*pack((head, buffers), request_id))
+        if self._flow.counts:
+            self.delivered(request.subject, messages_in(buffers), sum(map(len, buffers)))
 
     def _find(self, each: Frame) -> None:
         request = wire.Find.unpack(each.payload)

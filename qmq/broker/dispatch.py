@@ -225,6 +225,7 @@ class Dispatch:
         head = wire.pack_delivery(session.number, first, ranges, batches)
         size = len(head) + sum(map(len, buffers))
         session.peer.send(frames.header(FrameKind.MESSAGES, waiter.request_id, size) + head, *buffers)
+        session.peer.delivered(queue_id.subject, found.messages, size)
         session.outstanding.handed(found.bytes)
         state.counters.handed_out(found.messages, found.bytes, found.retried)
         self._turns.schedule()

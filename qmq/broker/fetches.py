@@ -312,6 +312,11 @@ def _stored_bytes(queue: Queue, start: int) -> int:
     return queue.cumulative_bytes - queue.index.entry(queue.index.find_sequence(start)).cumulative_bytes
 
 
+def messages_in(buffers: Sequence[bytes]) -> int:
+    """How many messages the batches of an answer hold."""
+    return sum([parse_header(region).count for region in buffers[1::2]])
+
+
 def pack(found: tuple[wire.Fetched, Sequence[bytes]], request_id: int) -> tuple[bytes, ...]:
     """The frame of a FETCHED."""
     head, buffers = wire.pack_fetched(found[0]), found[1]

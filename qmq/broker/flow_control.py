@@ -97,6 +97,11 @@ class ConnectionFlow:
         self._is_over_quota = False
         self._throttled: asyncio.TimerHandle | None = None
 
+    @property
+    def counts(self) -> bool:
+        """Whether there is any quota."""
+        return self._throttle is not None and self._throttle.has_quotas
+
     # --- what comes and goes -------------------------------------------------------------------------------------------
 
     def admit(self) -> None:
@@ -140,10 +145,10 @@ class ConnectionFlow:
         if size:
             self._read_on(self._unanswered_max // 2)
 
-    def fetched(self, size: int) -> None:
+    def fetched(self, subject: str, messages: int, size: int) -> None:
         """Messages of `size` bytes were sent to the client."""
-        if self._throttle is not None:
-            self._rest(self._throttle.fetched(self._access.caller.principal, size))
+        if self._throttle is not None and self._throttle.has_quotas:
+            self._rest(self._throttle.fetched(self._access.caller.principal, subject, messages, size))
 
     def ended(self, *, was_admitted: bool) -> None:
         """The connection has ended."""
@@ -220,7 +225,7 @@ class Throttle:
         self.connections[principal] -= 1
         if not self.connections[principal]:
             del self.connections[principal]
-            for name in ("bytes in", "messages in", "bytes out"):
+            for name in ("bytes in", "messages in", "bytes out", "messages out"):
                 self._meters.pop((principal, name), None)
 
     def admit_group(self, subject: str, group: str, groups_of: GroupsOf) -> None:
@@ -281,10 +286,16 @@ class Throttle:
         by_bytes = self._take(who, "bytes in", quota.produce_bytes_per_s, size)
         return max(by_bytes, self._take(who, "messages in", quota.produce_messages_per_s, messages))
 
-    def fetched(self, principal: Principal, size: int) -> float:
-        """Count bytes that were sent to a consumer."""
-        quota = self._access.quota(principal)
-        return 0.0 if quota is None else self._pause(self._take(principal, "bytes out", quota.fetch_bytes_per_s, size))
+    def fetched(self, principal: Principal, subject: str, messages: int, size: int) -> float:
+        """Count messages that were sent to a consumer. Returns for how many seconds its connection must not be read from."""
+        by_principal = self._given(principal, self._access.quota(principal), size, messages)
+        return self._pause(max(by_principal, self._given(subject, self._access.subject_quota(subject), size, messages)))
+
+    def _given(self, who: Principal | str, quota: Quota | None, size: int, messages: int) -> float:
+        if quota is None:
+            return 0.0
+        by_bytes = self._take(who, "bytes out", quota.fetch_bytes_per_s, size)
+        return max(by_bytes, self._take(who, "messages out", quota.fetch_messages_per_s, messages))
 
     def _pause(self, pause_s: float) -> float:
         found = min(pause_s, PAUSE_S_MAX)

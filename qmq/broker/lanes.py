@@ -262,6 +262,7 @@ class Lanes:
         head = wire.pack_lane_delivery(wire.LaneDelivery(session.number, found.next_sequence, found.is_end, ranges, batches))
         size = len(head) + sum(map(len, buffers))
         session.peer.send(frames.header(FrameKind.LANE_MESSAGES, waiting.request_id, size) + head, *buffers)
+        session.peer.delivered(session.queue.id.subject, found.delivery.messages, size)
         session.counters.handed_out(found.delivery.messages, found.delivery.bytes, 0)
         self._turns.schedule()
 

@@ -52,6 +52,10 @@ class Peer(Protocol):
         """Queue bytes for the end of the turn."""
         ...
 
+    def delivered(self, subject: str, messages: int, size: int) -> None:
+        """Count messages, of `size` bytes together, that were sent."""
+        ...
+
 
 @dataclass(slots=True)
 class HeldAnswer:

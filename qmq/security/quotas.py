@@ -3,14 +3,15 @@
     produce_bytes_per_s     bytes of batches a second that it sends to one broker
     produce_messages_per_s  messages a second that it sends to one broker
     fetch_bytes_per_s       bytes a second that it receives from one broker
+    fetch_messages_per_s    messages a second that it receives from one broker
     inflight_bytes          bytes of batches that it sent to one broker and that are not answered yet
     connections             at one broker
     requests_per_s          changes and questions a second at one metaserver
     subjects                existing subjects that it created; of `subject:PREFIX*`: those that fit the pattern, of all creators
 
-`subject:NAME` in a principal's place limits all producers of a subject together: bytes and messages; `subject:PREFIX*` limits each of these
-subjects. `namespace:PREFIX` limits all producers of all subjects with that prefix together: bytes and messages, nothing else. All of these
-apply in addition to the principal's quota. Two limits count what subjects hold:
+`subject:NAME` in a principal's place limits all producers of a subject together, and all its consumers together: bytes and messages;
+`subject:PREFIX*` limits each of these subjects. `namespace:PREFIX` limits all producers of all subjects with that prefix together: bytes
+and messages, nothing else. All of these apply in addition to the principal's quota. Two limits count what subjects hold:
 
     groups                  how many groups consume the subject
     delayed_messages        of the subject, that one delay group still has to deliver
@@ -60,6 +61,7 @@ class Quota:
     produce_bytes_per_s: int = 0
     produce_messages_per_s: int = 0
     fetch_bytes_per_s: int = 0
+    fetch_messages_per_s: int = 0
     inflight_bytes: int = 0
     connections: int = 0
     requests_per_s: int = 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -51,7 +52,23 @@ def test_bytes_and_messages_are_counted_over_all_connections_of_a_principal() ->
     now[0] = 0.5
     assert throttle.produced(ORDERS, sent(0, 13)) == pytest.approx(0.3)
     assert throttle.produced(Principal("app", "other"), sent(1000, 10)) == 0.0
-    assert throttle.fetched(ORDERS, 1 << 30) == 0.0
+    assert throttle.fetched(ORDERS, "s", 1 << 20, 1 << 30) == 0.0
+
+
+def test_bytes_and_messages_out_are_counted_of_a_principal_and_of_a_subject() -> None:
+    class Both(OpenAccess):
+        def quota(self, principal: Principal) -> Quota | None:
+            return Quota("q", "app:orders", fetch_bytes_per_s=1000, fetch_messages_per_s=10) if principal == ORDERS else None
+
+        def subject_quota(self, subject: str) -> Quota | None:
+            return nearest_of_subject([Quota("r", "subject:pay*", fetch_bytes_per_s=100, fetch_messages_per_s=1)], subject)
+
+    throttle = Throttle(Both(), lambda: 0.0)
+    assert throttle.fetched(ORDERS, "s", 10, 500) == 0.0
+    assert throttle.fetched(ORDERS, "s", 5, 500) == pytest.approx(0.5)
+    assert throttle.fetched(Principal("app", "other"), "s", 1000, 1000) == 0.0
+    assert throttle.fetched(Principal("app", "other"), "pay", 1, 200) == pytest.approx(1.0)
+    assert throttle.fetched(Principal("app", "third"), "pay", 2, 0) == pytest.approx(2.0)
 
 
 def test_a_subject_has_a_quota_over_all_of_its_producers() -> None:
@@ -147,6 +164,35 @@ async def test_a_consumer_over_its_quota_is_slowed_down_and_gets_all(tmp_path: P
             consumer = orders.consumer("orders", group="g", pull_bytes=100_000)
             assert sum([len((await anext(consumer)).body) for _ in range(10)]) == 500_000
         assert cluster.node._part._running.data.throttle.paused_s > 0
+
+
+@pytest.mark.parametrize("limited", ["app:*", "subject:ord*"])
+@pytest.mark.parametrize("way", ["consume", "browse", "lanes"])
+async def test_messages_a_second_out_of_a_principal_or_a_subject_are_bounded(tmp_path: Path, limited: str, way: str) -> None:
+    async with guarded(tmp_path) as cluster:
+        if way == "lanes":
+            await cluster.admin.metadata.create_subject(qmq.SubjectConfig("orders", order=qmq.Order.STRICT, logical_partitions=8))
+        await cluster.admin.send_many("orders", [b"%d" % number for number in range(500)], keys=[b"k"] * 500)
+        for kind in ("subject", "group"):
+            await cluster.allow("app:orders", "browse,consume" if kind == "subject" else "consume", kind)
+        await cluster.admin.access.put_quota(limited, {"fetch_messages_per_s": 400})
+        await eventually(lambda: bool(cluster.node.view.access.quotas))
+        async with cluster.client("app:orders") as orders:
+            assert [each async for each in read_all(orders, way, 500)] == [b"%d" % number for number in range(500)]
+        assert cluster.node._part._running.data.throttle.paused_s > 0
+
+
+async def read_all(mq: qmq.Client, way: str, count: int) -> AsyncIterator[bytes]:
+    """The bodies of all messages of `orders`, read in this way."""
+    if way == "browse":
+        found = mq.browse("orders")
+    else:
+        found = mq.ordered_consumer("orders", group="g") if way == "lanes" else mq.consumer("orders", group="g")
+    async for each in found:
+        yield each.body
+        count -= 1
+        if not count:
+            return
 
 
 async def test_a_connection_over_the_quota_is_refused_and_says_why(tmp_path: Path) -> None:

@@ -39,6 +39,9 @@ class Mute:
     def send(self, *_buffers: bytes) -> None:
         return
 
+    def delivered(self, _subject: str, _messages: int, _size: int) -> None:
+        return
+
 
 class World:
     """A broker on a folder, and one consumer."""

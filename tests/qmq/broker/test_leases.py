@@ -34,6 +34,9 @@ class Mute:
     def send(self, *_buffers: bytes) -> None:
         return
 
+    def delivered(self, _subject: str, _messages: int, _size: int) -> None:
+        return
+
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[Store]:

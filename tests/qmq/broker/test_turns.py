@@ -32,6 +32,9 @@ class Talker:
     def send(self, *_buffers: bytes) -> None:
         self.answers += 1
 
+    def delivered(self, _subject: str, _messages: int, _size: int) -> None:
+        return
+
     def talk(self, frames: int = 1) -> None:
         """The frames of one read arrive, each with a message."""
         self._broker.begin_frames()
