@@ -1,4 +1,4 @@
-"""What the tests in Debian's Chromium share: one cluster with something on each screen, one console, one browser, and a page for each test.
+"""The shared parts of the tests in Debian's Chromium: one cluster with content for each screen, one console, one browser, a page a test.
 
 A page that logs an error or a violation of the Content Security Policy fails its test.
 """

@@ -1,4 +1,4 @@
-"""Fixtures: a cluster with a clock of the machine, a console of it, a browser that is logged in."""
+"""Fixtures: a cluster with the machine's clock, a console for it, a browser that is logged in."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fixture: an etcd cluster. Its tests are skipped only where no etcd binary can be found."""
+"""Fixture: an etcd cluster. Its tests are skipped only on machines without an etcd binary."""
 
 from __future__ import annotations
 

@@ -1,12 +1,12 @@
-"""Code blocks of a Markdown page: read, run and compared with the output that the page shows.
+"""Code blocks of a Markdown page: reads them, runs them, and compares the output with the page.
 
-    ```python     a program; the ```text block behind it is what it prints. Every block is a program of its own
-    ```console    lines that begin with "$ " are commands of a shell; the lines behind each are what it prints
-    ```python title="test_it.py"    a file with this name, for the commands behind it
+    ```python     a program; the ```text block after it is its output. Every block is a separate program
+    ```console    lines that begin with "$ " are shell commands; the lines after each are its output
+    ```python title="test_it.py"    a file with this name, for the commands after it
     ```sh         commands that are not run: they install, or run until they are stopped
 
-A `python` block without a ```text block is run, and prints nothing. `...` stands for output that is left out, within a line or as a line of
-its own. Programs and commands find their server at the address that the test gives, in place of `localhost:20880`.
+A `python` block without a ```text block must print nothing. `...` stands for omitted output, within a line or as a separate line.
+Programs and commands find their server at the address that the test gives, in place of `localhost:20880`.
 """
 
 from __future__ import annotations

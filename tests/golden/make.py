@@ -1,4 +1,4 @@
-"""Make the golden files: run once for each version of the format, never to make a test pass."""
+"""Makes the golden files: run it once for each version of the format, never to make a test pass."""
 
 from __future__ import annotations
 

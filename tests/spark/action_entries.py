@@ -1,4 +1,4 @@
-"""Entries of an action log, made by hand."""
+"""Hand-made entries of an action log."""
 
 from __future__ import annotations
 

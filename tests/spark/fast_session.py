@@ -1,8 +1,8 @@
 """Sessions for tests: small, silent, on loopback, and started in few seconds.
 
-Half of a start is the JVM's loading and checking of ten thousand classes, the same ones every time. An archive of them (AppCDS) is made
-once for each JDK and each PySpark, beside the interpreter's packages, so that it goes when they go; without it a JVM takes 12 seconds of a
-core to start instead of 6. The gate starts too few JVMs to earn it: it takes the archive that is there, and makes none.
+Half of a start is the JVM's loading and checking of the same ten thousand classes. An archive of them (AppCDS) is made once for each JDK
+and each PySpark, in the folder of the interpreter's packages, so that it is deleted with them. Without it a JVM uses 12 seconds of a core
+to start instead of 6. The gate starts too few JVMs to save time by it: it uses an existing archive, and makes none.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Rows of messages, deliveries and progress for tests of jobs; values that are not given are the simplest."""
+"""Rows of messages, deliveries and progress for tests of jobs; missing values get the simplest defaults."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Histories of an ordered subject as they may happen: routes that change, batches that are refused, cut anew, sent again. No I/O.
+"""Random possible histories of an ordered subject: routes change; batches are refused, cut again and sent again. No I/O.
 
-A history is made of steps by a seed: clients put messages into their streams, streams are written to partitions, partitions are split,
-merged and moved, some of them fenced. What comes out is what the log would hold, as rows; who wants a bad history alters them.
+A seed decides the steps of a history: clients put messages into their streams, streams are written to partitions, partitions are split,
+merged and moved, some of them fenced. The result is the log's content, as rows; a test that needs a bad history alters them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The order audit once more: slow, in plain Python, straight from its rules. What it finds, Spark must find."""
+"""A second, slow implementation of the order audit in plain Python, directly from its rules. Spark must find the same violations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sending to a node from tests that are not asynchronous."""
+"""Sends to a node from tests that are not asynchronous."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The slow twin of columns.py: rows of stored batches by a loop over messages, and batches to make rows of."""
+"""The slow twin of columns.py: makes rows of stored batches by a loop over messages, and makes batches for it."""
 
 from __future__ import annotations
 

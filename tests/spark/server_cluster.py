@@ -1,6 +1,6 @@
 """Broker groups of one replica or of three and a metaserver, in this event loop, on one coordination store in memory.
 
-What reads them blocks, so it runs in a thread: `await asyncio.to_thread(...)`.
+Their readers block, so tests run them in a thread: `await asyncio.to_thread(...)`.
 """
 
 from __future__ import annotations

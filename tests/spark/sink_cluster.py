@@ -1,6 +1,6 @@
-"""A cluster that is only simulated: queues with a broker's rules, routes that change, connections that break, brokers that lag behind.
+"""A simulated cluster: queues with a broker's rules, routes that change, connections that break, brokers that lag.
 
-Connections keep their order; a broker answers refusals at once and successes when it likes; what is on a broken connection may still
+Connections keep their order; a broker answers refusals at once and successes after any delay; messages on a broken connection may still
 arrive.
 """
 

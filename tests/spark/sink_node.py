@@ -1,4 +1,4 @@
-"""A real node in a thread of its own, with a task's cluster beside it: for tests of what blocks."""
+"""A real node in a separate thread, and a task's cluster: for tests of blocking code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Schemas from short texts, without a JVM."""
+"""Makes schemas from short texts, without a JVM."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """A Spark standalone cluster on this machine: a master and a worker as child processes, on loopback and free ports.
 
-They are started as docker-compose.yml starts them, by pyspark_qmq.standalone. Each process leads a session of its own, with executors and
-their Python processes in it, and dies with the test process even if that is killed.
+pyspark_qmq.standalone starts them, as in docker-compose.yml. Each process leads a separate process session, with its executors and
+their Python processes, and dies with the test process even if that is killed.
 """
 
 from __future__ import annotations

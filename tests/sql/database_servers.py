@@ -1,7 +1,7 @@
-"""Real database servers for tests, each in a folder of its own that is thrown away: PostgreSQL from a wheel, MariaDB as it is installed.
+"""Real database servers for tests, each in a temporary folder: PostgreSQL from a wheel, MariaDB from the system's packages.
 
-They listen on a unix socket in that folder and nowhere else, write nothing through to the disk (a test that ends a server ends it orderly,
-or asks for a crash of the server's processes, not of the machine), and run as a user without rights, since PostgreSQL refuses root.
+They listen only on a unix socket in that folder, and run as a user without rights, because PostgreSQL refuses root. They do not sync to the
+disk: a test stops a server cleanly or crashes the server's processes, never the machine.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""A program that makes processes which handle one message and die at a line of their way.
+"""A program that starts processes which handle one message and die at a chosen line.
 
-It reads from its standard input, a line each, what they shall be (JSON, see `Life`), and writes how each ended: its exit status, and which
-lines it came by if it did not die. All is imported once; each life is a fork.
+It reads one JSON object a line from its standard input (see `Life`), and prints for each how the process ended: its exit status, and the
+lines that it ran if it did not die. All modules are imported once; each life is a fork.
 
-The way is what happens to a message from the listener's `MessageHandling.handle` to the verdict: the lines of the listener, of the test's
-handlers, and of what talks to the database, in the order in which they are run. (Not those of `dedup_statements.py` and `expressions.py`,
-which only make text.) One more place to die is behind it, before the acknowledgement has left.
+The lines are those that run for a message from the listener's `MessageHandling.handle` to the verdict, in their order: lines of the
+listener, of the test's handlers, and of the database modules. (Not those of `dedup_statements.py` and `expressions.py`, which only make
+text.) One more place to die comes after them, before the acknowledgement has left.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The handlers of the kill tests: two writes, of which neither may be there without the other."""
+"""The handlers of the kill tests: two writes, which must be there both or not at all."""
 
 from __future__ import annotations
 

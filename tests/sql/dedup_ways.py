@@ -1,4 +1,4 @@
-"""The ways in which a handler can have its transaction, as one: `Way.work` handles one message as a listener does."""
+"""A common interface to the ways in which a handler can have its transaction: `Way.work` handles one message as a listener does."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The plugin, as an application's tests get it by the entry point; here it is imported."""
+"""The plugin. An application's tests get it by the entry point; these tests import it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An ordered subject on a node of this process, written into the coordination store by hand, and its broker spoken to frame by frame."""
+"""An ordered subject on a node in this process, written into the coordination store, and a client that speaks to its broker in frames."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""A client in a process of its own: takes what there is, says what the test tells it to say of it, and goes on with the rest.
+"""A client in a separate process: takes messages, gives the verdicts that the test orders, and handles the rest.
 
-failing_worker.py ADDRESS COUNT     takes COUNT messages of "s" for group "ops", says "taken", and reads commands, one a line:
-fail GROUP     of the messages of that broker group: every fourth is done, failed, rejected, still in work; then says "failed"
-take           one message more, acknowledged; says its body
+failing_worker.py ADDRESS COUNT     takes COUNT messages of "s" for group "ops", prints "taken", and reads commands, one a line:
+fail GROUP     settles the messages of that broker group: every fourth is done, failed, rejected, unsettled; then prints "failed"
+take           takes one more message, acknowledges it, and prints its body
 """
 
 from __future__ import annotations

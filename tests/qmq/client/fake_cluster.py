@@ -1,7 +1,7 @@
-"""A cluster that does what a test tells it: metaservers, broker groups and their replicas, in this process and loop, over real sockets.
+"""A fake cluster under a test's control: metaservers, broker groups and their replicas, in this process and loop, over real sockets.
 
-A `FakeGroup` is one replicated log: what is stored there is stored for every replica. Its replicas (`FakeBroker`) speak frames; only the
-master serves. `fail_over` makes another replica master. What shall go wrong a test scripts: `group.on_produce`, or a broker's `handle`.
+A `FakeGroup` is one replicated log: an entry that is stored there is stored on every replica. Its replicas (`FakeBroker`) speak frames;
+only the master serves. `fail_over` makes another replica master. A test scripts faults by `group.on_produce`, or a broker's `handle`.
 """
 
 from __future__ import annotations

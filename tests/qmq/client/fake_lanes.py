@@ -1,7 +1,7 @@
-"""Lanes that do what a test tells them: broker groups that keep ordered partitions, and a metaserver that assigns lanes, over real sockets.
+"""Fake lanes under a test's control: broker groups that have ordered partitions, and a metaserver that assigns lanes, over real sockets.
 
-`FakeLanes` is what one broker group knows of one consumer group, replicated: progress, grants, parked keys. It follows docs/ORDERING.md
-with plain sets, where the broker has ranges. What shall go wrong a test says: `holds_settled`, `is_mute`, `take_away`, `fail_over`, `cut`.
+`FakeLanes` is the replicated state of one consumer group in one broker group: progress, grants, parked keys. It follows docs/ORDERING.md
+with plain sets, where the broker has ranges. A test makes faults by `holds_settled`, `is_mute`, `take_away`, `fail_over`, `cut`.
 """
 
 from __future__ import annotations

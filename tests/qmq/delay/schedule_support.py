@@ -1,4 +1,4 @@
-"""Delayed batches, a model of the schedule that knows no files, and its log of entries for replays."""
+"""Delayed batches, a model of the schedule without files, and its log of entries for replays."""
 
 from __future__ import annotations
 

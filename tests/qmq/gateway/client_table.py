@@ -1,6 +1,6 @@
-"""docs/ROCKETMQ_CLIENTS.md: which calls each of RocketMQ's clients made of a gateway, and how they were answered.
+"""docs/ROCKETMQ_CLIENTS.md: the calls that each of RocketMQ's clients made of a gateway, and the codes of the answers.
 
-The tests of each client compare its column with what they saw. `QMQ_WRITE_CLIENT_TABLE=1` has them write it anew.
+The tests of each client compare its column with the calls that they recorded. With `QMQ_WRITE_CLIENT_TABLE=1` they write the column.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Programs that use RocketMQ's own Python client, each in a process of its own: `python rocketmq_programs.py NAME HOST:PORT TOPIC GROUP`.
+"""Programs that use RocketMQ's own Python client, each in a separate process: `python rocketmq_programs.py NAME HOST:PORT TOPIC GROUP`.
 
-What they saw they print as JSON. RocketMQ's client and QMQ's gateway cannot be in one process, since both bring RocketMQ's API.
+They print their results as JSON. RocketMQ's client and QMQ's gateway cannot be in one process, since both contain RocketMQ's API.
 """
 
 from __future__ import annotations

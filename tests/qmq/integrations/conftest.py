@@ -1,4 +1,4 @@
-"""A node for the tests of integrations, as a process of its own: task queues bring threads and processes."""
+"""A node for the tests of integrations, in a separate process, because task queues start threads and processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests that other projects wrote, from their source distributions: `scripts/judges` fetches them."""
+"""Other projects' own tests, from their source distributions, which `scripts/judges` fetches."""
 
 from __future__ import annotations
 

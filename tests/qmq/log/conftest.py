@@ -1,4 +1,4 @@
-"""Fixtures: a folder in memory, where there is one."""
+"""Fixtures: a folder in memory, on machines that have one."""
 
 from __future__ import annotations
 

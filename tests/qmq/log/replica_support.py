@@ -1,4 +1,4 @@
-"""A master's store, its slaves' stores, and what goes between them, without network and election."""
+"""A master's store, its slaves' stores, and the messages between them, without network and election."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fixture: both kinds of store."""
+"""Fixture: a store of each kind, embedded and etcd."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Snapshots made by hand: a cluster in which all is well, and one thing changed."""
+"""Hand-made snapshots: a healthy cluster with one thing changed."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """A cluster without sockets, and a plan log in memory.
 
-A `World` has subjects and broker groups. Each request that arrives at a group meets the next *fault* of the world's script; when the script
-is at its end, all is well. Whoever sends what is not planned and committed in the plan log breaks an assertion.
+A `World` has subjects and broker groups. Each request that arrives at a group meets the next *fault* of the world's script; after the
+script's end there are no faults. Sending a batch that is not planned and committed in the plan log fails an assertion.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A loop whose time jumps to the next timer, so an hour passes at once."""
+"""An event loop whose time jumps to the next timer, so that an hour passes at once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Due messages, and a plan log whose log is a list. What it is asked to do and must not be breaks an assertion."""
+"""Due messages, and a plan log whose log is a list. A forbidden request to it fails an assertion."""
 
 from __future__ import annotations
 

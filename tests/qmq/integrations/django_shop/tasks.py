@@ -1,4 +1,4 @@
-"""Tasks, as Django's own tests of its backends have them."""
+"""The same tasks as in Django's own tests of its backends."""
 
 from typing import Any
 
