@@ -6,6 +6,11 @@ import time
 from typing import Protocol
 
 
+def ms_of(time_ns: int) -> int:
+    """Nanoseconds as whole milliseconds, rounded down."""
+    return time_ns // 1_000_000
+
+
 class Clock(Protocol):
     """Wall time for people and logs; monotonic time for leases and deadlines."""
 
@@ -22,7 +27,7 @@ class SystemClock:
     """The machine's own clocks."""
 
     def time_ms(self) -> int:
-        return time.time_ns() // 1_000_000
+        return ms_of(time.time_ns())
 
     def monotonic_ms(self) -> int:
-        return time.monotonic_ns() // 1_000_000
+        return ms_of(time.monotonic_ns())

@@ -32,9 +32,11 @@ def connections_max(most: int, limit: int) -> int:
     return max(min(most, limit - min(RESERVE, limit // 2)), 1)
 
 
-def control_connections_max(limit: int) -> int:
-    """How many connections a broker's control port accepts: half of the descriptors that clients cannot use. Pure."""
-    return max(min(RESERVE, limit // 2) // 2, 1)
+def control_connections_max(limit: int, descriptors: int = 1) -> int:
+    """How many connections a broker's control port accepts, if each takes so many descriptors: they may use half of those that clients
+    cannot use. Pure.
+    """
+    return max(min(RESERVE, limit // 2) // 2 // descriptors, 1)
 
 
 def limit() -> int:

@@ -183,7 +183,7 @@ async def serve_control(
 ) -> RpcPort:
     """Serve the control port. `also` may add services. Raises OSError if the port is taken."""
     guard = RpcGuard(access, local_uid=lambda: only_uid(host, served.port)) if isinstance(access, AccessControl) else None
-    bounds = bounds or RpcBounds(max(control_connections_max(limit()) // network.rpc_descriptors(host), 1), CALLS_MAX)
+    bounds = bounds or RpcBounds(control_connections_max(limit(), network.rpc_descriptors(host)), CALLS_MAX)
     door = RpcDoor(bounds) if guard is None else RpcDoor(bounds, guard.refused, guard.peers)
     server = rpc_server(door, () if guard is None else (guard,))
     admin, lanes = BrokerAdmin(broker, broker_group), LaneAdmin(broker, broker_group)

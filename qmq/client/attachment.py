@@ -28,6 +28,7 @@ from qmq.client.message import Message, Slice
 from qmq.client.received_batches import ReceivedBatches
 from qmq.client.session_loop import SessionLoop
 from qmq.client.verdicts import Verdicts
+from qmq.clock import ms_of
 from qmq.errors import (
     CallerError,
     LaneLost,
@@ -63,7 +64,7 @@ class Attachment:
         self._received = -1
         self._batches = ReceivedBatches()
         counters = links.counters.taking(terms.subject, terms.group)
-        file = links.store.file(self._origin, lambda: links.now_ns() // 1_000_000) if links.store is not None else None
+        file = links.store.file(self._origin, lambda: ms_of(links.now_ns())) if links.store is not None else None
         self.verdicts = Verdicts(
             owner,
             terms,

@@ -32,7 +32,7 @@ from qmq.client.producer import Producer, ProducerIdentity, ProducerIds
 from qmq.client.receipts import Receipt, Receipts
 from qmq.client.route_book import Ordering, Placement, delayed_target, is_delayed, spoken, subject_of
 from qmq.client.state_folder import StateDir, store_of
-from qmq.clock import Clock
+from qmq.clock import Clock, ms_of
 from qmq.compression import Compression
 from qmq.errors import ClientClosed, DeadlineExceeded, InvalidArgument, OrderMismatch, Unavailable
 from qmq.model import check_name
@@ -276,7 +276,7 @@ class Client(ListenerApi, OutboxClient, BrowsingClient):
             raise InvalidArgument("a recurring message has no delay: its times are those of `cron`, from `at` on if that is given")
         if cron is not None:
             cron, zone = due_times.check_recurrence(cron, zone)
-        due_ms = now_ns // 1_000_000 if delay is None and at is None else due_times.due_of(delay, at, now_ns)
+        due_ms = ms_of(now_ns) if delay is None and at is None else due_times.due_of(delay, at, now_ns)
         producer = await self._ready_delayed_producer(subject, acks)
         if cron is None or zone is None:
             ticket = producer.send(body, key, tags, headers, due_ms=due_ms)

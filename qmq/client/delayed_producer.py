@@ -27,10 +27,9 @@ from qmq.client.pipe import INFLIGHT_BATCHES_MAX
 from qmq.client.producer import BATCH_BYTES, BATCH_MESSAGES, Producer, ProducerIdentity, frame_kind
 from qmq.client.receipts import BatchReceipt, DelayedBatchReceipt, Ticket, Tickets
 from qmq.client.route_book import delayed_target
+from qmq.clock import ms_of
 from qmq.errors import InvalidArgument
 from qmq.wire.frame_payloads import Produced
-
-_NS_PER_MS = 1_000_000
 
 
 class DelayGroupDestination:
@@ -192,7 +191,7 @@ class DelayedProducer(Producer):
         columns = Columns([message_checks.body_bytes(body, self._body_bytes_max)], headers=[found])
         columns.keys = [message_checks.key_bytes(key)] if key else None
         columns.tags = [message_checks.tag_tuple(tags)] if tags is not None else None
-        columns.due_times_ms = [now_ns // _NS_PER_MS if start_ms is None else due_times.checked(start_ms, now_ns)]
+        columns.due_times_ms = [ms_of(now_ns) if start_ms is None else due_times.checked(start_ms, now_ns)]
         (ticket,) = self.put(columns, BatchFlag.RECURRING).tickets
         return ticket
 
@@ -211,7 +210,7 @@ class DelayedProducer(Producer):
 
     def _wake(self) -> None:
         super()._wake()
-        self._latest_ms = self._links.now_ns() // _NS_PER_MS + limits.DELAY_MS_MAX
+        self._latest_ms = ms_of(self._links.now_ns()) + limits.DELAY_MS_MAX
         self._needs_key = self._delay_groups.is_ordered
 
     def _is_keyless(self, columns: Columns) -> bool:

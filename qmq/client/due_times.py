@@ -17,6 +17,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Final, TypeAlias
 
 from qmq import limits
+from qmq.clock import ms_of
 from qmq.errors import DelayTooLong, InvalidArgument
 
 When: TypeAlias = timedelta | datetime
@@ -71,7 +72,7 @@ def checked(due: object, now_ns: int) -> int:
 
 
 def _bounded(due: int, now_ns: int) -> int:
-    now = now_ns // _NS_PER_MS
+    now = ms_of(now_ns)
     if due > now + limits.DELAY_MS_MAX:
         raise DelayTooLong(f"{_span(due - now)} from now is too long: the longest delay is {_span(limits.DELAY_MS_MAX)} (two years)")
     return due if due > 0 else 0
@@ -102,7 +103,7 @@ def many_ms(due_times_ms: Any, count: int, now_ns: int) -> Sequence[int]:
     if hasattr(due_times_ms, "__index__"):
         return [checked(due_times_ms, now_ns)] * count
     found = _column(due_times_ms, count, "due_ms")
-    latest = now_ns // _NS_PER_MS + limits.DELAY_MS_MAX
+    latest = ms_of(now_ns) + limits.DELAY_MS_MAX
     try:
         numbers = array("q", found)
     except (TypeError, OverflowError):

@@ -26,6 +26,7 @@ from qmq.client.open_batch import Batch, OpenBatch, cut, size_of
 from qmq.client.pipe import INFLIGHT_BATCHES_MAX, BatchDestination
 from qmq.client.pipes import Pipes
 from qmq.client.receipts import BatchReceipt, Ticket, Tickets
+from qmq.clock import ms_of
 from qmq.compression import Compression
 from qmq.errors import ClientClosed, InvalidArgument, Outcome, QmqError
 from qmq.wire.frame import FrameKind
@@ -38,7 +39,7 @@ _KINDS: Final = {"quorum": FrameKind.PRODUCE, "flushed": FrameKind.PRODUCE_FLUSH
 
 def new_producer_id() -> int:
     """64 bits: milliseconds since 1970 in the upper 44, random in the lower 20. A producer's messages are not older than its id."""
-    return (time.time_ns() // 1_000_000) << 20 | int.from_bytes(os.urandom(3), "little") & 0xFFFFF
+    return ms_of(time.time_ns()) << 20 | int.from_bytes(os.urandom(3), "little") & 0xFFFFF
 
 
 def frame_kind(acks: str, batch_messages: int) -> int:

@@ -24,6 +24,7 @@ from qmq.client.consumer_session import ANSWER_S, Terms
 from qmq.client.links import Links
 from qmq.client.settle_report import counted
 from qmq.client.settlements import count, in_frames
+from qmq.clock import ms_of
 from qmq.errors import CallerError, ClientClosed, NotMaster, QmqError, UnknownConsumer
 from qmq.wire import frame_payloads as wire
 from qmq.wire.frame import Frame, FrameKind
@@ -94,7 +95,7 @@ async def _try(connection: Connection, left: Left, links: Links) -> None:
 
 
 def _now_ms(links: Links) -> int:
-    return links.now_ns() // 1_000_000
+    return ms_of(links.now_ns())
 
 
 def _ignored(_: Frame | QmqError) -> None: ...

@@ -39,6 +39,7 @@ from qmq.client.long_retries import LongRetry
 from qmq.client.message import Slice, retry_ms
 from qmq.client.settle_report import SettleReporter, counted
 from qmq.client.settlements import Outstanding, Settlements, SettleRequest, count, in_frames
+from qmq.clock import ms_of
 from qmq.errors import ClientClosed, NotConnected, NotMaster, Outcome, QmqError, StaleDelivery, Unavailable, UnknownConsumer
 from qmq.wire import frame_payloads as wire
 from qmq.wire.frame import Frame, FrameKind
@@ -113,7 +114,7 @@ class Hold:
             return
         last = self._last_of_ours(first, last)
         if first <= last:
-            due_ms = -(-self._verdicts.now_ns() // 1_000_000) + waits_ms
+            due_ms = ms_of(self._verdicts.now_ns() + 999_999) + waits_ms
             self._verdicts.postpone(first, last, lambda pull: LongRetry(self, part.message(pull - part.pull), due_ms, error))
 
     def settle_postponed(self, first: int, last: int, verdict: int, delay: int = 0, error: str = "") -> None:

@@ -34,6 +34,7 @@ from qmq.client.listening.providers import Providers
 from qmq.client.listening.thread_acks import say_from_threads
 from qmq.client.ordered.ordered_message import LaneMessage, OrderedMessage
 from qmq.client.payloads import Undecodable, UndecodableBody, checked
+from qmq.clock import ms_of
 from qmq.errors import Unavailable
 
 log = logging.getLogger("qmq.client")
@@ -228,7 +229,7 @@ class MessageHandling:
     def _context(self, messages: Sequence[AnyMessage], say: Say | None = None) -> Context:
         deadline_ms = None
         if self._timeout_s is not None:
-            deadline_ms = self._around.now_ns() // 1_000_000 + int(self._timeout_s * 1000)
+            deadline_ms = ms_of(self._around.now_ns()) + int(self._timeout_s * 1000)
         return Context(self._around.mq, self._group, messages, None if self._idempotent is not None else say or self._say, deadline_ms)
 
     def _timed_out(self) -> TimedOut:
