@@ -185,17 +185,23 @@ class Soak:
         producer = self._worker("produce", "0")
         self._progress("calibrating", 0.0)
         await asyncio.sleep(self._calibrate_s / 2)
-        before, began = await self._done(mq), time.monotonic()
+        before, began = await self._more_than(0, mq), time.monotonic()
         await asyncio.sleep(self._calibrate_s / 2)
-        capacity = (await self._done(mq) - before) / (time.monotonic() - began)
+        capacity = (await self._more_than(before, mq) - before) / (time.monotonic() - began)
         await self._end(producer)
         await self._drained(mq)
         self._all.remove(producer)
         # What calibrated is no part of the soak: the next producer begins at number 0 again.
         for worker in self._all:
             os.truncate(worker.path, 0)
-        assert capacity > 0, "nothing was handled while calibrating"
         return capacity
+
+    async def _more_than(self, done: int, mq: qmq.Client) -> int:
+        """How much is handled, once that is more than `done`: consumers on a loaded machine start late. Raises TimeoutError."""
+        async with asyncio.timeout(DRAIN_S):
+            while (found := await self._done(mq)) <= done:
+                await asyncio.sleep(0.2)
+            return found
 
     async def _done(self, mq: qmq.Client) -> int:
         return sum(each.next_sequence - each.unacked - each.requeued for each in await self._group(mq))
