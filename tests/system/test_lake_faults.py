@@ -10,15 +10,18 @@ import pyarrow as pa
 import pytest
 from support import NodeProcess
 
+from system.group import SECURE
 from system.lake_run import anomalies, lake_run
+from system.secured_node import secured
 
 
 @pytest.mark.long
 async def test_every_message_is_in_the_table_once_though_writers_are_killed(node_process: NodeProcess, tmp_path: Path) -> None:
-    node_process.start()
     kills = 30 if forms.FORM == "all" else 4
     seed = random.Random(forms.SEED).randrange(10**6)
-    found = await lake_run(node_process.address, tmp_path, rows=10_000, kills=kills, changes=2, seed=seed)
+    async with secured(node_process, tmp_path, secure=SECURE):
+        node_process.start()
+        found = await lake_run(node_process.address, tmp_path, rows=10_000, kills=kills, changes=2, seed=seed)
     assert found.anomalies == [], seed
     assert (found.rows, found.kills, found.changes) == (10_000, kills, 2)
 
