@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Callable, Sequence
+from typing import Any, Final
 
 import grpc
 
@@ -33,3 +33,21 @@ def rpc_server(door: RpcDoor, interceptors: Sequence[grpc.aio.ServerInterceptor]
         ("grpc.http2.ping_timeout_ms", bounds.ping_timeout_ms),
     ]
     return grpc.aio.server(interceptors=interceptors, options=options, maximum_concurrent_rpcs=bounds.calls_max)
+
+
+def add_unregistered(add: Callable[[Any, Any], None], service: object, server: grpc.aio.Server) -> None:
+    """Add a service by generated code, without registering its methods with gRPC's core: calls are found by their names.
+
+    gRPC's loop keeps a task for each registered method of a server, and waits for all of these tasks anew at each call.
+    """
+    add(service, _Unregistered(server))
+
+
+class _Unregistered:
+    """Takes the handlers of generated code for a server."""
+
+    def __init__(self, server: grpc.aio.Server) -> None:
+        self.add_generic_rpc_handlers = server.add_generic_rpc_handlers
+
+    def add_registered_method_handlers(self, service: str, handlers: object) -> None:
+        """Does nothing: the generic handlers have the same methods."""

@@ -19,7 +19,7 @@ from qmq.gateway.status_codes import Refused
 from qmq.network import NETWORK, Network, RpcPort
 from qmq.proto.rocketmq import service_pb2_grpc
 from qmq.rpc_door import RpcBounds, RpcDoor
-from qmq.rpc_server import rpc_server
+from qmq.rpc_server import add_unregistered, rpc_server
 from qmq.security.audit import AuditLog
 from qmq.security.principal import ANONYMOUS, RpcPeers, peer_address
 
@@ -99,7 +99,7 @@ class GatewayServer:
         shares_port, takes_plaintext = self._config.shares_port, self._config.takes_plaintext
         door = RpcDoor(bounds, self._refused, self._peers, shares_port=shares_port, takes_plaintext=takes_plaintext)
         server = rpc_server(door)
-        service_pb2_grpc.add_MessagingServiceServicer_to_server(self._service, server)
+        add_unregistered(service_pb2_grpc.add_MessagingServiceServicer_to_server, self._service, server)
         self._served = await self._network.serve(server, self._config.host, self._config.port, door)
         self.port = self._served.port
         loop = asyncio.get_running_loop()
