@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from qmq.node.etcd_options import EtcdOptions
     from qmq.node.replica_config import ReplicaConfig
     from qmq.node.replica_node import ReplicaNode
-    from qmq.security.access_control import AccessConfig
+    from qmq.security.access_config import AccessConfig
     from qmq.security.tls import Tls
 
 _O = TypeVar("_O")
@@ -177,7 +177,7 @@ class GuardFlags:
 
     def access(self) -> AccessConfig:
         """The access control settings. Raises InvalidArgument, InvalidName."""
-        from qmq.security.access_control import AccessConfig, JwtConfig
+        from qmq.security.access_config import AccessConfig, JwtConfig
         from qmq.security.principal import Principal, PrincipalField, PrincipalRule
 
         try:

@@ -30,7 +30,7 @@ from urllib.parse import quote, urlencode, urlsplit
 
 from qmq.console.console_config import OidcConfig, require_safe
 from qmq.errors import InvalidArgument, NotAuthenticated, NotConnected
-from qmq.security.access_control import JwtConfig
+from qmq.security.access_config import JwtConfig
 from qmq.security.jwt_tokens import JwtVerifier
 
 ANSWER_S: Final = 10.0

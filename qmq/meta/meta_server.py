@@ -35,7 +35,8 @@ from qmq.proto.v1 import access_pb2_grpc, meta_pb2_grpc
 from qmq.proto.v1 import control_pb2 as control
 from qmq.rpc_door import RpcBounds, RpcDoor
 from qmq.rpc_server import rpc_server
-from qmq.security.access_control import AccessConfig, AccessControl
+from qmq.security.access_config import AccessConfig
+from qmq.security.access_control import AccessControl
 from qmq.security.cluster_access import follow_access, server_network
 from qmq.security.rpc_guard import RpcGuard
 

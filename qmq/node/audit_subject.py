@@ -27,7 +27,7 @@ from qmq.meta.cluster_catalog import ClusterCatalog
 from qmq.model import SubjectConfig
 from qmq.network import Network
 from qmq.node.view_locator import ViewLocator
-from qmq.security.access_control import AccessConfig
+from qmq.security.access_config import AccessConfig
 
 log = logging.getLogger("qmq.node")
 

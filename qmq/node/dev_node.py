@@ -39,7 +39,7 @@ from qmq.node.process_status import process_status
 from qmq.node.replica_readiness import of_meta
 from qmq.node.single_replica import SingleReplica
 from qmq.private_files import make_private
-from qmq.security.access_control import AccessConfig
+from qmq.security.access_config import AccessConfig
 from qmq.security.audit import AuditLog
 from qmq.security.cluster_access import follow_access, server_network
 

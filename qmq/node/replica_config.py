@@ -8,7 +8,7 @@ from pathlib import Path
 from qmq.broker.broker_config import BrokerConfig
 from qmq.log.log_config import LogConfig
 from qmq.node.etcd_options import EtcdOptions
-from qmq.security.access_control import AccessConfig
+from qmq.security.access_config import AccessConfig
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,22 +16,20 @@ import hmac
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Final, NamedTuple, Protocol
 
 from qmq.errors import AccessDenied, NotAuthenticated, Unavailable
 from qmq.model import SubjectConfig
+from qmq.security.access_config import AccessConfig
 from qmq.security.access_rules import AccessMode, AccessRule, Decision, Need, Operation, ResourceKind, decide, on_cluster
 from qmq.security.access_state import AccessState
 from qmq.security.audit import AuditLog
-from qmq.security.principal import ANONYMOUS, CertificateNames, Principal, PrincipalRule, local_user
+from qmq.security.principal import ANONYMOUS, CertificateNames, Principal, local_user
 from qmq.security.quotas import CreatedSubjects, Quota, nearest, nearest_namespaces, nearest_of_subject
 from qmq.security.tokens import check_token, id_of
 
 log = logging.getLogger("qmq.security")
 
-BY_URI: Final = PrincipalRule()
-STALE_MS: Final = 300_000
 _OWN_TOKEN: Final = "server token"  # noqa: S105 - how a caller is known
 _LISTS: Final = ("ListRules", "ListTokens", "ListQuotas")
 """A namespace's administrator may make these calls for its own namespace."""
@@ -59,40 +57,6 @@ class Verifier(Protocol):
     def verify(self, token: str) -> tuple[Principal, int]:
         """The principal of a token, and its expiry in milliseconds since 1970. Raises NotAuthenticated."""
         ...
-
-
-@dataclass(frozen=True, slots=True)
-class JwtConfig:
-    """An identity provider whose tokens are taken.
-
-    issuer: what its tokens say in `iss`.
-    keys: its public keys: a file (JWKS or PEM), or the https:// address of its JWKS.
-    audience: what its tokens must say in `aud`.
-    claim: which claim names the principal.
-    """
-
-    issuer: str
-    keys: str
-    audience: str = "qmq"
-    claim: str = "sub"
-
-
-@dataclass(frozen=True, slots=True)
-class AccessConfig:
-    """The settings of a server at its start.
-
-    admins: principals that may do everything, whatever the rules say.
-    rule: how certificates name principals.
-    stale_ms: for how long the last known rules hold while the coordination store is away.
-    jwt: the identity provider whose tokens are taken, too.
-    audit_subject: the subject that the audit log goes to, too; empty for none.
-    """
-
-    admins: frozenset[str] = frozenset()
-    rule: PrincipalRule = BY_URI
-    stale_ms: int = STALE_MS
-    jwt: JwtConfig | None = None
-    audit_subject: str = ""
 
 
 class AccessView(Protocol):

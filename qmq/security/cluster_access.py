@@ -7,7 +7,8 @@ from qmq_coordination.view import ClusterView, ViewChange
 from qmq.clock import Clock, SystemClock
 from qmq.errors import InvalidArgument
 from qmq.network import Network, TokenNetwork
-from qmq.security.access_control import AccessConfig, AccessControl, Verifier
+from qmq.security.access_config import AccessConfig
+from qmq.security.access_control import AccessControl, Verifier
 from qmq.security.audit import AuditLog
 
 

@@ -26,7 +26,7 @@ from typing import Any, Final
 import jwt
 
 from qmq.errors import CallerError, InvalidArgument, NotAuthenticated
-from qmq.security.access_control import JwtConfig
+from qmq.security.access_config import JwtConfig
 from qmq.security.principal import CLIENTS, Principal
 
 log = logging.getLogger("qmq.security")

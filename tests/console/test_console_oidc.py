@@ -27,7 +27,7 @@ from qmq.console.console_server import ConsoleServer
 from qmq.console.oidc import LOGIN_S, OidcFlow, challenge
 from qmq.console.oidc_login import LOGIN_COOKIE
 from qmq.errors import InvalidArgument, NotConnected
-from qmq.security.access_control import AccessConfig, JwtConfig
+from qmq.security.access_config import AccessConfig, JwtConfig
 
 
 @dataclass

@@ -25,7 +25,7 @@ from qmq.errors import AccessDenied, InvalidArgument, NotAuthenticated
 from qmq.node import bootstrap
 from qmq.node.dev_node import Node
 from qmq.proto.v1 import control_pb2, meta_pb2, meta_pb2_grpc
-from qmq.security.access_control import AccessConfig
+from qmq.security.access_config import AccessConfig
 from qmq.security.tls_network import network_of
 
 ADMIN = "op:admin"

@@ -26,7 +26,8 @@ from qmq.log.log_config import LogConfig
 from qmq.log.recovery import open_store
 from qmq.model import SubjectConfig
 from qmq.node.broker_assembly import StandaloneBroker
-from qmq.security.access_control import AccessConfig, AccessControl, Caller, JwtConfig, Verifier
+from qmq.security.access_config import AccessConfig, JwtConfig
+from qmq.security.access_control import AccessControl, Caller, Verifier
 from qmq.security.access_rules import AccessMode, AccessRule, Operation, ResourceKind, on_subject
 from qmq.security.access_state import AccessState
 from qmq.security.jwt_tokens import LEEWAY_S, JwtVerifier

@@ -15,7 +15,7 @@ from system.spark_workload import read_log
 from test_access import guarded
 
 from qmq.errors import AccessDenied, InvalidArgument, NotConnected
-from qmq.security.access_control import AccessConfig
+from qmq.security.access_config import AccessConfig
 from qmq.wire import frame_payloads as wire
 from qmq.wire.frame import FrameKind
 

@@ -1,0 +1,45 @@
+"""The settings of a server's access control, as its command line gives them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from qmq.security.principal import PrincipalRule
+
+BY_URI: Final = PrincipalRule()
+STALE_MS: Final = 300_000
+
+
+@dataclass(frozen=True, slots=True)
+class JwtConfig:
+    """An identity provider whose tokens are taken.
+
+    issuer: what its tokens say in `iss`.
+    keys: its public keys: a file (JWKS or PEM), or the https:// address of its JWKS.
+    audience: what its tokens must say in `aud`.
+    claim: which claim names the principal.
+    """
+
+    issuer: str
+    keys: str
+    audience: str = "qmq"
+    claim: str = "sub"
+
+
+@dataclass(frozen=True, slots=True)
+class AccessConfig:
+    """The settings of a server at its start.
+
+    admins: principals that may do everything, whatever the rules say.
+    rule: how certificates name principals.
+    stale_ms: for how long the last known rules hold while the coordination store is away.
+    jwt: the identity provider whose tokens are taken, too.
+    audit_subject: the subject that the audit log goes to, too; empty for none.
+    """
+
+    admins: frozenset[str] = frozenset()
+    rule: PrincipalRule = BY_URI
+    stale_ms: int = STALE_MS
+    jwt: JwtConfig | None = None
+    audit_subject: str = ""
