@@ -14,7 +14,15 @@ from support import NodeProcess
 pytestmark = pytest.mark.rotating
 
 PAGES = sorted((Path(__file__).resolve().parents[2] / "docs" / "integrations").glob("*.md"))
-MODULES = {"celery": "celery", "http": "starlette", "taskiq": "taskiq", "django": "django", "dramatiq": "dramatiq", "fastapi": "fastapi"}
+MODULES = {
+    "celery": "celery",
+    "http": "starlette",
+    "taskiq": "taskiq",
+    "django": "django",
+    "dramatiq": "dramatiq",
+    "fastapi": "fastapi",
+    "faststream": "faststream",
+}
 """What a page needs, beside QMQ."""
 PORT = "8089"
 """Of pages that start a server; the test takes a free one."""

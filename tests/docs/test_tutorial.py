@@ -78,7 +78,7 @@ def test_a_chinese_page_has_the_english_page_s_code_in_its_order(name: str) -> N
         "KUBERNETES.md",
         "SPARK.md",
         "CONTRACT.md",
-        *(f"integrations/{page}.md" for page in ("celery", "django", "dramatiq", "fastapi", "http", "taskiq")),
+        *(f"integrations/{page}.md" for page in ("celery", "django", "dramatiq", "fastapi", "faststream", "http", "taskiq")),
     ],
 )
 def test_a_whole_chinese_page_has_the_same_code_tables_and_sections(name: str) -> None:

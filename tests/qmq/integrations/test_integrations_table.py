@@ -15,6 +15,7 @@ PARTS = {
     "taskiq": ["taskiq.py"],
     "django": ["django", "pending_listeners.py"],
     "dramatiq": ["dramatiq.py", "cluster_link.py"],
+    "faststream": ["faststream"],
     "fastapi": ["fastapi.py", "starlette.py", "server_sent_events.py", "pending_listeners.py"],
 }
 """Each extra's folders and files."""

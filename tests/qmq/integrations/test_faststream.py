@@ -1,0 +1,206 @@
+"""FastStream: a real application on a node, with its own injection, acknowledgement policies, routers and AsyncAPI."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import timedelta
+from typing import Annotated, Any
+from uuid import uuid4
+
+import pytest
+from pydantic import BaseModel
+
+import qmq
+
+faststream = pytest.importorskip("faststream", reason="needs FastStream: pip install 'qmq[faststream]'")
+
+from faststream import AckPolicy, Context, Depends, FastStream  # noqa: E402
+from faststream.exceptions import FeatureNotSupportedException  # noqa: E402
+
+from qmq.integrations.faststream import QmqBroker, QmqMessage, QmqResponse, QmqRouter  # noqa: E402
+
+
+class Order(BaseModel):
+    id: int
+
+
+@asynccontextmanager
+async def running(broker: QmqBroker) -> AsyncIterator[FastStream]:
+    """The broker in a running application."""
+    app = FastStream(broker)
+    started = asyncio.Event()
+    app.after_startup(started.set)
+    task = asyncio.create_task(app.run(sleep_time=0.01))
+    try:
+        async with asyncio.timeout(60):
+            await asyncio.wait((task, asyncio.create_task(started.wait())), return_when=asyncio.FIRST_COMPLETED)
+        yield app
+    finally:
+        app.exit()
+        await task
+
+
+@pytest.fixture
+def subject() -> str:
+    return f"faststream-{uuid4().hex}"
+
+
+@pytest.fixture
+def broker(address: str) -> QmqBroker:
+    return QmqBroker(address, state_dir=False)
+
+
+@pytest.fixture
+async def mq(address: str) -> AsyncIterator[qmq.Client]:
+    async with qmq.connect(address, state_dir=False) as client:
+        yield client
+
+
+async def soon(queue: asyncio.Queue[Any]) -> Any:
+    async with asyncio.timeout(30):
+        return await queue.get()
+
+
+async def test_a_handler_gets_its_message_parsed_and_its_dependencies(broker: QmqBroker, subject: str) -> None:
+    got: asyncio.Queue[Any] = asyncio.Queue()
+
+    def shop() -> str:
+        return "shop 7"
+
+    @broker.subscriber(subject, group="g")
+    async def bill(order: Order, where: Annotated[str, Depends(shop)], message: Annotated[Any, Context("message")]) -> None:
+        got.put_nowait((order, where, message))
+
+    async with running(broker):
+        receipt = await broker.publish(Order(id=7), subject, key="k", headers={"from": "web"}, tags=["eu"])
+        order, where, message = await soon(got)
+        assert await broker.ping(30)
+    assert (order, where) == (Order(id=7), "shop 7")
+    assert isinstance(message, QmqMessage)
+    assert (message.message_id, message.headers["from"], message.content_type) == (str(receipt.id), "web", "application/json")
+    assert (message.raw_message.key, message.raw_message.tags) == ("k", ("eu",))
+    assert not await broker.ping(1)
+
+
+async def test_what_a_handler_returns_goes_to_the_publisher_with_its_key(broker: QmqBroker, subject: str, mq: qmq.Client) -> None:
+    @broker.subscriber(subject, group="g")
+    @broker.publisher(f"{subject}-out", headers={"by": "billing"})
+    async def bill(order: Order) -> Any:
+        return QmqResponse({"billed": order.id}, key=f"order-{order.id}")
+
+    async with running(broker):
+        await broker.publish({"id": 7}, subject, correlation_id="c-1")
+        async with asyncio.timeout(30):
+            message = await anext(aiter(mq.consumer(f"{subject}-out", "g")))
+    assert (message.json(), message.key) == ({"billed": 7}, "order-7")
+    assert (message.headers["by"], message.headers["correlation_id"]) == (b"billing", b"c-1")
+
+
+async def test_an_answer_goes_to_the_subject_that_the_message_names(broker: QmqBroker, subject: str, mq: qmq.Client) -> None:
+    @broker.subscriber(subject, group="g")
+    async def double(number: int) -> int:
+        return 2 * number
+
+    async with running(broker):
+        await broker.publish(21, subject, reply_to=f"{subject}-answers", correlation_id="ask-1")
+        async with asyncio.timeout(30):
+            message = await anext(aiter(mq.consumer(f"{subject}-answers", "g")))
+    assert (message.json(), message.headers["correlation_id"]) == (42, b"ask-1")
+
+
+async def test_a_failed_message_comes_again_and_a_rejected_one_is_a_dead_letter(broker: QmqBroker, subject: str, mq: qmq.Client) -> None:
+    attempts: asyncio.Queue[int] = asyncio.Queue()
+
+    @broker.subscriber(subject, group=subject)
+    async def handle(number: int, message: Annotated[Any, Context("message")]) -> None:
+        attempts.put_nowait(message.raw_message.attempt)
+        if number == 2:
+            await message.reject()
+        elif message.raw_message.attempt == 1:
+            raise LookupError("not yet")
+
+    async with running(broker):
+        await broker.publish(1, subject)
+        assert [await soon(attempts), await soon(attempts)] == [1, 2]
+        await broker.publish(2, subject)
+        async with asyncio.timeout(30):
+            letter = await anext(aiter(mq.consumer(f"%dlq%{subject}", "g")))
+    assert letter.body == b"2"
+
+
+async def test_a_message_that_cannot_be_parsed_is_a_failed_attempt(broker: QmqBroker, subject: str, mq: qmq.Client) -> None:
+    @broker.subscriber(subject, group=subject, ack_policy=AckPolicy.REJECT_ON_ERROR)
+    async def handle(order: Order) -> None:
+        raise AssertionError(order)
+
+    async with running(broker):
+        await broker.publish("no order", subject)
+        async with asyncio.timeout(30):
+            letter = await anext(aiter(mq.consumer(f"%dlq%{subject}", "g")))
+    assert letter.body == b"no order"
+
+
+async def test_several_workers_handle_an_ordered_subject_each_key_in_order(broker: QmqBroker, subject: str, mq: qmq.Client) -> None:
+    await mq.metadata.create_subject(qmq.SubjectConfig(subject, order=qmq.Order.STRICT, logical_partitions=16), partitions=2)
+    done: asyncio.Queue[tuple[str, int]] = asyncio.Queue()
+
+    @broker.subscriber(subject, group="g", max_workers=4)
+    async def handle(number: int, message: Annotated[Any, Context("message")]) -> None:
+        await asyncio.sleep(0)
+        done.put_nowait((message.raw_message.key, number))
+
+    async with running(broker):
+        for number in range(20):
+            await broker.publish(number, subject, key=f"k{number % 4}")
+        found = [await soon(done) for _ in range(20)]
+    for key in range(4):
+        assert [number for name, number in found if name == f"k{key}"] == list(range(key, 20, 4))
+
+
+async def test_a_router_puts_its_prefix_before_subjects(address: str, subject: str) -> None:
+    router = QmqRouter(f"{subject}-")
+    got: asyncio.Queue[Any] = asyncio.Queue()
+
+    @router.subscriber("orders", group="g")
+    async def handle(body: dict[str, int]) -> None:
+        got.put_nowait(body)
+
+    outgoing = router.publisher("orders")
+    broker = QmqBroker(address, routers=[router], state_dir=False)
+    async with running(broker):
+        await outgoing.publish({"id": 7}, delay=timedelta(milliseconds=1))
+        assert await soon(got) == {"id": 7}
+    assert outgoing.subject == f"{subject}-orders"
+
+
+async def test_a_subscriber_without_a_handler_gives_one_message_when_asked(broker: QmqBroker, subject: str) -> None:
+    waiting = broker.subscriber(subject, group="g")
+    async with running(broker):
+        await broker.publish("hello", subject)
+        message = await waiting.get_one(timeout=30)
+        assert await message.decode() == "hello"
+        await message.ack()
+        with pytest.raises(FeatureNotSupportedException, match="reply_to"):
+            await broker.request("hello", subject)
+
+
+def test_asyncapi_describes_subjects_handlers_and_publishers(broker: QmqBroker, subject: str) -> None:
+    @broker.subscriber(subject, group="g", description="bills orders")
+    @broker.publisher(f"{subject}-out")
+    async def bill(order: Order) -> int:
+        return order.id
+
+    app = FastStream(broker)
+    for each in broker.subscribers:
+        each._build_fastdepends_model()
+    found = app.schema.to_specification().to_jsonable()
+    assert {each["address"] for each in found["channels"].values()} == {subject, f"{subject}-out"}
+    assert {each["action"] for each in found["operations"].values()} == {"receive", "send"}
+    assert "Order" in found["components"]["schemas"]
+    (server,) = found["servers"].values()
+    assert server["protocol"] == "qmq"
+
+
+async def test_before_it_is_connected_the_broker_says_what_to_do(broker: QmqBroker, subject: str) -> None:
+    with pytest.raises(qmq.errors.ClientClosed, match="connect"):
+        await broker.publish("x", subject)
