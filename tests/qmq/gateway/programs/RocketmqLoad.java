@@ -46,6 +46,7 @@ public class RocketmqLoad {
     static final Object GATE = new Object();
     static final AtomicInteger STORED = new AtomicInteger();
     static int shareSize = Integer.MAX_VALUE;
+    static int shares = 1;
     static int sharesAllowed = 1;
 
     /** Each line that is read allows one more share. */
@@ -62,7 +63,7 @@ public class RocketmqLoad {
 
     static void waitForShare(int number) throws InterruptedException {
         synchronized (GATE) {
-            while (number / shareSize >= sharesAllowed) {
+            while (Math.min(number / shareSize, shares - 1) >= sharesAllowed) {  // what a division leaves belongs to the last share
                 GATE.wait();
             }
         }
@@ -224,7 +225,8 @@ public class RocketmqLoad {
     public static void main(String[] words) throws Exception {
         if (words[1].equals("send")) {
             if (words.length > 7) {
-                shareSize = Integer.parseInt(words[3]) / Integer.parseInt(words[7]);
+                shares = Integer.parseInt(words[7]);
+                shareSize = Integer.parseInt(words[3]) / shares;
                 Thread reader = new Thread(RocketmqLoad::readLines);
                 reader.setDaemon(true);
                 reader.start();
