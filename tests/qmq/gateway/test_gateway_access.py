@@ -133,6 +133,21 @@ async def test_each_access_key_may_do_what_its_token_may(tmp_path: Path) -> None
         assert (await admin.access.whoami()).principal == "op:admin"
 
 
+async def test_a_quota_of_an_access_keys_principal_holds_through_the_gateway(tmp_path: Path) -> None:
+    async with guarded_gateway(tmp_path) as (gateway, admin):
+        orders = replace(gateway, signed=signed("orders", "secret of orders"))
+        assert (await orders.send(message("orders"))).status.code == api.OK
+        await admin.access.put_quota("app:orders", {"subjects": 1})
+        await admin.access.put_rule("app:orders", ["produce", "create"], "subject", "more")
+
+        async def code() -> int:
+            return int((await orders.send(message("more"))).status.code)
+
+        while (found := await code()) == api.FORBIDDEN:  # until the rule is known everywhere
+            await asyncio.sleep(0.01)
+        assert found == api.TOO_MANY_REQUESTS
+
+
 async def test_calls_that_are_not_signed_for_are_in_the_audit_log(tmp_path: Path) -> None:
     records: list[str] = []
     async with guarded_gateway(tmp_path, AuditLog(sink=records.append)) as (gateway, _):
