@@ -179,7 +179,7 @@ class DelayedId:
 
 
 class Order(Enum):
-    """What a subject promises about the messages of one key."""
+    """A subject's promise about the messages of one key."""
 
     NONE = ""
     """No order: any broker group takes any message."""

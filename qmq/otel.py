@@ -161,7 +161,7 @@ class OpenTelemetryInterceptor(BaseInterceptor):
 
 
 def operation_attributes(operation: str, subject: str, kind: str | None = None) -> dict[str, Any]:
-    """What every span and metric of an operation says. `kind` is the type of the operation, by default its name."""
+    """The attributes of every span and metric of an operation. `kind` is the type of the operation, by default its name."""
     return {
         "messaging.system": SYSTEM,
         "messaging.operation.name": operation,

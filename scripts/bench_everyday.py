@@ -42,7 +42,7 @@ FIRST: Final = b"first"
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What one process of a client did: from when to when (monotonic seconds), with how much CPU time."""
+    """The work of one client process: its beginning and end (monotonic seconds), and its CPU time."""
 
     begin: float
     end: float

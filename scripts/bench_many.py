@@ -27,7 +27,7 @@ Figures = dict[str, float]
 
 
 class HasProcess(Protocol):
-    """What has a process of its own."""
+    """The parts that run in separate processes."""
 
     process: subprocess.Popen[Any]
 

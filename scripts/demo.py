@@ -46,7 +46,7 @@ console = Console()
 
 @dataclass
 class Outcome:
-    """What the consumers got."""
+    """The messages that the consumers got."""
 
     rows: Counter[str] = field(default_factory=Counter)
     by_consumer: Counter[int] = field(default_factory=Counter)

@@ -55,7 +55,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def options_of(chosen: argparse.Namespace) -> Options:
-    """What the command line says."""
+    """The options of the command line."""
     return Options(
         changes=chosen.changes,
         kills=chosen.kills,

@@ -70,7 +70,7 @@ class Size:
 
 
 def size_of(load: Workload) -> Size:
-    """What one broker group needs if its machine is master of everything, which it is after failovers. Raises ValueError."""
+    """The resources of one broker group if its machine is master of all groups, as after failovers. Raises ValueError."""
     if load.rate <= 0 or load.body_bytes <= 0 or load.replicas < 1 or load.groups < 0 or load.batch < 1 or load.core_speed <= 0:
         raise ValueError("rate, body, replicas, batch and core speed are positive")
     batch_us = BATCH_US / load.batch

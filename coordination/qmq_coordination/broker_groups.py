@@ -74,7 +74,7 @@ class ReplicaRecord(_Json):
 
 @dataclass(frozen=True, slots=True)
 class DelaySettings(_Json):
-    """What all replicas of a delay group must agree on, because their schedules are identical."""
+    """The settings that all replicas of a delay group share, because their schedules are identical."""
 
     bucket_ms: int
     """The time that a file of the schedule covers."""

@@ -52,7 +52,7 @@ _K = TypeVar("_K")
 
 @dataclass(frozen=True, slots=True)
 class ViewChange:
-    """What changed: names of subjects, by their settings or their latest route; of broker groups by their own keys (master, mode,
+    """The changed records: names of subjects, by their settings or their latest route; of broker groups by their own keys (master, mode,
     members); by their replicas' keys; by the fences on them; (subject, consumer group) by frontier, members or assignment. `delivery`: how
     messages are tried again, or who is paused. `access`: who may do what.
     """

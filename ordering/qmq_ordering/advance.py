@@ -38,7 +38,7 @@ def first_frontier(logical_partitions: int, version: int) -> Frontier:
 
 
 def readable(frontier: Frontier, routes: Mapping[int, Route]) -> tuple[Readable, ...]:
-    """What is open for the group, by range: each partition of a piece's version, cut to the piece.
+    """The partitions that are open for the group, by range: each partition of a piece's version, cut to the piece.
 
     A partition that several versions have may come more than once, once for each piece. Raises RouteChanged if a version is not known.
     """
@@ -81,7 +81,7 @@ def advance_fully(
 
 
 def left_behind(before: Frontier, after: Frontier, routes: Mapping[int, Route]) -> Iterator[tuple[PhysicalPartition, LpRange, int]]:
-    """What a step of `advance` leaves: each closed partition, the range in which it is left, and the version that it is left from."""
+    """The closed partitions that a step of `advance` leaves, each with the range and the version in which it is left."""
     for piece in before.pieces:
         for moved in after.pieces:
             lps = piece.range.cut(moved.range)

@@ -137,7 +137,7 @@ def _change(route: Route, kind: ChangeKind, sources: _Parts, targets: _Parts, ch
 
 
 def _span(parts: Sequence[PhysicalPartition]) -> LpRange | None:
-    """What partitions, sorted by range, hold together; None if that is not one piece, or nothing."""
+    """The union of the ranges of partitions, sorted by range; None if it has gaps, or is empty."""
     is_whole = bool(parts) and all(a.range.end == b.range.first for a, b in pairwise(parts)) and all(p.range.width > 0 for p in parts)
     return LpRange(parts[0].range.first, parts[-1].range.end) if is_whole else None
 

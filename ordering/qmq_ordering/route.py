@@ -143,7 +143,7 @@ class Change:
     sealed: Mapping[int, int] = field(default_factory=dict)
     """By closed source: the sequence of its command message, or FENCED."""
     reason: str = ""
-    """Who requested the change and why, for `qmq route history`."""
+    """The principal that requested the change, and the reason, for `qmq route history`."""
     times_ms: Mapping[str, int] = field(default_factory=dict)
     """By phase: when the change entered it, by the metaserver's clock. For people only: no decision depends on these times."""
 

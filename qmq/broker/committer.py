@@ -58,4 +58,4 @@ class Alone:
         self._broker.flushed(index)
 
     def flush_wanted(self, index: int) -> None:
-        """Nothing to do on a single node."""
+        """Does nothing on a single node."""

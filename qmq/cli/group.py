@@ -217,7 +217,7 @@ def delete(
 
 
 def _lost(server: str, subject: str, group: str) -> str:
-    """What is deleted with a group, for the confirmation question."""
+    """The data that is deleted with a group, for the confirmation question."""
 
     async def _parked() -> set[bytes]:
         async with qmq.connect(server) as mq:

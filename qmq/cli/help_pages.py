@@ -1,4 +1,4 @@
-"""What `--help` of a group of commands prints: its commands in sections, each with the whole first sentence of its help."""
+"""The `--help` page of a group of commands: its commands in sections, each with the whole first sentence of its help."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ class CatalogFlags:
 
 @dataclass(frozen=True, kw_only=True)
 class LogFlags:
-    """What `follow` reads."""
+    """The subjects and logs that `follow` reads."""
 
     subject: Annotated[list[str] | None, typer.Option("--subject", help="A subject; repeatable.")] = None
     pattern: Annotated[str, typer.Option("--pattern", help="Regular expression for subjects, including subjects created later.")] = ""

@@ -244,7 +244,7 @@ class Attachment:
         )
 
     def _origin(self) -> Origin:
-        """What another process needs to take this consumer's place."""
+        """The data with which another process can take this consumer's place."""
         return Origin(self.group, self._request(wire.RESUME))
 
     async def _inherit(self, connection: Connection) -> None:

@@ -1,4 +1,4 @@
-"""What metaservers' answers mean: where a subject is, whether a change of its route is the requested one, a consumer's lanes."""
+"""Interprets metaservers' answers: where a subject is, whether a change of its route is the requested one, a consumer's lanes."""
 
 from __future__ import annotations
 

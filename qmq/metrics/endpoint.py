@@ -70,7 +70,7 @@ class HttpAnswer(NamedTuple):
 
 
 class PortListener(Protocol):
-    """What listens at a port; `qmq.network.ServerListener` is one."""
+    """The interface of a listener at a port, such as `qmq.network.ServerListener`."""
 
     port: int
 

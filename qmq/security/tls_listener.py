@@ -143,7 +143,7 @@ class TlsListener(ServerListener):
             log.exception("the handshake of %s failed by an error of this server", address)
 
     async def _first_byte(self, accepted: socket.socket) -> bytes:
-        """What a peer sends first, without taking it. Empty if the peer closes before. Raises OSError: the peer is gone, or too slow."""
+        """The first bytes of a peer, without taking them. Empty if the peer closes before. Raises OSError: the peer is gone, or slow."""
         loop = asyncio.get_running_loop()
         is_there = asyncio.Event()
         try:

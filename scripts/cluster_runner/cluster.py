@@ -169,7 +169,7 @@ class Cluster:
 
     @property
     def services(self) -> dict[str, Service]:
-        """What the compose file says: as of the last `up`, or now if there was none."""
+        """The content of the compose file: as of the last `up`, or now if there was none."""
         return services(self.folder.load_model() or resolve(self._file, self._environment, *self._overrides))
 
     def address(self, name: str) -> str:
@@ -183,7 +183,7 @@ class Cluster:
         return self._launcher(self.folder.load()).outside().text(text)
 
     def prefix(self, name: str) -> list[str]:
-        """What goes before a command that is to run at a service's place on the network; nothing on loopback."""
+        """The prefix of a command that runs at a service's place on the network; empty on loopback."""
         return self._launcher(self.folder.load()).network.prefix(name)
 
     def log(self, name: str) -> Path:

@@ -32,12 +32,12 @@ class Launcher:
         return Translator(self.network.addresses, self.network.own(service.name), folders)
 
     def argv(self, name: str) -> list[str]:
-        """What runs for a service."""
+        """The command of a service."""
         service = self.services[name]
         return [*self.network.prefix(name), *self.translator(service).argv(service.command)]
 
     def environment(self, name: str) -> dict[str, str]:
-        """What it finds in its environment."""
+        """Its environment."""
         service = self.services[name]
         found = self.translator(service).environment(service)
         return {**found, "PYTHONPATH": str(self._releases[name])} if name in self._releases else found

@@ -43,10 +43,10 @@ class Network(Protocol):
         """Make the service's place on the network."""
 
     def own(self, service: str) -> str:
-        """What "localhost" and "0.0.0.0" must become for the service; empty if they are right as they are."""
+        """The replacements of "localhost" and "0.0.0.0" for the service; empty if they need none."""
 
     def prefix(self, service: str) -> list[str]:
-        """What goes before a command that runs at the service's place."""
+        """The prefix of a command that runs at the service's place."""
 
     def cut(self, source: str, target: str) -> None:
         """Silently drop packets from `source` to `target`."""
@@ -83,7 +83,7 @@ class Loopback:
         return True
 
     def attach(self, service: str) -> None:
-        """Nothing to do: the addresses are there."""
+        """Does nothing: the addresses exist."""
 
     def own(self, service: str) -> str:
         """All services share one network stack, so each must keep to its address."""

@@ -1,4 +1,4 @@
-"""What is remembered between two commands, in the state folder:
+"""The state between two commands, in the state folder:
 
     state.json      the network, its slot, the processes (pid and start time), the cuts
     compose.json    the resolved file of the last `up`: a service that is started again gets what it had, whatever the shell says now
@@ -57,7 +57,7 @@ class StateFolder:
         return volumes.is_dir() and any(any(each.iterdir()) for each in volumes.iterdir())
 
     def load(self) -> State:
-        """What was saved last; a new state if nothing was."""
+        """The last saved state; a new one if there is none."""
         file = self.path / "state.json"
         if not file.exists():
             return State()

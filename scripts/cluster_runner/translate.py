@@ -40,7 +40,7 @@ class Translator:
 
     addresses: Mapping[str, str]
     own: str
-    """What "0.0.0.0" and "localhost" become; empty if they keep their meaning."""
+    """The replacements of "0.0.0.0" and "localhost"; empty if they keep their meaning."""
     folders: Mapping[str, Path]
     """Path in the container to the folder that stands for it."""
 

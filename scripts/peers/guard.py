@@ -43,7 +43,7 @@ def git(*words: str) -> str:
 
 
 def release() -> str:
-    """What to compare with."""
+    """The release to compare with."""
     found = subprocess.run(["git", "describe", "--tags", "--abbrev=0", "--match", "v*", "HEAD~"], cwd=ROOT, capture_output=True, text=True)
     return found.stdout.strip() if found.returncode == 0 else BASE_FILE.read_text().split()[0]
 
@@ -58,7 +58,7 @@ def export(commit: str, folder: Path) -> None:
 
 
 def environment(tree: Path) -> dict[str, str]:
-    """What makes Python take QMQ from a tree."""
+    """The environment in which Python imports QMQ from a tree."""
     return {"PYTHONPATH": os.pathsep.join(str(tree / each) for each in PACKAGES)}
 
 

@@ -260,7 +260,7 @@ def test_a_provider_that_is_away_or_another_is_said() -> None:
         config = oidc_config(provider)
     with pytest.raises(NotConnected, match="does not answer"):
         OidcFlow(config).addresses()
-    with pytest.raises(InvalidArgument, match="calls itself"):
+    with pytest.raises(InvalidArgument, match="names itself"):
         OidcFlow(config, ask=lambda *_: b'{"issuer": "https://other.example"}').addresses()
     with pytest.raises(InvalidArgument, match="authorization_endpoint"):
         told = f'{{"issuer": "{config.issuer}", "authorization_endpoint": "http://evil.example/a"}}'.encode()

@@ -136,7 +136,7 @@ class LaneAcks:
             _tell(self._waiters.pop(cell, None), lost)
 
     def close(self) -> None:
-        """Nothing is sent any more; waiters learn that the outcome is unknown."""
+        """Stop sending; waiters get an error with unknown outcome."""
         self._is_closed = True
         if self._timer is not None:
             self._timer.cancel()

@@ -109,7 +109,7 @@ class LaneArrival(NamedTuple):
 
 
 Arrived = tuple[int, bytes, int, int, int, int]
-"""What a `LaneArrival` says, in its order: a plain tuple costs a fifth of a named one, and there is one for each message."""
+"""The content of a `LaneArrival`, in its order: a plain tuple costs a fifth of a named one, and there is one for each message."""
 
 
 @dataclass(slots=True, eq=False)

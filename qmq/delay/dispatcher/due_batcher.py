@@ -33,8 +33,8 @@ _DIRECTED: Final = int(BatchFlag.DIRECTED)
 _AGAIN: Final = int(BatchFlag.AGAIN)
 
 Sort = tuple[int, bytes | None]
-"""What messages of one batch must share: the era of the create time, and the consumer group that the message is directed to (None: all
-groups).
+"""The properties that messages of one batch must share: the era of the create time, and the consumer group that the message is directed to
+(None: all groups).
 """
 
 
