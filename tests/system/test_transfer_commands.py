@@ -165,7 +165,7 @@ def test_a_state_file_of_another_load_is_refused(shop: NodeProcess, plain: str, 
     state = str(tmp_path / "state")
     said(shop, "import", plain, "--file", str(tmp_path / "one"), "--state", state)
     done = run(shop, "import", plain, "--file", str(tmp_path / "two"), "--state", state)
-    assert (done.returncode, b"the state of another load" in done.stderr) == (2, True)
+    assert (done.returncode, b"the state file of another load" in done.stderr) == (2, True)
     Path(state).write_text("[]\n")
     done = run(shop, "import", plain, "--file", str(tmp_path / "one"), "--state", state)
     assert (done.returncode, b"is not a state file" in done.stderr) == (2, True)
@@ -211,7 +211,7 @@ def test_a_copy_within_a_cluster_is_of_another_subject(shop: NodeProcess, plain:
     done = run(shop, "copy", "orders", "orders", "--state", state)
     assert (done.returncode, b"copied into itself" in done.stderr) == (2, True)
     done = run(shop, "copy", "orders", plain, "--state", state)
-    assert (done.returncode, b"the state of another load" in done.stderr) == (2, True)
+    assert (done.returncode, b"the state file of another load" in done.stderr) == (2, True)
 
 
 def test_a_token_of_the_environment_is_not_shown_to_a_context_s_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
