@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import atexit
+import fcntl
 import os
+import pty
 import socket
+import struct
 import subprocess
 import sys
+import termios
+from collections.abc import Iterator
 from functools import cache
+from io import FileIO
 from tempfile import TemporaryFile
 from typing import Final
 
@@ -30,15 +36,48 @@ def run(words: tuple[str, ...], environment: dict[str, str], data: bytes = b"") 
     with TemporaryFile() as stdin, TemporaryFile() as stdout, TemporaryFile() as stderr:
         stdin.write(data)
         stdin.seek(0)
-        channel = _server(environment.get("COLUMNS", ""))
-        command = msgspec.msgpack.encode(Command(list(words), environment, os.getcwd()))
-        channel.settimeout(TIMEOUT_S)
-        socket.send_fds(channel, [len(command).to_bytes(4, "big")], [each.fileno() for each in (stdin, stdout, stderr)])
-        channel.sendall(command)
+        channel = _begin(words, environment, [each.fileno() for each in (stdin, stdout, stderr)])
         status = int.from_bytes(_exactly(channel, 4), "big", signed=True)
         stdout.seek(0)
         stderr.seek(0)
         return subprocess.CompletedProcess(words, status, stdout.read(), stderr.read())
+
+
+def run_in_terminal(columns: int, words: tuple[str, ...], environment: dict[str, str]) -> subprocess.CompletedProcess[bytes]:
+    """Run `qmq WORDS` with a terminal as its standard output. Raises TimeoutError."""
+    ours, theirs = pty.openpty()
+    with open(ours, "rb", 0) as screen, TemporaryFile() as stdin, TemporaryFile() as stderr:
+        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+        try:
+            channel = _begin(words, environment, [stdin.fileno(), theirs, stderr.fileno()])
+        finally:
+            os.close(theirs)
+        shown = b"".join(_parts(screen))
+        status = int.from_bytes(_exactly(channel, 4), "big", signed=True)
+        stderr.seek(0)
+        return subprocess.CompletedProcess(words, status, shown, stderr.read())
+
+
+def _parts(screen: FileIO) -> Iterator[bytes]:
+    """What a terminal is written, until the other end is closed."""
+    while True:
+        try:
+            part = screen.read(65_536)
+        except OSError:  # the other end is closed
+            return
+        if not part:
+            return
+        yield part
+
+
+def _begin(words: tuple[str, ...], environment: dict[str, str], fds: list[int]) -> socket.socket:
+    """Start a command, and return the connection on which its status comes."""
+    channel = _server(environment.get("COLUMNS", ""))
+    command = msgspec.msgpack.encode(Command(list(words), environment, os.getcwd()))
+    channel.settimeout(TIMEOUT_S)
+    socket.send_fds(channel, [len(command).to_bytes(4, "big")], fds)
+    channel.sendall(command)
+    return channel
 
 
 @cache

@@ -47,7 +47,7 @@ async def fill(mq: Client, subjects: range, groups: range) -> None:
             await (await consumer.pull(1))[0].ack_sync()
 
 
-async def test_pages_of_300_subjects_and_60_groups_ask_no_more_than_of_3_and_2(cluster: TestCluster, calls: Counter[str]) -> None:
+async def test_pages_of_90_subjects_and_20_groups_ask_no_more_than_of_3_and_2(cluster: TestCluster, calls: Counter[str]) -> None:
     mq, clock = cluster.client(), SteppedClock()
     site = site_of(cluster, clock)
     browser = await PlainBrowser(site).log_in()
@@ -62,11 +62,11 @@ async def test_pages_of_300_subjects_and_60_groups_ask_no_more_than_of_3_and_2(c
     for path in PAGES:
         await asked_by(path)  # Connects, and asks who this is.
     few = {path: await asked_by(path) for path in PAGES}
-    await fill(mq, range(3, 300), range(2, 60))
+    await fill(mq, range(3, 90), range(2, 20))
     many = {path: await asked_by(path) for path in PAGES}
     for path in PAGES:
         assert few[path].total() > 0, path
         assert many[path].total() <= few[path].total() + BACKGROUND, (path, many[path] - few[path])
     page = await browser.get("/subjects")
-    assert "300 subjects" in page.text
+    assert "90 subjects" in page.text
     await site.close()

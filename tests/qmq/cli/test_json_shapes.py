@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import cli_process
 import pytest
 from cli_support import commands
 from support import NodeProcess
 from typer.main import get_command
+from typer.testing import CliRunner
 
 import qmq.blocking
 from qmq.cli.app import app
@@ -95,12 +94,12 @@ class Walk:
         self.folder, self.address = folder, address
         self.shapes: dict[str, Shape] = {}
         home = {"HOME": str(folder), "XDG_CONFIG_HOME": str(folder), "XDG_STATE_HOME": str(folder), "COLUMNS": "80"}
-        self._environment = {**os.environ, **home, "QMQ_SERVER": address}
+        self._environment = {**home, "QMQ_SERVER": address}
 
     def __call__(self, name: str, *words: str, data: bytes = b"", codes: tuple[int, ...] = (0,)) -> Any:
         """Run `qmq NAME WORDS --json` and return its output."""
-        done = cli_process.run((*name.split(), *words, "--json"), self._environment, data)
-        assert done.returncode in codes, (name, words, done.returncode, done.stderr.decode())
+        done = CliRunner().invoke(app, [*name.split(), *words, "--json"], input=data, env=self._environment)
+        assert done.exit_code in codes, (name, words, done.output, done.exception)
         answers = [json.loads(line) for line in done.stdout.splitlines()]
         lines = name in ("browse", "consume", "top")
         value = answers if lines else answers[0]

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
-import pty
-import struct
-import subprocess
-import sys
-import termios
 from pathlib import Path
 
+import cli_process
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -97,30 +92,11 @@ def test_times_are_relative_for_people_and_exact_when_wide(distance_ms: int, tex
 
 def in_terminal(columns: int, *words: str) -> list[str]:
     """The output of a command in a real terminal of the given width."""
-    ours, theirs = pty.openpty()
-    try:
-        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
-        environment = {**os.environ, "TERM": "dumb"}
-        environment.pop("COLUMNS", None)
-        with subprocess.Popen([sys.executable, "-m", "qmq.cli", *words], stdout=theirs, stderr=subprocess.PIPE, env=environment) as process:
-            os.close(theirs)
-            theirs = -1
-            said = b""
-            while True:
-                try:
-                    part = os.read(ours, 65_536)
-                except OSError:  # the other end is closed
-                    break
-                if not part:
-                    break
-                said += part
-            assert process.stderr is not None
-            assert process.wait() == 0, process.stderr.read()
-        return said.decode().replace("\r\n", "\n").splitlines()
-    finally:
-        os.close(ours)
-        if theirs >= 0:
-            os.close(theirs)
+    environment = {**os.environ, "TERM": "dumb"}
+    environment.pop("COLUMNS", None)
+    done = cli_process.run_in_terminal(columns, words, environment)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.decode().replace("\r\n", "\n").splitlines()
 
 
 def test_commands_fit_a_terminal_of_80_columns_without_boxes(node_process: NodeProcess, tmp_path: Path) -> None:
