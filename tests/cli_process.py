@@ -11,11 +11,12 @@ import struct
 import subprocess
 import sys
 import termios
-from collections.abc import Iterator
+import traceback
+from collections.abc import Callable, Iterator
 from functools import cache
 from io import FileIO
 from tempfile import TemporaryFile
-from typing import Final
+from typing import Final, NoReturn
 
 import msgspec
 
@@ -108,11 +109,29 @@ def _exactly(channel: socket.socket, size: int) -> bytes:
     return found
 
 
+def _run_and_exit(command_line: Callable[[], object]) -> NoReturn:
+    """Run a command and end this process with its status, without taking the libraries down: that is most of what the command takes."""
+    status = 1
+    try:
+        command_line()
+    except SystemExit as end:
+        status = end.code if isinstance(end.code, int) else end.code is not None
+        if isinstance(end.code, str):
+            sys.stderr.write(f"{end.code}\n")
+    except BaseException:
+        traceback.print_exc()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
+
+
 def _serve(channel: socket.socket) -> None:
     """Fork a process for each command, one after another, and send what it ended with."""
     import grpc  # noqa: F401 - what most commands load
+    import typer._adapters  # noqa: F401 - what typer loads for the first value, with pydantic
     from typer.main import get_command
 
+    import qmq.client.metadata  # noqa: F401
     from qmq.cli.app import app
 
     command_line = get_command(app)
@@ -129,8 +148,7 @@ def _serve(channel: socket.socket) -> None:
             os.environ.update(command.environment)
             os.chdir(command.folder)
             sys.argv = ["qmq", *command.words]
-            command_line()  # ends by SystemExit, as the command does
-            raise AssertionError
+            _run_and_exit(command_line)
         for fd in fds:
             os.close(fd)
         status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
