@@ -3,6 +3,8 @@ import uPlot from "uplot";
 
 const EVERY_MS = 3000;
 const HEIGHT = 160;
+/** What a time takes, such as 12:30:05, with room beside it. */
+const TIME_PX = 80;
 const DAY = "\n{YYYY}-{MM}-{DD}";
 // From which distance of ticks on: what stands at a tick, and below it where a year, a day or a minute begins.
 const TIMES: uPlot.Axis.Values = [
@@ -73,7 +75,7 @@ class Curve {
       width: this.place.clientWidth,
       height: HEIGHT,
       series: [{}, ...series],
-      axes: [{ ...axis, values: TIMES }, { ...axis, size: 60 }, ...right],
+      axes: [{ ...axis, values: TIMES, space: TIME_PX }, { ...axis, size: 60 }, ...right],
       scales: { y: { range: fromZero }, seconds: { range: fromZero } },
       legend: { live: false },
       cursor: { drag: { x: false, y: false } },

@@ -34,6 +34,9 @@ class Stage:
     console: ConsoleServer
     browser: Any
     ids: list[str]
+    """Of the hostile messages."""
+    invoice: str
+    """The id of a message that was given up."""
 
     @property
     def base(self) -> str:
@@ -46,13 +49,15 @@ async def stage() -> AsyncIterator[Stage]:
     async with TestCluster() as cluster, playwright.async_playwright() as driver:
         mq = cluster.client(name="shop")
         ids = await filled(mq)
+        invoice = await given_up_invoices(mq)
+        await reminders(mq)
         console = ConsoleServer(ConsoleConfig(cluster.address, port=0, is_writable=True), clients_of(cluster))
         await console.start()
         arguments = ["--no-sandbox"] if os.geteuid() == 0 else []
         browser = await driver.chromium.launch(executable_path=shutil.which("chromium"), args=[*arguments, "--disable-gpu"])
         async with parked_subject(mq, "accounts", "ledger", ["customer-1"], partitions=2) as consuming:
             await consuming.until_held(2)
-            yield Stage(cluster, mq, console, browser, ids)
+            yield Stage(cluster, mq, console, browser, ids, invoice)
         await browser.close()
         await console.stop()
 
@@ -75,11 +80,35 @@ async def filled(mq: Client) -> list[str]:
         await (await anext(consumer)).ack_sync()
     async with parked_subject(mq, "vault", "audit", hostile.TEXTS):
         pass
-    await mq.send("reminders", b"pay, please", key="customer-1", delay=timedelta(days=40))
-    await mq.send("reminders", b"tidy up", cron="0 9 * * *", zone="Europe/Berlin")
     while sum(each.waiting for each in await mq.metadata.dead_letter_queues("billing")) < len(hostile.TEXTS):
         await asyncio.sleep(0.01)
     return ids
+
+
+FAILURES = ("the customer is not known", "the bank did not answer within 3 s", "the amount is negative")
+
+
+async def given_up_invoices(mq: Client) -> str:
+    """Dead letters of an ordinary kind; the id of one."""
+    count = 12
+    for number in range(count):
+        body = b'{"invoice": %d, "customer": "C-%d", "amount": %d}' % (number, 1_000 + 37 * number, 40 - 7 * number)
+        told = await mq.send("invoices", body, key=f"customer-{number % 5}", tags=["monthly"], headers={"trace": f"{number:04x}"})
+    async with mq.consumer("invoices", "accounting", name="accounting-1", ack="explicit") as consumer:
+        for number in range(count):
+            (await anext(consumer)).reject(FAILURES[number * number % 3 if number % 2 else 2])
+    while sum(each.waiting for each in await mq.metadata.dead_letter_queues("accounting")) < count:
+        await asyncio.sleep(0.01)
+    return str(told.id)
+
+
+async def reminders(mq: Client) -> None:
+    """Delayed messages over two years, most of them soon, and a recurring one."""
+    days = [1 + number * number * 690 // 3_600 for number in range(60)]
+    await asyncio.gather(
+        *[mq.send("reminders", b"pay, please", key=f"customer-{each}", delay=timedelta(days=each, hours=2)) for each in days]
+    )
+    await mq.send("reminders", b"tidy up", cron="0 9 * * *", zone="Europe/Berlin")
 
 
 @pytest_asyncio.fixture(loop_scope="module")
