@@ -1,0 +1,1 @@
+"""Histories of concurrent clients, judged by porcupine (docs/JUDGES.md)."""
