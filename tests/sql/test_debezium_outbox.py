@@ -138,7 +138,9 @@ def test_ids_that_are_made_later_sort_later() -> None:
     assert {each.variant for each in made} == {"specified in RFC 4122"}
 
 
-@pytest.mark.parametrize("given", [ORDER.id, str(ORDER.id), ORDER.id.bytes, memoryview(ORDER.id.bytes)])
+@pytest.mark.parametrize(
+    "given", [ORDER.id, str(ORDER.id), ORDER.id.bytes, memoryview(ORDER.id.bytes)], ids=["UUID", "text", "bytes", "memoryview"]
+)
 def test_an_id_is_the_same_message_however_a_driver_returns_it(given: object) -> None:
     number, shown = message_id(given)
     assert (number.to_bytes(), shown) == (ORDER.id.bytes, str(ORDER.id))
