@@ -10,6 +10,7 @@ from __future__ import annotations
 from contextlib import AbstractContextManager
 from typing import Any
 
+from qmq.client.any_message import AnyMessage, fail
 from qmq.client.consumer import Consumer
 from qmq.client.interceptors import Chain
 from qmq.client.message import Message
@@ -25,10 +26,10 @@ class Turn:
     def __init__(self, chain: Chain, group: str) -> None:
         self._chain = chain
         self._group = group
-        self._message: Message | OrderedMessage | None = None
+        self._message: AnyMessage | None = None
         self._handling: AbstractContextManager[object] | None = None
 
-    def begin(self, message: Message | OrderedMessage) -> None:
+    def begin(self, message: AnyMessage) -> None:
         """The loop gets a message. Raises what interceptors raise; then the message has failed."""
         handling = self._chain.handling(message, self._group)
         try:
@@ -50,13 +51,9 @@ class Turn:
             raise
 
 
-def _fail(message: Message | OrderedMessage, failure: BaseException) -> None:
-    if message.is_settled:
-        return
-    if isinstance(message, Message):
-        message.nack(error=failure)
-    else:
-        message.fail(error=failure)
+def _fail(message: AnyMessage, failure: BaseException) -> None:
+    if not message.is_settled:
+        fail(message, error=failure)
 
 
 class InterceptedConsumer(Consumer):

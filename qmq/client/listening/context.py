@@ -6,12 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
+from qmq.client.any_message import AnyMessage
 from qmq.client.listening.outcomes import DONE, Act, HandlerDecision
-from qmq.client.message import Message, error_text, retry_ms
-from qmq.client.ordered.ordered_message import OrderedMessage
+from qmq.client.message import error_text, retry_ms
 from qmq.errors import InvalidArgument
 
-AnyMessage = Message | OrderedMessage
 VERDICT_OF_TRANSACTION: Final = (
     "with `idempotent` the verdict belongs to the transaction: return to commit and acknowledge, raise qmq.Retry or qmq.Reject to roll back"
 )

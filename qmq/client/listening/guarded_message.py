@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 
-from qmq.client.listening.context import VERDICT_OF_TRANSACTION, AnyMessage
+from qmq.client.any_message import AnyMessage
+from qmq.client.listening.context import VERDICT_OF_TRANSACTION
 from qmq.client.message import Settler, Slice
 from qmq.client.ordered.ordered_message import LaneSettler as OrderedSettler
 from qmq.client.ordered.ordered_message import OrderedMessage

@@ -23,8 +23,9 @@ from datetime import timedelta
 from itertools import chain, repeat
 from typing import Any, Final, NamedTuple
 
+from qmq.client.any_message import AnyMessage
 from qmq.client.interceptors import Chain
-from qmq.client.listening.context import AnyMessage, Context, Say
+from qmq.client.listening.context import Context, Say
 from qmq.client.listening.guarded_message import verdicts_refused
 from qmq.client.listening.handler_signature import Binding
 from qmq.client.listening.idempotent import Idempotent

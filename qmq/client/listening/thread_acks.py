@@ -8,7 +8,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
-from qmq.client.listening.context import AnyMessage
+from qmq.client.any_message import AnyMessage
 from qmq.client.message import Settler, Slice, retry_ms
 from qmq.client.ordered.ordered_message import LaneSettler as OrderedSettler
 from qmq.client.ordered.ordered_message import OrderedMessage

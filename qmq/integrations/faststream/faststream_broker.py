@@ -23,6 +23,7 @@ from faststream.response.publish_type import PublishType
 from faststream.specification.schema import BrokerSpec
 
 import qmq
+from qmq.client.any_message import AnyMessage
 from qmq.integrations.faststream.faststream_endpoints import (
     QmqPublisher,
     QmqPublisherConfig,
@@ -33,10 +34,10 @@ from qmq.integrations.faststream.faststream_endpoints import (
     QmqSubscriberDescription,
     QmqSubscriberSpecification,
 )
-from qmq.integrations.faststream.faststream_messages import QmqBrokerConfig, QmqProducer, QmqPublishCommand, RawMessage
+from qmq.integrations.faststream.faststream_messages import QmqBrokerConfig, QmqProducer, QmqPublishCommand
 
 
-class QmqRegistrator(Registrator[RawMessage, QmqBrokerConfig]):
+class QmqRegistrator(Registrator[AnyMessage, QmqBrokerConfig]):
     """What broker and router have in common."""
 
     def subscriber(  # type: ignore[override]
@@ -96,7 +97,7 @@ class QmqRegistrator(Registrator[RawMessage, QmqBrokerConfig]):
         return made
 
 
-class QmqRouter(QmqRegistrator, BrokerRouter[RawMessage, QmqBrokerConfig]):
+class QmqRouter(QmqRegistrator, BrokerRouter[AnyMessage, QmqBrokerConfig]):
     """Subscribers and publishers that a broker includes; `prefix` comes before their subjects."""
 
     def __init__(self, prefix: str = "", *, dependencies: Sequence[Any] = (), middlewares: Sequence[Any] = ()) -> None:
@@ -104,7 +105,7 @@ class QmqRouter(QmqRegistrator, BrokerRouter[RawMessage, QmqBrokerConfig]):
         super().__init__(handlers=(), config=config, routers=())
 
 
-class QmqBroker(QmqRegistrator, BrokerUsecase[RawMessage, qmq.Client, QmqBrokerConfig]):
+class QmqBroker(QmqRegistrator, BrokerUsecase[AnyMessage, qmq.Client, QmqBrokerConfig]):
     """FastStream's broker on QMQ. `connect` are options of `qmq.connect`."""
 
     def __init__(

@@ -28,8 +28,8 @@ from faststream.specification.asyncapi.utils import resolve_payloads
 from faststream.specification.schema import Message, Operation, PublisherSpec, SubscriberSpec
 
 import qmq
-from qmq.errors import OrderMismatch
-from qmq.integrations.faststream.faststream_messages import QmqPublishCommand, RawMessage, decode, fail, parse_message
+from qmq.client.any_message import AnyMessage, fail, joined_unordered
+from qmq.integrations.faststream.faststream_messages import QmqPublishCommand, decode, parse_message
 
 log = logging.getLogger("qmq.integrations")
 
@@ -72,7 +72,7 @@ class QmqSubscriberSpecification(SubscriberSpecification[Any, QmqSubscriberDescr
         return {self.name: SubscriberSpec(address=self.subject, description=self.description, operation=operation, bindings=None)}
 
 
-class QmqSubscriber(SubscriberUsecase[RawMessage]):
+class QmqSubscriber(SubscriberUsecase[AnyMessage]):
     """Handles the messages of a subject for a group, `workers` at once; of an ordered subject, those of a key in order."""
 
     def __init__(self, config: QmqSubscriberConfig, specification: QmqSubscriberSpecification, calls: Any) -> None:
@@ -105,11 +105,9 @@ class QmqSubscriber(SubscriberUsecase[RawMessage]):
             # A subscriber may start before anybody sends: as a listener does, it makes the subject.
             await mq.metadata.locate(self.subject, create=True)
             plain = mq.consumer(self.subject, self._own.group, ack="explicit", expired="skip", **self._own.options)
-            self._consumer = plain
-            try:
-                await plain.join()
-            except OrderMismatch:
-                await plain.close()
+            if await joined_unordered(plain):
+                self._consumer = plain
+            else:
                 self._consumer = mq.ordered_consumer(self.subject, self._own.group, ack="explicit", on_failure="park", **self._own.options)
         return self._consumer
 
@@ -126,7 +124,7 @@ class QmqSubscriber(SubscriberUsecase[RawMessage]):
             for message in found:
                 await self._handle(message)
 
-    async def _handle(self, message: RawMessage) -> None:
+    async def _handle(self, message: AnyMessage) -> None:
         if self.ack_policy is AckPolicy.ACK_FIRST:
             message.ack_later()
         with self._client.interceptors.handling(message, self._own.group):
@@ -146,7 +144,7 @@ class QmqSubscriber(SubscriberUsecase[RawMessage]):
         if consumer is not None:
             await consumer.close()
 
-    def _make_response_publisher(self, message: StreamMessage[RawMessage]) -> Sequence[ReplyPublisher]:
+    def _make_response_publisher(self, message: StreamMessage[AnyMessage]) -> Sequence[ReplyPublisher]:
         return (ReplyPublisher(self._outer_config.producer, message.reply_to),)
 
     async def get_one(self, *, timeout: float = 5) -> Any:
@@ -164,13 +162,13 @@ class QmqSubscriber(SubscriberUsecase[RawMessage]):
             for message in await _next(consumer):
                 yield await self._parsed(message)
 
-    async def _parsed(self, message: RawMessage) -> Any:
+    async def _parsed(self, message: AnyMessage) -> Any:
         parser, decoder = self._get_parser_and_decoder()
         around = (each(message, context=self._outer_config.context) for each in self._broker_middlewares)
         return await process_msg(msg=message, middlewares=around, parser=parser, decoder=decoder)
 
 
-async def _next(consumer: qmq.Consumer | qmq.OrderedConsumer, wait_s: float = WAIT_S) -> Sequence[RawMessage]:
+async def _next(consumer: qmq.Consumer | qmq.OrderedConsumer, wait_s: float = WAIT_S) -> Sequence[AnyMessage]:
     """The next message, or none if none came in time. Not by iteration, because workers share the consumer."""
     wait = timedelta(seconds=wait_s)
     return await consumer.take(1, wait) if isinstance(consumer, qmq.OrderedConsumer) else list(await consumer.pull(1, wait))

@@ -16,15 +16,14 @@ from faststream.response import PublishCommand, Response
 from faststream.response.publish_type import PublishType
 
 import qmq
+from qmq.client.any_message import AnyMessage, fail
 
 CONTENT_TYPE: Final = "content-type"
 CORRELATION_ID: Final = "correlation_id"
 REPLY_TO: Final = "reply_to"
 
-RawMessage = qmq.Message | qmq.OrderedMessage
 
-
-class QmqMessage(StreamMessage[RawMessage]):
+class QmqMessage(StreamMessage[AnyMessage]):
     """A received message. `raw_message` is QMQ's own."""
 
     async def ack(self) -> None:
@@ -46,15 +45,7 @@ class QmqMessage(StreamMessage[RawMessage]):
         await super().reject()
 
 
-def fail(message: RawMessage, delay: timedelta | None = None, error: str = "") -> None:
-    """One more failed attempt."""
-    if isinstance(message, qmq.Message):
-        message.nack(delay, error)
-    else:
-        message.fail(delay, error)
-
-
-async def parse_message(message: RawMessage) -> QmqMessage:
+async def parse_message(message: AnyMessage) -> QmqMessage:
     """A message as FastStream's handlers get it."""
     headers = {name: value.decode("utf-8", "replace") for name, value in message.headers.items()}
     return QmqMessage(

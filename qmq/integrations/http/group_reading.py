@@ -8,14 +8,12 @@ from datetime import timedelta
 from typing import Final, Protocol
 
 import qmq
-from qmq.errors import OrderMismatch
+from qmq.client.any_message import AnyMessage, fail, joined_unordered
 from qmq.integrations.http.http_requests import Settle
 
 IDLE_S: Final = 10.0
 """After so long without a request, and with no message in hand, other processes get the lanes of an ordered subject."""
 LEASE_MS: Final = 30_000
-
-AnyMessage = qmq.Message | qmq.OrderedMessage
 
 
 class GroupReading(Protocol):
@@ -44,25 +42,13 @@ class PlainReading:
     def __init__(self, consumer: qmq.Consumer) -> None:
         self._consumer = consumer
 
-    async def join(self) -> None:
-        """Returns when the group is read. Raises OrderMismatch, UnknownSubject, AccessDenied, ClientClosed."""
-        await self._consumer.join()
-
     async def receive(self, messages_max: int, wait_s: float) -> Sequence[AnyMessage]:
         await self._consumer.join()
         self._consumer.resume()
         return list(await self._consumer.pull(messages_max, timedelta(seconds=wait_s)))
 
     def settle(self, message: AnyMessage, ask: Settle) -> None:
-        assert isinstance(message, qmq.Message)
-        if ask.verdict == "ack":
-            message.ack_later()
-        elif ask.verdict == "nack":
-            message.nack(ask.delay, ask.error)
-        elif ask.verdict == "reject":
-            message.reject(ask.error)
-        else:
-            message.release()
+        settle(message, ask)
 
     def rest(self) -> None:
         self._consumer.rest()
@@ -95,16 +81,8 @@ class OrderedReading:
         return found
 
     def settle(self, message: AnyMessage, ask: Settle) -> None:
-        assert isinstance(message, qmq.OrderedMessage)
         self._in_hand -= 1
-        if ask.verdict == "ack":
-            message.ack_later()
-        elif ask.verdict == "nack":
-            message.fail(ask.delay, ask.error)
-        elif ask.verdict == "reject":
-            message.reject(ask.error)
-        else:
-            message.release()
+        settle(message, ask)
         self._look()
 
     def rest(self) -> None:
@@ -138,13 +116,19 @@ class OrderedReading:
 
 async def reading_of(mq: qmq.Client, subject: str, group: str) -> GroupReading:
     """The reading for the subject's kind. Raises UnknownSubject, AccessDenied, ClientClosed."""
-    plain = PlainReading(mq.consumer(subject, group, ack="explicit", expired="skip"))
-    try:
-        await plain.join()
-    except OrderMismatch:
-        await plain.close()
-        return OrderedReading(lambda: mq.ordered_consumer(subject, group, ack="explicit", on_failure="park", lease_ms=LEASE_MS))
-    except BaseException:
-        await plain.close()
-        raise
-    return plain
+    plain = mq.consumer(subject, group, ack="explicit", expired="skip")
+    if await joined_unordered(plain):
+        return PlainReading(plain)
+    return OrderedReading(lambda: mq.ordered_consumer(subject, group, ack="explicit", on_failure="park", lease_ms=LEASE_MS))
+
+
+def settle(message: AnyMessage, ask: Settle) -> None:
+    """Pass a verdict on, the same for both kinds of subjects."""
+    if ask.verdict == "ack":
+        message.ack_later()
+    elif ask.verdict == "nack":
+        fail(message, ask.delay, ask.error)
+    elif ask.verdict == "reject":
+        message.reject(ask.error)
+    else:
+        message.release()

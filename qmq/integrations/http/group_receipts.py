@@ -9,8 +9,9 @@ from datetime import timedelta
 from typing import Final
 
 import qmq
+from qmq.client.any_message import AnyMessage
 from qmq.errors import QuotaExceeded
-from qmq.integrations.http.group_reading import AnyMessage, GroupReading, reading_of
+from qmq.integrations.http.group_reading import GroupReading, reading_of
 from qmq.integrations.http.http_requests import Receive, Settle
 from qmq.model import check_name
 

@@ -14,8 +14,8 @@ from starlette.routing import Route
 
 import qmq
 from qmq import errors, limits
+from qmq.client.any_message import AnyMessage
 from qmq.integrations import cloud_event
-from qmq.integrations.http.group_reading import AnyMessage
 from qmq.integrations.http.http_clients import HttpCaller, HttpClients
 from qmq.integrations.http.http_requests import HttpMessage, SendOptions, messages_of, receive_of, send_options, settle_of
 from qmq.integrations.http.openapi import document

@@ -1,0 +1,35 @@
+"""Messages and consumers of a subject of either kind, ordered or not."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from qmq.client.consumer import Consumer
+from qmq.client.message import Message
+from qmq.client.ordered.ordered_message import OrderedMessage
+from qmq.errors import OrderMismatch
+
+AnyMessage = Message | OrderedMessage
+
+
+def fail(message: AnyMessage, delay: timedelta | None = None, error: str | BaseException = "") -> None:
+    """Count a failed attempt: the message is handed out again, after the group's own delay if none is given."""
+    if isinstance(message, Message):
+        message.nack(delay, error)
+    else:
+        message.fail(delay, error)
+
+
+async def joined_unordered(consumer: Consumer) -> bool:
+    """Join the group. Returns False, with the consumer closed, if the subject is ordered: use an ordered consumer. Raises UnknownSubject,
+    AccessDenied, ClientClosed; then the consumer is closed, too.
+    """
+    try:
+        await consumer.join()
+    except OrderMismatch:
+        await consumer.close()
+        return False
+    except BaseException:
+        await consumer.close()
+        raise
+    return True
