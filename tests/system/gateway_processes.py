@@ -15,9 +15,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
+import needs
+
 ROOT: Final = Path(__file__).resolve().parents[2]
 PROGRAMS: Final = ROOT / "tests" / "qmq" / "gateway" / "programs"
-CACHE: Final = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "qmq-tests" / "rocketmq"
+CACHE: Final = needs.CACHE / "rocketmq"
 JAR: Final = CACHE / "rocketmq-client-java-5.2.0.jar"
 SERVER_JARS: Final = CACHE / "server"
 _TICKS: Final = os.sysconf("SC_CLK_TCK")

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import module_from_spec, spec_from_file_location
-from pathlib import Path
 from types import ModuleType
 
+import needs
 import pytest
 
-FOLDER = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "qmq-tests" / "judges"
+FOLDER = needs.CACHE / "judges"
 
 
 def judging(package: str, path: str) -> ModuleType:
