@@ -1,8 +1,8 @@
-"""Arguments shared by the commands that look at one message."""
+"""Arguments and options that several commands have."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -19,3 +19,8 @@ def subject_and_id(words: list[str]) -> tuple[str, str]:
     if len(words) == 2:
         return words[0], words[1]
     raise typer.BadParameter("give [SUBJECT] ID")
+
+
+def port_option(text: str, envvar: str | None = None) -> Any:
+    """An option for a port to listen on. 0 means any free port; the help says so after `text`."""
+    return typer.Option(min=0, max=65535, envvar=envvar, help=f"{text}; 0: any free port.")

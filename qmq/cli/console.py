@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from qmq.cli.arguments import port_option
 from qmq.cli.output import SERVER, Server, fail, run
 from qmq.errors import InvalidArgument, QmqError
 
@@ -23,7 +24,7 @@ HINT = "the console needs more packages: pip install 'qmq[console]'"
 def console(
     server: Server = SERVER,
     host: Annotated[str, typer.Option(envvar="QMQ_CONSOLE_HOST", help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, envvar="QMQ_CONSOLE_PORT", help="Port to listen on; 0: any free port.")] = 20888,
+    port: Annotated[int, port_option("Port to listen on", "QMQ_CONSOLE_PORT")] = 20888,
     login: Annotated[
         str,
         typer.Option(

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from qmq.cli.arguments import port_option
 from qmq.cli.roles import ReplicaOptions, serve_replica, taking
 from qmq.cli.times import parse_duration
 
@@ -20,10 +21,8 @@ class DelayOptions(ReplicaOptions):
     """Options of `qmq delay`."""
 
     group: Annotated[str, typer.Option(envvar="QMQ_GROUP", help="The delay group of this replica.")] = ""
-    data_port: Annotated[int, typer.Option(min=0, max=65535, envvar="QMQ_DATA_PORT", help="The data port; 0: any free port.")] = 20883
-    control_port: Annotated[int, typer.Option(min=0, max=65535, envvar="QMQ_CONTROL_PORT", help="The control port; 0: any free port.")] = (
-        20884
-    )
+    data_port: Annotated[int, port_option("The data port", "QMQ_DATA_PORT")] = 20883
+    control_port: Annotated[int, port_option("The control port", "QMQ_CONTROL_PORT")] = 20884
     bucket: Annotated[
         str, typer.Option(envvar="QMQ_BUCKET", help="The time span of one schedule file, 5m to 24h; fixed when the group is created.")
     ] = "1h"

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 import typer
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
+from qmq.cli.arguments import port_option
 from qmq.cli.output import errors, fail, run
 from qmq.cli.roles import GuardFlags, ProcessFlags, RetryFlags, StorageFlags, set_up_logging, taking
 from qmq.errors import InvalidArgument, QmqError
@@ -27,13 +28,13 @@ class DevPlace:
 
     data: Annotated[Path, typer.Option(help="The node's data folder; created if missing.")] = Path("qmq-data")
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1"
-    port: Annotated[int, typer.Option(min=0, max=65535, help="The metaserver's port; 0: any free port.")] = 20880
-    data_port: Annotated[int, typer.Option(min=0, max=65535, help="The broker's data port; 0: any free port.")] = 20881
-    control_port: Annotated[int, typer.Option(min=0, max=65535, help="The broker's control port; 0: any free port.")] = 20882
+    port: Annotated[int, port_option("The metaserver's port")] = 20880
+    data_port: Annotated[int, port_option("The broker's data port")] = 20881
+    control_port: Annotated[int, port_option("The broker's control port")] = 20882
     create_subjects: Annotated[bool, typer.Option(help="Create a subject at its first message.")] = True
     delay: Annotated[bool, typer.Option("--delay/--no-delay", help="Run a delay group for delayed messages.")] = True
-    delay_data_port: Annotated[int, typer.Option(min=0, max=65535, help="The delay group's data port; 0: any free port.")] = 0
-    delay_control_port: Annotated[int, typer.Option(min=0, max=65535, help="The delay group's control port; 0: any free port.")] = 0
+    delay_data_port: Annotated[int, port_option("The delay group's data port")] = 0
+    delay_control_port: Annotated[int, port_option("The delay group's control port")] = 0
     gateway_port: Annotated[
         int | None, typer.Option(help="Serve Apache RocketMQ clients on this port, for example 8081; 0: any free port; default: off.")
     ] = None

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
+from qmq.cli.arguments import port_option
 from qmq.cli.output import fail, run
 from qmq.cli.roles import Host, ProcessFlags, set_up_logging, taking
 from qmq.cli.shards import process_command
@@ -35,7 +36,7 @@ class GatewayOptions(ProcessFlags):
         str, typer.Option(envvar="QMQ_SERVER", help="The metaservers' addresses, comma-separated; default: localhost:20880.")
     ] = ""
     host: Host = "127.0.0.1"
-    port: Annotated[int, typer.Option(min=0, max=65535, envvar="QMQ_PORT", help="The port for RocketMQ clients; 0: any free port.")] = 8081
+    port: Annotated[int, port_option("The port for RocketMQ clients", "QMQ_PORT")] = 8081
     http_port: Annotated[
         int | None,
         typer.Option(

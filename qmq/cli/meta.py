@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
+from qmq.cli.arguments import port_option
 from qmq.cli.output import fail, run
 from qmq.cli.roles import EtcdFlags, GuardFlags, Host, ProcessFlags, set_up_logging, taking
 from qmq.errors import QmqError
@@ -26,7 +27,7 @@ class MetaPlace:
     """Options that only `qmq meta` has."""
 
     host: Host = "127.0.0.1"
-    port: Annotated[int, typer.Option(min=0, max=65535, envvar="QMQ_PORT", help="The port; 0: any free port.")] = 20880
+    port: Annotated[int, port_option("The port", "QMQ_PORT")] = 20880
     create_subjects: Annotated[bool, typer.Option(envvar="QMQ_CREATE_SUBJECTS", help="Create a subject at its first message.")] = True
     groups_per_subject: Annotated[
         int, typer.Option(envvar="QMQ_GROUPS_PER_SUBJECT", min=1, help="How many broker groups a new subject is placed on.")

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar, get_type_hints
 
 import typer
 
+from qmq.cli.arguments import port_option
 from qmq.cli.output import fail, run
 from qmq.cli.times import delays_text, parse_delays
 from qmq.errors import InvalidArgument, QmqError
@@ -105,10 +106,8 @@ class ReplicaPlace:
     ] = ""
     data: Annotated[Path, typer.Option(envvar="QMQ_DATA", help="The replica's data folder; created if missing.")] = Path("qmq-data")
     host: Host = "127.0.0.1"
-    data_port: Annotated[int, typer.Option(min=0, max=65535, envvar="QMQ_DATA_PORT", help="The data port; 0: any free port.")] = 20881
-    control_port: Annotated[int, typer.Option(min=0, max=65535, envvar="QMQ_CONTROL_PORT", help="The control port; 0: any free port.")] = (
-        20882
-    )
+    data_port: Annotated[int, port_option("The data port", "QMQ_DATA_PORT")] = 20881
+    control_port: Annotated[int, port_option("The control port", "QMQ_CONTROL_PORT")] = 20882
     advertise: Annotated[
         str, typer.Option(envvar="QMQ_ADVERTISE", help="The host name advertised to clients and replicas; default: --host.")
     ] = ""
