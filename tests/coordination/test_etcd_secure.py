@@ -112,7 +112,7 @@ async def test_without_a_certificate_or_with_a_wrong_one_there_is_no_connection(
         await store.close()
 
 
-async def test_whose_certificate_is_not_believed_is_said_with_the_option_to_look_at(
+async def test_whose_certificate_is_not_trusted_is_said_with_the_option_to_look_at(
     tls_server: EtcdProcess, authority: Authority, tmp_path: Path
 ) -> None:
     stranger = Authority(tmp_path, "stranger")
@@ -120,7 +120,7 @@ async def test_whose_certificate_is_not_believed_is_said_with_the_option_to_look
     for store, said in (
         (EtcdStore([tls_server.endpoint], ca=authority.ca, total_s=1), "wants a client certificate, and there is none: set --etcd-cert"),
         (EtcdStore([tls_server.endpoint], ca=authority.ca, cert=cert, key=key, total_s=1), "refuses our certificate: --etcd-cert"),
-        (EtcdStore([tls_server.endpoint], ca=stranger.ca, total_s=1), "not believed .unable to get local issuer certificate.: --etcd-ca"),
+        (EtcdStore([tls_server.endpoint], ca=stranger.ca, total_s=1), "not trusted .unable to get local issuer certificate.: --etcd-ca"),
         (EtcdStore([tls_server.endpoint], total_s=1), "--etcd-ca .QMQ_ETCD_CA. must name its CA"),
     ):
         for call in (store.get("k"), store.put("k", b"v")):
@@ -135,7 +135,7 @@ def test_a_certificate_that_would_not_be_shown_is_refused(authority: Authority) 
         EtcdStore(["https://localhost:2379"], cert=cert, key=key)
 
 
-async def test_a_member_whose_certificate_is_for_another_name_is_not_believed(tmp_path: Path) -> None:
+async def test_a_member_whose_certificate_is_for_another_name_is_not_trusted(tmp_path: Path) -> None:
     needs.need_etcd()
     create_authority(tmp_path)
     member, own = issue(tmp_path, "etcd", "node", ["elsewhere.example"]), issue(tmp_path, "broker", "node")
