@@ -94,8 +94,13 @@ def head_at(segments: Segments, position: int) -> Envelope | None:
 
 
 def walk(segments: Segments, position: int) -> Iterator[Entry]:
-    """Every entry from `position` on, checked. Raises CorruptBatch at the first bad one (see `entry_at`)."""
+    """Every entry from `position` on, checked. Raises CorruptBatch at the first bad one (see `entry_at`); ColdRead."""
     return walk_bytes(segments.read, position, lambda: segments.end)
+
+
+def walk_waiting(segments: Segments, position: int) -> Iterator[Entry]:
+    """As `walk`, but waits for the object store: for opening a store. Raises CorruptBatch, Overloaded."""
+    return walk_bytes(segments.read_waiting, position, lambda: segments.end)
 
 
 def walk_bytes(read: Callable[[int, int], bytes], position: int, end: Callable[[], int]) -> Iterator[Entry]:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from qmq.batch import Kind
 from qmq.errors import CorruptBatch
 from qmq.log.consume_log import ConsumeLog, IndexEntry
-from qmq.log.envelopes import Entry, damaged, walk
+from qmq.log.envelopes import Entry, damaged, walk_waiting
 from qmq.log.queue import Queue
 from qmq.log.recent_writes import MESSAGES
 from qmq.log.store import Store
@@ -37,7 +37,7 @@ def rebuild(store: Store, lost: list[tuple[Queue, int]], until: int, progress: C
 def _data_before(store: Store, until: int) -> Iterator[Entry]:
     position = store.messages.start
     try:
-        for entry in walk(store.messages, position):
+        for entry in walk_waiting(store.messages, position):
             if entry.position >= until:
                 return
             position = entry.end

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from typing import Final
 
 from qmq.errors import InvalidArgument
 from qmq.limits import BATCH_BYTES_MAX, FLUSH_INTERVAL_MS, KIB, MIB
+
+CACHE_BYTES_MIN: Final = 128 * MIB
+"""Room for the chunks of a large pull, and for those of a few other readers."""
 
 
 class Flush(Enum):
@@ -47,6 +51,12 @@ class LogConfig:
     """A producer that was silent on a queue for so long is forgotten; an older retry could be stored twice."""
     object_store_url: str = ""
     """Where a replica copies sealed segments of the message log (docs/TIERING.md); empty: nowhere."""
+    local_retention_ms: int | None = None
+    """How long a sealed segment stays on the disk after the store has it; None: as long as its messages are kept."""
+    local_retention_bytes: int | None = None
+    """The size of the message log on the disk from which on the oldest segments are kept in the store only."""
+    object_store_cache_bytes: int = 1024 * MIB
+    """Disk space for what consumers read from the store."""
 
     def __post_init__(self) -> None:
         for name in ("segment_bytes", "action_segment_bytes", "checkpoint_bytes"):
@@ -59,3 +69,18 @@ class LogConfig:
             raise InvalidArgument(f"flush_interval_ms must be 0 or more, not {self.flush_interval_ms}")
         if self.retention_bytes is not None and self.retention_bytes < BATCH_BYTES_MAX:
             raise InvalidArgument(f"retention_bytes must be at least {BATCH_BYTES_MAX}")
+        if self.is_local_retention_set and not self.object_store_url:
+            raise InvalidArgument("local retention needs an object store, which keeps what the disk does not: set --object-store")
+        if self.local_retention_ms is not None and self.local_retention_ms <= 0:
+            raise InvalidArgument(f"local_retention_ms must be positive, not {self.local_retention_ms}")
+        if self.local_retention_bytes is not None and self.local_retention_bytes < 0:
+            raise InvalidArgument(f"local_retention_bytes must be 0 or more, not {self.local_retention_bytes}")
+        if self.object_store_cache_bytes < CACHE_BYTES_MIN:
+            raise InvalidArgument(
+                f"the object store's cache has at least {CACHE_BYTES_MIN >> 20} MiB, not {self.object_store_cache_bytes} bytes"
+            )
+
+    @property
+    def is_local_retention_set(self) -> bool:
+        """Whether segments may be in the object store only."""
+        return self.local_retention_ms is not None or self.local_retention_bytes is not None

@@ -1,7 +1,7 @@
 """Reads both logs in the order of their common index, to serve slaves that fell behind.
 
 Every checksum is checked, since a slave would refuse a damaged entry again and again. Damage raises LogDamaged, so that it can be repaired;
-valid entries before it are served first.
+valid entries before it are served first. The same holds for bytes that are fetched from the object store first (ColdRead).
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from qmq import limits
 from qmq.batch import ENVELOPE_BYTES, Envelope, parse_envelope
 from qmq.batch_columns import check_region
 from qmq.errors import CorruptBatch, LogDamaged
+from qmq.log.cold_read import ColdRead
 from qmq.log.envelopes import ReadWindow
 from qmq.log.recent_writes import Place, WriteRun, WriteStretch, behind
 from qmq.log.segments import Segments
@@ -71,7 +72,10 @@ class _Piece(NamedTuple):
 
 
 def read_merged(logs: tuple[Segments, Segments], place: Place, after: int, bytes_max: int) -> WriteStretch | None:
-    """Entries after index `after`, whose place is `place`; at least one if there is one; None if some are deleted. Raises LogDamaged."""
+    """Entries after index `after`, whose place is `place`; at least one if there is one; None if some are deleted.
+
+    Raises LogDamaged, ColdRead.
+    """
     if any(position < segments.start for position, segments in zip(place, logs, strict=True)):
         return None
     cursors = [_Cursor(number, segments, place[number]) for number, segments in enumerate(logs)]
@@ -88,7 +92,7 @@ def read_merged(logs: tuple[Segments, Segments], place: Place, after: int, bytes
             pieces.append(cursor.take(head))
             size += head.total_bytes
             last = index
-    except LogDamaged:
+    except (LogDamaged, ColdRead):
         if not pieces:
             raise
     runs = tuple(_runs(pieces))

@@ -30,9 +30,10 @@ from qmq.errors import CorruptBatch, LogDamaged
 from qmq.log import checkpoint as checkpoints
 from qmq.log import commit_mark
 from qmq.log.checkpoint import Checkpoint, QueueState
+from qmq.log.cold_read import StoredBytes
 from qmq.log.consume_log import ENTRY, ConsumeLog, IndexEntry
 from qmq.log.disk import Disk
-from qmq.log.envelopes import Entry, head_at, is_torn, judge, walk
+from qmq.log.envelopes import Entry, head_at, is_torn, judge, walk_waiting
 from qmq.log.index_rebuild import rebuild
 from qmq.log.lane_share import LaneShare
 from qmq.log.log_config import Flush, LogConfig
@@ -63,14 +64,16 @@ def open_store(
     is_replicated: bool = False,
     until: int | None = None,
     projection: Projection | None = None,
+    stored: StoredBytes | None = None,
 ) -> Store:
     """Open the folder's store, or make an empty one. A replica may cut everything after index `until`.
 
-    `projection` gets every entry after its checkpoint.
+    `projection` gets every entry after its checkpoint. `stored` reads segments that are only in the object store.
 
-    Raises: FolderInUse: another process has it. LogDamaged: acknowledged data is damaged; nothing was changed.
+    Raises: FolderInUse: another process has it. LogDamaged: acknowledged data is damaged; nothing was changed. Overloaded: the object
+    store does not answer, and without a checkpoint or a consume log everything must be read.
     """
-    store = Store(folder, config, clock, disk or Disk(), is_replicated=is_replicated)
+    store = Store(folder, config, clock, disk or Disk(), is_replicated=is_replicated, stored=stored)
     store.projection = projection
     try:
         _recover(store, progress, until)
@@ -203,7 +206,7 @@ class _Replay:
         """(index, log, entry) of one log, up to its torn tail."""
         segments, position = self._logs[log], self._begin[log]
         try:
-            for entry in walk(segments, position):
+            for entry in walk_waiting(segments, position):
                 yield entry.envelope.index, log, entry
                 position = entry.end
         except CorruptBatch as cause:

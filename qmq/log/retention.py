@@ -1,7 +1,8 @@
 """Retention: deletes the oldest messages by age and by size, whether they were consumed or not.
 
 A queue's messages are dropped batch by batch, by its subject's limits; disk space is freed when a whole segment has no valid entry any
-more. A crash between any two of these steps is harmless:
+more. With local retention, the file of a segment that is in the object store is deleted earlier (docs/TIERING.md). A crash between any two
+of these steps is harmless:
 
     steps         move the queues' starts, drop segments and index files from memory; their files are `dropped`
     a checkpoint  records the new starts; `written` says so, and the files may be deleted
@@ -18,7 +19,8 @@ up again.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -80,6 +82,7 @@ class Retention:
         self.dropped, store.droppable = self.dropped + store.droppable, []
         self._firsts = {queue: self._firsts[queue] for queue in store.queues.values() if queue in self._firsts}
         self.dropped += store.messages.drop_before(kept_from)
+        self.dropped += store.messages.release_before(_local_floor(store, now_ms))
         self.dropped += _old_actions(store, now_ms - store.config.retention_ms)
         yield from self._drop_entries()
 
@@ -164,6 +167,31 @@ def _size_floor(store: Store) -> int:
     bases = store.messages.bases
     kept = [base for base in bases if store.messages.end - base <= most]
     return kept[0] if kept else bases[-1]
+
+
+def local_floor(bases: Sequence[int], end: int, begins_ms: Callable[[int], int], before_ms: int | None, bytes_max: int | None) -> int:
+    """The position before which local retention needs no file. Pure.
+
+    A segment is too old if the next one began before `before_ms`, and too much if more than `bytes_max` follow its beginning.
+    """
+    floor = bases[0]
+    for base, following in pairwise(bases):
+        is_old = before_ms is not None and begins_ms(following) < before_ms
+        is_too_much = bytes_max is not None and end - base > bytes_max
+        if not is_old and not is_too_much:
+            break
+        floor = following
+    return floor
+
+
+def _local_floor(store: Store, now_ms: int) -> int:
+    config, segments = store.config, store.messages
+    if not config.is_local_retention_set:
+        return segments.start
+    before_ms = None if config.local_retention_ms is None else now_ms - config.local_retention_ms
+    bases = [base for base in segments.bases if base >= segments.local_start]
+    floor = local_floor(bases, segments.end, lambda base: _begin_ms(segments, base), before_ms, config.local_retention_bytes)
+    return min(floor, _oldest_needed(segments, store.applied_place()[0]))
 
 
 def _move_start(queue: Queue, first: _First, before_ms: int, bytes_max: int | None, floor: int) -> bool:

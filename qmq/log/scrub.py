@@ -7,9 +7,9 @@ logs from their oldest entry to the last flushed one, checks every checksum, and
     the caller          decides how often (the rate), and has the damage repaired
 
 It runs in a separate thread and does not disturb the store: it opens the files itself (retention closes the store's), never waits for the
-store, and reports damage only if the log was not cut in between and a second read finds it again. Deleted segments are skipped. Except in
-the newest segment, pages that were read are dropped from the page cache: scrubbing does not displace what consumers read, and the next
-round reads the disk, not memory.
+store, and reports damage only if the log was not cut in between and a second read finds it again. Deleted segments are skipped, and so are
+those that are only in the object store: each read of them checks their chunks. Except in the newest segment, pages that were read are
+dropped from the page cache: scrubbing does not displace what consumers read, and the next round reads the disk, not memory.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Scrubber:
         self.store = store
         self._logs = store.logs
         self.log = 0
-        self.position = store.messages.start
+        self.position = store.messages.local_start
         """Where the next slice begins, in log number `log`."""
         self.rounds = 0
         """Complete rounds."""
@@ -75,14 +75,14 @@ class Scrubber:
     def _next_log(self) -> bool:
         """Go to the beginning of the other log; False at the end of a round."""
         self.log = 1 - self.log
-        self.position = self._logs[self.log].start
+        self.position = self._logs[self.log].local_start
         self.rounds += self.log == 0
         return self.log != 0
 
     def _find_place(self, segments: Segments) -> None:
         """After a cut our position may be inside an entry: go back to the beginning of its segment."""
         self._cuts[self.log] = segments.cuts
-        self.position = segments.base_of(max(self.position, segments.start))
+        self.position = segments.base_of(max(self.position, segments.local_start))
 
     def _scrub_segment(self, segments: Segments, bytes_max: int) -> LogDamaged | None:
         """Continue in one segment. Raises _Gone."""
@@ -151,7 +151,7 @@ class _Walk:
         scrubber, position = self._scrubber, self._scrubber.position
         self._window.clear()
         cause = self._flaw()
-        if self._segments.cuts != scrubber.cuts_seen or position < self._segments.start:
+        if self._segments.cuts != scrubber.cuts_seen or position < self._segments.local_start:
             raise _Gone
         if cause is None:
             return None

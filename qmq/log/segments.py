@@ -7,6 +7,7 @@ The file for a position is found by binary search. Only the last segment is writ
 * A segment that a cut would leave empty is deleted, unless it is the only one: the log may continue in the one before it.
 * A file that a thread may be syncing is not closed: `truncate` and `drop_before` set it aside; `close` or `close_set_aside` close it when
   that sync has ended.
+* The oldest sealed segments may have no file here: their bytes are in an object store (docs/TIERING.md), and their index is here.
 * Flushing is split in three, so that the slow part can run in a thread: `begin_sync` makes a plan, `SyncPlan.run` executes it, `end_sync`
   records the result.
 """
@@ -16,15 +17,18 @@ from __future__ import annotations
 import errno
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
 from qmq.errors import LogDamaged
+from qmq.invariants import check
 from qmq.limits import MIB
+from qmq.log.cold_read import NoStoredBytes, StoredBytes
 from qmq.log.disk import Disk
+from qmq.log.segment_index import SegmentIndex, index_name, read_indexes
 from qmq.private_files import make_private
 
 _OPEN_FILES_MAX: Final = 64
@@ -61,12 +65,17 @@ class SyncPlan:
 class Segments:
     """The files of one log. Positions count bytes from the log's first byte ever."""
 
-    def __init__(self, disk: Disk, folder: Path, segment_bytes: int) -> None:
+    def __init__(self, disk: Disk, folder: Path, segment_bytes: int, stored: StoredBytes | None = None) -> None:
+        """`stored` reads what is only in the object store."""
         self.disk = disk
         self.folder = folder
         self.segment_bytes = segment_bytes
         make_private(folder)
-        self._bases = sorted(int(path.stem) for path in folder.glob(f"*{SUFFIX}") if path.stem.isdigit())
+        self._stored = stored or NoStoredBytes()
+        files = sorted(int(path.stem) for path in folder.glob(f"*{SUFFIX}") if path.stem.isdigit())
+        self._indexes = _of_this_log(read_indexes(folder, disk), files)
+        self._bases = sorted({*files, *self._indexes})
+        self._local_start = _first_of_files(self._bases, files)
         self._readers: OrderedDict[int, int] = OrderedDict()
         self._set_aside: list[int] = []
         self._folder_changes = 1
@@ -85,7 +94,7 @@ class Segments:
 
     def _check_gaps(self) -> None:
         for base, following in pairwise(self._bases):
-            size = self._path(base).stat().st_size
+            size = self._indexes[base].size if base < self._local_start else self._path(base).stat().st_size
             if base + size != following:
                 raise LogDamaged(
                     f"{self.folder.name}: {segment_name(base)} has {size} bytes, but the next segment begins at "
@@ -96,6 +105,16 @@ class Segments:
     def start(self) -> int:
         """Position of the first kept byte."""
         return self._bases[0]
+
+    @property
+    def local_start(self) -> int:
+        """Position of the first byte that is on this disk."""
+        return self._local_start
+
+    @property
+    def local_bytes(self) -> int:
+        """How much of the log is on this disk."""
+        return self.end - self._local_start
 
     @property
     def bases(self) -> list[int]:
@@ -109,6 +128,8 @@ class Segments:
         unreadable.
         """
         base = self.base_of(position)
+        if base < self._local_start:  # its file is gone since the damage was found: what is in the object store is sound
+            return
         fd = self.disk.open_append(self._path(base))
         try:
             self.disk.write(fd, [data], position - base)
@@ -147,11 +168,28 @@ class Segments:
         return self._bases[bisect_right(self._bases, position) - 1]
 
     def read(self, position: int, size: int) -> bytes:
-        """Bytes from `position` on, within one segment, fewer at its end. Raises LogDamaged outside the log."""
+        """Bytes from `position` on, within one segment, fewer at its end. Raises LogDamaged outside the log; ColdRead."""
+        base = self._base_in_log(position)
+        if base < self._local_start:
+            return self._read_stored(self._stored.read, base, position - base, size)
+        return self.disk.read_around(self._reader(base), size, position - base)
+
+    def read_waiting(self, position: int, size: int) -> bytes:
+        """As `read`, but waits for the object store: not for the event loop. Raises LogDamaged outside the log; Overloaded."""
+        base = self._base_in_log(position)
+        if base < self._local_start:
+            return self._read_stored(self._stored.read_waiting, base, position - base, size)
+        return self.disk.read_around(self._reader(base), size, position - base)
+
+    def _base_in_log(self, position: int) -> int:
         if not self.start <= position <= self.end:
             raise LogDamaged(f"position {position} is outside the log ({self.start} to {self.end})")
-        base = self.base_of(position)
-        return self.disk.read_around(self._reader(base), size, position - base)
+        return self.base_of(position)
+
+    def _read_stored(self, read: Callable[[SegmentIndex, int, int], bytes], base: int, at: int, size: int) -> bytes:
+        index = self._indexes[base]
+        size = min(size, index.size - at)
+        return index.head[at : at + size] if at + size <= len(index.head) else read(index, at, size)
 
     def is_unreadable_behind(self, position: int) -> bool:
         """Whether the disk cannot read something between a position and the log's end."""
@@ -186,6 +224,7 @@ class Segments:
 
     def truncate(self, position: int) -> None:
         """Cut the log so that it ends at `position`; later segments are deleted. Only recovery, and a slave whose log diverged, do this."""
+        check(position >= self._local_start, f"a cut to {position} would reach what is only in the object store")
         self.flushed = min(self.flushed, position)  # both lowered and counted first, for readers in other threads
         self.cuts += 1
         while self._bases[-1] >= position and len(self._bases) > 1:
@@ -216,7 +255,44 @@ class Segments:
             base = self._bases.pop(0)
             self._forget_reader(base)
             dropped.append(self._path(base))
+            if self._indexes.pop(base, None) is not None:
+                dropped.append(self._index_path(base))
+        self._local_start = max(self._local_start, self.start)
         return dropped
+
+    # --- segments in the object store ----------------------------------------------------------------------------------
+
+    def _index_path(self, base: int) -> Path:
+        return self.folder / index_name(base)
+
+    def has_index(self, base: int) -> bool:
+        """Whether the segment's file is not needed to read it."""
+        return base in self._indexes
+
+    def write_index(self, index: SegmentIndex) -> None:
+        """Write the index of a segment, synced. Safe in a thread. Raises DiskFull, OSError."""
+        self.disk.replace(self._index_path(index.base), index.encode())
+
+    def note_index(self, index: SegmentIndex) -> bool:
+        """The segment's index is written. False if the log has no such segment any more: the file is of no use."""
+        base = index.base
+        if base not in self._bases[:-1] or self.segment_end(base) != index.end:
+            return False
+        self._indexes[base] = index
+        return True
+
+    def release_before(self, position: int) -> list[Path]:
+        """Do without the files of the segments that end before `position`, the oldest first, up to the first without an index. Returns
+        the files, for the caller to delete.
+        """
+        released: list[Path] = []
+        while self._local_start in self._indexes and (end := self.segment_end(self._local_start)) <= position:
+            self._forget_reader(self._local_start)
+            released.append(self._path(self._local_start))
+            self._local_start = end
+        return released
+
+    # --- the end of a segment ------------------------------------------------------------------------------------------
 
     def drop_files_before(self, position: int) -> None:
         """Delete the segments that end before `position`."""
@@ -252,3 +328,24 @@ class Segments:
             self.disk.close(fd)
         self._readers.clear()
         self._set_aside.clear()
+
+
+def _of_this_log(indexes: dict[int, SegmentIndex], files: Sequence[int]) -> dict[int, SegmentIndex]:
+    """The indexes of segments that have a file, or follow each other up to the first file. Others are remains of what was deleted."""
+    found = {base: each for base, each in indexes.items() if files and files[0] <= base < files[-1]}
+    by_end = {each.end: each for each in indexes.values()}
+    start = files[0] if files else 0
+    while (before := by_end.get(start)) is not None and before.size > 0:
+        found[before.base] = before
+        start = before.base
+    return found
+
+
+def _first_of_files(bases: Sequence[int], files: Sequence[int]) -> int:
+    """The first of the bases from which on every segment has its file; an older file, if one stayed, is not used."""
+    found, having = bases[-1] if bases else 0, set(files)
+    for base in reversed(bases):
+        if base not in having:
+            break
+        found = base
+    return found

@@ -32,6 +32,7 @@ from qmq.invariants import InvariantBroken, check
 from qmq.limits import MIB
 from qmq.log import command_messages
 from qmq.log.actions import AnyAction, LaneAction, ScheduleAction, decode_actions, encode_actions
+from qmq.log.cold_read import StoredBytes
 from qmq.log.command_messages import QueueErasure
 from qmq.log.consume_log import IndexEntry
 from qmq.log.disk import Disk, Unflushed
@@ -96,14 +97,23 @@ class PendingEntry(NamedTuple):
 class Store:
     """All storage of one broker. Make it with `qmq.log.recovery.open_store`."""
 
-    def __init__(self, folder: Path, config: LogConfig, clock: Clock, disk: Disk, *, is_replicated: bool = False) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        config: LogConfig,
+        clock: Clock,
+        disk: Disk,
+        *,
+        is_replicated: bool = False,
+        stored: StoredBytes | None = None,
+    ) -> None:
         self.folder = folder
         self.config = config
         self.clock = clock
         self.disk = disk
         make_private(folder)
         self.lock = FolderLock(folder)
-        self.messages = Segments(disk, folder / "message", config.segment_bytes)
+        self.messages = Segments(disk, folder / "message", config.segment_bytes, stored)
         self.actions = Segments(disk, folder / "action", config.action_segment_bytes)
         self.logs = (self.messages, self.actions)
         """By log number (`qmq.log.recent_writes`)."""
@@ -470,7 +480,7 @@ class Store:
     # --- reading -------------------------------------------------------------------------------------------------------
 
     def read(self, queue: Queue, entry: IndexEntry) -> tuple[bytes, bytes]:
-        """(envelope, region) of one batch. Raises LogDamaged if the stored bytes are damaged."""
+        """(envelope, region) of one batch. Raises LogDamaged if the stored bytes are damaged; ColdRead if they are fetched first."""
         cached = self.cache.get(entry.position)
         if cached is not None:
             return cached

@@ -1,0 +1,55 @@
+"""Reading sealed segments whose file is not on the disk any more: their bytes are in an object store (docs/TIERING.md).
+
+The event loop never waits for the store. A read of bytes that are not at hand raises `ColdRead`, and they are fetched meanwhile. What was
+asked is asked again when they are here; so a read must come before everything that changes a state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from qmq.errors import LogDamaged, Overloaded, QmqError
+from qmq.log.segment_index import SegmentIndex
+
+Ended = Callable[[QmqError | None], None]
+"""Called when a fetch has ended: None, or why it failed."""
+
+
+class ColdRead(Overloaded):
+    """The bytes are being fetched from the object store. Whoever cannot wait passes this error on: the request is to be repeated."""
+
+    retry_after_ms = 100
+
+    def __init__(self, message: str, wait: Callable[[object, Ended], None]) -> None:
+        super().__init__(message)
+        self._wait = wait
+
+    def then(self, owner: object, ended: Ended) -> None:
+        """Call `ended` in the event loop when the fetch has ended; once for each owner, with its last `ended`."""
+        self._wait(owner, ended)
+
+
+class StoredBytes(Protocol):
+    """Reads segments that are in the object store."""
+
+    def read(self, index: SegmentIndex, at: int, size: int) -> bytes:
+        """Bytes of a segment that are at hand. Raises ColdRead: they are being fetched. Only in the event loop."""
+        ...
+
+    def read_waiting(self, index: SegmentIndex, at: int, size: int) -> bytes:
+        """Bytes of a segment; waits for the store. Raises Overloaded."""
+        ...
+
+
+class NoStoredBytes:
+    """For a log without an object store."""
+
+    def read(self, index: SegmentIndex, at: int, size: int) -> bytes:
+        raise LogDamaged(
+            f"the segment at {index.base} is only in the object store, byte {at} and {size} bytes from there: start with --object-store, "
+            "and the URL that the group used"
+        )
+
+    def read_waiting(self, index: SegmentIndex, at: int, size: int) -> bytes:
+        return self.read(index, at, size)

@@ -1,0 +1,76 @@
+"""What a replica keeps of a sealed segment that is in the object store: enough to read any byte of it, and to know that byte for right.
+
+message/BASE.stored    written, and synced, before the segment's file may be deleted; deleted when retention ends the segment
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from struct import Struct
+from typing import Final
+
+import msgspec
+from google_crc32c import value as crc32c
+
+from qmq.log.disk import Disk
+
+SUFFIX: Final = ".stored"
+_MAGIC: Final = b"QMX1"
+_CHECKSUM: Final = Struct("<I")
+_HEAD_BYTES: Final = len(_MAGIC) + _CHECKSUM.size
+_VERSION: Final = 1
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentIndex:
+    """A segment in the object store."""
+
+    base: int
+    size: int
+    chunk_bytes: int
+    checksums: tuple[int, ...]
+    """CRC-32C of each chunk, of the bytes that were in the local file."""
+    head: bytes
+    """The segment's first envelope: index, epoch and time of its beginning are known without the store."""
+
+    @property
+    def end(self) -> int:
+        """The position after the last byte."""
+        return self.base + self.size
+
+    def chunk_size(self, number: int) -> int:
+        """Every chunk but the last has the same size."""
+        return min(self.chunk_bytes, self.size - number * self.chunk_bytes)
+
+    def chunks_of(self, at: int, size: int) -> range:
+        """The numbers of the chunks that have `size` bytes from byte `at` on."""
+        return range(at // self.chunk_bytes, -(-min(at + size, self.size) // self.chunk_bytes))
+
+    def encode(self) -> bytes:
+        """Its bytes in its file."""
+        payload = msgspec.msgpack.encode([_VERSION, self.base, self.size, self.chunk_bytes, self.checksums, self.head])
+        return _MAGIC + _CHECKSUM.pack(crc32c(payload)) + payload
+
+
+def index_name(base: int) -> str:
+    """The name of its file, beside the segment's."""
+    return f"{base:020d}{SUFFIX}"
+
+
+def decode_index(data: bytes) -> SegmentIndex | None:
+    """None if the bytes are damaged, or of another version."""
+    payload = data[_HEAD_BYTES:]
+    if data[: len(_MAGIC)] != _MAGIC or len(data) <= _HEAD_BYTES or _CHECKSUM.unpack_from(data, len(_MAGIC))[0] != crc32c(payload):
+        return None
+    version, *content = msgspec.msgpack.decode(payload)
+    if version != _VERSION:
+        return None
+    base, size, chunk_bytes, checksums, head = content
+    return SegmentIndex(base, size, chunk_bytes, tuple(checksums), head)
+
+
+def read_indexes(folder: Path, disk: Disk) -> dict[int, SegmentIndex]:
+    """The indexes in a log's folder, by base. A damaged one is left out: if the segment's file is there, it is made again."""
+    found = [decode_index(disk.read_file(path)) for path in folder.glob(f"*{SUFFIX}")]
+    return {each.base: each for each in found if each is not None}
