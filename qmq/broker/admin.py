@@ -15,6 +15,7 @@ from qmq.broker.sessions import QueueGroup
 from qmq.errors import CorruptBatch, InvalidArgument, MessageNotFound, NotMaster, Overloaded, UnknownGroup, UnknownSubject
 from qmq.limits import MIB
 from qmq.log.actions import LaneReset
+from qmq.log.cold_read import ColdRead
 from qmq.log.envelopes import damaged, walk
 from qmq.log.queue import Queue
 from qmq.log.queue_deletion import drop
@@ -258,7 +259,7 @@ class BrokerAdmin:
     def read_committed(self, log: int, position: int, bytes_max: int) -> tuple[int, bytes]:
         """Committed entries of a log from a position on, or from its beginning: (position, bytes as in the file).
 
-        At least one if there is one, at most some MiB. Raises NotMaster, InvalidArgument, LogDamaged.
+        At least one if there is one, at most some MiB. Raises NotMaster, InvalidArgument, LogDamaged, ColdRead.
         """
         store = self._store
         if log not in (MESSAGES, ACTIONS):
@@ -273,6 +274,9 @@ class BrokerAdmin:
                     break
                 found += (entry.head, entry.region)
                 size += entry.envelope.total_bytes
+        except ColdRead:
+            if not found:
+                raise
         except CorruptBatch as cause:
             if not found:
                 raise damaged(segments, begin, cause, log) from cause

@@ -99,7 +99,8 @@ class ColdReads:
         for entry in _entries(state, number):
             if size >= self._window_bytes:
                 break
-            _add(pieces, self._store.messages, entry)
+            if entry.position >= self._store.messages.local_start:  # earlier ones are not on the disk: see qmq.log.cold_read
+                _add(pieces, self._store.messages, entry)
             size += entry.total_bytes
             end, number = entry.cumulative_bytes + entry.total_bytes, number + 1
         return pieces, end, number

@@ -22,6 +22,7 @@ from qmq.broker.sessions import HeldAnswer
 from qmq.broker.stalled_connections import Ending, StallWatch
 from qmq.errors import Overloaded, PeerError, ProtocolViolation, QmqError, UnknownConsumer
 from qmq.file_descriptors import SHORT_OF, refusal_of
+from qmq.log.cold_read import ColdRead
 from qmq.model import base_group, check_client
 from qmq.wire import frame as frames
 from qmq.wire import frame_payloads as wire
@@ -41,6 +42,8 @@ REPLICA_BUFFER_BYTES: Final = 4 * limits.MIB
 
 FETCHES_MAX: Final = 4
 """FETCHes of one connection that may wait until the client has read earlier answers."""
+COLD_FETCHES_MAX: Final = 64
+"""FETCHes of one connection that may wait for the object store."""
 
 _ANSWERS_PRODUCE: Final = (FrameKind.PRODUCED, FrameKind.ERROR)
 
@@ -67,6 +70,7 @@ class Connection(Flushable):
         self._outbox_bytes = 0
         self._hurried: set[int] = set()
         self._fetches: deque[tuple[int, wire.Fetch]] = deque()
+        self._cold_fetches = 0
         self.has_said_hello = False
         self.client = ""
         """The client's name, from its HELLO."""
@@ -342,10 +346,26 @@ class Connection(Flushable):
 
     def _answer_fetch(self, asked: tuple[int, wire.Fetch]) -> None:
         request_id, request = asked
-        head, buffers = self._broker.fetching.fetch(request)
+        try:
+            head, buffers = self._broker.fetching.fetch(request)
+        except ColdRead as cold:
+            if self._cold_fetches >= COLD_FETCHES_MAX:
+                raise
+            self._cold_fetches += 1
+            cold.then((self, request_id), lambda failure: self._fetch_again(asked, failure))
+            return
         self.send(*pack((head, buffers), request_id))
         if self._flow.counts:
             self.delivered(request.subject, messages_in(buffers), sum(map(len, buffers)))
+
+    def _fetch_again(self, asked: tuple[int, wire.Fetch], failure: QmqError | None) -> None:
+        """What a FETCH waits for is here, or cannot be had from the object store."""
+        self._cold_fetches -= 1
+        if failure is not None:
+            self._broker.answer_error(self, asked[0], failure)
+            return
+        self._fetches.append(asked)
+        self._serve_fetches()
 
     def _find(self, each: Frame) -> None:
         request = wire.Find.unpack(each.payload)

@@ -12,6 +12,7 @@ from qmq.broker.admin import BrokerAdmin
 from qmq.broker.broker import Broker
 from qmq.broker.group_status import GroupStatus
 from qmq.broker.lane_admin import LaneAdmin
+from qmq.broker.through_cold_reads import through_cold_reads
 from qmq.clock import Clock, SystemClock
 from qmq.errors import InvalidArgument
 from qmq.file_descriptors import control_connections_max, limit
@@ -119,9 +120,10 @@ class ControlService(control_pb2_grpc.BrokerControlServicer):
     @answering
     async def ReadLog(self, request: pb.ReadLogRequest) -> pb.ReadLogResponse:
         if request.only_committed:
-            position, entries = self._admin.read_committed(request.log, request.position, request.bytes_max)
+            position, entries = await through_cold_reads(self._admin.read_committed, request.log, request.position, request.bytes_max)
             return pb.ReadLogResponse(entries=entries, position=position)
-        return pb.ReadLogResponse(entries=self._standing.read_log(request.log, request.position, request.bytes_max))
+        entries = await through_cold_reads(self._standing.read_log, request.log, request.position, request.bytes_max)
+        return pb.ReadLogResponse(entries=entries)
 
     @answering
     async def ChangeReplicas(self, request: pb.ChangeReplicasRequest) -> pb.ChangeReplicasResponse:

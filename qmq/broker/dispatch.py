@@ -7,6 +7,7 @@ lost before that, the messages are handed out again, and late verdicts on the fi
 from __future__ import annotations
 
 import logging
+from collections import deque
 from dataclasses import replace
 from enum import Enum
 from typing import Final
@@ -24,6 +25,7 @@ from qmq.broker.sessions import HeldAnswer, Peer, QueueGroup, QueueGroups, Sessi
 from qmq.errors import InvalidArgument, LogDamaged, OrderMismatch, Overloaded, QmqError, UnknownConsumer
 from qmq.file_descriptors import refusal_of
 from qmq.log.actions import Begin, Cause, Forget, Join, Leave, PullAction, Reset, Return, SettleAction
+from qmq.log.cold_read import ColdRead
 from qmq.log.queue import Queue
 from qmq.model import BROADCAST, GroupSettings, base_group, check_group, check_name, is_dead_letters
 from qmq.wire import frame as frames
@@ -170,6 +172,10 @@ class Dispatch:
                 served = self._serve(waiter)
             except (QmqError, OSError) as cause:
                 failure = refusal_of(cause)
+                if isinstance(failure, ColdRead):
+                    failure.then(state, lambda failure: self._read_again(state, failure))
+                    blocked.append(waiter)
+                    break
                 if isinstance(failure, LogDamaged) and self._report_damage(failure):
                     blocked.append(waiter)
                     break
@@ -183,8 +189,17 @@ class Dispatch:
                 blocked.append(waiter)
         state.waiters.extendleft(reversed(blocked))
 
+    def _read_again(self, state: QueueGroup, failure: QmqError | None) -> None:
+        """What the group's pulls wait for is here, or cannot be had from the object store."""
+        if failure is None:
+            self.wake(state)
+            return
+        waiters, state.waiters = list(state.waiters), deque()
+        for waiter in waiters:
+            self._turns.answer_error(waiter.session.peer, waiter.request_id, failure)
+
     def _serve(self, waiter: Waiter) -> Served:
-        """Hand out messages to one waiting pull. Raises UnknownConsumer, MessagesExpired, LogDamaged."""
+        """Hand out messages to one waiting pull. Raises UnknownConsumer, MessagesExpired, LogDamaged, ColdRead."""
         session = waiter.session
         state = session.group
         share, queue = state.share, state.queue
@@ -287,12 +302,13 @@ class Dispatch:
         return done.settled
 
     def _put_back(self, state: QueueGroup, consumer: str, cause: Cause) -> None:
-        """Requeue, or let die, the messages of a lost consumer."""
+        """Requeue, or let die, the messages of a lost consumer. Raises ColdRead, and then nothing was changed."""
         holder = state.share.holders.get(consumer)
-        begun = state.begun.pop(consumer, Begun())
+        begun = state.begun.get(consumer, Begun())
         if holder is not None and holder.held:
             decided = put_back(holder.held, begun.__contains__, self._settings(state), self._failures(state))
             self._act_settled(state, consumer, decided, cause)
+        state.begun.pop(consumer, None)
 
     def begun(self, peer: Peer, number: int, first: int, last: int) -> None:
         """A consumer begins to work on messages that failed before. Raises UnknownConsumer."""
@@ -360,7 +376,10 @@ class Dispatch:
                 self._late_pulls.at(state, min([waiter.deadline_ms for waiter in state.waiters]))
         for state in self._leases.due(now_ms):
             if self.groups.is_known(state):
-                self._look(state, now_ms)
+                try:
+                    self._look(state, now_ms)
+                except ColdRead as cold:
+                    self._leases.at(state, now_ms + (cold.retry_after_ms or 0))
 
     def _look(self, state: QueueGroup, now_ms: int) -> None:
         """Check a group for consumers whose lease has ended."""

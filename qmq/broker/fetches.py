@@ -28,6 +28,7 @@ from qmq.broker.serving_parts import ServingParts
 from qmq.broker.sessions import Peer
 from qmq.errors import InvalidArgument, LogDamaged, NotMaster, Overloaded, QmqError
 from qmq.log.batch_filter import has_lps, has_tags, may_have_tags
+from qmq.log.cold_read import ColdRead
 from qmq.log.consume_log import IndexEntry
 from qmq.log.queue import Queue
 from qmq.log.store import Store
@@ -144,7 +145,7 @@ class Fetching:
     # --- FETCH ---------------------------------------------------------------------------------------------------------
 
     def fetch(self, request: wire.Fetch) -> tuple[wire.Fetched, list[bytes]]:
-        """(the header before the batches, the buffers of the batches)."""
+        """(the header before the batches, the buffers of the batches). Raises ColdRead if not even the first batch is here."""
         self._serving.require_serving()
         selection = Selection.of(request)
         queue = self._store.queue(request.subject, request.partition)
@@ -177,6 +178,10 @@ class Fetching:
                 return entry.base_sequence, buffers
             try:
                 envelope, region = self._store.read(queue, entry)
+            except ColdRead:
+                if not buffers:
+                    raise
+                return entry.base_sequence, buffers
             except LogDamaged as damage:
                 if not buffers:
                     self._damaged(damage)

@@ -42,6 +42,7 @@ from qmq.errors import (
 )
 from qmq.file_descriptors import refusal_of
 from qmq.log.actions import LaneBegin, LaneDone, LaneFail, LaneGrant, LanePark, LaneRelease
+from qmq.log.cold_read import ColdRead
 from qmq.log.lane_share import LaneHolder, LaneShare
 from qmq.log.queue import Queue
 from qmq.model import Order, check_name
@@ -254,7 +255,9 @@ class Lanes:
             ranges, buffers, batches = lay_out(self._store, session.queue, found.delivery)
         except (QmqError, OSError) as cause:
             failure = refusal_of(cause)
-            if not isinstance(failure, LogDamaged) or not self._report_damage(failure):
+            if isinstance(failure, ColdRead):
+                failure.then(session, lambda failure: self._read_again(session, failure))
+            elif not isinstance(failure, LogDamaged) or not self._report_damage(failure):
                 session.waiting = None
                 self._turns.answer_error(session.peer, waiting.request_id, failure)
             return
@@ -266,6 +269,14 @@ class Lanes:
         session.counters.handed_out(found.delivery.messages, found.delivery.bytes, 0)
         self._turns.schedule()
 
+    def _read_again(self, session: LaneSession, failure: QmqError | None) -> None:
+        """What the session's pull waits for is here, or cannot be had from the object store."""
+        if failure is None:
+            self._wake(session)
+        elif session.waiting is not None:
+            waiting, session.waiting = session.waiting, None
+            self._turns.answer_error(session.peer, waiting.request_id, failure)
+
     def _answer_empty(self, session: LaneSession) -> None:
         """Answer without messages: the consumer learns how far everything counts as done."""
         waiting, session.waiting = session.waiting, None
@@ -276,12 +287,16 @@ class Lanes:
     # --- settling ------------------------------------------------------------------------------------------------------
 
     def settle(self, peer: Peer, request_id: int, number: int, token: int, settlements: list[wire.LaneSettlement]) -> None:
-        """Record verdicts; the answer is sent when they are committed. Raises LaneLost, UnknownConsumer, InvalidArgument, LogDamaged."""
+        """Record verdicts; the answer is sent when they are committed.
+
+        Raises LaneLost, UnknownConsumer, InvalidArgument, LogDamaged, ColdRead; then nothing was recorded.
+        """
         session, holder = self._held(number, token, peer)
         queue = session.queue
         if any(not 0 <= each.first <= each.last < queue.visible_sequence for each in settlements):
             raise InvalidArgument(f"a settlement must name sequences 0 to {queue.visible_sequence - 1} of {queue.id}, first to last")
         names = (queue.id.subject, queue.id.partition, session.group, holder.consumer, token)
+        keys = {each.first: self._key_at(queue, each.first) for each in settlements if each.verdict == LaneVerdict.PARKED}
         act = self._store.act
         done = tuple([(each.first, each.last) for each in settlements if each.verdict == LaneVerdict.DONE])
         if done:
@@ -291,7 +306,7 @@ class Lanes:
                 act(LaneFail(*names, each.first, each.argument))
                 session.counters.nacked += 1
             elif each.verdict == LaneVerdict.PARKED:
-                act(LanePark(*names, each.first, *self._key_at(queue, each.first)))
+                act(LanePark(*names, each.first, *keys[each.first]))
         answer = frames.frame(FrameKind.SETTLED, request_id, wire.pack_settled(len(settlements), 0))
         self._responses.unwritten.append(HeldAnswer(0, peer, request_id, answer))
         self._turns.schedule()

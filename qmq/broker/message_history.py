@@ -22,6 +22,7 @@ import msgspec
 from qmq.batch import BatchView, Kind
 from qmq.batch_columns import UNREADABLE
 from qmq.broker.message_state import event_of, state_of_lane, state_of_share
+from qmq.broker.through_cold_reads import through_cold_reads
 from qmq.errors import CorruptBatch, InvalidArgument, MessageNotFound, NotMaster
 from qmq.limits import KIB, MIB
 from qmq.log.actions import AnyAction, DropQueue, Forget, LaneAction, ScheduleAction, decode_actions
@@ -139,12 +140,12 @@ class MessageHistory:
         if cursor:
             scan.resume(cursor)
         else:
-            self._begin(scan)
+            await through_cold_reads(self._begin, scan)
         events, is_whole = await self._scan(scan)
         return pb.TraceMessageResponse(
             events=[event_of(each) for each in events],
             cursor=b"" if is_whole else scan.cursor(),
-            states=self._states(scan) if is_whole else (),
+            states=await through_cold_reads(lambda: list(self._states(scan))) if is_whole else (),
             known_since_ms=scan.known_since_ms,
         )
 

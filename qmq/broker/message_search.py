@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Final
 
 from qmq.batch import ENVELOPE_BYTES, BatchView
 from qmq.batch_columns import REGION_BYTES, UNREADABLE, Column, parse_header
+from qmq.broker.through_cold_reads import through_cold_reads
 from qmq.errors import CorruptBatch, MessageNotFound, NotMaster
 from qmq.log.consume_log import IndexEntry
 from qmq.log.producers import birth_ms
@@ -110,7 +111,7 @@ class MessageSearch:
             before, sent = index.of_producer(message_id.producer_id, before)
             for entry in sent:
                 if entry.batch_sequence == message_id.batch_sequence:
-                    found = _look_into(store, queue, entry, message_id)
+                    found = await through_cold_reads(_look_into, store, queue, entry, message_id)
                     if found is not None:
                         yield found
             await self._give_way(store)
@@ -127,8 +128,9 @@ class MessageSearch:
             while number < queue.index.count and left > 0:
                 entries = queue.index.entries(number, min(HEADS_AT_ONCE, left))
                 number, left = number + len(entries), left - len(entries)
-                heads = [entry for entry in entries if entry.producer_id and _has_own_ids(store, entry)]
-                found += [each for entry in heads if (each := _look_into(store, queue, entry, message_id)) is not None]
+                for entry in entries:
+                    each = await through_cold_reads(_look_for_own_id, store, queue, entry, message_id)
+                    found += [each] if each is not None else []
                 await self._give_way(store)
             if left <= 0:
                 return found, True
@@ -138,6 +140,11 @@ class MessageSearch:
         await asyncio.sleep(0)
         if self._broker.store is not store or not self._broker.is_serving:
             raise NotMaster("this broker lost the mastership during the search: ask the new master")
+
+
+def _look_for_own_id(store: Store, queue: Queue, entry: IndexEntry, message_id: MessageId) -> FoundMessage | None:
+    """The message, if it is in this batch under an id of its own."""
+    return _look_into(store, queue, entry, message_id) if entry.producer_id and _has_own_ids(store, entry) else None
 
 
 def _has_own_ids(store: Store, entry: IndexEntry) -> bool:

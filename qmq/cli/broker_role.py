@@ -35,6 +35,23 @@ class BrokerOptions(RetryFlags, ShardedOptions):
         str,
         typer.Option(envvar="QMQ_OBJECT_STORE", help="Copy sealed segments there: s3://BUCKET/PREFIX, gs://…, az://… or file:///FOLDER."),
     ] = ""
+    local_retention_hours: Annotated[
+        float | None,
+        typer.Option(
+            envvar="QMQ_LOCAL_RETENTION_HOURS",
+            help="How long segments stay on the disk that are in the object store; without it as long as their messages are kept.",
+        ),
+    ] = None
+    local_retention_mib: Annotated[
+        int | None,
+        typer.Option(
+            envvar="QMQ_LOCAL_RETENTION_MIB",
+            help="Keep old segments in the object store only when the message log on the disk exceeds this size.",
+        ),
+    ] = None
+    object_store_cache_mib: Annotated[
+        int, typer.Option(envvar="QMQ_OBJECT_STORE_CACHE_MIB", help="Disk space for what is read from the object store.")
+    ] = 1024
 
     def config(self) -> ReplicaConfig:
         """The broker's configuration. Raises InvalidArgument, InvalidName, typer.BadParameter."""
@@ -42,7 +59,14 @@ class BrokerOptions(RetryFlags, ShardedOptions):
         from qmq.node.replica_config import ReplicaConfig
 
         shared = self.shared_config("broker group")
-        shared["log"] = replace(shared["log"], object_store_url=self.object_store)
+        hours, mib = self.local_retention_hours, self.local_retention_mib
+        shared["log"] = replace(
+            shared["log"],
+            object_store_url=self.object_store,
+            local_retention_ms=None if hours is None else int(hours * 3_600_000),
+            local_retention_bytes=None if mib is None else mib << 20,
+            object_store_cache_bytes=self.object_store_cache_mib << 20,
+        )
         return ReplicaConfig(**shared, broker=BrokerConfig(name=self.group, retries=self.retries()))
 
 

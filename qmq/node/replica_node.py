@@ -44,13 +44,15 @@ from qmq.node.store_opening import StoreOpener
 from qmq.private_files import make_private
 from qmq.security.audit import AuditLog
 from qmq.security.cluster_access import follow_access
-from qmq.tiering.object_store import open_objects
+from qmq.tiering.object_store import READ_RETRY_S, READ_S, open_objects
 from qmq.tiering.segment_copier import SegmentCopier
+from qmq.tiering.stored_reads import StoredReads
 
 if TYPE_CHECKING:
     from qmq.metrics.endpoint import MetricsServer
     from qmq.metrics.figures import FigureSource
     from qmq.metrics.readiness import Readiness
+    from qmq.node.replica_config import ReplicaConfig
 
 log = logging.getLogger("qmq.node")
 
@@ -66,7 +68,8 @@ class ReplicaNode(Generic[B]):
         self._context = context
         self._environment = environment
         self._kind = kind
-        self._opener = StoreOpener(context, kind)
+        self._stored = _stored_reads(config)
+        self._opener = StoreOpener(context, kind, self._stored)
         self._audit = audit_subject_of(
             config.access, context.coordination, self.view, environment.network, f"{config.group}/{config.replica}"
         )
@@ -138,6 +141,7 @@ class ReplicaNode(Generic[B]):
             self._objects,
             self.config.group,
             self._environment.fatal,
+            indexes=self.config.log.is_local_retention_set,
         )
 
     async def _begin_view(self) -> None:
@@ -218,11 +222,16 @@ class ReplicaNode(Generic[B]):
         )
         return [
             *own,
-            *([TieringSource(self._copier, self.config.group)] if self._copier is not None else []),
+            *self._tiering_sources(),
             CoordinationSource(self.coordination, self.view),
             AccessSource(self.access),
             ExposureSource(self.config.host, self.config.etcd, self._environment.network.credentials),
         ]
+
+    def _tiering_sources(self) -> list[FigureSource]:
+        if self._copier is None or self._stored is None:
+            return []
+        return [TieringSource(self._copier, self._stored, lambda: self.broker.store.messages.local_bytes, self.config.group)]
 
     async def _register(self) -> None:
         while True:
@@ -292,6 +301,8 @@ class ReplicaNode(Generic[B]):
             self.broker.store.close()
         else:
             self._close_store()
+        if self._stored is not None:
+            self._stored.close()
 
     def _close_store(self) -> None:
         store = self.broker.store
@@ -305,6 +316,15 @@ class ReplicaNode(Generic[B]):
         except DiskFull as failure:
             log.warning("closed without a checkpoint: %s", failure)
             store.close()
+
+
+def _stored_reads(config: ReplicaConfig) -> StoredReads | None:
+    """Reads what is only in the object store, if there is one."""
+    url = config.log.object_store_url
+    if not url:
+        return None
+    objects = open_objects(url, request_s=READ_S, retry_s=READ_RETRY_S)
+    return StoredReads(objects, config.group, config.data / "object_store_cache", config.log.object_store_cache_bytes)
 
 
 async def run_replica(make: Callable[[], ReplicaNode[B]], role: str = "broker") -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from qmq.errors import LogDamaged
 from qmq.log import follower
+from qmq.log.cold_read import StoredBytes
 from qmq.log.recent_writes import Place
 from qmq.log.recovery import open_store
 from qmq.log.store import Store
@@ -32,8 +33,10 @@ class ProjectionFolder(Protocol):
 
 
 class StoreOpener:
-    def __init__(self, context: ReplicaContext, projections: ProjectionFolder) -> None:
+    def __init__(self, context: ReplicaContext, projections: ProjectionFolder, stored: StoredBytes | None = None) -> None:
+        """`stored` reads the segments that are only in the object store."""
         self._context = context
+        self._stored = stored
         self._projections = projections
 
     @property
@@ -73,4 +76,5 @@ class StoreOpener:
             is_replicated=True,
             until=until,
             projection=self._projections.projection(),
+            stored=self._stored,
         )

@@ -17,6 +17,11 @@ RETRY_S: Final = 10.0
 """How long one call retries server errors and lost connections by itself; after that the copier waits longer."""
 
 
+READ_S: Final = 15.0
+READ_RETRY_S: Final = 3.0
+"""For reads that somebody waits for: they fail sooner, and are asked for again."""
+
+
 class StoreAway(Exception):
     """The object store did not do what it was asked to do: try again later."""
 

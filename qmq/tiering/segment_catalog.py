@@ -30,6 +30,8 @@ class Task(Enum):
     """Copy it to the store, or find that it is there."""
     LOOK = "look"
     """Find out whether the master has copied it."""
+    INDEX = "index"
+    """Compare the file with what the store has, and write the index with which the segment is read without its file."""
     DELETE = "delete"
     """Delete its objects: retention has ended it."""
     FORGET = "forget"
@@ -42,6 +44,19 @@ class CatalogStep:
 
     task: Task
     segment: SealedSegment
+
+
+@dataclass(frozen=True, slots=True)
+class LogBounds:
+    """What the catalog has to know about the log."""
+
+    start: int
+    committed: int
+    """Bytes before it will never be taken back."""
+    local_start: int = 0
+    """Segments before it have no file."""
+    unindexed: Collection[int] = ()
+    """Bases of segments that may be read without their file, once they have an index."""
 
 
 class SegmentCatalog:
@@ -82,19 +97,20 @@ class SegmentCatalog:
         self._noted.pop(segment.base, None)
         self._stored.pop(segment.base, None)
 
-    def next_step(self, start: int, committed: int, *, is_master: bool, waiting: Collection[int] = ()) -> CatalogStep | None:
-        """The next thing to do; deletions first, then the oldest segment.
-
-        The log begins at `start`, and its bytes before `committed` will never be taken back. `waiting` are bases of segments that are
-        left alone for now.
-        """
+    def next_step(self, log: LogBounds, *, is_master: bool, waiting: Collection[int] = ()) -> CatalogStep | None:
+        """The next thing to do; deletions first, then the oldest segment. `waiting` are bases of segments that are left alone for now."""
         known = sorted([*self._stored.values(), *self._noted.values()])
-        ended = next((each for each in known if each.end <= start and each.base not in waiting), None)
+        known = [each for each in known if each.base not in waiting]
+        ended = next((each for each in known if each.end <= log.start), None)
         if ended is not None:
             return CatalogStep(Task.DELETE if is_master else Task.FORGET, ended)
-        ready = (each for each in self.noted if start < each.end <= committed and each.base not in waiting)
-        segment = next(ready, None)
-        return None if segment is None else CatalogStep(Task.COPY if is_master else Task.LOOK, segment)
+        for segment in known:
+            if segment.base in self._stored:
+                if log.start <= segment.base and segment.base in log.unindexed:
+                    return CatalogStep(Task.INDEX, segment)
+            elif log.start < segment.end <= log.committed:
+                return CatalogStep(Task.COPY if is_master and segment.base >= log.local_start else Task.LOOK, segment)
+        return None
 
     def encode(self) -> bytes:
         """Its bytes in its file."""

@@ -18,9 +18,10 @@ from typing import Final, TypeVar
 
 from qmq.errors import CorruptBatch, DiskFull
 from qmq.log.envelopes import head_at
+from qmq.log.segment_index import index_name
 from qmq.log.store import Store
 from qmq.tiering.object_store import Objects, StoreAway
-from qmq.tiering.segment_catalog import CatalogStep, SegmentCatalog, Task, decode_catalog
+from qmq.tiering.segment_catalog import CatalogStep, LogBounds, SegmentCatalog, Task, decode_catalog
 from qmq.tiering.segment_copying import Interrupted, SegmentConflict, SegmentCopying, SegmentDamaged
 from qmq.tiering.stored_segment import CHUNK_BYTES, ObjectNames, SealedSegment
 
@@ -69,8 +70,9 @@ class SegmentCopier:
         *,
         pace: CopierPace | None = None,
         chunk_bytes: int = CHUNK_BYTES,
+        indexes: bool = False,
     ) -> None:
-        """`store` gives the replica's current store; None while it is reopened."""
+        """`store` gives the replica's current store; None while it is reopened. `indexes`: local retention may delete the files."""
         self._store = store
         self._is_master = is_master
         self._objects = objects
@@ -78,6 +80,7 @@ class SegmentCopier:
         self._fatal = fatal
         self._pace = pace or CopierPace()
         self._chunk_bytes = chunk_bytes
+        self._indexes = indexes
         self._loop = asyncio.get_running_loop()
         self._task: asyncio.Task[None] | None = None
         self._is_stopping = False
@@ -137,12 +140,17 @@ class SegmentCopier:
         now, is_master = self._loop.time(), self._is_master()
         self._waiting = {base: until for base, until in self._waiting.items() if until > now and is_master == self._was_master}
         self._was_master = is_master
-        step = self.catalog.next_step(start, committed_position(store), is_master=is_master, waiting=self._waiting)
+        step = self.catalog.next_step(self._bounds(store), is_master=is_master, waiting=self._waiting)
         if step is None:
             self._settled = None if self.catalog.noted or self._waiting else (start, last)
             return False
         await self._take(store, step)
         return True
+
+    def _bounds(self, store: Store) -> LogBounds:
+        log = store.messages
+        local = [base for base in log.bases if base >= log.local_start] if self._indexes else []
+        return LogBounds(log.start, committed_position(store), log.local_start, {base for base in local if not log.has_index(base)})
 
     async def _take(self, store: Store, step: CatalogStep) -> None:
         segment = step.segment
@@ -150,7 +158,10 @@ class SegmentCopier:
             self._objects, self._names, store.disk, store.messages.folder, lambda: not self._is_stopping, self._chunk_bytes
         )
         try:
-            is_done = await self._in_thread(lambda: self._carry_out(copying, step))
+            if step.task is Task.INDEX:
+                is_done = await self._index(store, copying, segment)
+            else:
+                is_done = await self._in_thread(lambda: self._carry_out(copying, step))
         except (SegmentConflict, SegmentDamaged) as failure:
             self.counters.failed("conflict" if isinstance(failure, SegmentConflict) else "damaged")
             log.error("segment %d is not copied to the object store: %s", segment.base, failure)
@@ -159,12 +170,24 @@ class SegmentCopier:
             is_done = False
         if not is_done:
             self._waiting[segment.base] = self._loop.time() + self._pace.later_s
+        if not is_done or step.task is Task.INDEX:
             return
         if step.task in (Task.COPY, Task.LOOK):
             self.catalog.now_stored(segment)
         else:
             self.catalog.now_gone(segment)
         await self._save(store)
+
+    async def _index(self, store: Store, copying: SegmentCopying, segment: SealedSegment) -> bool:
+        """Write the segment's index. False if the store does not have the segment."""
+        index = await self._in_thread(lambda: copying.index(segment))
+        if index is None:
+            log.warning("segment %d is not in the object store any more: its file stays", segment.base)
+            return False
+        await self._in_thread(lambda: store.messages.write_index(index))
+        if not store.messages.note_index(index):
+            await self._in_thread(lambda: store.disk.delete(store.messages.folder / index_name(index.base)))
+        return True
 
     def _carry_out(self, copying: SegmentCopying, step: CatalogStep) -> bool:
         """In a thread. Whether the step is done."""

@@ -7,9 +7,11 @@ from pathlib import Path
 
 from google_crc32c import value as crc32c
 
+from qmq.batch import ENVELOPE_BYTES
 from qmq.errors import CorruptBatch
 from qmq.log.disk import Disk
 from qmq.log.envelopes import walk_bytes
+from qmq.log.segment_index import SegmentIndex
 from qmq.log.segments import segment_name
 from qmq.tiering.object_store import Objects, StoreAway
 from qmq.tiering.stored_segment import (
@@ -124,6 +126,29 @@ class SegmentCopying:
             return None if data is None else decode_manifest(data)
         except BadManifest as cause:
             raise SegmentConflict(f"the manifest of segment {segment.base} cannot be read: {cause}") from cause
+
+    def index(self, segment: SealedSegment) -> SegmentIndex | None:
+        """What is kept of the segment when its file is deleted, if the store has the file's bytes; None if the store has no manifest.
+
+        Raises FileNotFoundError: retention has deleted it. StoreAway, SegmentConflict, SegmentDamaged, Interrupted.
+        """
+        manifest = self.manifest(segment)
+        if manifest is None:
+            return None
+        if manifest.segment != segment:
+            raise SegmentConflict(f"the store has another segment at {segment.base}, of {manifest.segment.size} bytes")
+        fd = self._disk.open_read(self._folder / segment_name(segment.base))
+        try:
+            index = SegmentIndex(
+                segment.base, segment.size, manifest.chunk_bytes, manifest.checksums, self._disk.read_around(fd, ENVELOPE_BYTES, 0)
+            )
+            for number, checksum in enumerate(index.checksums):
+                self._require_going_on()
+                if crc32c(self._disk.read_around(fd, index.chunk_size(number), number * index.chunk_bytes)) != checksum:
+                    raise SegmentDamaged(f"chunk {number} of the file is not what the store has")
+        finally:
+            self._disk.close(fd)
+        return index
 
     def delete(self, segment: SealedSegment) -> None:
         """Delete the segment's objects, the first chunk last. Raises StoreAway, Interrupted."""

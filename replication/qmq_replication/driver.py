@@ -25,6 +25,7 @@ from qmq.clock import Clock
 from qmq.errors import CoordinationError, DiskFull, LogDamaged, ProtocolViolation, Unavailable
 from qmq.invariants import InvariantBroken, check
 from qmq.log import follower
+from qmq.log.cold_read import ColdRead
 from qmq.log.log_config import Flush
 from qmq.log.merged_log import read_merged
 from qmq.log.recent_writes import Place
@@ -90,12 +91,15 @@ class StoreLog:
         return store.messages.end, store.actions.end
 
     def read(self, place: Place, after: int, bytes_max: int) -> LogChunk | None:
-        """Read from memory or from the files. Raises LogDamaged."""
+        """Read from memory, from the files, or from the object store. Raises LogDamaged."""
         store, (messages, actions) = self._host.store, place
         begin = (messages, actions)  # it came over the wire, as a list
         found = store.tail.read(begin, after, bytes_max)
         if found is None:
-            found = read_merged(store.logs, begin, after, bytes_max)
+            try:
+                found = read_merged(store.logs, begin, after, bytes_max)
+            except ColdRead:
+                return LogChunk(after, (), begin, 0)
         if found is None or not found.runs:
             return None
         return LogChunk(found.last, found.runs, found.place, found.size)

@@ -159,6 +159,8 @@ class Leader:
             if chunk is None or epoch is None:
                 self._reset(name, peer)
                 return
+            if chunk.last_index == after:
+                return
             runs = history.between(after, chunk.last_index)
             replica.send(
                 name,

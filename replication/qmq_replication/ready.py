@@ -124,7 +124,10 @@ class Log(Protocol):
         ...
 
     def read(self, place: Place, after: int, bytes_max: int) -> LogChunk | None:
-        """The entries behind index `after`, which lies at `place`; None if this log no longer has them."""
+        """The entries behind index `after`, which lies at `place`; None if this log no longer has them.
+
+        A chunk without entries, whose `last_index` is `after`: they are being read from somewhere slow. Ask again at the next heartbeat.
+        """
         ...
 
     def start(self) -> tuple[int, int, Place]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Final
 
 from qmq.metrics.figures import COUNTER, GAUGE, Figure, Reading, one
 from qmq.tiering.segment_copier import SegmentCopier
+from qmq.tiering.stored_reads import StoredReads
 
 _OF: Final = ("broker_group",)
 
@@ -26,15 +27,24 @@ FAILURES: Final = Figure(
     (*_OF, "reason"),
     "Steps that failed: the store is `away`, it has other bytes (`conflict`), the local segment is `damaged`.",
 )
+READ: Final = Figure("qmq_object_store_read_bytes_total", COUNTER, _OF, "Bytes of chunks that were read from the object store for readers.")
+READ_FAILURES: Final = Figure(
+    "qmq_object_store_read_failures_total", COUNTER, _OF, "Chunks that could not be read from the object store; they are asked for again."
+)
+CACHED: Final = Figure("qmq_object_store_cache_bytes", GAUGE, _OF, "Bytes of the chunks in the cache on the disk.")
+LOCAL: Final = Figure("qmq_log_local_bytes", GAUGE, _OF, "Bytes of the message log that are on this disk.")
 
 
 class TieringSource:
     """Exists if the broker has an object store."""
 
-    figures: Final = (STORED, WAITING, COPIED, DELETED, FAILURES)
+    figures: Final = (STORED, WAITING, COPIED, DELETED, FAILURES, READ, READ_FAILURES, CACHED, LOCAL)
 
-    def __init__(self, copier: SegmentCopier, group: str) -> None:
+    def __init__(self, copier: SegmentCopier, stored: StoredReads, local_bytes: Callable[[], int], group: str) -> None:
+        """`local_bytes` tells how much of the message log is on the disk."""
         self._copier = copier
+        self._stored = stored
+        self._local_bytes = local_bytes
         self._group = group
 
     def read(self) -> Iterator[Reading | None]:
@@ -44,3 +54,7 @@ class TieringSource:
         yield one(COPIED, counters.copied_bytes, group)
         yield one(DELETED, counters.deleted_segments, group)
         yield Reading(FAILURES, [((group, reason), count) for reason, count in counters.failures.items()])
+        yield one(READ, self._stored.counters.fetched_bytes, group)
+        yield one(READ_FAILURES, self._stored.counters.failures, group)
+        yield one(CACHED, self._stored.cached_bytes, group)
+        yield one(LOCAL, self._local_bytes(), group)

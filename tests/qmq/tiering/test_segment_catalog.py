@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qmq.tiering.segment_catalog import CatalogStep, SegmentCatalog, Task, decode_catalog
+from qmq.tiering.segment_catalog import CatalogStep, LogBounds, SegmentCatalog, Task, decode_catalog
 from qmq.tiering.stored_segment import SealedSegment
 
 SEGMENTS = [SealedSegment(base, 10) for base in range(0, 100, 10)]
@@ -14,7 +14,7 @@ SEGMENTS = [SealedSegment(base, 10) for base in range(0, 100, 10)]
 def step(
     catalog: SegmentCatalog, start: int = 0, committed: int = 100, *, is_master: bool = True, waiting: tuple[int, ...] = ()
 ) -> CatalogStep | None:
-    return catalog.next_step(start, committed, is_master=is_master, waiting=waiting)
+    return catalog.next_step(LogBounds(start, committed), is_master=is_master, waiting=waiting)
 
 
 def test_a_master_copies_oldest_first_and_only_what_is_committed() -> None:
@@ -43,6 +43,17 @@ def test_what_retention_ended_is_deleted_whole_copy_or_half() -> None:
     assert step(catalog, start=20) == CatalogStep(Task.DELETE, SEGMENTS[1])
     catalog.now_gone(SEGMENTS[1])
     assert step(catalog, start=20) == CatalogStep(Task.COPY, SEGMENTS[2])
+
+
+def test_a_stored_segment_gets_its_index_and_one_without_a_file_is_not_copied_again() -> None:
+    catalog = SegmentCatalog(stored=SEGMENTS[:2], noted=SEGMENTS[2:4])
+    log = LogBounds(0, 100, unindexed={10, 20, 30})
+    assert catalog.next_step(log, is_master=False) == CatalogStep(Task.INDEX, SEGMENTS[1])
+    assert catalog.next_step(log, is_master=True, waiting=(10,)) == CatalogStep(Task.COPY, SEGMENTS[2])
+    assert catalog.next_step(LogBounds(20, 100, unindexed={10}), is_master=True, waiting=(0, 10)) == CatalogStep(Task.COPY, SEGMENTS[2])
+    lost = SegmentCatalog(noted=SEGMENTS[:3])
+    assert lost.next_step(LogBounds(0, 100, local_start=20), is_master=True) == CatalogStep(Task.LOOK, SEGMENTS[0])
+    assert lost.next_step(LogBounds(0, 100, local_start=20), is_master=True, waiting=(0, 10)) == CatalogStep(Task.COPY, SEGMENTS[2])
 
 
 @given(st.sets(st.sampled_from(SEGMENTS)), st.sets(st.sampled_from(SEGMENTS)))

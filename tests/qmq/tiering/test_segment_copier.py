@@ -9,13 +9,16 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from random import Random
 
+import pytest
 from support import eventually
 from tiered_log import CHUNK_BYTES, FaultyObjects, grow, in_memory, log_at
 
+from qmq.log.segment_index import decode_index, index_name
 from qmq.log.segments import segment_name
 from qmq.log.store import Store
 from qmq.tiering.object_store import Objects
 from qmq.tiering.segment_copier import CATALOG_FILE, CopierPace, SegmentCopier, sealed_segments
+from qmq.tiering.stored_reads import StoredReads
 from qmq.tiering.stored_segment import ObjectNames
 
 PACE = CopierPace(idle_s=0.005, away_s=0.005, away_s_max=0.01, later_s=0.02)
@@ -27,8 +30,8 @@ def fail(cause: BaseException) -> None:
 
 
 @asynccontextmanager
-async def running(store: Store, objects: Objects, *, is_master: bool = True) -> AsyncIterator[SegmentCopier]:
-    found = SegmentCopier(lambda: store, lambda: is_master, objects, "g", fail, pace=PACE, chunk_bytes=CHUNK_BYTES)
+async def running(store: Store, objects: Objects, *, is_master: bool = True, indexes: bool = False) -> AsyncIterator[SegmentCopier]:
+    found = SegmentCopier(lambda: store, lambda: is_master, objects, "g", fail, pace=PACE, chunk_bytes=CHUNK_BYTES, indexes=indexes)
     found.start()
     try:
         yield found
@@ -97,6 +100,48 @@ async def test_a_slave_writes_nothing_and_knows_what_its_master_stored_and_delet
                 each.messages.drop_files_before(each.messages.bases[2])
             await eventually(lambda: slave.catalog.stored == master.catalog.stored == sealed_segments(store))
     assert {method for method, _ in seen.names} == {"get"}
+
+
+@pytest.mark.parametrize("is_master", [True, False])
+async def test_a_file_that_is_not_needed_is_deleted_and_its_objects_when_retention_ends_it(tmp_path: Path, is_master: bool) -> None:
+    objects = in_memory()
+    with log_at(tmp_path / "1") as first, log_at(tmp_path / "2") as second:
+        store = first if is_master else second
+        log, segments = store.messages, sealed_segments(store)
+        bytes_of = {each.base: (log.folder / segment_name(each.base)).read_bytes() for each in segments}
+        async with running(first, objects, indexes=is_master) as master, running(second, objects, is_master=False, indexes=not is_master):
+            await eventually(lambda: all(log.has_index(each.base) for each in segments))
+            for path in log.release_before(log.end):
+                path.unlink()
+            assert log.local_start == log.bases[-1]
+            reads = StoredReads(objects, "g", tmp_path / "cache", 1 << 20)
+            for each in segments:
+                index = decode_index((log.folder / index_name(each.base)).read_bytes())
+                assert index is not None
+                assert reads.read_waiting(index, 0, each.size) == bytes_of[each.base]
+            for each in (first, second):
+                each.messages.drop_files_before(each.messages.bases[-1])
+            await eventually(lambda: not master.catalog.stored and not master.catalog.noted)
+        assert objects.get(NAMES.manifest(segments[0])) is None
+        assert not list(log.folder.glob("*.stored"))
+
+
+async def test_a_file_that_changed_after_it_was_copied_gets_no_index(tmp_path: Path) -> None:
+    objects = in_memory()
+    with log_at(tmp_path) as store:
+        first, *others = sealed_segments(store)
+        async with running(store, objects) as copier:
+            await eventually(lambda: copier.catalog.stored == [first, *others])
+        path = store.messages.folder / segment_name(first.base)
+        whole = path.read_bytes()
+        path.write_bytes(whole[:5000] + b"?" + whole[5001:])
+        async with running(store, objects, indexes=True) as copier:
+            await eventually(
+                lambda: all(store.messages.has_index(each.base) for each in others) and copier.counters.failures["damaged"] > 0
+            )
+            assert not store.messages.has_index(first.base)
+            path.write_bytes(whole)
+            await eventually(lambda: store.messages.has_index(first.base))
 
 
 async def test_a_damaged_segment_waits_for_its_repair_and_holds_up_no_other(tmp_path: Path) -> None:

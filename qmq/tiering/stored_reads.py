@@ -1,0 +1,194 @@
+"""Reads sealed segments from the object store, chunk by chunk, through a cache on the disk.
+
+    event loop   read: the bytes, if their chunks are here; else it starts fetching, and raises ColdRead
+    threads      fetch a chunk, compare its checksum with the index's, write it to a file of the cache
+    event loop   the chunk is here: those who waited for it are called
+
+A store that is slow or away holds up those alone who wait for its chunks: the threads are the reader's own, and daemons, so that the end of
+the process does not wait for them, either. A file of the cache has no name, so a process that dies leaves none behind.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import queue
+import tempfile
+import threading
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from google_crc32c import value as crc32c
+
+from qmq.errors import Overloaded, QmqError
+from qmq.log.cold_read import ColdRead, Ended
+from qmq.log.segment_index import SegmentIndex
+from qmq.private_files import make_private
+from qmq.tiering.chunk_lru import ChunkKey, ChunkLru, to_fetch
+from qmq.tiering.object_store import Objects, StoreAway
+from qmq.tiering.stored_segment import ObjectNames, SealedSegment
+
+log = logging.getLogger("qmq.tiering")
+
+THREADS: Final = 4
+AWAY_RETRY_MS: Final = 1000
+
+
+@dataclass(slots=True)
+class ReadCounters:
+    """The work since the process began."""
+
+    fetched_bytes: int = 0
+    failures: int = 0
+
+
+@dataclass(slots=True)
+class _Fetch:
+    """A chunk that is being fetched."""
+
+    index: SegmentIndex
+    key: ChunkKey
+    loop: asyncio.AbstractEventLoop
+    waiting: dict[object, Ended] = field(default_factory=dict)
+
+
+class StoredReads:
+    """See qmq.log.cold_read.StoredBytes. `close` it in the end."""
+
+    def __init__(self, objects: Objects, group: str, folder: Path, cache_bytes: int, threads: int = THREADS) -> None:
+        """The cache's files are in `folder`, which is made when it is needed."""
+        self._objects = objects
+        self._names = ObjectNames(group)
+        self._folder = folder
+        self._threads = threads
+        self._cache: ChunkLru[int] = ChunkLru(cache_bytes)
+        """Open files, by chunk."""
+        self._fetches: dict[ChunkKey, _Fetch] = {}
+        self._orders: queue.SimpleQueue[_Fetch | None] = queue.SimpleQueue()
+        self._workers: list[threading.Thread] = []
+        self._is_closed = False
+        self.counters = ReadCounters()
+
+    @property
+    def cached_bytes(self) -> int:
+        """The size of the chunks that are here."""
+        return self._cache.bytes
+
+    # --- in the event loop ---------------------------------------------------------------------------------------------
+
+    def read(self, index: SegmentIndex, at: int, size: int) -> bytes:
+        for key in to_fetch(index, at, size, self._is_here):
+            self._begin(index, key)
+        pieces: list[bytes] = []
+        for number in index.chunks_of(at, size):
+            key = ChunkKey(index.base, number)
+            file = self._cache.get(key)
+            if file is None:
+                raise self._cold(key)
+            first = number * index.chunk_bytes
+            begin, end = max(at - first, 0), min(at + size - first, index.chunk_size(number))
+            pieces.append(os.pread(file, end - begin, begin))
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    def _is_here(self, key: ChunkKey) -> bool:
+        return key in self._cache or key in self._fetches
+
+    def _begin(self, index: SegmentIndex, key: ChunkKey) -> None:
+        self._fetches[key] = fetch = _Fetch(index, key, asyncio.get_running_loop())
+        self._is_closed = False
+        if len(self._workers) < self._threads:
+            worker = threading.Thread(target=self._work, name="qmq-stored-reads", daemon=True)
+            self._workers.append(worker)
+            worker.start()
+        self._orders.put(fetch)
+
+    def _cold(self, key: ChunkKey) -> ColdRead:
+        def wait(owner: object, ended: Ended) -> None:
+            fetch = self._fetches.get(key)
+            if fetch is None:
+                asyncio.get_running_loop().call_soon(ended, None)
+            else:
+                fetch.waiting[owner] = ended
+
+        return ColdRead(f"chunk {key.number} of the segment at {key.base} is being read from the object store: try again", wait)
+
+    def _fetched(self, fetch: _Fetch, file: int | None, failure: QmqError | None) -> None:
+        self._fetches.pop(fetch.key, None)
+        if file is not None:
+            if self._is_closed:
+                os.close(file)
+                return
+            size = fetch.index.chunk_size(fetch.key.number)
+            self.counters.fetched_bytes += size
+            for left in self._cache.put(fetch.key, file, size):
+                os.close(left)
+        else:
+            self.counters.failures += 1
+            log.warning("%s", failure)
+        for ended in fetch.waiting.values():
+            fetch.loop.call_soon(ended, failure)
+
+    def close(self) -> None:
+        """Fetch nothing more, and close the cache's files. A fetch under way ends by itself."""
+        self._is_closed = True
+        for _ in self._workers:
+            self._orders.put(None)
+        self._workers.clear()
+        for file in self._cache.clear():
+            os.close(file)
+
+    # --- in threads ----------------------------------------------------------------------------------------------------
+
+    def read_waiting(self, index: SegmentIndex, at: int, size: int) -> bytes:
+        pieces: list[bytes] = []
+        for number in index.chunks_of(at, size):
+            first = number * index.chunk_bytes
+            data = self._chunk(index, number)
+            pieces.append(data[max(at - first, 0) : at + size - first])
+        return b"".join(pieces)
+
+    def _work(self) -> None:
+        while (fetch := self._orders.get()) is not None:
+            file, failure = None, None
+            try:
+                file = self._keep(self._chunk(fetch.index, fetch.key.number))
+            except Overloaded as cause:
+                failure = cause
+            except OSError as cause:
+                failure = Overloaded(f"the object store's cache cannot be written ({cause}): free some space")
+            except Exception as cause:  # a thread that ends would leave its reader waiting
+                log.exception("reading from the object store failed")
+                failure = Overloaded(f"reading from the object store failed: {cause!r}")
+            with suppress(RuntimeError):  # the loop has ended in the meantime
+                fetch.loop.call_soon_threadsafe(self._fetched, fetch, file, failure)
+
+    def _chunk(self, index: SegmentIndex, number: int) -> bytes:
+        """A chunk's bytes, checked. Raises Overloaded."""
+        name = self._names.chunk(SealedSegment(index.base, index.size), number)
+        try:
+            data = self._objects.get(name)
+        except StoreAway as cause:
+            raise _away(f"messages are in the object store, which does not give them ({cause}): try again") from cause
+        if data is None:
+            raise _away(f"the object store does not have {name}: was it deleted there, or by a replica with a shorter retention?")
+        if len(data) != index.chunk_size(number) or crc32c(data) != index.checksums[number]:
+            raise _away(f"the object store gives other bytes than were put for {name}")
+        return data
+
+    def _keep(self, data: bytes) -> int:
+        """Write a chunk to a file of the cache. Raises OSError."""
+        make_private(self._folder)
+        with tempfile.TemporaryFile(dir=self._folder, buffering=0) as file:
+            rest = memoryview(data)
+            while rest:
+                rest = rest[file.write(rest) :]
+            return os.dup(file.fileno())
+
+
+def _away(message: str) -> Overloaded:
+    failure = Overloaded(message)
+    failure.retry_after_ms = AWAY_RETRY_MS
+    return failure
