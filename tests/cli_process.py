@@ -44,13 +44,15 @@ def run(words: tuple[str, ...], environment: dict[str, str], data: bytes = b"") 
         return subprocess.CompletedProcess(words, status, stdout.read(), stderr.read())
 
 
-def run_in_terminal(columns: int, words: tuple[str, ...], environment: dict[str, str]) -> subprocess.CompletedProcess[bytes]:
-    """Run `qmq WORDS` with a terminal as its standard output. Raises TimeoutError."""
+def run_in_terminal(
+    columns: int, words: tuple[str, ...], environment: dict[str, str], *, is_whole: bool = False
+) -> subprocess.CompletedProcess[bytes]:
+    """Run `qmq WORDS` with a terminal as its standard output, and as its standard error if `is_whole`. Raises TimeoutError."""
     ours, theirs = pty.openpty()
     with open(ours, "rb", 0) as screen, TemporaryFile() as stdin, TemporaryFile() as stderr:
         fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
         try:
-            channel = _begin(words, environment, [stdin.fileno(), theirs, stderr.fileno()])
+            channel = _begin(words, environment, [stdin.fileno(), theirs, theirs if is_whole else stderr.fileno()])
         finally:
             os.close(theirs)
         shown = b"".join(_parts(screen))

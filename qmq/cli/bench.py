@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 import qmq
 from qmq.cli.known_names import require_subject
-from qmq.cli.output import SERVER, Json, Server, errors, run, show
+from qmq.cli.output import SERVER, Json, Server, run, show
+from qmq.cli.progress_bar import counting
 from qmq.errors import InvalidArgument
 
 if TYPE_CHECKING:
@@ -117,27 +117,22 @@ def _cpu_s() -> float:
     return used.ru_utime + used.ru_stime
 
 
-def _bar(quiet: bool) -> Progress:
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    return Progress(*columns, console=errors, transient=True, disable=quiet or not errors.is_terminal)
-
-
 async def _pub(server: str, subject: str, messages: int, size: int, batch: int, compression: str | None, quiet: bool) -> Throughput:
     body = os.urandom(size)
     async with qmq.connect(server) as mq:
         await mq.send(subject, body)  # Connect and create the subject before the clock starts.
         begin, cpu_s = time.perf_counter(), _cpu_s()
         async with mq.producer(subject, compression=compression) as producer:
-            with _bar(quiet) as bar:
-                task, left = bar.add_task("publishing", total=messages), messages
-                while left:
-                    count = min(batch, left)
+            with counting("publishing", messages, quiet=quiet) as completed:
+                sent = 0
+                while sent < messages:
+                    count = min(batch, messages - sent)
                     if count == 1:
                         producer.send(body)
                     else:
                         producer.send_many([body] * count)
-                    left -= count
-                    bar.advance(task, count)
+                    sent += count
+                    completed(sent)
                     if producer.full:
                         await producer.drain()
         return Throughput(messages, size, time.perf_counter() - begin, _cpu_s() - cpu_s)
@@ -151,8 +146,8 @@ async def _sub(server: str, subject: str, messages: int, group: str, each: bool,
 
 
 async def _consumed(consumer: Consumer, messages: int, each: bool, quiet: bool) -> Throughput:
-    with _bar(quiet) as bar:
-        task, count, size = bar.add_task("consuming", total=messages), 0, 0
+    with counting("consuming", messages, quiet=quiet) as completed:
+        count, size = 0, 0
         begin, cpu_s = 0.0, 0.0
 
         def took(found: int, first: Message) -> bool:
@@ -160,7 +155,7 @@ async def _consumed(consumer: Consumer, messages: int, each: bool, quiet: bool) 
             if not count:
                 begin, cpu_s, size = time.perf_counter(), _cpu_s(), len(first.body)
             count += found
-            bar.update(task, completed=count)
+            completed(count)
             return count >= messages
 
         if each:

@@ -7,12 +7,13 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
 
 import qmq
 from qmq.cli import draining
 from qmq.cli.cli_timing import CliTiming, timing_of
 from qmq.cli.output import SERVER, DryRun, Json, Server, errors, fail, run, show
+from qmq.cli.progress_bar import progress_of
 from qmq.cli.replica import Group
 from qmq.cli.roles import RetryFlags, serve_replica, set_up_logging, taking
 from qmq.cli.shards import ShardedOptions, shard_command, shard_options
@@ -167,7 +168,7 @@ async def _drain(name: str, is_moving: bool, dry_run: bool, quiet: bool, server:
 async def _move_all(mq: qmq.Client, group: str, moves: list[draining.Move], quiet: bool, timing: CliTiming) -> None:
     done = 0
     columns = (TextColumn("moving partitions"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"))
-    with Progress(*columns, console=errors, transient=True, disable=quiet or not errors.is_terminal) as bar:
+    with progress_of(*columns, quiet=quiet) as bar:
         task = bar.add_task("", total=len(moves))
 
         def moved(each: draining.Move) -> None:

@@ -13,8 +13,9 @@ import typer
 
 import qmq
 from qmq.cli import exporting
-from qmq.cli.exporting import LOAD_COLUMNS, bar, keep_saying
+from qmq.cli.exporting import LOAD_COLUMNS, keep_saying
 from qmq.cli.output import SERVER, Json, Server, fail, run, show
+from qmq.cli.progress_bar import counting
 from qmq.cli.transfer.load_journal import LoadJournal
 from qmq.cli.transfer.message_source import MessageRange, MessageSource
 from qmq.cli.transfer.record_loader import RecordLoader
@@ -117,12 +118,9 @@ async def _copy(
     async with qmq.connect(server, create_subjects=False) as here, connected(there) as mq:
         messages = MessageSource(here, source, chosen, None if state is None else state.mark)
         left = max(await exporting.stored_count(here, source), before)
-        with bar(quiet) as shown:
-            task = shown.add_task(f"copying {source} to {target}", total=left)
-            loader = RecordLoader(
-                mq, target, journal, rate=rate, compression=compression, progress=lambda count: shown.update(task, completed=count)
-            )
+        with counting(f"copying {source} to {target}", left, quiet=quiet) as completed:
+            loader = RecordLoader(mq, target, journal, rate=rate, compression=compression, progress=completed)
             await keep_saying(loader.load(messages), journal)
             total = journal.state.records if journal.state is not None else 0
-            shown.update(task, completed=total, total=total)
+            completed(total)
     return (target, total, loader.sent, total - loader.sent)

@@ -9,15 +9,14 @@ from __future__ import annotations
 import base64
 from collections.abc import Awaitable, Callable
 from datetime import datetime
-from functools import partial
 from typing import Annotated, Any, Final, TypeVar
 
 import typer
-from rich.progress import Progress, TaskID
 
 import qmq
 from qmq.cli.known_names import require_group
 from qmq.cli.output import SERVER, DryRun, Json, Server, errors, fail, run, say, show, time_text
+from qmq.cli.progress_bar import counting
 from qmq.client.dead_letter import Choose, DeadLetter
 from qmq.client.partial import Partial
 from qmq.errors import InvalidArgument
@@ -208,16 +207,10 @@ async def _done(
         waiting = sum(each.waiting for each in await letters.describe())
         if not waiting:
             await require_group(mq, group)
-        with Progress(console=errors, transient=True, disable=is_quiet or not errors.is_terminal) as progress:
-            bar = progress.add_task("purging" if edit is None else "replaying", total=min(most, waiting) if most else waiting)
-            tell = partial(_completed, progress, bar)
+        with counting("purging" if edit is None else "replaying", min(most, waiting) if most else waiting, quiet=is_quiet) as completed:
             if edit is not None:
-                return await letters.replay(choose, edit=edit.of, messages_max=most, progress=tell, per_second=rate)
-            return await letters.purge(choose, messages_max=most, progress=tell)
-
-
-def _completed(progress: Progress, bar: TaskID, count: int) -> None:
-    progress.update(bar, completed=count)
+                return await letters.replay(choose, edit=edit.of, messages_max=most, progress=completed, per_second=rate)
+            return await letters.purge(choose, messages_max=most, progress=completed)
 
 
 def _check_whole(words: list[str], is_filtered: bool) -> None:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 import qmq
 from qmq.cli.browse import moment
-from qmq.cli.output import SERVER, Json, Server, errors, fail, run, show
+from qmq.cli.output import SERVER, Json, Server, fail, run, show
+from qmq.cli.progress_bar import counting
 from qmq.cli.transfer.load_journal import LoadJournal
 from qmq.cli.transfer.message_source import MessageRange, MessageSource
 from qmq.cli.transfer.record_files import FileSource, RecordForm, count_of, describe, finish, writer_of
@@ -97,14 +96,13 @@ async def _export(
     async with qmq.connect(server, create_subjects=False) as mq:
         total = await stored_count(mq, subject)
         writer = writer_of(form, file, as_base64=as_base64)
-        with bar(quiet or file is None) as shown:
-            task = shown.add_task(f"exporting {subject}", total=total)
+        with counting(f"exporting {subject}", total, quiet=quiet or file is None) as completed:
             async for message in MessageSource(mq, subject, chosen).messages():
                 writer.write(record_of(message), place_of(message))
                 count += 1
                 if count % BAR_STEP == 0:
-                    shown.update(task, completed=count)
-            shown.update(task, completed=count, total=count)
+                    completed(count)
+            completed(count)
         writer.close()
     if file is not None:
         finish(file)
@@ -163,14 +161,11 @@ async def _load(
         return (subject, done.records, 0, done.records)
     source = FileSource(form, file, 0 if done is None else done.mark or 0)
     async with qmq.connect(server, create_subjects=False) as mq:
-        with bar(quiet) as shown:
-            task = shown.add_task(f"importing to {subject}", total=None if quiet else count_of(form, file))
-            loader = RecordLoader(
-                mq, subject, journal, rate=rate, compression=compression, progress=lambda count: shown.update(task, completed=count)
-            )
+        with counting(f"importing to {subject}", None if quiet else count_of(form, file), quiet=quiet) as completed:
+            loader = RecordLoader(mq, subject, journal, rate=rate, compression=compression, progress=completed)
             await keep_saying(loader.load(source), journal)
             total = source.mark()
-            shown.update(task, completed=total, total=total)
+            completed(total)
     return (subject, total, loader.sent, total - loader.sent)
 
 
@@ -184,10 +179,3 @@ async def keep_saying(work: Any, journal: LoadJournal) -> None:
         records = journal.state.records if journal.state is not None else 0
         said = f"{failure.message}; {records:,} records are stored: run the command again to continue ({journal.path})"
         raise type(failure)(said, outcome=failure.outcome) from failure
-
-
-def bar(quiet: bool) -> Progress:
-    """A progress bar on standard error, if that is a terminal."""
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    is_shown = errors.is_terminal and not quiet and sys.stderr.isatty()
-    return Progress(*columns, console=errors, disable=not is_shown)

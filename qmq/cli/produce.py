@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, NamedTuple
 
 import typer
-from rich.progress import Progress
 
 import qmq
-from qmq.cli.output import SERVER, Server, console, errors, fail, run, show, time_text
+from qmq.cli.output import SERVER, Server, console, fail, run, show, time_text
+from qmq.cli.progress_bar import counting
 from qmq.cli.times import parse_duration, parse_when
 from qmq.client.delayed_producer import DelayedProducer
 from qmq.client.due_times import When
@@ -117,16 +117,16 @@ async def _produce(job: ProduceJob, contents: Iterator[Content], total: int | No
     first = next(contents, None)
     if first is None:
         return {}, []
-    bar = Progress(console=errors, transient=True, disable=job.is_quiet or not errors.is_terminal)
     tickets: list[Ticket] = []
     async with qmq.connect(job.server) as mq, await _begin(mq, job, first, tickets) as producer:
-        with bar:
-            task = bar.add_task(f"sending to {job.subject}", total=total, completed=len(first[0]) + 1)
+        with counting(f"sending to {job.subject}", total, quiet=job.is_quiet, transient=True) as completed:
+            done = len(first[0]) + 1
             for content in contents:
                 ticket = _send(producer, content, job.due)
                 if job.keeps_receipts and ticket is not tickets[-1]:
                     tickets.append(ticket)
-                bar.advance(task, len(content[0]) + 1)
+                done += len(content[0]) + 1
+                completed(done)
                 if producer.full:
                     await producer.drain()
         await producer.flush()

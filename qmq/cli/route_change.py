@@ -16,11 +16,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn
+from rich.progress import BarColumn, SpinnerColumn, TaskID, TextColumn
 
 import qmq
 from qmq.cli.cli_timing import CliTiming, timing_of
 from qmq.cli.output import SERVER, DryRun, Json, Server, console, errors, run
+from qmq.cli.progress_bar import progress_of
 from qmq.cli.route_view import change_text, plan_view
 from qmq.errors import CoordinationUnavailable, InvalidArgument, Unavailable, UnknownPartition
 from qmq.operations.route_facts import change_facts, left_in, plan_facts, undo_command
@@ -209,7 +210,7 @@ class Following:
         self._quiet = quiet
         self._is_published = False
         columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(bar_width=20), TextColumn("{task.fields[note]}"))
-        self._bars = Progress(*columns, console=errors, transient=True, disable=quiet or not errors.is_terminal)
+        self._bars = progress_of(*columns, quiet=quiet)
         self._tasks: dict[str, TaskID] = {}
         self._advanced: set[str] = set()
         self._warned: set[str] = set()

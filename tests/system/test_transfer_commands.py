@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -229,3 +230,26 @@ def test_a_subject_is_purged_when_its_name_is_typed(shop: NodeProcess, plain: st
     assert json.loads(said(shop, "subject", "purge", plain, "--json", data=f"{plain}\n".encode())) == [{"subject": plain, "messages": 5}]
     assert stored(shop, plain) == []
     assert json.loads(said(shop, "subject", "purge", plain, "--yes", "--json")) == [{"subject": plain, "messages": 0}]
+
+
+def test_a_bar_ends_full_even_if_less_was_done_than_expected(shop: NodeProcess, plain: str, tmp_path: Path) -> None:
+    whole, part = str(tmp_path / "all.jsonl"), str(tmp_path / "part.jsonl")
+    for words, count in (
+        (("export", "orders", "--file", whole), 61),
+        (("export", "orders", "--file", part, "--tag", "odd"), 30),
+        (("import", plain, "--file", whole), 61),
+        (("bench", "pub", plain, "--messages", "500"), 500),
+        (("bench", "sub", plain, "--messages", "500", "--each"), 500),
+    ):
+        assert last_bar(shop, *words) == (count, count), words
+
+
+def last_bar(node: NodeProcess, *words: str) -> tuple[int, int]:
+    """What the bar of a command counted and its total, at the end."""
+    environment = {**os.environ, "QMQ_SERVER": node.address, "TERM": "xterm-256color"}
+    environment.pop("COLUMNS", None)
+    done = cli_process.run_in_terminal(120, words, environment, is_whole=True)
+    assert done.returncode == 0, done.stdout.decode()
+    plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", done.stdout.decode())
+    completed, total = re.findall(r"(\d+)/(\d+)", plain)[-1]
+    return int(completed), int(total)
