@@ -7,39 +7,43 @@
             ...
 
 `qmq.blocking.connect` is the same for scripts without asyncio.
+
+Each name is imported at its first use. Python runs this file before any module of `qmq`, also when a package below the client, such as
+`qmq_ordering`, imports `qmq.errors`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
 
-from qmq import errors
-from qmq.blocking import beside
-from qmq.client import payloads as payload
-from qmq.client.browse_selection import BrowsedMessage
-from qmq.client.client import Client
-from qmq.client.consumer import Consumer
-from qmq.client.delayed_message import DelayedMessage
-from qmq.client.delayed_producer import DelayedProducer
-from qmq.client.interceptors import BaseInterceptor, Interceptor, Outgoing
-from qmq.client.listening.context import Context
-from qmq.client.listening.outcomes import Reject, Retry
-from qmq.client.message import Message, Messages
-from qmq.client.ordered.ordered_consumer import OrderedConsumer
-from qmq.client.ordered.ordered_message import OrderedMessage
-from qmq.client.ordered.ordered_producer import OrderedProducer
-from qmq.client.producer import Producer
-from qmq.client.receipts import BatchReceipt, Receipt, Receipts, Ticket
-from qmq.client.settle_report import SettleReport
-from qmq.client.state_folder import StateDir
-from qmq.client.tracing import TraceContext
-from qmq.errors import Outcome, QmqError
-from qmq.event_loop import run
-from qmq.model import DelayedId, Fencing, MessageId, Order, SubjectConfig, SubjectFlush
-from qmq.security.client_tokens import Token
-from qmq.security.contexts import default_server
-from qmq.security.tls import Tls
-from qmq.security.tls_network import network_of
+if TYPE_CHECKING:
+    from qmq import blocking as blocking
+    from qmq import errors
+    from qmq.client import payloads as payload
+    from qmq.client.browse_selection import BrowsedMessage
+    from qmq.client.client import Client
+    from qmq.client.consumer import Consumer
+    from qmq.client.delayed_message import DelayedMessage
+    from qmq.client.delayed_producer import DelayedProducer
+    from qmq.client.interceptors import BaseInterceptor, Interceptor, Outgoing
+    from qmq.client.listening.context import Context
+    from qmq.client.listening.outcomes import Reject, Retry
+    from qmq.client.message import Message, Messages
+    from qmq.client.ordered.ordered_consumer import OrderedConsumer
+    from qmq.client.ordered.ordered_message import OrderedMessage
+    from qmq.client.ordered.ordered_producer import OrderedProducer
+    from qmq.client.producer import Producer
+    from qmq.client.receipts import BatchReceipt, Receipt, Receipts, Ticket
+    from qmq.client.settle_report import SettleReport
+    from qmq.client.state_folder import StateDir
+    from qmq.client.tracing import TraceContext
+    from qmq.errors import Outcome, QmqError
+    from qmq.event_loop import run
+    from qmq.model import DelayedId, Fencing, MessageId, Order, SubjectConfig, SubjectFlush
+    from qmq.security.client_tokens import Token
+    from qmq.security.tls import Tls
 
 __version__ = "0.2.0"
 
@@ -82,6 +86,61 @@ __all__ = [
     "run",
 ]
 
+_PLACES: Final = {
+    "BaseInterceptor": "qmq.client.interceptors:BaseInterceptor",
+    "BatchReceipt": "qmq.client.receipts:BatchReceipt",
+    "BrowsedMessage": "qmq.client.browse_selection:BrowsedMessage",
+    "Client": "qmq.client.client:Client",
+    "Consumer": "qmq.client.consumer:Consumer",
+    "Context": "qmq.client.listening.context:Context",
+    "DelayedId": "qmq.model:DelayedId",
+    "DelayedMessage": "qmq.client.delayed_message:DelayedMessage",
+    "DelayedProducer": "qmq.client.delayed_producer:DelayedProducer",
+    "Fencing": "qmq.model:Fencing",
+    "Interceptor": "qmq.client.interceptors:Interceptor",
+    "Message": "qmq.client.message:Message",
+    "MessageId": "qmq.model:MessageId",
+    "Messages": "qmq.client.message:Messages",
+    "Order": "qmq.model:Order",
+    "OrderedConsumer": "qmq.client.ordered.ordered_consumer:OrderedConsumer",
+    "OrderedMessage": "qmq.client.ordered.ordered_message:OrderedMessage",
+    "OrderedProducer": "qmq.client.ordered.ordered_producer:OrderedProducer",
+    "Outcome": "qmq.errors:Outcome",
+    "Outgoing": "qmq.client.interceptors:Outgoing",
+    "Producer": "qmq.client.producer:Producer",
+    "QmqError": "qmq.errors:QmqError",
+    "Receipt": "qmq.client.receipts:Receipt",
+    "Receipts": "qmq.client.receipts:Receipts",
+    "Reject": "qmq.client.listening.outcomes:Reject",
+    "Retry": "qmq.client.listening.outcomes:Retry",
+    "SettleReport": "qmq.client.settle_report:SettleReport",
+    "SubjectConfig": "qmq.model:SubjectConfig",
+    "SubjectFlush": "qmq.model:SubjectFlush",
+    "Ticket": "qmq.client.receipts:Ticket",
+    "Tls": "qmq.security.tls:Tls",
+    "TraceContext": "qmq.client.tracing:TraceContext",
+    "blocking": "qmq.blocking",
+    "errors": "qmq.errors",
+    "payload": "qmq.client.payloads",
+    "run": "qmq.event_loop:run",
+}
+"""Where each public name is defined: "module:name", or a module."""
+
+
+if not TYPE_CHECKING:  # else type checkers would accept every name
+
+    def __getattr__(name: str) -> Any:
+        if name not in _PLACES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        module, _, attribute = _PLACES[name].partition(":")
+        found = import_module(module)
+        globals()[name] = getattr(found, attribute) if attribute else found
+        return globals()[name]
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
 
 def connect(
     addresses: str | Sequence[str] | None = None,
@@ -105,6 +164,11 @@ def connect(
     function that returns the current one. The default is QMQ_TOKEN_FILE, then QMQ_TOKEN (docs/ACCESS.md). Raises InvalidArgument for a
     malformed address, InvalidName.
     """
+    from qmq.blocking import beside
+    from qmq.client.client import Client
+    from qmq.security.contexts import default_server
+    from qmq.security.tls_network import network_of
+
     return Client(
         addresses or default_server(),
         create_subjects=create_subjects,

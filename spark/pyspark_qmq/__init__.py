@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import qmq  # noqa: F401 - before anything of qmq_ordering, which it imports: the other way round they meet half-made
 from pyspark_qmq.registration import register
 
 if TYPE_CHECKING:

@@ -6,6 +6,7 @@ import ast
 import re
 import subprocess
 from collections import Counter
+from collections.abc import Container, Iterable, Iterator
 from functools import cache
 from pathlib import Path
 
@@ -141,25 +142,59 @@ def module_of(path: Path) -> str:
     return ".".join(found[:-1] if found[-1] == "__init__" else found)
 
 
-def imports_of(path: Path, known: set[str]) -> set[str]:
-    """All imports of our packages: at the top, in functions, and for types only."""
+def imports_of(found_in: Iterable[ast.AST], known: Container[str]) -> set[str]:
+    """The imports of our packages among these statements."""
     found: set[str] = set()
-    for node in nodes(path):
+    for node in found_in:
         if isinstance(node, ast.Import):
             found |= {each.name for each in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
             found |= {full if (full := f"{node.module}.{each.name}") in known else node.module for each in node.names}
-    return found & known
+    return {each for each in found if each in known}
+
+
+def circles_in(graph: dict[str, set[str]]) -> dict[str, list[str]]:
+    """The modules that are in a circle or import one, and what of that they import. Imports of a module by itself are none."""
+    left = {name: imported - {name} for name, imported in graph.items()}
+    while leaves := [name for name, imported in left.items() if not imported & left.keys()]:
+        for name in leaves:
+            del left[name]
+    return {name: sorted(imported & left.keys()) for name, imported in left.items()}
 
 
 def test_no_imports_run_in_a_circle() -> None:
+    """All imports: at the top, in functions, and for types only."""
     paths = {module_of(path): path for path in CODE}
-    graph = {name: imports_of(path, set(paths)) - {name} for name, path in paths.items()}
-    while leaves := [name for name, imported in graph.items() if not imported & graph.keys()]:
-        for name in leaves:
-            del graph[name]
-    # What is left is in a circle, or imports one.
-    assert not graph, {name: sorted(imported & graph.keys()) for name, imported in graph.items()}
+    assert circles_in({name: imports_of(nodes(path), paths) for name, path in paths.items()}) == {}
+
+
+def run_at_import(path: Path) -> Iterator[ast.AST]:
+    """The statements that run when the module is imported, without imports for types."""
+    left: list[ast.AST] = list(parsed(path).body)
+    while left:
+        node = left.pop()
+        if isinstance(node, ast.If) and getattr(node.test, "id", "") == "TYPE_CHECKING":
+            left += node.orelse
+        elif isinstance(node, ast.If | ast.Try | ast.With | ast.ClassDef):
+            left += ast.iter_child_nodes(node)
+        else:
+            yield node
+
+
+def packages_above(module: str) -> set[str]:
+    return {module.rsplit(".", count)[0] for count in range(1, module.count(".") + 1)}
+
+
+def test_each_module_can_be_the_first_one_imported() -> None:
+    """Whoever imports `a.b` runs the package `a`, too. If `a` then imports who asked for it, half-made modules meet. Modules of `a` itself
+    never do that: `a` runs before them.
+    """
+    paths = {module_of(path): path for path in CODE}
+    graph: dict[str, set[str]] = {}
+    for name, path in paths.items():
+        imported = imports_of(run_at_import(path), paths)
+        graph[name] = imported.union(*map(packages_above, imported)) - packages_above(name)
+    assert circles_in(graph) == {}
 
 
 def test_no_machine_host_or_leftover_is_named() -> None:
