@@ -67,7 +67,7 @@ def alone(
     look_up: LookUpSubject = SubjectConfig,
     fatal: Callable[[BaseException], None],
     tick_s: float = 0.0005,
-) -> StandaloneBroker[Broker]:
+) -> StandaloneBroker:
     """A broker alone on a store, with what runs beside it, which ticks often."""
     return StandaloneBroker(
         lambda parts: Broker(store, look_up, clock, config or BrokerConfig(), asyncio.get_running_loop(), make_parts=parts),

@@ -24,9 +24,10 @@ from typing import Final
 from qmq import limits
 from qmq.broker.broker_config import BrokerConfig
 from qmq.broker.broker_counters import BrokerCounters
-from qmq.broker.broker_parts import BrokerParts
+from qmq.broker.broker_parts import Admit, BrokerParts
 from qmq.broker.committer import Alone
 from qmq.broker.dead_letter_writer import DeadLetterWriter
+from qmq.broker.destinations import QueueDestinations
 from qmq.broker.dispatch import Dispatch
 from qmq.broker.fetches import Fetching
 from qmq.broker.lanes import Lanes
@@ -41,22 +42,21 @@ from qmq.errors import (
     DiskFull,
     InvalidArgument,
     NotMaster,
-    OrderMismatch,
     Outcome,
     QmqError,
     ReadOnly,
-    RouteChanged,
     RouteConflict,
     Stopping,
     UnknownSubject,
 )
 from qmq.file_descriptors import refusal_of
+from qmq.log.actions import ScheduleAction
 from qmq.log.checkpoint_writing import CheckpointPlan, begin_checkpoint
 from qmq.log.log_config import Flush
 from qmq.log.queue import Queue
 from qmq.log.queue_deletion import purge
 from qmq.log.store import Intake, Store
-from qmq.model import Fencing, Order, SubjectConfig, SubjectFlush, check_name, is_dead_letters
+from qmq.model import SubjectConfig, is_dead_letters
 from qmq.wire import frame as frames
 from qmq.wire import frame_payloads as wire
 from qmq.wire.frame import FrameKind
@@ -112,6 +112,10 @@ class Broker:
         self.routing = parts.routing
         self.rules = parts.rules
         self.access = parts.access
+        self.has_consumers = parts.kind.has_consumers
+        self._work = parts.kind.work
+        self._admit_first = parts.kind.admission
+        self._destinations = parts.kind.destinations or QueueDestinations(parts.routing)
         self._on_turn_end = parts.on_turn_end
         self.may_write = parts.may_write
         self.is_stopping = False
@@ -142,6 +146,8 @@ class Broker:
         """The connection that alone brought what the last turn handled."""
         self._is_action_log_full = False
         self._begin_on(store)
+        if is_serving and self._work is not None:
+            self._work.begin(store, self)
 
     # --- serving -------------------------------------------------------------------------------------------------------
 
@@ -172,6 +178,8 @@ class Broker:
         self.loads = LoadMeters(self.clock)
         self._flushed_index = 0
         self.is_serving, self.is_paused = True, False
+        if self._work is not None:
+            self._work.begin(store, self)
 
     def reopened(self, store: Store) -> None:
         """Replace the store of a broker that does not serve; the caller closes the previous one."""
@@ -207,6 +215,8 @@ class Broker:
         """Stop serving. Waiting requests fail: not stored if they were not written, else with unknown outcome."""
         if not self.is_serving:
             return
+        if self._work is not None:
+            self._work.end()
         self.is_serving = False
         self.counters.end(self.store)
         for staged in self._staged:
@@ -233,6 +243,8 @@ class Broker:
 
     def require_consumption(self) -> None:
         """Raises NotMaster; InvalidArgument on a broker that has no consumers."""
+        if not self.has_consumers:
+            raise InvalidArgument("a delay group serves no consumers: attach to the subject's broker group")
         self.require_serving()
 
     # --- producing -----------------------------------------------------------------------------------------------------
@@ -246,7 +258,7 @@ class Broker:
         is_fast: bool = False,
         awaits_flush: bool = False,
         find_queue: FindQueue | None = None,
-        admit: Callable[[list[Intake]], None] | None = None,
+        admit: Admit | None = None,
     ) -> list[Intake]:
         """Check the batches of a PRODUCE, stage them and return them. Raises as `read_batches` and `admit`, and Stopping, NotMaster,
         ReadOnly.
@@ -276,40 +288,25 @@ class Broker:
         """The queue. Raises InvalidArgument, InvalidName, UnknownSubject, OrderMismatch, RouteChanged."""
         found = self._routes.get((subject, partition))
         if found is None:
-            found = self._routes[(subject, partition)] = self._open_route(subject, partition)
+            found = self._destinations.find(self.store, self.subject, subject, partition)
+            self._routes[(subject, partition)] = found
         return found
-
-    def _open_route(self, subject: bytes, partition: int) -> Destination:
-        try:
-            name = check_name("subject", subject.decode())
-        except UnicodeDecodeError:
-            raise InvalidArgument("a subject must be UTF-8") from None
-        config = self.subject(name)
-        if config.order is not Order.NONE:
-            return self._open_ordered(config, partition)
-        if partition != 0:
-            raise InvalidArgument(f"subject {name!r} has only partition 0, not {partition}")
-        return Destination(self.store.open_queue(name, partition), config.body_bytes_max, awaits_flush=config.flush is SubjectFlush.SYNC)
-
-    def _open_ordered(self, config: SubjectConfig, number: int) -> Destination:
-        if number == 0:
-            raise OrderMismatch(f"subject {config.name!r} is ordered: send with mq.ordered_producer, consume with mq.ordered_consumer")
-        found = self.routing.partition(config.name, number)
-        if found is None:
-            raise RouteChanged(f"partition {number} of {config.name!r} is not known here yet: ask the metaserver for the route")
-        queue = self.store.open_queue(config.name, number)
-        awaits_flush = config.flush is SubjectFlush.SYNC
-        return Destination(queue, config.body_bytes_max, found.range, config.fencing is Fencing.LEASE, awaits_flush=awaits_flush)
 
     def subject(self, name: str) -> SubjectConfig:
         """The subject's settings. Raises UnknownSubject."""
-        config = Broker.subject_or_none(self, name)  # of a delay server too, which overrides it for its retention
+        config = self._subject_or_none(name)
         if config is None:
             raise UnknownSubject(f"there is no subject {name!r}: create it with `qmq subject create {name}`")
         return config
 
     def subject_or_none(self, name: str) -> SubjectConfig | None:
-        """The subject's settings, if it exists. Those of a dead-letter queue follow from its name."""
+        """The settings by which this broker keeps the subject's messages, if the subject exists. A delay group keeps messages until they
+        are delivered, whatever the subject's settings are: None.
+        """
+        return self._subject_or_none(name) if self.has_consumers else None
+
+    def _subject_or_none(self, name: str) -> SubjectConfig | None:
+        """Settings of a dead-letter queue follow from its name."""
         return SubjectConfig(name) if is_dead_letters(name) else self._look_up(name)
 
     def forget_routes(self) -> None:
@@ -404,11 +401,20 @@ class Broker:
             self.committer.flush_wanted(index)
         self._written(index)
 
-    def _admission(self, batches: list[Intake]) -> Callable[[list[Intake]], None] | None:
-        """The check for each request of one write, in their order, which raises a QmqError; None: all may be appended."""
-        return Admission(self.store, self._has_right).admit if must_be_judged(self.store, batches) else None
+    def _admission(self, batches: list[Intake]) -> Admit | None:
+        """The check for each request of one write, in their order; None: all may be appended."""
+        admit = Admission(self.store, self._has_right).admit if must_be_judged(self.store, batches) else None
+        first = self._admit_first(self.store) if self._admit_first is not None else None
+        if first is None or admit is None:
+            return first or admit
 
-    def _admitted(self, staged: list[_Staged], admit: Callable[[list[Intake]], None]) -> list[_Staged]:
+        def both(request: list[Intake]) -> None:
+            first(request)
+            admit(request)
+
+        return both
+
+    def _admitted(self, staged: list[_Staged], admit: Admit) -> list[_Staged]:
         """The requests that may be appended; the others are answered with their error."""
         admitted: list[_Staged] = []
         for each in staged:
@@ -423,6 +429,13 @@ class Broker:
 
     def _has_right(self, queue: Queue) -> bool:
         return self.may_write() or not self.find_queue(queue.id.subject.encode(), queue.id.partition).needs_right
+
+    def act(self, action: ScheduleAction) -> None:
+        """Write the action with the next turn, after earlier ones. The actions of one turn are one entry: all or none. Raises NotMaster."""
+        if not self.is_serving:
+            raise NotMaster(self._not_master())
+        self.store.act(action)
+        self.schedule()
 
     def append_own(self, batches: list[Intake]) -> list[Produced]:
         """Store batches that the broker itself makes; stored ones are recognised by their numbers. Raises DiskFull."""

@@ -31,7 +31,6 @@ from qmq.model import GroupSettings, check_name
 
 if TYPE_CHECKING:
     from qmq.log.log_config import LogConfig
-    from qmq.node.broker_assembly import B
     from qmq.node.environment import Environment
     from qmq.node.etcd_options import EtcdOptions
     from qmq.node.replica_config import ReplicaConfig
@@ -292,7 +291,7 @@ class ReplicaOptions(ProcessFlags, StorageFlags, GuardFlags, EtcdFlags, ReplicaP
 
 
 def serve_replica(
-    options: ReplicaOptions, configure: Callable[[], _C], node: Callable[[_C, Environment], ReplicaNode[B]], role: str = "broker"
+    options: ReplicaOptions, configure: Callable[[], _C], node: Callable[[_C, Environment], ReplicaNode], role: str = "broker"
 ) -> None:
     """Run one replica until a signal stops it. Prints errors of its options to standard error."""
     from qmq.node.environment import environment_with

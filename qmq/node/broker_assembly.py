@@ -1,7 +1,8 @@
 """Assembles a running broker. Each part gets what it needs from its constructor.
 
                             single node (`qmq dev`)         replica (`qmq broker`, `qmq delay`)
-    turns, state            Broker, or DelayBroker          the same
+    turns, state            Broker                          Broker
+    work while it serves    -, or DelayWork                 the same (qmq/delay/delay_broker.py)
     says what is committed  Alone                           Driver, with the Coordinator of its mastership
     fencing by lease        -                               WriteLease
     flushes, checkpoints    Maintenance                     Maintenance
@@ -19,12 +20,12 @@ committed. So a broker is handed a function that makes its parts (`Broker.__init
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final, Generic, TypeVar
+from typing import TYPE_CHECKING, Final
 
 from qmq_coordination.view import ClusterView
 
 from qmq.broker.broker import Broker, MakeParts
-from qmq.broker.broker_parts import BrokerParts
+from qmq.broker.broker_parts import BrokerParts, KindParts
 from qmq.broker.committer import Alone
 from qmq.broker.control import serve_control
 from qmq.broker.data_server import DataServer
@@ -43,21 +44,21 @@ if TYPE_CHECKING:
 
 STOP_GRACE_S: Final = 1.0
 
-B = TypeVar("B", bound=Broker)
-MakeBroker = Callable[[MakeParts], B]
+MakeBroker = Callable[[MakeParts], Broker]
 AddServices = Callable[["grpc.aio.Server"], None]
 """Adds services to the control port."""
 
 
-class StandaloneBroker(Generic[B]):
+class StandaloneBroker:
     """The broker of a node without replicas, which is always master. Without a `view` it has no group rules."""
 
     def __init__(
         self,
-        make_broker: MakeBroker[B],
+        make_broker: MakeBroker,
         view: ClusterView | None = None,
         routing: Routing | None = None,
         *,
+        kind: KindParts | None = None,
         network: Network = NETWORK,
         access: OpenAccess | None = None,
         fatal: Callable[[BaseException], None] = stop_process,
@@ -66,6 +67,7 @@ class StandaloneBroker(Generic[B]):
     ) -> None:
         self._view = view
         self._routing = routing or NoRouting()
+        self._kind = kind or KindParts()
         self._network = network
         self._access = access or OpenAccess()
         self._fatal = fatal
@@ -81,7 +83,15 @@ class StandaloneBroker(Generic[B]):
         rules: GroupRules = NoGroupRules()
         if self._view is not None:
             rules = ViewRules(self._view, broker.config.retries, broker.look_again)
-        return BrokerParts(Alone(broker), self._fatal, self.maintenance.after_turn, routing=self._routing, access=self._access, rules=rules)
+        return BrokerParts(
+            Alone(broker),
+            self._fatal,
+            self.maintenance.after_turn,
+            routing=self._routing,
+            access=self._access,
+            kind=self._kind,
+            rules=rules,
+        )
 
     async def listen(self, host: str, data_port: int, control_port: int, also: AddServices | None = None) -> tuple[str, str]:
         """Serve both ports; their addresses. Raises OSError if a port is taken."""

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING
 
-from qmq.broker.broker import Broker, MakeParts
+from qmq.broker.broker_parts import KindParts
 from qmq.log.store import Store
 from qmq.node.broker_view import ViewRouting
 from qmq.node.environment import MACHINE, Environment
+from qmq.node.metering.groups_metrics import GroupsSource
 from qmq.node.replica_broker import ReplicaBroker
 from qmq.node.replica_config import ReplicaConfig
 from qmq.node.replica_context import ReplicaContext, open_context
 from qmq.node.replica_node import ReplicaNode
+from qmq.security.access_control import OpenAccess
 
 if TYPE_CHECKING:
     from qmq_coordination.coordination_store import CoordinationStore
-
-BrokerNode = ReplicaNode[Broker]
 
 
 class BrokerKind:
@@ -38,26 +37,20 @@ class BrokerKind:
     def has_all(self, _: Store | None) -> bool:
         return True
 
-    def make_broker(self, store: Store, make_parts: MakeParts) -> Broker:
-        context = self._context
-        return Broker(
-            store,
-            context.view.subject,
-            context.clock,
-            context.broker_config,
-            asyncio.get_running_loop(),
-            make_parts=make_parts,
-            is_serving=False,
-        )
+    def broker_parts(self, _: OpenAccess) -> KindParts:
+        return KindParts()
 
-    def make_parts(self, _: ReplicaBroker[Broker]) -> NoParts:
-        return NoParts()
+    def own_parts(self, replica: ReplicaBroker) -> NoParts:
+        return NoParts(GroupsSource(replica.broker, self._context.config.group))
 
 
 class NoParts:
-    """A replica of a broker group has no parts of its own."""
+    """A replica of a broker group has no parts of its own, except the metrics of its consumer groups."""
 
     services = None
+
+    def __init__(self, source: GroupsSource) -> None:
+        self.source = source
 
     def start(self) -> None:
         pass
@@ -75,7 +68,7 @@ class NoParts:
         pass
 
 
-def broker_node(config: ReplicaConfig, coordination: CoordinationStore | None = None, *, environment: Environment = MACHINE) -> BrokerNode:
+def broker_node(config: ReplicaConfig, coordination: CoordinationStore | None = None, *, environment: Environment = MACHINE) -> ReplicaNode:
     """A replica that is not started yet. Without `coordination` it uses the etcd cluster that the configuration names."""
     context = open_context(config, coordination, environment)
     return ReplicaNode(context, BrokerKind(context))

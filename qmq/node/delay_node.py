@@ -6,7 +6,8 @@
 
 What is common to replicas is in `replica_node.py` and `replica_broker.py`. This one has, besides:
 
-    broker          DelayBroker, which sends due messages while it is master, and finds real-time brokers in the coordination store
+    broker          with DelayWork (qmq/delay/delay_broker.py), which sends due messages while it is master; it finds real-time brokers in
+                    the coordination store
     projection      Schedule
     clock           SteadyClock, which does not follow every jump, and TimeWitnesses, which compare it with other machines' clocks
     control port    DelayService
@@ -15,7 +16,6 @@ What is common to replicas is in `replica_node.py` and `replica_broker.py`. This
 
 from __future__ import annotations
 
-import asyncio
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -23,9 +23,9 @@ from typing import TYPE_CHECKING, Final
 
 from qmq_coordination.broker_groups import DelaySettings
 
-from qmq.broker.broker import MakeParts
+from qmq.broker.broker_parts import KindParts
 from qmq.broker.ordered_writes import NoRouting
-from qmq.delay.delay_broker import DelayBroker, schedule_of
+from qmq.delay.delay_broker import DelayWork, schedule_of
 from qmq.delay.delay_config import DelayConfig
 from qmq.delay.delay_service import DelayIdentity, DelayService
 from qmq.delay.schedule import Schedule
@@ -35,6 +35,7 @@ from qmq.log.log_config import LogConfig
 from qmq.log.store import Store
 from qmq.node import bootstrap
 from qmq.node.environment import MACHINE, Environment
+from qmq.node.metering.delay_metrics import DelaySource
 from qmq.node.replica_broker import ReplicaBroker
 from qmq.node.replica_config import ReplicaConfig
 from qmq.node.replica_context import ReplicaContext, open_context
@@ -42,13 +43,12 @@ from qmq.node.replica_node import ReplicaNode
 from qmq.node.schedule_files import SCHEDULE, ReplicaScheduleFiles
 from qmq.node.schedule_transfer import ASIDE, ScheduleTransfer
 from qmq.node.view_locator import ViewLocator
+from qmq.security.access_control import OpenAccess
 
 if TYPE_CHECKING:
     from qmq_coordination.coordination_store import CoordinationStore
 
     from qmq.client.links import Links
-
-DelayNode = ReplicaNode[DelayBroker]
 
 
 def delay_log() -> LogConfig:
@@ -74,9 +74,9 @@ class DelayKind:
 
     def __init__(self, context: ReplicaContext, settings: DelaySettings, delay: DelayConfig) -> None:
         self.settings = settings
-        self._delay = delay
         self._context = context
         self._locator = ViewLocator(context.coordination, context.view, context.environment.network)
+        self._work = DelayWork(context.config.group, settings, delay, context.clock, self._links, context.environment.fatal)
 
     def projection(self) -> Schedule:
         return Schedule(self._context.folder / SCHEDULE, self._context.environment.disk, self.settings.bucket_ms)
@@ -89,39 +89,29 @@ class DelayKind:
         """Whether the schedule is complete: if the log lost its beginning, it must be copied from another replica."""
         return store is not None and schedule_of(store).is_whole
 
-    def make_broker(self, store: Store, make_parts: MakeParts) -> DelayBroker:
-        context = self._context
-        return DelayBroker(
-            store,
-            context.view.subject,
-            context.clock,
-            context.broker_config,
-            asyncio.get_running_loop(),
-            group=context.config.group,
-            settings=self.settings,
-            delay=self._delay,
-            links=self._links,
-            make_parts=make_parts,
-            is_serving=False,
-        )
+    def broker_parts(self, access: OpenAccess) -> KindParts:
+        return self._work.parts(access)
 
     def _links(self) -> Links:
         return self._locator.links(f"qmq-delay/{self._context.config.replica}")
 
-    def make_parts(self, replica: ReplicaBroker[DelayBroker]) -> DelayParts:
-        return DelayParts(self._context, replica, self.settings, self._locator)
+    def own_parts(self, replica: ReplicaBroker) -> DelayParts:
+        return DelayParts(self._context, replica, self._work, self.settings, self._locator)
 
 
 class DelayParts:
     """The parts of a running replica that only a delay group has."""
 
-    def __init__(self, context: ReplicaContext, replica: ReplicaBroker[DelayBroker], settings: DelaySettings, locator: ViewLocator) -> None:
+    def __init__(
+        self, context: ReplicaContext, replica: ReplicaBroker, work: DelayWork, settings: DelaySettings, locator: ViewLocator
+    ) -> None:
         config, environment, broker = context.config, context.environment, replica.broker
         files = ReplicaScheduleFiles(context.folder, lambda: replica.has_all)
         identity = DelayIdentity(config.group, config.replica, settings.bucket_ms)
-        self.services = DelayService(identity, lambda: broker.admin if broker.is_serving else None, files).add_to
+        self.services = DelayService(identity, lambda: work.admin if broker.is_serving else None, files).add_to
+        self.source = DelaySource(broker, work, config.group)
+        self.work = work
         self._context = context
-        self._broker = broker
         self._locator = locator
         self._witnesses: TimeWitnesses | None = None
         if isinstance(context.clock, SteadyClock):  # a clock that was passed in is trusted
@@ -157,15 +147,13 @@ class DelayParts:
         await self._transfer.stop()
         if self._witnesses is not None:
             await self._witnesses.stop()
-        ending = self._broker.end_engine()
-        if ending is not None:
-            await ending
+        await self.work.stop()
         self._locator.close()
 
 
 def delay_node(
     config: DelayReplicaConfig, coordination: CoordinationStore | None = None, *, environment: Environment = MACHINE
-) -> DelayNode:
+) -> ReplicaNode:
     """A replica that is not started yet. Without `coordination` it uses the etcd cluster that the configuration names. Raises
     InvalidArgument for impossible settings.
     """

@@ -14,10 +14,11 @@ from qmq_coordination.broker_groups import DelaySettings
 from qmq_coordination.coordination_store import CoordinationStore
 from qmq_coordination.view import ClusterView
 
-from qmq.broker.broker import MakeParts
+from qmq.broker.broker import Broker, MakeParts
 from qmq.broker.broker_config import BrokerConfig
+from qmq.broker.maintenance import stop_process
 from qmq.clock import Clock
-from qmq.delay.delay_broker import DelayBroker
+from qmq.delay.delay_broker import DelayWork
 from qmq.delay.delay_config import DelayConfig
 from qmq.delay.delay_service import DelayIdentity, DelayService
 from qmq.delay.schedule import Schedule
@@ -28,6 +29,7 @@ from qmq.log.disk import Disk
 from qmq.log.log_config import LogConfig
 from qmq.log.recovery import Progress, open_store
 from qmq.network import NETWORK, Network
+from qmq.node.metering.delay_metrics import DelaySource
 from qmq.node.schedule_files import SCHEDULE, ReplicaScheduleFiles
 from qmq.node.single_replica import SingleReplica
 from qmq.node.view_locator import ViewLocator
@@ -68,29 +70,21 @@ class DelayPart:
             raise LogDamaged(f"{folder}: the checkpoints are missing, and the log no longer reaches back to the beginning: restore a copy")
         self._locator = ViewLocator(coordination, view, network)
 
-        def make_broker(make_parts: MakeParts) -> DelayBroker:
-            return DelayBroker(
-                store,
-                view.subject,
-                self.clock,
-                broker,
-                asyncio.get_running_loop(),
-                group=broker.name,
-                settings=settings,
-                delay=delay,
-                links=self._links,
-                make_parts=make_parts,
-                is_serving=False,
-            )
+        self.work = DelayWork(broker.name, settings, delay, self.clock, self._links, stop_process)
+        kind = self.work.parts(access or OpenAccess())
 
-        self._part = SingleReplica(make_broker, coordination, view, network=network, access=access, process=process)
+        def make_broker(make_parts: MakeParts) -> Broker:
+            loop = asyncio.get_running_loop()
+            return Broker(store, view.subject, self.clock, broker, loop, make_parts=make_parts, is_serving=False)
+
+        self._part = SingleReplica(make_broker, coordination, view, network=network, access=access, process=process, kind=kind)
         self.broker = self._part.broker
         self._witnesses: TimeWitnesses | None = None
         if isinstance(self.clock, SteadyClock):
             self._witnesses = TimeWitnesses(self.clock, lambda: ())  # no witnesses, because everything is on one machine
         files = ReplicaScheduleFiles(folder, lambda: True)
         identity = DelayIdentity(broker.name, broker.name, settings.bucket_ms)
-        self._service = DelayService(identity, lambda: self.broker.admin if self.broker.is_serving else None, files)
+        self._service = DelayService(identity, lambda: self.work.admin if self.broker.is_serving else None, files)
 
     def _links(self) -> Links:
         return self._locator.links("qmq-delay/dev")
@@ -108,14 +102,12 @@ class DelayPart:
 
     def sources(self) -> list[FigureSource]:
         """The sources of its metrics."""
-        return self._part.sources()
+        return [*self._part.sources(), DelaySource(self.broker, self.work, self.broker.config.name)]
 
     async def retire(self) -> None:
         """Deliver nothing more, and accept nothing."""
         await self._part.retire()
-        ending = self.broker.end_engine()
-        if ending is not None:
-            await ending
+        await self.work.stop()
         if self._witnesses is not None:
             await self._witnesses.stop()
         self._locator.close()

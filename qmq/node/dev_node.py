@@ -34,6 +34,7 @@ from qmq.node.metering import serving
 from qmq.node.metering.access_metrics import AccessSource
 from qmq.node.metering.coordination_metrics import CoordinationSource, CountedStore
 from qmq.node.metering.exposure_metrics import ExposureSource
+from qmq.node.metering.groups_metrics import GroupsSource
 from qmq.node.metering.meta_metrics import MetaSource
 from qmq.node.process_status import process_status
 from qmq.node.replica_readiness import of_meta
@@ -217,7 +218,7 @@ class Node:
             AccessSource(self.access),
             ExposureSource(self.config.host, credentials=self._network.credentials),
         )
-        return [*self._part.sources(), *of_delay, *own]
+        return [*self._part.sources(), GroupsSource(self.broker, self.config.broker.name), *of_delay, *own]
 
     @property
     def meta_port(self) -> int:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from typing import TYPE_CHECKING, Generic, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from qmq_coordination.broker_groups import DelaySettings, MasterRecord
 from qmq_replication.coordinator import Coordinator
@@ -16,8 +16,8 @@ from qmq_replication.ready import Role
 from qmq_replication.replica_identity import ReplicaIdentity
 from qmq_replication.replica_membership import ReplicaMembership
 
-from qmq.broker.broker import Broker, MakeParts
-from qmq.broker.broker_parts import BrokerParts
+from qmq.broker.broker import Broker
+from qmq.broker.broker_parts import BrokerParts, KindParts
 from qmq.broker.control import serve_control
 from qmq.broker.data_server import DataServer
 from qmq.broker.maintenance import Maintenance
@@ -26,7 +26,7 @@ from qmq.log.recent_writes import Place
 from qmq.log.recovery import whole_from
 from qmq.log.store import Store
 from qmq.network import RpcPort
-from qmq.node.broker_assembly import STOP_GRACE_S, AddServices, B
+from qmq.node.broker_assembly import STOP_GRACE_S, AddServices
 from qmq.node.broker_view import ViewRules
 from qmq.node.replica_context import ReplicaContext
 from qmq.node.replica_repair import BackgroundRepair
@@ -38,14 +38,20 @@ from qmq.security.access_control import OpenAccess
 
 if TYPE_CHECKING:
     from qmq.log.projection import Projection
+    from qmq.metrics.figures import FigureSource
 
 
-class KindParts(Protocol):
+class OwnParts(Protocol):
     """Parts of a running replica that only its kind of group has."""
 
     @property
     def services(self) -> AddServices | None:
         """Adds services to the control port."""
+        ...
+
+    @property
+    def source(self) -> FigureSource:
+        """Metrics that only this kind of group has."""
         ...
 
     def start(self) -> None:
@@ -67,7 +73,7 @@ class KindParts(Protocol):
         ...
 
 
-class ReplicaKind(ProjectionFolder, Protocol[B]):
+class ReplicaKind(ProjectionFolder, Protocol):
     """The parts that differ between kinds of groups: `broker_node.py`, `delay_node.py`."""
 
     @property
@@ -88,17 +94,17 @@ class ReplicaKind(ProjectionFolder, Protocol[B]):
         """
         ...
 
-    def make_broker(self, store: Store, make_parts: MakeParts) -> B: ...
+    def broker_parts(self, access: OpenAccess) -> KindParts: ...
 
-    def make_parts(self, replica: ReplicaBroker[B]) -> KindParts: ...
+    def own_parts(self, replica: ReplicaBroker) -> OwnParts: ...
 
 
-class ReplicaBroker(Generic[B]):
+class ReplicaBroker:
     """The broker of a replica, which serves while the driver says that it is master."""
 
     def __init__(
         self,
-        kind: ReplicaKind[B],
+        kind: ReplicaKind,
         context: ReplicaContext,
         store: Store,
         opener: StoreOpener,
@@ -120,10 +126,18 @@ class ReplicaBroker(Generic[B]):
         self._is_opening = False
         self.roles: dict[str, int] = {}
         """How often it took each role."""
-        self.broker = kind.make_broker(store, self._make_parts)
+        self.broker = Broker(
+            store,
+            context.view.subject,
+            context.clock,
+            context.broker_config,
+            asyncio.get_running_loop(),
+            make_parts=self._make_parts,
+            is_serving=False,
+        )
         self.data = DataServer(self.broker, context.environment.network)
         self.status = ReplicaStatus(self.broker, self.driver, context.environment.steady)
-        self.own = kind.make_parts(self)
+        self.own = kind.own_parts(self)
         self._control: RpcPort | None = None
 
     def _make_parts(self, broker: Broker) -> BrokerParts:
@@ -160,6 +174,7 @@ class ReplicaBroker(Generic[B]):
             self.write_lease,
             self._kind.routing,
             self._access,
+            self._kind.broker_parts(self._access),
             ViewRules(context.view, broker.config.retries, broker.look_again),
         )
 

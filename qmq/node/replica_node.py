@@ -14,7 +14,7 @@ import logging
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Generic
+from typing import TYPE_CHECKING
 
 from qmq_coordination.access_records import ensure_server_token
 from qmq_coordination.broker_groups import Mode, ReplicaRecord
@@ -30,7 +30,6 @@ from qmq.log.log_config import Flush
 from qmq.log.store import Store
 from qmq.node import bootstrap
 from qmq.node.audit_subject import audit_subject_of
-from qmq.node.broker_assembly import B
 from qmq.node.metering import serving
 from qmq.node.metering.access_metrics import AccessSource
 from qmq.node.metering.coordination_metrics import CoordinationSource
@@ -57,10 +56,10 @@ if TYPE_CHECKING:
 log = logging.getLogger("qmq.node")
 
 
-class ReplicaNode(Generic[B]):
+class ReplicaNode:
     """A running replica. Call `start`, then `stop`; after a crash call `start` again."""
 
-    def __init__(self, context: ReplicaContext, kind: ReplicaKind[B]) -> None:
+    def __init__(self, context: ReplicaContext, kind: ReplicaKind) -> None:
         config, environment = context.config, context.environment
         self.config = config
         self.coordination = context.coordination
@@ -118,7 +117,7 @@ class ReplicaNode(Generic[B]):
             self._environment.network,
         )
 
-    def _assemble(self, store: Store) -> ReplicaBroker[B]:
+    def _assemble(self, store: Store) -> ReplicaBroker:
         config = self.config
         return ReplicaBroker(
             self._kind,
@@ -212,7 +211,7 @@ class ReplicaNode(Generic[B]):
 
     def sources(self) -> list[FigureSource]:
         """The sources of its metrics."""
-        own = serving.sources_of(
+        shared = serving.sources_of(
             self.broker,
             self.config.group,
             self._running.data,
@@ -221,7 +220,8 @@ class ReplicaNode(Generic[B]):
             lambda: self.driver.refused,
         )
         return [
-            *own,
+            *shared,
+            self._running.own.source,
             *self._tiering_sources(),
             CoordinationSource(self.coordination, self.view),
             AccessSource(self.access),
@@ -327,7 +327,7 @@ def _stored_reads(config: ReplicaConfig) -> StoredReads | None:
     return StoredReads(objects, config.group, config.data / "object_store_cache", config.log.object_store_cache_bytes)
 
 
-async def run_replica(make: Callable[[], ReplicaNode[B]], role: str = "broker") -> None:
+async def run_replica(make: Callable[[], ReplicaNode], role: str = "broker") -> None:
     """Run the node that `make` returns until SIGINT or SIGTERM."""
     from qmq.node.role_process import until_signal
     from qmq.process_tuning import calm_collector, tune_process

@@ -5,20 +5,20 @@ same keys as a replicated group, and its master is not elected: the folder's loc
 from __future__ import annotations
 
 import logging
-from typing import Generic
 
 from qmq_coordination.broker_groups import EpochClaim, MasterRecord, Mode, ReplicaRecord, group_key
 from qmq_coordination.coordination_store import CoordinationStore, Put, absent
 from qmq_coordination.replica_registration import Registration
 from qmq_coordination.view import ClusterView, ViewChange
 
+from qmq.broker.broker_parts import KindParts
 from qmq.broker.ordered_writes import Routing
 from qmq.errors import DiskFull
 from qmq.log.checkpoint_writing import close_store
 from qmq.log.store import Store
 from qmq.metrics.figures import FigureSource
 from qmq.network import NETWORK, Network
-from qmq.node.broker_assembly import AddServices, B, MakeBroker, StandaloneBroker
+from qmq.node.broker_assembly import AddServices, MakeBroker, StandaloneBroker
 from qmq.node.metering import serving
 from qmq.process_description import DescribeProcess
 from qmq.proto.v1 import control_pb2 as pb
@@ -27,20 +27,22 @@ from qmq.security.access_control import OpenAccess
 log = logging.getLogger("qmq.node")
 
 
-class SingleReplica(Generic[B]):
+class SingleReplica:
     """Runs a broker whose name is also its group's. Call `start`, then `stop`; `stop` works after a failed start, too."""
 
     def __init__(
         self,
-        make_broker: MakeBroker[B],
+        make_broker: MakeBroker,
         coordination: CoordinationStore,
         view: ClusterView,
         routing: Routing | None = None,
         network: Network = NETWORK,
         access: OpenAccess | None = None,
         process: DescribeProcess = pb.ProcessStatus,
+        *,
+        kind: KindParts | None = None,
     ) -> None:
-        self._running = StandaloneBroker(make_broker, view, routing, network=network, access=access, process=process)
+        self._running = StandaloneBroker(make_broker, view, routing, kind=kind, network=network, access=access, process=process)
         self.broker = self._running.broker
         self._name = self.broker.config.name
         self._coordination = coordination
@@ -67,7 +69,7 @@ class SingleReplica(Generic[B]):
         await self._registration.start()
 
     def sources(self) -> list[FigureSource]:
-        """The sources of its metrics."""
+        """The sources of its metrics, without those of its kind of group."""
         return serving.sources_of(self.broker, self._name, self._running.data, self._running.status.describe, {})
 
     @property

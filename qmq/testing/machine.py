@@ -23,12 +23,13 @@ from qmq.delay.delay_config import DelayConfig
 from qmq.log.log_config import LogConfig
 from qmq.meta.meta_server import MetaConfig, MetaServer
 from qmq.network import UNIX
-from qmq.node.broker_node import BrokerNode, broker_node
-from qmq.node.delay_node import DelayNode, DelayReplicaConfig, delay_log, delay_node
+from qmq.node.broker_node import broker_node
+from qmq.node.delay_node import DelayReplicaConfig, delay_log, delay_node
 from qmq.node.environment import Environment
 from qmq.node.etcd_options import EtcdOptions
 from qmq.node.process_status import process_status
 from qmq.node.replica_config import ReplicaConfig
+from qmq.node.replica_node import ReplicaNode
 from qmq.testing.mortal_disk import MortalDisk
 from qmq.testing.parties import Parties
 from qmq.testing.party_store import PartyStore
@@ -103,7 +104,7 @@ class ReplicaMachine:
     ) -> None:
         self.name = name
         self.group = group
-        self.node: BrokerNode | DelayNode | None = None
+        self.node: ReplicaNode | None = None
         self._site = site
         self._replicas = replicas
         self._settings = settings
@@ -151,7 +152,7 @@ class ReplicaMachine:
             raise
         self.node = node
 
-    def _make(self, environment: Environment, store: PartyStore) -> BrokerNode | DelayNode:
+    def _make(self, environment: Environment, store: PartyStore) -> ReplicaNode:
         site, name = self._site, self.name
         if self._settings is None:
             config = ReplicaConfig(

@@ -14,10 +14,10 @@ from support import eventually
 import qmq
 from qmq.errors import CoordinationUnavailable
 from qmq.log.log_config import Flush, LogConfig
-from qmq.node.broker_node import BrokerNode
 from qmq.node.metering.coordination_metrics import CoordinationSource, CountedStore
 from qmq.node.metering.meta_metrics import MetaSource
 from qmq.node.metering.replica_metrics import ReplicaSource
+from qmq.node.replica_node import ReplicaNode
 from qmq.proto.v1 import control_pb2 as control
 
 OURS = {"broker_group": "g1"}
@@ -29,11 +29,11 @@ async def three(tmp_path: Path) -> AsyncIterator[ServerCluster]:
         yield found
 
 
-async def of(node: BrokerNode) -> Values:
+async def of(node: ReplicaNode) -> Values:
     return await read(node.sources())
 
 
-async def settled(master: BrokerNode, others: list[BrokerNode]) -> None:
+async def settled(master: ReplicaNode, others: list[ReplicaNode]) -> None:
     """Wait until all replicas have all entries, and report it."""
     await eventually(lambda: all(each.broker.store.committed_index == master.broker.store.index for each in (master, *others)))
     await eventually(lambda: all(peer.match_index == master.broker.store.index for peer in master.standing.describe().peers))

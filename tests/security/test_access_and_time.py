@@ -65,7 +65,7 @@ class RulesAsHeard:
 class ClosedPort:
     """A broker's data port that enforces rules."""
 
-    def __init__(self, running: StandaloneBroker[Broker], heard: RulesAsHeard, clock: ManualClock) -> None:
+    def __init__(self, running: StandaloneBroker, heard: RulesAsHeard, clock: ManualClock) -> None:
         self.data, self.heard, self.clock = running.data, heard, clock
         self._numbers = iter(range(1_000))
 

@@ -12,9 +12,8 @@ from support import eventually
 import qmq
 from qmq.batch import encode
 from qmq.batch_columns import Columns
-from qmq.delay.delay_broker import DelayBroker
 from qmq.errors import QuotaExceeded
-from qmq.node.delay_node import DelayNode
+from qmq.node.replica_node import ReplicaNode
 from qmq.testing import TestCluster, virtual
 from qmq.testing.machine import ReplicaMachine
 from qmq.wire.frame import HEADER, HEADER_BYTES, FrameKind
@@ -23,7 +22,7 @@ from qmq.wire.frame_payloads import unpack_error
 HOUR = timedelta(hours=1)
 
 
-def delay_node(cluster: TestCluster) -> DelayNode:
+def delay_node(cluster: TestCluster) -> ReplicaNode:
     """The delay group's master."""
     machine = cluster.machine(cluster.master("delay"))
     assert isinstance(machine, ReplicaMachine)
@@ -112,7 +111,6 @@ async def test_who_asks_again_for_what_is_stored_is_answered_over_the_quota_too(
     async with limited(1) as (cluster, mq):
         await mq.send("later", b"now")
         broker = delay_node(cluster).broker
-        assert isinstance(broker, DelayBroker)
         await eventually(lambda: broker.access.has_quotas and broker._look_up("later") is not None)
         due_ms = broker.clock.time_ms() + 60_000
         answers: dict[int, bytes] = {}

@@ -23,10 +23,11 @@ import qmq
 from qmq.errors import AccessDenied, QmqError
 from qmq.meta.meta_server import MetaConfig, MetaServer
 from qmq.network import NETWORK
-from qmq.node.broker_node import BrokerNode, broker_node
+from qmq.node.broker_node import broker_node
 from qmq.node.environment import environment_with
 from qmq.node.etcd_options import EtcdOptions
 from qmq.node.replica_config import ReplicaConfig
+from qmq.node.replica_node import ReplicaNode
 from qmq.proto.v1 import control_pb2 as pb
 from qmq.proto.v1 import control_pb2_grpc
 from qmq.rpc import typed_error
@@ -48,10 +49,10 @@ def papers(folder: Path, name: str, kind: str, *hosts: str) -> Tls:
 
 
 @asynccontextmanager
-async def secured(tmp_path: Path) -> AsyncIterator[tuple[dict[str, BrokerNode], str, Tls]]:
+async def secured(tmp_path: Path) -> AsyncIterator[tuple[dict[str, ReplicaNode], str, Tls]]:
     folder = tmp_path / "papers"
     create_authority(folder)
-    store, nodes = SharedStore(), dict[str, BrokerNode]()
+    store, nodes = SharedStore(), dict[str, ReplicaNode]()
     view = ClusterView(store)
     await view.start()
     meta = MetaServer(store, view, MetaConfig(HOST, 0), network=environment_with(papers(folder, "meta0", "meta", HOST)).network)
@@ -179,7 +180,7 @@ def of_another_authority(folder: Path) -> Tls:
     return Tls(folder / "ca.pem", made.cert, made.key)
 
 
-async def seal(node: BrokerNode, shown: Tls, token: str) -> None:
+async def seal(node: ReplicaNode, shown: Tls, token: str) -> None:
     """Call the control port of a replica with this certificate and this token. Raises the typed error."""
     address = node.view.present("g")["a"].control_address
     request = pb.SealRequest(subject="s", partition=1, change_id="evil", to_version=9)
@@ -212,7 +213,7 @@ def quiet() -> FrameStream:
     )
 
 
-async def hello_to_a(node: BrokerNode, name: str, shown: Tls) -> Frame:
+async def hello_to_a(node: ReplicaNode, name: str, shown: Tls) -> Frame:
     """The answer of replica `a` to a hello in this replica's name with this certificate."""
     heard: list[Frame] = []
     stream = FrameStream(

@@ -20,9 +20,10 @@ from support import eventually
 from qmq.batch import BatchView
 from qmq.log.log_config import LogConfig
 from qmq.meta.meta_server import MetaConfig, MetaServer
-from qmq.node.broker_node import BrokerNode, broker_node
+from qmq.node.broker_node import broker_node
 from qmq.node.etcd_options import EtcdOptions
 from qmq.node.replica_config import ReplicaConfig
+from qmq.node.replica_node import ReplicaNode
 
 THREE = {"g1": ("g1-a",), "g2": ("g2-a",), "g3": ("g3-a",)}
 REPLICATED = {"g1": ("g1-a", "g1-b", "g1-c")}
@@ -36,7 +37,7 @@ class ServerCluster:
         self.shape = shape
         self.log = log
         self.store = SharedStore()
-        self.nodes: dict[str, BrokerNode] = {}
+        self.nodes: dict[str, ReplicaNode] = {}
         self.view = ClusterView(self.store)
         self.meta = MetaServer(self.store, self.view, MetaConfig("127.0.0.1", 0))
 
@@ -49,17 +50,17 @@ class ServerCluster:
         nowhere = EtcdOptions(("127.0.0.1:1",))
         return ReplicaConfig(group, name, tuple(self.shape[group]), self.data / name, nowhere, data_port=0, control_port=0, log=self.log)
 
-    async def start(self, name: str) -> BrokerNode:
+    async def start(self, name: str) -> ReplicaNode:
         """Start a replica."""
         group = next(group for group, names in self.shape.items() if name in names)
         node = self.nodes[name] = broker_node(self._config(group, name), self.store)
         await node.start()
         return node
 
-    async def master(self, group: str, *, other_than: str = "") -> BrokerNode:
+    async def master(self, group: str, *, other_than: str = "") -> ReplicaNode:
         """The one that serves, waited for."""
 
-        def serving() -> list[BrokerNode]:
+        def serving() -> list[ReplicaNode]:
             names = [name for name in self.nodes if name in self.shape[group] and name != other_than]
             return [self.nodes[name] for name in names if self.nodes[name].broker.is_serving]
 

@@ -17,7 +17,7 @@ from support import eventually
 
 from qmq.log.disk import Disk
 from qmq.network import NETWORK
-from qmq.node.broker_node import BrokerNode
+from qmq.node.replica_node import ReplicaNode
 from qmq.testing import TestCluster
 from qmq.testing.machine import ReplicaMachine
 from qmq.wire import frame as frames
@@ -51,7 +51,7 @@ class Stranger:
         self.stream.flush()
 
 
-async def connect(node: BrokerNode, name: str, *said: Message, version: int = 2, proof: str = "0" * 64) -> Stranger:
+async def connect(node: ReplicaNode, name: str, *said: Message, version: int = 2, proof: str = "0" * 64) -> Stranger:
     """Say hello in a name, give a false proof, and continue as if it had been accepted."""
     stranger = Stranger()
     await NETWORK.connect(node.address, lambda: stranger.stream)
@@ -64,7 +64,7 @@ async def connect(node: BrokerNode, name: str, *said: Message, version: int = 2,
     return stranger
 
 
-async def say(nodes: dict[str, BrokerNode], message: Callable[[BrokerNode], Message], *names: str) -> None:
+async def say(nodes: dict[str, ReplicaNode], message: Callable[[ReplicaNode], Message], *names: str) -> None:
     """Send to every replica, in every name, in this release's format and the previous one's, until all connections are closed."""
     for node in nodes.values():
         for name in names or ("stranger", *NAMES):
@@ -74,15 +74,15 @@ async def say(nodes: dict[str, BrokerNode], message: Callable[[BrokerNode], Mess
                 await stranger.is_over.wait()
 
 
-def nodes_of(cluster: TestCluster) -> dict[str, BrokerNode]:
-    return {name: cast(BrokerNode, cast(ReplicaMachine, cluster.machine(name)).node) for name in NAMES}
+def nodes_of(cluster: TestCluster) -> dict[str, ReplicaNode]:
+    return {name: cast(ReplicaNode, cast(ReplicaMachine, cluster.machine(name)).node) for name in NAMES}
 
 
-def standing(nodes: dict[str, BrokerNode]) -> list[tuple[str, int, str]]:
+def standing(nodes: dict[str, ReplicaNode]) -> list[tuple[str, int, str]]:
     return [(node.driver.core.role.value, node.driver.core.promised, node.driver.core.master) for node in nodes.values()]
 
 
-async def settled(cluster: TestCluster) -> dict[str, BrokerNode]:
+async def settled(cluster: TestCluster) -> dict[str, ReplicaNode]:
     """The nodes, once all are in step and have reported it."""
     nodes = nodes_of(cluster)
     await cluster.client().send("s", b"first")
@@ -92,7 +92,7 @@ async def settled(cluster: TestCluster) -> dict[str, BrokerNode]:
     return nodes
 
 
-ORDERS: list[Callable[[BrokerNode], Message]] = [
+ORDERS: list[Callable[[ReplicaNode], Message]] = [
     lambda node: PromiseRequest(FAR),
     lambda node: PromiseRequest(FAREST),
     lambda node: PromiseRequest(node.driver.core.promised + 1),

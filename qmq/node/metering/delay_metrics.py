@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from qmq.delay.delay_broker import DelayBroker, schedule_of
+from qmq.broker.broker import Broker
+from qmq.delay.delay_broker import DelayWork, schedule_of
 from qmq.metrics.figures import COUNTER, GAUGE, HISTOGRAM, Figure, Reading, one
 
 _OF: Final = ("broker_group",)
@@ -56,24 +57,25 @@ class DelaySource:
         CLOCK_STEP,
     )
 
-    def __init__(self, broker: DelayBroker, group: str) -> None:
+    def __init__(self, broker: Broker, work: DelayWork, group: str) -> None:
         self._broker = broker
+        self._work = work
         self._group = group
 
     def read(self) -> Iterator[Reading | None]:
-        broker, group = self._broker, self._group
-        buckets = schedule_of(broker.store).buckets()
+        work, group = self._work, self._group
+        buckets = schedule_of(self._broker.store).buckets()
         yield one(PENDING, sum([each.pending for each in buckets]), group)
         yield one(BUCKETS, len(buckets), group)
         yield one(SCHEDULE_BYTES, sum([each.stored_bytes for each in buckets]), group)
         yield None
         yield from self._of_engine()
-        yield one(CANCELLED, broker.admin.cancelled, group)
-        yield one(MOVED, broker.admin.moved, group)
-        yield one(CLOCK_STEP, broker.timekeeper.step_ms / 1000 if broker.timekeeper is not None else 0, group)
+        yield one(CANCELLED, work.admin.cancelled, group)
+        yield one(MOVED, work.admin.moved, group)
+        yield one(CLOCK_STEP, work.timekeeper.step_ms / 1000 if work.timekeeper is not None else 0, group)
 
     def _of_engine(self) -> Iterator[Reading | None]:
-        engine, group = self._broker.engine, self._group
+        engine, group = self._work.engine, self._group
         if engine is None:
             return
         lateness = engine.plan_log.lateness

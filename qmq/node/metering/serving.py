@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Final
 
 from qmq.broker.broker import Broker
 from qmq.broker.data_server import DataServer
-from qmq.delay.delay_broker import DelayBroker
 from qmq.metrics.figures import Figure, FigureSource
 from qmq.metrics.readiness import Readiness
 from qmq.network import NETWORK, UNIX, Network, is_local
@@ -33,9 +32,8 @@ def sources_of(
     roles: Mapping[str, int],
     refused: Callable[[], Mapping[str, int]] = dict,
 ) -> list[FigureSource]:
-    """The sources of a broker or a delay server."""
-    own = DelaySource(broker, group) if isinstance(broker, DelayBroker) else GroupsSource(broker, group)
-    return [ReplicaSource(group, describe, roles, refused), LogSource(broker, group), BrokerSource(broker, group, server), own]
+    """The sources that a broker and a delay server have in common."""
+    return [ReplicaSource(group, describe, roles, refused), LogSource(broker, group), BrokerSource(broker, group, server)]
 
 
 def metrics_host(host: str, given: str) -> str:

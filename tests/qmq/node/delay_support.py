@@ -22,11 +22,12 @@ from qmq.limits import KIB
 from qmq.log.log_config import LogConfig
 from qmq.meta.meta_server import MetaConfig, MetaServer
 from qmq.node.broker_node import broker_node
-from qmq.node.delay_node import DelayNode, DelayReplicaConfig, delay_node
+from qmq.node.delay_node import DelayReplicaConfig, delay_node
 from qmq.node.environment import Environment
 from qmq.node.etcd_options import EtcdOptions
 from qmq.node.node_timing import TIMING, NodeTiming
 from qmq.node.replica_config import ReplicaConfig
+from qmq.node.replica_node import ReplicaNode
 
 NAMES = ("a", "b", "c")
 SETTINGS = DelaySettings(3_600_000, 10**11)
@@ -66,11 +67,11 @@ class DelayCluster:
         self.log = log
         self.store = SharedStore()
         self.view = ClusterView(self.store)
-        self.nodes: dict[str, DelayNode] = {}
+        self.nodes: dict[str, ReplicaNode] = {}
         self.broker = broker_node(broker_config(data), self.store)
         self.meta: MetaServer | None = MetaServer(self.store, self.view, MetaConfig("127.0.0.1", 0))
 
-    async def start(self, name: str) -> DelayNode:
+    async def start(self, name: str) -> ReplicaNode:
         """Start one replica of the delay group."""
         node = self.nodes[name] = delay_node(delay_config(self.data, name, self.log), self.store, environment=self.environment)
         await node.start()
@@ -94,10 +95,10 @@ class DelayCluster:
         if meta is not None:
             await meta.stop()
 
-    async def master(self, *, other_than: str = "") -> DelayNode:
+    async def master(self, *, other_than: str = "") -> ReplicaNode:
         """The one that serves."""
 
-        def serving() -> list[DelayNode]:
+        def serving() -> list[ReplicaNode]:
             return [node for name, node in self.nodes.items() if node.broker.is_serving and name != other_than]
 
         await eventually(lambda: len(serving()) == 1)

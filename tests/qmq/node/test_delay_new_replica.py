@@ -18,13 +18,13 @@ from qmq_replication.ready import Role
 from support import eventually
 
 import qmq
-from qmq.delay.delay_broker import DelayBroker
 from qmq.errors import QmqError
 from qmq.log.recovery import whole_from
 from qmq.node import schedule_transfer
-from qmq.node.delay_node import DelayNode, delay_node
+from qmq.node.delay_node import delay_node
 from qmq.node.node_timing import NodeTiming
 from qmq.node.replica_broker import ReplicaBroker
+from qmq.node.replica_node import ReplicaNode
 from qmq.node.schedule_files import ReplicaScheduleFiles
 from qmq.node.schedule_transfer import ScheduleTransfer
 
@@ -48,7 +48,7 @@ async def without_a_beginning(tmp_path: Path) -> AsyncIterator[tuple[DelayCluste
         yield cluster, mq, victim
 
 
-def has_schedule(node: DelayNode) -> bool:
+def has_schedule(node: ReplicaNode) -> bool:
     """Whether the node's schedule is complete."""
     return node.broker.store.projection.is_whole
 
@@ -136,7 +136,7 @@ async def test_a_replica_that_is_killed_when_it_takes_the_schedule_over_has_it(
         adopt = ReplicaBroker.reopen_now
         images: list[Path] = []
 
-        def copied(replica: ReplicaBroker[DelayBroker]) -> None:
+        def copied(replica: ReplicaBroker) -> None:
             if not is_before:
                 adopt(replica)
             images.append(Path(shutil.copytree(tmp_path / victim, tmp_path / "image")))

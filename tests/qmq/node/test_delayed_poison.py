@@ -47,7 +47,7 @@ async def test_delayed_messages_are_listed_beside_those_that_cannot_be_read(tmp_
 def bad_messages(node: Node) -> int:
     """Those that were set aside and those that cannot be read."""
     assert node.delay is not None
-    engine = node.delay.broker.require_engine()
+    engine = node.delay.work.require_engine()
     return engine.dispatcher.set_aside + len(engine.damaged)
 
 
@@ -102,7 +102,7 @@ async def test_a_plan_that_cannot_be_read_again_is_given_up_and_what_can_be_read
         await mq.metadata.create_subject(qmq.SubjectConfig("s"))
         assert node.delay is not None
         broker = node.delay.broker
-        await broker.end_engine()  # type: ignore[misc]
+        await node.delay.work.stop()
         store_poison(node, "garbage that claims zstd")
         await mq.send("s", b"readable", delay=SOON)
         schedule = schedule_of(broker.store)

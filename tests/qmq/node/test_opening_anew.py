@@ -18,10 +18,11 @@ from qmq.errors import QmqError, Unavailable
 from qmq.log.actions import Begin
 from qmq.log.disk import Disk
 from qmq.meta.meta_server import MetaConfig, MetaServer
-from qmq.node.broker_node import BrokerNode, broker_node
+from qmq.node.broker_node import broker_node
 from qmq.node.environment import Environment
 from qmq.node.etcd_options import EtcdOptions
 from qmq.node.replica_config import ReplicaConfig
+from qmq.node.replica_node import ReplicaNode
 from qmq.testing.machine import TIMING
 
 NAMES = ("a", "b", "c")
@@ -68,7 +69,7 @@ class Group:
         self.folder, self.coordination = folder, Shared()
         self.disks = {name: HeldDisk() for name in NAMES}
         self.fatal: list[BaseException] = []
-        self.nodes: dict[str, BrokerNode] = {}
+        self.nodes: dict[str, ReplicaNode] = {}
 
     async def start(self, name: str) -> None:
         config = ReplicaConfig("g", name, NAMES, self.folder / name, EtcdOptions(("127.0.0.1:1",)), data_port=0, control_port=0)
@@ -118,7 +119,7 @@ async def running(folder: Path) -> AsyncIterator[tuple[Group, qmq.Client]]:
         await EmbeddedStore.close(group.coordination)
 
 
-def lose_the_role_with_something_unwritten(node: BrokerNode) -> None:
+def lose_the_role_with_something_unwritten(node: ReplicaNode) -> None:
     """Another replica has a higher epoch in the coordination store, in the middle of a turn."""
     node.broker.store.act(Begin("s", 0, "g", "", 0))
     node.driver.act(lambda now_ms: node.driver.core.superseded(now_ms, node.driver.core.promised + 1))

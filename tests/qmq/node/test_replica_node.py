@@ -15,9 +15,10 @@ from support import eventually
 import qmq
 from qmq.errors import CoordinationError, FolderInUse, InvalidArgument, LogDamaged, NotMaster
 from qmq.meta.meta_server import MetaConfig, MetaServer
-from qmq.node.broker_node import BrokerNode, broker_node
+from qmq.node.broker_node import broker_node
 from qmq.node.etcd_options import EtcdOptions
 from qmq.node.replica_config import ReplicaConfig
+from qmq.node.replica_node import ReplicaNode
 
 NAMES = ("a", "b", "c")
 
@@ -32,9 +33,9 @@ class Cluster:
     def __init__(self, tmp_path: Path) -> None:
         self.tmp_path = tmp_path
         self.store = SharedStore()
-        self.nodes: dict[str, BrokerNode] = {}
+        self.nodes: dict[str, ReplicaNode] = {}
 
-    async def start(self, name: str) -> BrokerNode:
+    async def start(self, name: str) -> ReplicaNode:
         node = self.nodes[name] = broker_node(config(self.tmp_path, name), self.store)
         await node.start()
         return node
@@ -42,7 +43,7 @@ class Cluster:
     async def stop(self, name: str) -> None:
         await self.nodes.pop(name).stop()
 
-    async def master(self) -> BrokerNode:
+    async def master(self) -> ReplicaNode:
         await eventually(lambda: any(node.broker.is_serving for node in self.nodes.values()))
         return next(node for node in self.nodes.values() if node.broker.is_serving)
 

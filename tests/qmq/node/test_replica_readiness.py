@@ -11,16 +11,17 @@ from faulty_store import SharedStore
 from support import eventually, node_config, running
 
 from qmq.metrics.readiness import Readiness
-from qmq.node.broker_node import BrokerNode, broker_node
+from qmq.node.broker_node import broker_node
 from qmq.node.etcd_options import EtcdOptions
 from qmq.node.replica_config import ReplicaConfig
+from qmq.node.replica_node import ReplicaNode
 from qmq.node.replica_readiness import of_meta, of_replica
 
 NAMES = ("a", "b", "c")
 
 
 @pytest.fixture
-async def nodes(tmp_path: Path) -> AsyncIterator[dict[str, BrokerNode]]:
+async def nodes(tmp_path: Path) -> AsyncIterator[dict[str, ReplicaNode]]:
     """Three replicas of one group, not started."""
     store, etcd = SharedStore(), EtcdOptions(("127.0.0.1:1",))
     configs = [ReplicaConfig("g", name, NAMES, tmp_path / name, etcd, data_port=0, control_port=0, metrics_port=0) for name in NAMES]
@@ -32,7 +33,7 @@ async def nodes(tmp_path: Path) -> AsyncIterator[dict[str, BrokerNode]]:
     await store.end()
 
 
-async def readiness(node: BrokerNode) -> tuple[int, str]:
+async def readiness(node: ReplicaNode) -> tuple[int, str]:
     """Status and line, as a container engine gets them."""
     assert node.metrics is not None
     reader, writer = await asyncio.open_connection("127.0.0.1", node.metrics.port)
@@ -42,7 +43,7 @@ async def readiness(node: BrokerNode) -> tuple[int, str]:
     return int(head.split()[1]), body
 
 
-async def test_a_replica_is_ready_while_it_is_master_or_hears_one(nodes: dict[str, BrokerNode]) -> None:
+async def test_a_replica_is_ready_while_it_is_master_or_hears_one(nodes: dict[str, ReplicaNode]) -> None:
     await nodes["a"].start()
     assert (await readiness(nodes["a"]))[0] == 503, "one replica of three is no majority"
     await nodes["b"].start()

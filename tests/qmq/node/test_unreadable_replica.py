@@ -17,10 +17,11 @@ import qmq
 from qmq.log.disk import BLOCK_BYTES
 from qmq.log.log_config import LogConfig
 from qmq.meta.meta_server import MetaConfig, MetaServer
-from qmq.node.broker_node import BrokerNode, broker_node
+from qmq.node.broker_node import broker_node
 from qmq.node.environment import Environment
 from qmq.node.etcd_options import EtcdOptions
 from qmq.node.replica_config import ReplicaConfig
+from qmq.node.replica_node import ReplicaNode
 from qmq.testing.machine import TIMING
 
 NAMES = ("a", "b", "c")
@@ -34,7 +35,7 @@ class Cluster:
         self.folder, self.coordination = folder, SharedStore()
         self.disks = {name: BadSectors() for name in NAMES}
         self.fatal: list[BaseException] = []
-        self.nodes: dict[str, BrokerNode] = {}
+        self.nodes: dict[str, ReplicaNode] = {}
 
     async def start(self, name: str) -> None:
         log = LogConfig(segment_bytes=64 * 1024, cache_bytes=0)
@@ -54,7 +55,7 @@ class Cluster:
         return next(name for name, node in self.nodes.items() if node.broker.is_serving)
 
     async def all_have_everything(self) -> None:
-        def count(node: BrokerNode) -> int:
+        def count(node: ReplicaNode) -> int:
             queue = node.broker.store.queue("s", 0)
             return queue.next_sequence if queue is not None else 0
 
