@@ -22,7 +22,7 @@ from qmq.batch import BatchView
 from qmq.client import prefetch_limits
 from qmq.client.ack_spool import Origin
 from qmq.client.connection import Connection
-from qmq.client.consumer_session import ANSWER_S, ConsumerSession, SessionOwner, Terms
+from qmq.client.consumer_session import ANSWER_S, ConsumerCalls, ConsumerSession, Terms
 from qmq.client.links import Links
 from qmq.client.message import Message, Slice
 from qmq.client.received_batches import ReceivedBatches
@@ -50,13 +50,13 @@ log = logging.getLogger("qmq.client")
 class Attachment:
     """`slices` are the messages that the application has not seen yet."""
 
-    def __init__(self, links: Links, owner: SessionOwner, terms: Terms, group: str) -> None:
+    def __init__(self, links: Links, calls: ConsumerCalls, terms: Terms, group: str) -> None:
         self.group = group
         self.slices: deque[Slice] = deque()
         self.failure: QmqError | None = None
         self.asked = self.want = self.asked_bytes = 0
         self._terms = terms
-        self._links, self._owner = links, owner
+        self._links, self._calls = links, calls
         self._loop = asyncio.get_running_loop()
         self._sessions = SessionLoop[wire.Attached](
             links, self, subject=terms.subject, group=group, name=terms.name, lease_ms=terms.lease_ms
@@ -66,7 +66,7 @@ class Attachment:
         counters = links.counters.taking(terms.subject, terms.group)
         file = links.store.file(self._origin, lambda: ms_of(links.now_ns())) if links.store is not None else None
         self.verdicts = Verdicts(
-            owner,
+            calls,
             terms,
             group,
             sent_away=self._sessions.failed,
@@ -165,8 +165,8 @@ class Attachment:
         except QmqError as failure:
             self._sessions.failed(failure)
         else:
-            self.want = prefetch_limits.grown(self.want, asked, got, self._owner.prefetch)
-            self._owner.pull_more()
+            self.want = prefetch_limits.grown(self.want, asked, got, self._calls.prefetch())
+            self._calls.pull_more()
 
     def _take_delivery(self, payload: memoryview, asked: ConsumerSession) -> int:
         session, pull, ranges, batch_count, at = wire.unpack_delivery(payload)
@@ -190,7 +190,7 @@ class Attachment:
             pull += each.count
         self._received = pull - 1
         self._counters.received += pull - begin
-        self._owner.notify()
+        self._calls.notify()
         return pull - begin
 
     def _accept(self, part: Slice) -> None:
@@ -213,7 +213,7 @@ class Attachment:
 
     def _fail(self, failure: QmqError) -> None:
         self.failure = failure
-        self._owner.failed(self.group, failure)
+        self._calls.failed(self.group, failure)
 
     # --- staying attached ----------------------------------------------------------------------------------------------
 
@@ -274,8 +274,8 @@ class Attachment:
     def attached(self, session: ConsumerSession) -> None:
         """Send everything that waited for a session."""
         self.verdicts.attached(session)
-        self._owner.notify()
-        self._owner.pull_more()
+        self._calls.notify()
+        self._calls.pull_more()
 
     def heard(self) -> None: ...
 

@@ -19,7 +19,7 @@ import math
 import os
 import random
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
@@ -30,9 +30,9 @@ from qmq import limits
 from qmq.client.attachment import Attachment
 from qmq.client.backlog import ignored
 from qmq.client.client_timing import pause_s
-from qmq.client.consumer_session import Terms
+from qmq.client.consumer_session import ConsumerCalls, Terms
 from qmq.client.links import Links
-from qmq.client.long_retries import LongRetry, Retries, SendDirected
+from qmq.client.long_retries import Retries, SendDirected
 from qmq.client.loop_round import WaitingTask
 from qmq.client.message import Message, Messages, Settler, Slice, error_text
 from qmq.client.prefetch_limits import allowance, bytes_allowance, check_limits, wait_ms
@@ -125,6 +125,7 @@ class Consumer:
         self._serving: Attachment | None = None
         self._left_of_turn = 0
         self._is_closed = self._is_paused = self._is_resting = self._is_draining = False
+        self._calls = ConsumerCalls(lambda: self.prefetch, self._notify, self._pull_more, self._failed, self._retries.add, self._lost)
         self._tell_closed = partial(on_closed, self)
 
     # --- for the application -------------------------------------------------------------------------------------------
@@ -314,23 +315,23 @@ class Consumer:
         group get them meanwhile. Messages that were handed out stay with this consumer. `resume` ends it.
         """
         self._is_paused = self._is_resting = True
-        self.pull_more()
+        self._pull_more()
 
     def look_again(self) -> None:
         """The consumer may have been resumed."""
         if not self.is_paused:
-            self.notify()
-            self.pull_more()
+            self._notify()
+            self._pull_more()
 
     # --- for the attachments -------------------------------------------------------------------------------------------
 
-    def notify(self) -> None:
+    def _notify(self) -> None:
         """Something changed: wake all waiters."""
         waiting, self._waiting = self._waiting, {}
         for each in waiting:
             self._links.round.wake(each)
 
-    def pull_more(self) -> None:
+    def _pull_more(self) -> None:
         """Keep a pull under way at each broker, as far as the limits allow. The attachment that waited longest comes first."""
         if self._is_draining:
             self.drain()
@@ -351,15 +352,10 @@ class Consumer:
                 each.pull(ask, size, wait_ms(self.prefetch, self.prefetch_bytes, count))
                 self._pull_turn = (self._pull_turn + step + 1) % count
 
-    def postpone(self, retries: Iterable[LongRetry]) -> None:
-        """Send messages to a delay group, to be retried later."""
-        self._retries.add(retries)
-
-    def lost(self, messages: int) -> None:
-        """Messages were lost before they were settled."""
+    def _lost(self, messages: int) -> None:
         self.stale += messages
 
-    def failed(self, broker_group: str, failure: QmqError) -> None:
+    def _failed(self, broker_group: str, failure: QmqError) -> None:
         """Report that an attachment cannot continue, unless this consumer skips such failures."""
         if isinstance(failure, MessagesExpired) and self._expired == "skip":
             log.warning("%s: %s; skipping to the oldest that are left", self.name, failure)
@@ -367,7 +363,7 @@ class Consumer:
                 self._resetting[broker_group] = self._loop.create_task(self._skip(broker_group))
             return
         self._has_failed = True
-        self.notify()
+        self._notify()
 
     async def _skip(self, broker_group: str) -> None:
         """Reset the group on this queue only; its other queues are unaffected."""
@@ -375,11 +371,11 @@ class Consumer:
         try:
             await self._reset(self.subject, self._terms.group, broker_group if len(self._attachments) > 1 else None)
             attachment.failure = None
-            self.pull_more()
+            self._pull_more()
         except QmqError as failure:
             attachment.failure = failure
             self._has_failed = True
-            self.notify()
+            self._notify()
         finally:
             del self._resetting[broker_group]
 
@@ -392,7 +388,7 @@ class Consumer:
             self._spool_sender.start()
         for attachment in self._attachments:
             attachment.start()
-        self.pull_more()
+        self._pull_more()
 
     async def _follow(self) -> None:
         """Find the subject's broker groups, and refresh them from time to time."""
@@ -404,7 +400,7 @@ class Consumer:
             except CallerError as failure:
                 if isinstance(failure, ClientClosed) or attempt > 2:
                     self._failure, self._has_failed = failure, True
-                    self.notify()
+                    self._notify()
                     return
                 await asyncio.sleep(pause_s(self._links.timing.session_retry_s, attempt))
                 attempt += 1
@@ -424,7 +420,7 @@ class Consumer:
         terms = replace(self._terms, start="earliest") if known else self._terms
         for group in self._links.locator.book.groups(self.subject) or ():
             if group not in known:
-                self._attachments.append(Attachment(self._links, self, terms, group))
+                self._attachments.append(Attachment(self._links, self._calls, terms, group))
                 self._attachments[-1].start()
         for attachment in self._attachments:
             attachment.moved()
@@ -446,7 +442,7 @@ class Consumer:
         if self._is_closed:
             return
         self._is_closed = True
-        self.notify()
+        self._notify()
         await self._retries.close()
         if self._current is not None:
             message, self._current = self._current, None
@@ -461,7 +457,7 @@ class Consumer:
         await asyncio.gather(*[each.close() for each in self._attachments], *tasks, return_exceptions=True)
         if self._spool_sender is not None:
             await self._spool_sender.close()
-        self.notify()
+        self._notify()
         self._tell_closed()
 
     async def __aenter__(self) -> Consumer:

@@ -1,10 +1,10 @@
-"""The common parts of a consumer's attachments: its terms, the session with a master, and the consumer's interface."""
+"""The common parts of a consumer's attachments: its terms, the session with a master, and the calls to the consumer."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from qmq.client.connection import Connection
 from qmq.client.route_book import Master
@@ -12,7 +12,6 @@ from qmq.errors import QmqError
 
 if TYPE_CHECKING:
     from qmq.client.long_retries import LongRetry
-import asyncio
 
 ANSWER_S: Final = 10.0
 """How long a broker may take to answer anything but a pull that waits."""
@@ -42,35 +41,19 @@ class ConsumerSession(NamedTuple):
     master: Master
 
 
-class SessionOwner(Protocol):
-    """The interface of the consumer that an attachment uses."""
+@dataclass(frozen=True, slots=True)
+class ConsumerCalls:
+    """What an attachment tells its consumer, and asks it."""
 
-    prefetch: int
-
-    def notify(self) -> None:
-        """Something changed: wake all waiters."""
-        ...
-
-    def pull_more(self) -> None:
-        """There may be room for more messages."""
-        ...
-
-    def failed(self, broker_group: str, failure: QmqError) -> None:
-        """Report to the application that an attachment cannot continue."""
-        ...
-
-    def postpone(self, retries: Iterable[LongRetry]) -> None:
-        """Send messages to a delay group, to be retried later."""
-        ...
-
-    def lost(self, messages: int) -> None:
-        """Messages were lost before they were settled."""
-        ...
-
-
-def set_result(waiting: asyncio.Future[bool], is_changed: bool) -> bool:
-    """Wake the waiter; False if it has stopped waiting."""
-    if waiting.done():
-        return False
-    waiting.set_result(is_changed)
-    return True
+    prefetch: Callable[[], int]
+    """How many messages the consumer may hold."""
+    notify: Callable[[], None]
+    """Something changed: wake all waiters."""
+    pull_more: Callable[[], None]
+    """There may be room for more messages."""
+    failed: Callable[[str, QmqError], None]
+    """The attachment to this broker group cannot continue: report to the application."""
+    postpone: Callable[[Iterable[LongRetry]], None]
+    """Send messages to a delay group, to be retried later."""
+    lost: Callable[[int], None]
+    """So many messages were lost before they were settled."""

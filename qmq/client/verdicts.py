@@ -34,7 +34,7 @@ from qmq.client.ack_spool import QueueSpool, SpoolFile
 from qmq.client.client_counters import ReceiveCounters
 from qmq.client.client_timing import TIMING
 from qmq.client.connection import OnAnswer
-from qmq.client.consumer_session import ANSWER_S, ConsumerSession, SessionOwner, Terms
+from qmq.client.consumer_session import ANSWER_S, ConsumerCalls, ConsumerSession, Terms
 from qmq.client.long_retries import LongRetry
 from qmq.client.message import Slice, retry_ms
 from qmq.client.settle_report import SettleReporter, counted
@@ -140,7 +140,7 @@ class Verdicts:
 
     def __init__(
         self,
-        owner: SessionOwner,
+        calls: ConsumerCalls,
         terms: Terms,
         group: str,
         *,
@@ -161,7 +161,7 @@ class Verdicts:
         self._counters = counters or ReceiveCounters()
         self.hold = Hold(self, 0)
         self._holds = [self.hold]
-        self._owner = owner
+        self._calls = calls
         self._sent_away = sent_away
         self._come_back = come_back
         self._retry_s = retry_s
@@ -200,7 +200,7 @@ class Verdicts:
         waiting = [pull for begin, end in self.outstanding.remove(first, last) for pull in range(begin, end + 1)]
         self.postponed += len(waiting)
         self.postponed_bytes += before - self.outstanding.bytes
-        self._owner.postpone(map(retry, waiting))
+        self._calls.postpone(map(retry, waiting))
 
     def no_longer_postponed(self, messages: int) -> None:
         """For `Hold`: that many postponed messages got their verdict."""
@@ -214,13 +214,13 @@ class Verdicts:
             self._unsent.add(begin, end, verdict, delay, error)
             if self._session is None:
                 self._spool.given(wire.Settlement(begin, end, verdict, delay, error))
-        if self._unsent.messages * 4 >= self._owner.prefetch:
+        if self._unsent.messages * 4 >= self._calls.prefetch():
             if not self._is_leaving:
                 self._is_leaving = True
                 self.loop.call_soon(self.flush)
         elif self._timer is None:
             self._timer = self.loop.call_later(SETTLE_DELAY_S, self.flush)
-        self._owner.pull_more()
+        self._calls.pull_more()
         if was_leaving and self._session is not None:
             # The event loop has not gone round since: the application finds messages ready, and never waits. So that the broker works
             # meanwhile, a pull leaves now.
@@ -237,7 +237,7 @@ class Verdicts:
                 for each in request.settlements:
                     self._spool.given(each)
             self._send(request)
-            self._owner.pull_more()
+            self._calls.pull_more()
             await self._hear(request)
             return
         self.flush()
@@ -313,7 +313,7 @@ class Verdicts:
         elif not request.waiter.done():
             lost = stale + request.lost
             _fail(request.waiter, self.stale(lost)) if lost else request.waiter.set_result(None)
-        self._owner.notify()
+        self._calls.notify()
 
     def _drop(self, request: SettleRequest, failure: QmqError) -> None:
         self._over(request)
@@ -380,7 +380,7 @@ class Verdicts:
     def count_lost(self, messages: int) -> None:
         """Messages became void before they were settled."""
         if messages:
-            self._owner.lost(messages)
+            self._calls.lost(messages)
             log.warning("%s: %d messages were handed to another consumer before they were settled", self.terms.name, messages)
 
     def close(self, *, is_told: bool) -> None:

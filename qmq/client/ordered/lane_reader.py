@@ -20,7 +20,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final
 
 from qmq_ordering.lane import Lane
 from qmq_ordering.route import LpRange
@@ -32,7 +32,8 @@ from qmq.client.links import Links
 from qmq.client.ordered import lane_pull
 from qmq.client.ordered.lane_acks import LaneAcks
 from qmq.client.ordered.lane_core import Cell, FailurePolicy, LaneCore, LaneState
-from qmq.client.ordered.ordered_message import LaneSettler, OrderedMessage
+from qmq.client.ordered.lane_inbox import LaneInbox
+from qmq.client.ordered.ordered_message import OrderedMessage
 from qmq.client.ordered.ordered_messages import MessageRun
 from qmq.client.received_batches import ReceivedBatches
 from qmq.client.session_loop import SessionLoop
@@ -69,60 +70,24 @@ class LaneTerms:
     policy: FailurePolicy
 
 
-class LaneOwner(LaneSettler, Protocol):
-    """The interface of the consumer that a lane reader uses."""
-
-    @property
-    def room(self) -> int:
-        """How many unfinished messages each lane may have."""
-        ...
-
-    @property
-    def room_bytes(self) -> int:
-        """How many unfinished bytes each lane may have."""
-        ...
-
-    @property
-    def is_bulk(self) -> bool:
-        """Whether the consumer reads in bulk."""
-        ...
-
-    @property
-    def is_paused(self) -> bool:
-        """Whether the consumer is paused."""
-        ...
-
-    def arrived(self, messages: list[OrderedMessage]) -> None: ...
-
-    def arrived_in_bulk(self, lane: LaneReader, runs: list[MessageRun]) -> None:
-        """Runs of messages came."""
-        ...
-
-    def voided(self, lane: LaneReader, cells: list[Cell], stale: int) -> None:
-        """Hand out nothing of the lane; these cells are void. `stale` of their messages had been handed out."""
-        ...
-
-    def due(self, cells: list[Cell]) -> None:
-        """Failed messages may be retried."""
-        ...
-
-    def changed(self, lane: LaneReader) -> None:
-        """The lane may hand out again."""
-        ...
-
-    def finished(self, lane: LaneReader) -> None:
-        """The whole lane is done and committed, to its end."""
-        ...
-
-    def failed(self, failure: QmqError) -> None:
-        """Report to the application that the lane cannot continue."""
-        ...
-
-
 class LaneReader:
     """`core` has the state of the lane; while `failure` is set, the reader pulls nothing."""
 
-    def __init__(self, links: Links, owner: LaneOwner, terms: LaneTerms, lane: Lane) -> None:
+    def __init__(
+        self,
+        links: Links,
+        inbox: LaneInbox,
+        terms: LaneTerms,
+        lane: Lane,
+        *,
+        room: Callable[[], tuple[int, int]],
+        is_paused: Callable[[], bool],
+        finished: Callable[[Lane], None],
+        failed: Callable[[QmqError], None],
+    ) -> None:
+        """`inbox` gets the messages. `room`: how many unfinished messages and bytes the lane may have. `finished` is called when the whole
+        lane is done and committed, to its end; `failed` when the lane cannot continue.
+        """
         self.lane = lane
         self.subject = terms.subject
         self.broker_group = lane.group
@@ -140,7 +105,9 @@ class LaneReader:
         self._sessions = SessionLoop[wire.LaneAttached](
             links, self, subject=terms.subject, group=lane.group, name=terms.name, lease_ms=terms.lease_ms
         )
-        self._owner, self._terms = owner, terms
+        self._inbox, self._terms = inbox, terms
+        self._room, self._is_paused = room, is_paused
+        self._finished, self._failed = finished, failed
         self._counters = links.counters.taking(terms.subject, terms.group)
         self._loop = asyncio.get_running_loop()
         self._token = 0
@@ -173,9 +140,9 @@ class LaneReader:
         session, core = self.session, self.core
         if self._is_pulling or session is None or self._is_leaving or core.is_end or self.failure is not None:
             return
-        room, room_bytes = self._owner.room, self._owner.room_bytes
+        room, room_bytes = self._room()
         self._pulls_at = room // 2
-        if core.open * 2 > room or core.open_bytes * 2 > room_bytes or self._owner.is_paused:
+        if core.open * 2 > room or core.open_bytes * 2 > room_bytes or self._is_paused():
             return
         self._is_pulling = True
         messages = max(min(room - core.open, limits.PULL_MESSAGES_MAX), 1)
@@ -196,7 +163,7 @@ class LaneReader:
             if isinstance(answer, QmqError):
                 raise answer
             server = session.connection.address
-            if self._owner.is_bulk:
+            if self._inbox.is_bulk:
                 self._accept_runs(lane_pull.unpack_runs(answer.payload, session.number, self.core.parked, self._batches, server))
             else:
                 self._accept(lane_pull.unpack(answer.payload, session.number, self._batches, server))
@@ -210,15 +177,15 @@ class LaneReader:
 
     def _accept(self, brought: lane_pull.Brought) -> None:
         cells = self.core.delivered(brought.arrivals, brought.next_sequence, is_end=brought.is_end)
-        owner, token, version, waiting = self._owner, self._token, self.lane.version, LaneState.WAITING
+        inbox, token, version, waiting = self._inbox, self._token, self.lane.version, LaneState.WAITING
         came = [
-            OrderedMessage(owner, self, cell, batch, index, token, version)
+            OrderedMessage(inbox, self, cell, batch, index, token, version)
             for cell, (batch, index) in zip(cells, brought.places, strict=False)
             if cell.state is waiting
         ]
         if came:
             self._counters.received += len(came)
-            self._owner.arrived(came)
+            inbox.arrived(came)
 
     def _accept_runs(self, brought: lane_pull.BroughtRuns) -> None:
         cells = self.core.delivered(brought.arrivals, brought.next_sequence, is_end=brought.is_end)
@@ -229,11 +196,11 @@ class LaneReader:
         ]
         if came:
             self._counters.received += sum([len(each.indices) for each in came])
-            self._owner.arrived_in_bulk(self, came)
+            self._inbox.arrived_in_bulk(self, came)
 
     def _fail(self, failure: QmqError) -> None:
         self.failure = failure
-        self._owner.failed(failure)
+        self._failed(failure)
 
     # --- messages over -------------------------------------------------------------------------------------------------
 
@@ -267,7 +234,7 @@ class LaneReader:
 
     def _due(self) -> None:
         # Rounded up: a timer that fires too early would find nothing due and be set again.
-        self._owner.due(self.core.due(int(self._loop.time() * 1000) + 1))
+        self._inbox.due(self.core.due(int(self._loop.time() * 1000) + 1))
         self.arm()
 
     async def confirmed(self, cell: Cell) -> None:
@@ -279,7 +246,7 @@ class LaneReader:
         self._bell.set()
         if self.core.is_finished and not self._is_told_finished:
             self._is_told_finished = True
-            self._owner.finished(self)
+            self._finished(self.lane)
 
     # --- staying attached ----------------------------------------------------------------------------------------------
 
@@ -330,7 +297,7 @@ class LaneReader:
 
     def heard(self) -> None:
         """The lease was renewed: the consumer may hand out again."""
-        self._owner.changed(self)
+        self._inbox.changed(self)
 
     def detached(self) -> None:
         """No pull and no verdict is under way any more."""
@@ -363,7 +330,7 @@ class LaneReader:
         """These cells are void, and nothing else of the lane may be handed out."""
         self.settling.voided(cells, self._lost_error())
         self.arm()
-        self._owner.voided(self, cells, 0 if is_willing else sum(cell.count for cell in cells if cell.is_seen))
+        self._inbox.voided(self, cells, 0 if is_willing else sum(cell.count for cell in cells if cell.is_seen))
         self._bell.set()
 
     def _lost_error(self) -> LaneLost:

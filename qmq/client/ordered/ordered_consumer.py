@@ -1,7 +1,7 @@
 """The consumer of an ordered subject: reads the lanes that it is assigned, and hands out their messages, in order for each key.
 
-    SyncMember ──▶ lanes ──▶ LaneReader for each ──▶ KeyDispatcher ──▶ the application
-                                  ◀── verdicts ────────────────────────────┘
+    SyncMember ──▶ lanes ──▶ LaneReader for each ──▶ LaneInbox ──▶ the application
+                                  ◀── verdicts ────────────────────────┘
 
     await consumer.run(handler)     as many keys at once as `concurrency`; acknowledged when the handler returns, failed when it raises
     async for message in consumer   one at a time; acknowledged when the loop asks for the next one
@@ -27,7 +27,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from datetime import timedelta
@@ -40,15 +39,13 @@ from qmq_ordering.lane import Lane
 from qmq import limits
 from qmq.client.backlog import ignored
 from qmq.client.consumer import default_name
-from qmq.client.consumer_session import set_result
 from qmq.client.links import Links
-from qmq.client.ordered.bulk_dispatcher import BulkDispatcher
-from qmq.client.ordered.key_dispatcher import KeyDispatcher
-from qmq.client.ordered.lane_core import ATTEMPTS_MAX, Cell, FailurePolicy
+from qmq.client.ordered.lane_core import ATTEMPTS_MAX, FailurePolicy
+from qmq.client.ordered.lane_inbox import LaneInbox
 from qmq.client.ordered.lane_membership import LaneMembership, Member, Sync
 from qmq.client.ordered.lane_reader import LaneReader, LaneTerms
 from qmq.client.ordered.ordered_message import OrderedMessage
-from qmq.client.ordered.ordered_messages import MessageRun, OrderedMessages
+from qmq.client.ordered.ordered_messages import OrderedMessages
 from qmq.client.prefetch_limits import check_limits
 from qmq.errors import ClientClosed, InvalidArgument, QmqError
 from qmq.model import check_name
@@ -67,10 +64,7 @@ Handler = Callable[[OrderedMessage], Awaitable[Any]]
 
 
 class OrderedConsumer:
-    """One consumer of a group of an ordered subject. Make it with `Client.ordered_consumer`.
-
-    `stale` counts messages that this consumer lost after they were handed out and before they were settled: they are handed out again.
-    """
+    """One consumer of a group of an ordered subject. Make it with `Client.ordered_consumer`."""
 
     def __init__(
         self,
@@ -100,30 +94,29 @@ class OrderedConsumer:
         self.incarnation = os.urandom(8).hex()
         self.name = check_name("consumer", name) if name else default_name(self.incarnation)
         self.lease_ms, self.prefetch, self.prefetch_bytes = lease_ms, prefetch, prefetch_bytes
-        self.stale = 0
         policy = FailurePolicy(on_failure, attempts_max, tuple(int(each * 1000) for each in retry_delays_s))
         self._terms = LaneTerms(self.subject, self.group, self.name, self.incarnation, lease_ms, pull_bytes, policy)
         self._is_auto = ack == "auto"
         self._links = links
         self._loop = asyncio.get_running_loop()
-        self._by_key = KeyDispatcher()
-        self._in_bulk = BulkDispatcher()
-        self._is_bulk: bool | None = None
-        """Whether the consumer reads in bulk; None before its first message."""
+        self._inbox = LaneInbox(self.name)
+        self._by_key, self._in_bulk = self._inbox.by_key, self._inbox.in_bulk
         self._readers: list[LaneReader] = []
         """The readers of the assigned lanes. A reader starts when no overlapping lane is held any more."""
         self._leaving: dict[LaneReader, asyncio.Task[None]] = {}
         member = Member(self.subject, self.group, self.name, self.incarnation, lease_ms, start, gate)
-        self._membership = LaneMembership(sync, member, self._assigned, self.failed, links.timing.session_retry_s)
-        self._waiting: dict[asyncio.Future[bool], None] = {}
-        self._woken: asyncio.Future[bool] | None = None
-        """The waiter that was woken last and has not looked yet. Until it has looked, a message wakes no other waiter."""
+        self._membership = LaneMembership(sync, member, self._assigned, self._failed, links.timing.session_retry_s)
         self._failure: QmqError | None = None
         self._current: tuple[OrderedMessage | OrderedMessages, asyncio.Task[Any] | None] | None = None
         """The message that a loop handles, and the task of the loop."""
         self._is_started = self._is_closing = self._is_paused = False
         self._closed = asyncio.Event()
         self._tell_closed = partial(on_closed, self)
+
+    @property
+    def stale(self) -> int:
+        """Messages that this consumer lost after they were handed out and before they were settled: they are handed out again."""
+        return self._inbox.stale
 
     @property
     def lanes(self) -> tuple[Lane, ...]:
@@ -149,7 +142,8 @@ class OrderedConsumer:
 
     def _next_ready(self) -> OrderedMessage | None:
         """The next message, if it can be handed out without waiting; most messages come this way."""
-        if self._is_bulk is not False or self._failure is not None or self._is_paused or self._links.is_paused or self._is_closing:
+        inbox = self._inbox
+        if inbox.is_bulk is not False or self._failure is not None or self._is_paused or self._links.is_paused or self._is_closing:
             return None
         message = self._by_key.take()
         if message is None:
@@ -157,8 +151,8 @@ class OrderedConsumer:
         if not message.body and message.unreadable is not None:
             message.fail(error=message.unreadable)
             return None
-        if self._waiting and self._woken is None:
-            self._notify()  # there may be another message for another waiter
+        if inbox.waiting and inbox.woken is None:  # `notify_next` without another call: this runs for every message
+            inbox.notify()
         return message
 
     async def pull(self, messages_max: int = 1000, wait: timedelta = timedelta(seconds=20)) -> OrderedMessages:
@@ -178,11 +172,11 @@ class OrderedConsumer:
             self._check_open()
             runs = [] if self.is_paused else self._in_bulk.take(messages_max)
             if runs:
-                self._notify()  # there may be another lane for another waiter
-                return OrderedMessages(self, runs)
+                self._inbox.notify()  # there may be another lane for another waiter
+                return OrderedMessages(self._inbox, runs)
             self._start_running()
-            if not await self._wait(until_s):
-                return OrderedMessages(self, [])
+            if not await self._inbox.wait(until_s):
+                return OrderedMessages(self._inbox, [])
 
     async def batches(self, messages_max: int = 1000) -> AsyncIterator[OrderedMessages]:
         """Repeated `pull`. Each batch is acknowledged when the loop asks for the next one, unless it was settled (`ack="auto"`)."""
@@ -297,14 +291,14 @@ class OrderedConsumer:
         if not self.is_paused:
             for reader in self._readers:
                 reader.pull_more()
-            self._notify()  # a waiter that finds a message wakes the next one
+            self._inbox.notify()  # a waiter that finds a message wakes the next one
 
     # --- handing out ---------------------------------------------------------------------------------------------------
 
     def _read(self, *, in_bulk: bool) -> None:
-        if self._is_bulk is None:
-            self._is_bulk = in_bulk
-        elif self._is_bulk is not in_bulk:
+        if self._inbox.is_bulk is None:
+            self._inbox.is_bulk = in_bulk
+        elif self._inbox.is_bulk is not in_bulk:
             ways = ("pull", "run and iteration") if in_bulk else ("run and iteration", "pull")
             raise InvalidArgument(f"this consumer was used with {ways[1]}; {ways[0]} would break the order of keys: make another consumer")
 
@@ -317,29 +311,10 @@ class OrderedConsumer:
                 message.fail(error=message.unreadable)
                 continue
             if message is not None:
-                if self._woken is None:
-                    self._notify()  # there may be another message for another waiter
+                self._inbox.notify_next()
                 return message
             self._start_running()
-            await self._wait()
-
-    async def _wait(self, until_s: float = math.inf) -> bool:
-        """Wait until something changes; False if nothing did until then."""
-        waiting: asyncio.Future[bool] = self._loop.create_future()
-        self._waiting[waiting] = None
-        timer = self._loop.call_at(until_s, set_result, waiting, False) if until_s < math.inf else None
-        try:
-            return await waiting
-        except asyncio.CancelledError:
-            if waiting.done() and not waiting.cancelled():
-                self._notify()  # the wake-up was for a waiter, and this one has stopped looking
-            raise
-        finally:
-            if self._woken is waiting:
-                self._woken = None
-            self._waiting.pop(waiting, None)
-            if timer is not None:
-                timer.cancel()
+            await self._inbox.wait()
 
     def _check_open(self) -> None:
         if self._is_closing or self._links.is_closed:
@@ -359,116 +334,20 @@ class OrderedConsumer:
         for reader in self._readers:
             reader.pull_more()
 
-    def _notify(self) -> None:
-        """Something changed: wake one waiter, which wakes the next one if it finds a message."""
-        while self._waiting:
-            waiting = next(iter(self._waiting))
-            del self._waiting[waiting]
-            if set_result(waiting, True):
-                self._woken = waiting
-                return
+    def _room(self) -> tuple[int, int]:
+        """How many unfinished messages and bytes each lane may have: an equal part, so that no lane starves another."""
+        lanes = max(len(self._readers), 1)
+        return max(self.prefetch // lanes, 1), max(self.prefetch_bytes // lanes, 1)
 
-    def _notify_all(self) -> None:
-        waiting, self._waiting = self._waiting, {}
-        for each in waiting:
-            set_result(each, True)
-
-    # --- for messages --------------------------------------------------------------------------------------------------
-
-    def finish(self, message: OrderedMessage) -> None:
-        """The message was handled."""
-        self._by_key.done(message)
-        message.lane.worked(is_urgent=False)
-        if self._waiting and self._woken is None:
-            self._notify()
-
-    def fail(self, message: OrderedMessage, pause_ms: int | None) -> None:
-        """The message failed."""
-        self._by_key.failed(message, int(self._loop.time() * 1000), pause_ms)
-        message.lane.worked(is_urgent=True)
-        self._notify()
-
-    def reject(self, message: OrderedMessage) -> None:
-        """No other attempt will help."""
-        self._by_key.rejected(message)
-        message.lane.worked(is_urgent=True)
-        self._notify()
-
-    def release(self, message: OrderedMessage) -> None:
-        """Hand the message out again, as if it had not been handed out."""
-        self._by_key.put_back(message)
-        message.lane.worked(is_urgent=False)
-        self._notify()
-
-    def finish_all(self, messages: OrderedMessages) -> None:
-        """The messages were handled."""
-        self._in_bulk.done(messages)
-        messages.runs[0].lane.worked(is_urgent=False)
-        self._notify()
-
-    def fail_all(self, messages: OrderedMessages, pause_ms: int | None) -> None:
-        """The messages failed."""
-        self._in_bulk.failed(messages, int(self._loop.time() * 1000), pause_ms)
-        messages.runs[0].lane.worked(is_urgent=True)
-        self._notify()
-
-    # --- for the lanes -------------------------------------------------------------------------------------------------
-
-    @property
-    def room(self) -> int:
-        """How many unfinished messages each lane may have: an equal part of `prefetch`, so that no lane starves another."""
-        return max(self.prefetch // max(len(self._readers), 1), 1)
-
-    @property
-    def room_bytes(self) -> int:
-        """How many unfinished bytes each lane may have."""
-        return max(self.prefetch_bytes // max(len(self._readers), 1), 1)
-
-    def arrived(self, messages: list[OrderedMessage]) -> None:
-        """A lane got messages: wake the waiters."""
-        self._by_key.put(messages)
-        self._notify()
-
-    @property
-    def is_bulk(self) -> bool:
-        """Whether the consumer reads in bulk."""
-        return self._is_bulk is True
-
-    def arrived_in_bulk(self, lane: LaneReader, runs: list[MessageRun]) -> None:
-        """A lane got runs of messages."""
-        self._in_bulk.put(lane, runs)
-        self._notify()
-
-    def voided(self, lane: LaneReader, cells: list[Cell], stale: int) -> None:
-        """Hand out nothing of the lane; these cells are void. `stale` of their messages had been handed out."""
-        self._by_key.dropped(lane, cells)
-        self._in_bulk.dropped(lane)
-        if stale:
-            self.stale += stale
-            log.warning("%s: %d messages of %s were lost before they were settled", self.name, stale, lane.lane)
-        self._notify()
-
-    def due(self, cells: list[Cell]) -> None:
-        """Failed messages may be retried."""
-        if not self._is_bulk:
-            self._by_key.due(cells)
-        self._notify()
-
-    def changed(self, lane: LaneReader) -> None:
-        """The lane may hand out again."""
-        if not self._is_bulk:
-            self._by_key.review(lane)
-        self._notify()
-
-    def finished(self, lane: LaneReader) -> None:
+    def _finished(self, lane: Lane) -> None:
         """The whole lane is done and committed, to its end."""
         if not self._is_closing:
-            self._membership.finished(lane.lane)
+            self._membership.finished(lane)
 
-    def failed(self, failure: QmqError) -> None:
+    def _failed(self, failure: QmqError) -> None:
         """Report to the application that a lane cannot continue."""
         self._failure = self._failure or failure
-        self._notify()
+        self._inbox.notify()
 
     # --- which lanes there are -----------------------------------------------------------------------------------------
 
@@ -481,8 +360,20 @@ class OrderedConsumer:
             self._let_go(reader, self.lease_ms / 2000)
         for reader in self._readers:
             reader.lane = wanted.pop(_identity(reader.lane))
-        self._readers += [LaneReader(self._links, self, self._terms, lane) for lane in wanted.values()]
+        self._readers += [self._reader(lane) for lane in wanted.values()]
         self._start_readers()
+
+    def _reader(self, lane: Lane) -> LaneReader:
+        return LaneReader(
+            self._links,
+            self._inbox,
+            self._terms,
+            lane,
+            room=self._room,
+            is_paused=lambda: self.is_paused,
+            finished=self._finished,
+            failed=self._failed,
+        )
 
     def _start_readers(self) -> None:
         """Start the readers of new lanes. A reader waits while this consumer still holds a part of the range under another lane."""
@@ -518,7 +409,7 @@ class OrderedConsumer:
             await self._closed.wait()
             return
         self._is_closing = True
-        self._notify_all()
+        self._inbox.notify_all()
         try:
             self._abandon_current(error)
             self._links.locator.unlisten(self.subject, self._moved)

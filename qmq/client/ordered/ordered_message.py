@@ -7,6 +7,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Protocol
 
+from qmq_ordering.lane import Lane
 from qmq_ordering.route import LpRange
 
 from qmq.client.message import Decoded, StoredMessage, delay_ms, error_text
@@ -20,6 +21,7 @@ class LaneSource(Protocol):
     """The lane that a message came from."""
 
     core: LaneCore
+    lane: Lane
     subject: str
     broker_group: str
     partition: int
@@ -43,7 +45,7 @@ class LaneSource(Protocol):
 
 
 class LaneSettler(Protocol):
-    """Takes verdicts: the consumer."""
+    """Takes verdicts: `LaneInbox`, or what a listener puts before it."""
 
     def finish(self, message: OrderedMessage) -> None:
         """The message was handled."""

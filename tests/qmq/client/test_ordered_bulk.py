@@ -447,13 +447,14 @@ async def test_news_that_a_reader_got_who_is_cancelled_at_that_moment_go_to_anot
         consumer = ordered(c)
         first, second = asyncio.create_task(consumer.pull()), asyncio.create_task(consumer.pull())
         await eventually(lambda: consumer.lanes == (lane(),))
-        usual = consumer.arrived_in_bulk
+        inbox = consumer._inbox
+        usual = inbox.arrived_in_bulk
 
         def arrived_and_cut_off(reader: LaneReader, runs: list[MessageRun]) -> None:
             usual(reader, runs)
             first.cancel()
 
-        monkeypatch.setattr(consumer, "arrived_in_bulk", arrived_and_cut_off)
+        monkeypatch.setattr(inbox, "arrived_in_bulk", arrived_and_cut_off)
         c.broker.append(1, [(b"a", b"0")])
         assert (await second).bodies == [b"0"]
         assert first.cancelled()
