@@ -31,7 +31,7 @@ from qmq.cli.dev import DevOptions
 from qmq.cli.gateway import GatewayOptions
 from qmq.cli.meta import MetaOptions
 from qmq.cli.roles import parameters_of
-from qmq.client.dead_letters import DeadLetters
+from qmq.client.dead_letter_queue import DeadLetters
 from qmq.client.delayed import Delayed
 from qmq.delay.delay_config import DelayConfig
 from qmq.log.log_config import LogConfig

@@ -8,8 +8,8 @@ from typing import Final
 import grpc
 from qmq_ordering.route import LpRange
 
-from qmq.broker.admin import BrokerAdmin
 from qmq.broker.broker import Broker
+from qmq.broker.broker_admin import BrokerAdmin
 from qmq.broker.group_status import GroupStatus
 from qmq.broker.lane_admin import LaneAdmin
 from qmq.broker.through_cold_reads import through_cold_reads

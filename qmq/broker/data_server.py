@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import Final
 
 from qmq.broker.broker import Broker
-from qmq.broker.connection import Connection
+from qmq.broker.data_connection import DataConnection
 from qmq.broker.flow_control import RoundBudget, Throttle
 from qmq.broker.producer_owners import ProducerOwners
 from qmq.broker.stalled_connections import LOOKS
@@ -40,7 +40,7 @@ class DataServer:
         self._owners = ProducerOwners()
         self._partial = PartialFrames(broker.config.partial_frames_bytes_max, self._exceeded)
         """The buffer for all incoming bytes: they are handled before the next bytes come."""
-        self._connections: set[Connection] = set()
+        self._connections: set[DataConnection] = set()
         self._listener: ServerListener | None = None
         self._handshakes = RateMeter(broker.config.handshakes_per_s, broker.loop.time())
         self.port = 0
@@ -60,7 +60,7 @@ class DataServer:
         self._watch_clock()
 
     def _accept(self) -> asyncio.BaseProtocol:
-        connection = Connection(self._broker, self._closed, self._received, self._partial, self._budget, self.throttle, self._owners)
+        connection = DataConnection(self._broker, self._closed, self._received, self._partial, self._budget, self.throttle, self._owners)
         self._broker.counters.accepted += 1
         loop = asyncio.get_running_loop()
         self._limit_handshakes()
@@ -83,12 +83,12 @@ class DataServer:
         if owed_s and self._listener is not None:
             self._listener.pause(owed_s)
 
-    def _closed(self, connection: Connection) -> None:
+    def _closed(self, connection: DataConnection) -> None:
         self._connections.discard(connection)
         if not self._connections:
             self._all_closed.set()
 
-    def _expect_hello(self, connection: Connection) -> None:
+    def _expect_hello(self, connection: DataConnection) -> None:
         if not connection.has_said_hello and connection in self._connections:
             self._end(connection, FrameStream.close)
 
@@ -100,7 +100,7 @@ class DataServer:
             if connection.stream.reader is reader:
                 connection.end_for_memory()
 
-    def _end(self, connection: Connection, end: Callable[[FrameStream], None]) -> None:
+    def _end(self, connection: DataConnection, end: Callable[[FrameStream], None]) -> None:
         was_made = connection.stream.transport is not None
         end(connection.stream)
         if not was_made:  # asyncio does not report a connection whose TLS handshake failed

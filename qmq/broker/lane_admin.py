@@ -10,8 +10,8 @@ from typing import Final
 
 from qmq_ordering.route import LpRange
 
-from qmq.broker.admin import lag_ms, resolve, stored_bytes
 from qmq.broker.broker import Broker
+from qmq.broker.broker_admin import lag_ms, resolve, stored_bytes
 from qmq.errors import InvalidArgument, RouteConflict, UnknownGroup, UnknownPartition
 from qmq.log.actions import Forget, LaneBegin, LaneInherit, LaneReset, LaneUnpark
 from qmq.log.lane_share import LaneHolder, LaneShare, ParkedKey

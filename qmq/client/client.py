@@ -14,7 +14,7 @@ from qmq.client import due_times, payloads
 from qmq.client.browse_entry import BrowsingClient
 from qmq.client.client_timing import TIMING, ClientTiming
 from qmq.client.consumer import Consumer, process_name
-from qmq.client.dead_letters import DeadLetters
+from qmq.client.dead_letter_queue import DeadLetters
 from qmq.client.delayed_producer import DelayedProducer
 from qmq.client.handling import InterceptedConsumer, InterceptedOrderedConsumer
 from qmq.client.idle_producers import IdleProducers

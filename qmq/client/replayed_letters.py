@@ -32,7 +32,7 @@ ReadDirected = Callable[[str, int, Ends], "AsyncIterator[StoredMessage]"]
 
 
 @dataclass(slots=True)
-class _Look:
+class _SubjectSearch:
     """Progress of the search in one subject."""
 
     since_ms: int
@@ -45,7 +45,7 @@ class ReplayedLetters:
 
     def __init__(self, list_ends: ListEnds, read: ReadDirected, group: str) -> None:
         self._list_ends, self._read, self._group = list_ends, read, group
-        self._looks: dict[str, _Look] = {}
+        self._searches: dict[str, _SubjectSearch] = {}
 
     async def among(self, letters: Iterable[DeadLetter]) -> set[bytes]:
         """The names of those letters that were sent again already. Raises NotConnected, AccessDenied, UnknownSubject, LogDamaged."""
@@ -59,13 +59,13 @@ class ReplayedLetters:
         return found
 
     async def _looked(self, subject: str, since_ms: int) -> set[bytes]:
-        look = self._looks.get(subject)
-        if look is None or since_ms < look.since_ms:
-            look = self._looks[subject] = _Look(since_ms)
+        search = self._searches.get(subject)
+        if search is None or since_ms < search.since_ms:
+            search = self._searches[subject] = _SubjectSearch(since_ms)
         ends = await self._list_ends(subject)
-        async for message in self._read(subject, look.since_ms, look.ends):
+        async for message in self._read(subject, search.since_ms, search.ends):
             headers = message.headers
             if REPLAY_OF in headers and headers.get(GROUP) == self._group.encode():
-                look.names.add(message.id.to_bytes() + headers[REPLAY_OF])
-        look.ends = ends
-        return look.names
+                search.names.add(message.id.to_bytes() + headers[REPLAY_OF])
+        search.ends = ends
+        return search.names

@@ -23,7 +23,7 @@ from qmq.log.segments import Segments
 _WINDOW_BYTES: Final = 512 * limits.KIB
 
 
-class _Cursor:
+class _LogCursor:
     """Reads one log forward."""
 
     def __init__(self, number: int, segments: Segments, position: int) -> None:
@@ -78,7 +78,7 @@ def read_merged(logs: tuple[Segments, Segments], place: Place, after: int, bytes
     """
     if any(position < segments.start for position, segments in zip(place, logs, strict=True)):
         return None
-    cursors = [_Cursor(number, segments, place[number]) for number, segments in enumerate(logs)]
+    cursors = [_LogCursor(number, segments, place[number]) for number, segments in enumerate(logs)]
     pieces: list[_Piece] = []
     size, last = 0, after
     try:

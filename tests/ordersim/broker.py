@@ -17,12 +17,12 @@ from qmq_replication.coordinator import Coordinator
 
 from ordersim.etcd import Store as Coordination
 from ordersim.process import Process
-from qmq.broker.admin import BrokerAdmin
 from qmq.broker.broker import Broker
+from qmq.broker.broker_admin import BrokerAdmin
 from qmq.broker.broker_config import BrokerConfig
 from qmq.broker.broker_parts import BrokerParts
-from qmq.broker.connection import Connection
 from qmq.broker.control import ControlService
+from qmq.broker.data_connection import DataConnection
 from qmq.broker.lane_admin import LaneAdmin
 from qmq.errors import CoordinationError, DiskFull, Outcome, from_wire
 from qmq.limits import KIB
@@ -96,7 +96,7 @@ class Replica(Process):
         self.broker = Broker(self.store, self.view.subject, self.clock, config, self.loop, make_parts=self._make_parts, is_serving=False)
         self.admin = LaneAdmin(self.broker, self.group.name)
         self._control = ControlService(BrokerAdmin(self.broker, self.group.name), self.admin, None, self.group.name)  # type: ignore[arg-type]
-        self.accept = lambda: Connection(self.broker, lambda _: None).stream
+        self.accept = lambda: DataConnection(self.broker, lambda _: None).stream
         self.view.on_change(self._changed)
         self._tasks = [self.loop.create_task(self.view.start()), self.loop.create_task(self._tick())]
 

@@ -25,7 +25,7 @@ from test_access import guarded
 from test_tls import Papers, papers, secured  # noqa: F401 - a fixture
 
 import qmq
-from qmq.broker.connection import Connection
+from qmq.broker.data_connection import DataConnection
 from qmq.broker.flow_control import Throttle
 from qmq.security.principal import ANONYMOUS
 from qmq.wire import frame_payloads as wire
@@ -99,7 +99,7 @@ def opening(chance: random.Random) -> bytes:
     return bytes(made)
 
 
-def feed(connection: Connection, data: bytes) -> None:
+def feed(connection: DataConnection, data: bytes) -> None:
     """Feed the bytes as the event loop would, until the connection ends."""
     stream, at = connection.stream, 0
     while at < len(data) and stream.is_open:
@@ -119,7 +119,7 @@ async def test_no_malformed_handshake_makes_somebody_of_nobody(tmp_path: Path, c
         throttle = Throttle(broker.access, broker.loop.time)
         before = broker.store.index
         for number in range(COUNT):
-            connection = Connection(broker, lambda _: None, throttle=throttle)
+            connection = DataConnection(broker, lambda _: None, throttle=throttle)
             connection.stream.connection_made(Absent())
             feed(connection, opening(chance))
             assert connection.access.caller.principal == ANONYMOUS, number

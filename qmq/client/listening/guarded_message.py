@@ -21,18 +21,18 @@ def verdicts_refused(message: AnyMessage) -> Iterator[None]:
 
     Only in the handler's thread: if the handler times out, the event loop settles the message meanwhile.
     """
-    guard = _Guard(message)
+    guard = _VerdictGuard(message)
     if isinstance(message, OrderedMessage):
-        message.settle_through(lambda settler: _Ordered(settler, guard))
+        message.settle_through(lambda settler: _GuardedLaneSettler(settler, guard))
     else:
-        message.settle_through(lambda settler: _Unordered(settler, guard))
+        message.settle_through(lambda settler: _GuardedSettler(settler, guard))
     try:
         yield
     finally:
         message.settle_through(lambda refusing: refusing.settler)  # type: ignore[attr-defined]  # ours, from above
 
 
-class _Guard:
+class _VerdictGuard:
     """Refuses verdicts in the thread that made it."""
 
     def __init__(self, message: AnyMessage) -> None:
@@ -45,8 +45,8 @@ class _Guard:
             raise InvalidArgument(VERDICT_OF_TRANSACTION)
 
 
-class _Unordered:
-    def __init__(self, settler: Settler, guard: _Guard) -> None:
+class _GuardedSettler:
+    def __init__(self, settler: Settler, guard: _VerdictGuard) -> None:
         self.settler, self._guard = settler, guard
         self.subject, self.broker_group = settler.subject, settler.broker_group
 
@@ -67,8 +67,8 @@ class _Unordered:
         await self.settler.settle_now(first, last, verdict)
 
 
-class _Ordered:
-    def __init__(self, settler: OrderedSettler, guard: _Guard) -> None:
+class _GuardedLaneSettler:
+    def __init__(self, settler: OrderedSettler, guard: _VerdictGuard) -> None:
         self.settler, self._guard = settler, guard
 
     def finish(self, message: OrderedMessage) -> None:

@@ -26,12 +26,12 @@ def say_from_threads(message: AnyMessage, loop: asyncio.AbstractEventLoop) -> No
 
     if isinstance(message, OrderedMessage):
         # a message that is tried again has it from the last try
-        message.settle_through(lambda settler: settler if isinstance(settler, _Ordered) else _Ordered(settler, call))
+        message.settle_through(lambda settler: settler if isinstance(settler, _ThreadLaneSettler) else _ThreadLaneSettler(settler, call))
     else:
-        message.settle_through(lambda settler: _Unordered(settler, call))
+        message.settle_through(lambda settler: _ThreadSettler(settler, call))
 
 
-class _Unordered:
+class _ThreadSettler:
     def __init__(self, settler: Settler, call: Callable[..., None]) -> None:
         self._settler, self._call = settler, call
         self.subject = settler.subject
@@ -52,7 +52,7 @@ class _Unordered:
         await self._settler.settle_now(first, last, verdict)
 
 
-class _Ordered:
+class _ThreadLaneSettler:
     def __init__(self, settler: OrderedSettler, call: Callable[..., None]) -> None:
         self._settler, self._call = settler, call
 

@@ -108,7 +108,7 @@ class GroupRounds:
         item, record = found
         if not record.is_ready:
             return RoundOutcome(record.frontier.version, is_ready=False)
-        looked = _Look(subject, group, item, record, await self._records.latest(subject))
+        looked = _Round(subject, group, item, record, await self._records.latest(subject))
         is_lost = not await self._advance(looked)
         is_assigned = False
         if not is_lost:
@@ -117,7 +117,7 @@ class GroupRounds:
 
     # --- the frontier --------------------------------------------------------------------------------------------------
 
-    async def _advance(self, looked: _Look) -> bool:
+    async def _advance(self, looked: _Round) -> bool:
         """Advance step by step, until the frontier does not move. False if the swap was lost."""
         while True:
             await self._learn(looked)
@@ -134,7 +134,7 @@ class GroupRounds:
                 return False
             looked.item, looked.record, looked.steps = item, record, looked.steps + 1
 
-    async def _hand_on(self, looked: _Look, after: Frontier) -> bool:
+    async def _hand_on(self, looked: _Round, after: Frontier) -> bool:
         """Park the keys of a partition also in its successors, before the frontier moves there. False if a broker group could not be told:
         the frontier waits there.
         """
@@ -145,7 +145,7 @@ class GroupRounds:
         await self._arrow("behind inherit")
         return all(told)
 
-    async def _tell(self, inheritance: _Inheritance, looked: _Look) -> bool:
+    async def _tell(self, inheritance: _Inheritance, looked: _Round) -> bool:
         target, lps = inheritance.target, inheritance.lps
         request = control.InheritParkedRequest(
             subject=looked.subject,
@@ -169,7 +169,7 @@ class GroupRounds:
         looked.progress.forget(target.number)
         return True
 
-    async def _learn(self, looked: _Look) -> None:
+    async def _learn(self, looked: _Round) -> None:
         """Ask the brokers for the progress that decides the next step, and for the open lanes."""
         frontier = looked.record.frontier
         # A step needs one version beyond the open ones only; a group that is far behind must not read all versions in between.
@@ -180,7 +180,7 @@ class GroupRounds:
         numbers |= {each.partition.number for each in readable(frontier, looked.routes)}
         await self._ask(looked, [parts[number] for number in sorted(numbers)])
 
-    async def _ask(self, looked: _Look, parts: Iterable[PhysicalPartition]) -> None:
+    async def _ask(self, looked: _Round, parts: Iterable[PhysicalPartition]) -> None:
         wanted: dict[str, list[int]] = {}
         for part in parts:
             if not looked.progress.knows(part.number) and part.group not in looked.silent:
@@ -192,7 +192,7 @@ class GroupRounds:
             else:
                 looked.progress.add(answer)
 
-    async def _describe(self, looked: _Look, name: str, numbers: list[int]) -> control.DescribeLanesResponse | None:
+    async def _describe(self, looked: _Round, name: str, numbers: list[int]) -> control.DescribeLanesResponse | None:
         """A broker's progress; None if the broker does not answer, so that no range there counts as finished."""
         request = control.DescribeLanesRequest(subject=looked.subject, partitions=numbers, group=looked.group, with_parked=True)
         try:
@@ -202,7 +202,7 @@ class GroupRounds:
 
     # --- the assignment ------------------------------------------------------------------------------------------------
 
-    async def _assign(self, looked: _Look, item: KeyValue | None) -> tuple[bool, bool]:
+    async def _assign(self, looked: _Round, item: KeyValue | None) -> tuple[bool, bool]:
         """Assign the lanes. Returns whether the assignment changed, and whether the swap was lost."""
         prefix = member_key(looked.subject, looked.group, "")
         members = [MemberRecord.decode(each.value).consumer for each in (await self._store.list(prefix)).items]
@@ -231,7 +231,7 @@ class _Inheritance(NamedTuple):
     keys: list[control.ParkedKey]
 
 
-class _Look:
+class _Round:
     """The answers that a round gathered."""
 
     def __init__(self, subject: str, group: str, item: KeyValue, record: GroupRecord, latest: int) -> None:

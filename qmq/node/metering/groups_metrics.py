@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from qmq.broker.admin import lag_ms, messages_end
 from qmq.broker.broker import Broker
+from qmq.broker.broker_admin import lag_ms, messages_end
 from qmq.broker.broker_counters import GroupCounters
 from qmq.broker.sessions import QueueGroup
 from qmq.errors import LogDamaged

@@ -15,8 +15,8 @@ from qmq import headers
 from qmq.batch import BatchView, encode, sent_sizes
 from qmq.batch_columns import BatchFlag, Columns, parse_header
 from qmq.broker import dead_letter_writer
-from qmq.broker.admin import BrokerAdmin
 from qmq.broker.broker import Broker
+from qmq.broker.broker_admin import BrokerAdmin
 from qmq.broker.broker_config import LOOK_MS, BrokerConfig
 from qmq.compression import Compression
 from qmq.errors import DiskFull, InvalidArgument, UnknownConsumer

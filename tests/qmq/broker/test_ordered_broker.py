@@ -10,7 +10,7 @@ from qmq_ordering.hashing import logical_partition
 from qmq_ordering.route import LpRange, Route
 from support import eventually
 
-from qmq.broker.admin import lag_ms
+from qmq.broker.broker_admin import lag_ms
 from qmq.broker.lane_admin import LaneAdmin
 from qmq.errors import (
     InvalidArgument,

@@ -14,7 +14,7 @@ from support import ManualClock, eventually
 
 from qmq.broker.broker import Broker
 from qmq.broker.broker_config import BrokerConfig
-from qmq.broker.connection import Connection
+from qmq.broker.data_connection import DataConnection
 from qmq.broker.data_server import DataServer
 from qmq.broker.stalled_connections import LOOKS, Ending, StallWatch
 from qmq.limits import MIB
@@ -92,7 +92,7 @@ async def said_hello(server: DataServer) -> tuple[asyncio.StreamReader, asyncio.
     return reader, writer
 
 
-def only(server: DataServer) -> Connection:
+def only(server: DataServer) -> DataConnection:
     (connection,) = server._connections
     return connection
 

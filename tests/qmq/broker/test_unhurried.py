@@ -11,8 +11,8 @@ import pytest
 from bad_sectors import BadSectors
 from support import ManualClock, alone, eventually, intake
 
-from qmq.broker.admin import LOOKS_AT_ONCE, BrokerAdmin
 from qmq.broker.broker import Broker
+from qmq.broker.broker_admin import LOOKS_AT_ONCE, BrokerAdmin
 from qmq.broker.broker_config import BrokerConfig
 from qmq.broker.sessions import QueueGroup, QueueGroups
 from qmq.client.connection import connect

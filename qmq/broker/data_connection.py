@@ -48,7 +48,7 @@ COLD_FETCHES_MAX: Final = 64
 _ANSWERS_PRODUCE: Final = (FrameKind.PRODUCED, FrameKind.ERROR)
 
 
-class Connection(Flushable):
+class DataConnection(Flushable):
     """Serves one connection. Before its HELLO only a small frame is accepted.
 
     The answer to a SETTLE without a deadline is not urgent: it is sent with the next answer, or with the next tick. That saves a write for
@@ -58,7 +58,7 @@ class Connection(Flushable):
     def __init__(
         self,
         broker: Broker,
-        on_closed: Callable[[Connection], None],
+        on_closed: Callable[[DataConnection], None],
         shared: bytearray | None = None,
         partial: PartialFrames | None = None,
         budget: RoundBudget | None = None,
@@ -426,20 +426,20 @@ class Connection(Flushable):
         self.stream.refusal = frames.frame(FrameKind.ERROR, 0, wire.pack_error(failure))
 
 
-_HANDLERS: Final[dict[int, Callable[[Connection, Frame], None]]] = {
-    FrameKind.PRODUCE: Connection._produce,
-    FrameKind.PRODUCE_FAST: Connection._produce_fast,
-    FrameKind.PRODUCE_FLUSHED: Connection._produce_flushed,
-    FrameKind.PULL: Connection._pull,
-    FrameKind.SETTLE: Connection._settle,
-    FrameKind.BEGUN: Connection._begun,
-    FrameKind.HEARTBEAT: Connection._heartbeat,
-    FrameKind.ATTACH: Connection._attach,
-    FrameKind.DETACH: Connection._detach,
-    FrameKind.FETCH: Connection._fetch,
-    FrameKind.FIND: Connection._find,
-    FrameKind.LANE_ATTACH: Connection._lane_attach,
-    FrameKind.LANE_PULL: Connection._lane_pull,
-    FrameKind.LANE_SETTLE: Connection._lane_settle,
-    FrameKind.REAUTH: Connection._reauthenticate,
+_HANDLERS: Final[dict[int, Callable[[DataConnection, Frame], None]]] = {
+    FrameKind.PRODUCE: DataConnection._produce,
+    FrameKind.PRODUCE_FAST: DataConnection._produce_fast,
+    FrameKind.PRODUCE_FLUSHED: DataConnection._produce_flushed,
+    FrameKind.PULL: DataConnection._pull,
+    FrameKind.SETTLE: DataConnection._settle,
+    FrameKind.BEGUN: DataConnection._begun,
+    FrameKind.HEARTBEAT: DataConnection._heartbeat,
+    FrameKind.ATTACH: DataConnection._attach,
+    FrameKind.DETACH: DataConnection._detach,
+    FrameKind.FETCH: DataConnection._fetch,
+    FrameKind.FIND: DataConnection._find,
+    FrameKind.LANE_ATTACH: DataConnection._lane_attach,
+    FrameKind.LANE_PULL: DataConnection._lane_pull,
+    FrameKind.LANE_SETTLE: DataConnection._lane_settle,
+    FrameKind.REAUTH: DataConnection._reauthenticate,
 }
