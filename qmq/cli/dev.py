@@ -35,14 +35,10 @@ class DevPlace:
     delay: Annotated[bool, typer.Option("--delay/--no-delay", help="Run a delay group for delayed messages.")] = True
     delay_data_port: Annotated[int, port_option("The delay group's data port")] = 0
     delay_control_port: Annotated[int, port_option("The delay group's control port")] = 0
-    gateway_port: Annotated[
-        int | None, typer.Option(help="Serve Apache RocketMQ clients on this port, for example 8081; 0: any free port; default: off.")
-    ] = None
+    gateway_port: Annotated[int | None, port_option("Serve Apache RocketMQ clients on this port, for example 8081; default: off")] = None
     tick_ms: Annotated[int, typer.Option(help="Due messages are delivered at multiples of this interval.")] = 500
     console: Annotated[str, typer.Option(envvar="QMQ_CONSOLE", help="The web console: 'read', 'write' (allows changes) or 'off'.")] = "read"
-    console_port: Annotated[
-        int, typer.Option(envvar="QMQ_CONSOLE_PORT", help="The console's port; another free port if it is taken; 0: any free port.")
-    ] = 20888
+    console_port: Annotated[int, port_option("The console's port; another free port if it is taken", "QMQ_CONSOLE_PORT")] = 20888
 
 
 @dataclass(frozen=True)

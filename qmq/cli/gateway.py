@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from qmq.cli.arguments import port_option
+from qmq.cli.arguments import port_of, port_option
 from qmq.cli.output import fail, run
 from qmq.cli.roles import Host, ProcessFlags, set_up_logging, taking
 from qmq.cli.shards import process_command
@@ -39,10 +39,7 @@ class GatewayOptions(ProcessFlags):
     port: Annotated[int, port_option("The port for RocketMQ clients", "QMQ_PORT")] = 8081
     http_port: Annotated[
         int | None,
-        typer.Option(
-            envvar="QMQ_HTTP_PORT",
-            help="The port for HTTP and CloudEvents; 0: any free port; without it, none. With --processes, the first of their ports.",
-        ),
+        port_option("The port for HTTP and CloudEvents, with --processes the first of their ports; without it, none", "QMQ_HTTP_PORT"),
     ] = None
     advertise: Annotated[
         str, typer.Option(envvar="QMQ_ADVERTISE", help="HOST:PORT advertised to clients; default: the one they connected to.")
@@ -184,10 +181,13 @@ async def _serve_together(options: GatewayOptions) -> int:
 
 def _one_of(options: GatewayOptions, number: int) -> GatewayOptions:
     """The options of one process of several. Each has ports of its own for metrics and HTTP, one after another: only the process that gave
-    a receipt of HTTP knows it."""
-    metrics_port = options.metrics_port + number if options.metrics_port else options.metrics_port
-    http_port = None if options.http_port is None else options.http_port + number
-    return replace(options, processes=1, shared_port=True, metrics_port=metrics_port, http_port=http_port)
+    a receipt of HTTP knows it. Raises InvalidArgument if a port would be out of range.
+    """
+
+    def port(given: int | None) -> int | None:
+        return None if given is None else port_of("process", number, given)
+
+    return replace(options, processes=1, shared_port=True, metrics_port=port(options.metrics_port), http_port=port(options.http_port))
 
 
 async def _serve(options: GatewayOptions) -> int:

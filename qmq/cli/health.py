@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
+from qmq.cli.arguments import tls_option
 from qmq.cli.output import Json, fail, show
 from qmq.errors import InvalidArgument, NotConnected, QmqError
 from qmq.network import is_local, parse
@@ -30,9 +31,9 @@ PORT: Final = 20890
 """The metrics port in docker-compose.yml."""
 
 Address = Annotated[str, typer.Argument(help="HOST:PORT of its metrics (--metrics-port).")]
-Ca = Annotated[Path | None, typer.Option("--tls-ca", envvar="QMQ_TLS_CA", help="PEM file: the authority of the servers' certificates.")]
-Cert = Annotated[Path | None, typer.Option("--tls-cert", envvar="QMQ_TLS_CERT", help="PEM file: the client's certificate.")]
-Key = Annotated[Path | None, typer.Option("--tls-key", envvar="QMQ_TLS_KEY", help="PEM file: the certificate's key.")]
+Ca = Annotated[Path | None, tls_option("ca")]
+Cert = Annotated[Path | None, tls_option("cert")]
+Key = Annotated[Path | None, tls_option("key")]
 
 
 @app.command("meta")

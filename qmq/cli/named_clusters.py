@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from qmq.cli.arguments import tls_option
 from qmq.cli.output import Json, fail, show
 from qmq.client.client import parse_addresses
 from qmq.errors import InvalidArgument, QmqError
@@ -22,9 +23,9 @@ Pem = Path | None
 def add(
     name: Name,
     server: Annotated[str, typer.Option("--server", "-s", help="The metaservers: HOST:PORT,HOST:PORT.")] = "",
-    ca: Annotated[Pem, typer.Option("--tls-ca", help="PEM file: the authority of the servers' certificates.")] = None,
-    cert: Annotated[Pem, typer.Option("--tls-cert", help="PEM file: the client's certificate.")] = None,
-    key: Annotated[Pem, typer.Option("--tls-key", help="PEM file: the certificate's key.")] = None,
+    ca: Annotated[Pem, tls_option("ca", has_variable=False)] = None,
+    cert: Annotated[Pem, tls_option("cert", has_variable=False)] = None,
+    key: Annotated[Pem, tls_option("key", has_variable=False)] = None,
     token_file: Annotated[Pem, typer.Option("--token-file", help="File with the client's token.")] = None,
     as_json: Json = False,
 ) -> None:

@@ -239,9 +239,7 @@ class RetryFlags:
 
 @dataclass(frozen=True)
 class ProcessFlags:
-    metrics_port: Annotated[
-        int | None, typer.Option(envvar="QMQ_METRICS_PORT", help="Serve Prometheus metrics at /metrics on this port; 0: any free port.")
-    ] = None
+    metrics_port: Annotated[int | None, port_option("Serve Prometheus metrics at /metrics on this port", "QMQ_METRICS_PORT")] = None
     metrics_host: Annotated[
         str,
         typer.Option(

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar, get_type_hints
 
 import typer
 
+from qmq.cli.arguments import port_of
 from qmq.cli.roles import ReplicaOptions
-from qmq.errors import InvalidArgument
 from qmq.shard_names import shard_name
 
 if TYPE_CHECKING:
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
 SHARDS_MAX: Final = 256
 PORT_STEP: Final = 10
-PORT_MAX: Final = 65_535
 _SHOWN: Final = ("group", "replica", "data", "data_port", "control_port", "metrics_port")
 """Options passed on a shard's command line, where `ps` shows them. All others are passed as variables, because some are secret."""
 
@@ -41,12 +40,9 @@ _S = TypeVar("_S", bound=ShardedOptions)
 
 def shard_options(options: _S, shard: int) -> _S:
     """The options of one shard; shards count from 1. Raises InvalidArgument if a port would be out of range."""
-    added = PORT_STEP * (shard - 1)
 
     def port(given: int) -> int:
-        if given + added > PORT_MAX:
-            raise InvalidArgument(f"port {given} + {added} for shard {shard} is over {PORT_MAX}: use lower ports, or fewer shards")
-        return given + added if given else 0
+        return port_of("shard", shard - 1, given, PORT_STEP)
 
     audit = options.audit_log
     return replace(

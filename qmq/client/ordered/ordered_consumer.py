@@ -64,7 +64,10 @@ Handler = Callable[[OrderedMessage], Awaitable[Any]]
 
 
 class OrderedConsumer:
-    """One consumer of a group of an ordered subject. Make it with `Client.ordered_consumer`."""
+    """One consumer of a group of an ordered subject. Make it with `Client.ordered_consumer`.
+
+    `stale` counts messages that this consumer lost after they were handed out and before they were settled: they are handed out again.
+    """
 
     def __init__(
         self,
@@ -115,7 +118,7 @@ class OrderedConsumer:
 
     @property
     def stale(self) -> int:
-        """Messages that this consumer lost after they were handed out and before they were settled: they are handed out again."""
+        """Messages that this consumer lost."""
         return self._inbox.stale
 
     @property
