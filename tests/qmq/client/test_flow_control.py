@@ -212,7 +212,7 @@ async def test_an_ordered_consumer_holds_no_more_bytes_than_it_may(node: Node) -
         consumer = mq.ordered_consumer("lined", "g", ack="explicit", prefetch_bytes=200 * KIB, pull_bytes=50 * KIB)
         held = [await anext(consumer) for _ in range(5)]
         cores = [each.core for each in consumer._readers]
-        await eventually(lambda: all(each.core.open_bytes * 2 > consumer.room_bytes or not each._is_pulling for each in consumer._readers))
+        await eventually(lambda: all(each.core.open_bytes * 2 > consumer._room()[1] or not each._is_pulling for each in consumer._readers))
         assert 5 * 20 * KIB < sum(core.open_bytes for core in cores) < 300 * KIB
         for number in range(60):
             held.pop(0).ack_later()

@@ -132,7 +132,7 @@ async def test_idle_workers_are_not_woken_by_messages_that_a_busy_one_takes() ->
     async with lane_cluster() as c:
         c.assignments.assign(a=[lane()])
         consumer, seen, waits = ordered(c), list[bytes](), 0
-        wait = consumer._wait
+        wait = consumer._inbox.wait
 
         async def counted(until_s: float = math.inf) -> bool:
             nonlocal waits
@@ -142,7 +142,7 @@ async def test_idle_workers_are_not_woken_by_messages_that_a_busy_one_takes() ->
         async def handler(message: OrderedMessage) -> None:
             seen.append(message.body)
 
-        consumer._wait = counted  # type: ignore[method-assign]
+        consumer._inbox.wait = counted  # type: ignore[method-assign]
         c.broker.append(1, [(b"first", b"")])
         task = asyncio.create_task(consumer.run(handler, concurrency=64))
         await eventually(lambda: waits >= 64 and c.broker.partition(1).is_all_done())
