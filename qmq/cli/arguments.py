@@ -32,15 +32,13 @@ def port_option(text: str, envvar: str | None = None) -> Any:
     return typer.Option(min=0, max=PORT_MAX, envvar=envvar, help=f"{text}; 0: any free port.")
 
 
-def port_of(part: str, number: int, given: int, step: int = 1) -> int:
-    """The port of the `number`th of several parts, such as shards, from the port of the first, 0. Any free port stays any free port. Raises
+def port_of(parts: str, number: int, given: int, step: int = 1) -> int:
+    """The port of one of several `parts`, such as "shards", whose first, 0, has the given port. Any free port stays any free port. Raises
     InvalidArgument.
     """
     found = given + step * number if given else 0
     if found > PORT_MAX:
-        raise InvalidArgument(
-            f"port {given} + {step * number} for {part} {number + 1} is over {PORT_MAX}: use lower ports, or fewer of them"
-        )
+        raise InvalidArgument(f"port {given} + {step * number} is over {PORT_MAX}: use lower ports, or fewer {parts}")
     return found
 
 

@@ -185,7 +185,7 @@ def _one_of(options: GatewayOptions, number: int) -> GatewayOptions:
     """
 
     def port(given: int | None) -> int | None:
-        return None if given is None else port_of("process", number, given)
+        return None if given is None else port_of("processes", number, given)
 
     return replace(options, processes=1, shared_port=True, metrics_port=port(options.metrics_port), http_port=port(options.http_port))
 

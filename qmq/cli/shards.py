@@ -42,7 +42,7 @@ def shard_options(options: _S, shard: int) -> _S:
     """The options of one shard; shards count from 1. Raises InvalidArgument if a port would be out of range."""
 
     def port(given: int) -> int:
-        return port_of("shard", shard - 1, given, PORT_STEP)
+        return port_of("shards", shard - 1, given, PORT_STEP)
 
     audit = options.audit_log
     return replace(

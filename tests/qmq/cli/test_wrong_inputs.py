@@ -72,7 +72,7 @@ WRONG = {
     "dev --gateway-port 99999": "less than or equal to 65535",
     "dev --console-port 65536": "less than or equal to 65535",
     "gateway --http-port 65536": "less than or equal to 65535",
-    "gateway --processes 2 --http-port 65535": "port 65535 + 1 for process 2 is over 65535: use lower ports, or fewer of them",
+    "gateway --processes 2 --http-port 65535": "port 65535 + 1 is over 65535: use lower ports, or fewer processes",
     "console --login magic": "--login must be own, token, oidc or proxy, not 'magic'",
     "console --login oidc": "--login oidc needs --oidc-issuer and --oidc-client-id",
     "spark nonsense": "there is no job 'nonsense': jobs:",
