@@ -24,6 +24,7 @@ NO_PROMTOOL = "no promtool: apt-get install prometheus, or set QMQ_PROMTOOL"
 NO_CHROMIUM = "no Chromium: apt-get install chromium"
 NO_NODE = "no Node: put node and npm on the PATH"
 NO_HELM = "no helm with schemas of Kubernetes: run scripts/kubernetes_tools"
+NO_S3_SERVER = "no versitygw, an S3 server: put Go on the PATH and run scripts/judges"
 NO_ENGINE = "no container engine: no DOCKER_HOST and no docker socket"
 
 
@@ -47,6 +48,12 @@ def find_kubernetes_tools() -> Path | None:
     return folder if (folder / "complete").exists() else None
 
 
+def find_s3_server() -> Path | None:
+    """versitygw, an S3 server that keeps objects as files."""
+    found = CACHE / "judges" / "versitygw"
+    return found if found.exists() else None
+
+
 def need_etcd() -> None:
     """For fixtures, which cannot have a mark."""
     if find_binary() is None:
@@ -61,4 +68,5 @@ engine = pytest.mark.skipif(not has_engine(), reason=NO_ENGINE)
 promtool = pytest.mark.skipif(find_promtool() is None, reason=NO_PROMTOOL)
 chromium = pytest.mark.skipif(shutil.which("chromium") is None, reason=NO_CHROMIUM)
 node = pytest.mark.skipif(shutil.which("node") is None or shutil.which("npm") is None, reason=NO_NODE)
+s3_server = pytest.mark.skipif(find_s3_server() is None, reason=NO_S3_SERVER)
 helm = pytest.mark.skipif(find_kubernetes_tools() is None, reason=NO_HELM)

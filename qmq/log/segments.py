@@ -269,6 +269,10 @@ class Segments:
         """Whether the segment's file is not needed to read it."""
         return base in self._indexes
 
+    def index_of(self, base: int) -> SegmentIndex:
+        """The segment's index, which it has."""
+        return self._indexes[base]
+
     def write_index(self, index: SegmentIndex) -> None:
         """Write the index of a segment, synced. Safe in a thread. Raises DiskFull, OSError."""
         self.disk.replace(self._index_path(index.base), index.encode())

@@ -1,0 +1,150 @@
+"""Tiered storage on an S3 server that is not ours: copying, reading and deleting, while it fails in every way that a network allows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from random import Random
+
+import needs
+import pytest
+from s3_gateway import BUCKET, credentials, faulty, s3_server
+from support import eventually
+from tiered_log import CHUNK_BYTES, grow, log_at
+
+from qmq.broker.through_cold_reads import through_cold_reads
+from qmq.errors import Overloaded
+from qmq.log.segments import segment_name
+from qmq.log.store import Store
+from qmq.tiering.object_store import Objects, StoreAway, open_objects
+from qmq.tiering.segment_copier import CopierPace, SegmentCopier, sealed_segments
+from qmq.tiering.segment_copying import SegmentCopying
+from qmq.tiering.stored_reads import StoredReads
+from qmq.tiering.stored_segment import ObjectNames, SealedSegment
+
+pytestmark = needs.s3_server
+
+PACE = CopierPace(idle_s=0.005, away_s=0.005, away_s_max=0.01, later_s=0.02)
+NAMES = ObjectNames("g")
+FAULTS = ("503", "500", "429", "lost", "cut", "stall")
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[str]:
+    with s3_server(tmp_path / "s3") as address:
+        yield address
+
+
+def connected(address: str, monkeypatch: pytest.MonkeyPatch, request_s: float = 0.5) -> Objects:
+    """A client that does not try again by itself."""
+    for name, value in credentials(address).items():
+        monkeypatch.setenv(name, value)
+    return open_objects(f"s3://{BUCKET}/prefix", request_s=request_s, retry_s=0.01)
+
+
+def copier_of(store: Store, objects: Objects, *, is_master: bool = True) -> SegmentCopier:
+    def fail(cause: BaseException) -> None:
+        raise cause
+
+    return SegmentCopier(lambda: store, lambda: is_master, objects, "g", fail, pace=PACE, chunk_bytes=CHUNK_BYTES, indexes=True)
+
+
+def objects_in(folder: Path) -> dict[str, bytes]:
+    root = folder / "s3" / "data" / BUCKET / "prefix"
+    return {str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()}
+
+
+@pytest.mark.rotating
+async def test_a_log_is_copied_read_and_deleted_through_every_fault(tmp_path: Path, server: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    random, counts = Random(1), dict.fromkeys(FAULTS, 0)
+
+    def fault_of(_method: str, _number: int) -> str:
+        fault = random.choice(FAULTS) if random.random() < 0.3 else ""
+        if fault:
+            counts[fault] += 1
+        return fault
+
+    with faulty(server, fault_of) as address, log_at(tmp_path / "log") as store:
+        objects, log = connected(address, monkeypatch), store.messages
+        segments = sealed_segments(store)
+        files = {each.base: (log.folder / segment_name(each.base)).read_bytes() for each in segments}
+        copier = copier_of(store, objects)
+        copier.start()
+        await eventually(lambda: all(log.has_index(each.base) for each in segments), within_s=100)
+        assert copier.counters.failures["conflict"] == copier.counters.failures["damaged"] == 0
+        for each in segments:
+            assert stored(tmp_path, each) == files[each.base]
+        for path in log.release_before(log.end):
+            path.unlink()
+        reads = StoredReads(objects, "g", tmp_path / "cache", 1 << 30)
+        for each in segments:
+            index = log.index_of(each.base)
+            got = b""
+            while len(got) < each.size:
+                try:
+                    got += await through_cold_reads(reads.read, index, len(got), min(7_000, each.size - len(got)))
+                except Overloaded:
+                    continue
+            assert got == files[each.base]
+        reads.close()
+        log.drop_files_before(log.bases[-1])
+        await eventually(lambda: not copier.catalog.stored and not copier.catalog.noted, within_s=100)
+        await copier.stop()
+        assert objects_in(tmp_path) == {}
+    assert all(counts.values()), counts
+
+
+def stored(folder: Path, segment: SealedSegment) -> bytes:
+    found = objects_in(folder)
+    return b"".join([found[NAMES.chunk(segment, number)] for number in range(segment.chunk_count(CHUNK_BYTES))])
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_each_fault_says_that_the_store_is_away_and_leaves_no_part(
+    tmp_path: Path, server: str, monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    with faulty(server, lambda _method, _number: fault) as address:
+        objects = connected(address, monkeypatch)
+        with pytest.raises(StoreAway):
+            objects.create("g/x", b"1" * 100_000)
+        with pytest.raises(StoreAway):
+            objects.get("g/x")
+    assert list(objects_in(tmp_path).values()) == ([b"1" * 100_000] if fault == "lost" else [])
+
+
+def test_replaced_masters_that_upload_one_segment_leave_it_once_and_whole(
+    tmp_path: Path, server: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with log_at(tmp_path / "1") as first, log_at(tmp_path / "2") as second:
+        segment = sealed_segments(first)[0]
+
+        def copy(store: Store, address: str) -> int:
+            objects = connected(address, monkeypatch, request_s=20)
+            return SegmentCopying(objects, NAMES, store.disk, store.messages.folder, lambda: True, CHUNK_BYTES).copy(segment, set())
+
+        others: list[int] = []
+
+        def overtake(_method: str, number: int) -> str:
+            if number == 6:
+                others.append(copy(second, server))
+            return ""
+
+        with faulty(server, overtake) as address:
+            own = copy(first, address)
+        assert 0 < own < segment.size
+        assert own + others[0] == segment.size
+        assert stored(tmp_path, segment) == (first.messages.folder / segment_name(segment.base)).read_bytes()
+
+
+async def test_a_server_that_is_killed_and_comes_back_gets_everything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with log_at(tmp_path / "log") as store:
+        with s3_server(tmp_path / "first") as address:
+            objects = connected(address, monkeypatch)
+            copier = copier_of(store, objects)
+            copier.start()
+            await eventually(lambda: len(copier.catalog.stored) > 0)
+        grow(store, 8)
+        await eventually(lambda: copier.counters.failures["away"] > 2)
+        with s3_server(tmp_path / "first", port=address.rpartition(":")[2]):
+            await eventually(lambda: copier.catalog.stored == sealed_segments(store), within_s=60)
+            await copier.stop()
