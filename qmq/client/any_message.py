@@ -6,10 +6,12 @@ from datetime import timedelta
 
 from qmq.client.consumer import Consumer
 from qmq.client.message import Message
+from qmq.client.ordered.ordered_consumer import OrderedConsumer
 from qmq.client.ordered.ordered_message import OrderedMessage
 from qmq.errors import OrderMismatch
 
 AnyMessage = Message | OrderedMessage
+AnyConsumer = Consumer | OrderedConsumer
 
 
 def fail(message: AnyMessage, delay: timedelta | None = None, error: str | BaseException = "") -> None:
@@ -20,16 +22,21 @@ def fail(message: AnyMessage, delay: timedelta | None = None, error: str | BaseE
         message.fail(delay, error)
 
 
+async def joined(consumer: AnyConsumer) -> None:
+    """Join the group. Raises as `join`; then the consumer is closed."""
+    try:
+        await consumer.join()
+    except BaseException:
+        await consumer.close()
+        raise
+
+
 async def joined_unordered(consumer: Consumer) -> bool:
     """Join the group. Returns False, with the consumer closed, if the subject is ordered: use an ordered consumer. Raises UnknownSubject,
     AccessDenied, ClientClosed; then the consumer is closed, too.
     """
     try:
-        await consumer.join()
+        await joined(consumer)
     except OrderMismatch:
-        await consumer.close()
         return False
-    except BaseException:
-        await consumer.close()
-        raise
     return True

@@ -112,7 +112,7 @@ class OrderedConsumer:
         self._failure: QmqError | None = None
         self._current: tuple[OrderedMessage | OrderedMessages, asyncio.Task[Any] | None] | None = None
         """The message that a loop handles, and the task of the loop."""
-        self._is_started = self._is_closing = self._is_paused = False
+        self._is_started = self._is_member = self._is_closing = self._is_paused = False
         self._closed = asyncio.Event()
         self._tell_closed = partial(on_closed, self)
 
@@ -157,6 +157,18 @@ class OrderedConsumer:
         if inbox.waiting and inbox.woken is None:  # `notify_next` without another call: this runs for every message
             inbox.notify()
         return message
+
+    async def join(self) -> None:
+        """Return when this consumer is a member of its group: from then on, a group that begins at "latest" gets every message whose `send`
+        begins. Without `join` a consumer joins when it is first asked for messages.
+
+        Raises UnknownSubject, OrderMismatch, AccessDenied, ClientClosed.
+        """
+        while not self._is_member:
+            self._check_open()
+            self._start_running()
+            await self._wait()
+        self._notify()  # the change may be news for another waiter, too
 
     async def pull(self, messages_max: int = 1000, wait: timedelta = timedelta(seconds=20)) -> OrderedMessages:
         """Up to `messages_max` consecutive messages of one lane; empty if none came within `wait`. Settle them with `ack`, `ack_later` or
@@ -365,6 +377,9 @@ class OrderedConsumer:
             reader.lane = wanted.pop(_identity(reader.lane))
         self._readers += [self._reader(lane) for lane in wanted.values()]
         self._start_readers()
+        if not self._is_member:
+            self._is_member = True
+            self._notify_all()
 
     def _reader(self, lane: Lane) -> LaneReader:
         return LaneReader(

@@ -1,4 +1,4 @@
-"""QMQ as a broker of FastStream: `QmqBroker`, `QmqRouter`, publishers, subscribers, AsyncAPI.
+"""QMQ as a broker of FastStream: `QmqBroker`, `QmqRouter`, publishers, subscribers, requests, `TestQmqBroker`, AsyncAPI.
 
     broker = QmqBroker("localhost:20880")
     app = FastStream(broker)
@@ -9,12 +9,22 @@
 FastStream's base classes are private (`faststream._internal`) and move from release to release, so the extra pins 0.7.
 docs/integrations/faststream.md is the tutorial.
 
-faststream_broker     connects, publishes; the router
-faststream_endpoints  subscribers and publishers, with their descriptions for AsyncAPI
-faststream_messages   messages between FastStream and QMQ, both ways
+faststream_broker        connects, publishes, asks
+faststream_registrator   makes subscribers and publishers; router and routes
+faststream_subscribers   handle messages, one by one or in batches
+faststream_publishers    send to one subject
+faststream_descriptions  subscribers and publishers in AsyncAPI, and their subjects with prefixes
+faststream_messages      received messages
+faststream_sending       commands, encoding and sending
+request_answers          the answers to requests
+faststream_testing       the test broker
+faststream_fastapi       the router for FastAPI
 """
 
-from qmq.integrations.faststream.faststream_broker import QmqBroker, QmqRouter
-from qmq.integrations.faststream.faststream_messages import QmqMessage, QmqPublishCommand, QmqResponse
+from qmq.integrations.faststream.faststream_broker import QmqBroker
+from qmq.integrations.faststream.faststream_messages import QmqMessage
+from qmq.integrations.faststream.faststream_registrator import QmqPublisher, QmqRoute, QmqRouter
+from qmq.integrations.faststream.faststream_sending import QmqPublishCommand, QmqResponse
+from qmq.integrations.faststream.faststream_testing import TestQmqBroker
 
-__all__ = ["QmqBroker", "QmqMessage", "QmqPublishCommand", "QmqResponse", "QmqRouter"]
+__all__ = ["QmqBroker", "QmqMessage", "QmqPublishCommand", "QmqPublisher", "QmqResponse", "QmqRoute", "QmqRouter", "TestQmqBroker"]

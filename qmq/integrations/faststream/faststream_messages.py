@@ -1,30 +1,77 @@
-"""Messages between FastStream and QMQ: parsing of received ones, encoding and sending of published ones."""
+"""Received messages as FastStream's handlers get them: one, or a batch with one verdict for all."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping
 from datetime import timedelta
 from typing import Any, Final
 
-from faststream._internal.configs import BrokerConfig
-from faststream._internal.endpoint.utils import ParserComposition
-from faststream._internal.parser import DefaultCodec
-from faststream._internal.producer import ProducerProto
-from faststream.exceptions import FeatureNotSupportedException
 from faststream.message import StreamMessage, decode_message
-from faststream.response import PublishCommand, Response
-from faststream.response.publish_type import PublishType
 
 import qmq
 from qmq.client.any_message import AnyMessage, fail
+from qmq.client.message import Messages
+from qmq.client.ordered.ordered_messages import OrderedMessages
 
 CONTENT_TYPE: Final = "content-type"
 CORRELATION_ID: Final = "correlation_id"
 REPLY_TO: Final = "reply_to"
 
 
-class QmqMessage(StreamMessage[AnyMessage]):
-    """A received message. `raw_message` is QMQ's own."""
+class MessageBatch:
+    """Messages that a handler gets together. A verdict is for all of them."""
+
+    __slots__ = ("is_settled", "messages")
+
+    def __init__(self, messages: Messages | OrderedMessages) -> None:
+        self.messages = messages
+        self.is_settled = False
+
+    def __len__(self) -> int:
+        return len(self.messages)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.messages)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.messages[index]
+
+    def ack_later(self) -> None:
+        """Acknowledge all."""
+        self.is_settled = True
+        self.messages.ack_later()
+
+    def fail(self, delay: timedelta | None = None, error: str | BaseException = "") -> None:
+        """All failed: they are handed out again."""
+        self.is_settled = True
+        if isinstance(self.messages, Messages):
+            self.messages.nack(delay, error)
+        else:
+            self.messages.fail(delay, error)
+
+    def reject(self, error: str | BaseException = "") -> None:
+        """No other attempt will help: dead-letter queue. Of an ordered subject they are handed out again: a batch cannot park its keys."""
+        if isinstance(self.messages, Messages):
+            self.is_settled = True
+            self.messages.reject(error)
+        else:
+            self.fail(error=error)
+
+
+Raw = AnyMessage | MessageBatch
+"""What FastStream calls the raw message."""
+
+
+def fail_raw(raw: Raw, delay: timedelta | None = None, error: str = "") -> None:
+    """Count a failed attempt."""
+    if isinstance(raw, MessageBatch):
+        raw.fail(delay, error)
+    else:
+        fail(raw, delay, error)
+
+
+class QmqMessage(StreamMessage[Raw]):
+    """A received message. `raw_message` is QMQ's own; of a batch, a sequence of QMQ's own."""
 
     async def ack(self) -> None:
         """Acknowledge, unless the message has a verdict."""
@@ -35,7 +82,7 @@ class QmqMessage(StreamMessage[AnyMessage]):
     async def nack(self, delay: timedelta | None = None) -> None:
         """Have the message handed out again, after the group's own delay if none is given."""
         if self.committed is None:
-            fail(self.raw_message, delay)
+            fail_raw(self.raw_message, delay)
         await super().nack()
 
     async def reject(self) -> None:
@@ -45,18 +92,9 @@ class QmqMessage(StreamMessage[AnyMessage]):
         await super().reject()
 
 
-async def parse_message(message: AnyMessage) -> QmqMessage:
+async def parse_message(message: Any) -> QmqMessage:
     """A message as FastStream's handlers get it."""
-    headers = {name: value.decode("utf-8", "replace") for name, value in message.headers.items()}
-    return QmqMessage(
-        message,
-        message.body,
-        headers=headers,
-        reply_to=headers.get(REPLY_TO, ""),
-        content_type=headers.get(CONTENT_TYPE),
-        correlation_id=headers.get(CORRELATION_ID),
-        message_id=str(message.id),
-    )
+    return _parsed(message, message.body, message.id, _headers(message))
 
 
 async def decode(message: StreamMessage[Any]) -> Any:
@@ -64,89 +102,29 @@ async def decode(message: StreamMessage[Any]) -> Any:
     return decode_message(message)
 
 
-class QmqResponse(Response):
-    """What a handler returns if its answer needs a key, tags or a delay."""
-
-    def __init__(
-        self,
-        body: Any,
-        *,
-        key: str | bytes | None = None,
-        tags: Sequence[str] = (),
-        delay: timedelta | None = None,
-        headers: dict[str, Any] | None = None,
-        correlation_id: str | None = None,
-    ) -> None:
-        super().__init__(body, headers=headers, correlation_id=correlation_id)
-        self.key, self.tags, self.delay = key, tuple(tags), delay
-
-    def as_publish_command(self) -> QmqPublishCommand:
-        return QmqPublishCommand(
-            self.body,
-            key=self.key,
-            tags=self.tags,
-            delay=self.delay,
-            headers=self.headers,
-            correlation_id=self.correlation_id,
-            _publish_type=PublishType.PUBLISH,
-        )
+async def parse_batch(batch: MessageBatch) -> QmqMessage:
+    """A batch as FastStream's handlers get it; correlation id, content type and `reply_to` are those of its first message."""
+    every = [_headers(each) for each in batch]
+    return _parsed(batch, batch.messages.bodies, batch[0].id, every[0], every)
 
 
-class QmqPublishCommand(PublishCommand):
-    """A message to send to the subject `destination`."""
-
-    def __init__(
-        self, body: Any, *, key: str | bytes | None = None, tags: Sequence[str] = (), delay: timedelta | None = None, **named: Any
-    ) -> None:
-        super().__init__(body, **named)
-        self.key, self.tags, self.delay = key, tuple(tags), delay
-
-    @classmethod
-    def from_cmd(cls, cmd: PublishCommand) -> QmqPublishCommand:
-        """A command of any kind as one of ours."""
-        if isinstance(cmd, QmqPublishCommand):
-            return cmd
-        return cls(
-            cmd.body,
-            destination=cmd.destination,
-            headers=cmd.headers,
-            correlation_id=cmd.correlation_id,
-            reply_to=cmd.reply_to,
-            _publish_type=cmd.publish_type,
-        )
+async def decode_batch(message: StreamMessage[Any]) -> list[Any]:  # FastStream knows a batch by this name
+    """The bodies, each by its own content type."""
+    return [decode_message(await parse_message(each)) for each in message.raw_message]
 
 
-class QmqProducer(ProducerProto[QmqPublishCommand]):
-    """Sends messages with the client of its configuration."""
-
-    def __init__(self, config: QmqBrokerConfig, parser: Any, decoder: Any) -> None:
-        self._config = config
-        self._parser = ParserComposition(parser, parse_message) if parser else parse_message
-        self._decoder = ParserComposition(decoder, decode) if decoder else decode
-        self.codec = config.broker_codec or DefaultCodec()
-
-    async def publish(self, cmd: QmqPublishCommand) -> qmq.Receipt:
-        """Send a message; returns when it is stored. Raises as `qmq.Client.send`."""
-        body, content_type = await self.codec.encode(cmd.body, self._config.fd_config._serializer)
-        own = {CONTENT_TYPE: content_type, CORRELATION_ID: cmd.correlation_id, REPLY_TO: cmd.reply_to}
-        headers = {name: value for name, value in own.items() if value} | {name: str(value) for name, value in cmd.headers.items()}
-        return await self._config.client.send(cmd.destination, body, key=cmd.key, tags=cmd.tags, headers=headers, delay=cmd.delay)
-
-    async def request(self, cmd: QmqPublishCommand) -> Any:
-        raise FeatureNotSupportedException("QMQ stores messages and has no requests: publish with reply_to, and subscribe to that subject")
-
-    async def publish_batch(self, cmd: QmqPublishCommand) -> Any:
-        raise FeatureNotSupportedException("publish the messages one by one: the client makes batches of them")
+def _headers(message: Any) -> dict[str, str]:
+    return {name: value.decode("utf-8", "replace") for name, value in message.headers.items()}
 
 
-class QmqBrokerConfig(BrokerConfig):
-    """FastStream's configuration of a broker or router, with the client while there is one."""
-
-    mq: qmq.Client | None = None
-
-    @property
-    def client(self) -> qmq.Client:
-        """The client. Raises ClientClosed before the broker is connected and after it stopped."""
-        if self.mq is None:
-            raise qmq.errors.ClientClosed("the broker is not connected: await broker.connect(), or run the application")
-        return self.mq
+def _parsed(raw: Any, body: Any, id: qmq.MessageId, headers: Mapping[str, str], every: list[dict[str, str]] | None = None) -> QmqMessage:
+    return QmqMessage(
+        raw,
+        body,
+        headers=dict(headers),
+        batch_headers=every,
+        reply_to=headers.get(REPLY_TO, ""),
+        content_type=headers.get(CONTENT_TYPE),
+        correlation_id=headers.get(CORRELATION_ID),
+        message_id=str(id),
+    )

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
+from uuid import uuid4
 
 import pytest
 from support import NodeProcess
@@ -16,6 +18,36 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     node = NodeProcess(tmp_path_factory.mktemp("node"))
     yield node.start()
     node.kill()
+
+
+@pytest.fixture
+def subject() -> str:
+    """A subject that no other test uses."""
+    return f"subject-{uuid4().hex}"
+
+
+@pytest.fixture(params=["memory", "node"])
+def place(request: pytest.FixtureRequest) -> Any:
+    """Where a case of FastStream is told: in memory, and on the node."""
+    from faststream_places import Place
+
+    return Place(None if request.param == "memory" else request.getfixturevalue("address"))
+
+
+@pytest.fixture
+def node(address: str) -> Any:
+    """A case of FastStream that is told on the node only."""
+    from faststream_places import Place
+
+    return Place(address)
+
+
+@pytest.fixture
+def memory() -> Any:
+    """A case of FastStream that is told in memory only."""
+    from faststream_places import Place
+
+    return Place(None)
 
 
 @pytest.fixture(scope="package")

@@ -5,7 +5,6 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import timedelta
 from typing import Annotated, Any
-from uuid import uuid4
 
 import pytest
 from pydantic import BaseModel
@@ -15,7 +14,6 @@ import qmq
 faststream = pytest.importorskip("faststream", reason="needs FastStream: pip install 'qmq[faststream]'")
 
 from faststream import AckPolicy, Context, Depends, FastStream  # noqa: E402
-from faststream.exceptions import FeatureNotSupportedException  # noqa: E402
 
 from qmq.integrations.faststream import QmqBroker, QmqMessage, QmqResponse, QmqRouter  # noqa: E402
 
@@ -38,11 +36,6 @@ async def running(broker: QmqBroker) -> AsyncIterator[FastStream]:
     finally:
         app.exit()
         await task
-
-
-@pytest.fixture
-def subject() -> str:
-    return f"faststream-{uuid4().hex}"
 
 
 @pytest.fixture
@@ -180,8 +173,6 @@ async def test_a_subscriber_without_a_handler_gives_one_message_when_asked(broke
         message = await waiting.get_one(timeout=30)
         assert await message.decode() == "hello"
         await message.ack()
-        with pytest.raises(FeatureNotSupportedException, match="reply_to"):
-            await broker.request("hello", subject)
 
 
 def test_asyncapi_describes_subjects_handlers_and_publishers(broker: QmqBroker, subject: str) -> None:

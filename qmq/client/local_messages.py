@@ -1,0 +1,77 @@
+"""Messages that were never sent, for tests of handlers: real messages, with the checks of sending, but no broker. Verdicts go nowhere."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from datetime import timedelta
+from typing import NamedTuple
+
+from qmq import batch, limits
+from qmq.client import message_checks
+from qmq.client.message import Decoded, Message, Messages, Slice
+from qmq.client.open_batch import OpenBatch
+from qmq.client.receipts import BatchReceipt, Receipts
+from qmq.model import check_name
+
+
+class LocalMessage(NamedTuple):
+    """What `Client.send` would be given."""
+
+    body: bytes
+    key: str | bytes | None = None
+    tags: Iterable[str] = ()
+    headers: Mapping[str, str | bytes] | None = None
+
+
+class LocalBatch(NamedTuple):
+    """Messages as a consumer gets them, and their receipts as a producer gets them."""
+
+    messages: Messages
+    receipts: Receipts
+
+
+def local_batch(subject: str, contents: Iterable[LocalMessage], *, attempt: int = 1) -> LocalBatch:
+    """Messages as a consumer of the subject would get them, with ids of their own. Raises InvalidName, InvalidArgument, MessageTooLarge."""
+    check_name("subject", subject)
+    opened = OpenBatch()
+    for each in contents:
+        opened.stamp()
+        opened.bodies.append(message_checks.body_bytes(each.body, limits.BODY_BYTES_MAX))
+        opened.add_columns(each.key, each.tags, each.headers)
+    if not opened.bodies:
+        return LocalBatch(Messages([]), Receipts([]))
+    columns, created_ms = opened.collect()
+    producer_id, number = secrets.randbits(62), secrets.randbits(31)
+    sent, region = batch.encode(subject.encode(), columns, producer_id=producer_id, batch_sequence=number, create_time_ms=created_ms)
+    view = batch.BatchView(batch.Envelope(batch.Kind.DATA, *batch.sent_sizes(sent), 0, 0, 0, created_ms, 0), region)
+    messages = Messages([Slice(Decoded(view), 0, view.count, attempt, 0, _NoSettler(subject))])
+    return LocalBatch(messages, Receipts([BatchReceipt(subject, 0, 0, view.count, producer_id, number, created_ms, "")]))
+
+
+def chosen(messages: Messages, wants: Callable[[Message], bool]) -> Messages:
+    """The messages that somebody wants."""
+    ones = (one for each in messages.slices for one in _ones(each))
+    return Messages([each for each in ones if wants(each.message(0))])
+
+
+def _ones(part: Slice) -> Iterator[Slice]:
+    for index in range(part.count):
+        yield Slice(part.batch, part.offset + index, 1, part.attempt, part.pull + index, part.settler)
+
+
+class _NoSettler:
+    """Takes verdicts, and does nothing with them."""
+
+    broker_group = ""
+
+    def __init__(self, subject: str) -> None:
+        self.subject = subject
+
+    def ack(self, pull: int) -> None: ...
+
+    def settle(self, first: int, last: int, verdict: int, delay: int = 0, error: str = "") -> None: ...
+
+    def nack(self, part: Slice, delay: timedelta | None, error: str = "") -> None: ...
+
+    async def settle_now(self, first: int, last: int, verdict: int) -> None: ...
