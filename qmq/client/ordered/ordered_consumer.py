@@ -167,8 +167,8 @@ class OrderedConsumer:
         while not self._is_member:
             self._check_open()
             self._start_running()
-            await self._wait()
-        self._notify()  # the change may be news for another waiter, too
+            await self._inbox.wait()
+        self._inbox.notify()  # the change may be news for another waiter, too
 
     async def pull(self, messages_max: int = 1000, wait: timedelta = timedelta(seconds=20)) -> OrderedMessages:
         """Up to `messages_max` consecutive messages of one lane; empty if none came within `wait`. Settle them with `ack`, `ack_later` or
@@ -379,7 +379,7 @@ class OrderedConsumer:
         self._start_readers()
         if not self._is_member:
             self._is_member = True
-            self._notify_all()
+            self._inbox.notify_all()
 
     def _reader(self, lane: Lane) -> LaneReader:
         return LaneReader(
