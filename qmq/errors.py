@@ -192,6 +192,16 @@ class QuotaExceeded(CallerError):
     code = 125
 
 
+class BackupNotFound(CallerError):
+    code = 126
+
+
+class NotEmpty(CallerError):
+    """A restore goes into an empty folder and an empty coordination store only."""
+
+    code = 127
+
+
 class PeerError(QmqError):
     """The other side broke the protocol; the connection is closed."""
 
@@ -305,6 +315,18 @@ class FlushFailed(StorageError):
 
 class FolderInUse(StorageError):
     code = 403
+
+
+class BackupDamaged(StorageError):
+    """An object of a backup is missing, or has other bytes than its checksum says."""
+
+    code = 404
+
+
+class BackupVersion(StorageError):
+    """A newer release of QMQ wrote the backup."""
+
+    code = 405
 
 
 class CoordinationError(QmqError):

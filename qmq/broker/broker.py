@@ -200,6 +200,11 @@ class Broker:
         """Begin no new request; requests that were begun are finished."""
         self.is_paused = True
 
+    @property
+    def has_staged(self) -> bool:
+        """Whether batches were taken that are not in the log yet."""
+        return bool(self._staged)
+
     def resume(self) -> None:
         self.is_paused = False
         self.look_again()

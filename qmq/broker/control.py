@@ -126,6 +126,20 @@ class ControlService(control_pb2_grpc.BrokerControlServicer):
         return pb.ReadLogResponse(entries=entries)
 
     @answering
+    async def HoldWrites(self, request: pb.HoldWritesRequest) -> pb.HoldWritesResponse:
+        await self._standing.hold(request.token, request.hold_ms)
+        return pb.HoldWritesResponse()
+
+    @answering
+    async def DescribeHold(self, request: pb.DescribeHoldRequest) -> pb.HeldLogs:
+        return await self._standing.held_logs(request.token)
+
+    @answering
+    async def ReleaseWrites(self, request: pb.ReleaseWritesRequest) -> pb.ReleaseWritesResponse:
+        self._standing.release(request.token)
+        return pb.ReleaseWritesResponse()
+
+    @answering
     async def ChangeReplicas(self, request: pb.ChangeReplicasRequest) -> pb.ChangeReplicasResponse:
         return await self._standing.change(add=request.add, remove=request.remove)
 

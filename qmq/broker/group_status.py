@@ -28,6 +28,18 @@ class GroupStatus(Protocol):
         """Whole entries of a log from a position on, their checksums checked. Raises LogDamaged, InvalidArgument."""
         ...
 
+    async def hold(self, token: str, hold_ms: int) -> None:
+        """Begin no new request for a time. Raises NotMaster, InvalidArgument, Unavailable."""
+        ...
+
+    async def held_logs(self, token: str) -> pb.HeldLogs:
+        """What the logs hold, all of it committed. Raises Unavailable: the hold has ended."""
+        ...
+
+    def release(self, token: str) -> None:
+        """End a hold. Raises Unavailable: it had ended before."""
+        ...
+
 
 class SingleGroupStatus:
     """The status of a node that has no replicas."""
@@ -64,3 +76,15 @@ class SingleGroupStatus:
     def read_log(self, log: int, position: int, bytes_max: int) -> bytes:
         """Raises InvalidArgument."""
         raise InvalidArgument("this node has no replicas to read its log")
+
+    async def hold(self, token: str, hold_ms: int) -> None:
+        """Raises InvalidArgument."""
+        raise InvalidArgument("a `qmq dev` node cannot be backed up while it runs: stop it, and copy its folder")
+
+    async def held_logs(self, token: str) -> pb.HeldLogs:
+        """Raises InvalidArgument."""
+        raise InvalidArgument("this node holds no writes")
+
+    def release(self, token: str) -> None:
+        """Raises InvalidArgument."""
+        raise InvalidArgument("this node holds no writes")

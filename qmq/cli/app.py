@@ -10,6 +10,7 @@ import typer
 import qmq
 from qmq.cli import (
     acl,
+    backup_commands,
     bench,
     broker_role,
     browse,
@@ -81,6 +82,7 @@ app.command("top", rich_help_panel=Section.CLUSTER)(top.top)
 app.add_typer(cluster_commands.app, name="cluster", cls=CommandGroup, rich_help_panel=Section.CLUSTER)
 app.command("transfer", rich_help_panel=Section.CLUSTER)(replica.transfer)
 app.add_typer(replica.app, name="replica", cls=CommandGroup, rich_help_panel=Section.CLUSTER)
+app.add_typer(backup_commands.app, name="backup", cls=CommandGroup, rich_help_panel=Section.CLUSTER)
 app.add_typer(health.app, name="health", cls=CommandGroup, rich_help_panel=Section.CLUSTER)
 app.add_typer(bench.app, name="bench", cls=CommandGroup, rich_help_panel=Section.CLUSTER)
 app.command("whoami", rich_help_panel=Section.ACCESS)(acl.whoami)

@@ -14,6 +14,7 @@ from qmq.clock import Clock
 from qmq.errors import InvalidArgument, NotMaster, Unavailable
 from qmq.model import check_name
 from qmq.node import replica_repair
+from qmq.node.write_hold import WriteHold
 from qmq.proto.v1 import control_pb2 as pb
 
 TRANSFER_S: Final = 2.0
@@ -28,6 +29,7 @@ class ReplicaStatus:
         self._broker = broker
         self._driver = driver
         self._clock = clock
+        self._hold = WriteHold(broker, driver)
 
     def _leader(self) -> Leader:
         core = self._driver.core
@@ -73,12 +75,28 @@ class ReplicaStatus:
             raise Unavailable(f"{self._broker.config.name} is reopening its log: try again in a moment")
         return replica_repair.read_log(self._broker.store, log, position, bytes_max)
 
+    # --- holding writes -----------------------------------------------------------------------------------------------
+
+    async def hold(self, token: str, hold_ms: int) -> None:
+        """Begin no new request for a time. Raises NotMaster, InvalidArgument, Unavailable."""
+        await self._hold.begin(self._leader(), token, hold_ms)
+
+    async def held_logs(self, token: str) -> pb.HeldLogs:
+        """What the logs hold, all of it committed. Raises NotMaster, Unavailable."""
+        return await self._hold.describe(token)
+
+    def release(self, token: str) -> None:
+        """End a hold. Raises NotMaster, Unavailable."""
+        self._hold.release(token)
+
     # --- handing over --------------------------------------------------------------------------------------------------
 
     async def transfer(self, to: str) -> pb.TransferResponse:
         """Accept nothing new, wait until `to` has everything, let it campaign. Raises NotMaster, InvalidArgument, Unavailable."""
         leader, driver = self._leader(), self._driver
         target = to or _most_advanced(leader)
+        if self._hold.is_held:
+            raise Unavailable("a backup holds the writes of this master for a moment: try again")
         begin_ms = self._clock.monotonic_ms()
         self._broker.pause()
         try:

@@ -198,6 +198,7 @@ CONTROL_RULES: Final[Mapping[str, RpcRule]] = {
     "ReadLog": RpcRule(_cluster(O.BROWSE)),  # all messages of a broker group: `qmq spark` reads the log's actions by it
     **dict.fromkeys(("DeleteGroup", "DropSubject", "PurgeSubject", "Seal", "PlaceLanes", "InheritParked", "Unpark"), _SERVER),
     **dict.fromkeys(("FindMessage", "TraceMessage", "ReadSchedule", "DescribeSchedule"), _SERVER),
+    **dict.fromkeys(("HoldWrites", "DescribeHold", "ReleaseWrites"), _SERVER),  # a backup shows the servers' token
     **dict.fromkeys(("CancelDelayed", "MoveDelayed", "ShowDelayed", "ListDelayed"), _SERVER),
 }
 """The rules for the control ports of brokers and delay servers. Metaservers and replicas call these; users call a metaserver."""

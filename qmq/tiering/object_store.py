@@ -26,6 +26,10 @@ class StoreAway(Exception):
     """The object store did not do what it was asked to do: try again later."""
 
 
+class ObjectConflict(Exception):
+    """The store has other bytes under an object's name."""
+
+
 class Objects(Protocol):
     """An object store. Every method may raise StoreAway."""
 
@@ -40,6 +44,17 @@ class Objects(Protocol):
     def delete(self, name: str) -> None:
         """Delete an object, if it is there."""
         ...
+
+
+def put_checked(objects: Objects, name: str, data: bytes) -> bool:
+    """Put an object, if it is not there, read it back and compare. Whether it is new. Raises StoreAway, ObjectConflict."""
+    is_new = objects.create(name, data)
+    stored = objects.get(name)
+    if stored is None:
+        raise StoreAway(f"{name} was put and is not there")
+    if stored != data:
+        raise ObjectConflict(f"{name} is there with other bytes")
+    return is_new
 
 
 class ObstoreObjects:
@@ -81,6 +96,16 @@ class ObstoreObjects:
             return
         except (BaseError, OSError) as cause:
             raise StoreAway(f"deleting {name} failed: {_first_line(cause)}") from cause
+
+    def names(self, prefix: str) -> list[str]:
+        """The names of the objects whose names begin with `prefix`, a whole path. Raises StoreAway."""
+        import obstore
+        from obstore.exceptions import BaseError
+
+        try:
+            return sorted(str(each["path"]) for batch in obstore.list(self._store, prefix) for each in batch)
+        except (BaseError, OSError) as cause:
+            raise StoreAway(f"listing {prefix} failed: {_first_line(cause)}") from cause
 
 
 def open_objects(url: str, *, request_s: float = REQUEST_S, retry_s: float = RETRY_S) -> ObstoreObjects:

@@ -13,7 +13,7 @@ from qmq.log.disk import Disk
 from qmq.log.envelopes import walk_bytes
 from qmq.log.segment_index import SegmentIndex
 from qmq.log.segments import segment_name
-from qmq.tiering.object_store import Objects, StoreAway
+from qmq.tiering.object_store import ObjectConflict, Objects, StoreAway, put_checked
 from qmq.tiering.stored_segment import (
     CHUNK_BYTES,
     BadManifest,
@@ -107,12 +107,10 @@ class SegmentCopying:
         data = self._disk.read_around(fd, min(self._chunk_bytes, manifest.segment.size - at), at)
         if crc32c(data) != manifest.checksums[number]:
             raise SegmentDamaged(f"chunk {number} changed while it was read")
-        is_new = self._objects.create(name, data)
-        stored = self._objects.get(name)
-        if stored is None:
-            raise StoreAway(f"{name} was put and is not there")
-        if len(stored) != len(data) or crc32c(stored) != manifest.checksums[number]:
-            raise SegmentConflict(f"{name} has other bytes than the log")
+        try:
+            is_new = put_checked(self._objects, name, data)
+        except ObjectConflict as cause:
+            raise SegmentConflict(f"{name} has other bytes than the log") from cause
         return len(data) if is_new else 0
 
     def _require_going_on(self) -> None:

@@ -89,6 +89,21 @@ class BrokerControlStub(object):
                 request_serializer=qmq_dot_proto_dot_v1_dot_control__pb2.ReadLogRequest.SerializeToString,
                 response_deserializer=qmq_dot_proto_dot_v1_dot_control__pb2.ReadLogResponse.FromString,
                 _registered_method=True)
+        self.HoldWrites = channel.unary_unary(
+                '/qmq.v1.BrokerControl/HoldWrites',
+                request_serializer=qmq_dot_proto_dot_v1_dot_control__pb2.HoldWritesRequest.SerializeToString,
+                response_deserializer=qmq_dot_proto_dot_v1_dot_control__pb2.HoldWritesResponse.FromString,
+                _registered_method=True)
+        self.DescribeHold = channel.unary_unary(
+                '/qmq.v1.BrokerControl/DescribeHold',
+                request_serializer=qmq_dot_proto_dot_v1_dot_control__pb2.DescribeHoldRequest.SerializeToString,
+                response_deserializer=qmq_dot_proto_dot_v1_dot_control__pb2.HeldLogs.FromString,
+                _registered_method=True)
+        self.ReleaseWrites = channel.unary_unary(
+                '/qmq.v1.BrokerControl/ReleaseWrites',
+                request_serializer=qmq_dot_proto_dot_v1_dot_control__pb2.ReleaseWritesRequest.SerializeToString,
+                response_deserializer=qmq_dot_proto_dot_v1_dot_control__pb2.ReleaseWritesResponse.FromString,
+                _registered_method=True)
         self.ChangeReplicas = channel.unary_unary(
                 '/qmq.v1.BrokerControl/ChangeReplicas',
                 request_serializer=qmq_dot_proto_dot_v1_dot_control__pb2.ChangeReplicasRequest.SerializeToString,
@@ -211,6 +226,28 @@ class BrokerControlServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def HoldWrites(self, request, context):
+        """For a backup (docs/BACKUP.md): the master begins no new request until it is released, or until the time is over. Answered when every
+        request that was begun before is in its log. Error 300 if its writes are held already.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DescribeHold(self, request, context):
+        """What a held master's logs hold, answered when all of it is committed. Error 300 if the hold has ended.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ReleaseWrites(self, request, context):
+        """Go on. Error 300 if the hold had ended before: then what was found under it does not belong together.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ChangeReplicas(self, request, context):
         """Let a replica join (it learns first, and counts once it has caught up), or have it leave.
         """
@@ -326,6 +363,21 @@ def add_BrokerControlServicer_to_server(servicer, server):
                     servicer.ReadLog,
                     request_deserializer=qmq_dot_proto_dot_v1_dot_control__pb2.ReadLogRequest.FromString,
                     response_serializer=qmq_dot_proto_dot_v1_dot_control__pb2.ReadLogResponse.SerializeToString,
+            ),
+            'HoldWrites': grpc.unary_unary_rpc_method_handler(
+                    servicer.HoldWrites,
+                    request_deserializer=qmq_dot_proto_dot_v1_dot_control__pb2.HoldWritesRequest.FromString,
+                    response_serializer=qmq_dot_proto_dot_v1_dot_control__pb2.HoldWritesResponse.SerializeToString,
+            ),
+            'DescribeHold': grpc.unary_unary_rpc_method_handler(
+                    servicer.DescribeHold,
+                    request_deserializer=qmq_dot_proto_dot_v1_dot_control__pb2.DescribeHoldRequest.FromString,
+                    response_serializer=qmq_dot_proto_dot_v1_dot_control__pb2.HeldLogs.SerializeToString,
+            ),
+            'ReleaseWrites': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReleaseWrites,
+                    request_deserializer=qmq_dot_proto_dot_v1_dot_control__pb2.ReleaseWritesRequest.FromString,
+                    response_serializer=qmq_dot_proto_dot_v1_dot_control__pb2.ReleaseWritesResponse.SerializeToString,
             ),
             'ChangeReplicas': grpc.unary_unary_rpc_method_handler(
                     servicer.ChangeReplicas,
@@ -665,6 +717,87 @@ class BrokerControl(object):
             '/qmq.v1.BrokerControl/ReadLog',
             qmq_dot_proto_dot_v1_dot_control__pb2.ReadLogRequest.SerializeToString,
             qmq_dot_proto_dot_v1_dot_control__pb2.ReadLogResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def HoldWrites(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/qmq.v1.BrokerControl/HoldWrites',
+            qmq_dot_proto_dot_v1_dot_control__pb2.HoldWritesRequest.SerializeToString,
+            qmq_dot_proto_dot_v1_dot_control__pb2.HoldWritesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DescribeHold(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/qmq.v1.BrokerControl/DescribeHold',
+            qmq_dot_proto_dot_v1_dot_control__pb2.DescribeHoldRequest.SerializeToString,
+            qmq_dot_proto_dot_v1_dot_control__pb2.HeldLogs.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReleaseWrites(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/qmq.v1.BrokerControl/ReleaseWrites',
+            qmq_dot_proto_dot_v1_dot_control__pb2.ReleaseWritesRequest.SerializeToString,
+            qmq_dot_proto_dot_v1_dot_control__pb2.ReleaseWritesResponse.FromString,
             options,
             channel_credentials,
             insecure,

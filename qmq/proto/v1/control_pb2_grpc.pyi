@@ -59,6 +59,14 @@ class BrokerControlStub:
     """Hand the mastership over; answered when the other one leads, or with an error if it does not in time."""
     ReadLog: _grpc.UnaryUnaryMultiCallable[_control_pb2.ReadLogRequest, _control_pb2.ReadLogResponse]
     """Entries of a log as they lie in the file, for another replica whose own copy of them is damaged (answered by slaves too), or for readers."""
+    HoldWrites: _grpc.UnaryUnaryMultiCallable[_control_pb2.HoldWritesRequest, _control_pb2.HoldWritesResponse]
+    """For a backup (docs/BACKUP.md): the master begins no new request until it is released, or until the time is over. Answered when every
+    request that was begun before is in its log. Error 300 if its writes are held already.
+    """
+    DescribeHold: _grpc.UnaryUnaryMultiCallable[_control_pb2.DescribeHoldRequest, _control_pb2.HeldLogs]
+    """What a held master's logs hold, answered when all of it is committed. Error 300 if the hold has ended."""
+    ReleaseWrites: _grpc.UnaryUnaryMultiCallable[_control_pb2.ReleaseWritesRequest, _control_pb2.ReleaseWritesResponse]
+    """Go on. Error 300 if the hold had ended before: then what was found under it does not belong together."""
     ChangeReplicas: _grpc.UnaryUnaryMultiCallable[_control_pb2.ChangeReplicasRequest, _control_pb2.ChangeReplicasResponse]
     """Let a replica join (it learns first, and counts once it has caught up), or have it leave."""
     Seal: _grpc.UnaryUnaryMultiCallable[_control_pb2.SealRequest, _control_pb2.SealResponse]
@@ -104,6 +112,14 @@ class BrokerControlAsyncStub(BrokerControlStub):
     """Hand the mastership over; answered when the other one leads, or with an error if it does not in time."""
     ReadLog: _aio.UnaryUnaryMultiCallable[_control_pb2.ReadLogRequest, _control_pb2.ReadLogResponse]  # type: ignore[assignment]
     """Entries of a log as they lie in the file, for another replica whose own copy of them is damaged (answered by slaves too), or for readers."""
+    HoldWrites: _aio.UnaryUnaryMultiCallable[_control_pb2.HoldWritesRequest, _control_pb2.HoldWritesResponse]  # type: ignore[assignment]
+    """For a backup (docs/BACKUP.md): the master begins no new request until it is released, or until the time is over. Answered when every
+    request that was begun before is in its log. Error 300 if its writes are held already.
+    """
+    DescribeHold: _aio.UnaryUnaryMultiCallable[_control_pb2.DescribeHoldRequest, _control_pb2.HeldLogs]  # type: ignore[assignment]
+    """What a held master's logs hold, answered when all of it is committed. Error 300 if the hold has ended."""
+    ReleaseWrites: _aio.UnaryUnaryMultiCallable[_control_pb2.ReleaseWritesRequest, _control_pb2.ReleaseWritesResponse]  # type: ignore[assignment]
+    """Go on. Error 300 if the hold had ended before: then what was found under it does not belong together."""
     ChangeReplicas: _aio.UnaryUnaryMultiCallable[_control_pb2.ChangeReplicasRequest, _control_pb2.ChangeReplicasResponse]  # type: ignore[assignment]
     """Let a replica join (it learns first, and counts once it has caught up), or have it leave."""
     Seal: _aio.UnaryUnaryMultiCallable[_control_pb2.SealRequest, _control_pb2.SealResponse]  # type: ignore[assignment]
@@ -212,6 +228,32 @@ class BrokerControlServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_control_pb2.ReadLogResponse, _abc.Awaitable[_control_pb2.ReadLogResponse]]:
         """Entries of a log as they lie in the file, for another replica whose own copy of them is damaged (answered by slaves too), or for readers."""
+
+    @_abc_1.abstractmethod
+    def HoldWrites(
+        self,
+        request: _control_pb2.HoldWritesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_control_pb2.HoldWritesResponse, _abc.Awaitable[_control_pb2.HoldWritesResponse]]:
+        """For a backup (docs/BACKUP.md): the master begins no new request until it is released, or until the time is over. Answered when every
+        request that was begun before is in its log. Error 300 if its writes are held already.
+        """
+
+    @_abc_1.abstractmethod
+    def DescribeHold(
+        self,
+        request: _control_pb2.DescribeHoldRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_control_pb2.HeldLogs, _abc.Awaitable[_control_pb2.HeldLogs]]:
+        """What a held master's logs hold, answered when all of it is committed. Error 300 if the hold has ended."""
+
+    @_abc_1.abstractmethod
+    def ReleaseWrites(
+        self,
+        request: _control_pb2.ReleaseWritesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_control_pb2.ReleaseWritesResponse, _abc.Awaitable[_control_pb2.ReleaseWritesResponse]]:
+        """Go on. Error 300 if the hold had ended before: then what was found under it does not belong together."""
 
     @_abc_1.abstractmethod
     def ChangeReplicas(

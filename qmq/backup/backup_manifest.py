@@ -1,0 +1,161 @@
+"""The manifest of a backup: all that it has, and the digest of each chunk. Pure.
+
+A chunk's name is the digest of its bytes. So a chunk is never written twice, backups share the chunks that they have in common, and a
+chunk that changed is found by its name alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from hashlib import blake2b
+from struct import Struct
+from typing import Final
+
+import msgspec
+from google_crc32c import value as crc32c
+
+from qmq.errors import BackupDamaged, BackupVersion
+
+VERSION: Final = 1
+CHUNK_PREFIX: Final = "chunks"
+MANIFEST_PREFIX: Final = "backups"
+DIGEST_BYTES: Final = 32
+_MAGIC: Final = b"QMK1"
+_CHECKSUM: Final = Struct("<I")
+_HEAD_BYTES: Final = len(_MAGIC) + _CHECKSUM.size
+
+
+class StoredBytes(msgspec.Struct, frozen=True, array_like=True):
+    """Bytes, cut into chunks."""
+
+    size: int
+    chunks: tuple[bytes, ...]
+    """The digest of each."""
+
+
+class BackedUpSegment(msgspec.Struct, frozen=True, array_like=True):
+    """A segment of a log, up to the backup's end."""
+
+    base: int
+    content: StoredBytes
+    is_sealed: bool
+    """Whether a later segment follows: its bytes never change, and a later backup refers to it."""
+
+    @property
+    def end(self) -> int:
+        return self.base + self.content.size
+
+
+class BackedUpFile(msgspec.Struct, frozen=True, array_like=True):
+    """A file of a delay group's schedule."""
+
+    name: str
+    content: StoredBytes
+
+
+class BackedUpSchedule(msgspec.Struct, frozen=True, array_like=True):
+    """A delay group's schedule as of a checkpoint; the logs have everything after it."""
+
+    index: int
+    state: StoredBytes
+    files: tuple[BackedUpFile, ...]
+
+
+class BackedUpGroup(msgspec.Struct, frozen=True):
+    """A broker group or a delay group: both logs up to one index."""
+
+    name: str
+    lineage: str
+    """The digest of the group's secret. Positions mean the same bytes in two backups only if it is the same."""
+    index: int
+    epoch: int
+    message: tuple[BackedUpSegment, ...]
+    action: tuple[BackedUpSegment, ...]
+    schedule: BackedUpSchedule | None = None
+
+    @property
+    def logs(self) -> tuple[tuple[BackedUpSegment, ...], tuple[BackedUpSegment, ...]]:
+        return self.message, self.action
+
+    def contents(self) -> Iterator[StoredBytes]:
+        """Everything of the group that has chunks."""
+        for segments in self.logs:
+            yield from [each.content for each in segments]
+        if self.schedule is not None:
+            yield self.schedule.state
+            yield from [each.content for each in self.schedule.files]
+
+
+class BackupManifest(msgspec.Struct, frozen=True):
+    """A whole backup."""
+
+    version: int
+    id: str
+    time_ms: int
+    revision: int
+    """The coordination store's."""
+    release: str
+    """The release of QMQ that wrote it."""
+    items: StoredBytes
+    """The coordination store's keys: see qmq/backup/cluster_items.py."""
+    groups: tuple[BackedUpGroup, ...]
+    copied_bytes: int = 0
+    """What was written for this backup; the rest was there."""
+
+    def group(self, name: str) -> BackedUpGroup | None:
+        return next((each for each in self.groups if each.name == name), None)
+
+    def contents(self) -> Iterator[StoredBytes]:
+        """Everything that has chunks."""
+        yield self.items
+        for group in self.groups:
+            yield from group.contents()
+
+    @property
+    def size(self) -> int:
+        """The bytes of all that a restore writes."""
+        return sum(each.size for each in self.contents())
+
+    def encode(self) -> bytes:
+        payload = msgspec.msgpack.encode(self)
+        return _MAGIC + _CHECKSUM.pack(crc32c(payload)) + payload
+
+
+class _Version(msgspec.Struct):
+    version: int
+    release: str = "unknown"
+
+
+def decode_manifest(backup_id: str, data: bytes) -> BackupManifest:
+    """Raises BackupDamaged, BackupVersion."""
+    payload = data[_HEAD_BYTES:]
+    if data[: len(_MAGIC)] != _MAGIC or len(data) <= _HEAD_BYTES or _CHECKSUM.unpack_from(data, len(_MAGIC))[0] != crc32c(payload):
+        raise BackupDamaged(f"the manifest of backup {backup_id} is damaged: use another backup")
+    written = msgspec.msgpack.decode(payload, type=_Version)
+    if written.version != VERSION:
+        raise BackupVersion(f"backup {backup_id} has version {written.version}, of release {written.release}: use that release to read it")
+    try:
+        return msgspec.msgpack.decode(payload, type=BackupManifest)
+    except msgspec.ValidationError as cause:
+        raise BackupDamaged(f"the manifest of backup {backup_id} cannot be read ({cause})") from cause
+
+
+def digest_of(data: bytes) -> bytes:
+    return blake2b(data, digest_size=DIGEST_BYTES).digest()
+
+
+def chunk_name(digest: bytes) -> str:
+    """The first byte is a folder, so that no folder has too many files."""
+    text = digest.hex()
+    return f"{CHUNK_PREFIX}/{text[:2]}/{text}"
+
+
+def manifest_name(backup_id: str) -> str:
+    return f"{MANIFEST_PREFIX}/{backup_id}/manifest"
+
+
+def id_of(name: str) -> str:
+    """The backup's id, by its manifest's name; empty if the name is something else."""
+    prefix, _, rest = name.partition("/")
+    backup_id, _, last = rest.partition("/")
+    return backup_id if (prefix, last) == (MANIFEST_PREFIX, "manifest") else ""

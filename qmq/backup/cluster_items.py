@@ -1,0 +1,80 @@
+"""Which keys of the coordination store are in a backup, and which a restored cluster begins with. Pure.
+
+Left out is what belongs to the old cluster's processes and machines (leased keys, addresses, memberships, assignments) and its secrets: a
+new cluster has its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+import msgspec
+from qmq_coordination.access_records import SERVER_TOKEN
+from qmq_coordination.broker_groups import GROUPS, PRESENCE, REPLICAS, BrokerGroupState, DelaySettings, EpochClaim, group_key
+from qmq_coordination.coordination_store import KeyValue
+from qmq_replication.replica_membership import ReplicaMembership
+
+from qmq.backup.backup_manifest import BackedUpGroup
+from qmq.errors import BackupDamaged
+
+ROOT: Final = "/qmq/"
+RESTORED: Final = ROOT + "restored"
+"""The backup from which this cluster was made, and how far its restore is."""
+_LEFT_OUT: Final = (REPLICAS, PRESENCE, ROOT + "members/", ROOT + "assignments/", ROOT + "meta/", RESTORED)
+_GROUP_KEYS: Final = ("members", "epoch", "master", "secret")
+_NOBODY: Final = "restore-under-way"
+"""The only voter of a group whose data is not restored yet: no process has this name, so none can found the group without its data."""
+
+Items = dict[str, bytes]
+
+
+def kept(items: Iterable[KeyValue]) -> Items:
+    """The keys that a backup has."""
+    return {each.key: each.value for each in items if not each.lease and _is_kept(each.key)}
+
+
+def _is_kept(key: str) -> bool:
+    if key.startswith(GROUPS):
+        return key.rpartition("/")[2] not in _GROUP_KEYS
+    return key != SERVER_TOKEN and not key.startswith(_LEFT_OUT)
+
+
+def encode_items(items: Mapping[str, bytes]) -> bytes:
+    return msgspec.msgpack.encode(sorted(items.items()))
+
+
+def decode_items(data: bytes) -> Items:
+    """Raises BackupDamaged."""
+    try:
+        return dict(msgspec.msgpack.decode(data, type=list[tuple[str, bytes]]))
+    except msgspec.MsgspecError as cause:
+        raise BackupDamaged(f"the coordination store's keys cannot be read ({cause})") from cause
+
+
+def delay_settings(items: Mapping[str, bytes], group: str) -> DelaySettings | None:
+    """The settings of a delay group; None for a broker group."""
+    found = items.get(group_key(group, "delay"))
+    return None if found is None else DelaySettings.decode(found)
+
+
+def lineage_of(state: BrokerGroupState) -> str:
+    """What tells two groups of one name apart: a restored group has another secret."""
+    import hashlib
+
+    item = state.items.get("secret")
+    return hashlib.blake2b(b"" if item is None else item.value, digest_size=16).hexdigest()
+
+
+def group_items(group: BackedUpGroup, backup_id: str, secret: bytes) -> Items:
+    """The keys of a group whose data is not restored yet. Its next epoch is above all that its log has."""
+    return {
+        group_key(group.name, "members"): ReplicaMembership(1, (_NOBODY,)).encode(),
+        group_key(group.name, "epoch"): EpochClaim(group.epoch, _NOBODY, f"restored from {backup_id}").encode(),
+        group_key(group.name, "secret"): secret,
+    }
+
+
+def awaits_data(members: bytes) -> bool:
+    """Whether the group's data is not restored yet."""
+    return ReplicaMembership.decode(members).voters == (_NOBODY,)

@@ -1,0 +1,175 @@
+"""Reads a group's logs and schedule from a replica's control port, and puts them into the backup.
+
+A replica's logs are read and not its folder, so that the backup runs anywhere, from any replica, beside a live cluster: committed bytes
+never change, and all replicas have the same at the same positions. What another reader of `ReadLog` trusts is checked here as well: every
+entry's checksums, and that indexes rise.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from itertools import pairwise
+from typing import Any, Final
+
+import grpc
+import msgspec
+
+from qmq.backup.backup_manifest import BackedUpFile, BackedUpSchedule, BackedUpSegment, StoredBytes
+from qmq.backup.backup_objects import BackupObjects
+from qmq.delay.schedule import Schedule
+from qmq.errors import CorruptBatch, LogDamaged, NotConnected, Unavailable
+from qmq.limits import MIB
+from qmq.log.envelopes import walk_bytes
+from qmq.proto.v1 import control_pb2 as pb
+from qmq.proto.v1 import delay_pb2
+from qmq.rpc import typed_error
+
+PIECE_BYTES: Final = MIB
+CALL_S: Final = 30.0
+
+Told = Callable[[int], None]
+"""Called with the bytes that were read, or did not have to be."""
+
+
+def check_entries(data: bytes, position: int, after: int) -> int:
+    """Check whole entries of a log; they must have rising indexes above `after`. Returns the last index. Raises CorruptBatch."""
+
+    def read(at: int, size: int) -> bytes:
+        return data[at - position : at - position + size]
+
+    for entry in walk_bytes(read, position, lambda: position + len(data)):
+        if entry.envelope.index <= after:
+            raise CorruptBatch(f"the entry at {entry.position} has index {entry.envelope.index}, and one before it has {after}")
+        after = entry.envelope.index
+    return after
+
+
+class Chunker:
+    """Cuts bytes into chunks and puts them, in threads."""
+
+    def __init__(self, objects: BackupObjects) -> None:
+        self._objects = objects
+        self._buffer = bytearray()
+        self._chunks: list[bytes] = []
+        self._size = 0
+
+    async def add(self, data: bytes) -> None:
+        """Raises StoreAway, BackupDamaged."""
+        self._buffer += data
+        while len(self._buffer) >= self._objects.chunk_bytes:
+            await self._put(self._objects.chunk_bytes)
+
+    async def _put(self, size: int) -> None:
+        chunk = bytes(self._buffer[:size])
+        del self._buffer[:size]
+        self._chunks.append(await asyncio.to_thread(self._objects.put_chunk, chunk))
+        self._size += len(chunk)
+
+    async def end(self) -> StoredBytes:
+        """Raises StoreAway, BackupDamaged."""
+        if self._buffer:
+            await self._put(len(self._buffer))
+        return StoredBytes(self._size, tuple(self._chunks))
+
+
+class GroupLogReader:
+    """Reads from one replica's control port."""
+
+    def __init__(self, address: str, stub: Any, objects: BackupObjects, told: Told) -> None:
+        self._address = address
+        self._stub = stub
+        self._objects = objects
+        self._told = told
+
+    async def segments(self, log: int, held: pb.HeldLog, earlier: Iterable[BackedUpSegment]) -> tuple[BackedUpSegment, ...]:
+        """A log's segments up to its held end. One that an earlier backup has is not read. Raises LogDamaged, Unavailable, StoreAway."""
+        known = {each.base: each for each in earlier if each.is_sealed}
+        bases = [base for base in held.bases if base < held.end]
+        found: list[BackedUpSegment] = []
+        for base, end in pairwise([*bases, held.end]):
+            is_sealed = end != held.end
+            same = known.get(base)
+            if is_sealed and same is not None and same.end == end:
+                found.append(same)
+                self._told(end - base)
+                continue
+            content = await self._read(log, base, end)
+            if content is None:  # retention deleted it meanwhile, and all before it
+                found.clear()
+            else:
+                found.append(BackedUpSegment(base, content, is_sealed))
+        return tuple(found)
+
+    async def _read(self, log: int, base: int, end: int) -> StoredBytes | None:
+        """A segment's entries from its beginning to `end`; None if the log begins behind it now."""
+        chunker, position, index = Chunker(self._objects), base, 0
+        while position < end:
+            data = await self._piece(log, position)
+            if data is None:
+                return None
+            data = data[: end - position]
+            try:
+                index = check_entries(data, position, index)
+            except CorruptBatch as cause:
+                raise LogDamaged(f"{self._address} gave a damaged entry at {position}: {cause.message}") from cause
+            if not data:
+                raise Unavailable(f"{self._address} has no entry at {position}, and its log ends at {end}")
+            await chunker.add(data)
+            position += len(data)
+            self._told(len(data))
+        return await chunker.end()
+
+    async def _piece(self, log: int, position: int) -> bytes | None:
+        try:
+            request = pb.ReadLogRequest(log=log, position=position, bytes_max=PIECE_BYTES)
+            answer: pb.ReadLogResponse = await self._stub.ReadLog(request, timeout=CALL_S)
+            return answer.entries
+        except grpc.RpcError as cause:
+            failure = typed_error(cause, self._address)
+            if isinstance(failure, LogDamaged) and "outside the log" in failure.message:
+                return None
+            raise failure from cause
+
+
+class ScheduleReader:
+    """Reads a delay group's schedule from the control port of a replica."""
+
+    def __init__(self, address: str, stub: Any, objects: BackupObjects, told: Told) -> None:
+        self._address = address
+        self._stub = stub
+        self._objects = objects
+        self._told = told
+
+    async def describe(self) -> delay_pb2.ScheduleDescription | None:
+        """The newest checkpoint's state. Ask before the moment: the logs then go further. None: there is no checkpoint yet."""
+        try:
+            found: delay_pb2.ScheduleDescription = await self._stub.DescribeSchedule(delay_pb2.DescribeScheduleRequest(), timeout=CALL_S)
+        except grpc.RpcError as cause:
+            failure = typed_error(cause, self._address)
+            if isinstance(failure, NotConnected):
+                return None
+            raise failure from cause
+        return found
+
+    async def read(self, description: delay_pb2.ScheduleDescription) -> BackedUpSchedule:
+        """Raises Unavailable: a file was deleted meanwhile, describe the schedule again."""
+        state = description.state
+        files = [BackedUpFile(name, await self._file(name, size)) for name, size in Schedule.files(msgspec.msgpack.decode(state))]
+        stored = await asyncio.to_thread(self._objects.put_bytes, state)
+        return BackedUpSchedule(description.index, stored, tuple(files))
+
+    async def _file(self, name: str, size: int) -> StoredBytes:
+        chunker, at = Chunker(self._objects), 0
+        while at < size:
+            request = delay_pb2.ReadScheduleRequest(file=name, offset=at, bytes_max=min(PIECE_BYTES, size - at))
+            try:
+                data: bytes = (await self._stub.ReadSchedule(request, timeout=CALL_S)).data
+            except grpc.RpcError as cause:
+                raise Unavailable(f"the schedule's file {name} is gone: {typed_error(cause, self._address)}") from cause
+            if not data:
+                raise Unavailable(f"the schedule's file {name} ends at {at:,}, and had {size:,} bytes")
+            await chunker.add(data)
+            at += len(data)
+            self._told(len(data))
+        return await chunker.end()

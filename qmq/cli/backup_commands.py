@@ -1,0 +1,209 @@
+"""`qmq backup`: backups of a whole cluster, and clusters made from them (docs/BACKUP.md). Needs `pip install qmq[server,tiering]`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Coroutine
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
+
+import typer
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+
+from qmq.cli.output import Json, errors, fail, run, say, show, time_text
+from qmq.cli.roles import EtcdFlags, taking
+from qmq.errors import InvalidArgument, QmqError, Unavailable
+
+if TYPE_CHECKING:
+    from qmq_coordination.etcd.etcd_store import EtcdStore
+
+    from qmq.backup.backup_manifest import BackupManifest
+    from qmq.backup.backup_objects import BackupObjects
+    from qmq.backup.replica_folder import ReplicaTarget
+    from qmq.network import Network
+
+app = typer.Typer(help="Back up a whole cluster, and restore it.", no_args_is_help=True)
+
+COLUMNS: Final = ("backup", "time", "revision", "groups", "bytes", "copied bytes", "release")
+
+_R = TypeVar("_R")
+
+Url = Annotated[str, typer.Argument(metavar="WHERE", help="A folder, s3://BUCKET/PREFIX, gs://… or az://….")]
+Which = Annotated[str, typer.Option("--backup", help="The backup's id; default: the newest.")]
+
+
+@dataclass(frozen=True)
+class _Where:
+    where: Url
+
+
+@dataclass(frozen=True)
+class CreateOptions(EtcdFlags, _Where):
+    tls_ca: Annotated[
+        Path | None, typer.Option(envvar="QMQ_TLS_CA", help="PEM file: the authority of servers' certificates; turns TLS on.")
+    ] = None
+    tls_cert: Annotated[Path | None, typer.Option(envvar="QMQ_TLS_CERT", help="PEM file: the certificate of a server of the cluster.")] = (
+        None
+    )
+    tls_key: Annotated[Path | None, typer.Option(envvar="QMQ_TLS_KEY", help="PEM file: that certificate's key.")] = None
+    as_json: Json = False
+
+    def network(self) -> Network:
+        """Raises InvalidArgument."""
+        from qmq.node.environment import environment_with
+        from qmq.security.tls import Tls
+
+        if self.tls_ca is None and self.tls_cert is None and self.tls_key is None:
+            return environment_with(None).network
+        if self.tls_ca is None:
+            raise InvalidArgument("TLS needs --tls-ca")
+        return environment_with(Tls(self.tls_ca, self.tls_cert, self.tls_key)).network
+
+
+@dataclass(frozen=True)
+class RestoreOptions(EtcdFlags, _Where):
+    backup: Which = ""
+    into: Annotated[
+        list[str] | None,
+        typer.Option("--into", metavar="GROUP/REPLICA=FOLDER", help="Restore a group's data as this replica's; repeatable."),
+    ] = None
+    as_json: Json = False
+
+
+@app.callback()
+def backup() -> None:
+    """Back up a whole cluster, and restore it."""
+
+
+@app.command("create")
+@taking(CreateOptions)
+def create(_: typer.Context, options: CreateOptions) -> None:
+    """Back up the whole cluster while it runs. What an earlier backup in the same place has is not copied again.
+
+    The writes of all broker groups wait for an instant, so that all belong to one moment. Needs the access to etcd and the certificate that
+    servers have.
+    """
+    try:
+        objects, store, network = _opened(options.where), options.etcd_options().open(), options.network()
+    except (OSError, QmqError) as failure:
+        fail(failure)
+    columns = (TextColumn("backing up"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    with Progress(*columns, console=errors, transient=True, disable=options.as_json or not errors.is_terminal) as bar:
+        task = bar.add_task("", total=None)
+        made = run(_away(_create(objects, store, network, lambda done, total: bar.update(task, completed=done, total=total))))
+    sentence = f"backup {made.id}: {len(made.groups)} groups, {made.size:,} bytes, of which {made.copied_bytes:,} were copied"
+    say(sentence, COLUMNS, _row(made), as_json=options.as_json)
+
+
+async def _create(objects: BackupObjects, store: EtcdStore, network: Network, progress: Any) -> BackupManifest:
+    from qmq_coordination.access_records import SERVER_TOKEN
+
+    from qmq.backup.creating import BackupCreator
+    from qmq.network import TokenNetwork
+
+    try:
+        token = await store.get(SERVER_TOKEN)
+        text = "" if token is None else token.value.decode("ascii")
+        shown = TokenNetwork(network, lambda: text, is_required=False)
+        return await BackupCreator(store, shown, objects, now_ms=lambda: time.time_ns() // 1_000_000, progress=progress).create()
+    finally:
+        await store.close()
+
+
+@app.command("verify")
+def verify(where: Url, backup: Which = "", as_json: Json = False) -> None:
+    """Read a whole backup back, and check every byte and every entry's checksums."""
+    try:
+        objects = _opened(where)
+    except QmqError as failure:
+        fail(failure)
+    made, entries = run(_away(_verify(objects, backup)))
+    sentence = f"backup {made.id} is whole: {made.size:,} bytes, {entries:,} entries"
+    say(sentence, ("backup", "bytes", "entries"), (made.id, made.size, entries), as_json=as_json)
+
+
+async def _verify(objects: BackupObjects, backup_id: str) -> tuple[BackupManifest, int]:
+    from qmq.backup.verifying import BackupVerifier
+
+    manifest = objects.manifest(backup_id)
+    return manifest, BackupVerifier(objects).verify(manifest)
+
+
+@app.command("list")
+def list_backups(where: Url, as_json: Json = False) -> None:
+    """List the backups in a place, oldest first."""
+    try:
+        objects = _opened(where)
+    except QmqError as failure:
+        fail(failure)
+    show("backups", COLUMNS, run(_away(_list(objects))), as_json=as_json)
+
+
+async def _list(objects: BackupObjects) -> list[tuple[Any, ...]]:
+    return [_row(objects.manifest(each)) for each in objects.ids()]
+
+
+@app.command("restore")
+@taking(RestoreOptions)
+def restore(_: typer.Context, options: RestoreOptions) -> None:
+    """Make a new cluster from a backup: put its keys into an empty etcd, and its data into empty folders.
+
+    Stop nothing and start nothing meanwhile. Run it on each machine that is to have a group's first replica, with that group's `--into`.
+    """
+    try:
+        targets = [_target(each) for each in options.into or []]
+        objects, store = _opened(options.where), options.etcd_options().open()
+    except QmqError as failure:
+        fail(failure)
+    made, missing = run(_away(_restore(objects, store, options.backup, targets)))
+    done = ", ".join(each.group for each in targets) or "no data"
+    left = f"; still to be restored: {', '.join(missing)}" if missing else "; start the brokers and delay servers, then the metaservers"
+    row = (made.id, [each.group for each in targets], missing)
+    say(f"backup {made.id} is restored into this etcd, with {done}{left}", ("backup", "restored", "missing"), row, as_json=options.as_json)
+
+
+def _target(text: str) -> ReplicaTarget:
+    from qmq.backup.replica_folder import ReplicaTarget
+
+    place, _, folder = text.partition("=")
+    group, _, replica = place.partition("/")
+    if not group or not replica or not folder:
+        raise InvalidArgument(f"--into is GROUP/REPLICA=FOLDER, not {text!r}")
+    return ReplicaTarget(group, replica, Path(folder))
+
+
+async def _restore(
+    objects: BackupObjects, store: EtcdStore, backup_id: str, targets: list[ReplicaTarget]
+) -> tuple[BackupManifest, list[str]]:
+    from qmq.backup.restoring import Restore
+
+    try:
+        manifest = objects.manifest(backup_id)
+        return manifest, await Restore(store, objects, manifest).run(targets)
+    finally:
+        await store.close()
+
+
+def _row(made: BackupManifest) -> tuple[Any, ...]:
+    groups = ",".join(each.name for each in made.groups)
+    return made.id, time_text(made.time_ms), made.revision, groups, made.size, made.copied_bytes, made.release
+
+
+def _opened(where: str) -> BackupObjects:
+    """Raises InvalidArgument."""
+    from qmq.backup.backup_objects import BackupObjects
+    from qmq.tiering.object_store import open_objects
+
+    url = where if "://" in where else f"file://{Path(where).absolute()}"
+    return BackupObjects(open_objects(url))
+
+
+async def _away(work: Coroutine[Any, Any, _R]) -> _R:
+    """Raises Unavailable if the object store is away."""
+    from qmq.tiering.object_store import StoreAway
+
+    try:
+        return await work
+    except StoreAway as cause:
+        raise Unavailable(f"the object store: {cause}") from cause

@@ -1,0 +1,30 @@
+"""Fixture: a running cluster, and a place for its backups."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from backup_judge import History
+from live_cluster import LiveCluster, running
+from qmq_coordination.etcd.etcd_process import EtcdProcess
+
+
+@pytest.fixture
+async def cluster(shared_etcd: EtcdProcess, tmp_path: Path) -> AsyncIterator[LiveCluster]:
+    async with running(LiveCluster(shared_etcd.endpoint, f"/{secrets.token_hex(8)}", tmp_path / "first")) as found:
+        yield found
+
+
+@pytest.fixture
+def history() -> History:
+    return History()
+
+
+@pytest.fixture
+def empty_cluster(shared_etcd: EtcdProcess, tmp_path: Path) -> LiveCluster:
+    """Nothing runs; its replicas have other names and ports."""
+    groups = {"b1": ("north-1",), "b2": ("north-2",), "d": ("north-3",)}
+    return LiveCluster(shared_etcd.endpoint, f"/{secrets.token_hex(8)}", tmp_path / "second", groups)

@@ -1,0 +1,127 @@
+"""A cluster on real files, ports and etcd, whose nodes run in the test's process: broker groups, a delay group, a metaserver."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Final
+
+from qmq_coordination.etcd.etcd_store import EtcdStore
+from qmq_coordination.view import ClusterView
+from qmq_replication.ready import Timing
+
+import qmq
+from qmq.backup.backup_manifest import BackupManifest
+from qmq.backup.backup_objects import BackupObjects
+from qmq.backup.creating import BackupCreator
+from qmq.backup.replica_folder import ReplicaTarget
+from qmq.backup.restoring import Restore
+from qmq.broker.broker_config import BrokerConfig
+from qmq.limits import KIB
+from qmq.log.log_config import LogConfig
+from qmq.meta.meta_server import MetaConfig, MetaServer
+from qmq.network import NETWORK
+from qmq.node import bootstrap
+from qmq.node.broker_node import BrokerNode, broker_node
+from qmq.node.delay_node import DelayNode, DelayReplicaConfig, delay_node
+from qmq.node.environment import Environment
+from qmq.node.etcd_options import EtcdOptions
+from qmq.node.replica_config import ReplicaConfig
+from qmq.tiering.object_store import open_objects
+
+DELAY: Final = "d"
+TIMING: Final = Timing(heartbeat_ms=50, suspect_ms=400, lost_ms=80, poll_ms=80, fence_ms=1_000, quorum_ms=2_000)
+SEGMENT_BYTES: Final = 64 * KIB
+"""Small, so that logs have sealed segments."""
+GROUPS: Final = {"b1": ("b1-a",), "b2": ("b2-a",), DELAY: ("d-a",)}
+WITHIN_S: Final = 60.0
+
+
+class LiveCluster:
+    """`groups` maps each group to the replicas that it begins with; the group `d` is a delay group."""
+
+    def __init__(self, endpoint: str, namespace: str, folder: Path, groups: Mapping[str, tuple[str, ...]] = GROUPS) -> None:
+        self._endpoint, self._namespace = endpoint, namespace
+        self.folder = folder
+        self.groups = dict(groups)
+        self.nodes: dict[str, BrokerNode | DelayNode] = {}
+        self.store = self.open_store()
+        self._meta: MetaServer | None = None
+
+    def open_store(self) -> EtcdStore:
+        return EtcdStore([self._endpoint], namespace=self._namespace)
+
+    def data(self, replica: str) -> Path:
+        return self.folder / replica
+
+    async def start(self) -> None:
+        await asyncio.gather(*[self.start_replica(group, name) for group, names in self.groups.items() for name in names])
+        self._view = ClusterView(self.store)
+        await self._view.start()
+        self._meta = MetaServer(self.store, self._view, MetaConfig(port=0, evacuates=False))
+        await self._meta.start()
+        self.server = self._meta.address
+        for group in self.groups:
+            await self.until_master(group)
+
+    async def start_replica(self, group: str, name: str) -> None:
+        log = LogConfig(segment_bytes=SEGMENT_BYTES, action_segment_bytes=SEGMENT_BYTES, checkpoint_bytes=SEGMENT_BYTES)
+        place = (group, name, self.groups[group], self.data(name), EtcdOptions((self._endpoint,)), "127.0.0.1", 0, 0)
+        environment = Environment(timing=TIMING)
+        if group == DELAY:
+            config = DelayReplicaConfig(*place, log=log, broker=BrokerConfig(name), settings=bootstrap.DEFAULT)
+            self.nodes[name] = delay_node(config, self.open_store(), environment=environment)
+        else:
+            self.nodes[name] = broker_node(
+                ReplicaConfig(*place, log=log, broker=BrokerConfig(name)), self.open_store(), environment=environment
+            )
+        await self.nodes[name].start()
+
+    async def until_master(self, group: str) -> None:
+        async with asyncio.timeout(WITHIN_S):
+            while self._view.group(group).master is None or not any(self.nodes[name].broker.is_serving for name in self.groups[group]):
+                await asyncio.sleep(0.02)
+
+    @asynccontextmanager
+    async def client(self) -> AsyncIterator[qmq.Client]:
+        async with qmq.connect(self.server) as mq:
+            yield mq
+
+    async def stop(self) -> None:
+        """Stop what runs; again: nothing."""
+        if self._meta is not None:
+            await self._meta.stop()
+            await self._view.stop()
+            self._meta = None
+        nodes, self.nodes = self.nodes, {}
+        for node in nodes.values():
+            await node.stop()
+        await self.store.close()
+
+    # --- backups -------------------------------------------------------------------------------------------------------
+
+    async def back_up(self, objects: BackupObjects) -> BackupManifest:
+        return await BackupCreator(self.store, NETWORK, objects, now_ms=lambda: time.time_ns() // 1_000_000).create()
+
+    async def restore(self, objects: BackupObjects, manifest: BackupManifest) -> None:
+        """Make this cluster from a backup: one replica of each group, the first."""
+        targets = [ReplicaTarget(group, names[0], self.data(names[0])) for group, names in self.groups.items()]
+        assert await Restore(self.store, objects, manifest).run(targets) == []
+
+
+def objects_in(folder: Path, *, chunk_bytes: int = 16 * KIB) -> BackupObjects:
+    return BackupObjects(open_objects(f"file://{folder}"), chunk_bytes=chunk_bytes)
+
+
+@asynccontextmanager
+async def running(cluster: LiveCluster) -> AsyncIterator[LiveCluster]:
+    try:
+        await cluster.start()
+        yield cluster
+    finally:
+        with contextlib.suppress(asyncio.CancelledError):
+            await cluster.stop()

@@ -1,0 +1,196 @@
+"""A backup or a restore that dies at any step leaves no half of one, and the next attempt continues."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from datetime import timedelta
+from pathlib import Path
+
+import msgspec
+import pytest
+from backup_judge import GROUP, LATER, PLAIN, History, rest
+from live_cluster import DELAY, LiveCluster, objects_in, running
+from qmq_coordination.etcd.etcd_process import EtcdProcess
+
+import qmq
+from qmq.backup.backup_objects import BackupObjects
+from qmq.backup.replica_folder import ReplicaTarget
+from qmq.backup.restoring import Restore
+from qmq.backup.verifying import BackupVerifier
+from qmq.batch import parse_envelope
+from qmq.errors import BackupNotFound, NotEmpty
+from qmq.limits import KIB, MIB
+from qmq.log.disk import Disk
+from qmq.tiering.object_store import ObstoreObjects, StoreAway, open_objects
+
+
+class DyingObjects:
+    """An object store that is away from a call on."""
+
+    def __init__(self, inner: ObstoreObjects, calls: int) -> None:
+        self._inner, self.left = inner, calls
+
+    def _call(self) -> None:
+        self.left -= 1
+        if self.left < 0:
+            raise StoreAway("it died")
+
+    def create(self, name: str, data: bytes) -> bool:
+        self._call()
+        return self._inner.create(name, data)
+
+    def get(self, name: str) -> bytes | None:
+        self._call()
+        return self._inner.get(name)
+
+    def delete(self, name: str) -> None:
+        self._call()
+        self._inner.delete(name)
+
+    def names(self, prefix: str) -> list[str]:
+        return self._inner.names(prefix)
+
+
+async def test_a_backup_that_dies_at_any_call_does_not_exist_and_is_continued(
+    cluster: LiveCluster, history: History, tmp_path: Path
+) -> None:
+    url = f"file://{tmp_path / 'backups'}"
+    async with cluster.client() as mq:
+        await history.create_subjects(mq)
+        await history.send(mq, 10)
+    for calls in range(1_000):
+        dying = DyingObjects(open_objects(url), calls)
+        objects = BackupObjects(dying, chunk_bytes=16 * KIB)
+        try:
+            made = await cluster.back_up(objects)
+        except StoreAway:
+            if dying._inner.names("backups"):  # only the reading back of the manifest failed
+                BackupVerifier(objects_in(tmp_path / "backups")).verify(objects_in(tmp_path / "backups").manifest())
+                return
+            with pytest.raises(BackupNotFound):
+                objects_in(tmp_path / "backups").manifest()
+            continue
+        assert calls > 10
+        BackupVerifier(objects).verify(made)
+        return
+    pytest.fail("it never succeeds")
+
+
+class DyingDisk(Disk):
+    """A disk that fails from a call on, as for a process that is killed."""
+
+    def __init__(self, calls: int) -> None:
+        super().__init__()
+        self._left = calls
+
+    def sync(self, fd: int) -> None:
+        self._left -= 1
+        if self._left < 0:
+            raise InterruptedError("killed")
+        super().sync(fd)
+
+
+async def test_a_restore_that_dies_at_any_flush_is_continued(
+    cluster: LiveCluster, empty_cluster: LiveCluster, history: History, tmp_path: Path
+) -> None:
+    objects = objects_in(tmp_path / "backups")
+    async with cluster.client() as mq:
+        await history.create_subjects(mq)
+        await history.send(mq, 30)
+        manifest = await cluster.back_up(objects)
+    await cluster.stop()
+    targets = [ReplicaTarget(group, names[0], empty_cluster.data(names[0])) for group, names in empty_cluster.groups.items()]
+    deaths = 0
+    while True:
+        try:
+            assert await Restore(empty_cluster.store, objects, manifest, DyingDisk(deaths)).run(targets) == []
+            break
+        except InterruptedError:
+            deaths += 1
+    assert deaths >= 4, "each group dies at least once"
+    async with running(empty_cluster) as restored, restored.client() as mq:
+        assert sorted(body for _, body in await rest(mq, PLAIN, GROUP)) == sorted(history.plain)
+
+
+async def test_a_server_that_starts_before_its_data_is_restored_founds_nothing(
+    cluster: LiveCluster, empty_cluster: LiveCluster, history: History, tmp_path: Path
+) -> None:
+    objects = objects_in(tmp_path / "backups")
+    async with cluster.client() as mq:
+        await history.create_subjects(mq)
+        await history.send(mq, 3)
+        manifest = await cluster.back_up(objects)
+    await cluster.stop()
+    assert await Restore(empty_cluster.store, objects, manifest).run([]) == ["b1", "b2", "d"]
+    await empty_cluster.start_replica("b1", "north-1")
+    node = empty_cluster.nodes.pop("north-1")
+    assert node.driver.core.membership.voters == ("restore-under-way",)
+    await node.stop()
+    with pytest.raises(NotEmpty, match="north-1 is not empty"):
+        await empty_cluster.restore(objects, manifest)
+    await empty_cluster.store.close()
+
+
+async def test_delayed_messages_come_from_the_schedule_when_the_log_has_them_no_more(
+    cluster: LiveCluster, empty_cluster: LiveCluster, history: History, tmp_path: Path
+) -> None:
+    objects = objects_in(tmp_path / "backups", chunk_bytes=64 * KIB)
+    async with cluster.client() as mq:
+        await history.create_subjects(mq)
+        while len(list((cluster.data("d-a") / "broker" / "checkpoint").glob("*.qmc"))) < 2:
+            await history.send_later(mq, 20, timedelta(hours=1))
+        manifest = await cluster.back_up(objects)
+    await cluster.stop()
+    group = manifest.group(DELAY)
+    assert group is not None
+    assert group.schedule is not None
+    assert group.schedule.files
+    kept = [each for each in group.message if parse_envelope(objects.read_bytes(each.content)[:64]).index <= group.schedule.index + 1][
+        -1:
+    ]  # the log begins as late as retention may let it
+    assert kept[0].base > 0
+    shorter = msgspec.structs.replace(group, message=tuple(each for each in group.message if each.base >= kept[0].base))
+    groups = tuple(shorter if each.name == DELAY else each for each in manifest.groups)
+    await empty_cluster.restore(objects, msgspec.structs.replace(manifest, groups=groups))
+    async with running(empty_cluster) as restored, restored.client() as mq:
+        waiting = {str(each.id)[:32] async for each in mq.delayed.list(LATER)}
+        assert waiting == {each[:32] for each in history.delayed.values()}
+
+
+def _qmq(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", "qmq.cli", *words], capture_output=True, text=True, timeout=120, check=False)
+
+
+@pytest.mark.rotating
+async def test_a_killed_create_leaves_no_backup_and_the_commands_go_on(own_etcd: EtcdProcess, tmp_path: Path) -> None:
+    where, etcd = tmp_path / "backups", ("--etcd", own_etcd.endpoint.removeprefix("http://"))
+    first = LiveCluster(own_etcd.endpoint, "", tmp_path / "first", {"b1": ("a",)})
+    import asyncio
+
+    async with running(first), qmq.connect(first.server) as mq:
+        bodies = [os.urandom(MIB // 2) for _ in range(80)]
+        for body in bodies:
+            await mq.send(PLAIN, body)
+        process = await asyncio.to_thread(
+            subprocess.Popen, [sys.executable, "-m", "qmq.cli", "backup", "create", str(where), *etcd], stdout=subprocess.DEVNULL
+        )
+        until_s = time.monotonic() + 60
+        while not list(where.glob("chunks/*/*")) and time.monotonic() < until_s:
+            await asyncio.sleep(0.001)
+        process.kill()
+        process.wait()
+        listed = await asyncio.to_thread(_qmq, "backup", "list", str(where), "--json")
+        assert json.loads(listed.stdout) == []
+        failed = await asyncio.to_thread(_qmq, "backup", "verify", str(where))
+        assert (failed.returncode, "there is no backup here" in failed.stderr) == (2, True)
+        made = await asyncio.to_thread(_qmq, "backup", "create", str(where), *etcd, "--json")
+        (row,) = json.loads(made.stdout)
+        assert row["copied_bytes"] < row["bytes"], "chunks of the killed one are used"
+    verified = await asyncio.to_thread(_qmq, "backup", "verify", str(where))
+    assert "is whole" in verified.stdout, verified.stderr
+    refused = await asyncio.to_thread(_qmq, "backup", "restore", str(where), *etcd, "--into", f"b1/z={tmp_path / 'z'}")
+    assert (refused.returncode, "has a cluster already" in refused.stderr) == (2, True)
