@@ -25,7 +25,7 @@ _CHECKSUM: Final = Struct("<I")
 _HEAD_BYTES: Final = len(_MAGIC) + _CHECKSUM.size
 
 
-class StoredBytes(msgspec.Struct, frozen=True, array_like=True):
+class ChunkedBytes(msgspec.Struct, frozen=True, array_like=True):
     """Bytes, cut into chunks."""
 
     size: int
@@ -37,7 +37,7 @@ class BackedUpSegment(msgspec.Struct, frozen=True, array_like=True):
     """A segment of a log, up to the backup's end."""
 
     base: int
-    content: StoredBytes
+    content: ChunkedBytes
     is_sealed: bool
     """Whether a later segment follows: its bytes never change, and a later backup refers to it."""
 
@@ -50,14 +50,14 @@ class BackedUpFile(msgspec.Struct, frozen=True, array_like=True):
     """A file of a delay group's schedule."""
 
     name: str
-    content: StoredBytes
+    content: ChunkedBytes
 
 
 class BackedUpSchedule(msgspec.Struct, frozen=True, array_like=True):
     """A delay group's schedule as of a checkpoint; the logs have everything after it."""
 
     index: int
-    state: StoredBytes
+    state: ChunkedBytes
     files: tuple[BackedUpFile, ...]
 
 
@@ -77,7 +77,7 @@ class BackedUpGroup(msgspec.Struct, frozen=True):
     def logs(self) -> tuple[tuple[BackedUpSegment, ...], tuple[BackedUpSegment, ...]]:
         return self.message, self.action
 
-    def contents(self) -> Iterator[StoredBytes]:
+    def contents(self) -> Iterator[ChunkedBytes]:
         """Everything of the group that has chunks."""
         for segments in self.logs:
             yield from [each.content for each in segments]
@@ -96,7 +96,7 @@ class BackupManifest(msgspec.Struct, frozen=True):
     """The coordination store's."""
     release: str
     """The release of QMQ that wrote it."""
-    items: StoredBytes
+    items: ChunkedBytes
     """The coordination store's keys: see qmq/backup/cluster_items.py."""
     groups: tuple[BackedUpGroup, ...]
     copied_bytes: int = 0
@@ -105,7 +105,7 @@ class BackupManifest(msgspec.Struct, frozen=True):
     def group(self, name: str) -> BackedUpGroup | None:
         return next((each for each in self.groups if each.name == name), None)
 
-    def contents(self) -> Iterator[StoredBytes]:
+    def contents(self) -> Iterator[ChunkedBytes]:
         """Everything that has chunks."""
         yield self.items
         for group in self.groups:

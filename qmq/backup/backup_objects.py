@@ -12,7 +12,7 @@ from typing import Final, Protocol
 from qmq.backup.backup_manifest import (
     MANIFEST_PREFIX,
     BackupManifest,
-    StoredBytes,
+    ChunkedBytes,
     chunk_name,
     decode_manifest,
     digest_of,
@@ -54,12 +54,12 @@ class BackupObjects:
             raise BackupDamaged(f"{name} is damaged in the object store: delete it, and create the backup again") from cause
         return digest
 
-    def put_bytes(self, data: bytes) -> StoredBytes:
+    def put_bytes(self, data: bytes) -> ChunkedBytes:
         """Raises StoreAway, BackupDamaged."""
         chunks = [self.put_chunk(data[at : at + self.chunk_bytes]) for at in range(0, len(data), self.chunk_bytes)]
-        return StoredBytes(len(data), tuple(chunks))
+        return ChunkedBytes(len(data), tuple(chunks))
 
-    def read_chunks(self, content: StoredBytes) -> Iterator[bytes]:
+    def read_chunks(self, content: ChunkedBytes) -> Iterator[bytes]:
         """The chunks, checked. Raises StoreAway, BackupDamaged."""
         size = 0
         for digest in content.chunks:
@@ -74,7 +74,7 @@ class BackupObjects:
         if size != content.size:
             raise BackupDamaged(f"the chunks have {size:,} bytes, and the manifest says {content.size:,}")
 
-    def read_bytes(self, content: StoredBytes) -> bytes:
+    def read_bytes(self, content: ChunkedBytes) -> bytes:
         """Raises StoreAway, BackupDamaged."""
         return b"".join(self.read_chunks(content))
 

@@ -15,10 +15,10 @@ from typing import Any, Final
 import grpc
 import msgspec
 
-from qmq.backup.backup_manifest import BackedUpFile, BackedUpSchedule, BackedUpSegment, StoredBytes
+from qmq.backup.backup_manifest import BackedUpFile, BackedUpSchedule, BackedUpSegment, ChunkedBytes
 from qmq.backup.backup_objects import BackupObjects
 from qmq.delay.schedule import Schedule
-from qmq.errors import CorruptBatch, LogDamaged, NotConnected, Unavailable
+from qmq.errors import CorruptBatch, LogDamaged, NotConnected, Overloaded, Unavailable
 from qmq.limits import MIB
 from qmq.log.envelopes import walk_bytes
 from qmq.proto.v1 import control_pb2 as pb
@@ -27,6 +27,8 @@ from qmq.rpc import typed_error
 
 PIECE_BYTES: Final = MIB
 CALL_S: Final = 30.0
+COLD_TRIES: Final = 600
+"""For a segment whose file the broker has no more, and which it reads from its object store first: a minute or two."""
 
 Told = Callable[[int], None]
 """Called with the bytes that were read, or did not have to be."""
@@ -66,11 +68,11 @@ class Chunker:
         self._chunks.append(await asyncio.to_thread(self._objects.put_chunk, chunk))
         self._size += len(chunk)
 
-    async def end(self) -> StoredBytes:
+    async def end(self) -> ChunkedBytes:
         """Raises StoreAway, BackupDamaged."""
         if self._buffer:
             await self._put(len(self._buffer))
-        return StoredBytes(self._size, tuple(self._chunks))
+        return ChunkedBytes(self._size, tuple(self._chunks))
 
 
 class GroupLogReader:
@@ -101,7 +103,7 @@ class GroupLogReader:
                 found.append(BackedUpSegment(base, content, is_sealed))
         return tuple(found)
 
-    async def _read(self, log: int, base: int, end: int) -> StoredBytes | None:
+    async def _read(self, log: int, base: int, end: int) -> ChunkedBytes | None:
         """A segment's entries from its beginning to `end`; None if the log begins behind it now."""
         chunker, position, index = Chunker(self._objects), base, 0
         while position < end:
@@ -121,15 +123,20 @@ class GroupLogReader:
         return await chunker.end()
 
     async def _piece(self, log: int, position: int) -> bytes | None:
-        try:
-            request = pb.ReadLogRequest(log=log, position=position, bytes_max=PIECE_BYTES)
-            answer: pb.ReadLogResponse = await self._stub.ReadLog(request, timeout=CALL_S)
-            return answer.entries
-        except grpc.RpcError as cause:
-            failure = typed_error(cause, self._address)
-            if isinstance(failure, LogDamaged) and "outside the log" in failure.message:
-                return None
-            raise failure from cause
+        request = pb.ReadLogRequest(log=log, position=position, bytes_max=PIECE_BYTES)
+        for tries_left in reversed(range(COLD_TRIES)):
+            try:
+                answer: pb.ReadLogResponse = await self._stub.ReadLog(request, timeout=CALL_S)
+            except grpc.RpcError as cause:
+                failure = typed_error(cause, self._address)
+                if isinstance(failure, LogDamaged) and "outside the log" in failure.message:
+                    return None
+                if not isinstance(failure, Overloaded) or not tries_left:
+                    raise failure from cause
+                await asyncio.sleep((failure.retry_after_ms or 50) / 1000)  # the broker fetches the segment from its object store
+            else:
+                return answer.entries
+        raise AssertionError("the last try returns or raises")
 
 
 class ScheduleReader:
@@ -159,7 +166,7 @@ class ScheduleReader:
         stored = await asyncio.to_thread(self._objects.put_bytes, state)
         return BackedUpSchedule(description.index, stored, tuple(files))
 
-    async def _file(self, name: str, size: int) -> StoredBytes:
+    async def _file(self, name: str, size: int) -> ChunkedBytes:
         chunker, at = Chunker(self._objects), 0
         while at < size:
             request = delay_pb2.ReadScheduleRequest(file=name, offset=at, bytes_max=min(PIECE_BYTES, size - at))

@@ -13,7 +13,7 @@ from qmq_replication import replica_identity as identities
 from qmq_replication.ready import DurableState
 from qmq_replication.replica_membership import ReplicaMembership
 
-from qmq.backup.backup_manifest import BackedUpGroup, StoredBytes
+from qmq.backup.backup_manifest import BackedUpGroup, ChunkedBytes
 from qmq.backup.backup_objects import BackupObjects
 from qmq.delay.schedule import Schedule
 from qmq.errors import InvalidArgument, NotEmpty
@@ -91,7 +91,7 @@ class ReplicaFolderWriter:
         known = replace(new, boot=identities.CLEAN, membership=self._target.membership.encode().decode(), secret=secret)
         return known.with_state(DurableState(group.epoch, is_whole=True, resetting_until=0))
 
-    def _write(self, path: Path, content: StoredBytes) -> None:
+    def _write(self, path: Path, content: ChunkedBytes) -> None:
         fd = self._disk.open_append(path)
         try:
             at = 0

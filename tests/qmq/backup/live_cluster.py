@@ -26,11 +26,12 @@ from qmq.log.log_config import LogConfig
 from qmq.meta.meta_server import MetaConfig, MetaServer
 from qmq.network import NETWORK
 from qmq.node import bootstrap
-from qmq.node.broker_node import BrokerNode, broker_node
-from qmq.node.delay_node import DelayNode, DelayReplicaConfig, delay_node
+from qmq.node.broker_node import broker_node
+from qmq.node.delay_node import DelayReplicaConfig, delay_node
 from qmq.node.environment import Environment
 from qmq.node.etcd_options import EtcdOptions
 from qmq.node.replica_config import ReplicaConfig
+from qmq.node.replica_node import ReplicaNode
 from qmq.tiering.object_store import open_objects
 
 DELAY: Final = "d"
@@ -48,7 +49,7 @@ class LiveCluster:
         self._endpoint, self._namespace = endpoint, namespace
         self.folder = folder
         self.groups = dict(groups)
-        self.nodes: dict[str, BrokerNode | DelayNode] = {}
+        self.nodes: dict[str, ReplicaNode] = {}
         self.store = self.open_store()
         self._meta: MetaServer | None = None
 
