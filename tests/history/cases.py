@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from history.events import Event, Note, Poll, Send
-from history.making import Q, R, done, done_at, got, refused, reset, sent, tried, unknown
+from history.making import Q, R, done, done_at, got, lost_poll, refused, reset, sent, tried, unknown
 
 
 class Case(NamedTuple):
@@ -35,6 +35,9 @@ ONE = sent(1, at=0)
 GOT_ONE = got((0, 1))
 AGAIN = got((0, 1, 2), by="c2")
 SETTLED = ONE + GOT_ONE + done(1)
+THREE = sent(1, 2, 3, at=0)
+ZEROTH = got((0, 1))
+ALL = got((0, 1), (1, 2), (2, 3))
 
 GOOD = [
     Case("nothing happened", []),
@@ -78,6 +81,13 @@ GOOD = [
     Case("masters change with the epoch", sent(1, at=0, master=(1, "a")) + sent(2, at=1, master=(2, "b")) + got((0, 1), (1, 2))),
     Case("two broker groups count epochs apart", sent(1, at=0, master=(1, "a")) + sent(2, at=0, queue=R, master=(1, "b")), drained=False),
     Case("notes are for people", [Note(process="nemesis", type="info", f="kill", text="broker 2"), *SETTLED]),
+    Case("two consumers share what lies between", THREE + ZEROTH + got((1, 2), by="c2") + got((2, 3))),
+    Case("what came back comes later", THREE + ZEROTH + got((2, 3)) + got((1, 2, 2))),
+    Case("a poll of unknown outcome took what comes later", THREE + ZEROTH + lost_poll() + got((2, 3)) + got((1, 2))),
+    Case("a poll without an end took what comes later", THREE + ZEROTH + lost_poll()[:1] + got((2, 3)) + got((1, 2))),
+    Case("a reset begins anew, in the middle too", THREE + ALL + reset() + got((2, 3))),
+    Case("retention or a power cut left a gap", sent(1, at=0) + sent(2, at=9) + got((0, 1), (9, 2))),
+    Case("the second queue has places of its own", sent(1, 2, at=5) + sent(3, at=0, queue=R) + got((5, 1), (6, 2)) + got((0, 3), queue=R)),
     Case("a poll of unknown outcome", [*ONE, Poll(process="c1", type="info", group="billing", queue=Q), *GOT_ONE]),
     Case("an empty poll", ONE + GOT_ONE + got(by="c2")),
 ]
@@ -85,14 +95,14 @@ GOOD = [
 BAD = [
     Case("never polled", ONE, "lost"),
     Case("two sends, one never polled", ONE + sent(2, at=1) + GOT_ONE, "lost"),
-    Case("half of a batch is polled", sent(1, 2, 3, 4, at=0) + got((0, 1), (3, 4)), "lost"),
+    Case("half of a batch is polled", sent(1, 2, 3, 4, at=0) + got((0, 1), (3, 4)), "lost int_poll_skip"),
     Case("two sends never polled", ONE + sent(2, at=1), "lost lost"),
     Case("the poll that took it has an unknown outcome", ONE + got((0, 1))[:1], "lost"),
     Case("refused first, answered then, never polled", refused(1) + ONE, "lost"),
     Case("unknown first, answered then, never polled", unknown(1) + ONE, "lost"),
     Case("one of two groups misses it", ONE + GOT_ONE + got(group="audit"), "lost", groups=("billing", "audit")),
     Case("a hole below what was polled", ONE + sent(2, at=1) + got((1, 2)), "lost_below", drained=False),
-    Case("a hole inside a batch", sent(1, 2, 3, at=0) + got((0, 1), (2, 3)), "lost_below", drained=False),
+    Case("a hole inside a batch", sent(1, 2, 3, at=0) + got((0, 1), (2, 3)), "lost_below int_poll_skip", drained=False),
     Case(
         "a hole for one of two groups",
         ONE + sent(2, at=1) + got((0, 1), (1, 2)) + got((1, 2), group="audit"),
@@ -125,7 +135,7 @@ BAD = [
     Case("batches overlap", sent(1, 2, at=0) + sent(3, at=1), "inconsistent_positions send_order", drained=False),
     Case("an unknown batch was torn apart", unknown(1, 2) + got((3, 1), (5, 2)), "send_order"),
     Case("a batch tried twice was torn apart, told once", unknown(1, 2) + unknown(1, 2) + got((3, 1), (5, 2)), "send_order"),
-    Case("an answered batch was torn apart", sent(1, 2, at=3) + got((3, 1)) + got((5, 2)), "duplicate_stored send_order"),
+    Case("an answered batch was torn apart", sent(1, 2, at=3) + got((3, 1)) + got((5, 2)), "duplicate_stored send_order poll_skip"),
     Case("an unfinished batch was turned around", tried(1, 2) + got((3, 2)) + got((4, 1)), "send_order"),
     Case(
         "an answered batch was turned around",
@@ -141,6 +151,11 @@ BAD = [
         sent(1, 2, at=0) + got((0, 1), (1, 2)) + done(1) + got((0, 1, 2), (1, 2, 2)),
         "delivered_after_ack",
     ),
+    Case("one poll leaves a message out, which comes later", THREE + got((0, 1), (2, 3)) + got((1, 2)), "int_poll_skip nonmonotonic_poll"),
+    Case("two polls leave a message out, which comes later", THREE + ZEROTH + got((2, 3)) + got((1, 2)), "poll_skip nonmonotonic_poll"),
+    Case("two polls leave a message out for ever", THREE + ZEROTH + got((2, 3)), "lost poll_skip"),
+    Case("one poll goes back", THREE + got((0, 1), (2, 3), (1, 2)), "int_poll_skip int_nonmonotonic_poll"),
+    Case("a poll goes back behind where it began", THREE + got((1, 2), (2, 3)) + ZEROTH, "nonmonotonic_poll"),
     Case("a reset came before the acknowledgement", ONE + reset() + GOT_ONE + done(1) + AGAIN, "delivered_after_ack"),
     Case("a reset of another group", SETTLED + reset(group="audit") + AGAIN, "delivered_after_ack"),
     Case("a reset of another group under way", SETTLED + within(reset(group="audit"), AGAIN), "delivered_after_ack"),

@@ -11,10 +11,16 @@
 | inconsistent_positions | two values at one position | positions.py |
 | send_order | a producer's messages are stored in another order than sent, or a batch is interrupted by other messages | positions.py |
 | two_masters | two replicas acknowledged messages in one epoch | positions.py |
+| nonmonotonic_poll | the one consumer of a queue got an older message after a newer one; `int_nonmonotonic_poll`: in one poll | polls.py |
+| poll_skip | the one consumer of a queue was not given a message between two that it got; `int_poll_skip`: in one poll | polls.py |
 | delivered_after_ack | a message was handed out again after its acknowledgement was answered | deliveries.py |
 
 The report counts, without judging: sent, acked, unknown, failed and polled values; deliveries, and how many of them were repetitions
-(`delivered_twice`); values that were stored although their outcome was unknown (`recovered`); the longest gaps between acknowledged sends.
+(`delivered_twice`); values that were stored although their outcome was unknown (`recovered`); values that were acknowledged and that nobody
+has polled yet (`unseen`); the longest gaps between acknowledged sends.
+
+Jepsen's words for the same: lost-write is `lost` and `lost_below`, duplicate is `duplicate_stored`, inconsistent-offsets is
+`inconsistent_positions`, nonmonotonic-send is `send_order` ("reordered" of its queue tests), G1a is `phantom`.
 """
 
 from __future__ import annotations
@@ -28,6 +34,7 @@ from history.events import Event, brief
 from history.gaps import Gap, availability
 from history.losses import lost, lost_below, phantom
 from history.past import Anomaly, History
+from history.polls import wrong_polls
 from history.positions import duplicate_stored, inconsistent_positions, send_order, two_masters
 
 SHOWN_MAX = 10
@@ -49,6 +56,7 @@ __all__ = [
     "recovered",
     "send_order",
     "two_masters",
+    "wrong_polls",
 ]
 
 
@@ -65,6 +73,7 @@ class Report:
     deliveries: int
     delivered_twice: int
     recovered: int
+    unseen: int
     gaps: tuple[Gap, ...]
     anomalies: tuple[Anomaly, ...]
 
@@ -76,7 +85,7 @@ class Report:
     @property
     def counts(self) -> dict[str, int]:
         """The figures by name."""
-        names = ("sent", "acked", "unknown", "failed", "polled", "deliveries", "delivered_twice", "recovered")
+        names = ("sent", "acked", "unknown", "failed", "polled", "deliveries", "delivered_twice", "recovered", "unseen")
         return {name: getattr(self, name) for name in names}
 
     @property
@@ -118,6 +127,7 @@ def check_all(events: Iterable[Event], *, drained: bool, slack_ns: int = 0, grou
         *duplicate_stored(history),
         *inconsistent_positions(history),
         *send_order(history),
+        *wrong_polls(history),
         *delivered_after_ack(history),
         *two_masters(history),
     ]
@@ -132,6 +142,7 @@ def check_all(events: Iterable[Event], *, drained: bool, slack_ns: int = 0, grou
         deliveries=deliveries(history),
         delivered_twice=delivered_twice(history),
         recovered=recovered(history),
+        unseen=len(history.outcomes.acked - history.seen_by_any),
         gaps=tuple(availability(history)),
         anomalies=tuple(anomalies),
     )

@@ -42,6 +42,11 @@ def got(*records: tuple[int, ...], by: str = "c1", group: str = "billing", queue
     return [Poll(process=by, type="invoke", group=group), Poll(process=by, type="ok", group=group, queue=queue, records=held)]
 
 
+def lost_poll(by: str = "c1", group: str = "billing") -> list[Event]:
+    """A poll without an answer."""
+    return [Poll(process=by, type=kind, group=group) for kind in ("invoke", "info")]
+
+
 def done(*values: int, by: str = "c1", group: str = "billing", queue: str = Q, end: Type = "ok") -> list[Event]:
     """An acknowledgement by value."""
     return [Ack(process=by, type=kind, group=group, queue=queue, values=values) for kind in ("invoke", end)]

@@ -102,6 +102,7 @@ def test_the_report_counts_values() -> None:
         "deliveries": 4,
         "delivered_twice": 1,
         "recovered": 1,
+        "unseen": 0,
     }
 
 

@@ -28,6 +28,10 @@ def pick(data: st.DataObject, choices: list[T]) -> T:
     return data.draw(st.sampled_from(choices))
 
 
+SKIPS = {"poll_skip", "int_poll_skip", "nonmonotonic_poll", "int_nonmonotonic_poll"}
+"""What a message that is not, or elsewhere, shows in addition where a queue has one consumer."""
+
+
 def names(events: list[Event], *, drained: bool = True) -> set[str]:
     return set(check_all(events, drained=drained).names)
 
@@ -83,7 +87,7 @@ def test_a_value_that_no_poll_shows_is_lost(events: list[Event], data: st.DataOb
     value = pick(data, sorted(History(events).outcomes.acked))
     lie = forgotten(events, value)
     found = lost(History(lie), drained=True)
-    assert names(lie) == {"lost"}
+    assert names(lie) - SKIPS == {"lost"}
     assert len(found) == 1
     assert str(value) in found[0].what
 
@@ -96,7 +100,7 @@ def test_a_hole_below_the_highest_is_lost_without_draining(events: list[Event], 
         tops[queue] = max(tops[queue], *(record.sequence for record in poll.records))
     below = [value for send, queue, base in history.acked_sends for place, value in enumerate(send.values, base) if place < tops[queue]]
     value = pick(data, below)
-    assert names(forgotten(events, value), drained=False) == {"lost_below"}
+    assert names(forgotten(events, value), drained=False) - SKIPS == {"lost_below"}
 
 
 @lies
@@ -170,7 +174,7 @@ def test_a_torn_unknown_batch_breaks_the_order(events: list[Event], data: st.Dat
     sends = [event for event in history.sends if event.type == "invoke" and len(event.values) > 1 and event.values[0] in torn]
     value = pick(data, sends).values[-1]
     lie = [rewritten(event, lambda r: Record(r.sequence + NOWHERE, r.value) if r.value == value else r) for event in events]
-    assert names(lie) == {"send_order"}
+    assert names(lie) - SKIPS == {"send_order"}
 
 
 @lies
