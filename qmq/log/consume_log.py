@@ -180,6 +180,11 @@ class ConsumeLog:
             raise self._damaged(number, "is cut short")
         return data
 
+    def distrust(self, sequence: int, how: str) -> LogDamaged:
+        """The entry of this sequence says another thing than the log: the next start rebuilds the files. Returns the error for readers."""
+        self._mark_bad()
+        return self._damaged(self.find_sequence(sequence), how)
+
     def _damaged(self, number: int, how: str) -> LogDamaged:
         return LogDamaged(f"consume log {self._file(number).name} {how}: restart the broker to rebuild it")
 

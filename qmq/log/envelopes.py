@@ -26,6 +26,8 @@ from qmq.batch_columns import ALIGN
 from qmq.errors import CorruptBatch, LogDamaged
 from qmq.log.segments import Segments, segment_name
 
+_WALKED_MAX: Final = 20_000
+"""Entries that are walked to find out whether a position is that of an entry."""
 _READ_BYTES: Final = 8 * limits.MIB
 _MAGIC_BYTES: Final = MAGIC.to_bytes(4, "little")
 _PAYLOAD: Final = Struct("<I")
@@ -126,6 +128,21 @@ def _entry(window: ReadWindow, position: int) -> Entry:
     if crc32c(region) != envelope.region_crc:
         raise CorruptBatch("the checksum of the region is wrong")
     return Entry(position, envelope, head, region)
+
+
+def begins_at(segments: Segments, begin: int, position: int) -> bool | None:
+    """Whether an entry begins at `position`, found by walking from the entry at `begin` on; None if that cannot be told."""
+    for _ in range(_WALKED_MAX):
+        if begin >= position:
+            return begin == position
+        try:
+            head = head_at(segments, begin)
+        except (CorruptBatch, LogDamaged):
+            return None
+        if head is None:
+            return False
+        begin += head.total_bytes
+    return None
 
 
 def judge(segments: Segments, bad: int, flushed: int, cause: CorruptBatch, *, log: int = -1, trusts_envelopes: bool = True) -> None:

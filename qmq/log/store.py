@@ -25,18 +25,18 @@ import msgspec
 from google_crc32c import value as crc32c
 
 from qmq.batch import ENVELOPE_BYTES, BatchView, Envelope, Kind, parse_envelope, place, region_crc_of
-from qmq.batch_columns import BatchFlag, RegionHeader, check_region
+from qmq.batch_columns import REGION, BatchFlag, RegionHeader, check_region
 from qmq.clock import Clock
 from qmq.errors import CorruptBatch, DiskFull, LogDamaged
 from qmq.invariants import InvariantBroken, check
-from qmq.limits import MIB
+from qmq.limits import BATCH_BYTES_MAX, MIB
 from qmq.log import command_messages
 from qmq.log.actions import AnyAction, LaneAction, ScheduleAction, decode_actions, encode_actions
 from qmq.log.cold_read import StoredBytes
 from qmq.log.command_messages import QueueErasure
 from qmq.log.consume_log import IndexEntry
 from qmq.log.disk import Disk, Unflushed
-from qmq.log.envelopes import epoch_of, first_index, unwrap, wrap
+from qmq.log.envelopes import begins_at, entry_at, epoch_of, first_index, unwrap, wrap
 from qmq.log.folder_lock import FolderLock
 from qmq.log.lane_share import LaneShare
 from qmq.log.log_config import Flush, LogConfig
@@ -113,8 +113,12 @@ class Store:
         self.disk = disk
         make_private(folder)
         self.lock = FolderLock(folder)
-        self.messages = Segments(disk, folder / "message", config.segment_bytes, stored)
-        self.actions = Segments(disk, folder / "action", config.action_segment_bytes)
+        try:
+            self.messages = Segments(disk, folder / "message", config.segment_bytes, stored)
+            self.actions = Segments(disk, folder / "action", config.action_segment_bytes)
+        except BaseException:
+            self.lock.release()
+            raise
         self.logs = (self.messages, self.actions)
         """By log number (`qmq.log.recent_writes`)."""
         self.consume_folder = folder / "consume"
@@ -480,10 +484,14 @@ class Store:
     # --- reading -------------------------------------------------------------------------------------------------------
 
     def read(self, queue: Queue, entry: IndexEntry) -> tuple[bytes, bytes]:
-        """(envelope, region) of one batch. Raises LogDamaged if the stored bytes are damaged; ColdRead if they are fetched first."""
+        """(envelope, region) of one batch. Raises LogDamaged if the stored bytes are damaged, or the consume log is; ColdRead if they are
+        fetched first.
+        """
         cached = self.cache.get(entry.position)
         if cached is not None:
             return cached
+        if entry.total_bytes > BATCH_BYTES_MAX or entry.position > self.messages.end:
+            raise queue.index.distrust(entry.base_sequence, f"has {entry}")
         data = self.messages.read(entry.position, entry.total_bytes)
         envelope, region = data[:ENVELOPE_BYTES], data[ENVELOPE_BYTES:]
         try:
@@ -491,11 +499,30 @@ class Store:
             if found.base_sequence != entry.base_sequence or found.total_bytes != entry.total_bytes:
                 raise CorruptBatch(f"the consume log says sequence {entry.base_sequence}, the log {found.base_sequence}")
             check_region(region, found.region_crc)
+            count = RegionHeader._make(REGION.unpack_from(region)[:10]).count
+            if count != entry.count:
+                raise CorruptBatch(f"the consume log says {entry.count} messages, the log {count}")
         except CorruptBatch as cause:
+            if self._is_misindexed(queue, entry):
+                raise queue.index.distrust(entry.base_sequence, f"says another thing than the log ({cause.message})") from cause
             where = f"messages {entry.base_sequence} to {entry.next_sequence - 1} of {queue.id} are damaged on disk ({cause.message})"
             text = f"{where}; to continue after them: qmq group reset --to {entry.next_sequence}"
             raise LogDamaged(text, log=MESSAGES, position=entry.position) from cause
         return envelope, region
+
+    def _is_misindexed(self, queue: Queue, entry: IndexEntry) -> bool:
+        """Whether the log is whole at an entry of the consume log that does not agree with it, or has no entry there."""
+        index = queue.index
+        number = index.find_sequence(entry.base_sequence)
+        begin = index.entry(number - 1).position if number > index.first else self.messages.base_of(entry.position)
+        is_entry = begins_at(self.messages, begin, entry.position)
+        if not is_entry:
+            return is_entry is False
+        try:
+            entry_at(self.messages, entry.position)
+        except CorruptBatch:
+            return False
+        return True
 
     # --- flushing ------------------------------------------------------------------------------------------------------
 

@@ -12,6 +12,7 @@ from support import ManualClock, intake
 from qmq.errors import LogDamaged
 from qmq.log import checkpoint as checkpoints
 from qmq.log.checkpoint_writing import begin_checkpoint, close_store, end_checkpoint
+from qmq.log.consume_log import ENTRY_BYTES
 from qmq.log.disk import BLOCK_BYTES, Disk
 from qmq.log.log_config import LogConfig
 from qmq.log.recovery import open_store
@@ -173,3 +174,62 @@ def test_an_unreadable_consume_log_is_rebuilt_at_the_next_start(tmp_path: Path) 
     store = opened(tmp_path, disk)
     assert [entry for _, entry in store.open_queue("s", 0).index.scan(0)] == whole
     store.close()
+
+
+@pytest.mark.parametrize("field", [0, 1, 7, 8], ids=["base_sequence", "position", "total_bytes", "count"])
+def test_every_flipped_bit_of_a_consume_log_is_told_and_rebuilt_and_never_moves_a_reader(tmp_path: Path, field: int) -> None:
+    """A count that is too high would have a group skip messages; a place that is wrong is no damage of the log."""
+    store = opened(tmp_path, Disk())
+    fill(store, 20)
+    checkpoint(store)
+    queue = store.open_queue("s", 0)
+    whole = [entry for _, entry in queue.index.scan(0)]
+    path = next((tmp_path / "consume").glob("*.idx"))
+    data = path.read_bytes()
+    at = 9 * ENTRY_BYTES + (field * 8 if field < 8 else 60)
+    for bit in range(64 if field < 7 else 32):
+        changed = bytearray(data)
+        changed[at + bit // 8] ^= 1 << bit % 8
+        path.write_bytes(changed)
+        with pytest.raises(LogDamaged, match="restart the broker to rebuild it") as damage:
+            store.read(queue, queue.index.entry(9))
+        assert damage.value.position == -1
+        assert not queue.index.is_whole()
+        store.read(queue, queue.index.entry(8))
+    store.close()
+    store = opened(tmp_path, Disk())
+    assert [entry for _, entry in store.open_queue("s", 0).index.scan(0)] == whole
+    store.close()
+
+
+def test_a_damaged_message_is_no_damage_of_the_consume_log(tmp_path: Path) -> None:
+    store = opened(tmp_path, Disk())
+    fill(store, 20)
+    checkpoint(store)
+    queue = store.open_queue("s", 0)
+    entry = queue.index.entry(9)
+    for at in (3, 9, 20, 63, 64, 200):
+        with segment(tmp_path, 0).open("r+b") as file:
+            for change in (True, False):
+                file.seek(entry.position + at)
+                byte = file.read(1)[0]
+                file.seek(entry.position + at)
+                file.write(bytes([byte ^ 8]))
+                file.flush()
+                if change:
+                    with pytest.raises(LogDamaged, match="are damaged on disk") as damage:
+                        store.read(queue, entry)
+                    assert damage.value.position == entry.position
+    assert queue.index.is_whole()
+    store.close()
+
+
+def test_a_folder_that_is_refused_is_free_again(tmp_path: Path) -> None:
+    store = opened(tmp_path, Disk())
+    fill(store, 150)
+    store.close()
+    with segment(tmp_path, 0).open("r+b") as file:
+        file.truncate(1_000)
+    for _ in range(2):
+        with pytest.raises(LogDamaged, match="a segment is missing or cut"):
+            opened(tmp_path, Disk())
