@@ -89,11 +89,14 @@ def write(disk: Disk, folder: Path, mark: CommitMark) -> None:
         disk.close(fd)
 
 
-def take_back(store: Store) -> None:
-    """After opening, before anything is appended: remove a mark that names entries that are not there."""
+def take_back(store: Store) -> bool:
+    """After opening, before anything is appended: remove a mark that names entries that are not there.
+
+    Returns whether there was a valid one: then committed entries are lost.
+    """
     path = store.folder / FILE
     if not path.exists():
-        return
+        return False
     found = decode(store.disk.read_file(path))
     leads = found is None or (
         found.index > store.index or found.message_position > store.messages.end or found.action_position > store.actions.end
@@ -101,6 +104,7 @@ def take_back(store: Store) -> None:
     if leads:
         path.unlink()
         store.disk.sync_folder(store.folder)
+    return leads and found is not None
 
 
 def forget(folder: Path) -> None:

@@ -12,7 +12,7 @@ everything is replayed; each segment opens with a snapshot, so retention never t
     consume log gone, short or once unreadable    rebuilt from the message log
     a sector that cannot be read (EIO)            like a checksum that does not hold, but never taken for a torn tail
     empty log files                               an empty log
-    a commit mark that names what is not here     taken back, before anything is appended
+    a commit mark that names what is not here     taken back, before anything is appended; committed entries are lost
 
 A replica's logs are one sequence: if an index is missing, everything after it is cut from both logs, since this replica cannot have
 confirmed it. `Store.lost_tail` says whether cut entries may have been acknowledged.
@@ -103,7 +103,7 @@ def _recover(store: Store, progress: Progress, until: int | None) -> None:
     if lost:
         rebuild(store, lost, place[0], progress)
     _settle_ends(store)
-    commit_mark.take_back(store)
+    store.lost_tail |= commit_mark.take_back(store) and until is None
     if store.is_replicated:
         store.start()  # replicas will be served from there: damage is better found while it can be repaired
 

@@ -218,6 +218,7 @@ def test_mark_of_what_a_power_cut_took_is_taken_back_before_anything_is_appended
     store.close()
     again = opened(tmp_path) if is_replicated else alone(tmp_path)
     assert not (tmp_path / FILE).exists()
+    assert again.lost_tail  # committed entries are gone: this replica must not judge elections
     again.close()
 
 
@@ -234,6 +235,7 @@ def test_mark_that_does_not_lead_stays_when_the_store_is_opened_again(tmp_path: 
     store.close()
     again = opened(tmp_path) if is_replicated else alone(tmp_path)
     assert mark_of(again) == before
+    assert not again.lost_tail
     check_lags(again, before.index)
     again.close()
 
