@@ -88,7 +88,7 @@ class ReplicaNode:
         """
         config = self.config
         make_private(config.data)
-        found = identities.load(config.data, config.group, config.replica)
+        found = identities.load(config.data, config.group, config.replica, self._environment.disk)
         self._identity = found or identities.new(config.group, config.replica)
         self._viewing = asyncio.ensure_future(self._begin_view())
         await asyncio.wait([self._viewing], timeout=self._environment.node_timing.known_wait_s if self._identity.membership else None)

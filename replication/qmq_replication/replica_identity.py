@@ -68,13 +68,13 @@ class ReplicaIdentity:
         disk.replace(data / FILE, json.dumps({"crc": crc32c(content.encode()), "content": content}).encode())
 
 
-def load(data: Path, group: str, replica: str) -> ReplicaIdentity | None:
+def load(data: Path, group: str, replica: str, disk: Disk | None = None) -> ReplicaIdentity | None:
     """The folder's identity; None for a new folder. Raises LogDamaged if it cannot be read or is another replica's."""
     path = data / FILE
     if not path.exists():
         return None
     try:
-        found = json.loads(path.read_bytes())
+        found = json.loads((disk or Disk()).read_file(path))
         if crc32c(found["content"].encode()) != found["crc"]:
             raise ValueError("the checksum is wrong")
         identity = ReplicaIdentity(**json.loads(found["content"]))

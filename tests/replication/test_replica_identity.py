@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from bad_sectors import BadSectors
 from qmq_replication import replica_identity as identities
 from qmq_replication.ready import DurableState
 from qmq_replication.replica_identity import FILE, ReplicaIdentity
@@ -52,6 +53,14 @@ def test_a_flipped_bit_anywhere_is_refused_and_never_read_as_another_promise(tmp
             assert identities.load(tmp_path, "g1", "b2") == FOUND
         except LogDamaged:
             pass
+
+
+def test_a_file_that_the_disk_cannot_read_is_refused_and_says_what_to_do(tmp_path: Path) -> None:
+    FOUND.save(Disk(), tmp_path)
+    disk = BadSectors()
+    disk.spoil(tmp_path / FILE, 0)
+    with pytest.raises(LogDamaged, match="Move its data folder away"):
+        identities.load(tmp_path, "g1", "b2", disk)
 
 
 def test_a_file_that_is_cut_short_is_refused(tmp_path: Path) -> None:
