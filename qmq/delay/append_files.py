@@ -7,6 +7,7 @@ lock is needed.
 
 from __future__ import annotations
 
+import errno
 import os
 from collections import OrderedDict
 from collections.abc import Callable
@@ -72,7 +73,7 @@ class AppendFiles:
         begin = at - file.written
         if begin >= 0:
             return bytes(file.tail[begin : begin + size])
-        data = self.disk.read(self._fd(file.name), min(size, -begin), at)
+        data = read_written(self.disk, self._fd(file.name), file.name, min(size, -begin), at)
         if len(data) < min(size, -begin):
             raise damaged(file.name, at + len(data), f"it has had {file.written} bytes")
         return data + bytes(file.tail[: size - len(data)]) if size > len(data) else data
@@ -85,10 +86,10 @@ class AppendFiles:
         """
         if begin + size > file.written:
             return lambda at, wanted: self.read(file, begin + at, wanted)
-        read, fd = self.disk.read, self._fd(file.name)
+        fd = self._fd(file.name)
 
         def read_piece(at: int, wanted: int) -> bytes:
-            data = read(fd, wanted, begin + at)
+            data = read_written(self.disk, fd, file.name, wanted, begin + at)
             if len(data) < wanted:
                 raise damaged(file.name, begin + at + len(data), f"it has had {file.written} bytes")
             return data
@@ -178,10 +179,19 @@ class AppendFiles:
             self.disk.sync_folder(self.folder)
 
 
+def read_written(disk: Disk, fd: int, name: str, size: int, at: int) -> bytes:
+    """Bytes of a file; fewer at its end. Raises LogDamaged if the disk cannot read them (EIO), OSError for other failures."""
+    try:
+        return disk.read(fd, size, at)
+    except OSError as cause:
+        if cause.errno != errno.EIO:
+            raise
+        raise damaged(name, at, f"the disk cannot read it: {cause}") from cause
+
+
 def damaged(name: str, position: int, why: str) -> LogDamaged:
-    """The error for a damaged file."""
+    """The error for a damaged file. It names no place in a log, since the schedule is not repaired from another replica."""
     return LogDamaged(
         f"schedule/{name} is damaged at byte {position} ({why}): "
-        "restore the file from a copy, or move this replica's data folder away and start it again",
-        position=position,
+        "restore the file from a copy, or move this replica's data folder away and start it again"
     )

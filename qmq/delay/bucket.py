@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from qmq.batch import ENVELOPE_BYTES, Kind, parse_envelope, place
 from qmq.batch_columns import REGION, REGION_BYTES, RegionHeader
-from qmq.delay.append_files import AppendFile, AppendFiles, damaged
+from qmq.delay.append_files import AppendFile, AppendFiles, damaged, read_written
 from qmq.delay.dispatch_log import DispatchMark, decode_records, encode_record
 from qmq.delay.interfaces import INDEX_ROW, DueMessage, SchedulePlace
 from qmq.delay.stored_batch import BatchCache, StoredBatch
@@ -258,7 +258,7 @@ class BucketReader:
     def _from_file(self, at: int, size: int) -> bytes:
         fd = self._disk.open_read(self._path)
         try:
-            data = self._disk.read(fd, size, at)
+            data = read_written(self._disk, fd, self._path.name, size, at)
         finally:
             self._disk.close(fd)
         if len(data) < size:

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from bad_sectors import BadSectors
 from google_crc32c import value as crc32c
 from schedule_support import PRODUCER, SECOND, START, checkpoint, contents, delayed, opened, places, plan
 
@@ -311,6 +312,24 @@ def test_damage_is_found_when_it_is_read_and_says_where(tmp_path: Path, suffix: 
     assert schedule.read(places([SchedulePlace(BUCKET, 0)]))[0].due_ms == START
     with pytest.raises(LogDamaged, match=f"{NAME}.{named} is damaged at byte {second if named == 'log' else 16} "):
         schedule.read(places([SchedulePlace(BUCKET, 1)]))
+    schedule.close()
+
+
+@pytest.mark.parametrize("suffix", ["log", "idx", "done"])
+def test_a_sector_that_cannot_be_read_is_damage_and_names_no_place_in_the_log(tmp_path: Path, suffix: str) -> None:
+    """The place would be looked for in another file: the schedule is not repaired from another replica."""
+    schedule = filled(tmp_path, [[START, START + 1]])
+    schedule.act(2, START, Cancel(BUCKET, 0))
+    state = checkpoint(schedule)
+    schedule.close()
+    disk = BadSectors()
+    disk.spoil(tmp_path / f"{NAME}.{suffix}", 0)
+    schedule = Schedule(tmp_path, disk, SECOND)
+    schedule.load(msgspec.msgpack.decode(msgspec.msgpack.encode(state)))
+    with pytest.raises(LogDamaged, match=f"{NAME}.{suffix} is damaged at byte .* .the disk cannot read it") as damage:
+        schedule.state_of(SchedulePlace(BUCKET, 1))
+        schedule.read(places([SchedulePlace(BUCKET, 1)]))
+    assert (damage.value.log, damage.value.position) == (-1, -1)
     schedule.close()
 
 
