@@ -60,9 +60,14 @@ class EmbeddedStore:
     """A CoordinationStore in this process. `monotonic_s` is the clock of the leases."""
 
     def __init__(self, path: Path | None = None, *, monotonic_s: Callable[[], float] = time.monotonic) -> None:
-        """Open `path`, or a store in memory. Raises FolderInUse."""
+        """Open `path`, or a store in memory. Raises FolderInUse, LogDamaged."""
         self._lock = _lock(path) if path is not None else None
-        self._rows = Rows(path)
+        try:
+            self._rows = Rows(path)
+        except BaseException:
+            if self._lock is not None:
+                os.close(self._lock)
+            raise
         self._monotonic_s = monotonic_s
         self._until = {lease: monotonic_s() + ttl_s for lease, ttl_s in self._rows.leases().items()}
         self._changed: set[asyncio.Event] = set()

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from qmq.errors import DiskFull
+from qmq.errors import DiskFull, LogDamaged
 from qmq_coordination.coordination_store import KeyValue, LeaseId, WatchEvent, prefix_end
 
 _SCHEMA: Final = """
@@ -31,10 +31,27 @@ class Rows:
     """The tables. Used by one thread."""
 
     def __init__(self, path: Path | None) -> None:
+        """Raises LogDamaged, and changes nothing then."""
         self._db = sqlite3.connect(path or ":memory:", isolation_level=None)
-        self._db.execute("PRAGMA journal_mode=WAL")
-        self._db.execute("PRAGMA synchronous=FULL")
-        self._db.executescript(_SCHEMA)
+        try:
+            self._require_whole(path)
+            self._db.execute("PRAGMA journal_mode=WAL")
+            self._db.execute("PRAGMA synchronous=FULL")
+            self._db.executescript(_SCHEMA)
+        except BaseException:
+            self._db.close()
+            raise
+
+    def _require_whole(self, path: Path | None) -> None:
+        try:
+            found = self._db.execute("PRAGMA integrity_check(1)").fetchone()[0]
+        except sqlite3.DatabaseError as cause:
+            found = str(cause)
+        if found != "ok":
+            raise LogDamaged(
+                f"the coordination store {path} is damaged ({found}): restore the file from a copy; or move it away, and start again with "
+                "no subjects and groups, whose messages stay in the log"
+            )
 
     @contextmanager
     def transaction(self) -> Iterator[None]:

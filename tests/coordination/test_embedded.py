@@ -20,7 +20,7 @@ from qmq_coordination.embedded import EmbeddedStore
 from qmq_coordination.replica_registration import Registration
 from qmq_coordination.subjects import SubjectCatalog
 
-from qmq.errors import FolderInUse, SubjectExists, UnknownSubject
+from qmq.errors import FolderInUse, LogDamaged, SubjectExists, UnknownSubject
 from qmq.model import SubjectConfig
 
 KEYS = st.sampled_from(["a", "a/1", "a/2", "b", "c/☃"])
@@ -263,4 +263,29 @@ async def test_a_replica_is_present_while_it_lives_and_registers_again_after_a_l
     found = await store.get(replica_key("g", "r"))
     assert found is not None
     assert ReplicaRecord.decode(found.value) == record
+    await store.close()
+
+
+async def test_a_damaged_file_is_refused_with_what_to_do_and_not_changed(tmp_path: Path) -> None:
+    path = tmp_path / "coordination.db"
+    store = EmbeddedStore(path)
+    for number in range(300):
+        await store.put(f"key/{number}", b"x" * 100)
+    await store.close()
+    whole = path.read_bytes()
+    pages = len(whole) // 4096
+    harms = [
+        whole[: len(whole) // 2],
+        b"\0" * 100 + whole[100:],
+        whole[: 4096 * (pages // 2)] + bytes(4096) + whole[4096 * (pages // 2 + 1) :],
+    ]
+    for harmed in harms:
+        path.write_bytes(harmed)
+        for _ in range(2):
+            with pytest.raises(LogDamaged, match="restore the file from a copy"):
+                EmbeddedStore(path)
+        assert path.read_bytes() == harmed
+    path.write_bytes(whole)
+    store = EmbeddedStore(path)
+    assert await store.get("key/7") is not None
     await store.close()
