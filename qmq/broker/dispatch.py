@@ -18,7 +18,7 @@ from qmq.broker.check_times import CheckTimes
 from qmq.broker.cold_reads import ColdReads
 from qmq.broker.dead_letter_writer import DeadLetterWriter
 from qmq.broker.failure_counts import failures_in
-from qmq.broker.pull_results import TagFilter, check_tags, collect, lay_out
+from qmq.broker.pull_results import PullResult, TagFilter, check_tags, collect, lay_out, readable_messages
 from qmq.broker.redelivery import Begun, Decided, Failures, decide, put_back
 from qmq.broker.serving_parts import ServingParts
 from qmq.broker.sessions import HeldAnswer, Peer, QueueGroup, QueueGroups, Session, Waiter
@@ -215,20 +215,18 @@ class Dispatch:
         warm_bytes = self._cold_reads.allowance(state)
         if not warm_bytes:
             return Served.NOT
-        found = collect(
-            self._store,
-            queue,
-            state.name,
-            share,
-            state.reader,
-            session.tags,
-            room,
-            min(waiter.bytes_max, room_bytes, warm_bytes),
-            self._clock.time_ms(),
-        )
+        bytes_max = min(waiter.bytes_max, room_bytes, warm_bytes)
+        found = self._found(session, room, bytes_max)
         if not found.pulled:
             return Served.NOT
-        ranges, buffers, batches = lay_out(self._store, queue, found)
+        try:
+            ranges, buffers, batches = lay_out(self._store, queue, found)
+        except LogDamaged:
+            readable = readable_messages(self._store, queue, found)
+            if not readable:
+                raise
+            found = self._found(session, readable, bytes_max)
+            ranges, buffers, batches = lay_out(self._store, queue, found)
         first = holder.next_pull
         queue_id = queue.id
         self._store.act(PullAction(queue_id.subject, queue_id.partition, state.name, session.consumer, tuple(found.pulled)))
@@ -245,6 +243,11 @@ class Dispatch:
         state.counters.handed_out(found.messages, found.bytes, found.retried)
         self._turns.schedule()
         return Served.YES
+
+    def _found(self, session: Session, messages_max: int, bytes_max: int) -> PullResult:
+        """What this consumer's next pull gets."""
+        state, now_ms = session.group, self._clock.time_ms()
+        return collect(self._store, state.queue, state.name, state.share, state.reader, session.tags, messages_max, bytes_max, now_ms)
 
     def _is_paused(self, session: Session) -> bool:
         state = session.group

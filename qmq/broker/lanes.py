@@ -25,7 +25,7 @@ from qmq.broker.broker_counters import GroupCounters
 from qmq.broker.check_times import CheckTimes
 from qmq.broker.lane_results import LaneResultReader
 from qmq.broker.ordered_writes import Routing
-from qmq.broker.pull_results import lay_out
+from qmq.broker.pull_results import lay_out, readable_messages
 from qmq.broker.serving_parts import ServingParts
 from qmq.broker.sessions import HeldAnswer, Peer
 from qmq.errors import (
@@ -252,7 +252,14 @@ class Lanes:
             if not found.delivery.messages and not found.is_end:
                 waiting.sequence = found.next_sequence
                 return
-            ranges, buffers, batches = lay_out(self._store, session.queue, found.delivery)
+            try:
+                ranges, buffers, batches = lay_out(self._store, session.queue, found.delivery)
+            except LogDamaged:
+                readable = readable_messages(self._store, session.queue, found.delivery)
+                if not readable:
+                    raise
+                found = session.reader.read(waiting.sequence, readable, waiting.bytes_max)
+                ranges, buffers, batches = lay_out(self._store, session.queue, found.delivery)
         except (QmqError, OSError) as cause:
             failure = refusal_of(cause)
             if isinstance(failure, ColdRead):

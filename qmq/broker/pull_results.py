@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 
 from qmq import limits
 from qmq.batch_columns import UNREADABLE, Layout, parse_header, tag_bloom, tag_hash
-from qmq.errors import InvalidArgument, MessagesExpired
+from qmq.errors import InvalidArgument, LogDamaged, MessagesExpired
 from qmq.log.actions import Pulled
 from qmq.log.batch_filter import has_tags
 from qmq.log.consume_log import IndexEntry
@@ -290,3 +290,15 @@ def lay_out(store: Store, queue: Queue, delivery: PullResult) -> tuple[list[Rang
             buffers += store.read(queue, piece.entry)
         ranges.append(Range(piece.first, piece.count, piece.attempt, place))
     return ranges, buffers, len(places)
+
+
+def readable_messages(store: Store, queue: Queue, delivery: PullResult) -> int:
+    """How many of the delivery's messages come before its first damaged batch."""
+    count = 0
+    for piece in delivery.pieces:
+        try:
+            store.read(queue, piece.entry)
+        except LogDamaged:
+            break
+        count += piece.count
+    return count

@@ -144,7 +144,14 @@ class ReplicaBroker:
         context, identity, environment = self._context, self._identity, self._context.environment
         coordinator = Coordinator(context.coordination, identity.group, self.master_record, lambda: secrets.token_hex(8))
         self.maintenance = Maintenance(broker, environment.fatal, holds_back=self.must_hold_back)
-        self.repair = BackgroundRepair(broker, context.donors, lambda: self._is_opening, environment.network, environment.fatal)
+        self.repair = BackgroundRepair(
+            broker,
+            context.donors,
+            lambda: self._is_opening,
+            environment.network,
+            environment.fatal,
+            lambda: len(self.driver.core.membership.replicas) - 1,
+        )
         self.write_lease = WriteLease(
             broker, context.coordination, identity.group, context.clock, lease_ms=lambda: int(coordinator.lease_s * 1000)
         )

@@ -43,6 +43,10 @@ from qmq.rpc import typed_error
 log = logging.getLogger("qmq.node")
 
 ASK_S: Final = 5.0
+AGAIN_S: Final = 5.0
+"""How long a repair is not tried again that no replica could help with. Readers get the error meanwhile."""
+ABSENT_S: Final = 1.0
+"""How long a repair is not tried again while a replica is absent that might help. Readers wait."""
 ASK_BYTES: Final = MIB
 """Bytes of one answer; a larger hole takes several."""
 HOLE_BYTES_MAX: Final = 4 * BATCH_BYTES_MAX
@@ -125,6 +129,20 @@ async def ask(
                     _NAMES[damage.log],
                 )
     return None
+
+
+async def answering_replicas(addresses: Mapping[str, str], damage: LogDamaged, network: Network = NETWORK) -> int:
+    """How many of these replicas answer what they have at the damaged place, be it that they are damaged there as well."""
+    count = 0
+    for address in addresses.values():
+        async with network.channel(address) as channel:
+            try:
+                await Donor(control_pb2_grpc.BrokerControlStub(channel), damage).more()
+            except grpc.RpcError as cause:
+                count += isinstance(typed_error(cause, address), LogDamaged)
+            else:
+                count += 1
+    return count
 
 
 def parse(number: int, position: int, data: bytes) -> list[PendingEntry] | None:
@@ -279,18 +297,26 @@ class BackgroundRepair:
         is_opening: Callable[[], bool],
         network: Network,
         fatal: Callable[[BaseException], None],
+        others: Callable[[], int],
     ) -> None:
-        """`donors` returns the control addresses of the other replicas. While `is_opening`, the store is being reopened."""
+        """`donors` returns the control addresses of the other replicas, and `others` says how many there are. While `is_opening`, the
+        store is being reopened.
+        """
         self._broker = broker
+        self._others = others
         self._donors = donors
         self._is_opening = is_opening
         self._network = network
         self._fatal = fatal
         self._mending: asyncio.Task[None] | None = None
+        self._given_up: dict[tuple[int, int], float] = {}
+        """(log, position) of damage that no replica could repair, and until when that counts."""
 
     def report_damage(self, damage: LogDamaged) -> bool:
-        """Begin a repair, unless one runs. False if this damage cannot be repaired."""
+        """Begin a repair, unless one runs. False if this damage cannot be repaired, or could not a moment ago."""
         if damage.position < 0 or self._is_opening():
+            return False
+        if self._given_up.get((damage.log, damage.position), 0.0) > asyncio.get_running_loop().time():
             return False
         if self._mending is None or self._mending.done():
             log.warning("%s", damage)
@@ -306,8 +332,17 @@ class BackgroundRepair:
             return
         if not is_mended and store is self._broker.store:
             log.error("no other replica could repair this damage, or it was already repaired: %s", damage)
-            await asyncio.sleep(1)
+            if await answering_replicas(self._donors(), damage, self._network) >= self._others():
+                self._give_up(damage)
+            else:
+                await asyncio.sleep(ABSENT_S)
         self._broker.resume()
+
+    def _give_up(self, damage: LogDamaged) -> None:
+        """For a while, readers get the error instead of waiting."""
+        now_s = asyncio.get_running_loop().time()
+        self._given_up = {place: until_s for place, until_s in self._given_up.items() if until_s > now_s}
+        self._given_up[damage.log, damage.position] = now_s + AGAIN_S
 
     async def stop(self) -> None:
         """Cancel the running repair, if there is one."""
