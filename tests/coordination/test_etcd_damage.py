@@ -1,0 +1,78 @@
+"""Members of etcd whose files are damaged: what one or two of three cannot take away, and what says that etcd is gone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from etcd_support import put_surely
+from qmq_coordination.etcd.etcd_process import EtcdCluster, EtcdProcess
+from qmq_coordination.etcd.etcd_store import EtcdStore
+
+from qmq.errors import CoordinationUnavailable, CoordinationUnknown
+
+pytestmark = [pytest.mark.long, pytest.mark.xdist_group("etcd-damage")]
+
+
+def files(member: EtcdProcess, pattern: str) -> list[Path]:
+    found = sorted((member.folder / "data" / "member").glob(pattern))
+    assert found
+    return found
+
+
+def flip(member: EtcdProcess) -> None:
+    """A bit of an entry in the write-ahead log."""
+    path = files(member, "wal/*.wal")[0]
+    data = bytearray(path.read_bytes())
+    data[len(data.rstrip(b"\0")) // 2] ^= 4
+    path.write_bytes(data)
+
+
+def cut(member: EtcdProcess) -> None:
+    """The database loses its second half."""
+    path = files(member, "snap/db")[0]
+    with path.open("r+b") as file:
+        file.truncate(path.stat().st_size // 2 // 4096 * 4096)
+
+
+def lose(member: EtcdProcess) -> None:
+    """The pages of the write-ahead log's last half."""
+    path = files(member, "wal/*.wal")[0]
+    data = path.read_bytes()
+    kept = len(data.rstrip(b"\0")) // 2
+    path.write_bytes(data[:kept] + bytes(len(data) - kept))
+
+
+HARMS: list[Callable[[EtcdProcess], None]] = [flip, cut, lose]
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+@pytest.mark.parametrize("harm", HARMS, ids=lambda harm: harm.__name__)
+async def test_damaged_members_take_away_no_value_that_a_whole_majority_has(
+    cluster: EtcdCluster, harm: Callable[[EtcdProcess], None], count: int
+) -> None:
+    store = EtcdStore(cluster.endpoints, namespace="/damage/", total_s=8)
+    try:
+        for number in range(200):
+            await put_surely(store, f"key/{number}", b"%d" % number)
+        for member in cluster.members[:count]:
+            member.kill()
+        for member in cluster.members[:count]:
+            harm(member)
+            member.spawn()
+        if count == 1:
+            await put_surely(store, "after", b"")
+            assert [await value(store, number) for number in range(200)] == [b"%d" % number for number in range(200)]
+            return
+        with suppress(CoordinationUnavailable, CoordinationUnknown):
+            await store.put("after", b"")  # if etcd judges its files whole, they are
+            assert [await value(store, number) for number in range(200)] == [b"%d" % number for number in range(200)]
+    finally:
+        await store.close()
+
+
+async def value(store: EtcdStore, number: int) -> bytes | None:
+    found = await store.get(f"key/{number}")
+    return None if found is None else found.value

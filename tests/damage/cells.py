@@ -1,0 +1,151 @@
+"""The cells of the matrix, and what each must end in. `table` is what docs/RELIABILITY.md shows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum
+from itertools import product
+from typing import Final
+
+
+class Kind(Enum):
+    """The kinds of files of a replica."""
+
+    MESSAGES = "message log"
+    ACTIONS = "action log"
+    CONSUME = "consume log"
+    CHECKPOINT = "checkpoint"
+    SCHEDULE = "schedule"
+    DISPATCH = "dispatch log"
+    IDENTITY = "replica.json"
+    MARK = "commit mark"
+
+    @property
+    def is_of_delay_group(self) -> bool:
+        """Whether only delay groups have such files."""
+        return self in (Kind.SCHEDULE, Kind.DISPATCH)
+
+
+class Damage(Enum):
+    FLIP = "flipped bit"
+    CUT = "truncated"
+    CUT_TAIL = "last entry cut off"
+    """Between two entries, which no file shows by itself."""
+    LOST_PAGES = "unsynced pages lost"
+    UNREADABLE = "unreadable (EIO)"
+
+
+class Beside(Enum):
+    """What happens to the master at the same time; it is over when the damaged replicas have been started again."""
+
+    PAUSE = "paused"
+    KILL = "killed"
+    CUT_OFF = "cut off"
+
+
+class End(Enum):
+    """What a cell ends in; see MEANINGS. In none is a wrong message served."""
+
+    WHOLE = "whole"
+    REFUSED = "refused"
+    PARTLY = "partly"
+    SHORT = "short"
+    REBUILT = "rebuilt"
+    ELSEWHERE = "elsewhere"
+    REPORTED = "reported"
+
+
+MEANINGS: Final = {
+    End.WHOLE: "All replicas start by themselves, nothing acknowledged is lost, and afterwards all have the same whole files.",
+    End.REFUSED: "The damaged replicas do not start, or stop as masters, and say why and what to do (E401). The group serves with the "
+    "others if they can elect a master. After the operator moved the folder away (or restored it, if all are damaged) all is whole.",
+    End.PARTLY: "The group serves. What is damaged on all replicas answers E401 with how to pass over it, or is counted as unreadable in a "
+    "delay group; everything else is there.",
+    End.SHORT: "The group serves. What only page caches had is gone; everything that was reported as flushed is there.",
+    End.REBUILT: "The group serves. A damaged master answers E401 where it needs the file, until it is restarted, which rebuilds the file.",
+    End.ELSEWHERE: "The group serves. A damaged master does not deliver the damaged messages, and counts them; another one does "
+    "(`qmq transfer`).",
+    End.REPORTED: "The group serves everything; the scrubber reports damage that nobody can repair, where a checkpoint replaces it.",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    kind: Kind
+    damage: Damage
+    replicas: int
+    """How many of three are damaged, at the same place: the slaves first, then the master."""
+    beside: Beside
+
+    def __str__(self) -> str:
+        return f"{self.kind.value}, {self.damage.value}, {self.replicas}, {self.beside.value}"
+
+    def allows(self, end: End) -> bool:
+        """Whether the cell may end so: as the table says, or better where it depends on which replica becomes master."""
+        is_found_by_masters = self.kind in (Kind.CONSUME, Kind.SCHEDULE, Kind.DISPATCH) and self.damage is not Damage.CUT
+        depends = is_found_by_masters or self.damage is Damage.CUT_TAIL
+        return end is self.end or (end is End.WHOLE and depends and self.replicas < REPLICAS)
+
+    @property
+    def end(self) -> End:
+        """What the cell must end in: the same beside each of the other faults."""
+        return ENDS[self.kind, self.damage][self.replicas - 1]
+
+
+REPLICAS: Final = 3
+_W, _R, _P, _S, _B, _N, _T = End.WHOLE, End.REFUSED, End.PARTLY, End.SHORT, End.REBUILT, End.REPORTED, End.ELSEWHERE
+ENDS: Final[dict[tuple[Kind, Damage], tuple[End, End, End]]] = {
+    (Kind.MESSAGES, Damage.FLIP): (_W, _W, _P),
+    (Kind.MESSAGES, Damage.CUT): (_R, _R, _R),
+    (Kind.MESSAGES, Damage.CUT_TAIL): (_W, _S, _S),
+    (Kind.MESSAGES, Damage.LOST_PAGES): (_W, _W, _S),
+    (Kind.MESSAGES, Damage.UNREADABLE): (_W, _W, _P),
+    (Kind.ACTIONS, Damage.FLIP): (_W, _W, _N),
+    (Kind.ACTIONS, Damage.CUT): (_R, _R, _R),
+    (Kind.ACTIONS, Damage.CUT_TAIL): (_W, _S, _S),
+    (Kind.ACTIONS, Damage.LOST_PAGES): (_W, _W, _S),
+    (Kind.ACTIONS, Damage.UNREADABLE): (_W, _W, _N),
+    (Kind.CONSUME, Damage.FLIP): (_B, _B, _B),
+    (Kind.CONSUME, Damage.CUT): (_W, _W, _W),
+    (Kind.CONSUME, Damage.LOST_PAGES): (_W, _W, _W),
+    (Kind.CONSUME, Damage.UNREADABLE): (_B, _B, _B),
+    (Kind.CHECKPOINT, Damage.FLIP): (_W, _W, _W),
+    (Kind.CHECKPOINT, Damage.CUT): (_W, _W, _W),
+    (Kind.CHECKPOINT, Damage.LOST_PAGES): (_W, _W, _W),
+    (Kind.CHECKPOINT, Damage.UNREADABLE): (_W, _W, _W),
+    (Kind.SCHEDULE, Damage.FLIP): (_T, _T, _P),
+    (Kind.SCHEDULE, Damage.CUT): (_R, _R, _R),
+    (Kind.SCHEDULE, Damage.LOST_PAGES): (_W, _W, _W),
+    (Kind.SCHEDULE, Damage.UNREADABLE): (_R, _R, _R),
+    (Kind.DISPATCH, Damage.FLIP): (_R, _R, _R),
+    (Kind.DISPATCH, Damage.CUT): (_R, _R, _R),
+    (Kind.DISPATCH, Damage.LOST_PAGES): (_W, _W, _W),
+    (Kind.DISPATCH, Damage.UNREADABLE): (_R, _R, _R),
+    (Kind.IDENTITY, Damage.FLIP): (_R, _R, _R),
+    (Kind.IDENTITY, Damage.CUT): (_R, _R, _R),
+    (Kind.IDENTITY, Damage.LOST_PAGES): (_W, _W, _W),
+    (Kind.IDENTITY, Damage.UNREADABLE): (_R, _R, _R),
+    (Kind.MARK, Damage.FLIP): (_W, _W, _W),
+    (Kind.MARK, Damage.CUT): (_W, _W, _W),
+    (Kind.MARK, Damage.LOST_PAGES): (_W, _W, _W),
+    (Kind.MARK, Damage.UNREADABLE): (_W, _W, _W),
+}
+
+
+def cells() -> Iterator[Cell]:
+    """Every cell of the replicas' own files."""
+    for (kind, damage), replicas, beside in product(ENDS, (1, 2, 3), Beside):
+        yield Cell(kind, damage, replicas, beside)
+
+
+def table() -> str:
+    """The table for docs/RELIABILITY.md."""
+    head = ["| file | damage | on one replica | on two | on all three |", "|---|---|---|---|---|"]
+    rows = [f"| {kind.value} | {damage.value} | " + " | ".join(end.value for end in ends) + " |" for (kind, damage), ends in ENDS.items()]
+    return "\n".join(head + rows)
+
+
+def legend() -> str:
+    """The words of the table, for the page."""
+    return "\n".join(["| word | meaning |", "|---|---|", *[f"| {end.value} | {meaning} |" for end, meaning in MEANINGS.items()]])

@@ -1,0 +1,326 @@
+"""Runs one cell on a cluster in this process: the damaged replicas and the master's fault are both over when it judges.
+
+Steps:
+
+    before     messages, some of them consumed; a checkpoint; more messages that were reported as flushed; a few that only page caches have
+    fault      the master is paused, killed or cut off; the damaged replicas are killed, harmed and started again; the master comes back
+    judged     what a new group reads, whether new messages are stored and read, and the replicas' files, after a round of the scrubber
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import shutil
+from collections.abc import AsyncIterator
+from contextlib import ExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Final
+
+import qmq
+from damage import harm
+from damage.cells import REPLICAS, Beside, Cell, End, Kind
+from damage.failing_disks import FailingDisk, Platter
+from qmq.errors import LogDamaged, NotConnected, QmqError
+from qmq.limits import KIB
+from qmq.log.log_config import LogConfig
+from qmq.log.scrub import Scrubber
+from qmq.testing import TestCluster, virtual
+from qmq.testing.cluster import DELAY, KEEP_MS
+from qmq.testing.machine import ReplicaMachine
+
+NOON: Final = datetime(2026, 1, 5, 12, tzinfo=UTC)
+SUBJECT: Final = "orders"
+SOON: Final = timedelta(seconds=3)
+CHECKPOINT_S: Final = 70
+CHECKPOINT_TRIES: Final = 20
+OLD: Final = 60
+"""Messages before the checkpoint."""
+NEW: Final = 30
+"""Messages after it."""
+LOOSE: Final = 5
+"""Messages that only page caches have."""
+SIZE: Final = 2_000
+REPAIR_TRIES: Final = 10
+CAUGHT_UP_TRIES: Final = 30
+
+
+@dataclass(slots=True)
+class Found:
+    """What a cell ended in."""
+
+    end: End
+    refusals: dict[str, str] = field(default_factory=dict)
+    """Why replicas did not start."""
+    lost: set[bytes] = field(default_factory=set)
+    """Acknowledged messages that nobody can read any more."""
+    refused_reads: list[str] = field(default_factory=list)
+    unknown: set[bytes] = field(default_factory=set)
+    """Messages that were read and never sent."""
+    is_served: bool = True
+
+
+class Run:
+    """One cell's cluster."""
+
+    def __init__(self, cell: Cell, cluster: TestCluster, platters: dict[str, Platter]) -> None:
+        self.cell = cell
+        self.cluster = cluster
+        self.platters = platters
+        self.group = DELAY if cell.kind.is_of_delay_group else "group-1"
+        self.folders = {name: self._machine(name).node.config.data for name in cluster.groups[self.group]}  # type: ignore[union-attr]
+        self.flushed: set[bytes] = set()
+        self.loose: set[bytes] = set()
+        self.refusals: dict[str, str] = {}
+        self.harmed: list[str] = []
+        self._groups = itertools.count(1)
+
+    def _machine(self, name: str) -> ReplicaMachine:
+        found = self.cluster.machine(name)
+        assert isinstance(found, ReplicaMachine)
+        return found
+
+    # --- before --------------------------------------------------------------------------------------------------------
+
+    async def fill(self) -> None:
+        """Messages, consumers' progress and a checkpoint on all replicas."""
+        mq = self.cluster.client()
+        for number in range(OLD):
+            await self._send(mq, number, "flushed", minutes=2 if number < OLD // 2 else 30)
+        if self.cell.kind.is_of_delay_group:
+            await self.cluster.clock.advance(minutes=3)
+        for number in range(OLD // 2):
+            await self._consume(mq, f"before-{number % 3}", 1)
+        await self._checkpoint()
+        for number in range(OLD, OLD + NEW):
+            await self._send(mq, number, "flushed", minutes=30)
+        await self._consume(mq, "before-0", 3)
+        for number in range(OLD + NEW, OLD + NEW + LOOSE):
+            await self._send(mq, number, "quorum", minutes=30)
+
+    async def _send(self, mq: qmq.Client, number: int, acks: str, *, minutes: int) -> None:
+        body = b"%06d" % number + bytes(SIZE)
+        later = {"delay": timedelta(minutes=minutes)} if self.cell.kind.is_of_delay_group else {}
+        await mq.send(SUBJECT, body, acks=acks, **later)  # type: ignore[arg-type]
+        (self.flushed if acks == "flushed" else self.loose).add(body)
+
+    async def _consume(self, mq: qmq.Client, group: str, count: int) -> None:
+        async with mq.consumer(SUBJECT, group, ack="explicit") as consumer:
+            got = await consumer.pull(count, SOON)
+            assert got
+            await got.ack_sync()
+
+    async def _checkpoint(self) -> None:
+        names = self.cluster.groups[self.group]
+        for _ in range(CHECKPOINT_TRIES):
+            await self.cluster.clock.advance(seconds=CHECKPOINT_S)
+            if all(harm.files_of(Kind.CHECKPOINT, self.folders[name]) for name in names):
+                return
+        raise AssertionError("there is a replica without a checkpoint")
+
+    # --- the fault -----------------------------------------------------------------------------------------------------
+
+    async def fault(self) -> None:
+        """Both faults, until all that is over."""
+        master = self.cluster.master(self.group)
+        slaves = [name for name in self.cluster.groups[self.group] if name != master]
+        harmed = self.harmed = [*slaves, master][: self.cell.replicas]
+        async with self._beside(master):
+            for name in harmed:
+                if self._machine(name).is_running:
+                    await self.cluster.kill(name)
+            for name in harmed:
+                shutil.copytree(self.folders[name], _copy_of(self.folders[name]))
+                harm.harm(self.cell, self.folders[name], self.platters[name])
+            await self._start(harmed)
+        again = [name for name in self.cluster.groups[self.group] if not self._machine(name).is_running]
+        if again:  # as a supervisor does: now all peers are there
+            self.refusals.clear()
+            await self._start(again)
+
+    @asynccontextmanager
+    async def _beside(self, master: str) -> AsyncIterator[None]:
+        others = [name for name in self.cluster.groups[self.group] if name != master]
+        with ExitStack() as undo:
+            if self.cell.beside is Beside.KILL:
+                await self.cluster.kill(master)
+            elif self.cell.beside is Beside.PAUSE:
+                undo.callback(self.cluster.cut(master))
+            else:
+                for other in others:
+                    undo.callback(self.cluster.cut(master, other))
+            yield
+
+    async def _start(self, names: list[str]) -> None:
+        """Start them at once: they repair each other's damage."""
+        ended = await asyncio.gather(*[self.cluster.restart(name) for name in names], return_exceptions=True)
+        for name, failure in zip(names, ended, strict=True):
+            if isinstance(failure, LogDamaged):
+                self.refusals[name] = str(failure)
+            elif failure is not None:
+                raise failure
+
+    async def recovered(self) -> Found:
+        """What the group is worth after an operator did what the error says: the folders moved away; or, if all are damaged, restored."""
+        is_lost_everywhere = self.cell.replicas == REPLICAS
+        for name in self.harmed:
+            if self._machine(name).is_running:
+                await self.cluster.kill(name)
+            shutil.rmtree(self.folders[name])
+            self.platters[name].bad.clear()
+            if is_lost_everywhere:
+                shutil.copytree(_copy_of(self.folders[name]), self.folders[name])
+        self.refusals.clear()
+        await self._start(self.harmed)
+        await self.cluster.until_master(self.group)
+        await self._have_same_logs()
+        return await self.judge()
+
+    async def _have_same_logs(self) -> bool:
+        """Whether all replicas' logs are the same, byte for byte, after a moment to catch up."""
+        for _ in range(CAUGHT_UP_TRIES):
+            if len({repr(self.logs(name)) for name in self.folders}) == 1:
+                return True
+            await self.cluster.clock.advance(seconds=1)
+        return False
+
+    # --- judging -------------------------------------------------------------------------------------------------------
+
+    async def judge(self) -> Found:
+        """What the group is worth now."""
+        found = Found(End.REFUSED, self.refusals)
+        try:
+            await self._pass_time()
+            first = await self._read(found)
+            refused = list(found.refused_reads)
+            seen = first | await self._read_elsewhere(found, first)
+        except NotConnected:
+            self._note_stops()
+            found.is_served = False
+            return found
+        found.unknown = seen - self.flushed - self.loose
+        found.lost = self.flushed - seen
+        await self._scrub()
+        self._note_stops()
+        is_whole = await self._scrub() and (bool(self.refusals) or await self._have_same_logs())
+        self._note_stops()
+        ends = (
+            (self.refusals, End.REFUSED),
+            (found.lost, End.PARTLY),
+            (self.loose - seen, End.SHORT),
+            (refused, End.REBUILT),
+            (not self.flushed <= first, End.ELSEWHERE),
+            (not is_whole, End.REPORTED),
+            (True, End.WHOLE),
+        )
+        found.end = next(end for holds, end in ends if holds)
+        return found
+
+    async def _pass_time(self) -> None:
+        """Delayed messages become due. A master that finds damage stops, and another one follows. Raises NotConnected."""
+        await self.cluster.until_master(self.group)
+        stopped = -1
+        while self.cell.kind.is_of_delay_group and stopped < len(self.cluster._failures):
+            stopped = len(self.cluster._failures)
+            await self.cluster.clock.advance(hours=1)
+            await self.cluster.until_master(self.group)
+
+    def _note_stops(self) -> None:
+        """Replicas that stopped because of damage are like those that did not start."""
+        for name in self.folders:
+            for failure in [each for each in self.cluster._failures if each.startswith(name) and "LogDamaged" in each]:
+                self.refusals[name] = failure
+                self.cluster._failures.remove(failure)
+
+    async def _read_elsewhere(self, found: Found, before: set[bytes]) -> set[bytes]:
+        """What is read after what an operator does: restart the master, or let another replica lead, or pass over the message."""
+        seen = set[bytes]()
+        for name in self.folders:
+            if self.flushed <= before | seen or self.refusals:
+                break
+            found.refused_reads.clear()
+            if self.cell.kind.is_of_delay_group:
+                if name != self.cluster.master(self.group):
+                    await self.cluster.client().metadata.transfer(self.group, name)
+                await self._pass_time()
+            else:
+                await self.cluster.restart(self.cluster.master(self.group))
+                await self.cluster.until_master(self.group)
+            seen |= await self._read(found)
+        while found.refused_reads and not self.cell.kind.is_of_delay_group:
+            seen |= await self._read_behind(found)
+        return seen
+
+    async def _read(self, found: Found, group: str = "") -> set[bytes]:
+        """What a new group gets until a message that cannot be read."""
+        mq, seen = self.cluster.client(), set[bytes]()
+        async with mq.consumer(SUBJECT, group or f"judge-{next(self._groups)}", ack="explicit") as consumer:
+            while not self.flushed | self.loose <= seen:
+                try:
+                    got = await consumer.pull(1_000, SOON)
+                except QmqError as failure:
+                    found.refused_reads.append(str(failure))
+                    break
+                if not got:
+                    break
+                seen |= {message.body for message in got}
+                await got.ack_sync()
+        return seen
+
+    async def _read_behind(self, found: Found) -> set[bytes]:
+        """What comes behind the one message that cannot be read: an operator passes over it, as the error says."""
+        mq = self.cluster.client()
+        behind, group = int(found.refused_reads.pop().rpartition("--to ")[2]), f"behind-{next(self._groups)}"
+        async with mq.consumer(SUBJECT, group, ack="explicit") as consumer:
+            await consumer.pull(1, SOON)
+        await mq.metadata.reset_group(SUBJECT, group, sequence=behind)
+        return await self._read(found, group)
+
+    async def _scrub(self) -> bool:
+        """One round of each replica's scrubber, with the repair of what it finds. Whether nothing was found."""
+        is_whole = True
+        for name in self.cluster.groups[self.group]:
+            node = self._machine(name).node
+            if node is None:
+                continue
+            scrubber, broker = Scrubber(node.broker.store), node.broker
+            while not scrubber.rounds:
+                damage = await asyncio.to_thread(scrubber.slice, 4 << 20)
+                if damage is not None:
+                    is_whole = False
+                    for _ in range(REPAIR_TRIES):
+                        broker.report_damage(damage)
+                        await asyncio.sleep(0.02)
+        return is_whole
+
+    def logs(self, name: str) -> dict[str, bytes]:
+        """A replica's log files."""
+        folder = self.folders[name] / "broker"
+        return {f"{log}/{path.name}": path.read_bytes() for log in ("message", "action") for path in sorted((folder / log).glob("*.log"))}
+
+
+def _copy_of(folder: Path) -> Path:
+    return folder.with_name(folder.name + ".copy")
+
+
+@asynccontextmanager
+async def prepared(cell: Cell) -> AsyncIterator[Run]:
+    """The cluster of a cell, filled."""
+    platters: dict[str, Platter] = {}
+    log = LogConfig(
+        segment_bytes=64 * KIB, action_segment_bytes=64 * KIB, retention_ms=KEEP_MS, flush_interval_ms=3_600_000, disk_free_bytes_min=0
+    )
+    count = (1, 3) if cell.kind.is_of_delay_group else (3, 0)
+    cluster = TestCluster(
+        brokers=count[0],
+        delay=count[1],
+        clock=virtual(NOON),
+        log=log,
+        make_disk=lambda name: FailingDisk(platters.setdefault(name, Platter())),
+    )
+    async with cluster:
+        run = Run(cell, cluster, platters)
+        await run.fill()
+        yield run
