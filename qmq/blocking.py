@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from qmq.metrics.exposition import Collector
     from qmq.model import DelayedId, SubjectConfig, SubjectFlush
     from qmq.proto.v1 import access_pb2, control_pb2, delay_pb2, meta_pb2
+    from qmq.schemas.declared_schema import Compatibility, DeclaredSchema, SchemaFormat
 
 
 class BlockingBrowsing(BlockingClientBase):
@@ -474,6 +475,20 @@ class BlockingMetadata(BlockingPart):
     def set_subject_flush(self, subject: str, flush: SubjectFlush) -> meta_pb2.SubjectSettings:
         """Set when the subject's producers get their acknowledgement. Raises UnknownSubject."""
         return self._thread.run(self._part.set_subject_flush(subject, flush))
+
+    def set_subject_schema(
+        self, subject: str, format: SchemaFormat, text: str, compatibility: Compatibility | None = None, *, dry_run: bool = False
+    ) -> DeclaredSchema:
+        """Declare the next version of a subject's schema; the newest one again changes nothing. `compatibility`: default as before."""
+        return self._thread.run(self._part.set_subject_schema(subject, format, text, compatibility, dry_run=dry_run))
+
+    def subject_schemas(self, subject: str) -> list[DeclaredSchema]:
+        """All versions of a subject's schema, the newest one last. Raises UnknownSubject; InvalidArgument if it has none."""
+        return self._thread.run(self._part.subject_schemas(subject))
+
+    def delete_subject_schemas(self, subject: str) -> int:
+        """Delete all versions of a subject's schema. Returns their number. Raises UnknownSubject."""
+        return self._thread.run(self._part.delete_subject_schemas(subject))
 
     def place_subject(self, subject: str, broker_groups: Sequence[str]) -> meta_pb2.SubjectSettings:
         """Set the broker groups of a subject. Messages on former groups can still be consumed. Raises UnknownSubject, InvalidArgument."""

@@ -24,7 +24,9 @@
     │   ├── NumberTaken             E122  another batch of this producer has the number: send this one under a new number
     │   ├── AccessDenied            E123  no rule allows it, or one denies it: an operator can (`qmq acl allow`)
     │   ├── NotAuthenticated        E124  the certificate or the token does not say who this is
-    │   └── QuotaExceeded           E125  a quota allows no more of these: delete some, or raise it (`qmq quota set`)
+    │   ├── QuotaExceeded           E125  a quota allows no more of these: delete some, or raise it (`qmq quota set`)
+    │   ├── SchemaMismatch          E128  a body does not fit its subject's schema
+    │   └── IncompatibleSchema      E129  a new version of a schema breaks the subject's compatibility
     ├── PeerError                   the other side broke the protocol; the connection is closed
     │   ├── ProtocolViolation       E201  bytes that are no frame, or a frame out of place
     │   └── CorruptBatch            E202  a checksum does not hold
@@ -200,6 +202,18 @@ class NotEmpty(CallerError):
     """A restore goes into an empty folder and an empty coordination store only."""
 
     code = 127
+
+
+class SchemaMismatch(CallerError):
+    """A body does not fit its subject's schema. `qmq subject schema show` shows the schema."""
+
+    code = 128
+
+
+class IncompatibleSchema(CallerError):
+    """A new version of a subject's schema breaks the subject's compatibility. The message names the fields."""
+
+    code = 129
 
 
 class PeerError(QmqError):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+import qmq.blocking
 from qmq.cli.output import SERVER, Json, Server, fail, show
 from qmq.cli.roles import taking
 from qmq.client.listening.process_signals import asked_in_main_thread
@@ -77,6 +78,9 @@ class LogFlags:
 
 @dataclass(frozen=True, kw_only=True)
 class FollowOptions(CatalogFlags, LogFlags):
+    typed: Annotated[
+        bool, typer.Option("--typed", help="Decode bodies by the subject's schema, which --server knows; what does not fit is kept apart.")
+    ] = False
     once: Annotated[bool, typer.Option("--once", help="Write the messages that are committed now, and exit.")] = False
     interval_s: Annotated[float, typer.Option("--interval", min=0.1, help="Seconds between commits.")] = 10.0
 
@@ -90,6 +94,7 @@ class SubjectFlag:
 class TableOptions(CatalogFlags, SubjectFlag):
     """An existing table."""
 
+    rejected: Annotated[bool, typer.Option("--rejected", help="The table of messages that do not fit the subject's schema.")] = False
     as_json: Json = False
 
     @contextmanager
@@ -99,7 +104,17 @@ class TableOptions(CatalogFlags, SubjectFlag):
             from pyspark_qmq.lake import table_maintenance
             from pyspark_qmq.lake.lake_table import find_table
 
-            yield find_table(self.open(), self.namespace, self.subject), table_maintenance
+            yield find_table(self.open(), self.namespace, self.subject, is_rejected=self.rejected), table_maintenance
+
+    def complete(self) -> None:
+        """Add rejected messages that a writer died with, so that expiry does not take their files for leftovers."""
+        from pyspark_qmq.lake import rejected_rows
+        from pyspark_qmq.lake.lake_table import find_table
+
+        catalog = self.open()
+        rejected_rows.complete(
+            find_table(catalog, self.namespace, self.subject), find_table(catalog, self.namespace, self.subject, is_rejected=True)
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,17 +135,16 @@ def follow(_: typer.Context, options: FollowOptions) -> None:
     with _loaded():
         from pyspark_qmq.lake.lake_writer import LakeOptions, LakeWriter
 
-        asked = options.parse()
-        writer = LakeWriter(options.open(), asked, LakeOptions(options.namespace))
-        try:
+        with ExitStack() as stack:
+            schemas = stack.enter_context(qmq.blocking.connect(options.server)).metadata.subject_schemas if options.typed else None
+            writer = LakeWriter(options.open(), options.parse(), LakeOptions(options.namespace), schemas=schemas)
+            stack.callback(writer.close)
             if options.once:
                 writer.drain(_told)
                 return
             stopping = threading.Event()
             with asked_in_main_thread(stopping.set):
                 writer.run(stopping, options.interval_s, _told)
-        finally:
-            writer.close()
 
 
 @app.command("migrate")
@@ -149,7 +163,7 @@ def migrate(_: typer.Context, options: MigrateOptions) -> None:
 def show_table(_: typer.Context, options: TableOptions) -> None:
     """Show a table: files, rows and bytes of each day."""
     with options.found() as (table, lake):
-        show(f"{options.namespace}.{options.subject}", ("day", "files", "rows", "bytes"), lake.totals(table), as_json=options.as_json)
+        show(table.name, ("day", "files", "rows", "bytes"), lake.totals(table), as_json=options.as_json)
 
 
 @app.command("positions")
@@ -175,6 +189,8 @@ def compact(_: typer.Context, options: TableOptions) -> None:
 def expire(_: typer.Context, options: ExpireOptions) -> None:
     """Forget old snapshots. Delete files that no snapshot names, and that are older than a day."""
     with options.found() as (table, lake):
+        if options.rejected:
+            options.complete()
         done = lake.expire(table, datetime.now(UTC), timedelta(hours=options.keep_h))
         show("expired", ("snapshots", "files"), [(done.snapshots, done.files)], as_json=options.as_json)
 
@@ -195,4 +211,6 @@ def _loaded() -> Iterator[None]:
 
 def _told(done: RoundResult) -> None:
     what = "another writer was faster" if done.is_refused else f"{done.rows:,} messages in {done.files} files"
+    if done.rejected and not done.is_refused:
+        what += f"; {done.rejected:,} of them do not fit the schema (qmq lake show --rejected)"
     typer.echo(f"{done.subject}: {what}")

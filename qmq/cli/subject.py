@@ -8,6 +8,8 @@ import typer
 from qmq_ordering.hashing import LOGICAL_PARTITIONS
 
 import qmq
+from qmq.cli import subject_schema
+from qmq.cli.help_pages import CommandGroup
 from qmq.cli.output import SERVER, DryRun, Json, Server, fail, run, say, show, time_text
 from qmq.cli.roles import names_of
 from qmq.client.partial import Partial
@@ -17,7 +19,8 @@ from qmq.model import Fencing, Order, SubjectFlush
 from qmq.operations.finding import counted
 from qmq.shard_names import shards_of
 
-app = typer.Typer(no_args_is_help=True, help="Subjects: list, create, show, place, purge, delete.")
+app = typer.Typer(no_args_is_help=True, help="Subjects: list, create, show, place, purge, delete; their schemas.")
+app.add_typer(subject_schema.app, name="schema", cls=CommandGroup)
 
 FlushOf = Annotated[
     str, typer.Option("--flush", help="'sync': acknowledge a message when a majority has flushed it; 'default': the brokers' setting.")

@@ -31,7 +31,7 @@ class InterceptedProducer(Producer):
     def send(
         self, body: bytes, key: str | bytes | None = None, tags: Iterable[str] | None = None, headers: Headers | None = None
     ) -> Ticket:
-        told = _one(self.subject, key, tags, headers)
+        told = _one(self.subject, body, key, tags, headers)
         with _sending(self._chain, told):
             ticket = super().send(body, key, told.tags[0], told.headers[0])
         return _follow(self._chain, self._links, told, ticket, self.place_of_last(ticket))
@@ -55,7 +55,7 @@ class InterceptedOrderedProducer(OrderedProducer):
         self._chain = chain
 
     def send(self, body: bytes, key: str | bytes, tags: Iterable[str] | None = None, headers: Headers | None = None) -> Ticket:
-        told = _one(self.subject, key, tags, headers)
+        told = _one(self.subject, body, key, tags, headers)
         with _sending(self._chain, told):
             ticket = super().send(body, key, told.tags[0], told.headers[0])
         return _follow(self._chain, self._links, told, ticket, self.place_of_last(ticket))
@@ -88,7 +88,7 @@ class InterceptedDelayedProducer(DelayedProducer):
         due: When | None = None,
         due_ms: int | None = None,
     ) -> Ticket:
-        told = _one(self.subject, key, tags, headers, is_delayed=True)
+        told = _one(self.subject, body, key, tags, headers, is_delayed=True)
         with _sending(self._chain, told):
             ticket = super().send(body, key, told.tags[0], told.headers[0], due=due, due_ms=due_ms)
         return _follow(self._chain, self._links, told, ticket, self.place_of_last(ticket))
@@ -119,14 +119,14 @@ class InterceptedDelayedProducer(DelayedProducer):
         tags: Iterable[str] | None = None,
         headers: Headers | None = None,
     ) -> Ticket:
-        told = _one(self.subject, key, tags, headers, is_delayed=True)
+        told = _one(self.subject, body, key, tags, headers, is_delayed=True)
         with _sending(self._chain, told):
             ticket = super().send_recurring(body, cron, zone, start_ms=start_ms, key=key, tags=told.tags[0], headers=told.headers[0])
         return _follow(self._chain, self._links, told, ticket, 0)
 
 
-def _one(subject: str, key: Any, tags: Any, headers: Any, *, is_delayed: bool = False) -> Outgoing:
-    return outgoing(subject, (key,), (message_checks.tag_tuple(tags),), (headers,), is_delayed=is_delayed)
+def _one(subject: str, body: bytes, key: Any, tags: Any, headers: Any, *, is_delayed: bool = False) -> Outgoing:
+    return outgoing(subject, (key,), (message_checks.tag_tuple(tags),), (headers,), bodies=(body,), is_delayed=is_delayed)
 
 
 def _many(subject: str, bodies: Any, keys: Any, tags: Any, headers: Any, *, is_delayed: bool = False) -> Outgoing:
@@ -134,7 +134,9 @@ def _many(subject: str, bodies: Any, keys: Any, tags: Any, headers: Any, *, is_d
     for name, column in (("keys", keys), ("tags", tags), ("headers", headers)):
         message_checks.check_length(name, column, count)
     told_tags: Sequence[Iterable[str]] = [message_checks.tag_tuple(each) for each in tags] if tags else [()] * count
-    return outgoing(subject, keys or [None] * count, told_tags, headers or [None] * count, is_batch=True, is_delayed=is_delayed)
+    return outgoing(
+        subject, keys or [None] * count, told_tags, headers or [None] * count, bodies=bodies, is_batch=True, is_delayed=is_delayed
+    )
 
 
 def _headers(told: Outgoing) -> Sequence[Headers] | None:

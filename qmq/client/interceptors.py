@@ -76,6 +76,7 @@ class Outgoing:
     """An interceptor may keep a value here until the outcome is known, under a unique key, such as `self`."""
     server: str | None = None
     """Once the messages are stored: the address of the master that has them; None if several have them, or the master changed."""
+    bodies: Sequence[bytes] = ()
 
 
 class Interceptor(Protocol):
@@ -213,11 +214,13 @@ def outgoing(
     tags: Sequence[Iterable[str]],
     headers: Iterator[object] | Sequence[object],
     *,
+    bodies: Sequence[bytes],
     is_batch: bool = False,
     is_delayed: bool = False,
 ) -> Outgoing:
     """The messages of a call as interceptors see them. Raises InvalidArgument, MessageTooLarge for headers that cannot be sent."""
-    return Outgoing(subject, len(keys), keys, tags, [message_checks.header_map(each) for each in headers], is_batch, is_delayed)
+    told = [message_checks.header_map(each) for each in headers]
+    return Outgoing(subject, len(keys), keys, tags, told, is_batch, is_delayed, bodies=bodies)
 
 
 def _add(outgoing: Outgoing, added: Headers | Sequence[Headers], given: Sequence[frozenset[str]]) -> None:

@@ -17,7 +17,7 @@ from tenacity.stop import stop_base
 from qmq.client.client_timing import TIMING, ClientTiming
 from qmq.client.delivery_client import DeliveryClient
 from qmq.client.locator import Pushed
-from qmq.client.metadata_answers import assigned_lane, is_answer_to, lanes_of, placement_of
+from qmq.client.metadata_answers import assigned_lane, is_answer_to, lanes_of, placement_of, schema_of
 from qmq.client.ordered.lane_membership import Assigned, Member
 from qmq.client.partial import Partial
 from qmq.client.route_book import Placement
@@ -40,6 +40,7 @@ from qmq.proto.v1 import control_pb2 as control
 from qmq.proto.v1 import delay_pb2 as delay
 from qmq.proto.v1 import meta_pb2 as pb
 from qmq.rpc import is_answer, status_of, typed_error
+from qmq.schemas.declared_schema import Compatibility, DeclaredSchema, SchemaFormat
 
 CALL_TIMEOUT_S: Final = 5.0
 LOCATE_TIMEOUT_S: Final = 2.0
@@ -476,6 +477,33 @@ class MetadataClient(DeliveryClient):
         request = pb.SetSubjectFlushRequest(subject=subject, flush=flush.value)
         found: pb.SetSubjectFlushResponse = await self._call("SetSubjectFlush", request)
         return found.settings
+
+    async def set_subject_schema(
+        self,
+        subject: str,
+        format: SchemaFormat,
+        text: str,
+        compatibility: Compatibility | None = None,
+        *,
+        dry_run: bool = False,
+    ) -> DeclaredSchema:
+        """Declare the next version of a subject's schema; the newest one again changes nothing. `compatibility`: default as before."""
+        chosen = "" if compatibility is None else compatibility.value
+        request = pb.SetSubjectSchemaRequest(subject=subject, format=format.value, text=text, compatibility=chosen, dry_run=dry_run)
+        return schema_of(await self._call("SetSubjectSchema", request))
+
+    async def subject_schemas(self, subject: str) -> list[DeclaredSchema]:
+        """All versions of a subject's schema, the newest one last. Raises UnknownSubject; InvalidArgument if it has none."""
+        found: pb.ListSubjectSchemasResponse = await self._call("ListSubjectSchemas", pb.ListSubjectSchemasRequest(subject=subject))
+        if not found.schemas:
+            raise InvalidArgument(f"subject {subject!r} has no schema: declare one by `qmq subject schema set {subject}`")
+        return [schema_of(each) for each in found.schemas]
+
+    async def delete_subject_schemas(self, subject: str) -> int:
+        """Delete all versions of a subject's schema. Returns their number. Raises UnknownSubject."""
+        request = pb.DeleteSubjectSchemasRequest(subject=subject)
+        found: pb.DeleteSubjectSchemasResponse = await self._call("DeleteSubjectSchemas", request)
+        return found.versions
 
     async def place_subject(self, subject: str, broker_groups: Sequence[str]) -> pb.SubjectSettings:
         """Set the broker groups of a subject. Messages on former groups can still be consumed. Raises UnknownSubject, InvalidArgument."""

@@ -12,6 +12,7 @@ from qmq.errors import NotConnected
 from qmq.model import Order
 from qmq.proto.v1 import control_pb2 as control
 from qmq.proto.v1 import meta_pb2 as pb
+from qmq.schemas.declared_schema import DeclaredSchema, compatibility_of, format_of
 
 
 def is_answer_to(request: pb.ChangeRouteRequest, change: pb.RouteChangeInfo) -> bool:
@@ -53,6 +54,11 @@ def _ordering(subject: str, found: pb.LocateResponse) -> Ordering | None:
     number = max(part.number for part in parts) + 1
     route = OrderedRoute(found.route.version, found.route.logical_partitions, number, parts)
     return Ordering(Order(found.settings.order), route, frozenset(found.route.fenced))
+
+
+def schema_of(found: pb.SubjectSchema) -> DeclaredSchema:
+    """Raises InvalidArgument for a format that only a newer release knows."""
+    return DeclaredSchema(format_of(found.format), found.text, compatibility_of(found.compatibility), found.version, found.created_ms)
 
 
 def assigned_lane(lane: Lane) -> pb.AssignedLane:

@@ -17,6 +17,7 @@ from typing import Final
 from qmq_coordination.coordination_store import CoordinationStore, Delete, KeyValue, unchanged
 from qmq_coordination.delivery_settings import PAUSES, SETTINGS, PauseKind
 from qmq_coordination.ordered_records import ASSIGNMENTS, FENCES, MEMBERS, ROUTES
+from qmq_coordination.schema_keys import schemas_prefix
 from qmq_coordination.subjects import SubjectCatalog, decode_subject, subject_key
 from qmq_coordination.view import ClusterView
 
@@ -137,6 +138,7 @@ class Deletion:
         prefixes = [f"{each}{name}/" for each in (ROUTES, MEMBERS, ASSIGNMENTS, SETTINGS)]
         prefixes += [f"{PAUSES}{kind.value}/{name}/" for kind in (PauseKind.GROUP, PauseKind.CONSUMER)]
         prefixes += [f"{FENCES}{group}/{name}/" for group in self._cluster.group_names()]
+        prefixes.append(schemas_prefix(name))
         gone = [Delete(each, is_prefix=True) for each in prefixes]
         try:
             await self._store.txn([unchanged(record)], [*gone, Delete(record.key)])

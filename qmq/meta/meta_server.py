@@ -28,6 +28,7 @@ from qmq.meta.ordered.evacuation import Evacuation
 from qmq.meta.ordered.ordered_service import CHANGE_WAIT_S, OrderedService
 from qmq.meta.placement import GROUPS_PER_SUBJECT
 from qmq.meta.route_watchers import WATCHERS_MAX, Watchers
+from qmq.meta.subject_schemas import SchemaService
 from qmq.metrics.figures import Durations
 from qmq.network import NETWORK, Network, RpcPort, is_private, only_uid
 from qmq.process_description import DescribeProcess
@@ -105,7 +106,10 @@ class MetaServer:
         self._deletion = Deletion(store, view, cluster, self._brokers, timing=config.timing)
         delays = Delays(view, self._brokers)
         description = ClusterDescription(view, self._brokers, clock, process)
-        self._service = MetaService(cluster, view, self._brokers, self._watchers, ordered, delays, delivery, self._deletion, description)
+        schemas = SchemaService(store, cluster, clock)
+        self._service = MetaService(
+            cluster, view, self._brokers, self._watchers, ordered, delays, delivery, self._deletion, description, schemas
+        )
         self._guard = RpcGuard(
             self._access, lambda name: view.subject(name) is not None, delays.subject_of, lambda: only_uid(config.host, self.port)
         )

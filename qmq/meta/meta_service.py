@@ -23,6 +23,7 @@ from qmq.meta.message_questions import find_every, trace_message
 from qmq.meta.messages_of import config_of, flush_of, route_of, settings_of
 from qmq.meta.ordered.ordered_service import OrderedService
 from qmq.meta.route_watchers import Watchers
+from qmq.meta.subject_schemas import SchemaService
 from qmq.model import Order, check_name
 from qmq.proto.v1 import control_pb2 as control
 from qmq.proto.v1 import delay_pb2 as delay
@@ -43,7 +44,9 @@ class MetaService(meta_pb2_grpc.MetaServicer):
         delivery: DeliveryService,
         deletion: Deletion,
         description: ClusterDescription,
+        schemas: SchemaService,
     ) -> None:
+        self._schemas = schemas
         self._description = description
         self._delays = delays
         self._delivery = delivery
@@ -87,6 +90,18 @@ class MetaService(meta_pb2_grpc.MetaServicer):
     async def SetSubjectFlush(self, request: pb.SetSubjectFlushRequest) -> pb.SetSubjectFlushResponse:
         config = await self._cluster.set_flush(check_name("subject", request.subject), flush_of(request.flush))
         return pb.SetSubjectFlushResponse(settings=settings_of(config))
+
+    @answering
+    async def SetSubjectSchema(self, request: pb.SetSubjectSchemaRequest) -> pb.SubjectSchema:
+        return await self._schemas.declare(request)
+
+    @answering
+    async def ListSubjectSchemas(self, request: pb.ListSubjectSchemasRequest) -> pb.ListSubjectSchemasResponse:
+        return await self._schemas.list(request)
+
+    @answering
+    async def DeleteSubjectSchemas(self, request: pb.DeleteSubjectSchemasRequest) -> pb.DeleteSubjectSchemasResponse:
+        return await self._schemas.delete(request)
 
     @answering
     async def DeleteSubject(self, request: control.DropSubjectRequest) -> control.DropSubjectResponse:

@@ -124,7 +124,8 @@ class Outbox:
         number = owner.new_id()
         message = new_message(number, owner.now_ns(), subject, body, key=key, tags=tags, headers=headers, delay=delay, at=at)
         if owner.chain:
-            told = outgoing(subject, (key,), (message.tags,), (message.headers,), is_delayed=message.due_ms is not None)
+            is_delayed = message.due_ms is not None
+            told = outgoing(subject, (key,), (message.tags,), (message.headers,), bodies=(message.body,), is_delayed=is_delayed)
             owner.chain.sending(told)
             self._told.append(told)
             message = replace(message, headers=told.headers[0])

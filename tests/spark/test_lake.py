@@ -14,11 +14,10 @@ import pytest
 from publishing import change_route, create_ordered, send, send_ordered, until_in_files
 from pyiceberg.catalog import Catalog, load_catalog
 from pyspark_qmq.lake import table_maintenance
-from pyspark_qmq.lake.data_folder import DataFolder
 from pyspark_qmq.lake.day_files import DayFile
 from pyspark_qmq.lake.lake_table import LakeTable, open_table
 from pyspark_qmq.lake.lake_writer import LakeOptions, LakeWriter, RoundResult
-from pyspark_qmq.lake.task_runner import TaskSource, write_tasks
+from pyspark_qmq.lake.task_runner import TaskOutput, TaskSource, write_tasks
 from pyspark_qmq.planning import ReadTask
 from pyspark_qmq.read_options import ReadOptions, parse
 from support import NodeProcess
@@ -125,8 +124,8 @@ def test_files_of_a_refused_commit_are_deleted(lake: Lake, tmp_path: Path) -> No
 def test_what_a_writer_wrote_that_died_before_its_commit_is_in_the_table_once(lake: Lake) -> None:
     send(lake.server, "orders", ["a"])
 
-    def dies(source: TaskSource, work: Sequence[ReadTask], folder: DataFolder) -> list[DayFile]:
-        write_tasks(source, work, folder)
+    def dies(source: TaskSource, work: Sequence[ReadTask], output: TaskOutput) -> list[DayFile]:
+        write_tasks(source, work, output)
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):

@@ -1424,6 +1424,153 @@ class SubjectSettings(_message.Message):
 Global___SubjectSettings: _TypeAlias = SubjectSettings  # noqa: Y015
 
 @_typing.final
+class SubjectSchema(_message.Message):
+    """One version of a subject's schema (docs/SCHEMAS.md)."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    VERSION_FIELD_NUMBER: _builtins.int
+    FORMAT_FIELD_NUMBER: _builtins.int
+    TEXT_FIELD_NUMBER: _builtins.int
+    COMPATIBILITY_FIELD_NUMBER: _builtins.int
+    CREATED_MS_FIELD_NUMBER: _builtins.int
+    version: _builtins.int
+    """1 for the first."""
+    format: _builtins.str
+    """json-schema, avro"""
+    text: _builtins.str
+    compatibility: _builtins.str
+    """backward, forward, full, none"""
+    created_ms: _builtins.int
+    def __init__(
+        self,
+        *,
+        version: _builtins.int = ...,
+        format: _builtins.str = ...,
+        text: _builtins.str = ...,
+        compatibility: _builtins.str = ...,
+        created_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["compatibility", b"compatibility", "created_ms", b"created_ms", "format", b"format", "text", b"text", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SubjectSchema: _TypeAlias = SubjectSchema  # noqa: Y015
+
+@_typing.final
+class SetSubjectSchemaRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SUBJECT_FIELD_NUMBER: _builtins.int
+    FORMAT_FIELD_NUMBER: _builtins.int
+    TEXT_FIELD_NUMBER: _builtins.int
+    COMPATIBILITY_FIELD_NUMBER: _builtins.int
+    DRY_RUN_FIELD_NUMBER: _builtins.int
+    subject: _builtins.str
+    format: _builtins.str
+    text: _builtins.str
+    compatibility: _builtins.str
+    """Empty: as the version before; of the first version, backward."""
+    dry_run: _builtins.bool
+    """Check, and store nothing."""
+    def __init__(
+        self,
+        *,
+        subject: _builtins.str = ...,
+        format: _builtins.str = ...,
+        text: _builtins.str = ...,
+        compatibility: _builtins.str = ...,
+        dry_run: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["compatibility", b"compatibility", "dry_run", b"dry_run", "format", b"format", "subject", b"subject", "text", b"text"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SetSubjectSchemaRequest: _TypeAlias = SetSubjectSchemaRequest  # noqa: Y015
+
+@_typing.final
+class ListSubjectSchemasRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SUBJECT_FIELD_NUMBER: _builtins.int
+    subject: _builtins.str
+    def __init__(
+        self,
+        *,
+        subject: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["subject", b"subject"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListSubjectSchemasRequest: _TypeAlias = ListSubjectSchemasRequest  # noqa: Y015
+
+@_typing.final
+class ListSubjectSchemasResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SCHEMAS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def schemas(self) -> _containers.RepeatedCompositeFieldContainer[Global___SubjectSchema]: ...
+    def __init__(
+        self,
+        *,
+        schemas: _abc.Iterable[Global___SubjectSchema] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["schemas", b"schemas"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListSubjectSchemasResponse: _TypeAlias = ListSubjectSchemasResponse  # noqa: Y015
+
+@_typing.final
+class DeleteSubjectSchemasRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SUBJECT_FIELD_NUMBER: _builtins.int
+    subject: _builtins.str
+    def __init__(
+        self,
+        *,
+        subject: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["subject", b"subject"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DeleteSubjectSchemasRequest: _TypeAlias = DeleteSubjectSchemasRequest  # noqa: Y015
+
+@_typing.final
+class DeleteSubjectSchemasResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    VERSIONS_FIELD_NUMBER: _builtins.int
+    versions: _builtins.int
+    """How many versions there were."""
+    def __init__(
+        self,
+        *,
+        versions: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["versions", b"versions"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DeleteSubjectSchemasResponse: _TypeAlias = DeleteSubjectSchemasResponse  # noqa: Y015
+
+@_typing.final
 class LocateRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -111,6 +111,21 @@ class MetaStub(object):
                 request_serializer=qmq_dot_proto_dot_v1_dot_meta__pb2.SetSubjectFlushRequest.SerializeToString,
                 response_deserializer=qmq_dot_proto_dot_v1_dot_meta__pb2.SetSubjectFlushResponse.FromString,
                 _registered_method=True)
+        self.SetSubjectSchema = channel.unary_unary(
+                '/qmq.v1.Meta/SetSubjectSchema',
+                request_serializer=qmq_dot_proto_dot_v1_dot_meta__pb2.SetSubjectSchemaRequest.SerializeToString,
+                response_deserializer=qmq_dot_proto_dot_v1_dot_meta__pb2.SubjectSchema.FromString,
+                _registered_method=True)
+        self.ListSubjectSchemas = channel.unary_unary(
+                '/qmq.v1.Meta/ListSubjectSchemas',
+                request_serializer=qmq_dot_proto_dot_v1_dot_meta__pb2.ListSubjectSchemasRequest.SerializeToString,
+                response_deserializer=qmq_dot_proto_dot_v1_dot_meta__pb2.ListSubjectSchemasResponse.FromString,
+                _registered_method=True)
+        self.DeleteSubjectSchemas = channel.unary_unary(
+                '/qmq.v1.Meta/DeleteSubjectSchemas',
+                request_serializer=qmq_dot_proto_dot_v1_dot_meta__pb2.DeleteSubjectSchemasRequest.SerializeToString,
+                response_deserializer=qmq_dot_proto_dot_v1_dot_meta__pb2.DeleteSubjectSchemasResponse.FromString,
+                _registered_method=True)
         self.SetGroupMode = channel.unary_unary(
                 '/qmq.v1.Meta/SetGroupMode',
                 request_serializer=qmq_dot_proto_dot_v1_dot_meta__pb2.SetGroupModeRequest.SerializeToString,
@@ -322,6 +337,27 @@ class MetaServicer(object):
 
     def SetSubjectFlush(self, request, context):
         """Say when a subject's producers are answered.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SetSubjectSchema(self, request, context):
+        """Declare the next version of a subject's schema, if it is compatible with the one before (error 127). The newest one again is no new version.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListSubjectSchemas(self, request, context):
+        """All versions, the newest one last.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DeleteSubjectSchemas(self, request, context):
+        """Delete all versions.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -553,6 +589,21 @@ def add_MetaServicer_to_server(servicer, server):
                     servicer.SetSubjectFlush,
                     request_deserializer=qmq_dot_proto_dot_v1_dot_meta__pb2.SetSubjectFlushRequest.FromString,
                     response_serializer=qmq_dot_proto_dot_v1_dot_meta__pb2.SetSubjectFlushResponse.SerializeToString,
+            ),
+            'SetSubjectSchema': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetSubjectSchema,
+                    request_deserializer=qmq_dot_proto_dot_v1_dot_meta__pb2.SetSubjectSchemaRequest.FromString,
+                    response_serializer=qmq_dot_proto_dot_v1_dot_meta__pb2.SubjectSchema.SerializeToString,
+            ),
+            'ListSubjectSchemas': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListSubjectSchemas,
+                    request_deserializer=qmq_dot_proto_dot_v1_dot_meta__pb2.ListSubjectSchemasRequest.FromString,
+                    response_serializer=qmq_dot_proto_dot_v1_dot_meta__pb2.ListSubjectSchemasResponse.SerializeToString,
+            ),
+            'DeleteSubjectSchemas': grpc.unary_unary_rpc_method_handler(
+                    servicer.DeleteSubjectSchemas,
+                    request_deserializer=qmq_dot_proto_dot_v1_dot_meta__pb2.DeleteSubjectSchemasRequest.FromString,
+                    response_serializer=qmq_dot_proto_dot_v1_dot_meta__pb2.DeleteSubjectSchemasResponse.SerializeToString,
             ),
             'SetGroupMode': grpc.unary_unary_rpc_method_handler(
                     servicer.SetGroupMode,
@@ -1070,6 +1121,87 @@ class Meta(object):
             '/qmq.v1.Meta/SetSubjectFlush',
             qmq_dot_proto_dot_v1_dot_meta__pb2.SetSubjectFlushRequest.SerializeToString,
             qmq_dot_proto_dot_v1_dot_meta__pb2.SetSubjectFlushResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetSubjectSchema(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/qmq.v1.Meta/SetSubjectSchema',
+            qmq_dot_proto_dot_v1_dot_meta__pb2.SetSubjectSchemaRequest.SerializeToString,
+            qmq_dot_proto_dot_v1_dot_meta__pb2.SubjectSchema.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListSubjectSchemas(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/qmq.v1.Meta/ListSubjectSchemas',
+            qmq_dot_proto_dot_v1_dot_meta__pb2.ListSubjectSchemasRequest.SerializeToString,
+            qmq_dot_proto_dot_v1_dot_meta__pb2.ListSubjectSchemasResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DeleteSubjectSchemas(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/qmq.v1.Meta/DeleteSubjectSchemas',
+            qmq_dot_proto_dot_v1_dot_meta__pb2.DeleteSubjectSchemasRequest.SerializeToString,
+            qmq_dot_proto_dot_v1_dot_meta__pb2.DeleteSubjectSchemasResponse.FromString,
             options,
             channel_credentials,
             insecure,

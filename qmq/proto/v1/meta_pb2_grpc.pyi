@@ -59,6 +59,12 @@ class MetaStub:
     """Choose the broker groups on which a subject lives. Messages already stored elsewhere stay consumable there."""
     SetSubjectFlush: _grpc.UnaryUnaryMultiCallable[_meta_pb2.SetSubjectFlushRequest, _meta_pb2.SetSubjectFlushResponse]
     """Say when a subject's producers are answered."""
+    SetSubjectSchema: _grpc.UnaryUnaryMultiCallable[_meta_pb2.SetSubjectSchemaRequest, _meta_pb2.SubjectSchema]
+    """Declare the next version of a subject's schema, if it is compatible with the one before (error 127). The newest one again is no new version."""
+    ListSubjectSchemas: _grpc.UnaryUnaryMultiCallable[_meta_pb2.ListSubjectSchemasRequest, _meta_pb2.ListSubjectSchemasResponse]
+    """All versions, the newest one last."""
+    DeleteSubjectSchemas: _grpc.UnaryUnaryMultiCallable[_meta_pb2.DeleteSubjectSchemasRequest, _meta_pb2.DeleteSubjectSchemasResponse]
+    """Delete all versions."""
     SetGroupMode: _grpc.UnaryUnaryMultiCallable[_meta_pb2.SetGroupModeRequest, _meta_pb2.SetGroupModeResponse]
     """Drain a broker group (read-only: producers go elsewhere, consumers go on), or resume it."""
     Transfer: _grpc.UnaryUnaryMultiCallable[_meta_pb2.GroupTransferRequest, _control_pb2.TransferResponse]
@@ -131,6 +137,12 @@ class MetaAsyncStub(MetaStub):
     """Choose the broker groups on which a subject lives. Messages already stored elsewhere stay consumable there."""
     SetSubjectFlush: _aio.UnaryUnaryMultiCallable[_meta_pb2.SetSubjectFlushRequest, _meta_pb2.SetSubjectFlushResponse]  # type: ignore[assignment]
     """Say when a subject's producers are answered."""
+    SetSubjectSchema: _aio.UnaryUnaryMultiCallable[_meta_pb2.SetSubjectSchemaRequest, _meta_pb2.SubjectSchema]  # type: ignore[assignment]
+    """Declare the next version of a subject's schema, if it is compatible with the one before (error 127). The newest one again is no new version."""
+    ListSubjectSchemas: _aio.UnaryUnaryMultiCallable[_meta_pb2.ListSubjectSchemasRequest, _meta_pb2.ListSubjectSchemasResponse]  # type: ignore[assignment]
+    """All versions, the newest one last."""
+    DeleteSubjectSchemas: _aio.UnaryUnaryMultiCallable[_meta_pb2.DeleteSubjectSchemasRequest, _meta_pb2.DeleteSubjectSchemasResponse]  # type: ignore[assignment]
+    """Delete all versions."""
     SetGroupMode: _aio.UnaryUnaryMultiCallable[_meta_pb2.SetGroupModeRequest, _meta_pb2.SetGroupModeResponse]  # type: ignore[assignment]
     """Drain a broker group (read-only: producers go elsewhere, consumers go on), or resume it."""
     Transfer: _aio.UnaryUnaryMultiCallable[_meta_pb2.GroupTransferRequest, _control_pb2.TransferResponse]  # type: ignore[assignment]
@@ -290,6 +302,30 @@ class MetaServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_meta_pb2.SetSubjectFlushResponse, _abc.Awaitable[_meta_pb2.SetSubjectFlushResponse]]:
         """Say when a subject's producers are answered."""
+
+    @_abc_1.abstractmethod
+    def SetSubjectSchema(
+        self,
+        request: _meta_pb2.SetSubjectSchemaRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_meta_pb2.SubjectSchema, _abc.Awaitable[_meta_pb2.SubjectSchema]]:
+        """Declare the next version of a subject's schema, if it is compatible with the one before (error 127). The newest one again is no new version."""
+
+    @_abc_1.abstractmethod
+    def ListSubjectSchemas(
+        self,
+        request: _meta_pb2.ListSubjectSchemasRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_meta_pb2.ListSubjectSchemasResponse, _abc.Awaitable[_meta_pb2.ListSubjectSchemasResponse]]:
+        """All versions, the newest one last."""
+
+    @_abc_1.abstractmethod
+    def DeleteSubjectSchemas(
+        self,
+        request: _meta_pb2.DeleteSubjectSchemasRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_meta_pb2.DeleteSubjectSchemasResponse, _abc.Awaitable[_meta_pb2.DeleteSubjectSchemasResponse]]:
+        """Delete all versions."""
 
     @_abc_1.abstractmethod
     def SetGroupMode(

@@ -6,9 +6,8 @@ from collections.abc import Sequence
 
 from pyspark.sql import SparkSession
 
-from pyspark_qmq.lake.data_folder import DataFolder
 from pyspark_qmq.lake.day_files import DayFile
-from pyspark_qmq.lake.task_runner import TaskSource, write_tasks
+from pyspark_qmq.lake.task_runner import TaskOutput, TaskSource, write_tasks
 from pyspark_qmq.planning import ReadTask
 
 
@@ -19,9 +18,9 @@ class SparkTasks:
         self._context = spark.sparkContext
         self.cores = self._context.defaultParallelism
 
-    def __call__(self, source: TaskSource, work: Sequence[ReadTask], folder: DataFolder) -> list[DayFile]:
+    def __call__(self, source: TaskSource, work: Sequence[ReadTask], output: TaskOutput) -> list[DayFile]:
         """One Spark task for each core; a task makes one file for each day. Raises PySparkException."""
         count = min(len(work), self.cores)
         parts = [work[at::count] for at in range(count)]
         rows = self._context.parallelize(parts, count)
-        return rows.flatMap(lambda part: write_tasks(source, part, folder)).collect()
+        return rows.flatMap(lambda part: write_tasks(source, part, output)).collect()

@@ -8,5 +8,11 @@ lake_table.py        one table: open, commit files with positions
 task_runner.py       who reads a round's tasks and writes its files: this process, or Spark's executors
 lake_writer.py       rounds: what is committed in the log and not in the table goes into it
 table_maintenance.py compaction, expiry, leftovers of crashes
+typed_columns.py     decoded bodies as Arrow columns
+typed_rows.py        a batch of the log into typed rows and rejected ones
+typed_evolution.py   a typed table's column follows the subject's schema
+typed_tables.py      typed tables with their tables of rejected messages
+conformed_columns.py rows of older files in the table's present columns
+rejected_rows.py     rejected messages reach their table once
 archive_migration.py archives of older versions into tables, once
 """

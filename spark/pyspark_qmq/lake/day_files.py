@@ -6,7 +6,7 @@ A file is on disk when `close` returns: a commit must not name a file that a pow
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -25,12 +25,14 @@ from pyspark_qmq.lake.lake_schema import SCHEMA, WITHOUT_BOUNDS
 ROW_GROUP_BYTES: Final = 32 << 20
 _DAY_US: Final = 86_400_000_000
 _DICTIONARY: Final = ["partition", "broker_group", "route_version", "logical_partition", "key", "tags.list.element", "epoch"]
-_STATISTICS: Final = [each for each in SCHEMA.names if each not in {name.split(".")[0] for name in WITHOUT_BOUNDS}]
+_WITHOUT_STATISTICS: Final = frozenset(name.split(".")[0] for name in WITHOUT_BOUNDS)
 
 
 class DayFile(NamedTuple):
     location: str
     rows: int
+    is_rejected: bool = False
+    """Whether it belongs to the table of rejected messages."""
 
 
 @dataclass(slots=True)
@@ -38,6 +40,7 @@ class _OpenFile:
     location: str
     stream: OutputStream
     writer: pq.ParquetWriter
+    schema: pa.Schema
     rows: int = 0
     waiting: list[pa.RecordBatch] = field(default_factory=list)
     waiting_bytes: int = 0
@@ -51,7 +54,7 @@ class _OpenFile:
     def flush(self) -> None:
         """Write what waits as one row group."""
         if self.waiting:
-            table = pa.Table.from_batches(self.waiting, SCHEMA)
+            table = pa.Table.from_batches(self.waiting, self.schema)
             self.rows += table.num_rows
             self.writer.write_table(table, row_group_size=table.num_rows)
             self.waiting, self.waiting_bytes = [], 0
@@ -63,14 +66,16 @@ class DayFiles:
     `name`: unique; files of different days lie in different folders.
     """
 
-    def __init__(self, folder: DataFolder, name: str) -> None:
+    def __init__(self, folder: DataFolder, name: str, schema: pa.Schema = SCHEMA) -> None:
         self._folder = folder
         self._name = name
+        self._schema = schema
+        self._statistics = [path for each in schema if each.name not in _WITHOUT_STATISTICS for path in _leaves(each)]
         self._open: dict[int, _OpenFile] = {}
 
     def write(self, batch: pa.RecordBatch) -> None:
-        """Add rows with the columns of `SCHEMA`. Raises OSError."""
-        batch = pa.RecordBatch.from_arrays(batch.columns, schema=SCHEMA)  # a reader of the log says of no column that it is never null
+        """Add rows with the columns of the schema. Raises OSError."""
+        batch = pa.RecordBatch.from_arrays(batch.columns, schema=self._schema)  # a reader of the log says of no column that it is not null
         days = np.asarray(batch.column("append_time").cast(pa.int64())) // _DAY_US
         first, last = int(days.min()), int(days.max())
         if first == last:
@@ -86,9 +91,14 @@ class DayFiles:
             location = self._folder.location(f"day={date.isoformat()}/{self._name}.parquet")
             stream = self._folder.create(location)
             writer = pq.ParquetWriter(
-                stream, SCHEMA, compression="zstd", compression_level=1, use_dictionary=_DICTIONARY, write_statistics=_STATISTICS
+                stream,
+                self._schema,
+                compression="zstd",
+                compression_level=1,
+                use_dictionary=_DICTIONARY,
+                write_statistics=self._statistics,
             )
-            found = self._open[day] = _OpenFile(location, stream, writer)
+            found = self._open[day] = _OpenFile(location, stream, writer, self._schema)
         return found
 
     def close(self, sync: Callable[[str], None] | None = None) -> list[DayFile]:
@@ -111,6 +121,15 @@ class DayFiles:
             with suppress(OSError):
                 each.stream.close()
         self._open = {}
+
+
+def _leaves(field: pa.Field) -> Iterator[str]:
+    """The paths of a column's values in a Parquet file, except those in lists and maps."""
+    if pa.types.is_struct(field.type):
+        for each in field.type:
+            yield from (f"{field.name}.{path}" for path in _leaves(each))
+    elif not pa.types.is_list(field.type) and not pa.types.is_map(field.type):
+        yield field.name
 
 
 def local_path(location: str) -> Path | None:

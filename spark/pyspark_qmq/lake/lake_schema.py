@@ -7,6 +7,8 @@ from typing import Final
 import pyarrow as pa
 
 from pyspark_qmq.arrow_schema import TYPES
+from pyspark_qmq.lake.typed_columns import arrow_type
+from qmq.schemas.field_types import Struct
 
 COLUMNS: Final = (
     "partition",
@@ -30,6 +32,20 @@ _NULLABLE: Final = frozenset({"route_version", "logical_partition", "key"})
 SCHEMA: Final = pa.schema([pa.field(name, TYPES[name], nullable=name in _NULLABLE) for name in COLUMNS])
 """The schema of the files, exactly."""
 
+VALUE: Final = "value"
+"""The column of a typed table that has the decoded body."""
+
+REJECTED_SCHEMA: Final = pa.schema(
+    [*SCHEMA, pa.field("reason", pa.string(), nullable=False), pa.field("schema_version", pa.int32(), nullable=False)]
+)
+"""Of the files with messages that do not fit their subject's schema."""
+
+
+def typed_schema(struct: Struct) -> pa.Schema:
+    """Of the files of a typed table; of a table without types if there are no fields."""
+    return pa.schema([*SCHEMA, pa.field(VALUE, arrow_type(struct))]) if struct.fields else SCHEMA
+
+
 WITHOUT_BOUNDS: Final = ("body", "tags.element", "headers.key", "headers.value", "message_id")
 """Queries do not search by ranges of these columns, and their minima and maxima would take time and space in each file."""
 
@@ -37,6 +53,6 @@ ORDER: Final = ("logical_partition", "key", "route_version", "partition", "seque
 """How a compacted file is sorted: a key's messages lie together, in the order of the log."""
 
 
-def table_name(subject: str) -> str:
-    """The table of a subject. Engines take a dot for a level of the name, so it becomes an underscore."""
-    return subject.replace(".", "_")
+def table_name(subject: str, *, is_rejected: bool = False) -> str:
+    """The table of a subject, or of its rejected messages. Engines take a dot for a level of the name, so it becomes an underscore."""
+    return subject.replace(".", "_") + ("__rejected" if is_rejected else "")

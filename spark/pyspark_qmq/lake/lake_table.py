@@ -24,13 +24,16 @@ from pyiceberg.transforms import DayTransform
 
 from pyspark_qmq.lake import positions
 from pyspark_qmq.lake.data_folder import DataFolder
-from pyspark_qmq.lake.lake_schema import SCHEMA, WITHOUT_BOUNDS, table_name
+from pyspark_qmq.lake.lake_schema import REJECTED_SCHEMA, SCHEMA, WITHOUT_BOUNDS, table_name
 from pyspark_qmq.lake.positions import Snapshot
 from pyspark_qmq.offsets import Offsets
 from pyspark_qmq.source_model import QueueKey
 from qmq.errors import InvalidArgument, UnknownSubject
 
 SUBJECT: Final = "qmq.subject"
+CONTENT: Final = "qmq.content"
+"""Property of a table: `rejected`, if it has messages that do not fit their subject's schema."""
+REJECTED: Final = "rejected"
 NOTHING: Final[Mapping[str, str]] = MappingProxyType({})
 _RETRIES: Final = "commit.retry.num-retries"
 _OLD_METADATA: Final = {"write.metadata.delete-after-commit.enabled": "true", "write.metadata.previous-versions-max": "20"}
@@ -43,6 +46,11 @@ class LakeTable:
     def __init__(self, subject: str, table: Table) -> None:
         self.subject = subject
         self.iceberg = table
+
+    @property
+    def name(self) -> str:
+        """With its namespace."""
+        return ".".join(self.iceberg.name()[-2:])
 
     # --- files ---------------------------------------------------------------------------------------------------------
 
@@ -72,8 +80,7 @@ class LakeTable:
         return positions.newest(self.subject, metadata.current_snapshot_id, snapshot, metadata.properties)
 
     def commit(self, locations: Sequence[str], reached: Offsets, properties: Mapping[str, str] = NOTHING) -> bool:
-        """Add files, and say how far the table is with them. Without files: say so in a table that has no snapshot yet. `properties`
-        are set on the table in the same commit.
+        """Add files, and say how far the table is with them. `properties` are set on the table in the same commit.
 
         False if another snapshot came between: the files are deleted, and the table is read again. An answer that was lost counts as
         False, too; the files stay, and `positions` tell whether the commit is there.
@@ -84,6 +91,9 @@ class LakeTable:
                 change.set_properties({**properties, positions.PROPERTY: told})
                 if locations:
                     change.add_files(list(locations), {positions.PROPERTY: told}, check_duplicate_files=False)
+                elif self.iceberg.metadata.current_snapshot_id is not None:
+                    with change.update_snapshot({positions.PROPERTY: told}).fast_append():
+                        pass  # the positions of a snapshot count before the table's
         except CommitFailedException:
             self.delete(locations)
             self.iceberg.refresh()
@@ -93,46 +103,56 @@ class LakeTable:
             return False
         return True
 
+    def add(self, locations: Sequence[str], properties: Mapping[str, str]) -> None:
+        """Add files, and set properties, in one commit. If another snapshot came between, nothing is changed; an answer may be lost."""
+        with suppress(CommitFailedException, CommitStateUnknownException), self.iceberg.transaction() as change:
+            change.set_properties(dict(properties))
+            change.add_files(list(locations), check_duplicate_files=False)
 
-def open_table(catalog: Catalog, namespace: str, subject: str) -> LakeTable:
-    """The table of a subject, created if there is none.
+
+def open_table(catalog: Catalog, namespace: str, subject: str, *, is_rejected: bool = False) -> LakeTable:
+    """The table of a subject, or of its rejected messages, created if there is none.
 
     Raises:
         InvalidArgument: the name is taken by a table of something else.
     """
-    name = (namespace, table_name(subject))
+    name = (namespace, table_name(subject, is_rejected=is_rejected))
     with suppress(NamespaceAlreadyExistsError):  # by another writer, just now
         catalog.create_namespace_if_not_exists(namespace)
     if not catalog.table_exists(name):
         with suppress(TableAlreadyExistsError):
-            _create(catalog, name, subject)
-    return find_table(catalog, namespace, subject)
+            _create(catalog, name, subject, is_rejected=is_rejected)
+    return find_table(catalog, namespace, subject, is_rejected=is_rejected)
 
 
-def find_table(catalog: Catalog, namespace: str, subject: str) -> LakeTable:
-    """The table of a subject.
+def find_table(catalog: Catalog, namespace: str, subject: str, *, is_rejected: bool = False) -> LakeTable:
+    """The table of a subject, or of its rejected messages.
 
     Raises:
         UnknownSubject: there is none.
         InvalidArgument: the name is taken by a table of something else.
     """
+    name = table_name(subject, is_rejected=is_rejected)
     try:
-        found = catalog.load_table((namespace, table_name(subject)))
+        found = catalog.load_table((namespace, name))
     except NoSuchTableError:
-        raise UnknownSubject(f"subject {subject!r} has no table {namespace}.{table_name(subject)}: `qmq lake follow` makes it") from None
-    owner = found.properties.get(SUBJECT)
-    if owner != subject:
-        what = f"belongs to subject {owner!r}" if owner else "was not made by qmq lake"
-        raise InvalidArgument(f"table {namespace}.{table_name(subject)} {what}: choose another --namespace for subject {subject!r}")
+        makes = "`qmq lake follow --typed` makes it" if is_rejected else "`qmq lake follow` makes it"
+        raise UnknownSubject(f"subject {subject!r} has no table {namespace}.{name}: {makes}") from None
+    owner, content = found.properties.get(SUBJECT), found.properties.get(CONTENT, "")
+    if owner != subject or content != (REJECTED if is_rejected else ""):
+        of = "the rejected messages of " if content == REJECTED else ""
+        what = f"belongs to {of}subject {owner!r}" if owner else "was not made by qmq lake"
+        raise InvalidArgument(f"table {namespace}.{name} {what}: choose another --namespace for subject {subject!r}")
     if found.properties.get(_RETRIES) != "0":
         with found.transaction() as change:
             change.set_properties({_RETRIES: "0"})
     return LakeTable(subject, found)
 
 
-def _create(catalog: Catalog, name: tuple[str, str], subject: str) -> None:
+def _create(catalog: Catalog, name: tuple[str, str], subject: str, *, is_rejected: bool) -> None:
     """One transaction, so that no reader sees the table without its partitions."""
     bounds = {f"write.metadata.metrics.column.{each}": "none" for each in WITHOUT_BOUNDS}
-    properties = {SUBJECT: subject, _RETRIES: "0", **_OLD_METADATA, **bounds}
-    with catalog.create_table_transaction(name, SCHEMA, properties=properties) as table, table.update_spec() as spec:
+    properties = {SUBJECT: subject, _RETRIES: "0", **_OLD_METADATA, **bounds, **({CONTENT: REJECTED} if is_rejected else {})}
+    columns = REJECTED_SCHEMA if is_rejected else SCHEMA
+    with catalog.create_table_transaction(name, columns, properties=properties) as table, table.update_spec() as spec:
         spec.add_field("append_time", DayTransform(), "append_day")

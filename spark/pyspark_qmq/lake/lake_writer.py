@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -16,14 +16,18 @@ from pyiceberg.catalog import Catalog
 
 from pyspark_qmq.admission import Limit, admit
 from pyspark_qmq.committed_log import CommittedLog
+from pyspark_qmq.lake import rejected_rows
 from pyspark_qmq.lake.lake_table import LakeTable, open_table
-from pyspark_qmq.lake.task_runner import TaskRunner, TaskSource, write_tasks
+from pyspark_qmq.lake.task_runner import TaskOutput, TaskRunner, TaskSource, write_tasks
+from pyspark_qmq.lake.typed_evolution import held_struct
+from pyspark_qmq.lake.typed_tables import TypedTables
 from pyspark_qmq.log_opening import address_of, forget, log_at
 from pyspark_qmq.planning import Plan, ranges, tasks
 from pyspark_qmq.read_options import ReadOptions
 from pyspark_qmq.read_ranges import look, starts
 from pyspark_qmq.source_model import ALL, QueueKey, SourceQueue, Topology
 from qmq.errors import InvalidArgument, Unavailable
+from qmq.schemas.declared_schema import DeclaredSchema
 
 log = logging.getLogger(__name__)
 
@@ -42,6 +46,8 @@ class RoundResult(NamedTuple):
     """Whether more was committed in the log than the round took."""
     is_refused: bool = False
     """Whether another writer was faster."""
+    rejected: int = 0
+    """Messages that do not fit the subject's schema, and are in the table of rejected messages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +59,8 @@ class LakeOptions:
 class LakeWriter:
     """Keeps the tables of the chosen subjects in step with the log. Used by one thread.
 
-    `run_tasks` writes the files; the commits are made here.
+    `run_tasks` writes the files; the commits are made here. `schemas`: the versions of a subject's schema as they are now, the newest one
+    last; with it the tables are typed.
 
     Raises InvalidArgument if the read selects messages or queues: a table has a subject whole.
     """
@@ -65,6 +72,7 @@ class LakeWriter:
         options: LakeOptions,
         *,
         run_tasks: TaskRunner = write_tasks,
+        schemas: Callable[[str], Sequence[DeclaredSchema]] | None = None,
     ) -> None:
         if asked.selection != ALL or asked.choice.queues is not None:
             raise InvalidArgument(
@@ -76,12 +84,14 @@ class LakeWriter:
         self._run_tasks = run_tasks
         self._source = TaskSource(address_of(asked.where), asked.skips_lost)
         self._tables: dict[str, LakeTable] = {}
+        self._typed = None if schemas is None else TypedTables(catalog, options.namespace, schemas)
 
     def round(self) -> Iterator[RoundResult]:
         """One round of each subject that has something new.
 
         Raises:
-            UnknownSubject, InvalidArgument: as a read of the log.
+            UnknownSubject, InvalidArgument: as a read of the log; a subject has no schema, or a table that is typed is not written so.
+            IncompatibleSchema: a typed table cannot follow the subject's schema.
             MessagesExpired: retention deleted what a table does not have.
             NotConnected: a broker group did not answer in time.
             LogDamaged: log or table do not hold together.
@@ -129,17 +139,25 @@ class LakeWriter:
 
     def _subject_round(self, subject: str, topology: Topology) -> RoundResult | None:
         table = self._table(subject)
+        if self._typed is not None:
+            self._typed.complete(table)
         begin = self._begin(table, topology)
         limit = Limit(self._asked.limit.rows_max, self._asked.limit.bytes_max or self._options.round_bytes)
         end = admit(topology, begin, limit)
         wanted = ranges(begin, end, topology.queues, skips_lost=self._asked.skips_lost)
         if not wanted:
             return None
+        output = TaskOutput(table.folder) if self._typed is None else self._typed.output(table)
         work = tasks(self._log(), topology, wanted, Plan(_PIECE_BYTES), ALL)
-        made = self._run_tasks(self._source, list(work), table.folder)
-        is_committed = table.commit([each.location for each in made], end)
+        made = self._run_tasks(self._source, list(work), output)
+        bad = [each for each in made if each.is_rejected]
+        properties = rejected_rows.told(each.location for each in bad) if bad else {}
+        is_committed = table.commit([each.location for each in made if not each.is_rejected], end, properties)
+        if self._typed is not None and is_committed:
+            self._typed.complete(table)
         is_behind = any(end.get(key, 0) < queue.end for key, queue in topology.queues.items())
-        return RoundResult(subject, sum(each.rows for each in made), len(made), is_behind, not is_committed)
+        counts = sum(each.rows for each in made), len(made)
+        return RoundResult(subject, *counts, is_behind, not is_committed, sum(each.rows for each in bad))
 
     def _begin(self, table: LakeTable, topology: Topology) -> dict[QueueKey, int]:
         """The table's positions. A new table begins where the user says. A queue that came later is read from its beginning."""
@@ -153,7 +171,10 @@ class LakeWriter:
     def _table(self, subject: str) -> LakeTable:
         found = self._tables.get(subject)
         if found is None:
-            found = self._tables[subject] = open_table(self._catalog, self._options.namespace, subject)
+            found = open_table(self._catalog, self._options.namespace, subject)
+            if self._typed is None and held_struct(found).fields:
+                raise InvalidArgument(f"the table of {subject!r} has decoded bodies: follow it with --typed, or choose another --namespace")
+            self._tables[subject] = found
         return found
 
 

@@ -8,7 +8,7 @@ a file has to be older than `grace`.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from typing import Final, NamedTuple
@@ -23,9 +23,11 @@ from pyiceberg.manifest import DataFile
 from pyiceberg.table import Table
 
 from pyspark_qmq.lake import positions
+from pyspark_qmq.lake.conformed_columns import conformed
 from pyspark_qmq.lake.day_files import DayFiles
-from pyspark_qmq.lake.lake_schema import ORDER, SCHEMA
-from pyspark_qmq.lake.lake_table import LakeTable
+from pyspark_qmq.lake.lake_schema import ORDER, REJECTED_SCHEMA, typed_schema
+from pyspark_qmq.lake.lake_table import CONTENT, REJECTED, LakeTable
+from pyspark_qmq.lake.typed_evolution import held_struct
 from qmq.errors import InvalidArgument, LogDamaged, Overloaded
 
 SMALL_BYTES: Final = 128 << 20
@@ -85,10 +87,11 @@ def _groups(days: dict[date, list[DataFile]], today: date) -> list[FileGroup]:
 
 
 def _rewrite(table: LakeTable, step: FileGroup) -> int:
-    rows = pa.concat_tables([_read(table.iceberg, each) for each in step.files])
+    schema = file_schema(table)
+    rows = _read(table.iceberg, step.files, schema)
     if rows.num_rows != sum(each.record_count for each in step.files):
         raise LogDamaged(f"files of {step.day} hold {rows.num_rows} rows, and the table says {sum(f.record_count for f in step.files)}")
-    files = DayFiles(table.folder, f"compacted-{uuid.uuid4().hex}")
+    files = DayFiles(table.folder, f"compacted-{uuid.uuid4().hex}", schema)
     for batch in rows.sort_by([(name, "ascending") for name in ORDER]).to_batches():
         files.write(batch)
     made = files.close()
@@ -105,9 +108,20 @@ def _rewrite(table: LakeTable, step: FileGroup) -> int:
     raise Overloaded(f"files of {step.day} were replaced by another process, or concurrent writers blocked the compaction: start it again")
 
 
-def _read(table: Table, file: DataFile) -> pa.Table:
-    with table.io.new_input(file.file_path).open() as stream:
-        return pq.read_table(stream, schema=SCHEMA)
+def file_schema(table: LakeTable) -> pa.Schema:
+    """The schema of new files of the table."""
+    if table.iceberg.properties.get(CONTENT) == REJECTED:
+        return REJECTED_SCHEMA
+    return typed_schema(held_struct(table))
+
+
+def _read(table: Table, files: Sequence[DataFile], schema: pa.Schema) -> pa.Table:
+    """Rows of files, also of files that were written before columns were added or widened."""
+    found = []
+    for each in files:
+        with table.io.new_input(each.file_path).open() as stream:
+            found.append(conformed(pq.read_table(stream), schema))
+    return pa.concat_tables(found)
 
 
 def _replace(table: LakeTable, old: Iterable[DataFile], new: list[str]) -> bool:

@@ -6,17 +6,21 @@ No snapshot names the files until the writer commits them, so a task may be repe
 from __future__ import annotations
 
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from pyspark_qmq.committed_log import LogAddress
 from pyspark_qmq.lake.data_folder import DataFolder
 from pyspark_qmq.lake.day_files import DayFile, DayFiles
-from pyspark_qmq.lake.lake_schema import COLUMNS
+from pyspark_qmq.lake.lake_schema import COLUMNS, REJECTED_SCHEMA, typed_schema
+from pyspark_qmq.lake.typed_rows import BodyTypes, TypedRows
 from pyspark_qmq.planning import ReadTask
 from pyspark_qmq.read_ranges import read_task
 from pyspark_qmq.source_model import ALL
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,21 +31,50 @@ class TaskSource:
     skips_lost: bool
 
 
+@dataclass(frozen=True, slots=True)
+class TaskOutput:
+    """Where tasks write. With `types`: decoded bodies, and what does not fit into files in `rejected`."""
+
+    folder: DataFolder
+    types: BodyTypes | None = None
+    rejected: DataFolder | None = None
+
+
 class TaskRunner(Protocol):
     """Carries out the tasks of a round."""
 
-    def __call__(self, source: TaskSource, work: Sequence[ReadTask], folder: DataFolder) -> list[DayFile]:
+    def __call__(self, source: TaskSource, work: Sequence[ReadTask], output: TaskOutput) -> list[DayFile]:
         """The files with all rows of the tasks, on disk. Raises MessagesExpired, NotConnected, LogDamaged, OSError."""
         ...
 
 
-def write_tasks(source: TaskSource, work: Sequence[ReadTask], folder: DataFolder) -> list[DayFile]:
+def write_tasks(source: TaskSource, work: Sequence[ReadTask], output: TaskOutput) -> list[DayFile]:
     """Write the rows of tasks in this process, one file for each day. It is a `TaskRunner`."""
-    files = DayFiles(folder, uuid.uuid4().hex)
+    if output.types is not None and output.rejected is not None:
+        return _write_typed(source, work, output.folder, output.rejected, output.types)
+    files = DayFiles(output.folder, uuid.uuid4().hex)
     try:
-        for task in work:
-            for batch in read_task(source.address, task, COLUMNS, ALL, skips_lost=source.skips_lost):
-                files.write(batch)
+        for batch in _rows(source, work):
+            files.write(batch)
         return files.close()
     finally:
         files.abandon()
+
+
+def _write_typed(source: TaskSource, work: Sequence[ReadTask], folder: DataFolder, rejected: DataFolder, types: BodyTypes) -> list[DayFile]:
+    name, rows = uuid.uuid4().hex, TypedRows(types)
+    files, others = DayFiles(folder, name, typed_schema(types.held)), DayFiles(rejected, name, REJECTED_SCHEMA)
+    try:
+        for batch in _rows(source, work):
+            for target, part in zip((files, others), rows.split(batch), strict=True):
+                if part is not None:
+                    target.write(part)
+        return [*files.close(), *(each._replace(is_rejected=True) for each in others.close())]
+    finally:
+        files.abandon()
+        others.abandon()
+
+
+def _rows(source: TaskSource, work: Sequence[ReadTask]) -> Iterator[pa.RecordBatch]:
+    for task in work:
+        yield from read_task(source.address, task, COLUMNS, ALL, skips_lost=source.skips_lost)

@@ -139,6 +139,10 @@ def subjects_and_messages(say: Walk, data: Path) -> None:
     for name in ("message show", "message trace", "why"):
         say(name, "orders", message["id"])
     say("subject flush", "orders", "--flush", "default")
+    (say.folder / "schema.json").write_text('{"type": "object", "properties": {"id": {"type": "integer"}}}')
+    say("subject schema set", "orders", "--json-schema", str(say.folder / "schema.json"))
+    for name in ("subject schema list", "subject schema show", "subject schema delete"):
+        say(name, "orders")
     say("subject place", "orders", "--groups", "broker-0", "--dry-run")
     say("export", "orders", "--file", str(say.folder / "orders.jsonl"))
     say("subject create", "copied")

@@ -1,0 +1,38 @@
+"""Rows of older files in the table's present columns: fields that came later are null, and types are wider. Pure.
+
+PyIceberg's own reading is not used where rows are written again: it makes an empty list of a null list of structs (iceberg-python issue
+3833).
+"""
+
+from __future__ import annotations
+
+import pyarrow as pa
+
+
+def conformed(rows: pa.Table, schema: pa.Schema) -> pa.Table:
+    """The rows with the schema's columns."""
+    if rows.schema.equals(schema):
+        return rows
+    columns = []
+    for each in schema:
+        if each.name not in rows.column_names:
+            columns.append(pa.nulls(rows.num_rows, each.type))
+        else:
+            chunks = [_array(chunk, each.type) for chunk in rows.column(each.name).chunks]
+            columns.append(pa.chunked_array(chunks, each.type))
+    return pa.Table.from_arrays(columns, schema=schema)
+
+
+def _array(held: pa.Array, kind: pa.DataType) -> pa.Array:
+    if held.type.equals(kind):
+        return held
+    if pa.types.is_struct(kind):
+        parts = dict(zip((each.name for each in held.type), held.flatten(), strict=True))
+        arrays = [_array(parts[each.name], each.type) if each.name in parts else pa.nulls(len(held), each.type) for each in kind]
+        return pa.StructArray.from_arrays(arrays, fields=list(kind), mask=held.is_null())
+    if pa.types.is_list(kind):
+        return pa.ListArray.from_arrays(held.offsets, _array(held.values, kind.value_type), type=kind, mask=held.is_null())
+    if pa.types.is_map(kind):
+        items = _array(held.items, kind.item_type)
+        return pa.MapArray.from_arrays(held.offsets, held.keys.cast(kind.key_type), items, type=kind, mask=held.is_null())
+    return held.cast(kind)
