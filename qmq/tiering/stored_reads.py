@@ -35,6 +35,7 @@ log = logging.getLogger("qmq.tiering")
 
 THREADS: Final = 4
 AWAY_RETRY_MS: Final = 1000
+WARN_EVERY_S: Final = 10.0
 
 
 @dataclass(slots=True)
@@ -52,7 +53,8 @@ class _Fetch:
     index: SegmentIndex
     key: ChunkKey
     loop: asyncio.AbstractEventLoop
-    waiting: dict[object, Ended] = field(default_factory=dict)
+    waiting: dict[int, tuple[object, Ended]] = field(default_factory=dict)
+    """By the owner's identity: owners need not be hashable."""
 
 
 class StoredReads:
@@ -70,6 +72,7 @@ class StoredReads:
         self._orders: queue.SimpleQueue[_Fetch | None] = queue.SimpleQueue()
         self._workers: list[threading.Thread] = []
         self._is_closed = False
+        self._warn_from_s = 0.0
         self.counters = ReadCounters()
 
     @property
@@ -111,7 +114,7 @@ class StoredReads:
             if fetch is None:
                 asyncio.get_running_loop().call_soon(ended, None)
             else:
-                fetch.waiting[owner] = ended
+                fetch.waiting[id(owner)] = owner, ended
 
         return ColdRead(f"chunk {key.number} of the segment at {key.base} is being read from the object store: try again", wait)
 
@@ -127,9 +130,16 @@ class StoredReads:
                 os.close(left)
         else:
             self.counters.failures += 1
-            log.warning("%s", failure)
-        for ended in fetch.waiting.values():
+            self._warn(failure)
+        for _, ended in fetch.waiting.values():
             fetch.loop.call_soon(ended, failure)
+
+    def _warn(self, failure: QmqError | None) -> None:
+        """Seldom: readers that wait for a store that is away ask again and again."""
+        now_s = asyncio.get_running_loop().time()
+        if now_s >= self._warn_from_s:
+            self._warn_from_s = now_s + WARN_EVERY_S
+            log.warning("reading from the object store failed, it is asked again when somebody needs it: %s", failure)
 
     def close(self) -> None:
         """Fetch nothing more, and close the cache's files. A fetch under way ends by itself."""

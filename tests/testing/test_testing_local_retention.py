@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
+import logging
 import shutil
+from collections.abc import Iterator
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 from support import eventually
 
 import qmq
+from qmq.broker.broker_admin import BrokerAdmin
+from qmq.broker.through_cold_reads import through_cold_reads
 from qmq.client.client_timing import TIMING
 from qmq.errors import NotConnected
 from qmq.limits import KIB
 from qmq.log.log_config import LogConfig
+from qmq.log.recent_writes import MESSAGES
 from qmq.log.retention import begin_retention, end_retention
+from qmq.log.segments import segment_name
+from qmq.node.metering.tiering_metrics import READ_FAILURES
+from qmq.node.replica_node import ReplicaNode
 from qmq.testing import TestCluster
 from qmq.testing.machine import ReplicaMachine
 
@@ -45,6 +54,13 @@ async def until_cold(cluster: TestCluster) -> None:
     assert len(log.bases) > 2
     assert (log.start, log.local_start) == (0, log.bases[-1])
     assert len(list(log.folder.glob("*.log"))) == 1
+
+
+@pytest.fixture(autouse=True)
+def nothing_unexpected(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    """A connection that ends by an unexpected error is opened again, which would hide it."""
+    yield
+    assert [each.getMessage() for each in caplog.get_records("call") if each.levelno >= logging.ERROR] == []
 
 
 def bodies(count: int) -> list[bytes]:
@@ -89,12 +105,14 @@ async def test_a_consumer_of_lanes_gets_old_keys_in_order(tmp_path: Path) -> Non
 
 
 async def test_a_replica_on_a_new_disk_gets_the_log_from_a_master_that_reads_the_store(tmp_path: Path) -> None:
-    sent = bodies(40)
-    async with TestCluster(brokers=3, delay=False, log=log_config(tmp_path)) as cluster:
+    """While the store is away it waits, and the master goes on with the other replica."""
+    sent, objects = bodies(40), tmp_path / "objects"
+    async with TestCluster(brokers=3, delay=False, log=log_config(objects)) as cluster:
         mq = cluster.client()
         for body in sent:
             await mq.send("s", body)
         await until_cold(cluster)
+        objects.rename(tmp_path / "away")
         lost = next(name for name in next(iter(cluster.groups.values())) if name != cluster.master())
         old = replica(cluster, lost).node
         assert old is not None
@@ -102,17 +120,68 @@ async def test_a_replica_on_a_new_disk_gets_the_log_from_a_master_that_reads_the
         await cluster.kill(lost)
         shutil.rmtree(data)
         await cluster.restart(lost)
-        for body in (more := bodies(3)):
-            await mq.send("s", body)
         master, new = replica(cluster).node, replica(cluster, lost).node
         assert master is not None
         assert new is not None
+        epoch, failures = master.driver.core.promised, failed_reads(master)
+        await eventually(lambda: failed_reads(master) > failures + 20)
+        for body in (more := bodies(3)):
+            await mq.send("s", body)
+        assert (master.driver.core.promised, master.broker.is_serving) == (epoch, True)
+        assert new.broker.store.messages.end < master.broker.store.messages.end
+        shutil.rmtree(objects, ignore_errors=True)
+        (tmp_path / "away").rename(objects)
         await eventually(lambda: new.broker.store.messages.end == master.broker.store.messages.end and new.standing.describe().is_whole)
         assert new.broker.store.messages.start == 0
         before = cluster.master()
         await cluster.kill(before)
         await cluster.until_master(other_than=before)
         assert [message.body async for message in mq.browse("s")] == sent + more
+
+
+def failed_reads(node: ReplicaNode[Any]) -> float:
+    """The replica's metric."""
+    readings = [reading for source in node.sources() for reading in source.read() if reading is not None]
+    return sum(float(value) for reading in readings if reading.figure is READ_FAILURES for _, value in reading.rows)  # type: ignore[arg-type]
+
+
+async def test_readers_of_the_log_itself_get_every_entry(tmp_path: Path) -> None:
+    """Spark's reader and the lake's ask for entries by their positions."""
+    async with TestCluster(delay=False, log=log_config(tmp_path)) as cluster:
+        mq = cluster.client()
+        for body in bodies(40):
+            await mq.send("s", body)
+        node = replica(cluster).node
+        assert node is not None
+        log, admin = node.broker.store.messages, BrokerAdmin(node.broker, "g")
+        whole = b"".join([(log.folder / segment_name(base)).read_bytes() for base in log.bases])
+        await until_cold(cluster)
+        position, got = 0, b""
+        while position < len(whole):
+            position, data = await through_cold_reads(admin.read_committed, MESSAGES, position, 1 << 20)
+            got += data
+            position += len(data)
+        assert got == whole
+
+
+async def test_old_messages_that_fail_go_to_the_dead_letter_queue(tmp_path: Path) -> None:
+    sent = bodies(40)
+    async with TestCluster(delay=False, log=log_config(tmp_path)) as cluster:
+        mq = cluster.client()
+        for body in sent:
+            await mq.send("s", body)
+        await until_cold(cluster)
+        consumer = mq.consumer("s", group="g", ack="explicit")
+        got: list[bytes] = []
+        while len(got) < len(sent):
+            for message in await consumer.pull(50, SOON):
+                got.append(message.body)
+                message.reject("in this test")
+        letters = mq.consumer("%dlq%g", group="letters")
+        copies: list[bytes] = []
+        while len(copies) < len(sent):
+            copies += [message.body for message in await letters.pull(50, SOON)]
+        assert copies == sent
 
 
 async def test_a_store_that_is_away_fails_only_reads_of_what_it_has_and_they_go_on_later(tmp_path: Path) -> None:
