@@ -32,6 +32,7 @@ import bench_many as many
 import bench_ordered as ordered
 import bench_replicas as replicas
 import bench_spark as spark
+import bench_tiering as tiering
 from bench_processes import Node, in_loop, together
 from rich.console import Console
 from rich.progress import Progress
@@ -346,6 +347,8 @@ def scenarios(scale: float) -> dict[str, dict[str, Callable[[], Any]]]:
         "lake": {
             "5 M of 100 B into a table": lambda: lake.backfill(n(5_000_000), 100),
             "1 M of 1 KB into a table": lambda: lake.backfill(n(1_000_000), 1024),
+            "4 GiB in a folder, 1 GiB on the disk": lambda: tiering.in_folder(int(4096 * scale)),
+            "4 GiB on an S3 server, 1 GiB on the disk": lambda: tiering.on_s3(int(4096 * scale)),
             "100,000 messages/s, followed": lambda: lake.visible(100_000, max(40 * scale, 15)),
         },
         "others": {

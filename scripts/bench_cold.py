@@ -37,7 +37,9 @@ async def fill(address: str, count: int) -> None:
 
 def forget(folder: Path) -> None:
     """Put the files out of the page cache."""
-    for path in folder.rglob("*.log"):
+    for path in folder.rglob("*"):
+        if not path.is_file():
+            continue
         fd = os.open(path, os.O_RDONLY)
         os.fsync(fd)
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
