@@ -195,15 +195,21 @@ class Maintenance:
 
     def _slow_tick(self, now_ms: int) -> None:
         if self._holds_back():
+            if self._store.config.is_local_retention_set and self._is_retention_due(now_ms):
+                self._begin(self._retaining(self._release_files))
             return
         self._scrub()
         self.after_turn()
         if self._checkpoint is None and self._is_checkpoint_due(now_ms):
             self._begin(self._take_checkpoint())
-        elif now_ms - self._retention_ms >= self._broker.config.retention_interval_ms:
-            self._retention_ms = now_ms
-            if self._checkpoint is None:
-                self._begin(self._retain())
+        elif self._is_retention_due(now_ms):
+            self._begin(self._retaining(self._retain))
+
+    def _is_retention_due(self, now_ms: int) -> bool:
+        if now_ms - self._retention_ms < self._broker.config.retention_interval_ms:
+            return False
+        self._retention_ms = now_ms
+        return self._checkpoint is None
 
     def _begin(self, work: Coroutine[Any, Any, object]) -> None:
         """Start a checkpoint or retention; one runs at a time, and `stop` waits for it."""
@@ -281,25 +287,38 @@ class Maintenance:
         self._broker.committer.stored(end_checkpoint(self._store, plan))
         self._broker.turn()
 
-    async def _retain(self) -> None:
+    async def _retain(self, retention: Retention) -> None:
         """Drop what retention takes, record that in a checkpoint, and only then delete the files. Failed parts are retried next time."""
+        if not await self._forget_old(retention):
+            return
+        may_hold_files = list(self._running)
+        if retention.dropped and await self._take_checkpoint():
+            retention.written()
+        await self._delete_files(retention, may_hold_files)
+
+    async def _release_files(self, retention: Retention) -> None:
+        """While a replica begins anew, its disk keeps only what the object store does not have yet."""
+        may_hold_files = list(self._running)
+        retention.release()
+        await self._delete_files(retention, may_hold_files)
+
+    async def _delete_files(self, retention: Retention, may_hold_files: list[Future[Any]]) -> None:
+        if retention.deletable:
+            await self._close_dropped(retention.store, may_hold_files)
+            self._broker.counters.files_deleted += await self._in_thread(retention.delete)
+
+    async def _retaining(self, work: Callable[[Retention], Coroutine[Any, Any, None]]) -> None:
+        """Do some work of retention, and count its failures."""
         if self._retention.store is not self._store:
             self._retention = Retention(self._store)
-        retention, counters = self._retention, self._broker.counters
+        retention = self._retention
         try:
-            if not await self._forget_old(retention):
-                return
-            may_hold_files = list(self._running)
-            if retention.dropped and await self._take_checkpoint():
-                retention.written()
-            if retention.deletable:
-                await self._close_dropped(retention.store, may_hold_files)
-                counters.files_deleted += await self._in_thread(retention.delete)
+            await work(retention)
         except OSError as failure:
             retention.failures += 1
             log.error("retention failed, it will be tried again: %s", failure)
         finally:
-            counters.retention_failures += retention.failures
+            self._broker.counters.retention_failures += retention.failures
             retention.failures = 0
 
     async def _forget_old(self, retention: Retention) -> bool:

@@ -64,7 +64,7 @@ class Retention:
     def steps(self, look_up: LookUp) -> Iterator[None]:
         """Drop messages that are too old or too many. The store may change between two steps, but must stay the same object."""
         store = self.store
-        now_ms = max(store.clock.time_ms(), store.last_time_ms)
+        now_ms = self._now_ms()
         floor = _size_floor(store)
         kept_from = _oldest_needed(store.messages, store.applied_place()[0])
         for count, queue in enumerate(list(store.queues.values()), 1):
@@ -85,6 +85,15 @@ class Retention:
         self.dropped += store.messages.release_before(_local_floor(store, now_ms))
         self.dropped += _old_actions(store, now_ms - store.config.retention_ms)
         yield from self._drop_entries()
+
+    def release(self) -> None:
+        """Do without files whose segments are in the object store, before a checkpoint: for a replica that takes none because it begins
+        its log anew after a crash.
+        """
+        self.deletable += self.store.messages.release_before(_local_floor(self.store, self._now_ms()))
+
+    def _now_ms(self) -> int:
+        return max(self.store.clock.time_ms(), self.store.last_time_ms)
 
     def written(self) -> None:
         """A checkpoint that began later has recorded the drop."""

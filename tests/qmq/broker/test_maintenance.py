@@ -19,7 +19,7 @@ from qmq.batch_columns import Columns
 from qmq.broker.broker import Broker
 from qmq.broker.broker_config import BrokerConfig
 from qmq.broker.data_server import DataServer
-from qmq.broker.maintenance import TICK_S
+from qmq.broker.maintenance import TICK_S, Maintenance
 from qmq.client.connection import connect
 from qmq.clock import SystemClock
 from qmq.errors import FlushFailed, Overloaded, UnknownConsumer
@@ -28,6 +28,8 @@ from qmq.log.disk import Disk
 from qmq.log.log_config import Flush, LogConfig
 from qmq.log.recovery import open_store
 from qmq.log.retention import begin_retention
+from qmq.log.segment_index import SegmentIndex
+from qmq.log.segments import segment_name
 from qmq.model import SubjectConfig
 from qmq.wire import frame_payloads as wire
 from qmq.wire.frame import FrameKind
@@ -230,6 +232,27 @@ async def test_retention_is_not_held_up_by_flushes_that_follow_each_other(tmp_pa
             return broker.counters.files_deleted > 0
 
         await eventually(store_more)
+        assert fatal == []
+
+
+async def test_a_replica_that_takes_no_checkpoint_deletes_files_that_the_store_has(tmp_path: Path) -> None:
+    """It begins its log anew, and copies more than its disk may keep."""
+    config = LogConfig(segment_bytes=64 * 1024, object_store_url="file:///nowhere", local_retention_bytes=0)
+    async with served(tmp_path, config, ticks=False, retention_interval_ms=1) as (broker, _, fatal):
+        log, queue = broker.store.messages, broker.store.open_queue("s", 0)
+        for number in range(20):
+            broker.append_own([intake(queue, [os.urandom(8_000)], number=number)])
+        base, end = log.bases[0], log.bases[1]
+        index = SegmentIndex(base, end - base, end - base, (0,), log.read(base, 64))
+        log.write_index(index)
+        assert log.note_index(index)
+        maintenance = Maintenance(broker, fatal.append, holds_back=lambda: True, tick_s=0.001)
+        maintenance.start()
+        await eventually(lambda: not (log.folder / segment_name(base)).exists())
+        await maintenance.stop()
+        assert (log.start, log.local_start) == (base, end)
+        assert (log.folder / segment_name(end)).exists(), "the store does not have this one"
+        assert not list((tmp_path / "checkpoint").glob("*"))
         assert fatal == []
 
 
