@@ -13,7 +13,7 @@ client_settings      the settings that a client gets                            
 call_counters           which calls were made, and how they were answered  pure
 client_sessions      which clients there are
 topic_catalog        which subjects there are, and of what kind
-group_reader(s)      a group's reading of a subject, for all clients here
+group_readers        the readings of groups, for all clients here (qmq.client.group_reading)
 topic_sending        SendMessage, RecallMessage
 group_receiving      ReceiveMessage, AckMessage, and what else settles
 group_pulling        PullMessage and offsets

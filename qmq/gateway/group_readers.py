@@ -12,10 +12,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
+from qmq.client.any_message import AnyMessage
 from qmq.client.client import Client
-from qmq.client.message import StoredMessage
+from qmq.client.group_reading import GroupReading, OrderedReading, PlainReading
 from qmq.errors import QmqError
-from qmq.gateway.group_reader import GroupReader, OrderedReader, PlainReader
+from qmq.gateway.client_settings import ATTEMPTS_MAX
 from qmq.gateway.message_filter import MessageFilter
 
 log = logging.getLogger("qmq.gateway")
@@ -36,25 +37,20 @@ class ReaderKey(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class HandedOut:
-    """A message that a client received and has not settled, and the reader that it came from."""
+    """A message that a client received and has not settled, and the reading that it came from."""
 
-    reader: GroupReader
-    message: StoredMessage
+    reading: GroupReading
+    message: AnyMessage
     counts_no_attempt: bool = False
     """If true, the next delivery has the same attempt count as this one."""
-
-    def __post_init__(self) -> None:
-        self.reader.in_hand += 1
-
-    def settled(self) -> None:
-        """Record that the message is settled."""
-        self.reader.in_hand -= 1
 
 
 @dataclass(slots=True, eq=False)
 class _Kept:
-    reader: GroupReader
-    asked_ms: int
+    reading: GroupReading
+    waiting: int = 0
+    """Calls that wait for messages."""
+    asked_ms: int = 0
 
 
 class GroupReaders:
@@ -68,51 +64,59 @@ class GroupReaders:
     def __len__(self) -> int:
         return len(self._readers)
 
-    async def receive(self, key: ReaderKey, messages_max: int, wait_s: float) -> tuple[GroupReader, Sequence[StoredMessage]]:
-        """Wait up to `wait_s` for at most `messages_max` messages, with their reader; returns none if none came. Raises QmqError."""
+    async def receive(self, key: ReaderKey, messages_max: int, wait_s: float) -> tuple[GroupReading, Sequence[AnyMessage]]:
+        """Wait up to `wait_s` for at most `messages_max` messages, with their reading; returns none if none came. Raises QmqError."""
         until_ms = self._monotonic_ms() + int(wait_s * 1000)
-        with self._asking(key) as reader:
+        with self._asking(key) as reading:
             while True:
                 left_ms = max(until_ms - self._monotonic_ms(), 0)
-                found = await reader.receive(messages_max, left_ms / 1000)
+                found = await reading.receive(messages_max, left_ms / 1000)
                 # The filter may have refused all messages of a fetch: then the wait continues.
                 if found or until_ms <= self._monotonic_ms():
-                    return reader, found
+                    return reading, found
 
     @contextmanager
-    def _asking(self, key: ReaderKey) -> Iterator[GroupReader]:
+    def _asking(self, key: ReaderKey) -> Iterator[GroupReading]:
         kept = self._readers.get(key)
         if kept is None:
-            make = OrderedReader if key.is_ordered else PlainReader
-            kept = self._readers[key] = _Kept(make(self._client, key.subject, key.group, key.wanted), 0)
-        kept.reader.waiting += 1
+            kept = self._readers[key] = _Kept(self._made(key))
+        kept.waiting += 1
         try:
-            yield kept.reader
+            yield kept.reading
         finally:
-            kept.reader.waiting -= 1
+            kept.waiting -= 1
             kept.asked_ms = self._monotonic_ms()
+
+    def _made(self, key: ReaderKey) -> GroupReading:
+        """The reading of a key. Of an unordered subject the broker matches tags, and conditions are matched here; of an ordered one both
+        are matched here. It keeps its lanes until `tidy` closes it.
+        """
+        if key.is_ordered:
+            return OrderedReading(self._client, key.subject, key.group, wants=key.wanted.wants, attempts_max=ATTEMPTS_MAX)
+        wants = key.wanted.wants if key.wanted.sql else None
+        return PlainReading(self._client, key.subject, key.group, tags_any=key.wanted.tags, wants=wants)
 
     def tidy(self) -> None:
         """Pause or close the readers that no client waits for. The sweep of the gateway calls this regularly."""
         now_ms = self._monotonic_ms()
         for key, kept in list(self._readers.items()):
-            if kept.reader.waiting:
+            if kept.waiting:
                 continue
             idle_ms = now_ms - kept.asked_ms
-            if idle_ms >= CLOSE_MS and not kept.reader.in_hand:
+            if idle_ms >= CLOSE_MS and not kept.reading.in_hand:
                 del self._readers[key]
-                self._spawn_close(kept.reader)
+                self._spawn_close(kept.reading)
             elif idle_ms >= REST_MS:
-                kept.reader.rest()
+                kept.reading.rest()
 
-    def _spawn_close(self, reader: GroupReader) -> None:
-        task = asyncio.ensure_future(self._close(reader))
+    def _spawn_close(self, reading: GroupReading) -> None:
+        task = asyncio.ensure_future(self._close(reading))
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
 
-    async def _close(self, reader: GroupReader) -> None:
+    async def _close(self, reading: GroupReading) -> None:
         try:
-            await reader.close()
+            await reading.close()
         except QmqError as failure:
             log.warning("a consumer could not leave its group: %s", failure)
 
@@ -120,6 +124,6 @@ class GroupReaders:
         """Close all readers."""
         readers, self._readers = self._readers, {}
         for kept in readers.values():
-            self._spawn_close(kept.reader)
+            self._spawn_close(kept.reading)
         if self._closing:
             await asyncio.wait(self._closing)

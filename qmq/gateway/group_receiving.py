@@ -19,6 +19,7 @@ from typing import Final
 
 from google.protobuf.duration_pb2 import Duration
 
+from qmq.client.any_message import fail
 from qmq.clock import Clock
 from qmq.errors import QmqError, UnknownSubject
 from qmq.gateway.call_entries import serve_entries
@@ -97,7 +98,7 @@ class GroupReceiving:
         key = ReaderKey(subject, group, wanted, topic.is_ordered)
         left_s = max(until_ms - self._clock.monotonic_ms(), 0) / 1000
         try:
-            reader, messages = await self._readers.receive(key, min(request.batch_size, self._config.batch_max), left_s)
+            reading, messages = await self._readers.receive(key, min(request.batch_size, self._config.batch_max), left_s)
         except UnknownSubject:
             self._catalog.forget(subject)
             raise
@@ -106,7 +107,7 @@ class GroupReceiving:
         now_ms = self._clock.monotonic_ms()
         held = [
             self._invisible.add(
-                HandedOut(reader, each),
+                HandedOut(reading, each),
                 subject,
                 group,
                 client_id,
@@ -163,7 +164,7 @@ class GroupReceiving:
         try:
             held = self._find(entry.receipt_handle, request)
             self._settled(held)
-            await held.message.reader.ack(held.message.message)
+            await held.message.message.ack_sync()
             status = OK
         except Exception as failure:
             status = status_of_failure(failure)
@@ -188,7 +189,7 @@ class GroupReceiving:
             held = self._find(request.receipt_handle, request)
             self._settled(held)
             error = f"given up by its client after attempt {request.delivery_attempt} of {request.max_delivery_attempts}"
-            held.message.reader.reject(held.message.message, error)
+            held.message.message.reject(error)
         except Exception as failure:
             return calls.ForwardMessageToDeadLetterQueueResponse(status=status_of_failure(failure))
         return calls.ForwardMessageToDeadLetterQueueResponse(status=OK)
@@ -203,35 +204,35 @@ class GroupReceiving:
 
     def _settled(self, held: Held) -> None:
         self._invisible.remove(held)
-        held.message.settled()
+        held.message.reading.settled()
 
     # --- time ----------------------------------------------------------------------------------------------------------
 
     def sweep(self) -> None:
         """Release the messages whose invisible time is over."""
         for held in self._invisible.remove_over(self._clock.monotonic_ms(), self._sessions.is_alive):
-            held.message.settled()
+            held.message.reading.settled()
             self._retry(held)
 
     def client_ended(self, client_id: str, group: str) -> None:
         """Release the messages that the client has in hand: they are delivered again at once."""
         for held in self._invisible.remove_of_client(client_id, group):
-            held.message.settled()
+            held.message.reading.settled()
             self._retry(held)
 
     def _retry(self, held: Held, delay: timedelta = timedelta(0)) -> None:
         handed = held.message
         try:
             if handed.counts_no_attempt and not delay:
-                handed.reader.release(handed.message)
+                handed.message.release()
             else:
-                handed.reader.retry(handed.message, delay, TIME_OVER)
+                fail(handed.message, delay, TIME_OVER)
         except QmqError as failure:
             log.warning("a message of %s could not be given back to group %s: %s", held.subject, held.group, failure)
 
     def _give_back(self, held: Held) -> None:
         self._settled(held)
-        held.message.reader.release(held.message.message)
+        held.message.message.release()
 
     def give_back_all(self) -> None:
         """Release all messages at the gateway's end. Each is delivered again when its invisible time is over, as if the gateway were still
@@ -239,7 +240,7 @@ class GroupReceiving:
         """
         now_ms = self._clock.monotonic_ms()
         for held in self._invisible.take_all():
-            held.message.settled()
+            held.message.reading.settled()
             self._retry(held, timedelta(milliseconds=max(held.until_ms - now_ms, 0)))
 
 

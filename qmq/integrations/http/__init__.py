@@ -2,7 +2,6 @@
 
 http_requests   what a request asks for             pure
 openapi         the description of the interface    pure
-group_reading   a group's reading of a subject, unordered or ordered
 group_receipts  messages that requests hold
 http_clients    a client of the cluster for each token
 http_site       the routes

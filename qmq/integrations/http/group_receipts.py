@@ -9,13 +9,15 @@ from datetime import timedelta
 from typing import Final
 
 import qmq
-from qmq.client.any_message import AnyMessage
+from qmq.client.any_message import AnyMessage, fail
+from qmq.client.group_reading import GroupReading, reading_of
 from qmq.errors import QuotaExceeded
-from qmq.integrations.http.group_reading import GroupReading, reading_of
 from qmq.integrations.http.http_requests import Receive, Settle
 from qmq.model import check_name
 
 HELD_MAX: Final = 10_000
+IDLE_S: Final = 10.0
+"""After so long without a request, and with no message in hand, other processes get the lanes of an ordered subject."""
 _LATE: Final = Settle((), "nack", timedelta(0), "no verdict came over HTTP in time")
 _BACK: Final = Settle((), "release", None, "")
 
@@ -56,7 +58,7 @@ class GroupReceipts:
     async def _found(self) -> GroupReading:
         async with self._finding:
             if self._reading is None:
-                self._reading = await reading_of(self._mq, self._subject, self._group)
+                self._reading = await reading_of(self._mq, self._subject, self._group, idle_s=IDLE_S)
             return self._reading
 
     def _hold(self, message: AnyMessage, invisible_s: float) -> str:
@@ -71,7 +73,8 @@ class GroupReceipts:
 
     def _settle(self, message: AnyMessage, ask: Settle) -> None:
         assert self._reading is not None, "a held message came from it"
-        self._reading.settle(message, ask)
+        settle(message, ask)
+        self._reading.settled()
 
     def settle(self, ask: Settle) -> tuple[Sequence[str], Sequence[str]]:
         """Returns (settled, over): the settled receipts, and those whose messages are not held any more."""
@@ -90,3 +93,15 @@ class GroupReceipts:
             self._settle(message, _BACK)
         if self._reading is not None:
             await self._reading.close()
+
+
+def settle(message: AnyMessage, ask: Settle) -> None:
+    """Pass a verdict on, the same for both kinds of subjects."""
+    if ask.verdict == "ack":
+        message.ack_later()
+    elif ask.verdict == "nack":
+        fail(message, ask.delay, ask.error)
+    elif ask.verdict == "reject":
+        message.reject(ask.error)
+    else:
+        message.release()

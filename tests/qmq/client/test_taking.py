@@ -1,4 +1,4 @@
-"""Consumers for who asks now and then: `OrderedConsumer.take`, `OrderedMessage.reject`, `Consumer.rest`."""
+"""Consumers for who asks now and then: `OrderedConsumer.take`, `OrderedMessage.reject`, `Consumer.rest`, and `GroupReading` over both."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from datetime import timedelta
 import pytest
 
 import qmq
+from qmq.client.group_reading import reading_of
 from qmq.errors import InvalidArgument
 from qmq.testing import TestCluster
 
@@ -89,3 +90,50 @@ async def test_who_rests_leaves_unseen_messages_to_others_and_keeps_what_it_has(
         resting.resume()
         await mq.send("u", b"more")
         assert (await resting.pull(1)).bodies == [b"more"] or (await other.pull(1, AT_ONCE)).bodies == [b"more"]
+
+
+async def test_a_group_that_begins_at_latest_gets_what_is_sent_after_it_joined(mq: qmq.Client) -> None:
+    await mq.send("s", b"before", key="k")
+    async with mq.ordered_consumer("s", "g", ack="explicit", start="latest") as consumer:
+        await consumer.join()
+        await consumer.join()
+        await mq.send("s", b"after", key="k")
+        (found,) = await consumer.take(10)
+        assert found.body == b"after"
+        await found.ack()
+
+
+@pytest.mark.parametrize("subject", ["plain", "s"], ids=["unordered", "ordered"])
+async def test_a_reading_hands_out_messages_of_either_kind_and_gives_them_back(mq: qmq.Client, subject: str) -> None:
+    await mq.send_many(subject, [b"1", b"2"], keys=["a", "b"])
+    reading = await reading_of(mq, subject, "g")
+    taken = list(await reading.receive(10, 20))
+    while len(taken) < 2:
+        taken += await reading.receive(10, 20)
+    assert (sorted(each.body for each in taken), reading.in_hand) == ([b"1", b"2"], 2)
+    for each in taken:
+        each.release()
+        reading.settled()
+    again = list(await reading.receive(10, 20))
+    while len(again) < 2:
+        again += await reading.receive(10, 20)
+    assert [each.attempt for each in again] == [1, 1]
+    for each in again:
+        await each.ack_sync()
+        reading.settled()
+    reading.rest()
+    assert (list(await reading.receive(10, 0)), reading.in_hand) == ([], 0)
+    await reading.close()
+
+
+async def test_a_reading_has_more_in_hand_than_a_consumer_prefetches(mq: qmq.Client) -> None:
+    count = 2_500
+    await mq.send_many("plain", [b"x"] * count)
+    reading = await reading_of(mq, "plain", "g")
+    taken: list[object] = []
+    while len(taken) < count:
+        found = await reading.receive(1_000, 20)
+        assert found, f"{len(taken)} of {count} came"
+        taken += found
+    assert reading.in_hand == count
+    await reading.close()

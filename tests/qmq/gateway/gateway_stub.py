@@ -79,8 +79,11 @@ class GatewayStub:
         found: calls.AckMessageResponse = await self.stub.AckMessage(request, metadata=self.headers)
         return found
 
-    async def change(self, message: api.Message, invisible_s: float, group: str = "G") -> calls.ChangeInvisibleDurationResponse:
+    async def change(
+        self, message: api.Message, invisible_s: float, group: str = "G", *, suspend: bool = False
+    ) -> calls.ChangeInvisibleDurationResponse:
         request = calls.ChangeInvisibleDurationRequest(
+            suspend=suspend,
             group=api.Resource(name=group),
             topic=message.topic,
             receipt_handle=message.system_properties.receipt_handle,

@@ -237,6 +237,17 @@ async def test_a_changed_time_decides_when_a_message_comes_again(gateway: Gatewa
     assert again.system_properties.delivery_attempt == 2
 
 
+@pytest.mark.parametrize("kind", [api.NORMAL, api.FIFO], ids=["unordered", "ordered"])
+async def test_a_suspended_message_comes_again_with_the_same_attempt(gateway: GatewayStub, kind: int) -> None:
+    topic = "orders" if kind == api.NORMAL else "fifo"
+    await gateway.send(message(topic, b"1", kind=kind, group="g" if kind == api.FIFO else ""))
+    [got] = await gateway.receive(topic)
+    await gateway.change(got, 0, suspend=True)
+    [again] = await gateway.receive(topic)
+    assert (again.body, again.system_properties.delivery_attempt) == (b"1", 1)
+    await gateway.ack(again)
+
+
 async def test_a_message_that_is_given_up_is_a_dead_letter(gateway: GatewayStub) -> None:
     await gateway.send(message("orders", b"poison"))
     [got] = await gateway.receive("orders")

@@ -17,7 +17,8 @@ httpx = pytest.importorskip("httpx", reason="needs httpx: pip install httpx")
 pytest.importorskip("starlette", reason="needs starlette: pip install 'qmq[http]'")
 
 import qmq  # noqa: E402
-from qmq.integrations.http.group_reading import OrderedReading  # noqa: E402
+from qmq.client.group_reading import OrderedReading  # noqa: E402
+from qmq.integrations.http.group_receipts import settle  # noqa: E402
 from qmq.integrations.http.http_requests import WAIT_S_MAX, Settle  # noqa: E402
 from qmq.integrations.http.http_server import HttpConfig, HttpServer  # noqa: E402
 
@@ -211,12 +212,13 @@ async def test_a_message_without_a_key_to_an_ordered_subject_is_a_problem_that_s
 
 
 async def test_keys_go_to_others_when_nobody_asks_here(mq: qmq.Client, ordered: str) -> None:
-    reading = OrderedReading(lambda: mq.ordered_consumer(ordered, "g", ack="explicit"), idle_s=0)
+    reading = OrderedReading(mq, ordered, "g", idle_s=0)
     await mq.send(ordered, b"1", key="k")
     (first,) = await reading.receive(1, 20)
     reading.rest()
     async with mq.ordered_consumer(ordered, "g", ack="explicit") as other:
-        reading.settle(first, ACK)
+        settle(first, ACK)
+        reading.settled()
         await mq.send(ordered, b"2", key="k")
         message = await anext(aiter(other))
         assert message.body == b"2"
@@ -224,7 +226,8 @@ async def test_keys_go_to_others_when_nobody_asks_here(mq: qmq.Client, ordered: 
     await mq.send(ordered, b"3", key="k")
     (third,) = await reading.receive(1, 20)
     assert third.body == b"3"
-    reading.settle(third, ACK)
+    settle(third, ACK)
+    reading.settled()
     await reading.close()
 
 

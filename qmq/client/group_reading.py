@@ -1,0 +1,173 @@
+"""Reading of a subject for a group on behalf of callers that ask from time to time: what gateways have. One class for each kind of subject.
+
+    unordered   a Consumer; between calls, `rest` gives unseen messages back to other consumers of the group
+    ordered     an OrderedConsumer; of a key one message is in hand, whoever asks. It holds lanes, and others get nothing of them: so after
+                `idle_s` without a call and with nothing in hand it leaves the group, and the next call joins again
+
+Messages are settled by their own methods (`qmq.client.any_message`); after its verdict, each is reported by `settled`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from functools import partial
+from typing import Any, Final, Protocol
+
+from qmq import limits
+from qmq.client.any_message import AnyMessage, joined_unordered
+from qmq.client.client import Client
+from qmq.client.message import StoredMessage
+from qmq.client.ordered.ordered_consumer import OrderedConsumer
+
+AHEAD: Final = 512
+"""A reading prefetches at most this many messages of an unordered subject for the next call."""
+PREFETCH: Final = 10_000
+"""A reading of an ordered subject holds at most this many messages over all lanes: those in hand and those that wait."""
+LEASE_MS: Final = 30_000
+"""If this process is silent for this long, its messages go to other consumers."""
+
+Wants = Callable[[StoredMessage], bool]
+"""Whether callers want a message. One that they do not want is acknowledged, and not returned."""
+
+
+class GroupReading(Protocol):
+    """Hands out messages of a subject for a group. `in_hand` counts those without a verdict. Not for two callers of `close` at once."""
+
+    in_hand: int
+
+    async def receive(self, messages_max: int, wait_s: float) -> Sequence[AnyMessage]:
+        """At most `messages_max` messages; none if none came within `wait_s`. Raises QmqError."""
+        ...
+
+    def settled(self) -> None:
+        """One of the messages in hand has its verdict."""
+        ...
+
+    def rest(self) -> None:
+        """No call waits for messages."""
+        ...
+
+    async def close(self) -> None:
+        """Leave the group."""
+        ...
+
+
+class PlainReading:
+    """Reads an unordered subject. The broker matches `tags_any`."""
+
+    def __init__(self, client: Client, subject: str, group: str, *, tags_any: Sequence[str] = (), wants: Wants | None = None) -> None:
+        self._consumer = client.consumer(
+            subject,
+            group,
+            tags_any=tags_any,
+            ack="explicit",
+            prefetch=AHEAD,
+            prefetch_bytes=limits.CONSUMER_UNACKED_BYTES_MAX,
+            lease_ms=LEASE_MS,
+            expired="skip",
+        )
+        self._wants = wants
+        self.in_hand = 0
+        self._is_resting = False
+
+    async def joined(self) -> bool:
+        """Join the group. Returns False, with the reading closed, if the subject is ordered. Raises as `joined_unordered`."""
+        return await joined_unordered(self._consumer)
+
+    async def receive(self, messages_max: int, wait_s: float) -> Sequence[AnyMessage]:
+        self._consumer.prefetch = min(AHEAD + self.in_hand + messages_max, limits.CONSUMER_UNACKED_MAX)
+        if self._is_resting:
+            self._is_resting = False
+            self._consumer.resume()
+        found = _wanted(list(await self._consumer.pull(messages_max, timedelta(seconds=wait_s))), self._wants)
+        self.in_hand += len(found)
+        return found
+
+    def settled(self) -> None:
+        self.in_hand -= 1
+
+    def rest(self) -> None:
+        if not self._is_resting:
+            self._is_resting = True
+            self._consumer.rest()
+
+    async def close(self) -> None:
+        await self._consumer.close()
+
+
+class OrderedReading:
+    """Reads an ordered subject. A key whose message fails too often is parked. `options` are those of `Client.ordered_consumer`."""
+
+    def __init__(
+        self, client: Client, subject: str, group: str, *, wants: Wants | None = None, idle_s: float = math.inf, **options: Any
+    ) -> None:
+        named: dict[str, Any] = {"ack": "explicit", "on_failure": "park", "prefetch": PREFETCH, "lease_ms": LEASE_MS} | options
+        self._make: Callable[[], OrderedConsumer] = partial(client.ordered_consumer, subject, group, **named)
+        self._wants, self._idle_s = wants, idle_s
+        self.in_hand = 0
+        self._consumer: OrderedConsumer | None = None
+        self._is_asked = False
+        self._idle: asyncio.TimerHandle | None = None
+        self._leaving: set[asyncio.Task[None]] = set()
+
+    async def receive(self, messages_max: int, wait_s: float) -> Sequence[AnyMessage]:
+        self._is_asked = True
+        self._stop_timer()
+        if self._consumer is None:
+            self._consumer = self._make()
+        found = _wanted(await self._consumer.take(messages_max, timedelta(seconds=wait_s)), self._wants)
+        self.in_hand += len(found)
+        return found
+
+    def settled(self) -> None:
+        self.in_hand -= 1
+        self._look()
+
+    def rest(self) -> None:
+        self._is_asked = False
+        self._look()
+
+    def _look(self) -> None:
+        self._stop_timer()
+        if not self._is_asked and not self.in_hand and self._consumer is not None and self._idle_s < math.inf:
+            self._idle = asyncio.get_running_loop().call_later(self._idle_s, self._leave)
+
+    def _stop_timer(self) -> None:
+        if self._idle is not None:
+            self._idle.cancel()
+            self._idle = None
+
+    def _leave(self) -> None:
+        self._idle = None
+        consumer, self._consumer = self._consumer, None
+        if consumer is not None:
+            task = asyncio.get_running_loop().create_task(consumer.close())
+            self._leaving.add(task)
+            task.add_done_callback(self._leaving.discard)
+
+    async def close(self) -> None:
+        self._stop_timer()
+        self._leave()
+        while self._leaving:
+            await asyncio.wait(set(self._leaving))
+
+
+def _wanted(found: Sequence[AnyMessage], wants: Wants | None) -> Sequence[AnyMessage]:
+    if wants is None:
+        return found
+    wanted = []
+    for each in found:
+        if wants(each):
+            wanted.append(each)
+        else:
+            each.ack_later()
+    return wanted
+
+
+async def reading_of(client: Client, subject: str, group: str, *, idle_s: float = math.inf) -> GroupReading:
+    """The reading for the subject's kind. Raises UnknownSubject, AccessDenied, ClientClosed."""
+    plain = PlainReading(client, subject, group)
+    return plain if await plain.joined() else OrderedReading(client, subject, group, idle_s=idle_s)
