@@ -22,7 +22,7 @@ from random import Random
 from typing import Any, Final, Protocol
 
 from qmq.clock import Clock
-from qmq.errors import CoordinationError, DiskFull, LogDamaged, ProtocolViolation, Unavailable
+from qmq.errors import DiskFull, LogDamaged, ProtocolViolation, Unavailable
 from qmq.invariants import InvariantBroken, check
 from qmq.log import follower
 from qmq.log.cold_read import ColdRead
@@ -33,13 +33,14 @@ from qmq.log.store import Store
 from qmq.network import NETWORK, Network
 from qmq.wire.frame import Frame
 from qmq_replication import wire
+from qmq_replication.coordination_requests import CoordinationRequests
 from qmq_replication.coordinator import Coordinator, Holding
 from qmq_replication.core import Replica
 from qmq_replication.history import EpochRun, History
 from qmq_replication.inbound_links import InboundConnection, InboundLink, InboundLinks
 from qmq_replication.mesh import Mesh, Secret
 from qmq_replication.peer_proof import PeerHello
-from qmq_replication.ready import Campaign, DurableState, LogChunk, MembershipChange, Ready, Request, Resign, Role, Timing
+from qmq_replication.ready import DurableState, LogChunk, Ready, Resign, Role, Timing
 from qmq_replication.replica_identity import ReplicaIdentity
 from qmq_replication.replica_membership import ReplicaMembership
 from qmq_replication.replica_messages import Ack, Append, Message, Mismatch
@@ -47,7 +48,6 @@ from qmq_replication.replica_messages import Ack, Append, Message, Mismatch
 log = logging.getLogger("qmq.replication")
 
 TICK_S: Final = 0.05
-HOLD_S: Final = 1.5
 FULL_PAUSE_MS: Final = 500
 
 
@@ -141,7 +141,9 @@ class Driver:
         report_damage  gets damage that was found while reading for a slave; True if it is being repaired
         may_serve  False while this replica lacks data that it needs to serve clients: as master it then leads without serving
         on_role    gets each new role
-        on_held    gets the store's answer that a lease lives: the epoch, the answer, the time of the request (monotonic)
+        on_held    gets the store's answer that a lease lives: the epoch, the answer, the time of the request (by `lease_clock`)
+
+        `lease_clock` is the clock of leases in the coordination store, if it differs from the driver's clock.
         """
         self.host = host
         self.identity = identity
@@ -149,10 +151,7 @@ class Driver:
         self._report_damage = report_damage
         self._may_serve = may_serve
         self._on_role = on_role
-        self._on_held = on_held
         self._clock = clock
-        self._lease_clock = lease_clock or clock
-        """The clock of leases in the coordination store, if it differs from the driver's clock."""
         self._reopen = reopen
         self._save = save
         self._fatal = fatal
@@ -164,12 +163,14 @@ class Driver:
         self.secret = Secret(identity.secret.encode())
         self.mesh = Mesh(PeerHello(identity.group, identity.replica), self.secret, self._disconnected, network)
         self.core = self._new_core(membership)
+        self.requests = CoordinationRequests(
+            self.core, coordinator, lease_clock or clock, tell=self._with_core, spawn=self._spawn, on_held=on_held
+        )
         self.arrivals = InboundLinks(
             identity.group, identity.replica, secret=lambda: self.secret.value, members=lambda: self.core.members, heard=self._heard
         )
         self.violations = 0
         """The number of messages from proved peers that no replica would send."""
-        self._looking: asyncio.Task[None] | None = None
         self._opening: asyncio.Task[None] | None = None
         self._waiting: list[Callable[[int], object]] = []
         """Calls of the core that wait until the store is reopened."""
@@ -340,7 +341,7 @@ class Driver:
         if ready.lead is not None:
             self._lead(ready.lead)
         for request in ready.requests:
-            self._ask(request)
+            self.requests.begin(request)
 
     def _save_state(self, state: DurableState) -> None:
         self.identity = self.identity.with_state(state)
@@ -436,9 +437,7 @@ class Driver:
             return
         self._written(store.index)
         self.host.schedule()
-        self._spawn(self._hold(epoch))
-
-    # --- the coordination store ----------------------------------------------------------------------------------------
+        self._spawn(self.requests.hold(epoch))
 
     def _spawn(self, job: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = self._loop.create_task(job)
@@ -450,56 +449,6 @@ class Driver:
         self._tasks.discard(task)
         if not task.cancelled() and task.exception() is not None:
             self._fatal(task.exception() or RuntimeError("a task failed"))
-
-    def _ask(self, request: Request) -> None:
-        if isinstance(request, Campaign):
-            self._spawn(self._campaign())
-        elif isinstance(request, Resign):
-            self._spawn(self.coordinator.resign(request.epoch))
-        elif isinstance(request, MembershipChange):
-            self._spawn(self._change(request))
-        elif self._looking is None or self._looking.done():
-            self._looking = self._spawn(self._look_up())
-
-    async def _look_up(self) -> None:
-        try:
-            epoch, membership = await self.coordinator.look_up()
-        except CoordinationError as failure:
-            log.debug("reading the epoch from the coordination store failed: %s", failure)
-            return
-        self._with_core(lambda now_ms: self.core.looked_up(now_ms, epoch, membership))
-
-    async def _campaign(self) -> None:
-        if self.core.role is not Role.CAMPAIGNING:
-            return  # requested before an earlier campaign won: winning again would lose that epoch's claim
-        won = await self.coordinator.campaign(self.core.promised, above=self.core.refused_epoch)
-        if won is None:
-            self._with_core(lambda now_ms: self.core.campaign_lost(now_ms))
-        else:
-            epoch, membership = won.epoch, won.membership
-            self._with_core(lambda now_ms: self.core.campaign_won(now_ms, epoch, membership))
-
-    async def _change(self, request: MembershipChange) -> None:
-        done = await self.coordinator.change(request.before, request.after)
-        leader = self.core.leader
-        if leader is not None and leader.epoch == request.epoch:
-            self._with_core(lambda _: leader.changed(done))
-
-    async def _hold(self, epoch: int) -> None:
-        """Keep the master's key while we lead."""
-        while True:
-            leader = self.core.leader
-            if leader is None or leader.epoch != epoch:
-                return
-            asked_ms = self._lease_clock.monotonic_ms()
-            try:
-                held = await self.coordinator.hold()
-            except CoordinationError as failure:
-                log.warning("the coordination store does not answer, the group continues without it: %s", failure)
-            else:
-                self._on_held(epoch, held, asked_ms)
-                self._with_core(lambda now_ms, highest=held.epoch: self.core.superseded(now_ms, highest))  # type: ignore[misc]
-            await asyncio.sleep(HOLD_S)
 
     # --- news from the store, and operators ----------------------------------------------------------------------------
 

@@ -106,7 +106,7 @@ async def test_a_campaign_that_begins_after_an_earlier_one_won_takes_no_other_ep
     async with running(tmp_path) as (cluster, _):
         driver = (await cluster.master()).driver
         epoch = driver.core.promised
-        await driver._campaign()
+        await driver.requests.campaign()
         assert (await driver.coordinator.look_up())[0] == epoch
         assert (await driver.coordinator.hold()).epoch == epoch
 
