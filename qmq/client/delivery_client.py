@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
+from qmq.client.metaserver_calls import MetaserverCalls
 from qmq.client.partial import Partial
 from qmq.model import GroupSettings, check_name, dead_letter_subject
 from qmq.proto.v1 import control_pb2 as control
 from qmq.proto.v1 import meta_pb2 as pb
 
 
-class DeliveryClient:
+class DeliveryClient(MetaserverCalls):
     """Part of `MetadataClient`. Every call may be repeated after a lost answer."""
-
-    async def _call(self, method: str, request: Any) -> Any:
-        """Ask a metaserver; see `MetadataClient`."""
-        raise NotImplementedError
 
     # --- settings of groups --------------------------------------------------------------------------------------------
 

@@ -1,23 +1,21 @@
-"""Calls to the metaservers: where subjects are, and administration. Calls fail over between metaservers."""
+"""What clients ask the metaservers: where subjects are, and administration. Calls fail over between metaservers (metaserver_calls.py)."""
 
 from __future__ import annotations
 
 import asyncio
 import itertools
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
 from typing import Any, Final
 
 import grpc
 from qmq_ordering.lane import Lane
-from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, stop_after_attempt, stop_after_delay, wait_random_exponential
-from tenacity.stop import stop_base
 
-from qmq.client.client_timing import TIMING, ClientTiming
 from qmq.client.delivery_client import DeliveryClient
 from qmq.client.locator import Pushed
 from qmq.client.metadata_answers import assigned_lane, is_answer_to, lanes_of, placement_of, schema_of
+from qmq.client.metaserver_calls import CALL_TIMEOUT_S
 from qmq.client.ordered.lane_membership import Assigned, Member
 from qmq.client.partial import Partial
 from qmq.client.route_book import Placement
@@ -30,96 +28,24 @@ from qmq.errors import (
     Outcome,
     QmqError,
     RouteConflict,
-    TlsFailed,
     Unavailable,
 )
 from qmq.model import Order, SubjectConfig, SubjectFlush
-from qmq.network import NETWORK, Network
-from qmq.proto.v1 import access_pb2_grpc, control_pb2_grpc, meta_pb2_grpc
 from qmq.proto.v1 import control_pb2 as control
+from qmq.proto.v1 import control_pb2_grpc, meta_pb2_grpc
 from qmq.proto.v1 import delay_pb2 as delay
 from qmq.proto.v1 import meta_pb2 as pb
-from qmq.rpc import is_answer, status_of, typed_error
+from qmq.rpc import status_of, typed_error
 from qmq.schemas.declared_schema import Compatibility, DeclaredSchema, SchemaFormat
 
-CALL_TIMEOUT_S: Final = 5.0
 LOCATE_TIMEOUT_S: Final = 2.0
 """A metaserver that has not answered after this time is left for the next one."""
-RETRY_S: Final = 3.0
 WATCH_RETRY_S: Final = (0.1, 0.5, 2.0, 5.0)
 PARKED_KEYS_MAX: Final = 10_000
 
 
-class _NoTls(stop_base):
-    """Stops when all of `count` metaservers refused TLS, which retrying does not fix."""
-
-    def __init__(self, unreachable: Mapping[str, QmqError], count: int) -> None:
-        self._unreachable, self._count = unreachable, count
-
-    def __call__(self, _: RetryCallState) -> bool:
-        refused = [each for each in self._unreachable.values() if isinstance(each, TlsFailed)]
-        return len(refused) == self._count
-
-
 class MetadataClient(DeliveryClient):
     """Calls metaservers. Every call raises the typed error that the server raised, or NotConnected."""
-
-    def __init__(self, addresses: list[str], network: Network = NETWORK, timing: ClientTiming = TIMING) -> None:
-        self._network = network
-        self._timing = timing
-        self._channels = {each: network.channel(each) for each in addresses}
-        self._turns = itertools.cycle(addresses)
-        self._address = next(self._turns)
-
-    async def call(self, method: str, request: Any) -> Any:
-        """Call a method of the metaservers."""
-        return await self._call(method, request)
-
-    async def _call(self, method: str, request: Any, *, retry_s: float = RETRY_S, timeout_s: float = CALL_TIMEOUT_S) -> Any:
-        """Call a method. If a server cannot be reached, try the next one, with jitter, until `retry_s` is over and, unless it is 0, all
-        servers were tried.
-        """
-        unreachable: dict[str, QmqError] = {}
-
-        try:
-            async for attempt in AsyncRetrying(
-                retry=retry_if_exception_type(Unavailable),
-                stop=_NoTls(unreachable, len(self._channels))
-                | (stop_after_delay(retry_s) & stop_after_attempt(len(self._channels) if retry_s else 1)),
-                wait=wait_random_exponential(multiplier=0.05, max=0.5),
-                reraise=True,
-            ):
-                with attempt:
-                    return await self._call_once(method, request, timeout_s, unreachable)
-        except Unavailable as failure:
-            if len(unreachable) < 2 or failure not in unreachable.values():
-                raise
-            worst = next((each for each in unreachable.values() if each.outcome is Outcome.UNKNOWN), failure)
-            whole = "; ".join(each.message for each in unreachable.values())
-            raise type(failure)(f"no metaserver answers: {whole}", outcome=worst.outcome) from failure
-        raise AssertionError("the loop above returns or raises")
-
-    async def _call_once(self, method: str, request: Any, timeout_s: float, unreachable: dict[str, QmqError] | None = None) -> Any:
-        """One try. `unreachable` collects the address if the error did not come from the metaserver."""
-        address = self._address
-        stub: Any = meta_pb2_grpc.MetaStub(self._channels[address])
-        if not hasattr(stub, method):
-            stub = access_pb2_grpc.AccessStub(self._channels[address])
-        call: Callable[..., Awaitable[Any]] = getattr(stub, method)
-        try:
-            return await call(request, timeout=timeout_s)
-        except grpc.RpcError as cause:
-            failure = typed_error(cause, address)
-            if unreachable is not None and not is_answer(cause):
-                unreachable[address] = failure
-            # Of several calls that fail at the same time, one changes the server: two changes could lead back to it.
-            if isinstance(failure, Unavailable) and self._address == address:
-                self.turn()
-            raise failure from cause
-
-    def turn(self) -> None:
-        """Use the next metaserver from now on."""
-        self._address = next(self._turns)
 
     # --- where things are ----------------------------------------------------------------------------------------------
 
@@ -535,7 +461,3 @@ class MetadataClient(DeliveryClient):
         request = pb.GroupChangeReplicasRequest(broker_group=broker_group, change=change)
         found: control.ChangeReplicasResponse = await self._call("ChangeReplicas", request, retry_s=0, timeout_s=self._timing.slow_call_s)
         return found
-
-    async def close(self) -> None:
-        for channel in self._channels.values():
-            await channel.close()
