@@ -21,7 +21,8 @@ from qmq.log.checkpoint_writing import CheckpointPlan, end_checkpoint
 from qmq.log.commit_mark import Marker
 from qmq.log.retention import Retention
 from qmq.log.scrub import Scrubber
-from qmq.log.store import FlushPlan, Store
+from qmq.log.segments import FlushPlan
+from qmq.log.store import Store
 
 log = logging.getLogger("qmq.broker")
 

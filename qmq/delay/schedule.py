@@ -19,7 +19,6 @@ from __future__ import annotations
 import logging
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from struct import unpack_from
 from typing import Any, Final
@@ -30,7 +29,7 @@ from google_crc32c import value as crc32c
 
 from qmq.batch_columns import REGION, REGION_BYTES, UNREADABLE, Column, pad
 from qmq.delay import bucket_lookup
-from qmq.delay.append_files import AppendFiles, Grown
+from qmq.delay.append_files import AppendFiles
 from qmq.delay.batch_cutting import Pieces, first_id
 from qmq.delay.bucket import Bucket, BucketReader, name_of
 from qmq.delay.buckets import Buckets
@@ -38,7 +37,7 @@ from qmq.delay.dispatch_log import DispatchMark
 from qmq.delay.folder import Leftovers, cut_back, delete_all, unlink
 from qmq.delay.interfaces import BucketInfo, DueMessage, Places, SchedulePlace
 from qmq.delay.read_ahead import ReadAhead, ReadAheadPiece, ReadAheadResult
-from qmq.delay.schedule_state import MARK_FILE, PendingCounts, ScheduleState, capture, read_mark, restore, write_mark
+from qmq.delay.schedule_state import MARK_FILE, PendingCounts, SchedulePlan, ScheduleState, capture, read_mark, restore, write_mark
 from qmq.delay.stored_batch import BatchCache
 from qmq.errors import InvalidArgument, MessageNotFound
 from qmq.invariants import InvariantBroken, check
@@ -54,22 +53,6 @@ log = logging.getLogger("qmq.delay")
 _DUE: Final = int(Column.DUE)
 _FLAGS: Final = 0xFFFF
 CHECKPOINTS_KEPT: Final = 2
-
-
-@dataclass(frozen=True, slots=True)
-class SchedulePlan:
-    """A captured schedule; see `qmq.log.projection.ProjectionPlan`."""
-
-    state: Any
-    files: AppendFiles
-    tails: list[Grown]
-    unsynced: dict[str, int]
-    unnamed: frozenset[str] = frozenset()
-    """Files that exist and that the state does not name."""
-
-    def run(self) -> None:
-        """Raises FlushFailed, DiskFull."""
-        self.files.write_and_sync(self.tails, self.unsynced)
 
 
 class Schedule:

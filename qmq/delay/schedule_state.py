@@ -1,5 +1,5 @@
-"""The state of a schedule in a checkpoint: lengths of files, open plans, aliases, and how many messages of each subject are pending. Pure,
-except for the mark of an adopted schedule.
+"""The state of a schedule in a checkpoint: lengths of files, open plans, aliases, and how many messages of each subject are pending; and
+the plan that writes a checkpoint. Pure, except for that and the mark of an adopted schedule.
 
 A schedule that came from another replica has a *mark* in its folder: the state of its files. The mark counts until one of this replica's
 own checkpoints contains a schedule.
@@ -8,6 +8,7 @@ own checkpoints contains a schedule.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from struct import Struct
 from typing import Any, Final, cast
@@ -15,6 +16,7 @@ from typing import Any, Final, cast
 import msgspec
 from google_crc32c import value as crc32c
 
+from qmq.delay.append_files import AppendFiles, Grown
 from qmq.delay.bucket import DONE, IDX, LOG, ROW_BYTES, Bucket, name_of
 from qmq.delay.interfaces import SchedulePlace
 from qmq.errors import LogDamaged
@@ -148,3 +150,19 @@ class PendingCounts:
             self._counts[subject] = left
         else:
             self._counts.pop(subject, None)
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulePlan:
+    """A captured schedule; see `qmq.log.projection.ProjectionPlan`."""
+
+    state: Any
+    files: AppendFiles
+    tails: list[Grown]
+    unsynced: dict[str, int]
+    unnamed: frozenset[str] = frozenset()
+    """Files that exist and that the state does not name."""
+
+    def run(self) -> None:
+        """Raises FlushFailed, DiskFull."""
+        self.files.write_and_sync(self.tails, self.unsynced)

@@ -20,7 +20,8 @@ from qmq.log.consume_log import ENTRY_BYTES, Spill
 from qmq.log.disk import Disk
 from qmq.log.projection import ProjectionPlan
 from qmq.log.queue import Queue
-from qmq.log.store import FlushPlan, Store
+from qmq.log.segments import FlushPlan
+from qmq.log.store import Store
 
 SPILL_BYTES_MIN: Final = 16 * ENTRY_BYTES
 """A queue with fewer bytes of entries in memory keeps them in the checkpoint, since thousands of tiny writes cost more."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import astuple, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from qmq_ordering.route import LpRange
 
@@ -19,6 +19,9 @@ from qmq.log.share import Settled, Share
 from qmq.model import QueueId
 from qmq.targeted import LOOK_INSIDE
 from qmq.wire.frame_payloads import Produced
+
+_LANES: Final = 1
+"""Marks the state of a `LaneShare`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +132,22 @@ class Queue:
         self.producers = Producers.from_state(state[5])
         sealed = state[6] if len(state) > 6 else None
         self.sealed = Sealed(*sealed) if sealed else None
+
+    def share_states(self) -> list[list[object]]:
+        """The states of the groups' shares in a segment's opening snapshot."""
+        return [[self.id.subject, self.id.partition, group, share.to_state()] for group, share in self.shares.items()]
+
+    def lane_states(self) -> list[list[object]]:
+        """Like `share_states`, of groups that read lanes."""
+        return [[self.id.subject, self.id.partition, group, lanes.to_state(), _LANES] for group, lanes in self.lanes.items()]
+
+    def load_share(self, state: list[Any]) -> None:
+        """Load one of `share_states` or `lane_states`."""
+        _, _, group, share, *kind = state
+        if kind:
+            self.lanes[group] = LaneShare.from_state(share)
+        else:
+            self.shares[group] = Share.from_state(share)
 
     def share(self, group: str) -> Share:
         """The group's share; made if absent."""

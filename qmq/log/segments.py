@@ -62,6 +62,21 @@ class SyncPlan:
             self.disk.sync_folder(self.folder)
 
 
+@dataclass(frozen=True, slots=True)
+class FlushPlan:
+    """One flush of both logs: call `run` in a thread, then `Store.end_flush`."""
+
+    messages: SyncPlan
+    actions: SyncPlan
+    index: int
+    """Entries up to this index are on disk after `run`."""
+
+    def run(self) -> None:
+        """Raises FlushFailed."""
+        self.messages.run()
+        self.actions.run()
+
+
 class Segments:
     """The files of one log. Positions count bytes from the log's first byte ever."""
 

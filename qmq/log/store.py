@@ -17,7 +17,6 @@ from __future__ import annotations
 
 from collections import deque
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -44,14 +43,13 @@ from qmq.log.producers import birth_ms
 from qmq.log.projection import Projection
 from qmq.log.queue import Queue, Sealed
 from qmq.log.recent_writes import ACTIONS, MESSAGES, Place, Tail, TailCache, Write, WriteRun
-from qmq.log.segments import Segments, SyncPlan
-from qmq.log.share import Settled, Share
+from qmq.log.segments import FlushPlan, Segments
+from qmq.log.share import Settled
 from qmq.model import Partition, QueueId
 from qmq.private_files import make_private
 from qmq.wire.frame_payloads import Produced
 
 _SNAPSHOT_STATES: Final = 200
-_LANES: Final = 1
 """Marks the state of lanes in a snapshot."""
 _FREE_CHECK_BYTES: Final = 4 * MIB
 _NOTHING: Final = Settled(0, 0)
@@ -68,21 +66,6 @@ class Intake(NamedTuple):
     header: RegionHeader
     tag_bloom: int
     awaits_flush: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class FlushPlan:
-    """One flush of both logs: call `run` in a thread, then `Store.end_flush`."""
-
-    messages: SyncPlan
-    actions: SyncPlan
-    index: int
-    """Entries up to this index are on disk after `run`."""
-
-    def run(self) -> None:
-        """Raises FlushFailed."""
-        self.messages.run()
-        self.actions.run()
 
 
 class PendingEntry(NamedTuple):
@@ -457,12 +440,7 @@ class Store:
             if log == MESSAGES:
                 self.open_queue(state[0], state[1]).load_snapshot(state)
             else:
-                subject, partition, group, share, *kind = state
-                queue = self.open_queue(subject, partition)
-                if kind:
-                    queue.lanes[group] = LaneShare.from_state(share)
-                else:
-                    queue.shares[group] = Share.from_state(share)
+                self.open_queue(state[0], state[1]).load_share(state)
 
     def index_entry(self, position: int, envelope: Envelope, region: bytes) -> tuple[Queue, IndexEntry]:
         """A batch's queue, and its entry in the consume log."""
@@ -471,15 +449,8 @@ class Store:
         return queue, queue.entry_of(view, position)
 
     def _share_states(self) -> list[list[object]]:
-        return [
-            [queue.id.subject, queue.id.partition, group, share.to_state()]
-            for queue in self.queues.values()
-            for group, share in queue.shares.items()
-        ] + [
-            [queue.id.subject, queue.id.partition, group, lanes.to_state(), _LANES]
-            for queue in self.queues.values()
-            for group, lanes in queue.lanes.items()
-        ]
+        queues = self.queues.values()
+        return [state for queue in queues for state in queue.share_states()] + [state for queue in queues for state in queue.lane_states()]
 
     # --- reading -------------------------------------------------------------------------------------------------------
 
