@@ -1,7 +1,7 @@
 """The engine of a delay group's master: sends messages as they become due. It runs while the master serves.
 
     tick        every 500 ms: the wheel gives what is due, the loader moves the horizon on if it is near
-    feed        due and late messages, half and half, a few hundred at a time: read, and handed to the dispatcher, as long as it has room
+    dispatch    due and late messages, half and half, a few hundred at a time: read, and put into the dispatcher, as long as it has room
     read ahead  schedule logs of near buckets are read and checked, in a thread
     late        messages that were due before this master began, slice by slice
     close       buckets whose time has passed and that have no pending messages
@@ -195,7 +195,7 @@ class Engine:
             await asyncio.sleep(SETTLE_S)
         self._unsubscribe = self.schedule.subscribe(self._pending)
         self.loader.begin(self.clock.time_ms())
-        for work in (self._tick(), self._ahead(), self._read_ahead(), self._feed(), self._late(), self._close()):
+        for work in (self._tick(), self._ahead(), self._read_ahead(), self._dispatch(), self._late(), self._close()):
             self._begin(work)
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> None:
@@ -223,7 +223,7 @@ class Engine:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def wake(self) -> None:
-        """There may be messages to hand out, or room for them."""
+        """There may be due messages, or room for them in the dispatcher."""
         self._awake.set()
 
     def _pending(self, places: Places) -> None:
@@ -286,9 +286,9 @@ class Engine:
         left = [info.bucket for info in self.schedule.buckets() if info.pending]
         return min([over, *left])
 
-    # --- handing out ---------------------------------------------------------------------------------------------------
+    # --- dispatching ---------------------------------------------------------------------------------------------------
 
-    async def _feed(self) -> None:
+    async def _dispatch(self) -> None:
         while True:
             await self._awake.wait()
             self._awake.clear()
@@ -297,7 +297,7 @@ class Engine:
                 if parked is not None:
                     self._put(self._read(self._pending_of(parked)))
                 elif (found := self._next()) is not None:
-                    self._hand_out(*found)
+                    self._dispatch_some(*found)
                 else:
                     break
                 await asyncio.sleep(0)  # let other tasks run
@@ -336,7 +336,7 @@ class Engine:
     def _is_late_through(self) -> bool:
         return self.loader.is_late_done and not len(self.loader.late)
 
-    def _hand_out(self, places: Places, is_first: bool) -> None:
+    def _dispatch_some(self, places: Places, is_first: bool) -> None:
         messages: list[DueMessage] = []
         held: list[DueMessage] = []
         for message in self._read(self._pending_of(places)):
