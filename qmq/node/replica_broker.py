@@ -224,15 +224,15 @@ class ReplicaBroker:
     @property
     def committed(self) -> int:
         """Up to which index its log is committed; -1 while the store is being reopened."""
-        return -1 if self._is_opening else self.driver.core.commit
+        return -1 if self._is_opening else self.driver.core.state.commit
 
     @property
     def is_master(self) -> bool:
-        return self.driver.core.role is Role.MASTER
+        return self.driver.core.state.role is Role.MASTER
 
     def must_hold_back(self) -> bool:
         """Whether checkpoints and deletions must wait now."""
-        return self.driver.core.resetting_until > 0 or not self.has_all
+        return self.driver.core.state.resetting_until > 0 or not self.has_all
 
     # --- life ----------------------------------------------------------------------------------------------------------
 
@@ -303,5 +303,5 @@ class ReplicaBroker:
         self.maintenance.quiesce()
         self.broker.store.close()
         self.broker.reopened(self._opener.open_at())
-        self.broker.commit(self.driver.core.commit)
+        self.broker.commit(self.driver.core.state.commit)
         self.driver.serve_if_due()

@@ -260,7 +260,7 @@ class ReplicaNode:
         if state.members is not None:
             membership = ReplicaMembership.decode(state.members)
             self.driver.tell(lambda now_ms: self.driver.core.looked_up(now_ms, state.claim.epoch, membership))
-            self.driver.tell(lambda _: self.driver.remember(self.driver.core.membership, addresses))
+            self.driver.tell(lambda _: self.driver.remember(self.driver.core.state.membership, addresses))
         if state.master is None and state.claim.epoch:
             self.driver.tell(lambda now_ms: self.driver.core.master_gone(now_ms))
 

@@ -16,11 +16,11 @@ def of_meta(is_serving: bool) -> Readiness:
 def of_replica(core: Replica, *, is_serving: bool, has_all: bool = True) -> Readiness:
     """A replica is ready while it serves as master, or has a master and a vote. `has_all`: nothing must be copied first."""
     if not has_all:
-        return Readiness(False, f"{core.role.value}: the schedule is being fetched from another replica")
-    if core.role is Role.MASTER:
+        return Readiness(False, f"{core.state.role.value}: the schedule is being fetched from another replica")
+    if core.state.role is Role.MASTER:
         return Readiness(is_serving, "master" if is_serving else "master: it does not serve yet")
-    if core.role is not Role.SLAVE or not core.hears_master():
-        return Readiness(False, f"{core.role.value}: it hears no master")
-    if not core.may_count:
+    if core.state.role is not Role.SLAVE or not core.hears_master():
+        return Readiness(False, f"{core.state.role.value}: it hears no master")
+    if not core.state.may_count:
         return Readiness(False, "slave: it may lack entries that it acknowledged, and is catching up with its master")
     return Readiness(True, "slave")

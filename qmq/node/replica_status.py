@@ -43,18 +43,18 @@ class ReplicaStatus:
     def describe(self) -> pb.ReplicaStatus:
         """The current status."""
         core, store = self._driver.core, self._broker.store
-        members = core.membership
+        members = core.state.membership
         return pb.ReplicaStatus(
-            replica=core.name,
-            role=core.role.value,
-            epoch=core.promised,
+            replica=core.state.name,
+            role=core.state.role.value,
+            epoch=core.state.promised,
             master=core.master,
-            last_index=core.history.last_index,
-            stored_index=core.stored_index(),
-            commit_index=core.commit,
+            last_index=core.state.history.last_index,
+            stored_index=core.state.stored_index(),
+            commit_index=core.state.commit,
             message_position=store.messages.end,
             action_position=store.actions.end,
-            is_whole=core.may_count,
+            is_whole=core.state.may_count,
             membership_version=members.version,
             voters=members.voters,
             learners=members.learners,
@@ -110,7 +110,7 @@ class ReplicaStatus:
             leader.transfer_to = ""
             if driver.core.leader is leader:
                 self._broker.resume()
-        return pb.TransferResponse(master=target, epoch=driver.core.promised, refused_ms=self._clock.monotonic_ms() - begin_ms)
+        return pb.TransferResponse(master=target, epoch=driver.core.state.promised, refused_ms=self._clock.monotonic_ms() - begin_ms)
 
     # --- membership ----------------------------------------------------------------------------------------------------
 
@@ -121,17 +121,17 @@ class ReplicaStatus:
         leader, driver = self._leader(), self._driver
         if bool(add) == bool(remove):
             raise InvalidArgument("name the replica to add or to remove")
-        before = driver.core.membership
+        before = driver.core.state.membership
         after = before.with_learner(check_name("replica", add)) if add else before.without(remove)
         driver.act(lambda _: leader.propose(after))
         await self._until_changed(driver, leader, after)
-        members = driver.core.membership
+        members = driver.core.state.membership
         return pb.ChangeReplicasResponse(membership_version=members.version, voters=members.voters, learners=members.learners)
 
     async def _until_changed(self, driver: Driver, leader: Leader, after: ReplicaMembership) -> None:
         try:
             async with asyncio.timeout(CHANGE_S):
-                while driver.core.membership.version < after.version:
+                while driver.core.state.membership.version < after.version:
                     if driver.core.leader is not leader:
                         raise NotMaster("the mastership was lost during the change: check whether the change was made, then ask again")
                     await asyncio.sleep(_POLL_S)
@@ -140,7 +140,7 @@ class ReplicaStatus:
 
 
 def _most_advanced(leader: Leader) -> str:
-    voters = [name for name in leader.replica.membership.voters if name in leader.peers]
+    voters = [name for name in leader.state.membership.voters if name in leader.peers]
     if not voters:
         raise InvalidArgument("this group has no other voter to hand over to")
     return max(voters, key=lambda name: (leader.peers[name].is_in_step, leader.peers[name].match))

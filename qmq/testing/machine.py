@@ -127,7 +127,7 @@ class ReplicaMachine:
     @property
     def epoch(self) -> int:
         """The highest epoch that the replica promised."""
-        return self.node.driver.core.promised if self.node is not None else 0
+        return self.node.driver.core.state.promised if self.node is not None else 0
 
     async def start(self) -> None:
         disk, network = self._site.make_disk(self.name), self._site.parties.network(self.name)

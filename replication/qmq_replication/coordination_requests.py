@@ -59,9 +59,9 @@ class CoordinationRequests:
 
     async def campaign(self) -> None:
         """Ask for a new epoch, if the core still campaigns."""
-        if self._core.role is not Role.CAMPAIGNING:
+        if self._core.state.role is not Role.CAMPAIGNING:
             return  # requested before an earlier campaign won: winning again would lose that epoch's claim
-        won = await self._coordinator.campaign(self._core.promised, above=self._core.refused_epoch)
+        won = await self._coordinator.campaign(self._core.state.promised, above=self._core.refused_epoch)
         if won is None:
             self._tell(lambda now_ms: self._core.campaign_lost(now_ms))
         else:

@@ -19,7 +19,8 @@ Its rules (docs/REPLICATION.md proves them):
 * It believes a message only if the peer belongs to the group and the coordination store can have given the message's epoch by now. A
   message that no replica would send is refused (ProtocolViolation) before it has any effect: it ends the peer's link, never this process.
 
-This file has what every role needs, and the slave's side; `leader.py` has the master's side, `election.py` the way from slave to master.
+This file has the slave's side, and passes each call to the role that it concerns; `replica_state.py` has the state that all roles need,
+`leader.py` the master's side, `election.py` the way from slave to master.
 """
 
 from __future__ import annotations
@@ -29,11 +30,10 @@ from random import Random
 from typing import Any, Final
 
 from qmq.errors import ProtocolViolation
-from qmq.invariants import InvariantBroken
 from qmq_replication.election import Election
 from qmq_replication.history import History, follow_each_other
 from qmq_replication.leader import Leader
-from qmq_replication.ready import DurableState, Log, LookUp, Ready, Request, Role, Timing
+from qmq_replication.ready import DurableState, Log, LookUp, Ready, Role, Timing
 from qmq_replication.replica_membership import ReplicaMembership
 from qmq_replication.replica_messages import (
     Ack,
@@ -48,6 +48,7 @@ from qmq_replication.replica_messages import (
     Refusal,
     TakeOver,
 )
+from qmq_replication.replica_state import ReplicaState
 
 HISTORY_RUNS_MAX: Final = 200
 """A Mismatch contains this many runs. Older runs matter only if so many masters followed each other without reaching this replica."""
@@ -77,22 +78,11 @@ class Replica:
         now_ms: int,
         commit: int = 0,
     ) -> None:
-        self.name = name
-        self.membership = membership
-        self.promised, self.is_whole, self.resetting_until = state
-        self.history = history
-        self.log = log
-        self.timing = timing
+        self.state = ReplicaState(name, membership, state, history, log, timing=timing, now_ms=now_ms, commit=commit)
         self.random = random
-        self.now_ms = now_ms
-        self.commit = commit
-        self.durable = history.last_index
-        self.flushed_index = 0
-        """Entries up to this index survive a power cut of this replica, under any flush policy."""
         self.flush_wanted = 0
         """The master of the promised epoch wants a report when entries up to this index are flushed."""
         self.in_step = False
-        self.role = Role.SLAVE
         self.master = ""
         """The master in the highest promised epoch, as far as known."""
         self.heard_ms = now_ms
@@ -101,7 +91,7 @@ class Replica:
         self.master_commit = 0
         self.round = 0
         """The last attempt of the master to get in step with us that we know of. Our acknowledgements belong to this attempt."""
-        self.known_epoch = self.promised if self.promised <= EPOCH_MAX else 0
+        self.known_epoch = self.state.promised if self.state.promised <= EPOCH_MAX else 0
         """The coordination store has given this epoch, or a higher one."""
         self.refused_epoch = 0
         """The highest epoch that a peer promised when it refused us. The next epoch that we win must be higher."""
@@ -109,9 +99,8 @@ class Replica:
         """The number of messages ignored because the sender is no member, or because the store cannot have given their epoch."""
         self._look_up_again_ms = now_ms
         self._excuses = 0
-        self.election = Election(self)
+        self.election = Election(self.state, fence=self.fence, lead=self.lead, become_slave=self.become_slave)
         self.leader: Leader | None = None
-        self.ready = Ready()
         self.expect_master()
 
     # --- calls of the driver -------------------------------------------------------------------------------------------
@@ -121,36 +110,35 @@ class Replica:
         """When the driver must call `tick` next, unless another call comes before. More calls are harmless."""
         if self.leader is not None:
             return self.leader.due_ms
-        if self.role is not Role.SLAVE:
+        if self.state.role is not Role.SLAVE:
             return self.election.due_ms
-        return self.suspect_at_ms if self._may_poll() else self.now_ms + self.timing.suspect_ms
+        return self.suspect_at_ms if self._may_poll() else self.state.now_ms + self.state.timing.suspect_ms
 
     def _may_poll(self) -> bool:
-        return self.name in self.membership.voters and not self.resetting_until
+        return self.state.name in self.state.membership.voters and not self.state.resetting_until
 
     def take(self) -> Ready:
         """Take the work to be done now; each item is returned once."""
-        ready, self.ready = self.ready, Ready()
-        return ready
+        return self.state.take()
 
     def tick(self, now_ms: int, late_ms: int = 0) -> None:
         """Time has passed. `late_ms` is the delay of this call: the process did not get to run in time."""
-        self.now_ms = now_ms
-        if self.promised > EPOCH_MAX:
+        self.state.now_ms = now_ms
+        if self.state.promised > EPOCH_MAX:
             self._look_up()
-        if late_ms > self.timing.late_ms and self._excuses < EXCUSES_MAX:
+        if late_ms > self.state.timing.late_ms and self._excuses < EXCUSES_MAX:
             self._excuses += 1
             self._wait_longer()
         if self.leader is not None:
             self.leader.tick()
-        elif self.role is not Role.SLAVE:
+        elif self.state.role is not Role.SLAVE:
             self.election.tick()
         elif now_ms >= self.suspect_at_ms and self._may_poll():
             self.election.poll()
 
     def step(self, now_ms: int, sender: str, message: Message) -> None:
         """Handle a peer's message. Raises ProtocolViolation, without any change, for a message that no replica of the group would send."""
-        self.now_ms = now_ms
+        self.state.now_ms = now_ms
         if not self._belongs(sender) or (isinstance(message, _ORDERS) and not self._can_be_given(message.epoch)):
             self.strangers_heard += 1
             self._look_up()
@@ -161,10 +149,10 @@ class Replica:
     def members(self) -> tuple[str, ...]:
         """The members of the group: by the store, or by us if we are master."""
         change = self.leader.change if self.leader is not None else None
-        return self.membership.replicas if change is None else (*self.membership.replicas, *change.replicas)
+        return self.state.membership.replicas if change is None else (*self.state.membership.replicas, *change.replicas)
 
     def _belongs(self, sender: str) -> bool:
-        return sender != self.name and sender in self.members
+        return sender != self.state.name and sender in self.members
 
     def _can_be_given(self, epoch: int) -> bool:
         """True if the store can have given the epoch to a replica."""
@@ -172,27 +160,27 @@ class Replica:
 
     def _look_up(self) -> None:
         """Request a look-up of the group's epoch and members in the store, at most once in a while."""
-        if self.now_ms >= self._look_up_again_ms:
-            self._look_up_again_ms = self.now_ms + self.timing.poll_ms
-            self.request(LookUp())
+        if self.state.now_ms >= self._look_up_again_ms:
+            self._look_up_again_ms = self.state.now_ms + self.state.timing.poll_ms
+            self.state.request(LookUp())
 
     def looked_up(self, now_ms: int, epoch: int, membership: ReplicaMembership | None = None) -> None:
         """The coordination store has `epoch` as the highest epoch, and this membership.
 
         A promise beyond EPOCH_MAX is given up: a release that believed everybody took it from a stranger.
         """
-        self.now_ms = now_ms
+        self.state.now_ms = now_ms
         self.known_epoch = max(self.known_epoch, epoch)
         if membership is not None:
             self.membership_is(membership)
-        if self.promised > EPOCH_MAX >= epoch:
+        if self.state.promised > EPOCH_MAX >= epoch:
             self.become_slave()
-            self.promise(max(epoch, self.history.last_epoch))
+            self.promise(max(epoch, self.state.history.last_epoch))
             self.master, self.is_master_lost = "", True
 
     def stored(self, index: int) -> None:
         """Entries up to `index` are as durable as the flush policy requires."""
-        self.durable = max(self.durable, min(index, self.history.last_index))
+        self.state.durable = max(self.state.durable, min(index, self.state.history.last_index))
         if self.leader is not None:
             self.leader.advance()
         elif self.in_step:
@@ -203,156 +191,129 @@ class Replica:
         """Everything up to `index` survives a power cut here. A slave reports it at once if the master waits for it, else with its next
         Ack.
         """
-        before = self.flushed_index
-        self.flushed_index = max(before, min(index, self.history.last_index))
+        before = self.state.flushed_index
+        self.state.flushed_index = max(before, min(index, self.state.history.last_index))
         if self.leader is not None:
             self.leader.advance_flushed()
-        elif self.in_step and before < self.flush_wanted and before < self.flushed_index:
+        elif self.in_step and before < self.flush_wanted and before < self.state.flushed_index:
             self._acknowledge()
 
     def disconnected(self, now_ms: int, peer: str) -> None:
         """The connection to a peer has ended: if it was the master, it may be dead."""
-        self.now_ms = now_ms
-        if peer == self.master and self.role is Role.SLAVE:
+        self.state.now_ms = now_ms
+        if peer == self.master and self.state.role is Role.SLAVE:
             self.is_master_lost = True
-            self._suspect_within(self.timing.lost_ms)
+            self._suspect_within(self.state.timing.lost_ms)
 
     def master_gone(self, now_ms: int) -> None:
         """The coordination store knows no master. A slave that still hears its master ignores this: the master will set its key again."""
-        self.now_ms = now_ms
-        if self.role is Role.SLAVE and now_ms - self.heard_ms > 2 * self.timing.heartbeat_ms:
-            self._suspect_within(self.timing.lost_ms)
+        self.state.now_ms = now_ms
+        if self.state.role is Role.SLAVE and now_ms - self.heard_ms > 2 * self.state.timing.heartbeat_ms:
+            self._suspect_within(self.state.timing.lost_ms)
 
     def membership_is(self, membership: ReplicaMembership) -> None:
         """The coordination store has this membership. A master ignores it: it knows its own changes better."""
-        if membership.version > self.membership.version and self.leader is None:
-            self.membership = membership
+        if membership.version > self.state.membership.version and self.leader is None:
+            self.state.membership = membership
 
     def campaign_won(self, now_ms: int, epoch: int, membership: ReplicaMembership) -> None:
         """The coordination store gave us `epoch`, under this membership."""
-        self.now_ms = now_ms
+        self.state.now_ms = now_ms
         self.known_epoch = max(self.known_epoch, epoch)
         self.election.won(epoch, membership)
 
     def campaign_lost(self, now_ms: int) -> None:
-        self.now_ms = now_ms
-        if self.role is Role.CAMPAIGNING:
-            self.become_slave(self.timing.suspect_ms // 2)
+        self.state.now_ms = now_ms
+        if self.state.role is Role.CAMPAIGNING:
+            self.become_slave(self.state.timing.suspect_ms // 2)
 
     def superseded(self, now_ms: int, epoch: int) -> None:
         """The coordination store has a higher epoch than the one we lead in."""
-        self.now_ms = now_ms
+        self.state.now_ms = now_ms
         self.known_epoch = max(self.known_epoch, epoch)
         if self.leader is not None and epoch > self.leader.epoch:
             self.become_slave()
 
     # --- state that must survive ---------------------------------------------------------------------------------------
 
-    @property
-    def state(self) -> DurableState:
-        """The state that must be on disk."""
-        return DurableState(self.promised, self.is_whole, self.resetting_until)
-
-    @property
-    def may_count(self) -> bool:
-        """True if this replica still has every entry that it ever acknowledged."""
-        return self.is_whole and not self.resetting_until
-
     def promise(self, epoch: int) -> None:
         """Accept nothing older than `epoch` from now on."""
-        self.promised = epoch
+        self.state.promised = epoch
         self.in_step = False
         self.master_commit = self.round = self.flush_wanted = 0
-        self.ready.save = self.state
-
-    def request(self, request: Request) -> None:
-        """Add a request to the coordination store to the next `Ready`."""
-        self.ready.requests.append(request)
-
-    def members_changed(self, membership: ReplicaMembership) -> None:
-        """Our own change of the membership is in the coordination store."""
-        self.membership = membership
+        self.state.save()
 
     # --- roles ---------------------------------------------------------------------------------------------------------
-
-    def become(self, role: Role) -> None:
-        """Change the role, and report the change."""
-        self.role = role
-        self.ready.role = role
 
     def become_slave(self, patience_ms: int | None = None) -> None:
         """Become a slave and wait for a master for the given time."""
         self.leader = None
-        if self.master == self.name:
+        if self.master == self.state.name:
             self.master, self.is_master_lost = "", True
-        if self.role is not Role.SLAVE:
-            self.become(Role.SLAVE)
+        if self.state.role is not Role.SLAVE:
+            self.state.become(Role.SLAVE)
         self.expect_master(patience_ms)
 
     def fence(self, epoch: int, membership: ReplicaMembership) -> None:
         """The coordination store gave us `epoch` under `membership`: promise it, and have the others promise it."""
-        self.membership = membership
+        self.state.membership = membership
         self.promise(epoch)
-        self.master = self.name
-        self.become(Role.FENCING)
+        self.master = self.state.name
+        self.state.become(Role.FENCING)
 
     def lead(self) -> None:
         """Become master: a majority has promised and no peer is ahead, so this log has all committed entries."""
-        if not self.is_whole:
-            self.is_whole = True
-            self.ready.save = self.state
-        self.master = self.name
-        self.become(Role.MASTER)
-        self.leader = Leader(self)
-        self.ready.lead = self.promised
+        if not self.state.is_whole:
+            self.state.is_whole = True
+            self.state.save()
+        self.master = self.state.name
+        self.state.become(Role.MASTER)
+        self.leader = Leader(self.state, step_down=self.become_slave)
+        self.state.ready.lead = self.state.promised
 
     def expect_master(self, patience_ms: int | None = None) -> None:
         """Give the master `patience_ms` to send."""
-        patience = self.timing.suspect_ms if patience_ms is None else patience_ms
-        self.suspect_at_ms = self.now_ms + patience + int(self.random.random() * patience * 0.3)
+        patience = self.state.timing.suspect_ms if patience_ms is None else patience_ms
+        self.suspect_at_ms = self.state.now_ms + patience + int(self.random.random() * patience * 0.3)
 
     def _wait_longer(self) -> None:
         """This process was late: messages of the master may be unread, so it gets its full time once more."""
-        if self.role is Role.SLAVE and not self.is_master_lost:
+        if self.state.role is Role.SLAVE and not self.is_master_lost:
             self.expect_master()
 
     def _suspect_within(self, ms: int) -> None:
-        self.suspect_at_ms = min(self.suspect_at_ms, self.now_ms + int(ms * (0.7 + 0.6 * self.random.random())))
+        self.suspect_at_ms = min(self.suspect_at_ms, self.state.now_ms + int(ms * (0.7 + 0.6 * self.random.random())))
 
     def hears_master(self) -> bool:
         """True if there is no reason to campaign: we lead a quorum, we are fencing, or we heard the master lately."""
         if self.leader is not None:
             return self.leader.has_quorum()
-        if self.role is Role.FENCING:
+        if self.state.role is Role.FENCING:
             return True
-        return bool(self.master) and not self.is_master_lost and self.now_ms - self.heard_ms < self.timing.suspect_ms
+        return bool(self.master) and not self.is_master_lost and self.state.now_ms - self.heard_ms < self.state.timing.suspect_ms
 
     # --- asked by peers ------------------------------------------------------------------------------------------------
 
-    def send(self, to: str, message: Message) -> None:
-        """Add a message to the next `Ready`."""
-        self.ready.messages.append((to, message))
-
     def _on_probe(self, sender: str, _: Probe) -> None:
-        reply = ProbeReply(self.promised, self.master, self.hears_master(), *self.history.last, self.may_count)
-        self.send(sender, reply)
+        reply = ProbeReply(self.state.promised, self.master, self.hears_master(), *self.state.history.last, self.state.may_count)
+        self.state.send(sender, reply)
 
     def _on_promise_request(self, sender: str, request: PromiseRequest) -> None:
-        if request.epoch < self.promised:
-            self.send(sender, Refusal(self.promised))
+        if request.epoch < self.state.promised:
+            self.state.send(sender, Refusal(self.state.promised))
             return
-        if request.epoch > self.promised:
+        if request.epoch > self.state.promised:
             self.become_slave()
             self.promise(request.epoch)
-            self.master, self.is_master_lost, self.heard_ms = sender, False, self.now_ms
-        self.send(sender, Promise(request.epoch, *self.history.last, self.may_count))
+            self.master, self.is_master_lost, self.heard_ms = sender, False, self.state.now_ms
+        self.state.send(sender, Promise(request.epoch, *self.state.history.last, self.state.may_count))
 
     def _on_take_over(self, _: str, message: TakeOver) -> None:
-        if message.epoch >= self.promised and self.role in (Role.SLAVE, Role.POLLING) and self.may_count:
+        if message.epoch >= self.state.promised and self.state.role in (Role.SLAVE, Role.POLLING) and self.state.may_count:
             self.election.campaign()
 
     def _on_refusal(self, _: str, message: Refusal) -> None:
-        if self.promised < message.epoch <= EPOCH_MAX and self.role in (Role.MASTER, Role.FENCING):
+        if self.state.promised < message.epoch <= EPOCH_MAX and self.state.role in (Role.MASTER, Role.FENCING):
             self.refused_epoch = max(self.refused_epoch, message.epoch)
             self.become_slave()
 
@@ -360,19 +321,19 @@ class Replica:
 
     def _heed(self, sender: str, epoch: int) -> bool:
         """True if the replica obeys the master of `epoch`. Raises ProtocolViolation if that epoch is ours, or another replica's."""
-        if epoch < self.promised:
-            self.send(sender, Refusal(self.promised))
+        if epoch < self.state.promised:
+            self.state.send(sender, Refusal(self.state.promised))
             return False
-        if epoch == self.promised and self.role in (Role.MASTER, Role.FENCING) and sender != self.name:
-            raise ProtocolViolation(f"{sender} claims to lead in epoch {epoch}, which is {self.name}'s")
-        if epoch == self.promised and self.master not in ("", sender, self.name):
+        if epoch == self.state.promised and self.state.role in (Role.MASTER, Role.FENCING) and sender != self.state.name:
+            raise ProtocolViolation(f"{sender} claims to lead in epoch {epoch}, which is {self.state.name}'s")
+        if epoch == self.state.promised and self.master not in ("", sender, self.state.name):
             raise ProtocolViolation(f"{sender} claims to lead in epoch {epoch}, which is {self.master}'s")
-        if epoch > self.promised:
+        if epoch > self.state.promised:
             self.become_slave()
             self.promise(epoch)
-        elif self.role is not Role.SLAVE:
+        elif self.state.role is not Role.SLAVE:
             self.become_slave()
-        self.master, self.is_master_lost, self.heard_ms = sender, False, self.now_ms
+        self.master, self.is_master_lost, self.heard_ms = sender, False, self.state.now_ms
         self._excuses = 0
         self.expect_master()
         return True
@@ -385,24 +346,24 @@ class Replica:
             )
         if not self._heed(sender, message.epoch) or not self.continues(message):
             return
-        if message.last_index > self.history.last_index:
-            self.history.extend(message.runs, message.last_index)
-            self.ready.append.append(message)
+        if message.last_index > self.state.history.last_index:
+            self.state.history.extend(message.runs, message.last_index)
+            self.state.ready.append.append(message)
         self.master_commit = max(self.master_commit, message.commit)
-        self.commit_to(min(message.commit, self.history.last_index))
-        self._want_flush(min(message.flush_wanted, self.history.last_index))
+        self.state.commit_to(min(message.commit, self.state.history.last_index))
+        self._want_flush(min(message.flush_wanted, self.state.history.last_index))
         if message.last_index == message.prev_index:
             self._become_whole()
             self._acknowledge()
 
     def _want_flush(self, index: int) -> None:
         self.flush_wanted = max(self.flush_wanted, index)
-        if self.flushed_index < self.flush_wanted:
-            self.ready.flush = self.flush_wanted
+        if self.state.flushed_index < self.flush_wanted:
+            self.state.ready.flush = self.flush_wanted
 
     def continues(self, message: Append) -> bool:
         """True if our log continues, or continued, with this message. Sends the answer otherwise."""
-        last = self.history.last_index
+        last = self.state.history.last_index
         self.round = max(self.round, message.round)
         if self.in_step:
             if message.prev_index == last:
@@ -410,7 +371,7 @@ class Replica:
             if message.last_index <= last:
                 self._acknowledge()
                 return False
-        elif self.history.epoch_at(message.prev_index) == message.prev_epoch and (message.cut or message.prev_index == last):
+        elif self.state.history.epoch_at(message.prev_index) == message.prev_epoch and (message.cut or message.prev_index == last):
             if message.prev_index < last:
                 self.truncate(message.prev_index)
             self.in_step = True
@@ -420,65 +381,59 @@ class Replica:
 
     def truncate(self, index: int) -> None:
         """Cut the uncommitted entries after `index`. Raises ProtocolViolation if one of them is committed."""
-        if index < self.commit:
-            raise ProtocolViolation(f"{self.name} is told to cut to {index}, but {self.commit} is committed")
-        self.history.truncate(index)
-        self.durable = min(self.durable, index)
-        self.flushed_index, self.flush_wanted = min(self.flushed_index, index), min(self.flush_wanted, index)
-        self.ready.truncate = index
+        if index < self.state.commit:
+            raise ProtocolViolation(f"{self.state.name} is told to cut to {index}, but {self.state.commit} is committed")
+        self.state.history.truncate(index)
+        self.state.durable = min(self.state.durable, index)
+        self.state.flushed_index, self.flush_wanted = min(self.state.flushed_index, index), min(self.flush_wanted, index)
+        self.state.ready.truncate = index
 
     def _on_reset(self, sender: str, message: LogReset) -> None:
         if not self._heed(sender, message.epoch):
             return
         # A log that is empty after its start is in step with any log there; only the Reset says where the master's files continue.
-        holds_nothing = message.start_index == self.history.last_index == self.history.start_index
-        if self.in_step and message.start_index <= self.history.last_index and not holds_nothing:
+        holds_nothing = message.start_index == self.state.history.last_index == self.state.history.start_index
+        if self.in_step and message.start_index <= self.state.history.last_index and not holds_nothing:
             return
-        if message.start_index < self.commit:
-            raise ProtocolViolation(f"{self.name} is told to begin anew at {message.start_index}, but {self.commit} is committed")
-        self.history = History((), message.start_index, message.start_index, message.start_epoch)
-        self.durable = self.commit = self.flushed_index = message.start_index
-        self.is_whole, self.resetting_until = False, message.until_index
+        if message.start_index < self.state.commit:
+            raise ProtocolViolation(
+                f"{self.state.name} is told to begin anew at {message.start_index}, but {self.state.commit} is committed"
+            )
+        self.state.history = History((), message.start_index, message.start_index, message.start_epoch)
+        self.state.durable = self.state.commit = self.state.flushed_index = message.start_index
+        self.state.is_whole, self.state.resetting_until = False, message.until_index
         self.in_step, self.round = True, max(self.round, message.round)
-        self.ready.save, self.ready.reset = self.state, message
+        self.state.save()
+        self.state.ready.reset = message
         self._acknowledge()
 
-    def commit_to(self, index: int) -> None:
-        """Entries up to `index` are committed."""
-        if index > self.history.last_index:
-            raise InvariantBroken(f"{self.name} commits {index}, but its log ends at {self.history.last_index}")
-        if index > self.commit:
-            self.commit = index
-            self.ready.commit = index
-
-    def let_go(self, index: int) -> None:
-        """Entries up to `index` are committed, and flushed on a majority of the voters."""
-        self.ready.flushed = index
-
-    def stored_index(self) -> int:
-        """The log is stored durably up to this index."""
-        return min(self.durable, self.history.last_index)
-
     def _acknowledge(self) -> None:
-        last = self.history.last_index
-        ack = Ack(self.promised, self.round, self.stored_index(), last, self.log.place(), min(self.flushed_index, last))
-        self.send(self.master, ack)
+        last = self.state.history.last_index
+        ack = Ack(
+            self.state.promised, self.round, self.state.stored_index(), last, self.state.log.place(), min(self.state.flushed_index, last)
+        )
+        self.state.send(self.master, ack)
 
     def _mismatch(self, round: int) -> None:
-        tail = self.history.tail(HISTORY_RUNS_MAX)
-        self.send(
+        tail = self.state.history.tail(HISTORY_RUNS_MAX)
+        self.state.send(
             self.master,
-            Mismatch(self.promised, round, tail.last_index, tail.start_index, tail.start_epoch, tuple(tail.runs), self.log.place()),
+            Mismatch(
+                self.state.promised, round, tail.last_index, tail.start_index, tail.start_epoch, tuple(tail.runs), self.state.log.place()
+            ),
         )
 
     def _become_whole(self) -> None:
         """Become whole: with all entries that the master of this epoch has committed, we lack no entry that we ever acknowledged."""
-        if self.may_count or not self.master_commit:
+        if self.state.may_count or not self.master_commit:
             return
-        held = self.stored_index()
-        if held >= max(self.master_commit, self.resetting_until) and self.history.epoch_at(self.master_commit) == self.promised:
-            self.is_whole, self.resetting_until = True, 0
-            self.ready.save = self.state
+        held = self.state.stored_index()
+        if (
+            held >= max(self.master_commit, self.state.resetting_until)
+            and self.state.history.epoch_at(self.master_commit) == self.state.promised
+        ):
+            self.state.is_whole, self.state.resetting_until = True, 0
+            self.state.save()
 
     # --- to the other roles --------------------------------------------------------------------------------------------
 

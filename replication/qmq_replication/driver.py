@@ -225,7 +225,7 @@ class Driver:
 
     def written(self, index: int) -> None:
         leader = self.core.leader
-        if leader is None or index <= self.core.history.last_index:
+        if leader is None or index <= self.core.state.history.last_index:
             return
         self._with_core(lambda _: self._written(index))
 
@@ -336,7 +336,7 @@ class Driver:
             self.host.store.flush_wanted = ready.flush
             self.host.schedule()
         if ready.role is not None:
-            log.info("%s is %s in epoch %d", self.identity.replica, ready.role.value, self.core.promised)
+            log.info("%s is %s in epoch %d", self.identity.replica, ready.role.value, self.core.state.promised)
             self._on_role(ready.role)
         if ready.lead is not None:
             self._lead(ready.lead)
@@ -433,7 +433,7 @@ class Driver:
         except DiskFull as failure:
             log.warning("opening an epoch as master failed, stepping down: %s", failure)
             self.core.become_slave(self._timing.suspect_ms * 3)
-            self.core.ready.requests.append(Resign(epoch))
+            self.core.state.ready.requests.append(Resign(epoch))
             return
         self._written(store.index)
         self.host.schedule()

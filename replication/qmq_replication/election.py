@@ -11,17 +11,30 @@ majority. The election then needs a majority of whole replicas, or all replicas,
 
 from __future__ import annotations
 
-from qmq_replication.own_replica import OwnReplica
+from collections.abc import Callable
+
 from qmq_replication.ready import Campaign, Resign, Role
 from qmq_replication.replica_membership import ReplicaMembership
 from qmq_replication.replica_messages import Probe, ProbeReply, Promise, PromiseRequest, TakeOver
+from qmq_replication.replica_state import ReplicaState
 
 
 class Election:
     """The attempts of one replica to become master."""
 
-    def __init__(self, replica: OwnReplica) -> None:
-        self._replica = replica
+    def __init__(
+        self,
+        state: ReplicaState,
+        *,
+        fence: Callable[[int, ReplicaMembership], None],
+        lead: Callable[[], None],
+        become_slave: Callable[..., None],
+    ) -> None:
+        """`fence` promises an epoch that was won, `lead` begins to lead in it, `become_slave` waits for a master: its argument says how
+        many milliseconds.
+        """
+        self._state = state
+        self._fence, self._lead, self._become_slave = fence, lead, become_slave
         self._replies: dict[str, ProbeReply] = {}
         self._promises: dict[str, Promise] = {}
         self._deadline_ms = 0
@@ -29,99 +42,99 @@ class Election:
 
     def tick(self) -> None:
         """Time has passed during a poll or fencing."""
-        replica = self._replica
-        if replica.role is Role.POLLING and replica.now_ms >= self._deadline_ms:
+        state = self._state
+        if state.role is Role.POLLING and state.now_ms >= self._deadline_ms:
             self._evaluate()
-        elif replica.role is Role.FENCING:
-            if replica.now_ms >= self._deadline_ms:
+        elif state.role is Role.FENCING:
+            if state.now_ms >= self._deadline_ms:
                 self._give_up()
-            elif replica.now_ms >= self._ask_again_ms:
+            elif state.now_ms >= self._ask_again_ms:
                 self._ask_promises()
 
     @property
     def due_ms(self) -> int:
         """When the driver must call `tick` next."""
-        replica = self._replica
-        if replica.role is Role.CAMPAIGNING:
-            return replica.now_ms + replica.timing.suspect_ms
-        return self._deadline_ms if replica.role is Role.POLLING else min(self._deadline_ms, self._ask_again_ms)
+        state = self._state
+        if state.role is Role.CAMPAIGNING:
+            return state.now_ms + state.timing.suspect_ms
+        return self._deadline_ms if state.role is Role.POLLING else min(self._deadline_ms, self._ask_again_ms)
 
     # --- asking around -------------------------------------------------------------------------------------------------
 
     def poll(self) -> None:
         """Send a Probe to the other voters."""
-        replica = self._replica
+        state = self._state
         self._replies = {}
-        self._deadline_ms = replica.now_ms + replica.timing.poll_ms
-        replica.become(Role.POLLING)
-        for name in replica.membership.voters:
-            if name != replica.name:
-                replica.send(name, Probe(replica.promised))
-        if len(replica.membership.voters) == 1:
+        self._deadline_ms = state.now_ms + state.timing.poll_ms
+        state.become(Role.POLLING)
+        for name in state.membership.voters:
+            if name != state.name:
+                state.send(name, Probe(state.promised))
+        if len(state.membership.voters) == 1:
             self._evaluate()
 
     def replied(self, sender: str, reply: ProbeReply) -> None:
         """Handle a voter's ProbeReply."""
-        replica = self._replica
-        if replica.role is not Role.POLLING:
+        state = self._state
+        if state.role is not Role.POLLING:
             return
         self._replies[sender] = reply
-        if len(self._replies) == len(replica.membership.voters) - 1 or (self._is_alone() and not self._is_behind()):
+        if len(self._replies) == len(state.membership.voters) - 1 or (self._is_alone() and not self._is_behind()):
             self._evaluate()
 
     def _is_alone(self) -> bool:
         """Whether a majority hears no master: who has not answered yet, such as a dead master, need not be waited for."""
         deaf = [name for name, reply in self._replies.items() if not reply.hears_master]
-        return self._replica.membership.is_majority([*deaf, self._replica.name])
+        return self._state.membership.is_majority([*deaf, self._state.name])
 
     def _evaluate(self) -> None:
-        replica = self._replica
+        state = self._state
         if not self._is_alone():
-            replica.become_slave(replica.timing.poll_ms * 3)
+            self._become_slave(state.timing.poll_ms * 3)
         elif self._is_behind():
-            replica.become_slave(replica.timing.poll_ms * 2)
+            self._become_slave(state.timing.poll_ms * 2)
         else:
             self.campaign()
 
     def _is_behind(self) -> bool:
         """True if another voter should campaign first: our log is behind, or may lack acknowledged entries."""
-        mine = self._replica.history.last
-        everybody = len(self._replies) == len(self._replica.membership.voters) - 1
-        if not self._replica.may_count and not everybody:
+        mine = self._state.history.last
+        everybody = len(self._replies) == len(self._state.membership.voters) - 1
+        if not self._state.may_count and not everybody:
             return True
         judges = [each for each in self._replies.values() if each.is_whole or everybody]
         return any((each.last_epoch, each.last_index) > mine for each in judges)
 
     def campaign(self) -> None:
         """Ask the coordination store for an epoch."""
-        self._replica.become(Role.CAMPAIGNING)
-        self._replica.request(Campaign())
+        self._state.become(Role.CAMPAIGNING)
+        self._state.request(Campaign())
 
     # --- fencing -------------------------------------------------------------------------------------------------------
 
     def won(self, epoch: int, membership: ReplicaMembership) -> None:
         """The epoch is ours; nothing may be written in it before a majority has promised it."""
-        replica = self._replica
-        if replica.role is not Role.CAMPAIGNING or epoch <= replica.promised:
-            replica.request(Resign(epoch))
-            if replica.role is Role.CAMPAIGNING:
-                replica.become_slave()
+        state = self._state
+        if state.role is not Role.CAMPAIGNING or epoch <= state.promised:
+            state.request(Resign(epoch))
+            if state.role is Role.CAMPAIGNING:
+                self._become_slave()
             return
-        replica.fence(epoch, membership)
-        self._deadline_ms = replica.now_ms + replica.timing.fence_ms
-        self._promises = {replica.name: Promise(epoch, *replica.history.last, replica.may_count)}
+        self._fence(epoch, membership)
+        self._deadline_ms = state.now_ms + state.timing.fence_ms
+        self._promises = {state.name: Promise(epoch, *state.history.last, state.may_count)}
         self._ask_promises()
         self._decide()
 
     def _ask_promises(self) -> None:
-        replica = self._replica
-        self._ask_again_ms = replica.now_ms + replica.timing.poll_ms
-        for name in replica.membership.replicas:
+        state = self._state
+        self._ask_again_ms = state.now_ms + state.timing.poll_ms
+        for name in state.membership.replicas:
             if name not in self._promises:
-                replica.send(name, PromiseRequest(replica.promised))
+                state.send(name, PromiseRequest(state.promised))
 
     def promised(self, sender: str, promise: Promise) -> None:
-        if self._replica.role is Role.FENCING and promise.epoch == self._replica.promised:
+        if self._state.role is Role.FENCING and promise.epoch == self._state.promised:
             self._promises[sender] = promise
             self._decide()
 
@@ -130,11 +143,11 @@ class Election:
         if ahead is not None:
             self._yield_to(ahead)
         elif self.has_quorum():
-            self._replica.lead()
+            self._lead()
 
     def _judges(self) -> dict[str, Promise]:
         """The promises that count: those of whole voters; those of all voters once all have promised."""
-        voters = self._replica.membership.voters
+        voters = self._state.membership.voters
         found = {name: self._promises[name] for name in voters if name in self._promises}
         if len(found) == len(voters):
             return found
@@ -142,21 +155,21 @@ class Election:
 
     def has_quorum(self) -> bool:
         """True if a majority has promised."""
-        return self._replica.membership.is_majority(self._judges())
+        return self._state.membership.is_majority(self._judges())
 
     def ahead(self) -> str | None:
         """The voter with the most advanced log, if that log is ahead of ours."""
         judges = {name: (each.last_epoch, each.last_index) for name, each in self._judges().items()}
         best = max(judges, key=lambda name: judges[name], default=None)
-        return best if best is not None and judges[best] > self._replica.history.last else None
+        return best if best is not None and judges[best] > self._state.history.last else None
 
     def _yield_to(self, name: str) -> None:
-        replica = self._replica
-        replica.send(name, TakeOver(replica.promised))
-        replica.request(Resign(replica.promised))
-        replica.become_slave()
+        state = self._state
+        state.send(name, TakeOver(state.promised))
+        state.request(Resign(state.promised))
+        self._become_slave()
 
     def _give_up(self) -> None:
-        replica = self._replica
-        replica.request(Resign(replica.promised))
-        replica.become_slave(replica.timing.suspect_ms // 2)
+        state = self._state
+        state.request(Resign(state.promised))
+        self._become_slave(state.timing.suspect_ms // 2)

@@ -17,14 +17,15 @@ it comes later than the commit, and entries up to it survive even a power cut of
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from itertools import pairwise
 
 from qmq.errors import InvalidArgument, ProtocolViolation, Unavailable
 from qmq_replication.history import EpochRun, History, divergence
-from qmq_replication.own_replica import OwnReplica
 from qmq_replication.ready import MembershipChange
 from qmq_replication.replica_membership import ReplicaMembership
 from qmq_replication.replica_messages import Ack, Append, LogReset, Mismatch, Place, TakeOver
+from qmq_replication.replica_state import ReplicaState
 
 
 class PeerProgress:
@@ -65,10 +66,11 @@ class PeerProgress:
 class Leader:
     """The state that a replica has only while it is master."""
 
-    def __init__(self, replica: OwnReplica) -> None:
-        self.replica = replica
-        self.epoch = replica.promised
-        self.barrier = replica.history.last_index + 1
+    def __init__(self, state: ReplicaState, *, step_down: Callable[[], None]) -> None:
+        self.state = state
+        self._step_down = step_down
+        self.epoch = state.promised
+        self.barrier = state.history.last_index + 1
         """The index of this epoch's first entry. When it is committed, all earlier entries are committed, and serving begins."""
         self.peers: dict[str, PeerProgress] = {}
         self.change: ReplicaMembership | None = None
@@ -78,45 +80,45 @@ class Leader:
         self.flush_wanted = 0
         """A request waits for a flush of the entries up to this index."""
         self._changed_at = 0
-        self._beat_ms = replica.now_ms
+        self._beat_ms = state.now_ms
         self._meet()
 
     def _meet(self) -> None:
         """Keep a PeerProgress for exactly the current peers."""
-        members = [*self.replica.membership.replicas, *(self.change.replicas if self.change else ())]
+        members = [*self.state.membership.replicas, *(self.change.replicas if self.change else ())]
         for name in members:
-            if name != self.replica.name and name not in self.peers:
-                self.peers[name] = PeerProgress(self.replica.now_ms)
+            if name != self.state.name and name not in self.peers:
+                self.peers[name] = PeerProgress(self.state.now_ms)
         for name in [each for each in self.peers if each not in members]:
             del self.peers[name]
 
     @property
     def is_serving(self) -> bool:
         """True if this epoch's first entry is committed."""
-        return self.replica.commit >= self.barrier
+        return self.state.commit >= self.barrier
 
     # --- time ----------------------------------------------------------------------------------------------------------
 
     @property
     def due_ms(self) -> int:
         """When the driver must call `tick` next."""
-        return self._beat_ms + self.replica.timing.heartbeat_ms
+        return self._beat_ms + self.state.timing.heartbeat_ms
 
     def tick(self) -> None:
         """Send heartbeats; step down if a majority is silent; make learners voters."""
-        replica = self.replica
+        state = self.state
         if not self.has_quorum():
-            replica.become_slave()
+            self._step_down()
             return
-        if replica.now_ms - self._beat_ms >= replica.timing.heartbeat_ms:
-            self._beat_ms = replica.now_ms
+        if state.now_ms - self._beat_ms >= state.timing.heartbeat_ms:
+            self._beat_ms = state.now_ms
             for name, peer in self.peers.items():
                 self._beat(name, peer)
             self._hand_over()
         self._promote()
 
     def _beat(self, name: str, peer: PeerProgress) -> None:
-        history = self.replica.history
+        history = self.state.history
         if peer.is_in_step and peer.next - 1 < history.start_index:
             self._reset(name, peer)
         else:
@@ -124,16 +126,16 @@ class Leader:
 
     def has_quorum(self) -> bool:
         """True if a majority answered recently."""
-        replica = self.replica
-        since_ms = replica.now_ms - replica.timing.quorum_ms
+        state = self.state
+        since_ms = state.now_ms - state.timing.quorum_ms
         heard = [name for name, peer in self.peers.items() if peer.heard_ms >= since_ms]
-        return replica.membership.is_majority([replica.name, *heard])
+        return state.membership.is_majority([state.name, *heard])
 
     # --- sending -------------------------------------------------------------------------------------------------------
 
     def appended(self, last_index: int) -> None:
         """Entries of this epoch were written to the own log, up to `last_index`."""
-        history = self.replica.history
+        history = self.state.history
         history.extend((EpochRun(self.epoch, history.last_index + 1),), last_index)
         for name, peer in self.peers.items():
             if peer.is_in_step:
@@ -143,30 +145,28 @@ class Leader:
 
     def _send(self, name: str, peer: PeerProgress, index: int, *, cut: bool = False) -> None:
         """Send an Append without entries behind `index`."""
-        epoch = self.replica.history.epoch_at(index)
+        epoch = self.state.history.epoch_at(index)
         if epoch is not None:
-            message = Append(self.epoch, peer.round, epoch, index, (), index, self.replica.commit, cut, None, self.flush_wanted)
-            self.replica.send(name, message)
+            message = Append(self.epoch, peer.round, epoch, index, (), index, self.state.commit, cut, None, self.flush_wanted)
+            self.state.send(name, message)
 
     def _stream(self, name: str, peer: PeerProgress) -> None:
         """Send entries while there are some and the peer may have more in flight."""
-        replica = self.replica
-        history, timing = replica.history, replica.timing
+        state = self.state
+        history, timing = state.history, state.timing
         while peer.next <= history.last_index and peer.inflight_bytes < timing.inflight_bytes_max:
             after = peer.next - 1
             epoch = history.epoch_at(after)
-            chunk = replica.log.read(peer.place, after, timing.chunk_bytes_max) if epoch is not None else None
+            chunk = state.log.read(peer.place, after, timing.chunk_bytes_max) if epoch is not None else None
             if chunk is None or epoch is None:
                 self._reset(name, peer)
                 return
             if chunk.last_index == after:
                 return
             runs = history.between(after, chunk.last_index)
-            replica.send(
+            state.send(
                 name,
-                Append(
-                    self.epoch, peer.round, epoch, after, runs, chunk.last_index, replica.commit, False, chunk.payload, self.flush_wanted
-                ),
+                Append(self.epoch, peer.round, epoch, after, runs, chunk.last_index, state.commit, False, chunk.payload, self.flush_wanted),
             )
             peer.next, peer.place = chunk.last_index + 1, chunk.place
             peer.inflight.append((chunk.last_index, chunk.bytes))
@@ -174,12 +174,12 @@ class Leader:
 
     def _reset(self, name: str, peer: PeerProgress) -> None:
         """Send a Reset to a peer whose missing entries are deleted here: its log begins anew at the oldest kept entry."""
-        start_epoch, start_index, place = self.replica.log.start()
+        start_epoch, start_index, place = self.state.log.start()
         peer.round += 1
         peer.is_in_step = False
         peer.clear()
-        until = self.replica.history.last_index
-        self.replica.send(name, LogReset(self.epoch, peer.round, start_epoch, start_index, place, until))
+        until = self.state.history.last_index
+        self.state.send(name, LogReset(self.epoch, peer.round, start_epoch, start_index, place, until))
 
     # --- what peers answer ---------------------------------------------------------------------------------------------
 
@@ -188,10 +188,10 @@ class Leader:
         peer = self.peers.get(sender)
         if peer is None or ack.epoch != self.epoch:
             return
-        peer.heard_ms = self.replica.now_ms
+        peer.heard_ms = self.state.now_ms
         if ack.round != peer.round:
             return  # sent before the peer lost its place, and may report entries that it lost, too
-        last = self.replica.history.last_index
+        last = self.state.history.last_index
         if not 0 <= ack.stored <= ack.last_index <= last:
             raise ProtocolViolation(f"{sender} acknowledges {ack.stored} of {ack.last_index} entries, but there are only {last}")
         if not peer.is_in_step:
@@ -212,7 +212,7 @@ class Leader:
         peer = self.peers.get(sender)
         if peer is None or mismatch.epoch != self.epoch:
             return
-        peer.heard_ms = self.replica.now_ms
+        peer.heard_ms = self.state.now_ms
         if mismatch.round != peer.round:
             return
         if not is_shape(mismatch):
@@ -222,7 +222,7 @@ class Leader:
         peer.is_in_step = False
         peer.clear()
         theirs = History(mismatch.runs, mismatch.last_index, mismatch.start_index, mismatch.start_epoch)
-        index = divergence(self.replica.history, theirs)
+        index = divergence(self.state.history, theirs)
         if index is None:
             self._reset(sender, peer)
         elif index < mismatch.last_index:
@@ -237,19 +237,19 @@ class Leader:
     def advance(self) -> None:
         """Commit the entries that a majority stores."""
         index = self.quorum_index()
-        if index > self.replica.commit and self.may_commit(index):
-            self.replica.commit_to(index)
+        if index > self.state.commit and self.may_commit(index):
+            self.state.commit_to(index)
             self.advance_flushed()
 
     def advance_flushed(self) -> None:
         """Let go what waits for a flush, as far as a majority has flushed it. As a commit, it must reach an entry of our own epoch: else a
         log of an epoch in between could win after a power cut of everybody."""
         held = {name: peer.flushed for name, peer in self.peers.items()}
-        held[self.replica.name] = self.replica.flushed_index
-        index = min(self._of_majority(held), self.replica.commit)
+        held[self.state.name] = self.state.flushed_index
+        index = min(self._of_majority(held), self.state.commit)
         if index > self.flushed and self.may_commit(index):
             self.flushed = index
-            self.replica.let_go(index)
+            self.state.let_go(index)
 
     def want_flush(self, index: int) -> None:
         """A request waits until everything up to `index` is flushed. Peers learn it with the next message."""
@@ -258,29 +258,29 @@ class Leader:
     def quorum_index(self) -> int:
         """The index that a majority stores; during a change, a majority of the old and of the new members."""
         held = {name: peer.match for name, peer in self.peers.items()}
-        held[self.replica.name] = self.replica.stored_index()
+        held[self.state.name] = self.state.stored_index()
         return self._of_majority(held)
 
     def _of_majority(self, held: dict[str, int]) -> int:
-        index = self.replica.membership.quorum_index(held)
+        index = self.state.membership.quorum_index(held)
         return index if self.change is None else min(index, self.change.quorum_index(held))
 
     def may_commit(self, index: int) -> bool:
         """True if the entry is of our own epoch: only such an entry commits."""
-        return self.replica.history.epoch_at(index) == self.epoch
+        return self.state.history.epoch_at(index) == self.epoch
 
     # --- membership ----------------------------------------------------------------------------------------------------
 
     def propose(self, after: ReplicaMembership) -> None:
         """Change the membership. Raises Unavailable while another change is not finished, InvalidArgument for ourselves."""
-        before = self.replica.membership
-        if self.replica.name not in after.voters:
-            raise InvalidArgument(f"{self.replica.name!r} is the master: transfer mastership first")
+        before = self.state.membership
+        if self.state.name not in after.voters:
+            raise InvalidArgument(f"{self.state.name!r} is the master: transfer mastership first")
         if not self.may_change():
             raise Unavailable("a change of the group's membership is under way: try again")
         self.change = after
         self._meet()
-        self.replica.request(MembershipChange(self.epoch, before, after))
+        self.state.request(MembershipChange(self.epoch, before, after))
 
     def may_change(self) -> bool:
         """One at a time, and only once everything committed is on a majority of the present voters (dissertation, section 4.1)."""
@@ -290,35 +290,35 @@ class Leader:
         """The coordination store made the change; with None, it did not."""
         self.change = None
         if membership is not None:
-            self._changed_at = self.replica.commit
-            self.replica.members_changed(membership)
+            self._changed_at = self.state.commit
+            self.state.membership = membership
         self._meet()
         self.advance()
 
     def _promote(self) -> None:
         """A learner that stores what was committed when it was first checked becomes a voter: under load it always lags a little."""
-        for name in self.replica.membership.learners:
+        for name in self.state.membership.learners:
             peer = self.peers.get(name)
             if peer is None or not peer.is_in_step:
                 continue
-            peer.goal = peer.goal or self.replica.commit
+            peer.goal = peer.goal or self.state.commit
             if peer.match >= peer.goal and self.may_change():
-                self.propose(self.replica.membership.with_voter(name))
+                self.propose(self.state.membership.with_voter(name))
                 return
 
     # --- handing over --------------------------------------------------------------------------------------------------
 
     def transfer(self, to: str) -> None:
         """Hand the mastership to `to` as soon as it stores everything; the caller appends nothing until then. Raises InvalidArgument."""
-        if to not in self.replica.membership.voters or to == self.replica.name:
-            raise InvalidArgument(f"mastership goes to another voter, not to {to!r}: {', '.join(self.replica.membership.voters)}")
+        if to not in self.state.membership.voters or to == self.state.name:
+            raise InvalidArgument(f"mastership goes to another voter, not to {to!r}: {', '.join(self.state.membership.voters)}")
         self.transfer_to = to
         self._hand_over()
 
     def _hand_over(self) -> None:
         peer = self.peers.get(self.transfer_to)
-        if peer is not None and peer.match == self.replica.history.last_index:
-            self.replica.send(self.transfer_to, TakeOver(self.epoch))
+        if peer is not None and peer.match == self.state.history.last_index:
+            self.state.send(self.transfer_to, TakeOver(self.epoch))
 
 
 def is_shape(told: Mismatch) -> bool:

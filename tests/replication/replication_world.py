@@ -118,7 +118,7 @@ class Group:
     def carry_out(self, name: str) -> None:
         """Do what the core wants. Requests to the coordination store wait in `requests`."""
         core = self.core[name]
-        while core.ready:
+        while core.state.ready:
             ready = core.take()
             self._store(name, ready)
             place = self.log[name].place()
@@ -188,8 +188,8 @@ class Group:
     def campaign(self, name: str) -> None:
         """Have a replica win an epoch; the promises are asked for, not given."""
         core = self.core[name]
-        other = next((each for each in core.membership.replicas if each != name), "")
-        core.step(self.now_ms, other, TakeOver(core.promised))
+        other = next((each for each in core.state.membership.replicas if each != name), "")
+        core.step(self.now_ms, other, TakeOver(core.state.promised))
         self.carry_out(name)
         for each, request in self._taken_requests():
             self.answer(each, request)
@@ -224,4 +224,4 @@ class Group:
     def master(self) -> str:
         """The master of the highest epoch."""
         leaders = [name for name, core in self.core.items() if core.leader is not None]
-        return max(leaders, key=lambda name: self.core[name].promised, default="")
+        return max(leaders, key=lambda name: self.core[name].state.promised, default="")

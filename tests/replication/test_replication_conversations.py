@@ -78,7 +78,7 @@ class Script:
             self.group.deliver()
         for name, core in self.group.core.items():
             log = "".join(f" {epoch}" for epoch in self.group.log[name].epochs)
-            self.lines.append(f"{name} {core.role.value}, log{log}, commit {core.commit}")
+            self.lines.append(f"{name} {core.state.role.value}, log{log}, commit {core.state.commit}")
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)

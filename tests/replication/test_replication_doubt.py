@@ -19,7 +19,7 @@ def outrun(group: Group) -> None:
         group.append("a", 1)
         group.settle()
     group.log["a"].forget_to(4)
-    group.core["a"].history.drop_before(5)
+    group.core["a"].state.history.drop_before(5)
     group.heal()
 
 
@@ -30,8 +30,8 @@ def test_a_replica_in_step_whose_next_entry_is_gone_begins_anew() -> None:
     for _ in range(3):
         group.beat()
     assert group.log["c"].start_index == 4
-    assert group.core["c"].commit == group.core["a"].commit
-    assert group.core["c"].may_count
+    assert group.core["c"].state.commit == group.core["a"].state.commit
+    assert group.core["c"].state.may_count
 
 
 def test_a_silent_peer_whose_next_entry_is_gone_is_told_to_begin_anew() -> None:
@@ -40,10 +40,10 @@ def test_a_silent_peer_whose_next_entry_is_gone_is_told_to_begin_anew() -> None:
     outrun(group)
     leader = group.core["a"].leader
     assert leader is not None
-    assert leader.peers["c"].next - 1 < group.core["a"].history.start_index
+    assert leader.peers["c"].next - 1 < group.core["a"].state.history.start_index
     for _ in range(5):
         group.beat()
-    assert group.core["c"].commit == group.core["a"].commit
+    assert group.core["c"].state.commit == group.core["a"].state.commit
 
 
 def test_an_acknowledgement_from_before_a_peer_lost_its_place_does_not_count() -> None:
@@ -65,7 +65,7 @@ def test_an_acknowledgement_from_before_a_peer_lost_its_place_does_not_count() -
     group.queue = late
     group.settle()
     assert group.log["b"].epochs == [1]
-    assert group.core["a"].commit == 1
+    assert group.core["a"].state.commit == 1
 
 
 def test_a_reset_that_comes_twice_is_done_once() -> None:
@@ -86,7 +86,7 @@ def test_an_empty_replica_begins_where_the_masters_files_begin() -> None:
     assert group.disk["a"].resetting_until == 12
     group.step("b", "a", Append(1, 1, 0, 0, (EpochRun(1, 1),), 12, 12, False, (1,) * 12))
     group.step("b", "a", Append(1, 1, 1, 12, (), 12, 12, False, None))
-    assert group.core["a"].may_count
+    assert group.core["a"].state.may_count
 
 
 def test_a_reset_below_what_is_committed_is_refused() -> None:
@@ -100,21 +100,21 @@ def test_while_a_log_is_built_anew_it_does_not_count() -> None:
     group = Group()
     group.step("b", "a", LogReset(1, 1, 1, 10, 10, 12))
     assert group.disk["a"].resetting_until == 12
-    assert not group.core["a"].may_count
+    assert not group.core["a"].state.may_count
     group.step("b", "a", Append(1, 1, 1, 10, (EpochRun(1, 11),), 11, 10, False, (1,)))
-    assert not group.core["a"].may_count
+    assert not group.core["a"].state.may_count
     group.step("b", "a", Append(1, 1, 1, 11, (EpochRun(1, 12),), 12, 10, False, (1,)))
-    assert group.core["a"].may_count
+    assert group.core["a"].state.may_count
 
 
 def test_a_replica_is_whole_again_only_by_what_this_epoch_has_committed() -> None:
     """An older commit may be below what it acknowledged to an earlier master."""
     group = Group(doubtful="a", logs={"a": (1, 1)})
     group.step("b", "a", Append(2, 0, 1, 2, (), 2, 2, False, None))
-    assert not group.core["a"].may_count
+    assert not group.core["a"].state.may_count
     group.step("b", "a", Append(2, 0, 1, 2, (EpochRun(2, 3),), 3, 2, False, (2,)))
     group.step("b", "a", Append(2, 0, 2, 3, (), 3, 3, False, None))
-    assert group.core["a"].may_count
+    assert group.core["a"].state.may_count
     assert group.disk["a"].is_whole
 
 
@@ -122,7 +122,7 @@ def test_a_promise_of_a_replica_in_doubt_has_no_weight() -> None:
     group = Group(logs={"a": (1,), "b": (), "c": (1, 1)})
     group.campaign("a")
     group.step("b", "a", Promise(group.epoch, 0, 0, False))
-    assert group.core["a"].role is Role.FENCING
+    assert group.core["a"].state.role is Role.FENCING
 
 
 def test_when_everybody_has_promised_the_most_advanced_leads_in_doubt_or_not() -> None:
@@ -133,13 +133,13 @@ def test_when_everybody_has_promised_the_most_advanced_leads_in_doubt_or_not() -
     group.pass_time(10_000, "b")
     group.settle()
     assert group.master == "b"
-    assert group.core["b"].may_count
+    assert group.core["b"].state.may_count
 
 
 def test_a_replica_in_doubt_does_not_take_over_when_asked() -> None:
     group = Group(doubtful="b")
     group.elect("a")
-    group.core["b"].is_whole = False
+    group.core["b"].state.is_whole = False
     leader = group.core["a"].leader
     assert leader is not None
     leader.transfer("b")

@@ -12,11 +12,11 @@ def test_what_only_a_minority_flushed_is_committed_and_not_flushed() -> None:
     group.settle()
     core = group.core["a"]
     assert core.leader is not None
-    last = core.history.last_index
-    assert core.commit == last
+    last = core.state.history.last_index
+    assert core.state.commit == last
     core.flushed(last)
     assert core.leader.flushed == 0
-    group.step("b", "a", Ack(core.promised, core.leader.peers["b"].round, last, last, last, last))
+    group.step("b", "a", Ack(core.state.promised, core.leader.peers["b"].round, last, last, last, last))
     assert core.leader.flushed == last
 
 
@@ -25,11 +25,11 @@ def test_a_slave_says_at_once_that_it_flushed_what_somebody_waits_for() -> None:
     group.elect("a")
     group.settle()
     slave = group.core["b"]
-    last, epoch = slave.history.last_index, slave.promised
+    last, epoch = slave.state.history.last_index, slave.state.promised
     slave.take()
     slave.flushed(last)
     assert not slave.take().messages, "nobody waits: the next Ack is soon enough"
-    slave.flushed_index = 0
+    slave.state.flushed_index = 0
     slave.step(group.now_ms, "a", Append(epoch, slave.round, epoch, last, (), last, last, False, None, last))
     assert slave.take().flush == last
     slave.flushed(last)
@@ -48,7 +48,7 @@ def test_figure_8_an_older_epochs_flushed_entries_do_not_count_alone() -> None:
     core.flushed(2)
     for name in "bc":
         group.step(name, "a", Ack(4, 0, 3, 3, 3, 2))
-    assert (core.commit, core.leader.flushed) == (3, 0)
+    assert (core.state.commit, core.leader.flushed) == (3, 0)
     core.flushed(3)
     for name in "bc":
         group.step(name, "a", Ack(4, 0, 3, 3, 3, 3))
@@ -60,4 +60,4 @@ def test_a_cut_takes_back_what_was_flushed() -> None:
     core = group.core["b"]
     core.flushed(4)
     core.truncate(2)
-    assert core.flushed_index == 2
+    assert core.state.flushed_index == 2

@@ -79,7 +79,7 @@ def test_a_learner_that_has_caught_up_becomes_a_voter() -> None:
     group.settle()
     for _ in range(4):
         group.beat()
-    assert group.core["a"].membership.voters == ("a", "b", "c", "x")
+    assert group.core["a"].state.membership.voters == ("a", "b", "c", "x")
     assert group.log["x"].epochs == group.log["a"].epochs
 
 
@@ -94,9 +94,9 @@ def test_a_learner_that_is_always_a_little_behind_becomes_a_voter() -> None:
     for _ in range(6):
         group.append("a", 1)
         group.settle()
-        leader.peers["x"].match = group.core["a"].commit - 1
+        leader.peers["x"].match = group.core["a"].state.commit - 1
         group.beat()
-    assert group.core["a"].membership.voters == ("a", "b", "c", "x")
+    assert group.core["a"].state.membership.voters == ("a", "b", "c", "x")
 
 
 def test_one_change_at_a_time() -> None:
@@ -120,13 +120,13 @@ def test_while_a_change_is_under_way_both_majorities_must_hold_an_entry() -> Non
     group.append("a", 1)
     group.deliver()
     group.deliver()
-    assert group.core["a"].commit == 1
+    assert group.core["a"].state.commit == 1
     group.heal()
     group.cut = {("a", "d"), ("d", "a")}
     group.pass_time(group.timing.heartbeat_ms, "a")
     for _ in range(6):
         group.deliver()
-    assert group.core["a"].commit == 2  # a, b and c are a majority of abcd, and a and c one of acd
+    assert group.core["a"].state.commit == 2  # a, b and c are a majority of abcd, and a and c one of acd
 
 
 def test_a_membership_change_waits_until_the_new_majority_holds_all_commits() -> None:
@@ -141,12 +141,12 @@ def test_a_membership_change_waits_until_the_new_majority_holds_all_commits() ->
     leader.propose(group.membership.without("b"))
     group.carry_out("a")
     group.settle()
-    assert group.core["a"].membership.voters == ("a", "c", "d", "e")
+    assert group.core["a"].state.membership.voters == ("a", "c", "d", "e")
     with pytest.raises(Unavailable):  # the entry is on a and c: with a and d, or a and e, there would be a majority without it
-        leader.propose(group.core["a"].membership.without("c"))
+        leader.propose(group.core["a"].state.membership.without("c"))
     group.heal()
     group.beat()
-    leader.propose(group.core["a"].membership.without("c"))
+    leader.propose(group.core["a"].state.membership.without("c"))
 
 
 def test_a_master_that_does_not_serve_yet_changes_nothing() -> None:
@@ -174,7 +174,7 @@ def test_a_change_that_was_not_made_leaves_everything_as_it_was() -> None:
     assert leader is not None
     leader.propose(group.membership.with_learner("x"))
     leader.changed(None)
-    assert group.core["a"].membership == group.membership
+    assert group.core["a"].state.membership == group.membership
     assert set(leader.peers) == {"b", "c"}
     assert leader.may_change()
 
@@ -191,7 +191,7 @@ def test_a_slave_learns_the_membership_from_the_store_and_never_goes_back() -> N
     newer = group.membership.with_learner("x")
     group.core["b"].membership_is(newer)
     group.core["b"].membership_is(group.membership)
-    assert group.core["b"].membership == newer
+    assert group.core["b"].state.membership == newer
 
 
 # --- handing over ------------------------------------------------------------------------------------------------------
@@ -227,4 +227,4 @@ def test_a_change_names_the_epoch_and_what_it_replaces() -> None:
     assert leader is not None
     after = group.membership.with_learner("x")
     leader.propose(after)
-    assert group.core["a"].ready.requests == [MembershipChange(1, group.membership, after)]
+    assert group.core["a"].state.ready.requests == [MembershipChange(1, group.membership, after)]

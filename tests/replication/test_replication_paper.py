@@ -61,7 +61,7 @@ def test_a_master_that_learns_of_a_higher_epoch_is_a_slave(message: Append) -> N
     group = Group()
     group.elect("a")
     group.step("b", "a", message)
-    assert group.core["a"].role is Role.SLAVE
+    assert group.core["a"].state.role is Role.SLAVE
     assert group.core["a"].leader is None
 
 
@@ -108,7 +108,7 @@ def test_a_replica_that_was_cut_off_disturbs_nobody() -> None:
     group.beat()
     assert group.master == "a"
     assert group.epoch == 1
-    assert group.core["c"].promised == 1
+    assert group.core["c"].state.promised == 1
 
 
 def test_a_master_that_hears_of_no_majority_steps_down() -> None:
@@ -116,7 +116,7 @@ def test_a_master_that_hears_of_no_majority_steps_down() -> None:
     group.elect("a")
     group.isolate("a")
     group.pass_time(group.timing.quorum_ms + 1, "a")
-    assert group.core["a"].role is Role.SLAVE
+    assert group.core["a"].state.role is Role.SLAVE
 
 
 @pytest.mark.parametrize(("names", "enough"), [("abc", 1), ("abcd", 2), ("abcde", 2)])
@@ -124,10 +124,10 @@ def test_a_master_leads_with_promises_of_a_majority_and_no_fewer(names: str, eno
     group = Group(names)
     group.campaign("a")
     for count, name in enumerate(names[1 : enough + 1], 1):
-        assert group.core["a"].role is Role.FENCING
+        assert group.core["a"].state.role is Role.FENCING
         group.core["a"].step(0, name, Promise(1, 0, 0, True))
         group.carry_out("a")
-        assert (group.core["a"].role is Role.MASTER) == (count == enough)
+        assert (group.core["a"].state.role is Role.MASTER) == (count == enough)
 
 
 def test_promises_of_learners_do_not_count() -> None:
@@ -135,14 +135,14 @@ def test_promises_of_learners_do_not_count() -> None:
     group.campaign("a")
     for name in "xy":
         group.step(name, "a", Promise(1, 0, 0, True))
-    assert group.core["a"].role is Role.FENCING
+    assert group.core["a"].state.role is Role.FENCING
 
 
 def test_a_promise_for_another_epoch_does_not_count() -> None:
     group = Group(epoch=3)
     group.campaign("a")
     group.step("b", "a", Promise(3, 0, 0, True))
-    assert group.core["a"].role is Role.FENCING
+    assert group.core["a"].state.role is Role.FENCING
 
 
 def test_a_replica_that_is_behind_lets_another_one_go_first() -> None:
@@ -150,7 +150,7 @@ def test_a_replica_that_is_behind_lets_another_one_go_first() -> None:
     group.pass_time(10_000, "a")
     group.deliver()
     group.deliver()
-    assert group.core["a"].role is Role.SLAVE
+    assert group.core["a"].state.role is Role.SLAVE
     assert not group.requests
 
 
@@ -175,7 +175,7 @@ def test_an_epoch_that_was_won_too_late_is_given_back() -> None:
     group.step("b", "a", PromiseRequest(7))
     core.campaign_won(0, 6, group.membership)
     assert core.take().requests[-1] == Resign(6)
-    assert core.role is Role.SLAVE
+    assert core.state.role is Role.SLAVE
 
 
 def test_a_campaign_whose_epoch_is_not_above_the_promised_one_ends() -> None:
@@ -184,7 +184,7 @@ def test_a_campaign_whose_epoch_is_not_above_the_promised_one_ends() -> None:
     core = group.core["a"]
     core.step(0, "a", TakeOver(9))
     core.campaign_won(0, 8, group.membership)
-    assert core.role is Role.SLAVE
+    assert core.state.role is Role.SLAVE
 
 
 # --- section 5.3: the log ----------------------------------------------------------------------------------------------
@@ -249,7 +249,7 @@ def test_an_acknowledgement_tells_of_what_is_stored_and_no_more() -> None:
     assert isinstance(answer, Ack)
     assert (answer.stored, answer.last_index) == (0, 2)
     group.core["a"].stored(2)
-    assert group.core["a"].ready.messages == [("b", Ack(1, 0, 2, 2, 2))]
+    assert group.core["a"].state.ready.messages == [("b", Ack(1, 0, 2, 2, 2))]
 
 
 def test_a_flush_from_before_a_cut_does_not_speak_for_what_came_after() -> None:
@@ -257,20 +257,20 @@ def test_a_flush_from_before_a_cut_does_not_speak_for_what_came_after() -> None:
     group.flushes["a"] = False
     group.step("b", "a", heartbeat(2, 1, 1, cut=True))
     group.step("b", "a", entries(2, 1, 1, 2, 2))
-    assert group.core["a"].stored_index() == 1
+    assert group.core["a"].state.stored_index() == 1
 
 
 def test_the_commit_position_never_goes_back() -> None:
     group = Group(logs={"a": (1, 1, 1)})
     group.step("b", "a", heartbeat(2, 1, 3, commit=3))
     group.step("b", "a", heartbeat(2, 1, 3, commit=1))
-    assert group.core["a"].commit == 3
+    assert group.core["a"].state.commit == 3
 
 
 def test_a_slave_commits_no_further_than_its_log_is_known_to_match() -> None:
     group = Group(logs={"a": (1, 1, 1)})
     group.step("b", "a", heartbeat(2, 2, 9, commit=9))
-    assert group.core["a"].commit == 0
+    assert group.core["a"].state.commit == 0
 
 
 # --- section 5.4.2: committing -----------------------------------------------------------------------------------------
@@ -283,10 +283,10 @@ def test_an_entry_is_committed_when_a_majority_stored_it() -> None:
         group.isolate(name)
     group.append("a", 1)
     group.settle()
-    assert group.core["a"].commit == 1
+    assert group.core["a"].state.commit == 1
     group.heal()
     group.beat()
-    assert group.core["a"].commit == 2
+    assert group.core["a"].state.commit == 2
 
 
 def test_the_master_s_own_copy_counts_only_once_it_is_stored() -> None:
@@ -296,9 +296,9 @@ def test_the_master_s_own_copy_counts_only_once_it_is_stored() -> None:
     group.isolate("c")
     group.append("a", 1)
     group.settle()
-    assert group.core["a"].commit == 1
+    assert group.core["a"].state.commit == 1
     group.core["a"].stored(2)
-    assert group.core["a"].commit == 2
+    assert group.core["a"].state.commit == 2
 
 
 def test_figure_8_an_older_epoch_s_entries_are_not_committed_by_counting() -> None:
@@ -309,10 +309,10 @@ def test_figure_8_an_older_epoch_s_entries_are_not_committed_by_counting() -> No
         group.step(name, "a", Promise(4, 1, 1, True))
     for name in "bc":  # entry 2, of epoch 2, is on a majority; the barrier, 3, is only here
         group.step(name, "a", Ack(4, 0, 2, 2, 2))
-    assert group.core["a"].commit == 0
+    assert group.core["a"].state.commit == 0
     for name in "bc":  # (e): with one of its own epoch all before it is committed
         group.step(name, "a", Ack(4, 0, 3, 3, 3))
-    assert group.core["a"].commit == 3
+    assert group.core["a"].state.commit == 3
 
 
 def test_serving_begins_when_the_epoch_s_first_entry_is_committed() -> None:
@@ -335,7 +335,7 @@ def test_an_acknowledgement_of_another_epoch_does_not_count() -> None:
     group.campaign("a")
     group.step("b", "a", Promise(5, 1, 1, True))
     group.step("b", "a", Ack(4, 0, 2, 2, 2))
-    assert group.core["a"].commit == 0
+    assert group.core["a"].state.commit == 0
 
 
 def test_a_poll_tells_whether_a_master_is_heard() -> None:

@@ -27,9 +27,9 @@ FAR = 10**15
 def test_nobody_is_heard_but_the_others_of_the_group(sender: str, message: Message) -> None:
     group = Group()
     group.elect("a")
-    before = group.core["a"].state, group.core["a"].role
+    before = group.core["a"].state, group.core["a"].state.role
     assert group.step(sender, "a", message) == []
-    assert (group.core["a"].state, group.core["a"].role) == before
+    assert (group.core["a"].state, group.core["a"].state.role) == before
     assert group.core["a"].strangers_heard == 1
 
 
@@ -37,7 +37,7 @@ def test_an_epoch_is_promised_once_the_store_can_have_given_it() -> None:
     group = Group()
     core = group.core["a"]
     assert group.step("b", "a", PromiseRequest(EPOCH_SLACK + 1)) == []
-    assert (core.promised, group.requests) == (0, [("a", LookUp())])
+    assert (core.state.promised, group.requests) == (0, [("a", LookUp())])
     core.looked_up(0, 0)
     assert group.step("b", "a", PromiseRequest(EPOCH_SLACK + 1)) == []
     core.looked_up(0, 1)
@@ -61,10 +61,10 @@ def test_a_refusal_tells_above_what_the_next_epoch_must_be() -> None:
     group = Group()
     group.elect("a")
     group.step("b", "a", Refusal(FAR))
-    assert (group.core["a"].role, group.core["a"].refused_epoch) == (Role.SLAVE, FAR)
+    assert (group.core["a"].state.role, group.core["a"].refused_epoch) == (Role.SLAVE, FAR)
     group.elect("c")
     group.step("b", "c", Refusal((1 << 63) - 1))
-    assert (group.core["c"].role, group.core["c"].refused_epoch) == (Role.MASTER, 0)
+    assert (group.core["c"].state.role, group.core["c"].refused_epoch) == (Role.MASTER, 0)
 
 
 @pytest.mark.parametrize(("stored", "last"), [(1 << 40, 1 << 40), (3, 2), (-1, 1), (2, 1 << 40)])
@@ -112,7 +112,7 @@ def test_entries_that_do_not_follow_each_other_are_refused(runs: tuple[EpochRun,
     group = Group()
     with pytest.raises(ProtocolViolation, match="cannot follow each other in a log"):
         group.core["a"].step(0, "b", Append(2, 0, 0, 0, runs, last, 0, False, ()))
-    assert group.core["a"].promised == 0
+    assert group.core["a"].state.promised == 0
 
 
 # --- whom it accuses ---------------------------------------------------------------------------------------------------
@@ -124,15 +124,15 @@ def test_a_slave_that_was_late_itself_waits_for_the_master_again() -> None:
     core, wait_ms = group.core["b"], group.timing.suspect_ms * 2
     for turn in range(1, EXCUSES_MAX + 2):
         core.tick(turn * wait_ms, wait_ms - 50)
-        assert core.role is (Role.SLAVE if turn <= EXCUSES_MAX else Role.POLLING)
+        assert core.state.role is (Role.SLAVE if turn <= EXCUSES_MAX else Role.POLLING)
 
 
 def test_a_slave_that_was_in_time_suspects_a_silent_master() -> None:
     group = Group()
     group.elect("a")
     group.core["b"].tick(group.timing.suspect_ms * 2, 50)
-    assert group.core["b"].role is Role.POLLING
-    assert Campaign() not in group.core["b"].ready.requests
+    assert group.core["b"].state.role is Role.POLLING
+    assert Campaign() not in group.core["b"].state.ready.requests
 
 
 # --- proofs ------------------------------------------------------------------------------------------------------------

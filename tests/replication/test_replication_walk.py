@@ -48,7 +48,8 @@ class Walk:
 
     def _key(self, group: Group, depth: int) -> object:
         cores = tuple(
-            (core.promised, core.role, core.commit, core.in_step, tuple(group.log[name].epochs)) for name, core in group.core.items()
+            (core.state.promised, core.state.role, core.state.commit, core.in_step, tuple(group.log[name].epochs))
+            for name, core in group.core.items()
         )
         return depth, cores, tuple(sorted(map(repr, group.queue)))
 
@@ -58,8 +59,8 @@ class Walk:
             if core.leader is not None:
                 assert masters.setdefault(core.leader.epoch, name) == name
                 self.masters += 1
-            for index in range(1, core.commit + 1):
-                epoch = core.history.epoch_at(index)
+            for index in range(1, core.state.commit + 1):
+                epoch = core.state.history.epoch_at(index)
                 assert epoch is not None
                 assert committed.setdefault(index, epoch) == epoch, f"{index} was committed with another epoch"
 

@@ -79,7 +79,7 @@ class Checks:
             raise Violation(f"durability: {node.name} commits {entry} at {index}, which only {holders} of {members.voters} hold")
         assert node.core is not None
         self.committed.append(entry)
-        self.committed_in.append(node.core.promised)
+        self.committed_in.append(node.core.state.promised)
 
     def _holders(self, index: int, entry: Entry) -> list[str]:
         return [name for name, node in self._nodes.items() if node.is_doubtful or node.disk.holds(index, entry, durably=node.plan.is_sync)]

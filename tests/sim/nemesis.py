@@ -63,7 +63,7 @@ class Nemesis:
 
     def _master(self) -> Node | None:
         leaders = [node for node in self._nodes.values() if node.core is not None and node.core.leader is not None]
-        return max(leaders, key=lambda node: node.core.promised if node.core is not None else 0, default=None)
+        return max(leaders, key=lambda node: node.core.state.promised if node.core is not None else 0, default=None)
 
     def _later(self, act: Callable[..., object], *args: Any) -> None:
         self._world.after(self._world.random.randint(200, 15_000), act, *args)
@@ -128,13 +128,13 @@ class Nemesis:
     def _do_retention(self, node: Node, _: ReplicaMembership) -> None:
         """Forget what is committed, up to some point."""
         core = node.core
-        if core is not None and not core.resetting_until and core.commit - node.disk.image.start >= 4:
-            self._forget_before(node, self._world.random.randint(node.disk.image.start + 1, core.commit - 1))
+        if core is not None and not core.state.resetting_until and core.state.commit - node.disk.image.start >= 4:
+            self._forget_before(node, self._world.random.randint(node.disk.image.start + 1, core.state.commit - 1))
 
     def _forget_before(self, node: Node, index: int) -> None:
-        if node.core is not None and not node.core.resetting_until and node.disk.image.start < index <= node.core.commit:
+        if node.core is not None and not node.core.state.resetting_until and node.disk.image.start < index <= node.core.state.commit:
             node.disk.write("drop", index)
-            node.core.history.drop_before(index + 1)
+            node.core.state.history.drop_before(index + 1)
 
     def _do_outrun(self, node: Node, members: ReplicaMembership) -> None:
         """The master continues without one replica, and at once deletes what that replica lacks."""
@@ -148,7 +148,7 @@ class Nemesis:
 
     def _forget_all(self, node: Node) -> None:
         if node.core is not None:
-            self._forget_before(node, node.core.commit)
+            self._forget_before(node, node.core.state.commit)
 
     def _do_amnesia(self, node: Node, members: ReplicaMembership) -> None:
         """One replica alone hears the master, and its answers are delayed; it dies and loses its state; then all its answers arrive at
@@ -257,7 +257,7 @@ class Nemesis:
         """A TakeOver that was long on its way: two replicas want to lead."""
         if node.core is not None:
             other = next(each for each in self._nodes if each != node.name)
-            node.receive(other, TakeOver(node.core.promised))
+            node.receive(other, TakeOver(node.core.state.promised))
 
     def _do_usurp(self, _: Node, members: ReplicaMembership) -> None:
         """Cut the master off, with half of a minority; the moment another one leads, change the sides (has_become_master)."""

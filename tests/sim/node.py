@@ -221,13 +221,13 @@ class Node:
         core = self.core
         if core is None or self.is_paused or core.leader is None or not core.leader.is_serving or core.leader.transfer_to:
             return False
-        if self.disk.image.last - core.commit > WAITING_MAX:
+        if self.disk.image.last - core.state.commit > WAITING_MAX:
             return False
         if self.wants_flush:
             core.leader.want_flush(self.disk.image.last + 1)
-            self._for_flush.append((self.disk.image.last + 1, Entry(core.promised, value)))
+            self._for_flush.append((self.disk.image.last + 1, Entry(core.state.promised, value)))
         self._append_own(value)
-        self._waiting.append((self.disk.image.last, core.promised, value))
+        self._waiting.append((self.disk.image.last, core.state.promised, value))
         self._carry_out()
         return True
 
@@ -291,7 +291,7 @@ class Node:
     def _carry_out(self) -> None:
         """Do what the core wants, in the order of its contract."""
         try:
-            while self.core is not None and self.core.ready:
+            while self.core is not None and self.core.state.ready:
                 ready = self.core.take()
                 if self.simulation.story is not None:
                     self.simulation.story.did(self, ready)
@@ -403,9 +403,9 @@ class Node:
 
     async def _campaign(self) -> None:
         assert self.core is not None
-        if self.core.role is not Role.CAMPAIGNING:
+        if self.core.state.role is not Role.CAMPAIGNING:
             return
-        won = await self.coordinator.campaign(self.core.promised, above=self.core.refused_epoch)
+        won = await self.coordinator.campaign(self.core.state.promised, above=self.core.refused_epoch)
         await self._awake()
         assert self.core is not None
         if won is None:
@@ -451,7 +451,7 @@ class Node:
                 core.leader.transfer(name)
                 self.world.after(2_000, self._end_transfer, self.boot, core.leader.epoch)
             else:
-                after = core.membership.with_learner(name) if what == "join" else core.membership.without(name)
+                after = core.state.membership.with_learner(name) if what == "join" else core.state.membership.without(name)
                 core.leader.propose(after)
         except QmqError:
             return

@@ -172,12 +172,13 @@ class Simulation:
 
     def _has_converged(self) -> bool:
         cores = [self.nodes[name].core for name in self.membership.voters]
-        return all(core is not None and core.commit >= max(self.checks.acknowledged, default=0) for core in cores)
+        return all(core is not None and core.state.commit >= max(self.checks.acknowledged, default=0) for core in cores)
 
     def _shape(self) -> str:
         return "; ".join(
-            f"{name} {node.core.role.value} {node.core.history.last} commit {node.core.commit} promised {node.core.promised}"
-            f" whole {node.core.may_count}"
+            f"{name} {node.core.state.role.value} {node.core.state.history.last} commit {node.core.state.commit}"
+            f" promised {node.core.state.promised}"
+            f" whole {node.core.state.may_count}"
             for name, node in self.nodes.items()
             if node.core is not None
         )

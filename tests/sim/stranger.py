@@ -78,7 +78,8 @@ class Stranger:
     def _volley(self, node: Node) -> list[Message]:
         core = node.core
         assert core is not None
-        epoch, last, far = core.promised, core.history.last_index, self._random.choice((1, 1, 10**15, (1 << 63) - 1 - core.promised))
+        epoch, last = core.state.promised, core.state.history.last_index
+        far = self._random.choice((1, 1, 10**15, (1 << 63) - 1 - epoch))
         run = EpochRun(epoch + 1, last + 1)
         peer = next(iter(core.leader.peers.values()), None) if core.leader is not None else None
         everything: list[Message] = [
@@ -86,9 +87,9 @@ class Stranger:
             Refusal(epoch + far),
             TakeOver(epoch),
             Promise(epoch, 0, 0, True),
-            Append(epoch, 0, core.history.last_epoch, last, (), last, last, False, None),
+            Append(epoch, 0, core.state.history.last_epoch, last, (), last, last, False, None),
             Append(epoch + 1, 0, 0, 0, (), 0, 0, True, None),
-            Append(epoch + 1, 0, core.history.last_epoch, last, (run,), last + 1, last + 1, False, (Entry(epoch + 1, -1),)),
+            Append(epoch + 1, 0, core.state.history.last_epoch, last, (run,), last + 1, last + 1, False, (Entry(epoch + 1, -1),)),
             LogReset(epoch + 1, 0, 0, 0, [0, 0], 0),
             Ack(epoch, 0 if peer is None else peer.round, last, last, last),
             Ack(epoch, 0, 1 << 40, 1 << 40, last),

@@ -80,7 +80,7 @@ def test_a_power_cut_of_everybody_takes_nothing_that_waited_for_a_flush() -> Non
 def test_letting_flushed_answers_go_when_a_majority_has_written_is_found() -> None:
     class Written(Replica):
         def flushed(self, index: int) -> None:
-            super().flushed(self.history.last_index)
+            super().flushed(self.state.history.last_index)
 
     class WrittenNode(FlushingNode):
         replica_class = Written
@@ -91,8 +91,8 @@ def test_letting_flushed_answers_go_when_a_majority_has_written_is_found() -> No
 def test_letting_flushed_answers_go_when_the_master_alone_has_flushed_is_found() -> None:
     class Hasty(Leader):
         def _of_majority(self, held: dict[str, int]) -> int:
-            if held[self.replica.name] == self.replica.flushed_index != self.replica.stored_index():
-                return held[self.replica.name]
+            if held[self.state.name] == self.state.flushed_index != self.state.stored_index():
+                return held[self.state.name]
             return super()._of_majority(held)
 
     class HastyReplica(Replica):
@@ -110,9 +110,9 @@ def test_letting_flushed_answers_go_when_the_master_alone_has_flushed_is_found()
 def test_keeping_what_was_flushed_when_the_log_is_cut_is_found() -> None:
     class Forgetful(Replica):
         def truncate(self, index: int) -> None:
-            before = self.flushed_index
+            before = self.state.flushed_index
             super().truncate(index)
-            self.flushed_index = before
+            self.state.flushed_index = before
 
     class ForgetfulNode(FlushingNode):
         replica_class = Forgetful

@@ -79,7 +79,7 @@ def nodes_of(cluster: TestCluster) -> dict[str, ReplicaNode]:
 
 
 def standing(nodes: dict[str, ReplicaNode]) -> list[tuple[str, int, str]]:
-    return [(node.driver.core.role.value, node.driver.core.promised, node.driver.core.master) for node in nodes.values()]
+    return [(node.driver.core.state.role.value, node.driver.core.state.promised, node.driver.core.master) for node in nodes.values()]
 
 
 async def settled(cluster: TestCluster) -> dict[str, ReplicaNode]:
@@ -95,11 +95,11 @@ async def settled(cluster: TestCluster) -> dict[str, ReplicaNode]:
 ORDERS: list[Callable[[ReplicaNode], Message]] = [
     lambda node: PromiseRequest(FAR),
     lambda node: PromiseRequest(FAREST),
-    lambda node: PromiseRequest(node.driver.core.promised + 1),
-    lambda node: Refusal(node.driver.core.promised + 1),
-    lambda node: Append(node.driver.core.promised, 0, 0, 0, (), 0, 0, False, None),
-    lambda node: Append(node.driver.core.promised + 1, 0, 0, 0, (), 0, 0, True, None),
-    lambda node: LogReset(node.driver.core.promised + 1, 1, 0, 0, [0, 0], 0),
+    lambda node: PromiseRequest(node.driver.core.state.promised + 1),
+    lambda node: Refusal(node.driver.core.state.promised + 1),
+    lambda node: Append(node.driver.core.state.promised, 0, 0, 0, (), 0, 0, False, None),
+    lambda node: Append(node.driver.core.state.promised + 1, 0, 0, 0, (), 0, 0, True, None),
+    lambda node: LogReset(node.driver.core.state.promised + 1, 1, 0, 0, [0, 0], 0),
 ]
 
 
@@ -153,15 +153,15 @@ async def test_acknowledgements_of_a_stranger_count_for_nothing(qmq_cluster: Tes
     places = nodes[name].broker.store
     mq = qmq_cluster.client(at=name)
     await mq.send("s", b"second")  # A master without slaves gives up after a time: connect before they are cut off.
-    nodes, last = await settled(qmq_cluster), core.history.last_index
+    nodes, last = await settled(qmq_cluster), core.state.history.last_index
     heal = [qmq_cluster.cut(name, slave) for slave in slaves]
     sending = asyncio.ensure_future(mq.send("s", b"nowhere else"))
-    await eventually(lambda: core.history.last_index > last)
+    await eventually(lambda: core.state.history.last_index > last)
     place = [places.messages.end, places.actions.end]
     for round in range(4):
-        for stored in (core.history.last_index, 1 << 40):
-            await say({name: nodes[name]}, lambda _, r=round, s=stored: Ack(core.promised, r, s, s, place), *slaves)  # type: ignore[misc]
-    assert core.commit == last
+        for stored in (core.state.history.last_index, 1 << 40):
+            await say({name: nodes[name]}, lambda _, r=round, s=stored: Ack(core.state.promised, r, s, s, place), *slaves)  # type: ignore[misc]
+    assert core.state.commit == last
     assert not sending.done()
     for each in heal:
         each()

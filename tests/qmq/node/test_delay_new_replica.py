@@ -165,11 +165,11 @@ async def test_a_replica_without_its_schedule_gives_the_mastership_to_one_that_h
         cluster.nodes[victim] = node
         await node.start()
         before = (await cluster.master()).driver
-        await eventually(lambda: node.driver.core.may_count and node.driver.core.in_step)
-        epoch = before.core.promised
+        await eventually(lambda: node.driver.core.state.may_count and node.driver.core.in_step)
+        epoch = before.core.state.promised
         with suppress(QmqError):
             await mq.metadata.transfer("d", victim)
-        await eventually(lambda: max(each.driver.core.promised for each in cluster.nodes.values()) >= epoch + 2)
+        await eventually(lambda: max(each.driver.core.state.promised for each in cluster.nodes.values()) >= epoch + 2)
         master = await cluster.master()
         assert master.config.replica != victim
         await mq.send("s", b"soon", delay=timedelta(milliseconds=100))
@@ -189,11 +189,13 @@ async def test_it_leads_without_serving_until_it_has_the_schedule_and_serves_the
         monkeypatch.setattr(ScheduleTransfer, "role_changed", lambda _: None)
         cluster.nodes[victim] = node
         await node.start()
-        await eventually(lambda: node.driver.core.may_count and node.driver.core.in_step)
+        await eventually(lambda: node.driver.core.state.may_count and node.driver.core.in_step)
         with suppress(QmqError):
             await mq.metadata.transfer("d", victim)
         await eventually(
-            lambda: node.driver.core.role is Role.MASTER and node.driver.core.leader is not None and node.driver.core.leader.is_serving
+            lambda: (
+                node.driver.core.state.role is Role.MASTER and node.driver.core.leader is not None and node.driver.core.leader.is_serving
+            )
         )
         assert not node.broker.is_serving
         monkeypatch.setattr(ScheduleTransfer, "_fetch_from_any", fetch)

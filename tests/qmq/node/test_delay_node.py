@@ -48,7 +48,7 @@ async def test_a_master_that_stops_hands_over_and_the_next_one_delivers(tmp_path
         await cluster.master(other_than=first)
         await eventually(lambda: cluster.delivered("s") >= 200)
         await cluster.start(first)
-        await eventually(lambda: cluster.nodes[first].driver.core.commit > 0 and not cluster.pending(first))
+        await eventually(lambda: cluster.nodes[first].driver.core.state.commit > 0 and not cluster.pending(first))
         assert cluster.delivered("s") == 200
 
 

@@ -122,7 +122,7 @@ async def running(folder: Path) -> AsyncIterator[tuple[Group, qmq.Client]]:
 def lose_the_role_with_something_unwritten(node: ReplicaNode) -> None:
     """Another replica has a higher epoch in the coordination store, in the middle of a turn."""
     node.broker.store.act(Begin("s", 0, "g", "", 0))
-    node.driver.act(lambda now_ms: node.driver.core.superseded(now_ms, node.driver.core.promised + 1))
+    node.driver.act(lambda now_ms: node.driver.core.superseded(now_ms, node.driver.core.state.promised + 1))
 
 
 async def test_who_lost_the_role_opens_its_store_anew_and_holds_up_nobody(tmp_path: Path) -> None:

@@ -88,10 +88,10 @@ async def test_a_master_that_stops_hands_over_first_and_messages_and_progress_ar
         async with mq.consumer("s", "g") as consumer:
             found = await consumer.pull(60, timedelta(seconds=10))
             await found.ack_sync()
-            epoch = first.driver.core.promised
+            epoch = first.driver.core.state.promised
             await cluster.stop(first.config.replica)
             second = await cluster.master()
-            assert second.driver.core.promised > epoch
+            assert second.driver.core.state.promised > epoch
             await mq.send("s", b"more")
             left: list[bytes] = []
             while len(left) < 101 - len(found):
@@ -105,7 +105,7 @@ async def test_a_campaign_that_begins_after_an_earlier_one_won_takes_no_other_ep
     """The second one was asked for while the first was still running; it took the claim of the epoch that the replica led in."""
     async with running(tmp_path) as (cluster, _):
         driver = (await cluster.master()).driver
-        epoch = driver.core.promised
+        epoch = driver.core.state.promised
         await driver.requests.campaign()
         assert (await driver.coordinator.look_up())[0] == epoch
         assert (await driver.coordinator.hold()).epoch == epoch
@@ -120,7 +120,7 @@ async def test_a_replica_that_comes_back_catches_up_and_serves_what_it_missed(tm
         for number in range(1, 50):
             await mq.send("s", b"%d" % number)
         node = await cluster.start(slave)
-        await eventually(lambda: node.driver.core.commit >= master.driver.core.commit - 1)
+        await eventually(lambda: node.driver.core.state.commit >= master.driver.core.state.commit - 1)
         done = await mq.metadata.transfer("g", slave)
         assert done.master == slave
         async with mq.consumer("s", "g") as consumer:

@@ -6,31 +6,33 @@ from typing import Any
 
 from qmq_replication.core import Replica
 from qmq_replication.leader import Leader
+from qmq_replication.ready import Role
 from qmq_replication.replica_messages import Ack
+from qmq_replication.replica_state import ReplicaState
 
-from sim.bugs.planting import in_leader, in_replica
+from sim.bugs.planting import in_leader, in_replica, in_state
 
 in_leader("commit entries of an older epoch by counting", may_commit=lambda self, index: True)
-in_leader("commit without the others", quorum_index=lambda self: self.replica.stored_index())
+in_leader("commit without the others", quorum_index=lambda self: self.state.stored_index())
 
 
 def _held(self: Leader) -> dict[str, int]:
-    return {self.replica.name: self.replica.stored_index()} | {name: peer.match for name, peer in self.peers.items()}
+    return {self.state.name: self.state.stored_index()} | {name: peer.match for name, peer in self.peers.items()}
 
 
 def _half(self: Leader) -> int:
     held = _held(self)
-    found = sorted((held.get(name, 0) for name in self.replica.membership.voters), reverse=True)
-    return found[max(self.replica.membership.majority - 2, 0)]
+    found = sorted((held.get(name, 0) for name in self.state.membership.voters), reverse=True)
+    return found[max(self.state.membership.majority - 2, 0)]
 
 
 def _learners_too(self: Leader) -> int:
-    return sorted(_held(self).values(), reverse=True)[self.replica.membership.majority - 1]
+    return sorted(_held(self).values(), reverse=True)[self.state.membership.majority - 1]
 
 
 def _any_while_changing(self: Leader) -> int:
     held = _held(self)
-    return max(held.values()) if self.change is not None else self.replica.membership.quorum_index(held)
+    return max(held.values()) if self.change is not None else self.state.membership.quorum_index(held)
 
 
 in_leader("count half as a majority", quorum_index=_half)
@@ -65,24 +67,24 @@ in_leader("count acknowledgements from before a peer lost its place", acknowledg
 # --- the commit position -----------------------------------------------------------------------------------------------
 
 
-def _commit_all(self: Replica, index: int) -> None:
-    if self.leader is not None:
-        Replica.commit_to(self, index)
+def _commit_all(self: ReplicaState, index: int) -> None:
+    if self.role is Role.MASTER:
+        ReplicaState.commit_to(self, index)
     else:
         self.commit = self.ready.commit = max(self.commit, self.history.last_index)
 
 
-def _go_back(self: Replica, index: int) -> None:
+def _go_back(self: ReplicaState, index: int) -> None:
     if index and index != self.commit:
         self.commit = self.ready.commit = index
 
 
-in_replica("commit all that a slave has", commit_to=_commit_all)
-in_replica("let the commit position go back", commit_to=_go_back)
+in_state("commit all that a slave has", commit_to=_commit_all)
+in_state("let the commit position go back", commit_to=_go_back)
 
 
 def _believe_the_commit(self: Replica, message: Any) -> bool:
-    self.commit_to(min(message.commit, self.history.last_index))
+    self.state.commit_to(min(message.commit, self.state.history.last_index))
     return Replica.continues(self, message)
 
 

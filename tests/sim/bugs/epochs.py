@@ -10,8 +10,8 @@ from sim.bugs.planting import in_election, in_replica, in_step
 
 
 def _obey_anyone(self: Replica, sender: str, epoch: int) -> bool:
-    self.promised = max(self.promised, epoch)
-    self.master, self.is_master_lost, self.heard_ms = sender, False, self.now_ms
+    self.state.promised = max(self.state.promised, epoch)
+    self.master, self.is_master_lost, self.heard_ms = sender, False, self.state.now_ms
     self.expect_master()
     return True
 
@@ -20,17 +20,17 @@ in_replica("take entries of an older epoch", _heed=_obey_anyone)
 
 
 def _promise_everyone(self: Replica, sender: str, request: PromiseRequest) -> None:
-    if request.epoch < self.promised:
-        self.send(sender, Refusal(self.promised))
+    if request.epoch < self.state.promised:
+        self.state.send(sender, Refusal(self.state.promised))
     else:
-        self.send(sender, Promise(request.epoch, *self.history.last, self.may_count))
+        self.state.send(sender, Promise(request.epoch, *self.state.history.last, self.state.may_count))
 
 
 def _brag(self: Replica, sender: str, request: PromiseRequest) -> None:
-    if request.epoch >= self.promised:
+    if request.epoch >= self.state.promised:
         self.become_slave()
         self.promise(request.epoch)
-        self.send(sender, Promise(request.epoch, 0, 0, self.may_count))
+        self.state.send(sender, Promise(request.epoch, 0, 0, self.state.may_count))
 
 
 in_step("answer a promise request without promising", PromiseRequest, _promise_everyone)
@@ -38,8 +38,8 @@ in_step("promise without telling how far one is", PromiseRequest, _brag)
 
 
 def _stay_in_step(self: Replica, epoch: int) -> None:
-    self.promised = epoch
-    self.ready.save = self.state
+    self.state.promised = epoch
+    self.state.save()
 
 
 in_replica("believe to be in step with every new master", promise=_stay_in_step)
@@ -49,29 +49,29 @@ in_election("two promises are always enough", has_quorum=lambda self: len(self._
 
 
 def _judge_all(self: Election) -> dict[str, Promise]:
-    voters = self._replica.membership.voters
+    voters = self._state.membership.voters
     return {name: promise for name, promise in self._promises.items() if name in voters}
 
 
 def _by_length(self: Election) -> str | None:
     judges = {name: each.last_index for name, each in self._judges().items()}
     best = max(judges, key=lambda name: judges[name], default=None)
-    return best if best is not None and judges[best] > self._replica.history.last_index else None
+    return best if best is not None and judges[best] > self._state.history.last_index else None
 
 
 in_election("let a replica that forgot have a say", _judges=_judge_all)
-in_election("let learners promise for voters", has_quorum=lambda self: len(self._promises) >= self._replica.membership.majority)
+in_election("let learners promise for voters", has_quorum=lambda self: len(self._promises) >= self._state.membership.majority)
 in_election("compare logs by length alone", ahead=_by_length)
 
 
 def _whole_at_first_word(self: Replica) -> None:
-    if not self.may_count:
-        self.is_whole, self.resetting_until = True, 0
-        self.ready.save = self.state
+    if not self.state.may_count:
+        self.state.is_whole, self.state.resetting_until = True, 0
+        self.state.save()
 
 
 def _whole_by_old_commit(self: Replica) -> None:
-    if not self.may_count and self.stored_index() >= max(self.master_commit, self.resetting_until):
+    if not self.state.may_count and self.state.stored_index() >= max(self.master_commit, self.state.resetting_until):
         _whole_at_first_word(self)
 
 

@@ -10,14 +10,14 @@ from sim.bugs.planting import in_leader, in_replica, in_step
 
 
 def _by_index(self: Replica, message: Append) -> bool:
-    if message.prev_index == self.history.last_index:
+    if message.prev_index == self.state.history.last_index:
         self.in_step = True
         return True
     return Replica.continues(self, message)
 
 
 def _cut_always(self: Replica, message: Append) -> bool:
-    if self.commit <= message.prev_index < self.history.last_index and not message.runs:
+    if self.state.commit <= message.prev_index < self.state.history.last_index and not message.runs:
         self.truncate(message.prev_index)
     return Replica.continues(self, message)
 
@@ -41,7 +41,7 @@ in_leader("stream from a slave's end without looking where the logs part", misma
 
 
 def _no_reset_in_step(self: Replica, sender: str, message: LogReset) -> None:
-    if not self.in_step or message.epoch != self.promised:
+    if not self.in_step or message.epoch != self.state.promised:
         Replica._on_reset(self, sender, message)
 
 
@@ -51,7 +51,7 @@ def _reset_without_looking(self: Replica, sender: str, message: LogReset) -> Non
 
 
 def _say_nothing(self: Leader, name: str, peer: PeerProgress) -> None:
-    self._send(name, peer, peer.next - 1 if peer.is_in_step else self.replica.history.last_index)
+    self._send(name, peer, peer.next - 1 if peer.is_in_step else self.state.history.last_index)
 
 
 in_step("leave a replica in step behind when its next entry is gone", LogReset, _no_reset_in_step)

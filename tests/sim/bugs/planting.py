@@ -9,6 +9,7 @@ from qmq_replication.coordinator import Coordinator
 from qmq_replication.core import Replica
 from qmq_replication.election import Election
 from qmq_replication.leader import Leader
+from qmq_replication.replica_state import ReplicaState
 
 from sim.node import Node
 
@@ -29,12 +30,23 @@ def in_replica(name: str, **methods: Any) -> None:
     in_node(name, replica_class=type("BuggyReplica", (Replica,), methods))
 
 
+def in_state(name: str, **methods: Any) -> None:
+    """A bug in the state that the roles share."""
+    buggy = type("BuggyState", (ReplicaState,), methods)
+
+    def begin(self: Replica, *args: Any, **options: Any) -> None:
+        Replica.__init__(self, *args, **options)
+        self.state.__class__ = buggy
+
+    in_replica(name, __init__=begin)
+
+
 def in_step(name: str, message: type, handle: Callable[[Any, str, Any], None]) -> None:
     """A bug in how one message is answered."""
 
     def step(self: Replica, now_ms: int, sender: str, received: Any) -> None:
         if isinstance(received, message):
-            self.now_ms = now_ms
+            self.state.now_ms = now_ms
             handle(self, sender, received)
         else:
             Replica.step(self, now_ms, sender, received)
@@ -48,7 +60,8 @@ def in_leader(name: str, **methods: Any) -> None:
 
     def lead(self: Replica) -> None:
         Replica.lead(self)
-        self.leader = buggy(self)
+        assert self.leader is not None
+        self.leader.__class__ = buggy
 
     in_replica(name, lead=lead)
 
@@ -59,7 +72,7 @@ def in_election(name: str, **methods: Any) -> None:
 
     def begin(self: Replica, *args: Any, **options: Any) -> None:
         Replica.__init__(self, *args, **options)
-        self.election = buggy(self)
+        self.election.__class__ = buggy
 
     in_replica(name, __init__=begin)
 

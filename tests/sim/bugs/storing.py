@@ -5,7 +5,7 @@ from __future__ import annotations
 from qmq_replication.core import Replica
 from qmq_replication.ready import DurableState, Ready
 
-from sim.bugs.planting import in_node, in_replica
+from sim.bugs.planting import in_node, in_replica, in_state
 from sim.node import Node
 
 
@@ -42,12 +42,12 @@ def _forget_to_cut(self: Node, ready: Ready) -> None:
 
 
 in_node("do not cut what diverged", _do=_forget_to_cut)
-in_replica("count written as stored", stored_index=lambda self: self.history.last_index)
+in_state("count written as stored", stored_index=lambda self: self.history.last_index)
 
 
 def _keep_durable(self: Replica, index: int) -> None:
-    self.history.truncate(index)
-    self.ready.truncate = index
+    self.state.history.truncate(index)
+    self.state.ready.truncate = index
 
 
 in_replica("cut entries, but still count them as stored, and cut committed ones", truncate=_keep_durable)
