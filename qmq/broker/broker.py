@@ -505,7 +505,8 @@ class Broker:
     def _actions_written(self) -> None:
         self._is_action_log_full = False
         self.responses.written(self.store.index)
-        self.dispatch.dead_letters.written(self.store.index)
+        if self.dispatch.dead_letters.fresh:
+            self.dispatch.dead_letters.written(self.store.index)
         self._written(self.store.index)
 
     def begin_checkpoint(self) -> CheckpointPlan | None:

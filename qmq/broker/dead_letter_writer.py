@@ -108,14 +108,15 @@ class DeadLetterWriter:
         self._report_damage = parts.report_damage
         self._turns = parts.turns
         self._append_own = append
-        self._fresh: dict[int, QueueGroup] = {}
+        self.fresh: dict[int, QueueGroup] = {}
+        """Groups whose messages began to die in actions that are not in the log yet; `written` is called when they are."""
         self._pending: dict[int, PendingCopies] = {}
         self.copied = 0
         """Copies made here."""
 
     def died(self, state: QueueGroup) -> None:
         """Messages of a share died in this turn."""
-        self._fresh[id(state)] = state
+        self.fresh[id(state)] = state
 
     def found(self, state: QueueGroup) -> None:
         """A share was loaded; all its dying messages are committed."""
@@ -124,10 +125,9 @@ class DeadLetterWriter:
 
     def written(self, index: int) -> None:
         """The actions of this turn are in the log, up to `index`."""
-        if self._fresh:
-            for key, state in self._fresh.items():
-                self._pending.setdefault(key, PendingCopies(state)).steps.append((index, state.share.deaths))
-            self._fresh = {}
+        for key, state in self.fresh.items():
+            self._pending.setdefault(key, PendingCopies(state)).steps.append((index, state.share.deaths))
+        self.fresh = {}
 
     def work(self) -> None:
         """Copy what may be copied, a few batches for each share in turn."""

@@ -64,7 +64,7 @@ class ViewRouting:
 
 class ViewRules:
     """See `qmq.broker.group_rules.GroupRules`. `own` are the broker's defaults; `changed` is called after changes. Settings are cached for
-    each group, because every pull needs them.
+    each group, and whether there are pauses at all, because every pull needs them.
     """
 
     def __init__(self, view: ClusterView, own: GroupSettings, changed: Callable[[], None]) -> None:
@@ -72,11 +72,13 @@ class ViewRules:
         self._own = own
         self._changed = changed
         self._found: dict[tuple[str, str], GroupSettings] = {}
+        self._has_pauses = bool(view.delivery.pauses)
         view.on_change(self._heard)
 
     def _heard(self, change: ViewChange) -> None:
         if change.delivery:
             self._found.clear()
+            self._has_pauses = bool(self._view.delivery.pauses)
             self._changed()
 
     def settings(self, subject: str, group: str) -> GroupSettings:
@@ -88,4 +90,4 @@ class ViewRules:
 
     def is_paused(self, subject: str, group: str, consumer: str, client: str) -> bool:
         """Whether the group, the consumer or the client is paused."""
-        return self._view.delivery.is_paused(subject, group, consumer, client)
+        return self._has_pauses and self._view.delivery.is_paused(subject, group, consumer, client)
