@@ -88,7 +88,7 @@ async def settled(cluster: TestCluster) -> dict[str, ReplicaNode]:
     await cluster.client().send("s", b"first")
     leader = nodes[cluster.master()].driver.core.leader
     assert leader is not None
-    await eventually(lambda: all(each.is_in_step and each.match == leader.replica.history.last_index for each in leader.peers.values()))
+    await eventually(lambda: all(each.is_in_step and each.match == leader.state.history.last_index for each in leader.peers.values()))
     return nodes
 
 
