@@ -150,7 +150,7 @@ class ReplicaBroker:
             lambda: self._is_opening,
             environment.network,
             environment.fatal,
-            lambda: len(self.driver.core.membership.replicas) - 1,
+            lambda: len(self.driver.core.state.membership.replicas) - 1,
         )
         self.write_lease = WriteLease(
             broker, context.coordination, identity.group, context.clock, lease_ms=lambda: int(coordinator.lease_s * 1000)

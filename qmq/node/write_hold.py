@@ -60,7 +60,7 @@ class WriteHold:
             await asyncio.sleep(_POLL_S)
             self._require(token)
         message, action = [pb.HeldLog(bases=each, end=end) for each, end in zip(bases, ends, strict=True)]
-        return pb.HeldLogs(index=index, epoch=self._driver.core.promised, message=message, action=action)
+        return pb.HeldLogs(index=index, epoch=self._driver.core.state.promised, message=message, action=action)
 
     def release(self, token: str) -> None:
         """Raises Unavailable."""

@@ -105,7 +105,7 @@ async def test_replicas_join_a_restored_group(cluster: LiveCluster, empty_cluste
         await restored.start_replica("b1", "north-4")
         await mq.metadata.add_replica("b1", "north-4")
         async with asyncio.timeout(60):
-            while "north-4" not in restored.nodes["north-1"].driver.core.membership.voters:
+            while "north-4" not in restored.nodes["north-1"].driver.core.state.membership.voters:
                 await asyncio.sleep(0.05)
         await mq.metadata.transfer("b1", "north-4")
         assert {body for _, body in await rest(mq, PLAIN, GROUP)} == set(history.plain)

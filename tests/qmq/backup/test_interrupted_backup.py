@@ -128,7 +128,7 @@ async def test_a_server_that_starts_before_its_data_is_restored_founds_nothing(
     assert await Restore(empty_cluster.store, objects, manifest).run([]) == ["b1", "b2", "d"]
     await empty_cluster.start_replica("b1", "north-1")
     node = empty_cluster.nodes.pop("north-1")
-    assert node.driver.core.membership.voters == ("restore-under-way",)
+    assert node.driver.core.state.membership.voters == ("restore-under-way",)
     await node.stop()
     with pytest.raises(NotEmpty, match="north-1 is not empty"):
         await empty_cluster.restore(objects, manifest)
