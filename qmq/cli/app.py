@@ -33,6 +33,7 @@ from qmq.cli import (
     logs,
     message_commands,
     meta,
+    mirror_commands,
     named_clusters,
     outbox_commands,
     pause,
@@ -83,6 +84,7 @@ app.add_typer(cluster_commands.app, name="cluster", cls=CommandGroup, rich_help_
 app.command("transfer", rich_help_panel=Section.CLUSTER)(replica.transfer)
 app.add_typer(replica.app, name="replica", cls=CommandGroup, rich_help_panel=Section.CLUSTER)
 app.add_typer(backup_commands.app, name="backup", cls=CommandGroup, rich_help_panel=Section.CLUSTER)
+app.add_typer(mirror_commands.app, name="mirror", cls=CommandGroup, rich_help_panel=Section.CLUSTER)
 app.add_typer(health.app, name="health", cls=CommandGroup, rich_help_panel=Section.CLUSTER)
 app.add_typer(bench.app, name="bench", cls=CommandGroup, rich_help_panel=Section.CLUSTER)
 app.command("whoami", rich_help_panel=Section.ACCESS)(acl.whoami)

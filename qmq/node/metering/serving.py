@@ -70,6 +70,7 @@ def figures_by_role() -> dict[str, Sequence[Figure]]:
     from qmq.node.metering.coordination_metrics import CoordinationSource
     from qmq.node.metering.exposure_metrics import ExposureSource
     from qmq.node.metering.meta_metrics import MetaSource
+    from qmq.node.metering.mirror_metrics import MirrorMetrics
 
     all_servers = (*CoordinationSource.figures, *ExposureSource.figures, *AccessSource.figures, LEFT_OUT)
     both = (*ReplicaSource.figures, *LogSource.figures, *BrokerSource.figures, *all_servers)
@@ -79,4 +80,5 @@ def figures_by_role() -> dict[str, Sequence[Figure]]:
         "meta": (*MetaSource.figures, *all_servers),
         "delay": (*both, *DelaySource.figures),
         "gateway": (*GatewaySource.figures, LEFT_OUT),
+        "mirror": (*MirrorMetrics.figures, LEFT_OUT),
     }

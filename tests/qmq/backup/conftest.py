@@ -19,6 +19,14 @@ async def cluster(shared_etcd: EtcdProcess, tmp_path: Path) -> AsyncIterator[Liv
 
 
 @pytest.fixture
+async def second(shared_etcd: EtcdProcess, tmp_path: Path) -> AsyncIterator[LiveCluster]:
+    """Another running cluster, whose broker groups have other names and numbers."""
+    groups = {"w1": ("w1-a",)}
+    async with running(LiveCluster(shared_etcd.endpoint, f"/{secrets.token_hex(8)}", tmp_path / "west", groups)) as found:
+        yield found
+
+
+@pytest.fixture
 def history() -> History:
     return History()
 

@@ -1,0 +1,1 @@
+"""Mirrors of subjects in another cluster: docs/BACKUP.md."""

@@ -1,0 +1,166 @@
+"""Two clusters and mirrors between them: what is copied, once, in order, and where groups go on."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from backup_judge import GROUP, KEYS, ORDERED, PLAIN, History, require_order, rest
+from live_cluster import LiveCluster
+
+import qmq
+from qmq.cli.mirroring.cluster_mirror import ClusterMirror
+from qmq.cli.mirroring.mirror_notes import MirrorNote, MirrorRecord, newest_done, with_note
+from qmq.errors import InvalidArgument
+from qmq.model import Order, SubjectConfig
+from qmq.node.metering.mirror_metrics import MirrorMetrics
+
+
+async def bodies(mq: qmq.Client, subject: str) -> list[bytes]:
+    return [message.body async for message in mq.browse(subject)]
+
+
+async def caught_up(mirror: ClusterMirror) -> None:
+    async with asyncio.timeout(120):
+        while await mirror.pass_once() or mirror.failed:
+            assert not mirror.failed, mirror.failed
+
+
+def mirror(source: qmq.Client, target: qmq.Client, folder: Path, *, back: bool = False) -> ClusterMirror:
+    names = ("west", "east") if back else ("east", "west")
+    return ClusterMirror(source, target, *names, [".*"], folder / "-to-".join(names), moves_groups=True)
+
+
+async def test_a_mirror_copies_each_message_once_through_restarts(
+    cluster: LiveCluster, second: LiveCluster, history: History, tmp_path: Path
+) -> None:
+    async with cluster.client() as here, second.client() as there:
+        await history.create_subjects(here)
+        await history.send(here, 20)
+        for rounds in (5, 0, 5):
+            found = mirror(here, there, tmp_path)
+            await history.send(here, rounds)
+            passing = asyncio.ensure_future(found.pass_once())
+            await asyncio.sleep(0)
+            if rounds:
+                await history.split(here)
+                passing.cancel()  # as a process that ends in the middle
+            await asyncio.gather(passing, return_exceptions=True)
+            found.close()
+        found = mirror(here, there, tmp_path)
+        await caught_up(found)
+        found.close()
+        assert sorted(await bodies(there, PLAIN)) == sorted(history.plain)
+        copies = [(message.key or "", message.body) async for message in there.browse(ORDERED)]
+        assert Counter(copies) == Counter((key, body) for key, mine in history.ordered.items() for body in mine)
+        require_order(await rest(there, ORDERED, GROUP), history.ordered, history.ordered)
+        ids = {message.body: message.id async for message in here.browse(PLAIN)}
+        assert {message.body: message.id async for message in there.browse(PLAIN)} == ids
+
+
+async def test_a_group_goes_on_in_the_target_where_it_is_in_the_source(
+    cluster: LiveCluster, second: LiveCluster, history: History, tmp_path: Path
+) -> None:
+    async with cluster.client() as here, second.client() as there:
+        await history.create_subjects(here)
+        found = mirror(here, there, tmp_path)
+        await history.send(here, 10)
+        await caught_up(found)
+        assert len(await rest(here, PLAIN, GROUP)) == 10
+        assert len(await rest(here, ORDERED, GROUP)) == 10 * len(KEYS)
+        await history.send(here, 3)
+        await caught_up(found)
+        await caught_up(found)
+        found.close()
+        assert sorted(body for _, body in await rest(there, PLAIN, GROUP)) == sorted(history.plain[10:]), (
+            "what is done is not delivered again"
+        )
+        newest = {key: mine[10:] for key, mine in history.ordered.items()}
+        got = await rest(there, ORDERED, GROUP)
+        assert {body for _, body in got} >= {body for mine in newest.values() for body in mine}
+        again = mirror(here, there, tmp_path)
+        await history.send(here, 1)
+        await caught_up(again)
+        again.close()
+        assert [body for _, body in await rest(there, PLAIN, GROUP)] == history.plain[13:], "a group that went on there is not moved back"
+
+
+async def test_mirrors_in_both_directions_copy_nothing_back(
+    cluster: LiveCluster, second: LiveCluster, history: History, tmp_path: Path
+) -> None:
+    async with cluster.client() as here, second.client() as there:
+        await history.create_subjects(here)
+        await history.send(here, 5)
+        one, other = mirror(here, there, tmp_path), mirror(there, here, tmp_path, back=True)
+        await caught_up(one)
+        theirs = History(_numbers=history._numbers)
+        await theirs.send(there, 5)
+        for _ in range(3):
+            await caught_up(other)
+            await caught_up(one)
+        both = sorted(history.plain + theirs.plain)
+        assert sorted(await bodies(here, PLAIN)) == sorted(await bodies(there, PLAIN)) == both
+        assert sum(each.left_out for each in one.states()) == 5 * (1 + len(KEYS))
+        shown = {reading.figure.name: dict(reading.rows) for reading in MirrorMetrics(one.states).read() if reading is not None}
+        assert shown["qmq_mirror_copied_messages_total"][(PLAIN,)] == 5
+        assert shown["qmq_mirror_lag_messages"] == dict.fromkeys([("later",), (ORDERED,), (PLAIN,)], 0)
+        one.close()
+        other.close()
+
+
+async def test_a_subject_of_another_kind_in_the_target_is_named_and_holds_up_no_other(
+    cluster: LiveCluster, second: LiveCluster, history: History, tmp_path: Path
+) -> None:
+    async with cluster.client() as here, second.client() as there:
+        await history.create_subjects(here)
+        await history.send(here, 2)
+        await there.metadata.create_subject(SubjectConfig(ORDERED, order=Order.NONE))
+        found = mirror(here, there, tmp_path)
+        await found.pass_once()
+        assert list(found.failed) == [ORDERED]
+        assert isinstance(found.failed[ORDERED], InvalidArgument)
+        assert sorted(await bodies(there, PLAIN)) == sorted(history.plain)
+        found.close()
+
+
+def test_a_group_gets_the_newest_note_that_it_has_done_and_never_a_newer_one() -> None:
+    notes: tuple[MirrorNote, ...] = ()
+    for number in range(10_000):
+        notes = with_note(notes, MirrorNote({("g", 0): number}, {("h", 0): number}, number))
+        assert notes[-1].time_ms == number
+    assert len(notes) <= 64
+    assert [each.time_ms for each in notes] == sorted(each.time_ms for each in notes)
+    for done in (0, 17, 5_000, 9_990, 9_999):
+        found = newest_done(notes, {("g", 0): done})
+        assert found is None or found.mark[("g", 0)] <= done
+    assert newest_done(notes, {("g", 0): 9_999}) == notes[-1]
+    assert newest_done(notes, {}) in (None, notes[0])
+    record = MirrorRecord(notes, {("g", 0): 4}, {"a": 5})
+    assert MirrorRecord.decode(record.encode()) == record
+    assert record.lag({("g", 0): 9, ("g", 1): 3}, {("g", 1): 1}) == 7
+
+
+@pytest.mark.rotating
+async def test_the_command_copies_once_and_shows_its_lag(
+    cluster: LiveCluster, second: LiveCluster, history: History, tmp_path: Path
+) -> None:
+    names = ("--source-name", "east", "--target-name", "west", "--state", str(tmp_path / "state"), "--server", cluster.server)
+
+    async def command(*words: str) -> subprocess.CompletedProcess[str]:
+        run = [sys.executable, "-m", "qmq.cli", "mirror", *words]
+        return await asyncio.to_thread(subprocess.run, run, capture_output=True, text=True, timeout=120, check=False)
+
+    async with cluster.client() as here, second.client() as there:
+        await history.create_subjects(here)
+        await history.send(here, 3)
+        done = await command("run", *names, "--to-server", second.server, "--once", "--subject", PLAIN)
+        assert done.returncode == 0, done.stderr
+        assert sorted(await bodies(there, PLAIN)) == sorted(history.plain)
+        await here.send(PLAIN, b"one more")
+        shown = json.loads((await command("status", *names, "--json")).stdout)
+        assert [(each["subject"], each["lag"]) for each in shown] == [(PLAIN, 1)]
