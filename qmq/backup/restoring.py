@@ -19,45 +19,21 @@ Every replica holds the same bytes, so one of each group is enough: others join 
 from __future__ import annotations
 
 import asyncio
-import json
-import secrets
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
-from typing import Final
+from dataclasses import replace
 
 from qmq_coordination.broker_groups import group_key
-from qmq_coordination.coordination_store import CoordinationStore, Put, absent, unchanged
+from qmq_coordination.coordination_store import CoordinationStore, Put, unchanged
 from qmq_replication.coordinator import SECRET, new_secret
 from qmq_replication.replica_membership import ReplicaMembership
 
 from qmq.backup.backup_manifest import BackedUpGroup, BackupManifest
 from qmq.backup.backup_objects import BackupObjects
-from qmq.backup.cluster_items import RESTORED, ROOT, Items, awaits_data, decode_items, delay_settings, group_items
+from qmq.backup.cluster_items import RESTORED, Items, awaits_data, decode_items, delay_settings, group_items
+from qmq.backup.new_cluster import RestoreMark, begin, known_mark, put_items
 from qmq.backup.replica_folder import ReplicaFolderWriter, ReplicaTarget
 from qmq.errors import BackupNotFound, CoordinationUnknown, NotEmpty
 from qmq.log.disk import Disk
 from qmq.model import check_name
-
-KEYS_PUT: Final = 64
-"""In one transaction: etcd takes 128 operations and 1.5 MiB."""
-BYTES_PUT: Final = 1 << 19
-
-
-@dataclass(frozen=True, slots=True)
-class RestoreMark:
-    """A restore, as the coordination store knows it."""
-
-    backup: str
-    token: str
-    """Also in the folders that it made, so that one of another cluster is never taken for one of this."""
-    has_keys: bool = False
-
-    def encode(self) -> bytes:
-        return json.dumps(asdict(self)).encode()
-
-    @classmethod
-    def decode(cls, data: bytes) -> RestoreMark:
-        return cls(**json.loads(data))
 
 
 class Restore:
@@ -75,7 +51,7 @@ class Restore:
         Raises CoordinationError, StoreAway, BackupDamaged, InvalidArgument, InvalidName; NotEmpty, BackupNotFound: nothing was changed.
         """
         groups = {target.group: self._group(target) for target in targets}
-        known = await self._known()
+        known = await known_mark(self._store, self._manifest.id)
         for target in targets:
             target.require_empty("" if known is None else known.token)
         mark, items = await self._restore_keys(known)
@@ -93,51 +69,16 @@ class Restore:
 
     # --- the coordination store ----------------------------------------------------------------------------------------
 
-    async def _known(self) -> RestoreMark | None:
-        """The restore of this backup that was begun here. Raises NotEmpty."""
-        found = await self._store.get(RESTORED)
-        known = None if found is None else RestoreMark.decode(found.value)
-        if known is not None and known.backup == self._manifest.id:
-            return known
-        if (await self._store.list(ROOT, limit=1)).items:
-            raise NotEmpty("the coordination store has a cluster already: restore into a new etcd, or into another namespace")
-        return None
-
     async def _restore_keys(self, known: RestoreMark | None) -> tuple[RestoreMark, Items]:
         items = decode_items(await asyncio.to_thread(self._objects.read_bytes, self._manifest.items))
-        mark = known or await self._begun()
+        mark = known or await begin(self._store, self._manifest.id)
         if not mark.has_keys:
             wanted = dict(items)
             for group in self._manifest.groups:
                 wanted |= group_items(group, self._manifest.id, new_secret())
-            await self._put_all(wanted)
-            await self._put([Put(RESTORED, replace(mark, has_keys=True).encode())])
+            await put_items(self._store, wanted)
+            await put_items(self._store, {RESTORED: replace(mark, has_keys=True).encode()})
         return mark, items
-
-    async def _begun(self) -> RestoreMark:
-        mark = RestoreMark(self._manifest.id, secrets.token_hex(8))
-        done = await self._store.txn([absent(RESTORED)], [Put(RESTORED, mark.encode())])
-        if not done.succeeded:
-            raise NotEmpty("another restore into this coordination store has begun at this moment")
-        return mark
-
-    async def _put_all(self, items: Mapping[str, bytes]) -> None:
-        puts: list[Put] = []
-        size = 0
-        for key, value in sorted(items.items()):
-            if puts and (len(puts) == KEYS_PUT or size + len(key) + len(value) > BYTES_PUT):
-                await self._put(puts)
-                puts, size = [], 0
-            puts.append(Put(key, value))
-            size += len(key) + len(value)
-        await self._put(puts)
-
-    async def _put(self, puts: list[Put]) -> None:
-        """The servers are not running, so a put that arrives late finds what it would write."""
-        try:
-            await self._store.txn([], puts)
-        except CoordinationUnknown:
-            await self._store.txn([], puts)
 
     async def _awaits_data(self, group: str) -> bool:
         members = await self._store.get(group_key(group, "members"))

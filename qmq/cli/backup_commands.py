@@ -71,6 +71,19 @@ class RestoreOptions(EtcdFlags, _Where):
     as_json: Json = False
 
 
+@dataclass(frozen=True)
+class _Folders:
+    folder: Annotated[list[Path], typer.Argument(metavar="FOLDER...", help="The data folders of stopped replicas.")]
+
+
+@dataclass(frozen=True)
+class RebuildOptions(EtcdFlags, _Folders):
+    source: Annotated[
+        str, typer.Option("--from", metavar="WHERE", help="A place with backups: settings and rules come from the newest one.")
+    ] = ""
+    as_json: Json = False
+
+
 @app.callback()
 def backup() -> None:
     """Back up a whole cluster, and restore it."""
@@ -161,6 +174,45 @@ def restore(_: typer.Context, options: RestoreOptions) -> None:
     left = f"; still to be restored: {', '.join(missing)}" if missing else "; start the brokers and delay servers, then the metaservers"
     row = (made.id, [each.group for each in targets], missing)
     say(f"backup {made.id} is restored into this etcd, with {done}{left}", ("backup", "restored", "missing"), row, as_json=options.as_json)
+
+
+@app.command("rebuild")
+@taking(RebuildOptions)
+def rebuild(_: typer.Context, options: RebuildOptions) -> None:
+    """Make a new etcd's keys from the replicas' data, when the old etcd is lost for good and brokers' disks are not.
+
+    Stop all servers first. Give at least one folder of each broker group and delay group, better all that there are. Then start the
+    replicas with the new etcd, on their data.
+    """
+    try:
+        objects = _opened(options.source) if options.source else None
+        store = options.etcd_options().open()
+    except QmqError as failure:
+        fail(failure)
+    groups, subjects, failed = run(_away(_rebuild(objects, store, options.folder)))
+    for subject, why in failed.items():
+        errors.print(f"not rebuilt: subject {subject}: {why}", highlight=False, markup=False, soft_wrap=True)
+    made = f"rebuilt {len(groups)} groups ({', '.join(groups)}) and {subjects} subjects"
+    sentence = f"{made}; start the replicas on their data, then the metaservers"
+    say(sentence, ("groups", "subjects", "failed"), (groups, subjects, failed), as_json=options.as_json)
+
+
+async def _rebuild(objects: BackupObjects | None, store: EtcdStore, folders: list[Path]) -> tuple[list[str], int, dict[str, str]]:
+    from qmq_coordination.subjects import PREFIX
+
+    from qmq.backup.cluster_items import decode_items
+    from qmq.backup.log_evidence import look_into
+    from qmq.backup.rebuilding import put_rebuilt, rebuilt_keys
+
+    try:
+        found = [look_into(each) for each in folders]
+        items = {} if objects is None else decode_items(objects.read_bytes(objects.manifest().items))
+        rebuilt = rebuilt_keys(found, items)
+        await put_rebuilt(store, rebuilt)
+    finally:
+        await store.close()
+    groups = sorted({each.identity.group for each in found})
+    return groups, sum(key.startswith(PREFIX) for key in rebuilt.items), rebuilt.failed
 
 
 def _target(text: str) -> ReplicaTarget:

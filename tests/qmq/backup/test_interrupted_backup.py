@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import subprocess
@@ -169,8 +170,6 @@ def _qmq(*words: str) -> subprocess.CompletedProcess[str]:
 async def test_a_killed_create_leaves_no_backup_and_the_commands_go_on(own_etcd: EtcdProcess, tmp_path: Path) -> None:
     where, etcd = tmp_path / "backups", ("--etcd", own_etcd.endpoint.removeprefix("http://"))
     first = LiveCluster(own_etcd.endpoint, "", tmp_path / "first", {"b1": ("a",)})
-    import asyncio
-
     async with running(first), qmq.connect(first.server) as mq:
         bodies = [os.urandom(MIB // 2) for _ in range(80)]
         for body in bodies:
@@ -194,3 +193,38 @@ async def test_a_killed_create_leaves_no_backup_and_the_commands_go_on(own_etcd:
     assert "is whole" in verified.stdout, verified.stderr
     refused = await asyncio.to_thread(_qmq, "backup", "restore", str(where), *etcd, "--into", f"b1/z={tmp_path / 'z'}")
     assert (refused.returncode, "has a cluster already" in refused.stderr) == (2, True)
+
+
+@pytest.mark.rotating
+async def test_the_commands_restore_and_rebuild_a_cluster_that_serves(own_etcd: EtcdProcess, tmp_path: Path) -> None:
+    where, etcd = tmp_path / "backups", ("--etcd", own_etcd.endpoint.removeprefix("http://"))
+
+    async def command(*words: str) -> str:
+        done = await asyncio.to_thread(_qmq, "backup", *words)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    async def bodies(cluster: LiveCluster) -> list[bytes]:
+        async with running(cluster), cluster.client() as mq:
+            return [message.body async for message in mq.browse(PLAIN)]
+
+    first = LiveCluster(own_etcd.endpoint, "", tmp_path / "first", {"b1": ("a",)})
+    async with running(first), first.client() as mq:
+        await mq.send(PLAIN, b"1")
+        await command("create", str(where), *etcd)
+    own_etcd.stop()
+    second = EtcdProcess(tmp_path / "second-etcd")
+    third = EtcdProcess(tmp_path / "third-etcd")
+    try:
+        second.start()
+        etcd = ("--etcd", second.endpoint.removeprefix("http://"))
+        said = await command("restore", str(where), *etcd, "--into", f"b1/z={tmp_path / 'z'}")
+        assert "start the brokers" in said
+        assert await bodies(LiveCluster(second.endpoint, "", tmp_path, {"b1": ("z",)})) == [b"1"]
+        third.start()
+        etcd = ("--etcd", third.endpoint.removeprefix("http://"))
+        assert "rebuilt 1 groups (b1) and 1 subjects" in await command("rebuild", *etcd, str(tmp_path / "z"))
+        assert await bodies(LiveCluster(third.endpoint, "", tmp_path, {"b1": ("z",)})) == [b"1"]
+    finally:
+        second.stop()
+        third.stop()
