@@ -19,6 +19,8 @@ import qmq
 from qmq.errors import InvalidArgument, LogDamaged, NotConnected
 from qmq.log import commit_mark, follower
 from qmq.log.recovery import open_store
+from qmq.log.segment_index import SegmentIndex
+from qmq.log.segments import segment_name
 from qmq.log.store import Store
 
 A = QueueKey("a", 0, GROUP)
@@ -41,6 +43,20 @@ def traffic(data: Path) -> Iterator[Traffic]:
 
 def end_of(folder: Path, **options: str) -> int:
     return opened(folder, **options).topology(["a"]).queues[A].end
+
+
+def test_a_folder_whose_old_messages_are_in_an_object_store_is_refused(traffic: Traffic) -> None:
+    while len(traffic.store.messages.bases) < 3:
+        traffic.send("a", count=5)
+    mark(traffic.store)
+    log, end = traffic.store.messages, traffic.end("a")
+    base, following = log.bases[:2]
+    index = SegmentIndex(base, following - base, following - base, (0,), b"")
+    log.write_index(index)
+    assert end_of(traffic.folder) == end, "its file is still there"
+    (log.folder / segment_name(base)).unlink()
+    with pytest.raises(InvalidArgument, match=r"qmq\.servers"):
+        end_of(traffic.folder)
 
 
 # --- marks -------------------------------------------------------------------------------------------------------------

@@ -2,7 +2,8 @@
 
 Only committed entries are read, and they are never truncated. A file deleted by retention stays readable while it is mapped.
 
-* `SegmentFiles.list` lists the segments; a gap between two is damage.
+* `SegmentFiles.list` lists the segments; a gap between two is damage. Segments that a broker keeps in an object store only are refused:
+  leaving them out would be taken for their messages' end.
 * `SegmentFiles.map` maps one segment up to a position. A shorter file is damage, because the position was committed.
 * `Mapped.entry` returns an entry's verified envelope, `Mapped.region` its verified region as a view that does not change.
 
@@ -21,7 +22,8 @@ import numpy as np
 from google_crc32c import value as crc32c
 
 from qmq.batch import ENVELOPE_BYTES, Envelope, parse_envelope
-from qmq.errors import CorruptBatch, LogDamaged
+from qmq.errors import CorruptBatch, InvalidArgument, LogDamaged
+from qmq.log.segment_index import SUFFIX as STORED
 from qmq.log.segments import SUFFIX, segment_name
 
 _RESTORE: Final = "restore the file from a copy or from another replica (`qmq log dump` shows its valid entries)"
@@ -87,9 +89,14 @@ class SegmentFiles:
 
     @classmethod
     def list(cls, folder: Path) -> SegmentFiles:
-        """Raises OSError."""
-        found = [int(each.stem) for each in folder.glob(f"*{SUFFIX}") if each.stem.isdigit() and len(each.stem) == 20]
-        return cls(folder, tuple(sorted(found)))
+        """Raises OSError; InvalidArgument if older segments are in an object store only."""
+        found = sorted(_bases(folder, SUFFIX))
+        if found and min(_bases(folder, STORED), default=found[0]) < found[0]:
+            raise InvalidArgument(
+                f"{folder} begins at position {found[0]}: older messages are in the broker's object store only (local retention), which "
+                "files do not show. Read through the brokers: option qmq.servers instead of qmq.path"
+            )
+        return cls(folder, tuple(found))
 
     @property
     def start(self) -> int:
@@ -123,6 +130,10 @@ class SegmentFiles:
                 what = "its successor says it goes" if end == following else "the log is committed"
                 raise _short(path, size, end - base, what)
             return _mapped(file, path, base, end)
+
+
+def _bases(folder: Path, suffix: str) -> list[int]:
+    return [int(each.stem) for each in folder.glob(f"*{suffix}") if each.stem.isdigit() and len(each.stem) == 20]
 
 
 def map_part(path: Path, base: int, end: int) -> Mapped:
