@@ -22,6 +22,7 @@ from urllib.request import urlopen
 from bench_cold import SIZE, drain, fill, forget
 from bench_group import ReplicaSet
 from bench_processes import together
+from bench_replicas import cpu_s
 from qmq_coordination.etcd.etcd_process import free_ports
 
 from qmq.limits import MIB
@@ -112,7 +113,11 @@ def backlog(url: str, mib: int) -> Figures:
         for path in _message_folders(url):
             forget(path)
         read = min(READ_MIB, mib - local_mib) * MIB // SIZE // 1000 * 1000
-        found["cold read, MB/s"] = read * SIZE / 1e6 / together((drain, group.address, read))[0]
+        before, megabytes = sum(cpu_s(group.processes[group.names[0]].pid)), read * SIZE / 1e6
+        found["cold read, MB/s"] = megabytes / together((drain, group.address, read))[0]
+        found["cold read, the broker's CPU time, ms for each MB"] = (
+            1e3 * (sum(cpu_s(group.processes[group.names[0]].pid)) - before) / megabytes
+        )
         found["memory after reading, MiB"] = _resident_mib(group)
         return found
     finally:
