@@ -38,24 +38,27 @@ class MessageBatch:
 
     def ack_later(self) -> None:
         """Acknowledge all."""
-        self.is_settled = True
-        self.messages.ack_later()
+        if not self.is_settled:
+            self.messages.ack_later()
+            self.is_settled = True
 
     def fail(self, delay: timedelta | None = None, error: str | BaseException = "") -> None:
-        """All failed: they are handed out again."""
-        self.is_settled = True
+        """All failed: they are handed out again. Raises InvalidArgument, DelayTooLong."""
+        if self.is_settled:
+            return
         if isinstance(self.messages, Messages):
             self.messages.nack(delay, error)
         else:
             self.messages.fail(delay, error)
+        self.is_settled = True
 
     def reject(self, error: str | BaseException = "") -> None:
         """No other attempt will help: dead-letter queue. Of an ordered subject they are handed out again: a batch cannot park its keys."""
-        if isinstance(self.messages, Messages):
-            self.is_settled = True
-            self.messages.reject(error)
-        else:
+        if not isinstance(self.messages, Messages):
             self.fail(error=error)
+        elif not self.is_settled:
+            self.messages.reject(error)
+            self.is_settled = True
 
 
 Raw = AnyMessage | MessageBatch

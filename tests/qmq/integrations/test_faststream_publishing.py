@@ -14,7 +14,7 @@ from qmq.errors import InvalidArgument
 
 faststream = pytest.importorskip("faststream", reason="needs FastStream: pip install 'qmq[faststream]'")
 
-from faststream import BaseMiddleware, Context, Response  # noqa: E402
+from faststream import AckPolicy, BaseMiddleware, Context, Response  # noqa: E402
 from faststream._internal._compat import dump_json  # noqa: E402
 from faststream.exceptions import SubscriberNotFound  # noqa: E402
 from faststream.response import ensure_response  # noqa: E402
@@ -349,6 +349,27 @@ async def test_a_failed_batch_comes_again_as_a_whole(node: Place, subject: str) 
     async with node.started(broker):
         await broker.publish_batch(1, 2, 3, subject=subject)
         assert await seen.next(2) == [(1, [1, 2, 3]), (2, [1, 2, 3])]
+
+
+@pytest.mark.parametrize("policy", [AckPolicy.ACK_FIRST, AckPolicy.REJECT_ON_ERROR])
+async def test_a_batch_that_fails_under_another_policy_does_not_come_again(node: Place, subject: str, policy: AckPolicy) -> None:
+    broker, seen = node.broker(), Seen()
+    letters = broker.subscriber(f"%dlq%{subject}", group="g", batch=True)
+
+    @broker.subscriber(subject, group=subject, batch=True, ack_policy=policy)
+    async def handle(bodies: list[int]) -> None:
+        seen(bodies)
+        raise LookupError("never")
+
+    async with node.started(broker):
+        await broker.publish_batch(1, 2, subject=subject)
+        assert await seen.next() == [[1, 2]]
+        if policy is AckPolicy.REJECT_ON_ERROR:
+            letter = await letters.get_one(timeout=60)
+            assert await letter.decode() == [1, 2]
+            await letter.ack()
+        await broker.publish_batch(3, subject=subject)
+        assert await seen.next() == [[3]]
 
 
 async def test_a_batch_of_an_ordered_subject_comes_in_order_and_again(node: Place, subject: str) -> None:
