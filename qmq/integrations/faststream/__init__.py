@@ -17,6 +17,7 @@ faststream_descriptions  subscribers and publishers in AsyncAPI, and their subje
 faststream_messages      received messages
 faststream_sending       commands, encoding and sending
 request_answers          the answers to requests
+faststream_annotations   what handlers ask for by a hint
 faststream_testing       the test broker
 faststream_fastapi       the router for FastAPI
 """

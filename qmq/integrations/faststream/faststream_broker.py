@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from fast_depends import dependency_provider
 from faststream._internal.broker import BrokerUsecase
+from faststream._internal.configs import UnderlyingDriverAnnotation
 from faststream._internal.constants import EMPTY
 from faststream._internal.context.repository import ContextRepo
 from faststream._internal.di import FastDependsConfig
@@ -21,12 +22,18 @@ from faststream.response.publish_type import PublishType
 from faststream.specification.schema import BrokerSpec
 
 import qmq
-from qmq.integrations.faststream.faststream_messages import Raw
+from qmq.integrations.faststream.faststream_messages import QmqMessage, Raw
 from qmq.integrations.faststream.faststream_registrator import QmqRegistrator, QmqRouter
 from qmq.integrations.faststream.faststream_sending import REQUEST_S, QmqBrokerConfig, QmqProducer, QmqPublishCommand
 from qmq.integrations.faststream.request_answers import RequestAnswers
 
 ANSWERS: Final = "faststream.answers"
+ANNOTATIONS: Final = "qmq.integrations.faststream.faststream_annotations"
+INSTEAD: Final = {
+    kind: UnderlyingDriverAnnotation(type_hint=kind, module=ANNOTATIONS, name=name)
+    for kind, name in ((qmq.Message, "Message"), (qmq.OrderedMessage, "Message"), (QmqMessage, "Message"), (qmq.Client, "Client"))
+}
+"""Classes that FastStream would look for in the body, and the annotation to use: it names them when the broker starts."""
 
 
 class QmqBroker(QmqRegistrator, BrokerUsecase[Raw, qmq.Client, QmqBrokerConfig]):
@@ -74,6 +81,7 @@ class QmqBroker(QmqRegistrator, BrokerUsecase[Raw, qmq.Client, QmqBrokerConfig])
                 context=context or ContextRepo(),
             ),
             extra_context={"broker": self},
+            default_driver_annotations=INSTEAD,
         )
         self._own, self._answers = own, RequestAnswers(answers)
         own.producer = QmqProducer(own, parser, decoder, self._answers)

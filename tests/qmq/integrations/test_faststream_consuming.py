@@ -6,11 +6,17 @@ from typing import Annotated, Any
 import pytest
 from pydantic import BaseModel
 
+import qmq
+
 faststream = pytest.importorskip("faststream", reason="needs FastStream: pip install 'qmq[faststream]'")
 
 from faststream import Context, Depends  # noqa: E402
-from faststream.exceptions import StopConsume  # noqa: E402
+from faststream.exceptions import SetupError, StopConsume  # noqa: E402
 from faststream_places import Place, Seen  # noqa: E402
+
+from qmq.integrations.faststream import QmqMessage, QmqRouter  # noqa: E402
+from qmq.integrations.faststream.faststream_annotations import Broker, Client, Message  # noqa: E402
+from qmq.integrations.faststream.faststream_broker import ANNOTATIONS  # noqa: E402
 
 
 async def test_a_handler_gets_each_message_of_its_subject(place: Place, subject: str) -> None:
@@ -175,6 +181,50 @@ async def test_two_brokers_each_handle_their_own(place: Place, subject: str) -> 
         await one.publish("one", subject)
         await other.publish("two", f"{subject}-2")
         assert sorted(await seen.next(2)) == ["one", "two"]
+
+
+async def test_a_handler_asks_for_message_broker_and_client_by_hints(place: Place, subject: str) -> None:
+    broker, seen = place.broker(), Seen()
+
+    @broker.subscriber(subject, group="g")
+    async def handle(body: Any, message: Message, by: Broker, mq: Client) -> None:
+        seen((body, message.body, by, mq))
+
+    async with place.started(broker):
+        await broker.publish("hello", subject)
+        assert await seen.next() == [("hello", b"hello", broker, broker._connection)]
+
+
+@pytest.mark.parametrize(
+    "hint",
+    [
+        qmq.Message,
+        qmq.OrderedMessage,
+        QmqMessage,
+        qmq.Client,
+        qmq.Client | None,
+        Annotated[qmq.Client, "doc"],
+        Annotated[qmq.Client, "doc"] | None,
+    ],
+    ids=["message", "ordered", "faststream-message", "client", "optional", "annotated", "optional-annotated"],
+)
+async def test_a_class_that_is_not_in_the_body_is_refused_with_the_hint_to_use(memory: Place, subject: str, hint: Any) -> None:
+    def dependency(of_dependency: hint) -> None: ...
+
+    async def direct(of_handler: hint) -> None: ...
+
+    async def behind(value: Annotated[None, Depends(dependency)]) -> None: ...
+
+    for handler, owner in ((direct, "`of_handler`"), (behind, "`of_dependency` of dependency `dependency`")):
+        router = QmqRouter()
+        router.subscriber(subject, group="g")(handler)
+        with pytest.raises(SetupError, match=f"{owner} is annotated.*(?s:.)*from {ANNOTATIONS} import"):
+            async with memory.started(memory.broker(routers=[router])):
+                pass
+    unchecked = memory.broker(apply_types=False)
+    unchecked.subscriber(subject, group="g")(direct)
+    async with memory.started(unchecked):
+        pass
 
 
 # --- what there is on a node only: FastStream's in-memory brokers hand messages to handlers only ------------------------

@@ -1,0 +1,19 @@
+"""Annotations by which a handler gets what is QMQ's: `async def bill(order: Order, message: Message, mq: Client) -> None`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from faststream._internal.context import Context
+from faststream.annotations import ContextRepo, Logger
+from faststream.params import NoCast
+
+import qmq
+from qmq.integrations.faststream.faststream_broker import QmqBroker
+from qmq.integrations.faststream.faststream_messages import QmqMessage
+
+__all__ = ["Broker", "Client", "ContextRepo", "Logger", "Message", "NoCast"]
+
+Message = Annotated[QmqMessage, Context("message")]
+Broker = Annotated[QmqBroker, Context("broker")]
+Client = Annotated[qmq.Client, Context("broker._connection")]
