@@ -287,7 +287,7 @@ class Broker:
         """A retry of a stored batch is answered also while drained; and a partition takes messages until it was moved away."""
         if batch.queue.is_ordered:
             return True
-        return self.store.find_duplicate(batch.queue, batch.header) is not None
+        return batch.queue.find_duplicate(batch.header) is not None
 
     def find_queue(self, subject: bytes, partition: int) -> Destination:
         """The queue. Raises InvalidArgument, InvalidName, UnknownSubject, OrderMismatch, RouteChanged."""
@@ -408,7 +408,7 @@ class Broker:
 
     def _admission(self, batches: list[Intake]) -> Admit | None:
         """The check for each request of one write, in their order; None: all may be appended."""
-        admit = Admission(self.store, self._has_right).admit if must_be_judged(self.store, batches) else None
+        admit = Admission(self.store, self._has_right).admit if must_be_judged(batches) else None
         first = self._admit_first(self.store) if self._admit_first is not None else None
         if first is None or admit is None:
             return first or admit

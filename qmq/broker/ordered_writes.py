@@ -69,12 +69,12 @@ Key = tuple[int, int, int]
 """(queue, producer id, batch number)."""
 
 
-def must_be_judged(store: Store, batches: list[Intake]) -> bool:
+def must_be_judged(batches: list[Intake]) -> bool:
     """Whether `Admission` has anything to say of the batches of one write: of batches that are new, to unordered subjects, it has not."""
     seen: set[Key] = set()
     for batch in batches:
         queue, header = batch.queue, batch.header
-        if queue.is_ordered or store.find_duplicate(queue, header) is not None:
+        if queue.is_ordered or queue.find_duplicate(header) is not None:
             return True
         seen.add((id(queue), header.producer_id, header.batch_sequence))
     return len(seen) < len(batches)
@@ -113,7 +113,7 @@ class Admission:
         if crc is not None:
             is_same = crc == batch.region_crc
         else:
-            found = self._store.find_duplicate(queue, header)
+            found = queue.find_duplicate(header)
             if found is None:
                 return False
             is_same = _is_stored_at(self._store, found.base_sequence, batch)

@@ -68,7 +68,7 @@ class DelayWork:
         def admission(store: Store) -> Admit | None:
             if not access.has_quotas:
                 return None
-            return DelayedQuota(store, schedule_of(store).pending, access, self._group).admit
+            return DelayedQuota(schedule_of(store).pending, access, self._group).admit
 
         destinations = DelayDestinations(self._settings, self._clock.time_ms, self._full_buckets)
         return KindParts(destinations, admission, self, has_consumers=False)

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from qmq.delay.schedule_state import PendingCounts
 from qmq.errors import QuotaExceeded
-from qmq.log.store import Intake, Store
+from qmq.log.store import Intake
 from qmq.security.access_control import OpenAccess
 
 BatchKey = tuple[str, int, int]
@@ -29,8 +29,8 @@ class _Limit(NamedTuple):
 class DelayedQuota:
     """Checks the batches of one write."""
 
-    def __init__(self, store: Store, pending: PendingCounts, access: OpenAccess, group: str) -> None:
-        self._store, self._pending, self._access, self._group = store, pending, access, group
+    def __init__(self, pending: PendingCounts, access: OpenAccess, group: str) -> None:
+        self._pending, self._access, self._group = pending, access, group
         self._admitted: set[BatchKey] = set()
         self._taken: Counter[str] = Counter()
 
@@ -66,4 +66,4 @@ class DelayedQuota:
         return found
 
     def _is_here(self, key: BatchKey, batch: Intake) -> bool:
-        return key in self._admitted or self._store.find_duplicate(batch.queue, batch.header) is not None
+        return key in self._admitted or batch.queue.find_duplicate(batch.header) is not None

@@ -26,6 +26,7 @@ _IOV_MAX: Final = 1024
 _NO_SPACE: Final = (errno.ENOSPC, errno.EDQUOT)
 
 _AHEAD_BYTES: Final = 512 * 1024
+_FREE_CHECK_BYTES: Final = 4 * 1024 * 1024
 _TOUCH_BYTES: Final = 64 * 1024
 """Reading a byte waits for the pages around it that were asked for together."""
 
@@ -180,6 +181,32 @@ def _translated(cause: OSError, path: Path | None) -> Exception:
     if cause.errno in SHORT_OF:  # temporary, like a full disk: the caller's request fails, and is retried
         return DiskFull(f"the system allows no more open files{f' ({path.name})' if path else ''}: raise the limit (ulimit -n)")
     return cause
+
+
+class FreeSpace:
+    """Whether a disk has room beside a reserve. Asks the disk anew after some writes only."""
+
+    def __init__(self, disk: Disk, folder: Path, reserve_bytes: int) -> None:
+        self._disk = disk
+        self._folder = folder
+        self._reserve_bytes = reserve_bytes
+        self._step_bytes = min(_FREE_CHECK_BYTES, reserve_bytes // 2)
+        self._asked_at = self._free_bytes = 0
+
+    def require(self, size: int, position: int) -> None:
+        """Raises DiskFull unless there is room for `size` bytes after `position`, where the log ends."""
+        if self._free_bytes < size or position - self._asked_at > self._step_bytes:
+            self._free_bytes = self._disk.free_bytes(self._folder) - self._reserve_bytes
+            self._asked_at = position
+        if self._free_bytes < size:
+            raise DiskFull(
+                f"the broker's disk has less than {self._reserve_bytes} bytes free, which it reserves for "
+                "acknowledgements: free some space, or shorten retention"
+            )
+
+    def forget(self) -> None:
+        """Ask the disk at the next write."""
+        self._free_bytes = 0
 
 
 class Unflushed:

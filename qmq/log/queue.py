@@ -9,17 +9,19 @@ from typing import Any, Final
 from qmq_ordering.route import LpRange
 
 from qmq.batch import BatchView
-from qmq.batch_columns import tag_bloom
+from qmq.batch_columns import BatchFlag, RegionHeader, tag_bloom
 from qmq.log.actions import DropQueue, Forget, ShareAction
 from qmq.log.consume_log import ConsumeLog, IndexEntry
 from qmq.log.disk import Disk
 from qmq.log.lane_share import LaneShare
-from qmq.log.producers import Producers
+from qmq.log.producers import Producers, birth_ms
 from qmq.log.share import Settled, Share
 from qmq.model import QueueId
 from qmq.targeted import LOOK_INSIDE
 from qmq.wire.frame_payloads import Produced
 
+_AGAIN: Final = int(BatchFlag.AGAIN)
+"""A plain number: every batch is tested for it, and an enum's `&` creates a new member."""
 _LANES: Final = 1
 """Marks the state of a `LaneShare`."""
 
@@ -112,6 +114,23 @@ class Queue:
         """Whether a drop would change nothing."""
         has_past = self.index.count > self.index.first or self.producers.to_state() or self.sealed is not None
         return not (has_past or self.shares or self.lanes) and self.start_sequence == self.next_sequence
+
+    def find_duplicate(self, header: RegionHeader) -> Produced | None:
+        """Where the batch is, if the queue has it. For a producer that was silent for long, the log is searched only if the batch has
+        AGAIN.
+        """
+        producer_id, number, is_again = header.producer_id, header.batch_sequence, header.flags & _AGAIN
+        window, first = self.producers.window(producer_id), self.index.first
+        if window is not None:
+            found = window.find(number)
+            if found is not None or number >= window.tells_from or not (is_again or window.may_have_forgotten(number)):
+                return found
+        elif is_again:
+            first = self.index.find_time(birth_ms(producer_id))
+        else:
+            return None
+        entry = self.index.find_batch(producer_id, number, first)
+        return Produced(entry.base_sequence, entry.append_time_ms) if entry is not None else None
 
     def to_snapshot(self) -> list[Any]:
         """The state in a segment's opening snapshot: enough to continue the numbers and to recognise duplicates."""

@@ -24,22 +24,21 @@ import msgspec
 from google_crc32c import value as crc32c
 
 from qmq.batch import ENVELOPE_BYTES, BatchView, Envelope, Kind, parse_envelope, place, region_crc_of
-from qmq.batch_columns import REGION, BatchFlag, RegionHeader, check_region
+from qmq.batch_columns import REGION, RegionHeader, check_region
 from qmq.clock import Clock
 from qmq.errors import CorruptBatch, DiskFull, LogDamaged
 from qmq.invariants import InvariantBroken, check
-from qmq.limits import BATCH_BYTES_MAX, MIB
+from qmq.limits import BATCH_BYTES_MAX
 from qmq.log import command_messages
 from qmq.log.actions import AnyAction, LaneAction, ScheduleAction, decode_actions, encode_actions
 from qmq.log.cold_read import StoredBytes
 from qmq.log.command_messages import QueueErasure
 from qmq.log.consume_log import IndexEntry
-from qmq.log.disk import Disk, Unflushed
+from qmq.log.disk import Disk, FreeSpace, Unflushed
 from qmq.log.envelopes import begins_at, entry_at, epoch_of, first_index, unwrap, wrap
 from qmq.log.folder_lock import FolderLock
 from qmq.log.lane_share import LaneShare
 from qmq.log.log_config import Flush, LogConfig
-from qmq.log.producers import birth_ms
 from qmq.log.projection import Projection
 from qmq.log.queue import Queue, Sealed
 from qmq.log.recent_writes import ACTIONS, MESSAGES, Place, Tail, TailCache, Write, WriteRun
@@ -50,11 +49,7 @@ from qmq.private_files import make_private
 from qmq.wire.frame_payloads import Produced
 
 _SNAPSHOT_STATES: Final = 200
-"""Marks the state of lanes in a snapshot."""
-_FREE_CHECK_BYTES: Final = 4 * MIB
 _NOTHING: Final = Settled(0, 0)
-_AGAIN: Final = int(BatchFlag.AGAIN)
-"""A plain number: every batch is tested for it, and an enum's `&` creates a new member."""
 
 
 class Intake(NamedTuple):
@@ -133,7 +128,7 @@ class Store:
         """Other state that follows from the logs; set before anything is replayed."""
         self.commits_at_once = not is_replicated and config.flush is Flush.ASYNC
         self._invisible: deque[tuple[int, Queue, int]] = deque()
-        self._free_checked_at = self._free_bytes = 0
+        self.space = FreeSpace(disk, folder, config.disk_free_bytes_min)
         self._is_held = True
 
     # --- queues --------------------------------------------------------------------------------------------------------
@@ -176,7 +171,7 @@ class Store:
         for batch in batches:
             queue, header = batch.queue, batch.header
             key = (id(queue), header.producer_id, header.batch_sequence)
-            produced = seen.get(key) or self.find_duplicate(queue, header)
+            produced = seen.get(key) or queue.find_duplicate(header)
             if produced is None:
                 sequence, cumulative = following.get(id(queue)) or (queue.next_sequence, queue.cumulative_bytes)
                 index += 1
@@ -284,34 +279,9 @@ class Store:
             place[entry.log] = entry.position
         return place[MESSAGES], place[ACTIONS]
 
-    def find_duplicate(self, queue: Queue, header: RegionHeader) -> Produced | None:
-        """Where the batch is, if the queue has it. For a producer that was silent for long, the log is searched only if the batch has
-        AGAIN.
-        """
-        producer_id, number, is_again = header.producer_id, header.batch_sequence, header.flags & _AGAIN
-        window, first = queue.producers.window(producer_id), queue.index.first
-        if window is not None:
-            found = window.find(number)
-            if found is not None or number >= window.tells_from or not (is_again or window.may_have_forgotten(number)):
-                return found
-        elif is_again:
-            first = queue.index.find_time(birth_ms(producer_id))
-        else:
-            return None
-        entry = queue.index.find_batch(producer_id, number, first)
-        return Produced(entry.base_sequence, entry.append_time_ms) if entry is not None else None
-
     def require_space(self, size: int) -> None:
         """Raises DiskFull unless the disk has room for `size` bytes and the reserve."""
-        step = min(_FREE_CHECK_BYTES, self.config.disk_free_bytes_min // 2)
-        if self._free_bytes < size or self.messages.end - self._free_checked_at > step:
-            self._free_bytes = self.disk.free_bytes(self.folder) - self.config.disk_free_bytes_min
-            self._free_checked_at = self.messages.end
-        if self._free_bytes < size:
-            raise DiskFull(
-                f"the broker's disk has less than {self.config.disk_free_bytes_min} bytes free, which it reserves for "
-                "acknowledgements: free some space, or shorten retention"
-            )
+        self.space.require(size, self.messages.end)
 
     def _begins_segment(self, size: int) -> bool:
         messages = self.messages

@@ -282,7 +282,7 @@ class Nemesis:
 
     def _fill(self, master: Replica, ms: int) -> None:
         master.disk.is_full = True
-        master.store._free_bytes = 0
+        master.store.space.forget()
         self._world.after(ms, setattr, master.disk, "is_full", False)
 
     # --- etcd ------------------------------------------------------------------------------------------------------------
