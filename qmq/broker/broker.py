@@ -445,11 +445,14 @@ class Broker:
     def append_own(self, batches: list[Intake]) -> list[Produced]:
         """Store batches that the broker itself makes; stored ones are recognised by their numbers. Raises DiskFull."""
         produced = self.store.append(batches)
+        self._own_written([batch.queue for batch in batches])
+        return produced
+
+    def _own_written(self, queues: list[Queue]) -> None:
         if self.store.commits_at_once:
-            self._wake_queues([batch.queue for batch in batches])
+            self._wake_queues(queues)
         self._written(self.store.index)
         self.schedule()
-        return produced
 
     # --- ordered subjects ----------------------------------------------------------------------------------------------
 
@@ -461,10 +464,7 @@ class Broker:
         if sealed is None:
             self.store.append_command(queue, change_id, to_version)
             log.info("%s is sealed at %d by change %s", queue.id, queue.next_sequence - 1, change_id)
-            if self.store.commits_at_once:
-                self._wake_queues([queue])
-            self._written(self.store.index)
-            self.schedule()
+            self._own_written([queue])
             sealed = queue.sealed
         assert sealed is not None
         if sealed.change_id != change_id:
@@ -474,8 +474,7 @@ class Broker:
     def purge(self, queue: Queue) -> None:
         """Forget the messages of a queue. Await `committed` before answering. Raises DiskFull."""
         purge(self.store, queue)
-        self._written(self.store.index)
-        self.schedule()
+        self._own_written([])
 
     async def committed(self) -> None:
         """Returns when everything done so far is committed. Raises NotMaster if this replica will not learn that."""
