@@ -121,6 +121,22 @@ def _drained(options: dict[str, str], count: int) -> tuple[float, float, float]:
         return *spent, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
+def drained_files(options: dict[str, str], folder: str, count: int) -> list[str]:
+    """The files of a new table with all `count` messages."""
+    writer, catalog = _writer(options, folder)
+    rows = 0
+
+    def report(done: Any) -> None:
+        nonlocal rows
+        rows += done.rows
+
+    while rows < count:
+        writer.drain(report)
+    found = [each.file.file_path for each in catalog.load_table(("qmq", SUBJECT)).scan().plan_files()]
+    catalog.close()
+    return found
+
+
 def _followed(options: dict[str, str], seconds: float, interval_s: float) -> list[float]:
     """The lateness of each hundredth message, in seconds."""
     with tempfile.TemporaryDirectory(prefix="qmq-bench-lake-") as folder:

@@ -16,6 +16,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
+from bench_lake import drained_files
 from bench_processes import Node, in_loop
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
@@ -26,6 +27,7 @@ import qmq
 SUBJECT: Final = "bench"
 COLUMNS: Final = "sequence bigint, key binary, body binary, create_time timestamp"
 """The columns read by both sides in the narrow cases."""
+COLUMN_NAMES: Final = ("sequence", "key", "body", "create_time")
 KEYS: Final = 100_000
 ROUNDS: Final = 3
 PARTS: Final = 8
@@ -118,6 +120,9 @@ def _source(spark: SparkSession, node: Node, folder: Path, count: int, with_serv
         "parquet uncompressed, 4 columns": lambda: parquet("uncompressed", COLUMNS),
         "parquet zstd, 4 columns": lambda: parquet("zstd", COLUMNS),
     }
+    lake = drained_files({"qmq.path": str(node.data)}, str(folder), count)
+    cases["lake files, all columns"] = lambda: spark.read.parquet(*lake)
+    cases["lake files, 4 columns"] = lambda: spark.read.parquet(*lake).select(*COLUMN_NAMES)
     if with_servers:
         cases["brokers, all columns"] = lambda: log(**servers)
         cases["brokers, 4 columns"] = lambda: log(COLUMNS, **servers)
@@ -137,6 +142,9 @@ def _source(spark: SparkSession, node: Node, folder: Path, count: int, with_serv
         for codec in ("uncompressed", "zstd"):
             pairs = zip(times[f"parquet {codec}, {which}"], times[f"files, {which}"], strict=True)
             found[f"files over parquet {codec}, {which}, ratio"] = statistics.median(theirs / ours for theirs, ours in pairs)
+        for ours in ("files", *(["brokers"] if with_servers else [])):
+            pairs = zip(times[f"{ours}, {which}"], times[f"lake files, {which}"], strict=True)
+            found[f"lake files over {ours}, {which}, ratio"] = statistics.median(log_s / lake_s for log_s, lake_s in pairs)
     return found
 
 
