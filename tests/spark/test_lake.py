@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator, Sequence
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
@@ -169,6 +170,32 @@ def test_a_table_begins_where_the_user_says_and_keeps_that(lake: Lake) -> None:
     send(lake.server, "orders", ["c"])
     lake.drain(wanted)  # another process: it would begin behind "c" if the table did not say where it began
     assert lake.bodies("orders") == ["c"]
+
+
+class Stopping(threading.Event):
+    """Stops after some waits, and keeps what they were asked for."""
+
+    def __init__(self, waits: int) -> None:
+        super().__init__()
+        self.waits: list[float] = []
+        self._left = waits
+
+    def wait(self, timeout: float | None = None) -> bool:
+        assert timeout is not None
+        self.waits.append(timeout)
+        if len(self.waits) == self._left:
+            self.set()
+        return self.is_set()
+
+
+def test_rounds_begin_an_interval_apart_however_long_they_take(lake: Lake) -> None:
+    send(lake.server, "orders", ["a"])
+    times_s = iter([100.0, 103.0, 110.0, 125.0])  # each round's begin and end
+    writer = LakeWriter(lake.catalog, lake.asked("orders"), SMALL, monotonic=lambda: next(times_s))
+    writer.run(stopping := Stopping(2), 10.0, lambda _: None)
+    writer.close()
+    assert stopping.waits == [7.0, 0.0]
+    assert lake.bodies("orders") == ["a"]
 
 
 def test_a_table_of_another_subject_is_refused(lake: Lake) -> None:

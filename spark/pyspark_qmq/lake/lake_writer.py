@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
@@ -73,6 +74,7 @@ class LakeWriter:
         *,
         run_tasks: TaskRunner = write_tasks,
         schemas: Callable[[str], Sequence[DeclaredSchema]] | None = None,
+        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         if asked.selection != ALL or asked.choice.queues is not None:
             raise InvalidArgument(
@@ -82,6 +84,7 @@ class LakeWriter:
         self._asked = asked
         self._options = options
         self._run_tasks = run_tasks
+        self._monotonic = monotonic
         self._source = TaskSource(address_of(asked.where), asked.skips_lost)
         self._tables: dict[str, LakeTable] = {}
         self._typed = None if schemas is None else TypedTables(catalog, options.namespace, schemas)
@@ -103,12 +106,12 @@ class LakeWriter:
                 yield found
 
     def run(self, stopping: threading.Event, interval_s: float, report: Callable[[RoundResult], None]) -> None:
-        """Rounds until `stopping` is set; a round of a subject that is under way is finished.
+        """Rounds until `stopping` is set, which begin `interval_s` apart; a round of a subject that is under way is finished.
 
         While the cluster does not answer, it is asked again after `interval_s`. Raises the other errors of `round`.
         """
         while not stopping.is_set():
-            is_behind = False
+            is_behind, begin = False, self._monotonic()
             try:
                 for done in self.round():
                     report(done)
@@ -118,7 +121,7 @@ class LakeWriter:
             except Unavailable as failure:
                 log.warning("the lake waits for the cluster: %s", failure)
             if not is_behind:
-                stopping.wait(interval_s)
+                stopping.wait(max(begin + interval_s - self._monotonic(), 0.0))
 
     def drain(self, report: Callable[[RoundResult], None]) -> None:
         """Rounds until the tables have what was committed when `drain` began. Raises as `round`."""
