@@ -29,6 +29,7 @@ def main() -> int:
     options.add_argument("--kills", type=int, default=200)
     options.add_argument("--rows", type=int, default=1_000_000)
     options.add_argument("--changes", type=int, default=10)
+    options.add_argument("--typed", action="store_true", help="a typed table, and messages that do not fit the schema")
     options.add_argument("--seed", type=int, default=random.randrange(10**6))
     chosen = options.parse_args()
     sys.stderr.write(f"seed {chosen.seed}\n")
@@ -44,6 +45,7 @@ def main() -> int:
                 kills=chosen.kills,
                 changes=chosen.changes,
                 seed=chosen.seed,
+                is_typed=chosen.typed,
                 step=lambda: bar.update(task, advance=1),
             )
             outcome = asyncio.run(run)

@@ -11,19 +11,23 @@ import pytest
 from support import NodeProcess
 
 from system.group import SECURE
-from system.lake_run import anomalies, lake_run
+from system.lake_run import BAD_EVERY, anomalies, lake_run
 from system.secured_node import secured
 
 
 @pytest.mark.long
-async def test_every_message_is_in_the_table_once_though_writers_are_killed(node_process: NodeProcess, tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_typed", [False, True], ids=["bytes", "typed"])
+async def test_every_message_is_in_the_table_once_though_writers_are_killed(
+    node_process: NodeProcess, tmp_path: Path, is_typed: bool
+) -> None:
     kills = 30 if forms.FORM == "all" else 4
     seed = random.Random(forms.SEED).randrange(10**6)
     async with secured(node_process, tmp_path, secure=SECURE):
         node_process.start()
-        found = await lake_run(node_process.address, tmp_path, rows=10_000, kills=kills, changes=2, seed=seed)
+        found = await lake_run(node_process.address, tmp_path, rows=10_000, kills=kills, changes=2, seed=seed, is_typed=is_typed)
     assert found.anomalies == [], seed
-    assert (found.rows, found.kills, found.changes) == (10_000, kills, 2)
+    assert (found.rows, found.sum, found.kills, found.changes) == (10_000, sum(range(10_000)), kills, 2)
+    assert found.rejected == (10_000 // BAD_EVERY if is_typed else 0)
 
 
 def test_a_row_that_is_missing_or_there_twice_or_out_of_order_is_seen() -> None:
