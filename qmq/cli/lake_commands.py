@@ -44,11 +44,16 @@ class CatalogFlags:
     namespace: Annotated[str, typer.Option("--namespace", help="The namespace of the tables.")] = "qmq"
     properties: Annotated[list[str] | None, typer.Option("-P", "--property", metavar="KEY=VALUE", help="A property for PyIceberg.")] = None
 
-    def open(self) -> Catalog:
+    @contextmanager
+    def open(self) -> Iterator[Catalog]:
         """Raises InvalidArgument."""
         from pyspark_qmq.lake.catalogs import open_catalog
 
-        return open_catalog(self.catalog, self.catalog_uri, self.warehouse, self.properties or [])
+        found = open_catalog(self.catalog, self.catalog_uri, self.warehouse, self.properties or [])
+        try:
+            yield found
+        finally:
+            found.close()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,17 +109,18 @@ class TableOptions(CatalogFlags, SubjectFlag):
             from pyspark_qmq.lake import table_maintenance
             from pyspark_qmq.lake.lake_table import find_table
 
-            yield find_table(self.open(), self.namespace, self.subject, is_rejected=self.rejected), table_maintenance
+            with self.open() as catalog:
+                yield find_table(catalog, self.namespace, self.subject, is_rejected=self.rejected), table_maintenance
 
     def complete(self) -> None:
         """Add rejected messages that a writer died with, so that expiry does not take their files for leftovers."""
         from pyspark_qmq.lake import rejected_rows
         from pyspark_qmq.lake.lake_table import find_table
 
-        catalog = self.open()
-        rejected_rows.complete(
-            find_table(catalog, self.namespace, self.subject), find_table(catalog, self.namespace, self.subject, is_rejected=True)
-        )
+        with self.open() as catalog:
+            rejected_rows.complete(
+                find_table(catalog, self.namespace, self.subject), find_table(catalog, self.namespace, self.subject, is_rejected=True)
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,7 +143,8 @@ def follow(_: typer.Context, options: FollowOptions) -> None:
 
         with ExitStack() as stack:
             schemas = stack.enter_context(qmq.blocking.connect(options.server)).metadata.subject_schemas if options.typed else None
-            writer = LakeWriter(options.open(), options.parse(), LakeOptions(options.namespace), schemas=schemas)
+            asked, catalog = options.parse(), stack.enter_context(options.open())
+            writer = LakeWriter(catalog, asked, LakeOptions(options.namespace), schemas=schemas)
             stack.callback(writer.close)
             if options.once:
                 writer.drain(_told)
@@ -154,7 +161,8 @@ def migrate(_: typer.Context, options: MigrateOptions) -> None:
     with _loaded():
         from pyspark_qmq.lake.archive_migration import migrate
 
-        done = list(migrate(options.folder, options.open(), options.namespace))
+        with options.open() as catalog:
+            done = list(migrate(options.folder, catalog, options.namespace))
         show(f"migrated from {options.folder}", ("subject", "files", "rows"), done, as_json=options.as_json)
 
 
