@@ -25,6 +25,7 @@ NO_CHROMIUM = "no Chromium: apt-get install chromium"
 NO_NODE = "no Node: put node and npm on the PATH"
 NO_HELM = "no helm with schemas of Kubernetes: run scripts/kubernetes_tools"
 NO_S3_SERVER = "no versitygw, an S3 server: put Go on the PATH and run scripts/judges"
+NO_ICEBERG_REST = "no REST catalog of Iceberg: put java and mvn on the PATH and run scripts/judges"
 NO_ENGINE = "no container engine: no DOCKER_HOST and no docker socket"
 
 
@@ -52,6 +53,12 @@ def find_s3_server() -> Path | None:
     """versitygw, an S3 server that keeps objects as files."""
     found = CACHE / "judges" / "versitygw"
     return found if found.exists() else None
+
+
+def find_iceberg_rest() -> Path | None:
+    """The folder with the jars of Apache Iceberg's REST catalog for tests."""
+    folder = CACHE / "judges" / "iceberg-rest"
+    return folder if (folder / "complete").exists() else None
 
 
 def need_etcd() -> None:

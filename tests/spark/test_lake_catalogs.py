@@ -1,0 +1,122 @@
+"""The same tables in PostgreSQL and in a REST catalog: that of Apache Iceberg's own tests, a process of its own."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import needs
+import pytest
+import test_lake
+from publishing import send
+from pyspark_qmq.lake.catalogs import open_catalog
+from sql.database_servers import PostgresServer
+from support import NodeProcess
+from typer.testing import CliRunner
+
+from qmq.cli.app import app
+
+pytestmark = [pytest.mark.rotating, pytest.mark.xdist_group("lake catalogs")]
+
+PROGRAM = Path(__file__).parent / "iceberg_rest" / "IcebergRestCatalog.java"
+
+
+class CatalogAddress(NamedTuple):
+    uri: str
+    warehouse: str
+
+    @property
+    def words(self) -> list[str]:
+        """The options of `qmq lake`."""
+        return ["--catalog-uri", self.uri, *(["--warehouse", self.warehouse] if self.warehouse else [])]
+
+
+@pytest.fixture(scope="module")
+def postgres() -> Iterator[PostgresServer]:
+    server = PostgresServer()
+    server.create_files()
+    server.start()
+    yield server
+    server.remove()
+
+
+@pytest.fixture
+def rest(tmp_path: Path) -> Iterator[Callable[[], CatalogAddress]]:
+    """Starts a REST catalog, whose warehouse is in the test's folder."""
+    running: list[subprocess.Popen[str]] = []
+
+    def start() -> CatalogAddress:
+        jars, java = needs.find_iceberg_rest(), shutil.which("java")
+        if jars is None or java is None:
+            pytest.skip(needs.NO_ICEBERG_REST)
+        command = [java, "-cp", f"{jars}/*", str(PROGRAM), str(tmp_path)]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+        running.append(process)
+        assert process.stdout is not None
+        return CatalogAddress(f"http://127.0.0.1:{int(process.stdout.readline())}", "")
+
+    yield start
+    for each in running:
+        each.kill()
+        each.communicate()
+
+
+@pytest.fixture(params=["postgresql", "rest"])
+def address(request: pytest.FixtureRequest, tmp_path: Path, rest: Callable[[], CatalogAddress]) -> CatalogAddress:
+    if request.param == "rest":
+        return rest()
+    server: PostgresServer = request.getfixturevalue("postgres")
+    return CatalogAddress(server.create_database().sync_url, f"file://{tmp_path}/warehouse")
+
+
+@pytest.fixture
+def lake(node_process: NodeProcess, address: CatalogAddress) -> Iterator[test_lake.Lake]:
+    node_process.start()
+    found = test_lake.Lake(open_catalog("lake", address.uri, address.warehouse), node_process.address)
+    yield found
+    found.close()
+
+
+@pytest.mark.parametrize(
+    "promise",
+    [
+        test_lake.test_each_round_adds_what_came_since_and_no_round_adds_nothing,
+        test_lake.test_of_two_writers_one_commits_and_the_other_begins_again,
+        test_lake.test_what_a_writer_wrote_that_died_before_its_commit_is_in_the_table_once,
+        test_lake.test_a_table_begins_where_the_user_says_and_keeps_that,
+        test_lake.test_a_table_of_another_subject_is_refused,
+        test_lake.test_compaction_changes_no_row_and_sorts_by_logical_partition_and_key,
+        test_lake.test_a_writer_goes_on_behind_a_compaction,
+    ],
+    ids=lambda each: each.__name__.removeprefix("test_"),
+)
+def test_what_is_promised_of_sqlite_holds(lake: test_lake.Lake, promise: Callable[[test_lake.Lake], None]) -> None:
+    promise(lake)
+
+
+def test_expiry_deletes_what_no_snapshot_names(lake: test_lake.Lake, tmp_path: Path) -> None:
+    test_lake.test_expiry_deletes_what_no_snapshot_names_and_nothing_else(lake, tmp_path)
+
+
+def test_a_typed_table_is_written_and_shown_by_the_command_line(node_process: NodeProcess, address: CatalogAddress, tmp_path: Path) -> None:
+    node_process.start()
+    server = ["--server", node_process.address]
+
+    def run(*words: str) -> str:
+        done = CliRunner().invoke(app, list(words))
+        assert done.exit_code == 0, done.output
+        return done.stdout
+
+    send(node_process.address, "orders", ['{"id":1}', "bad", '{"id":2}'])
+    (tmp_path / "schema.json").write_text('{"type": "object", "properties": {"id": {"type": "integer"}}}')
+    run("subject", "schema", "set", "orders", "--json-schema", str(tmp_path / "schema.json"), *server)
+    told = run("lake", "follow", "--subject", "orders", "--typed", "--once", *address.words, *server)
+    assert told == "orders: 3 messages in 2 files; 1 of them do not fit the schema (qmq lake show --rejected)\n"
+    for more, rows in (((), 2), (("--rejected",), 1)):
+        (day,) = json.loads(run("lake", "show", "--subject", "orders", "--json", *more, *address.words))
+        assert (day["files"], day["rows"]) == (1, rows)
+    run("lake", "expire", "--subject", "orders", "--rejected", *address.words)
