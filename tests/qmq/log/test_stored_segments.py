@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 from google_crc32c import value as crc32c
@@ -16,7 +17,7 @@ from support import ManualClock
 from tiered_log import CONFIG, grow
 
 from qmq.batch import ENVELOPE_BYTES
-from qmq.errors import LogDamaged
+from qmq.errors import InvalidArgument, LogDamaged
 from qmq.log.checkpoint_writing import close_store
 from qmq.log.envelopes import head_at
 from qmq.log.recovery import open_store
@@ -204,6 +205,21 @@ def test_local_retention_releases_only_files_of_stored_segments(tmp_path: Path) 
     assert retention.dropped == [log.folder / segment_name(base) for base in log.bases[:2]]
     assert log.start == 0
     store.close()
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"local_retention_bytes": 0}, "object store"),
+        ({"local_retention_ms": 1}, "object store"),
+        ({"local_retention_ms": 0, "object_store_url": "file:///x"}, "local_retention_ms"),
+        ({"local_retention_bytes": -1, "object_store_url": "file:///x"}, "local_retention_bytes"),
+        ({"object_store_cache_bytes": 1 << 20}, "cache"),
+    ],
+)
+def test_a_local_retention_that_cannot_work_is_refused(options: dict[str, Any], says: str) -> None:
+    with pytest.raises(InvalidArgument, match=says):
+        replace(LOG, **options)
 
 
 @given(st.lists(st.integers(1, 20), min_size=1, max_size=8), st.integers(0, 10), st.integers(0, 120), st.integers(0, 8))
