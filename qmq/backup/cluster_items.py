@@ -7,6 +7,7 @@ new cluster has its own.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from hashlib import blake2b
 from typing import Final
 
 import msgspec
@@ -60,10 +61,8 @@ def delay_settings(items: Mapping[str, bytes], group: str) -> DelaySettings | No
 
 def lineage_of(state: BrokerGroupState) -> str:
     """What tells two groups of one name apart: a restored group has another secret."""
-    import hashlib
-
     item = state.items.get("secret")
-    return hashlib.blake2b(b"" if item is None else item.value, digest_size=16).hexdigest()
+    return blake2b(b"" if item is None else item.value, digest_size=16).hexdigest()
 
 
 def group_items(group: BackedUpGroup, backup_id: str, secret: bytes) -> Items:

@@ -27,6 +27,7 @@ from qmq.errors import BackupNotFound, NotEmpty
 from qmq.limits import KIB, MIB
 from qmq.log.disk import Disk
 from qmq.tiering.object_store import ObstoreObjects, StoreAway, open_objects
+from qmq.tiering.stored_segment import CHUNK_BYTES
 
 
 class DyingObjects:
@@ -178,7 +179,8 @@ async def test_a_killed_create_leaves_no_backup_and_the_commands_go_on(own_etcd:
             subprocess.Popen, [sys.executable, "-m", "qmq.cli", "backup", "create", str(where), *etcd], stdout=subprocess.DEVNULL
         )
         until_s = time.monotonic() + 60
-        while not list(where.glob("chunks/*/*")) and time.monotonic() < until_s:
+        while sum(each.stat().st_size for each in where.glob("chunks/*/*") if len(each.name) == 64) < CHUNK_BYTES:
+            assert time.monotonic() < until_s
             await asyncio.sleep(0.001)
         process.kill()
         process.wait()

@@ -34,6 +34,7 @@ WITHOUT_JSON = {
     "qmq gateway": "serves",
     "qmq lake follow": "serves",
     "qmq meta": "serves",
+    "qmq mirror run": "serves",
     "qmq outbox watchdog": "serves",
     "qmq dedup migration": "prints SQL",
     "qmq outbox migration": "prints SQL",
