@@ -29,7 +29,7 @@ from qmq.backup.backup_objects import BackupObjects
 from qmq.backup.cluster_items import encode_items, kept, lineage_of
 from qmq.backup.log_reading import GroupLogReader, ScheduleReader
 from qmq.backup.moment import HeldGroup, find_moment
-from qmq.errors import BackupNotFound, Unavailable
+from qmq.errors import BackupDamaged, BackupNotFound, Unavailable
 from qmq.network import Network
 from qmq.proto.v1 import control_pb2_grpc, delay_pb2, delay_pb2_grpc
 
@@ -98,6 +98,9 @@ class BackupCreator:
         try:
             return self._objects.manifest()
         except BackupNotFound:
+            return None
+        except BackupDamaged as failure:
+            log.warning("this backup refers to no earlier one: %s", failure)
             return None
 
     async def _describe_schedules(self) -> dict[str, delay_pb2.ScheduleDescription]:

@@ -13,7 +13,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, Trans
 
 from qmq.cli.output import Json, errors, fail, run, say, show, time_text
 from qmq.cli.roles import EtcdFlags, taking
-from qmq.errors import InvalidArgument, QmqError, Unavailable
+from qmq.errors import BackupDamaged, InvalidArgument, QmqError, Unavailable
 
 if TYPE_CHECKING:
     from qmq_coordination.etcd.etcd_store import EtcdStore
@@ -154,7 +154,14 @@ def list_backups(where: Url, as_json: Json = False) -> None:
 
 
 async def _list(objects: BackupObjects) -> list[tuple[Any, ...]]:
-    return [_row(objects.manifest(each)) for each in objects.ids()]
+    return [_listed(objects, each) for each in objects.ids()]
+
+
+def _listed(objects: BackupObjects, backup_id: str) -> tuple[Any, ...]:
+    try:
+        return _row(objects.manifest(backup_id))
+    except BackupDamaged:
+        return backup_id, time_text(0), 0, "damaged: its manifest cannot be read", 0, 0, ""
 
 
 @app.command("restore")

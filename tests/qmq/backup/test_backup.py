@@ -11,6 +11,7 @@ from backup_judge import GROUP, LATER, ORDERED, PLAIN, History, require_order, r
 from live_cluster import LiveCluster, objects_in, running
 
 import qmq
+from qmq.backup.backup_manifest import manifest_name
 from qmq.backup.replica_folder import ReplicaTarget
 from qmq.backup.restoring import Restore
 from qmq.backup.verifying import BackupVerifier
@@ -133,6 +134,10 @@ async def test_a_flipped_bit_or_a_missing_chunk_is_found(cluster: LiveCluster, h
     path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
     with pytest.raises(BackupDamaged):
         objects.manifest()
+    again = await cluster.back_up(objects)
+    assert objects.ids() == [manifest.id, again.id]
+    BackupVerifier(objects).verify(objects.manifest())
+    objects._objects.delete(manifest_name(again.id))
     path.unlink()
     with pytest.raises(BackupNotFound):
         objects.manifest()
