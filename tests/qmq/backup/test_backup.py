@@ -71,6 +71,7 @@ async def test_a_restored_cluster_has_all_that_was_acknowledged(
         assert len(await rest(mq, ORDERED, GROUP)) == 4 * len(later.ordered), "the route takes messages and changes"
 
 
+@pytest.mark.rotating
 async def test_a_backup_refers_to_what_an_earlier_one_has(
     cluster: LiveCluster, empty_cluster: LiveCluster, history: History, tmp_path: Path
 ) -> None:
@@ -94,6 +95,7 @@ async def test_a_backup_refers_to_what_an_earlier_one_has(
         assert group.lineage != next(each.lineage for each in second.groups if each.name == group.name), "its log goes its own way"
 
 
+@pytest.mark.rotating
 async def test_replicas_join_a_restored_group(cluster: LiveCluster, empty_cluster: LiveCluster, history: History, tmp_path: Path) -> None:
     objects = objects_in(tmp_path / "backups")
     async with cluster.client() as mq:

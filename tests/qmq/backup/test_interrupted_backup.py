@@ -96,6 +96,7 @@ class DyingDisk(Disk):
         super().sync(fd)
 
 
+@pytest.mark.rotating
 async def test_a_restore_that_dies_at_any_flush_is_continued(
     cluster: LiveCluster, empty_cluster: LiveCluster, history: History, tmp_path: Path
 ) -> None:
@@ -118,6 +119,7 @@ async def test_a_restore_that_dies_at_any_flush_is_continued(
         assert sorted(body for _, body in await rest(mq, PLAIN, GROUP)) == sorted(history.plain)
 
 
+@pytest.mark.rotating
 async def test_a_server_that_starts_before_its_data_is_restored_founds_nothing(
     cluster: LiveCluster, empty_cluster: LiveCluster, history: History, tmp_path: Path
 ) -> None:
@@ -137,6 +139,7 @@ async def test_a_server_that_starts_before_its_data_is_restored_founds_nothing(
     await empty_cluster.store.close()
 
 
+@pytest.mark.rotating
 async def test_delayed_messages_come_from_the_schedule_when_the_log_has_them_no_more(
     cluster: LiveCluster, empty_cluster: LiveCluster, history: History, tmp_path: Path
 ) -> None:

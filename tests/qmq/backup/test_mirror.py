@@ -90,6 +90,7 @@ async def test_a_group_goes_on_in_the_target_where_it_is_in_the_source(
         assert [body for _, body in await rest(there, PLAIN, GROUP)] == history.plain[13:], "a group that went on there is not moved back"
 
 
+@pytest.mark.rotating
 async def test_mirrors_in_both_directions_copy_nothing_back(
     cluster: LiveCluster, second: LiveCluster, history: History, tmp_path: Path
 ) -> None:
@@ -113,6 +114,7 @@ async def test_mirrors_in_both_directions_copy_nothing_back(
         other.close()
 
 
+@pytest.mark.rotating
 async def test_a_subject_of_another_kind_in_the_target_is_named_and_holds_up_no_other(
     cluster: LiveCluster, second: LiveCluster, history: History, tmp_path: Path
 ) -> None:
