@@ -1,0 +1,101 @@
+"""What a worker of the OpenMessaging Benchmark counts between two questions of its coordinator, and in all."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any, Final
+
+from hdrh.histogram import HdrHistogram
+
+PUBLISH_US_MAX: Final = 60_000_000
+END_TO_END_US_MAX: Final = 12 * 3_600_000_000
+DIGITS: Final = 5
+"""Ranges and precision of the histograms, as the benchmark's own workers have them: their sums are made by adding histograms."""
+RANGES_US: Final = {"publishLatency": PUBLISH_US_MAX, "publishDelayLatency": PUBLISH_US_MAX, "endToEndLatency": END_TO_END_US_MAX}
+
+
+class Latencies:
+    """Microseconds of each kind of latency since the last `taken`."""
+
+    def __init__(self) -> None:
+        self._found: dict[str, Counter[int]] = {name: Counter() for name in RANGES_US}
+
+    def add(self, name: str, latency_us: int) -> None:
+        """Count one latency. What is above the histogram's range counts as its end."""
+        self._found[name][min(latency_us, RANGES_US[name])] += 1
+
+    def taken(self) -> dict[str, str]:
+        """Each histogram in HdrHistogram's compressed V2 encoding as base64, which Jackson reads as bytes. The counts start anew."""
+        found, self._found = self._found, {name: Counter() for name in RANGES_US}
+        return {name: encoded(found[name], RANGES_US[name]) for name in RANGES_US}
+
+
+def encoded(latencies_us: Counter[int], highest_us: int) -> str:
+    """One histogram."""
+    histogram = HdrHistogram(1, highest_us, DIGITS)
+    for latency_us, count in latencies_us.items():
+        histogram.record_value(latency_us, count)
+    text: str = histogram.encode().decode()
+    return text
+
+
+class WorkerStats:
+    """Counters and latencies of the messages of one worker. The names are those of the benchmark's JSON."""
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget all."""
+        self._period: Counter[str] = Counter()
+        self._total: Counter[str] = Counter()
+        self.reset_latencies()
+
+    def reset_latencies(self) -> None:
+        """Forget the latencies. The counters go on."""
+        self._latencies, self._all_latencies = Latencies(), Latencies()
+
+    def probed(self) -> None:
+        """A message that only shows that a producer works is stored."""
+        self._total["messagesSent"] += 1
+
+    def sent(self, size: int, intended_ns: int, sent_ns: int, stored_ns: int) -> None:
+        """A message of `size` bytes is stored. It was sent `sent_ns - intended_ns` after its time."""
+        self._add("messagesSent", size, "bytesSent")
+        self._latency("publishLatency", stored_ns - sent_ns)
+        self._latency("publishDelayLatency", max(0, sent_ns - intended_ns))
+
+    def failed(self) -> None:
+        """A message could not be stored."""
+        self._period["messageSendErrors"] += 1
+        self._total["messageSendErrors"] += 1
+
+    def received(self, size: int, latency_ns: int) -> None:
+        """A message came `latency_ns` after it was given to the producer. Zero is no latency: the clock is in milliseconds."""
+        self._add("messagesReceived", size, "bytesReceived")
+        if latency_ns > 0:
+            self._latency("endToEndLatency", latency_ns)
+
+    def period(self) -> dict[str, Any]:
+        """Counts and latencies since the last call."""
+        found, self._period = self._period, Counter()
+        counted = ("messagesSent", "messageSendErrors", "bytesSent", "messagesReceived", "bytesReceived")
+        total = {f"total{name[0].upper()}{name[1:]}": count for name, count in self.counters().items()}
+        return {name: found[name] for name in counted} | total | self._latencies.taken()
+
+    def latencies(self) -> dict[str, str]:
+        """Latencies since the last reset or the last call."""
+        return self._all_latencies.taken()
+
+    def counters(self) -> dict[str, int]:
+        """Messages since the last reset."""
+        return {name: self._total[name] for name in ("messagesSent", "messageSendErrors", "messagesReceived")}
+
+    def _add(self, name: str, size: int, bytes_name: str) -> None:
+        self._period[name] += 1
+        self._period[bytes_name] += size
+        self._total[name] += 1
+
+    def _latency(self, name: str, latency_ns: int) -> None:
+        self._latencies.add(name, latency_ns // 1_000)
+        self._all_latencies.add(name, latency_ns // 1_000)
