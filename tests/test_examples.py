@@ -40,7 +40,7 @@ async def test_every_line_is_archived_once_alarms_are_errors_and_every_dashboard
 
 
 async def test_every_order_is_paid_and_shipped_once_or_dead_and_reminded_of(node_with_delays: Node, tmp_path: Path) -> None:
-    result = await orders.trade(node_with_delays.address, tmp_path, 45, 5.0, quiet=True)
+    result = await orders.trade(node_with_delays.address, tmp_path, 45, 15.0, quiet=True)
     assert result == orders.Result(orders=45, paid=43, shipped=43, reminded=2, dead_letters=2, left_in_outbox=0, is_right=True)
 
 

@@ -119,7 +119,7 @@ async def page(stage: Stage) -> AsyncIterator[Any]:
     opened.on("console", lambda each: complaints.append(each.text) if each.type == "error" else None)
     opened.on("pageerror", lambda each: complaints.append(str(each)))
     opened.on("dialog", lambda each: complaints.append(f"a dialog opened: {each.message}"))
-    opened.set_default_timeout(10_000)
+    opened.set_default_timeout(60_000)
     await opened.goto(stage.console.url)
     opened.complaints = complaints
     yield opened
