@@ -123,11 +123,11 @@ async def test_a_replica_on_a_new_disk_gets_the_log_from_a_master_that_reads_the
         master, new = replica(cluster).node, replica(cluster, lost).node
         assert master is not None
         assert new is not None
-        epoch, failures = master.driver.core.promised, failed_reads(master)
+        epoch, failures = master.standing.describe().epoch, failed_reads(master)
         await eventually(lambda: failed_reads(master) > failures + 20)
         for body in (more := bodies(3)):
             await mq.send("s", body)
-        assert (master.driver.core.promised, master.broker.is_serving) == (epoch, True)
+        assert (master.standing.describe().epoch, master.broker.is_serving) == (epoch, True)
         assert new.broker.store.messages.end < master.broker.store.messages.end
         shutil.rmtree(objects, ignore_errors=True)
         (tmp_path / "away").rename(objects)
