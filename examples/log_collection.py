@@ -9,9 +9,9 @@
                                                ──▶ dashboard    a broadcast group: each of its two consumers counts all lines
 
 The collector sends a line only when it is whole, and keeps how far it has sent each file in a checkpoint, written after the broker has the
-lines. It is stopped in the middle and begun again: it goes on from its checkpoint, and may send some lines twice. A line is named by file
-and offset, so the archive keeps one of each. Exit status 1 if an archive is not its service's file, byte for byte, or if a line is missing
-elsewhere.
+lines. It is stopped in the middle and started again: it continues from its checkpoint, and may send some lines twice. A line is named by
+file and offset, so the archive keeps one of each. Exit status 1 if an archive is not its service's file, byte for byte, or if a line is
+missing elsewhere.
 """
 
 from __future__ import annotations

@@ -67,7 +67,7 @@ class Worker:
         self._result.repeated += not is_new
 
     async def die(self) -> None:
-        """Stop without leaving the group: the messages in hand go to other consumers."""
+        """Stop without leaving the group: the messages that it holds go to other consumers."""
         self._running.cancel()
         await asyncio.gather(self._running, return_exceptions=True)
         await self.close()

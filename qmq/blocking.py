@@ -66,7 +66,7 @@ class BlockingBrowsing(BlockingClientBase):
         progress: BrowseProgress | None = None,
     ) -> Iterator[BrowsedMessage]:
         """Stored messages of a subject, without a consumer group: those stored from `start` on (default: the oldest) and before `end`; with
-        `last`, that many of the newest messages of each queue. With `follow` the iterator goes on with messages that are stored later,
+        `last`, that many of the newest messages of each queue. With `follow` the iterator then waits for messages that are stored later,
         and does not end.
 
         Messages of one queue come in its order; those of several queues come in the order in which they were stored. `partial=True` leaves
@@ -206,9 +206,9 @@ class BlockingClient(BlockingBrowsing):
         """A consumer of a group: iterate over it, or `pull`.
 
         A new group begins at `start`: "earliest" (default) or "latest". With `broadcast` every consumer of the group gets every message,
-        from "latest" on by default; a consumer that comes back under its `name` continues where it stopped. At most `prefetch` messages and
-        `prefetch_bytes` bytes (the last batch may exceed them) are unsettled at once. With `expired="skip"` the consumer continues with the
-        oldest stored message where retention deleted some; the default raises MessagesExpired. Raises InvalidName, InvalidArgument,
+        from "latest" on by default; a consumer that returns with the same `name` continues where it stopped. At most `prefetch` messages
+        and `prefetch_bytes` bytes (the last batch may exceed them) are unsettled at once. With `expired="skip"` the consumer continues with
+        the oldest stored message where retention deleted some; the default raises MessagesExpired. Raises InvalidName, InvalidArgument,
         ClientClosed.
         """
         return BlockingConsumer(
@@ -282,11 +282,11 @@ class BlockingConsumer(BlockingConsumerBase):
         self._thread.call(lambda: self._consumer.pause())
 
     def resume(self) -> None:
-        """Go on, unless the client is paused as a whole (`Client.pause`)."""
+        """Resume delivery, unless the whole client is paused (`Client.pause`)."""
         self._thread.call(lambda: self._consumer.resume())
 
     def close(self, error: BaseException | None = None) -> None:
-        """Settle the rest and leave the group. The message that the loop has in hand fails (with `error`, if there is one); unseen messages
+        """Settle the rest and leave the group. The message that the loop is handling fails (with `error`, if there is one); unseen messages
         return to the group at once.
 
         Waits until retries with a delay of more than an hour are stored, for two minutes at most.

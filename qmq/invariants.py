@@ -1,7 +1,8 @@
-"""Invariants that hold whatever clients send. A replica that finds one broken stops with an error, instead of going on with a wrong state.
+"""Invariants that hold whatever clients send. A replica that finds one broken stops with an error, instead of continuing with a wrong
+state.
 
 A check here stays on under `python -O`, where an `assert` is removed and replicas would differ. It never checks what a client or the
-content of the log can cause: brokers refuse such input before they store it, or all replicas skip it alike (docs/REPLICATION.md).
+content of the log can cause: brokers refuse such input before they store it, or all replicas skip it (docs/REPLICATION.md).
 """
 
 from __future__ import annotations

@@ -133,7 +133,7 @@ class QueueId:
 
 @dataclass(frozen=True, slots=True, order=True)
 class MessageId:
-    """Names a message for ever: its producer, its batch, and its place in the batch. The id takes no byte in the log."""
+    """Identifies a message: its producer, its batch, and its place in the batch. The id takes no byte in the log."""
 
     producer_id: int
     batch_sequence: int
@@ -228,7 +228,7 @@ class SubjectConfig:
     """Broker groups that took its messages before. Consumers still read from them, since only an operator knows when all is consumed."""
     order: Order = Order.NONE
     logical_partitions: int = 0
-    """How many logical partitions an ordered subject has, for ever. 0 for an unordered subject."""
+    """How many logical partitions an ordered subject has; this never changes. 0 for an unordered subject."""
     fencing: Fencing = Fencing.LEASE
     """For an ordered subject."""
     flush: SubjectFlush = SubjectFlush.DEFAULT

@@ -3,7 +3,7 @@
     host:port               TCP; an IPv6 host in brackets
     unix:/path/socket       a Unix domain socket: for processes of one machine; its folder's permissions protect it
 
-A server that is told to listen on host `unix:/run/qmq/a` and port 20881 listens on the socket `/run/qmq/a:20881`, and its address is
+A server whose listen address is host `unix:/run/qmq/a` and port 20881 listens on the socket `/run/qmq/a:20881`, and its address is
 `unix:/run/qmq/a:20881`: code that joins host and port works for sockets, too. Port 0 takes the lowest number that is free. The system
 limits a socket's path to 107 bytes.
 
@@ -240,7 +240,7 @@ NETWORK: Final = Network()
 
 
 def is_private(address: str, *, is_encrypted: bool) -> bool:
-    """Whether nobody between here and an address can read what is sent."""
+    """Whether traffic to an address cannot be read on the way."""
     place = parse(address)
     return is_encrypted or bool(place.path) or is_local(place.host)
 

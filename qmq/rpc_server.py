@@ -38,7 +38,7 @@ def rpc_server(door: RpcDoor, interceptors: Sequence[grpc.aio.ServerInterceptor]
 def add_unregistered(add: Callable[[Any, Any], None], service: object, server: grpc.aio.Server) -> None:
     """Add a service by generated code, without registering its methods with gRPC's core: calls are found by their names.
 
-    gRPC's loop keeps a task for each registered method of a server, and waits for all of these tasks anew at each call.
+    gRPC's loop keeps a task for each registered method of a server, and waits for all of these tasks again at each call.
     """
     add(service, _Unregistered(server))
 

@@ -52,7 +52,7 @@ class Console:
         return time.monotonic() - begun_s
 
     def find(self, path: str, text: str) -> float:
-        """Seconds until a search has found a text in a body. A search that reaches its bounds goes on, as its page offers."""
+        """Seconds until a search has found a text in a body. A search that reaches its bounds continues, as its page offers."""
         begun_s = time.monotonic()
         page = self._opener.open(self.base + path).read().decode()
         while not re.search(rf'<span class="line">[^<]*{text}', page):

@@ -26,7 +26,7 @@ async def fill(address: str, count: int, size: int) -> None:
     """`count` messages of `size` random bytes with keys."""
     async with qmq.connect(address) as mq, mq.producer(SUBJECT) as producer:
         for at in range(count // 1000):
-            blob = os.urandom(1000 * size)  # no two bodies are alike: Parquet would keep them once
+            blob = os.urandom(1000 * size)  # no two bodies are the same: Parquet would keep them once
             bodies = [blob[begin : begin + size] for begin in range(0, len(blob), size)]
             producer.send_many(bodies, keys=[f"key-{(at * 7919 + number) % KEYS:06d}" for number in range(1000)])
             await (producer.drain() if producer.full else asyncio.sleep(0))

@@ -29,7 +29,7 @@ from qmq.targeted import LOOK_INSIDE
 
 
 class ManualClock:
-    """A clock that stands still until a test moves it."""
+    """A clock that stops until a test moves it."""
 
     def __init__(self, now_ms: int = 1_700_000_000_000) -> None:
         self.now_ms = now_ms

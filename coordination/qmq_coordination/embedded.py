@@ -2,7 +2,7 @@
 
 A transaction is one SQLite transaction, committed with a full sync before it is answered. Watchers read the table by revision after they
 are woken, so a lost wake-up, or a process killed between commit and wake-up, loses no event. A file lock refuses a second process on the
-same file. Leases are counted by a monotonic clock and begin anew at a start, as etcd's do at a change of leader.
+same file. Leases are counted by a monotonic clock and start over at a start, as etcd's do at a change of leader.
 
 After a crash before COMMIT nothing was done. After a crash after COMMIT everything was done, and the caller, who got no answer, must read
 it back.

@@ -65,7 +65,7 @@ class ReplicaFolderWriter:
         self._target = target
 
     def write(self, group: BackedUpGroup, settings: DelaySettings | None, secret: str, token: str) -> None:
-        """Write the folder anew; the replica's identity last. Raises StoreAway, BackupDamaged, DiskFull, FlushFailed."""
+        """Write the folder again; the replica's identity last. Raises StoreAway, BackupDamaged, DiskFull, FlushFailed."""
         data, disk = self._target.data, self._disk
         make_private(data)
         disk.replace(data / MARK_FILE, json.dumps(token).encode())

@@ -7,7 +7,7 @@
 An answer is sent only when its index is committed. The *committer* decides when that is: a single node commits what is written or flushed,
 a replica what a majority of its group has. A producer that asked for `acks=master` is answered when this broker has written its batch; one
 that asked for `acks=flushed`, or sends to a subject that asks for it, when a majority has flushed it. A full disk refuses messages at once;
-consumption goes on, and the answers to SETTLE wait until their actions are written.
+consumption continues, and the answers to SETTLE wait until their actions are written.
 
 A broker serves while it is its group's master (a node alone always is). Otherwise every request is refused with NotMaster; when it stops
 being master, waiting requests get an error with unknown outcome.
@@ -152,7 +152,7 @@ class Broker:
     # --- serving -------------------------------------------------------------------------------------------------------
 
     def _begin_on(self, store: Store) -> None:
-        """Use this store: the parts that serve consumers are made anew."""
+        """Use this store, and create the parts that serve consumers again."""
         self.store = store
         parts = ServingParts(
             store,
@@ -332,7 +332,7 @@ class Broker:
         self._is_receiving, self._wants_turn = True, False
 
     def end_frames(self, sender: object) -> None:
-        """The frames of one read are handled. If this connection alone was heard of late, the turn is now: no other one's frames would
+        """The frames of one read are handled. If only this connection sent frames of late, the turn is now: no other one's frames would
         join it, and going round the event loop first costs as much as half of the turn. Otherwise it waits for the others of this round.
         """
         self._is_receiving = False

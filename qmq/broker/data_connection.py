@@ -93,7 +93,7 @@ class DataConnection(Flushable):
 
     @property
     def is_writable(self) -> bool:
-        """False while the client does not read its answers, has enough of them in flight, or is gone."""
+        """False while the client does not read its answers or has enough of them in flight, and after it has disconnected."""
         return self.stream.is_writable and self._outbox_bytes < ANSWERS_BYTES_MAX
 
     @property

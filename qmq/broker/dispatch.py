@@ -44,13 +44,13 @@ class Served(Enum):
 
     YES = 1
     NOT = 2
-    """There is nothing for any consumer of the group."""
+    """No message is available for any consumer of the group."""
     BLOCKED = 3
     """This consumer must first acknowledge, or read its answers; or it is paused."""
 
 
 class Dispatch:
-    """Serves consumers while the broker serves. Made anew each time the broker begins to serve."""
+    """Serves consumers while the broker serves. Created again each time the broker begins to serve."""
 
     def __init__(self, parts: ServingParts, dead_letters: DeadLetterWriter) -> None:
         self._store = parts.store
@@ -437,7 +437,7 @@ class Dispatch:
             self.wake(state)
 
     def disconnected(self, peer: Peer) -> None:
-        """The connection is closed; its consumers may come back until their lease ends."""
+        """The connection was closed. Its consumers may reconnect until their leases end."""
         for session in self.groups.of_peer(peer):
             self.groups.detach(session)
 

@@ -125,7 +125,7 @@ class Serving(Protocol):
 
 
 class Fetching:
-    """Answers FETCH and FIND while the broker serves. Made anew each time it begins to serve."""
+    """Answers FETCH and FIND while the broker serves. It is created again each time the broker begins to serve."""
 
     def __init__(self, parts: ServingParts, serving: Serving) -> None:
         self._store = parts.store
@@ -252,7 +252,8 @@ class Fetching:
         """The producer's window knows the newest numbers, and the consume log how many messages each has; for older ones, all of it is
         looked through. `count`: so many entries are committed.
 
-        All of it, because a number may lie behind higher ones: a batch that was refused, and tried again when others were stored.
+        All of the index is searched, because a number may be stored after higher ones: when a batch was refused and sent again after
+        others.
         """
         producer_id = int(request.producer_id, 16)
         found, down_to = _of_window(queue, producer_id, request)

@@ -5,7 +5,7 @@ Rules:
   finished what comes before (LaneNotOpen). The answer leaves when the grant is committed, so that a new master knows of it.
 * Every pull and verdict carries the grant's token. A consumer that lost the lane gets LaneLost, over whatever connection.
 * A pull names its start. The broker does not remember what it handed out: unsettled messages are read again.
-* The lease counts from the last heartbeat, by a monotonic clock, and begins anew when the broker begins to serve.
+* The lease counts from the last heartbeat, by a monotonic clock, and starts over when the broker begins to serve.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class LaneSession:
 
 
 class Lanes:
-    """Serves lanes. Made anew each time the broker begins to serve."""
+    """Serves lanes. Created again each time the broker begins to serve."""
 
     def __init__(self, parts: ServingParts, routing: Routing) -> None:
         self._store = parts.store
@@ -285,7 +285,7 @@ class Lanes:
             self._turns.answer_error(session.peer, waiting.request_id, failure)
 
     def _answer_empty(self, session: LaneSession) -> None:
-        """Answer without messages: the consumer learns how far everything counts as done."""
+        """Answer without messages. The answer says up to where all messages count as done."""
         waiting, session.waiting = session.waiting, None
         if waiting is not None:
             head = wire.pack_lane_delivery(wire.LaneDelivery(session.number, waiting.sequence, False, [], 0))
@@ -437,7 +437,7 @@ class Lanes:
             self._wake(session)
 
     def disconnected(self, peer: Peer) -> None:
-        """The connection is closed; its consumers may come back until their leases end."""
+        """The connection was closed. Its consumers may reconnect until their leases end."""
         for session in list(self._by_peer.get(peer, {}).values()):
             self._close(session)
 
@@ -460,7 +460,7 @@ class Lanes:
 
 def _lost(queue: Queue, group: str) -> LaneLost:
     return LaneLost(
-        f"the lane of group {group!r} on {queue.id} no longer belongs to this consumer: its lease ended, it was assigned anew, "
+        f"the lane of group {group!r} on {queue.id} no longer belongs to this consumer: its lease ended, it was assigned to another, "
         "or an operator moved or deleted the group"
     )
 

@@ -1,4 +1,5 @@
-"""The load of each partition of an ordered subject, by logical partition, for splitting by load. Not replicated: a new master counts anew.
+"""The load of each partition of an ordered subject, by logical partition, for splitting by load. Not replicated: a new master starts
+counting at zero.
 
 Counts decay: every `STEP_MS` they are multiplied so that half is left after `HALF_LIFE_MS`. A rate is the decayed count over the time it
 stands for (an exponentially weighted average: sum * ln 2 / half-life, corrected for the time before counting began).

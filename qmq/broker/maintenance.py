@@ -86,7 +86,7 @@ class Maintenance:
     async def stop(self) -> None:
         """Finish the work under way. The caller closes the store, which flushes.
 
-        A checkpoint that waits for a majority is abandoned, because the majority may never come back.
+        A checkpoint that waits for a majority is abandoned, because the majority may never return.
         """
         self._is_stopping = True
         for timer in (self._ticker, self._flush_timer):

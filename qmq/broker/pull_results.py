@@ -165,7 +165,7 @@ def collect(
     bytes_max: int,
     now_ms: int,
 ) -> PullResult:
-    """What the group's next pull gets; `share` is the group's. `pulled` is empty if there is nothing. Raises
+    """What the group's next pull gets; `share` is the group's. `pulled` is empty if no message is available. Raises
     MessagesExpired, LogDamaged.
     """
     delivery = PullResult()

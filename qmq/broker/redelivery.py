@@ -69,7 +69,7 @@ def put_back(held: Sequence[HeldMessages], was_begun: Callable[[int], bool], set
 
 
 def _runs(item: HeldMessages, was_begun: Callable[[int], bool]) -> Iterator[tuple[int, int, bool]]:
-    """Ranges of pull sequences that are alike."""
+    """Ranges of pull sequences with the same attempt, reason and time of the next delivery."""
     first, end = item.pull, item.pull + item.count
     is_begun = was_begun(first)
     for pull in range(first + 1, end):

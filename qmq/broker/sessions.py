@@ -3,7 +3,7 @@
 Rules:
 * A *session* is a consumer on one connection. The consumer may come back with another session, under the same incarnation, and keeps its
   messages.
-* Its *lease* counts from the last heartbeat, by a monotonic clock, and begins anew when the broker starts. When the lease ends, the
+* Its *lease* counts from the last heartbeat, by a monotonic clock, and starts over when the broker starts. When the lease ends, the
   consumer's messages go to the others.
 * Waiting pulls are served in the order in which they came, so that equally fast consumers get equally many messages.
 """

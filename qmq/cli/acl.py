@@ -301,7 +301,7 @@ def remove_quota(
 @users.command("token")
 def token(
     principal: Exactly,
-    ends_in: Annotated[str, typer.Option("--for", help="How long the token is valid: 90d, 12h; default: for ever.")] = "",
+    ends_in: Annotated[str, typer.Option("--for", help="How long the token is valid: 90d, 12h; default: without end.")] = "",
     as_json: Json = False,
     server: Server = SERVER,
 ) -> None:

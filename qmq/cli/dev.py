@@ -43,7 +43,9 @@ class DevPlace:
 
 @dataclass(frozen=True)
 class DevOptions(ProcessFlags, GuardFlags, RetryFlags, StorageFlags, DevPlace):
-    """Options of `qmq dev`. The storage variables of brokers are ignored, because they are not meant for a node started by hand."""
+    """Options of `qmq dev`. The storage variables of brokers are ignored, because they are meant for deployed brokers, not for `qmq
+    dev`.
+    """
 
     WITHOUT_VARIABLES: ClassVar[type] = StorageFlags
 

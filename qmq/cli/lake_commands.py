@@ -157,7 +157,7 @@ def follow(_: typer.Context, options: FollowOptions) -> None:
 @app.command("migrate")
 @taking(MigrateOptions)
 def migrate(_: typer.Context, options: MigrateOptions) -> None:
-    """Copy an archive of an older version into tables, once. Its subjects must have no tables yet; `follow` then goes on behind it."""
+    """Copy an archive of an older version into tables, once. Its subjects must have no tables yet; `follow` then continues behind it."""
     with _loaded():
         from pyspark_qmq.lake.archive_migration import migrate
 

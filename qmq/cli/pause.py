@@ -14,7 +14,7 @@ import qmq
 from qmq.cli.output import SERVER, Json, Server, run, show, time_text
 
 pausing = typer.Typer(no_args_is_help=True, help="Pause a group, a consumer or a client; list who is paused.")
-resuming = typer.Typer(no_args_is_help=True, help="Let a paused group, consumer or client go on.")
+resuming = typer.Typer(no_args_is_help=True, help="Resume a paused group, consumer or client.")
 
 Subject = Annotated[str, typer.Argument(help="The subject; '*' (quoted) for the group on all subjects.")]
 Group = Annotated[str, typer.Argument(help="The consumer group.")]

@@ -7,7 +7,7 @@
 Rules:
 * A cell begins with its wall and is at least that one column wide, even for a tiny range; its neighbours get narrower.
 * If there are more cells than columns, the first cells get one column each, and the line ends in "and N more".
-* The position of a kind (a broker group, a version) in `kinds` determines its pattern and colour: bars with the same kinds look alike.
+* The position of a kind (a broker group, a version) in `kinds` determines its pattern and colour: bars with the same kinds look the same.
 * A label or a number that does not fit is left out, because a truncated number would be misread.
 """
 

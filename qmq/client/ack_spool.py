@@ -1,14 +1,14 @@
 """The spool of unsent acknowledgements. While a broker group cannot be reached, each queue of a consumer keeps its unsent verdicts in a
 file.
 
-    first line     the ATTACH with which its consumer comes back, and the broker group, as JSON
+    first line     the ATTACH with which its consumer reconnects, and the broker group, as JSON
     each further   a verdict and when it was given, as JSON
 
 When the verdicts of a queue are in its file (`QueueSpool`):
 
     session ends      everything that is not answered is written
     no session        a new verdict is appended, with the other verdicts of this round of the event loop
-    part is void      what is left is written anew, before anything else is pulled
+    part is void      the remaining verdicts are written again, before anything else is pulled
     session begins    nothing is written; the file is deleted when all verdicts that were unanswered at this moment are answered
     closing           the file is deleted if the broker has answered everything, else another process hands it in
 
@@ -63,7 +63,7 @@ TICK_S: Final = 0.1
 
 
 class Origin(NamedTuple):
-    """Identifies the consumer whose verdicts a file holds: the broker group, and the ATTACH with which the consumer comes back."""
+    """Identifies the consumer whose verdicts a file holds: the broker group, and the ATTACH with which the consumer reconnects."""
 
     broker_group: str
     attach: Attach

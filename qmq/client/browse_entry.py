@@ -47,7 +47,7 @@ class BrowsingClient:
         progress: BrowseProgress | None = None,
     ) -> AsyncIterator[BrowsedMessage]:
         """Stored messages of a subject, without a consumer group: those stored from `start` on (default: the oldest) and before `end`; with
-        `last`, that many of the newest messages of each queue. With `follow` the iterator goes on with messages that are stored later,
+        `last`, that many of the newest messages of each queue. With `follow` the iterator then waits for messages that are stored later,
         and does not end.
 
         Messages of one queue come in its order; those of several queues come in the order in which they were stored. `partial=True` leaves

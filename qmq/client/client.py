@@ -456,9 +456,9 @@ class Client(ListenerApi, OutboxClient, BrowsingClient):
         """A consumer of a group: iterate over it, or `pull`.
 
         A new group begins at `start`: "earliest" (default) or "latest". With `broadcast` every consumer of the group gets every message,
-        from "latest" on by default; a consumer that comes back under its `name` continues where it stopped. At most `prefetch` messages and
-        `prefetch_bytes` bytes (the last batch may exceed them) are unsettled at once. With `expired="skip"` the consumer continues with the
-        oldest stored message where retention deleted some; the default raises MessagesExpired. Raises InvalidName, InvalidArgument,
+        from "latest" on by default; a consumer that returns with the same `name` continues where it stopped. At most `prefetch` messages
+        and `prefetch_bytes` bytes (the last batch may exceed them) are unsettled at once. With `expired="skip"` the consumer continues with
+        the oldest stored message where retention deleted some; the default raises MessagesExpired. Raises InvalidName, InvalidArgument,
         ClientClosed.
         """
         self._check_open()

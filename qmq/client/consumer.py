@@ -306,7 +306,7 @@ class Consumer:
         self._is_paused = True
 
     def resume(self) -> None:
-        """Go on, unless the client is paused as a whole (`Client.pause`)."""
+        """Resume delivery, unless the whole client is paused (`Client.pause`)."""
         self._is_paused = self._is_resting = False
         self.look_again()
 
@@ -434,7 +434,7 @@ class Consumer:
             each.give_back()
 
     async def close(self, error: BaseException | None = None) -> None:
-        """Settle the rest and leave the group. The message that the loop has in hand fails (with `error`, if there is one); unseen messages
+        """Settle the rest and leave the group. The message that the loop is handling fails (with `error`, if there is one); unseen messages
         return to the group at once.
 
         Waits until retries with a delay of more than an hour are stored, for two minutes at most.

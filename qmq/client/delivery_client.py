@@ -71,7 +71,7 @@ class DeliveryClient(MetaserverCalls):
         return found.queues
 
     async def purge_subject(self, name: str) -> int:
-        """Forget all messages of a subject that are stored now, for good; how many. The subject stays, and its groups go on behind them.
+        """Forget all messages of a subject that are stored now, for good; how many. The subject stays, and its groups continue behind them.
 
         Raises UnknownSubject, InvalidArgument; NotConnected: a broker group is silent, and those that answer have done it.
         """

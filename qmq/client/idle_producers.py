@@ -1,4 +1,4 @@
-"""Ends the shared producers of `Client.send` that nobody uses any more: a client that sends to ten thousand subjects holds memory for the
+"""Ends the shared producers of `Client.send` that are no longer used: a client that sends to ten thousand subjects holds memory for the
 busy ones only.
 
 A producer is ended when two looks, `idle_s` apart, find nothing undecided in it, and nothing was sent in between. The next `send` makes

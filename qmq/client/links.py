@@ -39,7 +39,7 @@ class Links:
         timing: ClientTiming = TIMING,
         tell_settled: Callable[[SettleReport], None] | None = None,
     ) -> None:
-        """`tell_settled` learns of all requests with verdicts."""
+        """`tell_settled` is called with every request that has verdicts."""
         self.locator = locator
         self.timing = timing
         self.now_ns = now_ns or time.time_ns

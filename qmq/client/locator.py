@@ -82,16 +82,22 @@ class Locator:
 
     # --- asking --------------------------------------------------------------------------------------------------------
 
-    async def groups(self, subject: str, *, anew: bool = False) -> Mapping[str, bool]:
-        """The subject's broker groups, and whether each is writable. `anew` asks again. Raises UnknownSubject, Unavailable."""
+    async def groups(self, subject: str, *, refresh: bool = False) -> Mapping[str, bool]:
+        """The subject's broker groups, and whether each is writable. `refresh` asks a metaserver even if they are known.
+
+        Raises UnknownSubject, Unavailable.
+        """
         self._start_watching()
-        if anew or self.book.groups(subject) is None:
+        if refresh or self.book.groups(subject) is None:
             await self._ask(("subject", subject), subject)
         return self.book.groups(subject) or {}
 
-    async def ordering(self, subject: str, *, anew: bool = False) -> Ordering | None:
-        """The subject's order and its latest route; None if it is unordered. `anew` asks again. Raises UnknownSubject, Unavailable."""
-        await self.groups(subject, anew=anew)
+    async def ordering(self, subject: str, *, refresh: bool = False) -> Ordering | None:
+        """The subject's order and its latest route; None if it is unordered. `refresh` as in `groups`.
+
+        Raises UnknownSubject, Unavailable.
+        """
+        await self.groups(subject, refresh=refresh)
         return self.book.ordering(subject)
 
     async def master(self, subject: str, group: str) -> Master:
@@ -115,7 +121,7 @@ class Locator:
         try:
             await asyncio.shield(task)
         except QmqError as failure:
-            # The other caller's subject may be gone while ours exists: then the error is theirs, and we ask again.
+            # The other caller's subject may be deleted while ours exists: then the error is theirs, and we ask again.
             if is_mine or what[0] == "subject" or isinstance(failure, Unavailable):
                 raise
 
@@ -147,7 +153,7 @@ class Locator:
             self._outdated()
         for group in learned.moved:
             self._tries.pop(("group", group), None)
-        if learned.is_placed_anew:
+        if learned.is_placed_again:
             self._tries.pop(("subject", subject), None)
             self._tell(subject)
         if learned.moved:

@@ -266,8 +266,8 @@ class Message(StoredMessage):
         it was changed).
 
         Delays up to an hour are kept by the broker. For a longer one, two years at most, a copy with the same id goes to a delay group and
-        comes back to this group only. After the group's last attempt the message goes to the dead-letter queue instead, with `error`: a
-        text or an exception, 1,000 characters at most. Raises InvalidArgument, DelayTooLong.
+        is delivered again to this group only. After the group's last attempt the message goes to the dead-letter queue instead, with
+        `error`: a text or an exception, 1,000 characters at most. Raises InvalidArgument, DelayTooLong.
         """
         part = Slice(self._batch, self._index, 1, self.attempt, self.pull_sequence, self._settler)
         self._settler.nack(part, delay, error_text(error))

@@ -288,7 +288,7 @@ class MetadataClient(DeliveryClient):
                 return pb.ChangeRouteResponse(change=made[0] if made else change, route=route)
             if asyncio.get_running_loop().time() > deadline:
                 raise DeadlineExceeded(
-                    f"the change of {subject!r} to version {change.to_version} was begun and goes on: `qmq route history {subject}`",
+                    f"the change of {subject!r} to version {change.to_version} was started, and continues: `qmq route history {subject}`",
                     outcome=Outcome.UNKNOWN,
                 )
             await asyncio.sleep(self._timing.publish_look_s)

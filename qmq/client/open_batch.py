@@ -105,7 +105,7 @@ class OpenBatch:
         self.stamp()
         self.bodies, self.bytes = columns.bodies, size
         self.keys, self.tags, self.headers = columns.keys, columns.tags, columns.headers
-        self.due_times_ms = columns.due_times_ms  # type: ignore[assignment]  # nobody adds to it any more
+        self.due_times_ms = columns.due_times_ms  # type: ignore[assignment]  # nothing adds to it any more
         self.message_ids = columns.message_ids
         if create_time_ms is not None:
             self._created = columns.create_deltas, create_time_ms

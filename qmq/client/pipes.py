@@ -125,7 +125,7 @@ class Pipes:
         try:
             while self._pool.waiting and not self._is_closed:
                 try:
-                    self._update(await self._links.locator.groups(self._target, anew=bool(self._balancer)))
+                    self._update(await self._links.locator.groups(self._target, refresh=bool(self._balancer)))
                 except CallerError as failure:
                     self._pool.give_up(failure)
                     self._answered()

@@ -187,7 +187,9 @@ class Ticket:
 
     @property
     def decided(self) -> BatchReceipt | QmqError | None:
-        """The decision; None before there is one. Reading it does not mark an error as seen: `flush` raises errors that nobody awaited."""
+        """The decision; None before there is one. Reading it does not mark an error as seen: `flush` raises errors that were not
+        awaited.
+        """
         return self._receipt if self._receipt is not None else self._error
 
     def when_decided(self, watcher: Callable[[], None]) -> None:

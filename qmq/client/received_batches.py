@@ -2,7 +2,7 @@
 
 Batches travel whole, because the checksum is the producer's. A pull that ends inside a batch brings all of it, and so does the next pull,
 which begins there: with batches of 1,000 messages and room for 250 more, each batch comes four times. So the batch in which a delivery
-ended is kept until the next delivery, and stands for its copy.
+ended is kept until the next delivery, and is used instead of its copy.
 
 A copy is the same batch if the envelopes are equal: the index names one entry of the group's log, and the checksum is that of the bytes.
 The bytes of the copy are not looked at. A batch that was handed out to its end is not kept: a consumer that waits holds nothing.

@@ -87,7 +87,7 @@ class Placement(NamedTuple):
 class Learned:
     """The changes of an answer, for listeners."""
 
-    is_placed_anew: bool = False
+    is_placed_again: bool = False
     """Whether the subject's groups, their writability, or its order changed."""
     moved: set[str] = field(default_factory=set)
     """Groups whose master changed."""
@@ -127,7 +127,7 @@ class RouteBook:
         if ordering is not None and known is not None and ordering.route.version < known.route.version:
             learned.is_route_outdated = True
             return learned
-        learned.is_placed_anew = places != before or ordering != known
+        learned.is_placed_again = places != before or ordering != known
         self._places[subject] = places
         if ordering is not None:
             self._orders[subject] = ordering

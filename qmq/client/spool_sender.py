@@ -3,7 +3,7 @@
     a file, locked ──reach its broker group's master──▶ ATTACH as that consumer, only to resume
         known still      SETTLE what is not void, DETACH: the rest goes back to the group; the file is deleted
         not known        the lease was lost, the broker has put everything back itself; the file is deleted
-        not reached      again after a pause; other files, and the consumer's own work, go on meanwhile
+        not reached      again after a pause; other files, and the consumer's own work, continue meanwhile
 
 A consumer that restarts under its name takes over the messages of its earlier incarnation. So the verdicts of that incarnation are handed
 in before the consumer attaches to the same broker group (`inherit`); verdicts of other names can wait (`SpoolSender`).

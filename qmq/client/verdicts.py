@@ -222,7 +222,7 @@ class Verdicts:
             self._timer = self.loop.call_later(SETTLE_DELAY_S, self.flush)
         self._calls.pull_more()
         if was_leaving and self._session is not None:
-            # The event loop has not gone round since: the application finds messages ready, and never waits. So that the broker works
+            # The event loop has not run a round since: the application finds messages ready, and never waits. So that the broker works
             # meanwhile, a pull leaves now.
             self._session.connection.stream.flush()
 

@@ -92,7 +92,7 @@ class ConsoleConfig:
 
     @property
     def is_tls(self) -> bool:
-        """True if browsers speak TLS with the console."""
+        """True if browsers connect to the console by TLS."""
         return self.tls_cert is not None
 
     @property

@@ -47,7 +47,7 @@ class OidcLogin:
         return ShownToken(await asyncio.to_thread(self.flow.finish, login, given["code"])), login.target
 
     async def keeps(self, session: BrowserSession) -> bool:
-        """True if the session goes on: its token is valid, or was renewed. While the provider is unreachable, the last token counts."""
+        """True if the session continues: its token is valid, or was renewed. While the provider is unreachable, the last token counts."""
         shown = session.shown
         if shown is None or not self.flow.is_ending(shown.tokens):
             return True

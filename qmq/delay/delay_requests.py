@@ -1,6 +1,6 @@
 """Checks of requests about delayed messages, for the metaserver and for a delay group's master. Pure.
 
-A list of delayed messages comes in pages. Its order is by due time, then by the text of the id, over all delay groups alike; a *mark* is a
+A list of delayed messages comes in pages. Its order is by due time, then by the text of the id, over all delay groups; a *mark* is a
 place in that order. A page begins after the last message of the previous one, whichever group has it, and no server keeps state.
 """
 

@@ -330,7 +330,7 @@ class Schedule:
         batch, at = bucket.batch_of(place.ordinal, self._cache)
         try:
             return Pieces(batch.view.region), at
-        except UNREADABLE as cause:  # its checksum is valid, so all replicas ignore it alike
+        except UNREADABLE as cause:  # its checksum is valid, so all replicas ignore it
             log.error("message %d of schedule/%s cannot be changed and stays as it is: %r", place.ordinal, bucket.log.name, cause)
             return None
 
@@ -412,7 +412,7 @@ class Schedule:
 
     def read_ahead(self, from_ms: int, to_ms: int) -> ReadAheadPiece | None:
         """The function to run in a thread so that messages due in this span can be read quickly; give its result to `note_read_ahead`.
-        None: there is nothing to read ahead.
+        None: no messages have to be read ahead.
         """
         first, last = (max(at_ms // self.bucket_ms, self.closed_before) for at_ms in (from_ms, to_ms))
         return self._read_ahead.next_piece(range(first, last + 1))

@@ -122,8 +122,8 @@ def write_mark(disk: Disk, folder: Path, state: bytes) -> None:
 class PendingCounts:
     """How many messages of each subject a delay group still has to deliver: pending or planned.
 
-    A batch counts when it is stored, a recurring message's next run when it is written. A message counts no more when it is delivered or
-    cancelled; one that is moved goes on counting. A checkpoint of an older version has no counts: what was stored before it then counts for
+    A batch counts when it is stored, a recurring message's next run when it is written. A message no longer counts when it is delivered or
+    cancelled; one that is moved still counts. A checkpoint of an older version has no counts: what was stored before it then counts for
     nothing, and no count falls below 0.
     """
 

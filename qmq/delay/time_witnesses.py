@@ -140,10 +140,10 @@ class TimeWitnesses:
     def _tell(self) -> None:
         """Log each step once when it is noticed, and once when it is accepted."""
         timekeeper = self._clock.timekeeper
-        step, (noticed, believed) = timekeeper.step, self._told
-        if timekeeper.steps_believed > believed:
+        step, (noticed, accepted) = timekeeper.step, self._told
+        if timekeeper.steps_accepted > accepted:
             log.warning("the wall clock's step was accepted: the delay server's time is now %d ms since 1970", self._clock.time_ms())
         if step is not None and step.noticed_boot_ms != noticed:
             why = "other machines say that the wall clock is wrong" if step.is_denied else "not accepted yet"
             log.warning("the wall clock differs by %+d ms from the delay server's time: %s", step.size_ms, why)
-        self._told = (step.noticed_boot_ms if step is not None else 0, timekeeper.steps_believed)
+        self._told = (step.noticed_boot_ms if step is not None else 0, timekeeper.steps_accepted)

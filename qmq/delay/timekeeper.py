@@ -1,6 +1,6 @@
 """Keeps the time for a server that must not deliver early when the machine's clock is wrong.
 
-The *kept* time is CLOCK_BOOTTIME (which continues while the machine sleeps, and which nobody can set) plus an offset. The offset follows
+The *kept* time is CLOCK_BOOTTIME (which continues while the machine sleeps, and cannot be set) plus an offset. The offset follows
 the wall clock, by one table:
 
     wall clock - kept time       the witnesses confirm       then
@@ -72,7 +72,7 @@ class Timekeeper:
         self._testimonies: dict[str, Testimony] = {}
         self.step: ClockStep | None = None
         self.is_attested = False
-        self.steps_believed = 0
+        self.steps_accepted = 0
 
     @property
     def step_ms(self) -> int:
@@ -145,7 +145,7 @@ class Timekeeper:
     def _believe(self, wall_ns: int) -> None:
         self._offset_ns = wall_ns
         self.step = None
-        self.steps_believed += 1
+        self.steps_accepted += 1
 
     # --- witnesses -----------------------------------------------------------------------------------------------------
 

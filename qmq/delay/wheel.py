@@ -103,11 +103,11 @@ class Wheel:
         size = _size_class(run)
         if _FAN ** (size + 2) > RUN_MESSAGES_MAX:
             return
-        alike = [each for each in self._runs if each.bucket == run.bucket and each.era == run.era and _size_class(each) == size]
-        if len(alike) >= _FAN:
-            alike = alike[-_FAN:]
-            self._runs = [each for each in self._runs if each not in alike]
-            for one in merged(alike):
+        same_size = [each for each in self._runs if each.bucket == run.bucket and each.era == run.era and _size_class(each) == size]
+        if len(same_size) >= _FAN:
+            same_size = same_size[-_FAN:]
+            self._runs = [each for each in self._runs if each not in same_size]
+            for one in merged(same_size):
                 self._insert(one)
 
     # --- going out -----------------------------------------------------------------------------------------------------

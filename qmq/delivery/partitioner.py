@@ -1,6 +1,6 @@
 """The partitioner: which destination takes the messages of which logical partition, through all changes of the route. Pure.
 
-    learn ──▶ new partitions are made; those that the newest route lacks are left
+    learn ──▶ new partitions are made; those that the newest route lacks get no new batches
     settle ─▶ logical partitions of left partitions with a settled window go to the newest route's; the caller cuts the remaining batches
 
 Rules:

@@ -8,7 +8,7 @@
 | `ORDERED_SINK`: to a partition | also what lost its number to another attempt of the task | `rest_s` |
 
 What is not sent again goes to the window's `_reject`. Tries are not counted: a producer's batch has a deadline (`InFlightBatch.until`), the
-delay server tries for ever, and Spark's task fails after `qmq.retryMs` without progress.
+delay server tries forever, and Spark's task fails after `qmq.retryMs` without progress.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Bodies as they travel: digests, and compression. Pure.
 
 A body that a client compressed is stored as it was before, so that consumers of every kind read it, and QMQ's own compression takes a
-batch as a whole. What is handed out is not compressed, and has an MD5 digest: of the digests it is the one that all clients write alike
+batch as a whole. What is handed out is not compressed, and has an MD5 digest: all clients write this digest in the same way
 (a CRC-32 has leading zeros in some and not in others).
 """
 

@@ -19,7 +19,7 @@ class GatewayConfig:
     port: int = DEFAULT_PORT
     """0: a free one."""
     advertise: str = ""
-    """HOST:PORT that clients are told to use; empty: the address by which each of them came."""
+    """HOST:PORT that the gateway gives to clients; empty: the address by which the client connected."""
     creates_topics: bool = True
     """Whether a message to an unknown topic creates it."""
     all_ordered: bool = False
@@ -40,4 +40,4 @@ class GatewayConfig:
     shares_port: bool = False
     """Whether other gateways of this machine may listen at the same port."""
     takes_plaintext: bool = False
-    """Whether a port with TLS also serves clients that speak plain text."""
+    """Whether a port with TLS also serves clients without TLS."""

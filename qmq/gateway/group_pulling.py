@@ -44,7 +44,7 @@ class PulledQueue(NamedTuple):
 
 
 class PulledPage(NamedTuple):
-    """The messages of one look at a queue that the filter wants, and the offset from which to go on."""
+    """The messages of one look at a queue that the filter wants, and the offset from which to continue."""
 
     messages: list[BrowsedMessage]
     next_offset: int

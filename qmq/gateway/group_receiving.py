@@ -83,7 +83,7 @@ class GroupReceiving:
                 sent += 1
             yield calls.ReceiveMessageResponse(delivery_timestamp=timestamp_of(self._clock.time_ms()))
         finally:
-            for each in held[sent:]:  # the client has gone: it never saw these
+            for each in held[sent:]:  # the client has disconnected, and never saw these
                 self._give_back(each)
 
     async def _receive(self, request: calls.ReceiveMessageRequest, client_id: str, remaining_s: float | None) -> tuple[list[Held], Topic]:
@@ -215,7 +215,7 @@ class GroupReceiving:
             self._retry(held)
 
     def client_ended(self, client_id: str, group: str) -> None:
-        """Release the messages that the client has in hand: they are delivered again at once."""
+        """Release the messages that the client holds: they are delivered again at once."""
         for held in self._invisible.remove_of_client(client_id, group):
             held.message.reading.settled()
             self._retry(held)

@@ -141,7 +141,7 @@ class InvisibleMessages(Generic[_M]):
         return over
 
     def remove_of_client(self, client_id: str, group: str) -> list[InvisibleMessage[_M]]:
-        """Remove and return the messages that a client of a group has in hand."""
+        """Remove and return the messages that a client of a group holds."""
         found = [each for each in self._messages.values() if each.client_id == client_id and each.group == group]
         for each in found:
             del self._messages[each.number]

@@ -42,7 +42,7 @@ class DramatiqBroker(dramatiq.Broker):
     """A message with a delay becomes a delayed message, which no worker holds. A message that Dramatiq rejects goes to the group's
     dead-letter queue, as does a task whose workers vanished at each attempt of the group.
 
-    The broker connects when it is first used, in each process anew: it may be made before a fork.
+    The broker connects when it is first used, separately in each process, so it may be created before a fork.
     """
 
     def __init__(

@@ -108,7 +108,7 @@ class QmqLifespan:
         heartbeat: timedelta = HEARTBEAT,
         **selection: Any,
     ) -> StreamingResponse:
-        """The subject's messages as server-sent events, from now on; for a browser that comes back (`Last-Event-ID`), from where it was.
+        """The subject's messages as server-sent events, from now on; for a browser that reconnects (`Last-Event-ID`), from where it was.
 
         `data` makes the text that the browser gets from a message; by default the body as text. `selection` are `key`, `tags_any` and
         `tags_all` of `Client.browse`. A comment every `heartbeat` keeps proxies from ending an idle stream. Raises as `Client.queue_ends`,
@@ -129,7 +129,7 @@ async def _stream(
     messages: AsyncIterator[qmq.BrowsedMessage], positions: Positions, data: Callable[[qmq.BrowsedMessage], str], heartbeat_s: float
 ) -> AsyncIterator[str]:
     reached = dict(positions)
-    yield f"id: {position_text(reached)}\n\n"  # a browser that comes back before the first message misses nothing
+    yield f"id: {position_text(reached)}\n\n"  # a browser that reconnects before the first message misses no message
     coming = asyncio.ensure_future(anext(messages))
     try:
         while True:

@@ -14,14 +14,14 @@ An entry of the action log holds actions as MessagePack arrays, one after anothe
     BEGIN    sequence, now_ms           the group is new on this queue and begins here
     RESET    sequence                   an operator moved the group; everything handed out is void
     DEAD_LETTERED  [first, count]*      messages that died, by their numbers: their copies are in the dead-letter queue
-    FORGET                              the group is gone for good: a consumer of a broadcast group that stayed away
+    FORGET                              the group is deleted: a consumer of a broadcast group that stayed away
     DROP_QUEUE                          the queue's subject was deleted: every group is gone (`group` is empty)
 
 On partitions of ordered subjects (qmq/log/lane_share.py):
 
     LANE_BEGIN    first, end, sequence, expired    the group is new on this partition (of this range) and begins here
     LANE_GRANT    first, end, incarnation, lease   the range is the consumer's alone, under the next token
-    LANE_RELEASE  token                            it is nobody's
+    LANE_RELEASE  token                            the lane has no owner
     LANE_DONE     token, [first, last]*            sequences, of the token's range
     LANE_FAIL     token, sequence, attempts        a message failed so many times
     LANE_PARK     token, sequence, lp, key         a message is set aside with its key

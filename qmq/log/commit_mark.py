@@ -9,7 +9,7 @@ this:
   index has reached it in the same store, without a cut in between (`Marker`).
 * It is overwritten by one write and not synced: a lost write only makes it lag. A reader that finds it torn reads it again (`read`).
 * A power cut may keep the mark and lose the unflushed end of a log; other bytes will then lie where the mark points. So opening a
-  store removes such a mark, durably, before anything is appended (`take_back`); a store that begins anew has none.
+  store removes such a mark, durably, before anything is appended (`take_back`); a store that starts over has none.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def take_back(store: Store) -> bool:
 
 
 def forget(folder: Path) -> None:
-    """Remove the mark, because the folder's logs begin anew."""
+    """Remove the mark, because the folder's logs start over."""
     (folder / FILE).unlink(missing_ok=True)
 
 

@@ -197,7 +197,7 @@ class ConsumeLog:
             self._bad_mark.touch()
 
     def discard(self) -> None:
-        """Delete the queue's files: the queue is indexed anew."""
+        """Delete the queue's index files, so that the queue is indexed again."""
         for path in (*self._folder.glob(f"{self._name}-*{SUFFIX}"), self._bad_mark):
             path.unlink(missing_ok=True)
 

@@ -1,8 +1,9 @@
 """The calls that storage makes to the disk. Tests pass a disk that fails.
 
-Rules: a failed fsync is final and raises FlushFailed (the kernel marks the pages clean, so a second try would lie: "fsyncgate"); no space
-raises DiskFull; everything else that the system refuses stays an OSError, which stops the broker. Only a sector of a log that cannot be
-read any more is no reason to stop: `read_around` gives other bytes for it, no checksum holds for them, and so it is damage like any other.
+Rules: a failed fsync is final and raises FlushFailed (the kernel marks the pages clean, so a second fsync would report success wrongly:
+"fsyncgate"); no space raises DiskFull; everything else that the system refuses stays an OSError, which stops the broker. Only a sector of a
+log that cannot be read any more is no reason to stop: `read_around` gives other bytes for it, no checksum holds for them, and so it is
+damage like any other.
 """
 
 from __future__ import annotations

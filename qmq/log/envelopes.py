@@ -231,7 +231,7 @@ def epoch_of(epochs: Sequence[tuple[int, int]], index: int) -> int:
 
 
 def first_index(log: int, segments: Segments, last_index: int) -> int:
-    """Index of the oldest entry of a log; the next index if the log is empty and began anew, 1 if nothing was ever deleted."""
+    """Index of the oldest entry of a log; the next index if the log is empty and started over, 1 if nothing was ever deleted."""
     if segments.start == 0:
         return 1
     try:

@@ -1,4 +1,4 @@
-"""The slave's part of the store: writes the master's entries, cuts a diverged tail, begins anew.
+"""The slave's part of the store: writes the master's entries, cuts a diverged tail, starts over.
 
 A slave's files are identical to the master's, so this module decides nothing and only checks:
 
@@ -105,7 +105,7 @@ def entries_of(run: WriteRun) -> list[PendingEntry]:
 def check_stretch(runs: list[WriteRun], after: int, last: int) -> list[list[PendingEntry]]:
     """The entries of each run; together they must be those after `after` up to `last`. Raises CorruptBatch.
 
-    At the beginning of a log that began anew, indexes may be missing: retention deleted the other log's part of them.
+    At the beginning of a log that started over, indexes may be missing: retention deleted the other log's part of them.
     """
     found = [entries_of(run) for run in runs]
     index, epoch = after, 0
@@ -156,7 +156,7 @@ def _note(store: Store, run: WriteRun, entries: list[PendingEntry]) -> None:
     store.tail.add(Write(first, store.index, run))
 
 
-# --- cutting and beginning anew ----------------------------------------------------------------------------------------
+# --- cutting and starting over ----------------------------------------------------------------------------------------
 
 
 def truncate(store: Store, index: int) -> bool:
@@ -183,7 +183,7 @@ def _forget_behind(store: Store, index: int) -> None:
     store.tail.clear()
 
 
-def begin_anew(folder: Path, place: Place) -> None:
+def start_over(folder: Path, place: Place) -> None:
     """Replace a closed store's folder by empty logs that begin at `place`; the commit mark is removed first."""
     commit_mark.forget(folder)
     for name in ("checkpoint", "consume", "message", "action"):

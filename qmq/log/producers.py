@@ -114,7 +114,7 @@ class Producers:
         window.add(batch_sequence, produced)
 
     def expire(self, before_ms: int) -> None:
-        """Forget producers that were silent since `before_ms` (append time, so that all replicas forget alike)."""
+        """Forget producers that were silent since `before_ms` (append time, so that all replicas forget the same producers)."""
         for producer_id in [each for each, window in self._windows.items() if window.last_ms < before_ms]:
             del self._windows[producer_id]
 

@@ -1,4 +1,4 @@
-"""Drops a queue because its subject was deleted: its messages and groups are gone.
+"""Drops a queue because its subject was deleted: its messages and groups are deleted.
 
 A drop needs an entry in each log, because segments of one log may be deleted while the other still has older ones.
 

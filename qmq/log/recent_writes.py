@@ -74,7 +74,7 @@ class Tail:
             self._bytes -= old.run.size
 
     def clear(self) -> None:
-        """The log was cut, or begins anew."""
+        """The log was cut, or starts over."""
         self._writes.clear()
         self._numbers.clear()
         self._bytes = 0

@@ -7,9 +7,9 @@ everything is replayed; each segment opens with a snapshot, so retention never t
     found on disk                                 outcome
     torn tail                                     cut off; it was never acknowledged
     damage in a flushed part, a missing segment   LogDamaged: refuses to open, cuts nothing
-    a log that ends before its checkpoint         LogDamaged: acknowledged data is gone
+    a log that ends before its checkpoint         LogDamaged: acknowledged data is missing
     checkpoint damaged, empty or absent           the older one, or a full replay
-    consume log gone, short or once unreadable    rebuilt from the message log
+    consume log missing, short or unreadable once    rebuilt from the message log
     a sector that cannot be read (EIO)            like a checksum that does not hold, but never taken for a torn tail
     empty log files                               an empty log
     a commit mark that names what is not here     taken back, before anything is appended; committed entries are lost
@@ -44,7 +44,7 @@ from qmq.log.share import Share
 from qmq.log.store import Store
 
 NOTHING_YET: Final = 1 << 62
-"""An index greater than all: for a log that began anew in its middle, and has no entry yet."""
+"""An index greater than all: for a log that started over in its middle, and has no entry yet."""
 
 Progress = Callable[[str, int, int], None]
 """Called with what is being replayed, the bytes done and the bytes in all."""
@@ -217,7 +217,7 @@ class _Replay:
 
 
 def whole_from(store: Store) -> int | None:
-    """The lowest index from which on both logs have every entry; None for a log that began anew and is empty. Raises LogDamaged."""
+    """The lowest index from which on both logs have every entry; None for a log that started over and is empty. Raises LogDamaged."""
     firsts = [1 if segments.start == 0 else _first_index(segments) for segments in store.logs]
     return max(firsts) if all(firsts) else None
 

@@ -3,9 +3,9 @@ restart.
 
 A share has four parts; every message of the queue is in exactly one of them, or done:
 
-    next_sequence    the first message that nobody was handed yet
+    next_sequence    the first message that was never handed out
     holders          consumers, each with its pull log: the ranges it was handed and has not settled
-    requeued         ranges that came back (failed, released, consumer gone), each with the time from which it may go out again
+    requeued         ranges that came back (failed, released, consumer lost), each with the time from which it may go out again
     dying            ranges that failed for good, on their way to the dead-letter queue; numbered in the order in which they died
 
     new --PULL--> held --ACK--> done          held --NACK, RELEASE, LEAVE, JOIN again--> requeued --PULL--> held
@@ -155,7 +155,7 @@ class Share:
             spans += [(item.first, item.count) for item in holder.held]
         spans.sort()
         check(all(a + n <= b for (a, n), (b, _) in pairwise(spans)), "a message in two places")
-        check(all(n > 0 and a + n <= self.next_sequence for a, n in spans), "an empty range, or one that nobody was handed")
+        check(all(n > 0 and a + n <= self.next_sequence for a, n in spans), "an empty range, or one that was never handed out")
         check(self.requeued == sorted(self.requeued), "what came back is out of order")
 
     # --- changing ------------------------------------------------------------------------------------------------------
@@ -180,7 +180,7 @@ class Share:
             holder.unacked = 0
 
     def _reset_events(self, sequence: int) -> Iterator[ShareEvent]:
-        """The ranges that nobody holds come last, and may contain ranges that were reported before."""
+        """The ranges that no consumer holds come last, and may contain ranges that were reported before."""
         for name, holder in self.holders.items():
             for item in holder.held:
                 yield ShareEvent(ShareEventKind.RESET, name, item.first, item.count, item.attempt, item.pull)

@@ -1,5 +1,6 @@
 """Calls to brokers over their control ports: to one replica, to a group's master, or to the masters of many groups at once (`Brokers`); and
-what route changes and rounds ask of partitions' masters (`PartitionMasters`), with short deadlines, so that a silent group delays nobody.
+what route changes and rounds ask of partitions' masters (`PartitionMasters`), with short deadlines, so that a silent group does not delay
+others.
 
 Every call has a deadline. The master comes from the view, which may lag: after NotMaster, or if the replica is gone, the store is read
 once, and the new master is called. Errors name the group that did not answer.
@@ -194,7 +195,7 @@ class PartitionMasters:
         await self._brokers.ask_master(broker_group, "InheritParked", request, timeout_s=LANES_S)
 
     async def forget_group(self, broker_group: str, request: control.DeleteGroupRequest) -> int:
-        """See GroupForgetter. Asking a second master is harmless: there is nothing left to forget."""
+        """See GroupForgetter. Asking a second master is harmless: the group is then forgotten already."""
         answer: control.DeleteGroupResponse = await self._brokers.ask_master(broker_group, "DeleteGroup", request, timeout_s=PLACE_S)
         return answer.queues
 

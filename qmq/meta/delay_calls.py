@@ -50,7 +50,7 @@ class Delays:
     async def listed(self, request: pb.ListDelayedRequest) -> pb.ListDelayedResponse:
         """The groups' lists as one, in the order of due times.
 
-        `next` is the due time and the id behind which to go on, the same for every group.
+        `next` is the due time and the id behind which to continue, the same for every group.
 
         Groups that do not answer are named; their messages are missing. Raises InvalidName, InvalidArgument; NotConnected if all are.
         """

@@ -1,7 +1,7 @@
 """Deleting subjects and dead-letter queues. See docs/DELETION.md.
 
     mark      the subject's record is marked: from now on no listing has it, and brokers refuse its messages
-    drop      each broker group's master drops its queues; answered when that is committed, and not before the broker has heard of the mark
+    drop      each broker group's master drops its queues; answered when that is committed, and not before the broker has seen the mark
     forget    one transaction deletes the record and all that is kept of the subject
 
 Each step may be repeated by any metaserver. The leader continues deletions that a crash or a lost broker group interrupted.

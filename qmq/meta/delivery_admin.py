@@ -3,7 +3,7 @@
 Each change is a compare-and-swap of one key, so changes of two operators are not mixed, and after a lost answer the key is read again.
 After a change the key is read back into the view, so that the next request to this metaserver sees it. Brokers see it in their own views.
 
-A consumer can be paused before it exists, and resumed after it is gone.
+A consumer can be paused before it exists, and resumed after it has left.
 """
 
 from __future__ import annotations

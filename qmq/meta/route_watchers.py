@@ -2,7 +2,7 @@
 
 Each watcher has a set of subjects and a set of broker groups whose changes were not sent yet. A name that changes twice before the client
 reads is sent once, so a slow client costs no more memory than the names. At `NAMES_MAX` names its stream ends with Overloaded: the client
-locates everything anew, and comes back.
+locates everything again, and comes back.
 
 The first answer is empty and comes at once: every later change is sent. After ten seconds without a change an empty answer follows, so that
 a client notices a dead metaserver, and a metaserver a dead client.
@@ -40,7 +40,7 @@ class _Watcher:
 
     def take(self) -> pb.WatchResponse:
         if len(self.subjects) + len(self.groups) > NAMES_MAX:
-            raise Overloaded(f"more than {NAMES_MAX} changes wait for this watcher: locate everything again, then watch anew")
+            raise Overloaded(f"more than {NAMES_MAX} changes wait for this watcher: locate everything again, then watch again")
         told = pb.WatchResponse(subjects=sorted(self.subjects), broker_groups=sorted(self.groups))
         self.subjects.clear()
         self.groups.clear()

@@ -1,11 +1,11 @@
 """GET /metrics over HTTP/1.1, in the event loop whose state it shows; and whether the process is well.
 
     /livez, /healthz    200 "ok": the event loop answers
-    /readyz             200 if it does what it is there for, 503 if not; with a line that says how it stands
+    /readyz             200 if the server serves, 503 if not; one line says why
 
 The server understands the requests of Prometheus, a load balancer and `curl`: GET and HEAD without a body, over connections that stay open.
 A request that is too long, or incomplete for too long, ends its connection. There is no password. Where servers require certificates, a
-client without one learns the health only: probes have none.
+client without one gets the health only: probes have none.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class MetricsServer:
         return f"{self.host}:{self.port}"
 
     async def start(self, host: str, port: int, listen: Listen, *, needs_certificate: bool = False) -> None:
-        """Listen; `port` 0 takes a free one, see `port`. With `needs_certificate`, who shows none learns the health only.
+        """Listen; `port` 0 takes a free one, see `port`. With `needs_certificate`, a client without one gets the health only.
 
         Raises OSError if the port is taken.
         """
@@ -127,7 +127,7 @@ class MetricsServer:
                 while await self._serve_one(reader, writer):
                     pass
         except (asyncio.IncompleteReadError, asyncio.LimitOverrunError, TimeoutError, OSError):
-            pass  # the peer is gone, or does not speak HTTP
+            pass  # the peer has disconnected, or does not speak HTTP
         finally:
             self._writers.discard(writer)
             writer.close()

@@ -25,7 +25,9 @@ from prometheus_client.utils import floatToGoString
 from qmq.metrics.figures import COUNTER, GAUGE, SLICE, Figure, FigureSource, Histogram, Reading, Row, one
 
 ROWS_MAX: Final = 50_000
-"""The largest number of rows of one figure on a page. Clients can create names without end, and monitoring must not grow with them."""
+"""The largest number of rows of one figure on a page. Clients can create any number of names, and a metrics page must not grow with
+them.
+"""
 LEFT_OUT: Final = Figure(
     "qmq_metrics_left_out_rows",
     GAUGE,

@@ -58,10 +58,10 @@ class NoParts:
     def role_changed(self) -> None:
         pass
 
-    def log_begins_anew(self) -> None:
+    def log_starts_over(self) -> None:
         pass
 
-    def log_began_anew(self) -> None:
+    def log_started_over(self) -> None:
         pass
 
     async def stop(self) -> None:

@@ -136,10 +136,10 @@ class DelayParts:
     def role_changed(self) -> None:
         self._transfer.role_changed()
 
-    def log_begins_anew(self) -> None:
+    def log_starts_over(self) -> None:
         self._transfer.stop_fetch()
 
-    def log_began_anew(self) -> None:
+    def log_started_over(self) -> None:
         self._transfer.fetch()
 
     async def stop(self) -> None:

@@ -1,8 +1,8 @@
 """The environment of a node: clock, disk, network and timing. The default is the machine's own; tests pass others (qmq/testing).
 
-Two clocks, since two kinds of deadlines must not be confused when time is moved by hand: what applications see (due times, retention,
+Two clocks, since two kinds of deadlines must not be confused when a test moves the time: what applications see (due times, retention,
 leases of consumers and in the coordination store) goes by `clock`, and how replicas judge whether another one lives goes by `steady`,
-which nobody moves.
+which is never moved.
 """
 
 from __future__ import annotations

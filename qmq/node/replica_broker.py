@@ -60,12 +60,12 @@ class OwnParts(Protocol):
 
     def role_changed(self) -> None: ...
 
-    def log_begins_anew(self) -> None:
+    def log_starts_over(self) -> None:
         """The log and everything derived from it are about to be discarded."""
         ...
 
-    def log_began_anew(self) -> None:
-        """The store is open again, with a log that began anew."""
+    def log_started_over(self) -> None:
+        """The store is open again, with a log that started over."""
         ...
 
     async def stop(self) -> None:
@@ -279,7 +279,7 @@ class ReplicaBroker:
     # --- another store -------------------------------------------------------------------------------------------------
 
     async def reopen(self, until: int | None, place: Place | None) -> Store:
-        """Reopen the store in a thread: with everything after an index cut, or beginning anew at a place. The broker's store is closed only
+        """Reopen the store in a thread: with everything after an index cut, or starting over at a place. The broker's store is closed only
         then.
         """
         self._is_opening = True
@@ -288,14 +288,14 @@ class ReplicaBroker:
         past = self.broker.store
         past.give_way()
         if place is not None:
-            self.own.log_begins_anew()
+            self.own.log_starts_over()
             self._kind.discard()
         self.broker.reopened(await asyncio.to_thread(self._opener.open_at, until, place))
         past.close()
         self._is_opening = False
         self.maintenance.go_on()
         if place is not None:
-            self.own.log_began_anew()
+            self.own.log_started_over()
         return self.broker.store
 
     def reopen_now(self) -> None:

@@ -50,7 +50,7 @@ ABSENT_S: Final = 1.0
 ASK_BYTES: Final = MIB
 """Bytes of one answer; a larger hole takes several."""
 HOLE_BYTES_MAX: Final = 4 * BATCH_BYTES_MAX
-"""A larger hole is not repaired entry by entry: the replica is better made anew from the others."""
+"""A larger hole is not repaired entry by entry: copying the whole log from another replica is quicker."""
 _NAMES: Final = ("message", "action")
 _MAGIC_BYTES: Final = MAGIC.to_bytes(4, "little")
 

@@ -1,4 +1,4 @@
-"""Copies the schedule of a delay replica whose log begins anew from another replica, because the replica's own log lacks the entries that
+"""Copies the schedule of a delay replica whose log starts over from another replica, because the replica's own log lacks the entries that
 made the schedule.
 
     begin      the new log does not start at the first entry, so the schedule is incomplete; each opening reports this (`Schedule.is_whole`)
@@ -124,11 +124,11 @@ class ScheduleTransfer:
         self.fetch()
 
     def stop_fetch(self) -> None:
-        """The log is about to begin anew, and the files of the schedule with it."""
+        """The log is about to start over, and the files of the schedule with it."""
         self._cancel("fetch")
 
     def fetch(self) -> None:
-        """The log began anew: fetch another schedule, if the log does not reach back to the beginning."""
+        """The log started over: fetch another schedule, if the log does not reach back to the beginning."""
         self._start("fetch", self._run)
 
     def role_changed(self) -> None:
@@ -137,7 +137,7 @@ class ScheduleTransfer:
             self._start("hand over", self._give_away)
 
     async def stop(self) -> None:
-        """Stop wherever the transfer is."""
+        """Stop the transfer, at any point."""
         self._is_started = False
         tasks = list(self._tasks.values())
         for name in list(self._tasks):

@@ -28,7 +28,7 @@ class ProjectionFolder(Protocol):
         ...
 
     def discard(self) -> None:
-        """Delete everything derived from the log, because the log begins anew."""
+        """Delete everything derived from the log, because the log starts over."""
         ...
 
 
@@ -44,10 +44,10 @@ class StoreOpener:
         return self._context.folder
 
     async def open(self, *, is_resetting: bool) -> Store:
-        """Open the store; if it is damaged, repair it from the others first. `is_resetting`: the log begins anew. Raises LogDamaged."""
+        """Open the store; if it is damaged, repair it from the others first. `is_resetting`: the log starts over. Raises LogDamaged."""
         if is_resetting:
             self._projections.discard()
-            follower.begin_anew(self._folder, (0, 0))
+            follower.start_over(self._folder, (0, 0))
         for _ in range(MEND_TRIES):
             try:
                 return self.open_at()
@@ -65,9 +65,9 @@ class StoreOpener:
         return await replica_repair.repair_folder(*where, context.environment.network, context.environment.disk)
 
     def open_at(self, until: int | None = None, place: Place | None = None) -> Store:
-        """Open the store, with everything after index `until` cut, or with a log that begins anew at a place. Raises LogDamaged."""
+        """Open the store, with everything after index `until` cut, or with a log that starts over at a place. Raises LogDamaged."""
         if place is not None:
-            follower.begin_anew(self._folder, place)
+            follower.start_over(self._folder, place)
         return open_store(
             self._folder,
             self._context.config.log,

@@ -1,6 +1,6 @@
 """Locates subjects in this process's own view of the coordination store, for a client inside a server. A delay group delivers whether a
 metaserver is up or not. So its client asks no metaserver, and applies the metaserver's own rules here (qmq/meta/cluster_catalog.py). This
-never creates a subject: a message whose subject is gone waits.
+never creates a subject: a message whose subject is deleted waits.
 """
 
 from __future__ import annotations

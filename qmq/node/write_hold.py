@@ -2,7 +2,7 @@
 
     hold       no new request is begun; answered when what was begun is in the log
     describe   where the logs end; answered when all of it is committed
-    release    requests go on; clients that were refused have tried again meanwhile
+    release    requests continue; clients that were refused have tried again meanwhile
 
 A hold ends by itself when its time is over, and with the mastership; then `describe` and `release` refuse, so the caller knows.
 """

@@ -2,7 +2,7 @@
 master key.
 
     the store said at t that lease L holds the key          (t is when we *asked*: the lease was renewed after that)
-        L is the lease of before      the right goes on until t + lease - a tenth
+        L is the lease of before      the right continues until t + lease - a tenth
         L is another one, or the first: the key may have been away, and our partitions may have been fenced. The fences are listed,
                                       the command messages that are missing are appended, and then there is a right
     no answer                         the right ends by our own clock, before the lease ends at the store

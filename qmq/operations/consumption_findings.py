@@ -18,7 +18,7 @@ GROUP_LAGS: Final = FindingKind("group-lags", "Its consumers are too slow or too
 NO_CONSUMERS: Final = FindingKind(
     "no-consumers", "Messages wait, and retention deletes them unread. A group that nobody needs any more can be deleted."
 )
-GROUP_PAUSED: Final = FindingKind("group-paused", "An operator ordered it. Retention goes on meanwhile.")
+GROUP_PAUSED: Final = FindingKind("group-paused", "An operator ordered it. Retention continues meanwhile.")
 LANES_UNHELD: Final = FindingKind(
     "lanes-unheld", "The group has consumers, and none of them reads there: one holds its lane too long, or cannot reach the broker."
 )

@@ -28,7 +28,7 @@ WHAT: Final = {
     "return": "never arrived, went back",
     "left": "its consumer left",
     "lost": "its consumer was lost",
-    "again": "its consumer came anew",
+    "again": "its consumer attached again",
     "reset": "the group was moved",
     "expired": "taken by retention before it went out again",
     "passed": "passed over",
@@ -247,7 +247,9 @@ def _in_lane(found: Followed, state: control.MessageState) -> str:
     parts = [f"failed {state.attempt} time{'s' if state.attempt != 1 else ''} so far" if state.attempt else ""]
     parts.append(f"waits behind {state.behind:,} others of its partition" if state.behind else "is the next one of its lane")
     if state.consumer:
-        parts.append(f"its lane is held by {state.consumer}, whose lease ends in {span_text(state.lease_left_ms)} unless it is heard of")
+        parts.append(
+            f"its lane is held by {state.consumer}, whose lease ends in {span_text(state.lease_left_ms)} unless it sends a heartbeat"
+        )
     else:
         parts.append("nobody holds its lane")
     return "; ".join(filter(None, parts))
@@ -255,7 +257,7 @@ def _in_lane(found: Followed, state: control.MessageState) -> str:
 
 def _held(found: Followed, state: control.MessageState) -> str:
     since = f" since {span_text(found.now_ms - state.last.time_ms)}" if state.last.kind == "pull" else ""
-    lease = f"its lease ends in {span_text(state.lease_left_ms)} unless it is heard of"
+    lease = f"its lease ends in {span_text(state.lease_left_ms)} unless it sends a heartbeat"
     return f"held by consumer {state.consumer}{since} ({_attempt(found, state)}); {lease}"
 
 

@@ -43,7 +43,7 @@ CERTIFICATE_ENDS: Final = FindingKind(
     "certificate-ends", "After that nobody connects to the server any more. Replacing the files is enough; no restart is needed."
 )
 UNFLUSHED: Final = FindingKind("unflushed", "Flushes are slow or stand still. A power cut of all replicas would take what is not flushed.")
-DISK_FULL: Final = FindingKind("disk-full", "A broker without free space refuses messages; acknowledgements and reads go on.")
+DISK_FULL: Final = FindingKind("disk-full", "A broker without free space refuses messages; acknowledgements and reads continue.")
 VERSION_DIFFERS: Final = FindingKind(
     "version-differs", "Expected during an upgrade. Afterwards it means that a server was forgotten, or runs from another image."
 )

@@ -310,7 +310,7 @@ class AccessControl(OpenAccess):
                 self._refuse(caller, action, need, decision)
 
     def require_replica(self, caller: Caller) -> None:
-        """Only a server may speak as a replica: neither a rule nor `--admins` makes one. Raises AccessDenied."""
+        """Only a server may act as a replica: neither a rule nor `--admins` allows it. Raises AccessDenied."""
         if self.is_on and not caller.principal.is_server:
             self._refuse(caller, "REPLICA_HELLO", on_cluster(Operation.REPLICATE), Decision(False, by="no rule makes a server"))
 

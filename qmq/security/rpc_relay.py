@@ -1,15 +1,15 @@
 """The port of a gRPC server that other machines reach: accepts connections as a data port does, and passes their bytes on to the server.
 
 gRPC for Python offers no bound on the rate of handshakes, does not report those that fail, and accepts TLS 1.2. So the listener of the data
-port does the handshakes here, too; gRPC hears of a peer only after TLS has accepted it, over a socket in a folder that only this process's
+port does the handshakes here, too; gRPC gets a peer only after TLS has accepted it, over a socket in a folder that only this process's
 user can enter.
 
     client  -- TLS -->  TlsListener  -->  RelayedConnection  -- folder/socket -->  gRPC
 
 Without TLS (`--insecure`) the same bounds hold for connections.
 
-gRPC knows a relayed peer by the name that the socket's near end is bound to; `RpcDoor.peers` says who that is. A name is removed before its
-socket is closed, so no other connection can have it. A peer without an entry is anonymous.
+gRPC knows a relayed peer by the name that the socket's near end is bound to; `RpcDoor.peers` has the peer for each name. A name is removed
+before its socket is closed, so no other connection can have it. A peer without an entry is anonymous.
 
 A port that takes plain text, too (`RpcDoor.takes_plaintext`), passes such connections on in the same way.
 
@@ -223,7 +223,7 @@ class RpcRelay(RpcPort):
             log.error("connections to port %d are closed, because none can be passed on to gRPC in %s: %s", self.port, self._folder, cause)
 
     def forget(self, connection: RelayedConnection) -> None:
-        """A peer is gone."""
+        """A peer has disconnected."""
         self.connections.discard(connection)
         self._door.peers.pop(self._names.pop(connection, ""), None)
 

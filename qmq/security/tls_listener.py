@@ -36,8 +36,8 @@ _HTTP2: Final = b"P"
 class TlsListener(ServerListener):
     """Accepts connections at `listening`, and does their handshakes beside each other. Made in a running loop.
 
-    Of more than `handshakes_max` handshakes under way the oldest is broken off: who begins thousands and stands still takes bounded memory,
-    and whose handshake goes on is done long before.
+    If more than `handshakes_max` handshakes are under way, the oldest is ended: a peer that begins thousands and does not continue takes
+    bounded memory, and an honest handshake finishes long before.
 
     `on_look` is called every `LOOK_S`, `refused` for each handshake whose peer TLS does not accept. A connection that comes while there is
     no room (`has_room`) is closed before its handshake. With `takes_plaintext` connections with HTTP/2 need no TLS. Without credentials no
@@ -85,7 +85,7 @@ class TlsListener(ServerListener):
         return self._is_paused
 
     def pause(self, pause_s: float) -> None:
-        """A handshake costs a millisecond of the loop: with thousands of connections at once, those that stand must be served too."""
+        """A handshake costs a millisecond of the loop: with thousands of connections at once, open connections must be served too."""
         self._pause_s = max(self._pause_s, pause_s)
 
     async def _look_for_ever(self) -> None:
@@ -137,13 +137,15 @@ class TlsListener(ServerListener):
         except ssl.SSLError as cause:
             self._refused(address, getattr(cause, "verify_message", "") or cause.reason or "no TLS")
         except OSError:
-            pass  # the peer is gone, or too slow
+            pass  # the peer has disconnected, or is too slow
         except Exception:
             accepted.close()
             log.exception("the handshake of %s failed by an error of this server", address)
 
     async def _first_byte(self, accepted: socket.socket) -> bytes:
-        """The first bytes of a peer, without taking them. Empty if the peer closes before. Raises OSError: the peer is gone, or slow."""
+        """The first bytes of a peer, without taking them. Empty if the peer closes before. Raises OSError: the peer has disconnected, or is
+        slow.
+        """
         loop = asyncio.get_running_loop()
         is_there = asyncio.Event()
         try:

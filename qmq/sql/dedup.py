@@ -12,7 +12,7 @@ docs/DEDUP.md says why it holds.
                  \\-> the record is there: close -> acknowledge
 
 A crash before the commit leaves nothing, and the message is handed out again. A crash after it leaves record and effect, and the next claim
-finds the record. There is nothing in between.
+finds the record. No other outcome is possible.
 
 The handler and the database must be of the same kind: `async def` with AsyncEngine or async_sessionmaker, plain `def` with Engine,
 sessionmaker or a DB-API driver. A sync database under an `async def` handler would block the event loop, and two handlers that want the
@@ -91,7 +91,7 @@ class SqlDedup:
         if is_async and self._async_opener is None:
             raise InvalidArgument(
                 "an `async def` handler needs an AsyncEngine or async_sessionmaker, since a sync database holds up the event loop, perhaps "
-                "for ever: give SqlDedup one, or make the handler a plain `def`, which runs in a thread"
+                "forever: give SqlDedup one, or make the handler a plain `def`, which runs in a thread"
             )
         if not is_async and self._opener is None:
             raise InvalidArgument(

@@ -1,6 +1,6 @@
 """Operations on the table of finished messages inside one transaction, for SQLAlchemy and for DB-API drivers.
 
-    claim     writes the record; False if it exists: then its time begins anew, since the message is still handed out
+    claim     writes the record; False if it exists: then its time begins again, since the message is still handed out
     check     before the commit: the record is still this transaction's own
     expire    deletes a batch of old records
 
@@ -52,7 +52,9 @@ def _add(executor: Executor, statements: DedupStatements, parameters: Mapping[st
 
 
 def check(executor: Executor, statements: DedupStatements, record: Record) -> None:
-    """Raises InvalidArgument if the record is gone: then some of the handler's writes are gone, too, and must not be committed."""
+    """Raises InvalidArgument if the record is missing: then some of the handler's writes were rolled back, too, and must not be
+    committed.
+    """
     if not is_there(executor, statements, record):
         raise InvalidArgument(
             "the transaction of this message was rolled back while its handler ran, in whole or in part: let the error that did it "

@@ -36,7 +36,7 @@ class DedupStatements:
     still_there: ClauseElement
     """One row with 1: this transaction's record exists. 0: the record was rolled back."""
     touch: ClauseElement
-    """Begins the record's time anew."""
+    """Begins the record's time again."""
     expiring: ClauseElement
     """The keys of the oldest records that are older than `keep` milliseconds."""
     expire: ClauseElement

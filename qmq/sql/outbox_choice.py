@@ -42,7 +42,7 @@ def choose(rows: Iterable[WaitingRow], messages_max: int, bytes_max: int) -> dic
         left = room.get(row.subject, bytes_max)
         is_full = bool(taken) and (len(taken) >= messages_max or row.size > left)
         if is_full:
-            room[row.subject] = -1  # take no more of this subject, however small
+            room[row.subject] = -1  # take no more messages of this subject, however small
         elif row.claimed_ms <= 0 and key not in held:
             chosen.setdefault(row.subject, []).append(row.id)
             room[row.subject] = left - row.size

@@ -31,7 +31,7 @@ ROUND_MESSAGES: Final = 1_000
 ROUND_BYTES: Final = 4 * limits.MIB
 KEPT_BYTES_MAX: Final = 64 * limits.MIB
 HELD_S: Final = 0.1
-"""How often the relay checks whether earlier rows of a held message are gone."""
+"""How often the relay checks whether earlier rows of a held message are deleted."""
 COMMIT_S: Final = 60.0
 """How long a commit that has begun may take before the relay leaves it to the watchdog."""
 

@@ -2,7 +2,7 @@
 
     relay, right after a commit           ── send_committed ──▶ look what is committed, hold back, claim ──┐
     committed() of a plain connection     ── send_committed ──▶                                            ├──▶ send, delete or note
-    watchdog, what nobody else sends      ── send_left ───────▶ read the rows                            ──┘
+    watchdog, what the others left      ── send_left ───────▶ read the rows                            ──┘
 
 Rules:
 * The table says which messages are committed: rows of a rolled back transaction or savepoint do not exist, and are not sent.

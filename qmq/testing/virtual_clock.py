@@ -1,4 +1,4 @@
-"""A clock that the test moves. Wall time stands until `advance`; the event loop's time flows on, and is moved besides.
+"""A clock that the test moves. Wall time stops until `advance`; the event loop's time keeps running, and `advance` moves it, too.
 
 Why the loop's time must move: heartbeats sleep, retries pause, long polls time out, and all of them use the event loop's time. The loop's
 time is moved in steps with a little real time in between: a live server sends its heartbeats at each step, and keeps its leases; a server
@@ -6,7 +6,7 @@ that hangs loses them. The rule:
 
     up to two minutes    wall time and the loop's time move together, a second a step at most
     more                 the wall time is moved in 60 steps; the loop's time by two minutes, a second a step, the second half of it
-                         when the wall time stands at its new place already
+                         when the wall time has its new value already
 
 In the second half everything that looks at the wall clock at least once a minute has looked. So a lease of more than two minutes is not
 lost by one long advance; it is by several of two minutes.
@@ -34,7 +34,7 @@ _MILLISECOND: Final = timedelta(milliseconds=1)
 
 
 def virtual(start: datetime | None = None) -> VirtualClock:
-    """A clock for one `TestCluster`. It stands still at `start` (with a time zone; default: the current second) until it is advanced.
+    """A clock for one `TestCluster`. It stops at `start` (with a time zone; default: the current second) until it is advanced.
     Raises InvalidArgument if `start` has no time zone.
     """
     if start is None:

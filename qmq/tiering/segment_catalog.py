@@ -120,7 +120,7 @@ class SegmentCatalog:
 
 
 def decode_catalog(data: bytes) -> SegmentCatalog | None:
-    """None if the bytes are damaged, or of another version: the catalog is made anew from what is on the disk and in the store."""
+    """None if the bytes are damaged, or of another version: the catalog is then rebuilt from the segments on the disk and in the store."""
     payload = data[_HEAD_BYTES:]
     if data[: len(_MAGIC)] != _MAGIC or len(data) <= _HEAD_BYTES or _CHECKSUM.unpack_from(data, len(_MAGIC))[0] != crc32c(payload):
         return None

@@ -255,5 +255,5 @@ def _loaded(store: Store) -> SegmentCatalog:
         return SegmentCatalog()
     found = decode_catalog(store.disk.read_file(path))
     if found is None:
-        log.warning("%s is damaged: it is made anew from the segments on the disk", path)
+        log.warning("%s is damaged: rebuilding it from the segments on the disk", path)
     return found or SegmentCatalog()

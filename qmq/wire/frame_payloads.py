@@ -199,7 +199,7 @@ class Fetched(NamedTuple):
 
     `next_sequence`: whatever is wanted from the asked sequence on (or from `start_sequence`, if that is more), up to before it, is in the
     answer; ask on from here. `end_sequence` is behind the newest message that applications may see, of a sealed partition its command
-    message. `stored_bytes`, what the kept messages take, is told to who asks for no messages only.
+    message. `stored_bytes`, the bytes of the kept messages, is set only in the answer to a request for no messages.
     """
 
     start_sequence: int
@@ -236,7 +236,7 @@ class LaneAttach(_JsonMessage):
     """A consumer takes a lane of an ordered subject: logical partitions `first` to `end` - 1 of a partition, for a group.
 
     `version` is the frontier's under which the lane is open for the group. `token` is what the consumer was granted for this very lane
-    before, if it comes back after a broken connection; 0 otherwise. All the other lanes of this consumer that overlap are given up by it.
+    before, if it reconnects after a broken connection; 0 otherwise. The consumer gives up all its other lanes that overlap this one.
     """
 
     subject: str

@@ -206,7 +206,7 @@ class Coordinator:
 
     async def hold(self) -> Holding:
         """Renew the lease of the master's key, or set the key again. If the highest epoch is not ours, we were superseded. Call it only
-        while an epoch is won and not given back. Raises CoordinationError: the state is unknown; go on serving, because the group's
+        while an epoch is won and not given back. Raises CoordinationError: the state is unknown; continue serving, because the group's
         majority decides.
         """
         claim = self._claim

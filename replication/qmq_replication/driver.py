@@ -6,7 +6,7 @@ the broker. A slave's entries come from the mesh, are checked, go through the co
     state file    synced before any message that depends on it
     log           changed in the order reset, truncate, append; with a full disk, entries are dropped, as a network might drop them
     broker        serves from the moment this epoch's barrier is committed until the role is lost
-    store         opened anew in a thread when the state must go back. Until that is done, the driver neither receives nor sends messages
+    store         reopened in a thread when the state must go back. Until that is done, the driver neither receives nor sends messages
                   of peers, and other news for the core waits. To the others this replica is slow, which is no worse than a lossy network
 
 If the process dies at any point here, the next start finds a log that ends somewhere and a promise that was made; Raft allows both.
@@ -135,7 +135,7 @@ class Driver:
     ) -> None:
         """The callbacks:
 
-        reopen     opens the store anew, cut behind an index or begun anew at a place, and hands it to the host
+        reopen     reopens the store, cut behind an index or started over at a place, and hands it to the host
         save       puts the identity on disk, synced
         fatal      stops the process
         report_damage  gets damage that was found while reading for a slave; True if it is being repaired
@@ -365,10 +365,10 @@ class Driver:
         store, reset, until = self.host.store, ready.reset, ready.truncate
         must_undo = store.unwritten and (until is not None or ready.role not in (None, Role.MASTER))
         if reset is not None:
-            log.warning("beginning anew after index %d: the master has no older entries", reset.start_index)
-            self._opening = self._spawn(self._open_anew(ready, None, tuple(reset.place)))
+            log.warning("starting over after index %d: the master has no older entries", reset.start_index)
+            self._opening = self._spawn(self._reopen_store(ready, None, tuple(reset.place)))
         elif must_undo or (until is not None and not follower.truncate(store, until)):  # what was done in memory, and not written
-            self._opening = self._spawn(self._open_anew(ready, until, None))
+            self._opening = self._spawn(self._reopen_store(ready, until, None))
         else:
             self._changed(ready)
 
@@ -386,7 +386,7 @@ class Driver:
         """True while the store is being reopened: its files change."""
         return self._opening is not None
 
-    async def _open_anew(self, ready: Ready, until: int | None, place: Place | None) -> None:
+    async def _reopen_store(self, ready: Ready, until: int | None, place: Place | None) -> None:
         begun_ms = self._clock.monotonic_ms()
         store = await self._reopen(until, place)
         if ready.reset is not None:
@@ -398,7 +398,7 @@ class Driver:
             self._with_core(act)  # if the store must be reopened once more, it waits again
 
     def _opened(self, ready: Ready) -> None:
-        self._stored(self.host.store.flushed_index)  # what was opened anew is flushed
+        self._stored(self.host.store.flushed_index)  # what was reopened is flushed
         self._change_log(ready)
 
     def _take_waiting(self) -> list[Callable[[int], object]]:

@@ -5,7 +5,7 @@
     a candidate    PromiseRequest   Promise        fencing: from now on accept nothing from an older epoch
     the master     Append           Ack            entries, or none (a heartbeat); the answer says what is stored
                                     Mismatch       "my log does not match there; this is its history"
-    the master     Reset            Ack            "the entries that you lack are deleted here: begin anew from my oldest entry"
+    the master     Reset            Ack            "the entries that you lack are deleted here: start over from my oldest entry"
     any            Refusal                         "I promised a higher epoch than yours"
     the master     TakeOver                        "you are up to date: campaign now"
 
@@ -77,7 +77,7 @@ class Ack(NamedTuple):
     """Up to `stored` the sender's log equals the master's of `epoch`, durably. Its log ends at `last_index`, which lies at `place`.
 
     `stored` is as durable as the sender's flush policy asks; up to `flushed` the log survives a power cut, whatever the policy.
-    `round` is the latest that the sender heard of; an Ack of an earlier one is late news, perhaps of entries that are lost since.
+    `round` is the latest that the sender got; an Ack of an earlier one may be of entries that were lost since.
     """
 
     epoch: int
@@ -103,7 +103,7 @@ class Mismatch(NamedTuple):
 
 
 class LogReset(NamedTuple):
-    """Delete your log; it begins anew after (start_epoch, start_index), laid out as `place`. You are whole again at `until_index`."""
+    """Delete your log; it starts over after (start_epoch, start_index), laid out as `place`. You are whole again at `until_index`."""
 
     epoch: int
     round: int

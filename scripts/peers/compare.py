@@ -1,7 +1,7 @@
 """QMQ beside its peers: the same work through each one's Python client, on this machine, in turns. docs/PEERS.md says what it means.
 
-`scripts/bench --peers` runs it. Each round starts each server anew, warms it, and measures all rows; medians of the rounds are printed as a
-table in Markdown, with QMQ's ratio to each peer. Only loopback is used.
+`scripts/bench --peers` runs it. Each round starts each server again, warms it, and measures all rows; medians of the rounds are printed as
+a table in Markdown, with QMQ's ratio to each peer. Only loopback is used.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def draw(found: dict[str, dict[str, Figures]], path: Path) -> None:
 
 
 def isolate() -> None:
-    """Go on in a network namespace that has loopback only, where this machine allows that."""
+    """Continue in a network namespace that has loopback only, where this machine allows that."""
     inner = ["sh", "-c", 'ip link set lo up && exec "$0" "$@"', sys.executable, *sys.argv]
     for command in (["unshare", "--net"], ["unshare", "--map-root-user", "--net"]):
         if ISOLATED not in os.environ and subprocess.run([*command, "true"], capture_output=True).returncode == 0:

@@ -53,7 +53,7 @@ async def test_pages_of_90_subjects_and_20_groups_ask_no_more_than_of_3_and_2(cl
     browser = await PlainBrowser(site).log_in()
 
     async def asked_by(path: str) -> Counter[str]:
-        clock.now_s += REST_S_MAX + 1  # The page looks anew.
+        clock.now_s += REST_S_MAX + 1  # The page looks again.
         calls.clear()
         assert (await browser.get(path)).status == 200, path
         return Counter(calls)

@@ -239,7 +239,7 @@ async def test_letters_that_cannot_be_edited_by_fields_are_named_before_anything
 
 async def test_work_that_ended_with_the_console_is_begun_again_from_its_address(stage: Stage, page: Any) -> None:
     await page.goto(f"{stage.base}/jobs/of-an-earlier-console?group=billing&error=svg&rate=5")
-    await page.get_by_role("link", name="Go on with the same plan").click()
+    await page.get_by_role("link", name="Continue with the same plan").click()
     assert "1 dead letters would be sent again" in await page.locator(".plan").inner_text()
 
 

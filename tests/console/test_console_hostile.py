@@ -141,7 +141,7 @@ async def test_the_reasons_that_people_give_are_text(cluster: TestCluster) -> No
     for partition, text in enumerate(hostile.TEXTS, start=1):
         reason = text.replace("\0", "")
         await mq.metadata.pause_group("orders", "billing", reason=reason)
-        clock.now_s += REST_S_MAX + 1  # the page looks anew
+        clock.now_s += REST_S_MAX + 1  # the page looks again
         move = pb.MoveOperation(partition=partition, broker_group="group-1")
         await mq.metadata.change_route("accounts", move=move, reason=reason)
         for path in ("/", "/subjects/accounts/route"):

@@ -95,7 +95,7 @@ async def test_who_logs_in_at_the_provider_acts_with_the_rights_that_the_cluster
     assert "hidden" not in (await bob.get("/subjects/secrets")).text
 
 
-async def test_the_browser_goes_on_where_it_wanted_to_by_a_page_of_the_console(stage: Stage) -> None:
+async def test_the_browser_continues_where_it_wanted_to_by_a_page_of_the_console(stage: Stage) -> None:
     """The provider does not redirect straight to that page: the session's cookie is Strict, and a browser would not send it then."""
     browser = stage.browser()
     page = await browser.get("/subjects/orders")

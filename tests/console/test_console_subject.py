@@ -38,7 +38,7 @@ async def test_a_search_finds_by_key_tag_header_content_and_time(cluster: TestCl
     assert (await browser.get("/subjects/orders?start=soon")).status == 400
 
 
-async def test_a_search_says_where_it_stopped_and_goes_on_there(cluster: TestCluster, browser: PlainBrowser, monkeypatch) -> None:
+async def test_a_search_says_where_it_stopped_and_continues_there(cluster: TestCluster, browser: PlainBrowser, monkeypatch) -> None:
     monkeypatch.setattr(message_finding, "LOOKED_MAX", 5)
     await cluster.client().send_many("orders", [b"hay"] * 10)
     page = await browser.get("/subjects/orders?key=nobody")

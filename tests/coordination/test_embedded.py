@@ -99,7 +99,7 @@ async def test_a_lease_that_is_not_kept_alive_ends_and_one_that_is_does_not() ->
     await store.close()
 
 
-async def test_a_restart_begins_leases_anew(tmp_path: Path) -> None:
+async def test_a_restart_begins_leases_again(tmp_path: Path) -> None:
     now = [0.0]
     store = EmbeddedStore(tmp_path / "c.db", monotonic_s=lambda: now[0])
     await store.put("k", b"v", await store.grant(10))

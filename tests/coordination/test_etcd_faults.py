@@ -57,7 +57,7 @@ async def test_a_watch_over_a_killed_and_restarted_server_gives_every_event_once
         await follower.stop()
 
 
-async def test_with_the_contacted_member_stopped_calls_and_watches_go_on(cluster: EtcdCluster) -> None:
+async def test_with_the_contacted_member_stopped_calls_and_watches_continue(cluster: EtcdCluster) -> None:
     async with opened(cluster.endpoints) as store:
         start = await store.put("w/0", b"")
         lease = await store.grant(60)
@@ -75,7 +75,7 @@ async def test_with_the_contacted_member_stopped_calls_and_watches_go_on(cluster
         await follower.stop()
 
 
-async def test_with_the_leader_killed_calls_and_watches_go_on(cluster: EtcdCluster) -> None:
+async def test_with_the_leader_killed_calls_and_watches_continue(cluster: EtcdCluster) -> None:
     async with opened(cluster.endpoints, total_s=15) as store:
         start = await store.put("w/0", b"")
         follower = Follower(store, "w/", start)
@@ -211,7 +211,7 @@ async def test_large_revisions_are_watched_whole(own_etcd: EtcdProcess) -> None:
         assert [len(changes.events) for changes in found] == [12] * 6
 
 
-async def test_a_watch_whose_member_falls_silent_goes_on_elsewhere(own_etcd: EtcdProcess) -> None:
+async def test_a_watch_whose_member_falls_silent_continues_elsewhere(own_etcd: EtcdProcess) -> None:
     async with proxied(own_etcd.client_port) as proxy, opened([proxy.endpoint, own_etcd.endpoint]) as store:
         start = await store.put("w/0", b"")
         follower = Follower(store, "w/", start)

@@ -198,7 +198,7 @@ async def test_a_user_where_none_is_wanted_does_no_harm(own_etcd: EtcdProcess) -
     await store.close()
 
 
-async def test_tokens_that_a_restart_made_invalid_are_renewed_and_a_watch_goes_on(auth_server: EtcdProcess) -> None:
+async def test_tokens_that_a_restart_made_invalid_are_renewed_and_a_watch_continues(auth_server: EtcdProcess) -> None:
     store = EtcdStore([auth_server.endpoint], user="broker", password="secret", namespace="/qmq/")
     start = await store.put("k", b"0")
     follower = Follower(store, "k", start)

@@ -89,7 +89,7 @@ _DO: Final[dict[Damage, Callable[[Path, int, Platter], None]]] = {Damage.FLIP: _
 
 
 def _forget_boot(data: Path) -> None:
-    """The machine starts anew: another boot id than the one in replica.json."""
+    """The machine starts again: another boot id than the one in replica.json."""
     group, replica = _names_in(data)
     identity = identities.load(data, group, replica)
     assert identity is not None

@@ -117,7 +117,7 @@ class Report:
 def check_all(events: Iterable[Event], *, drained: bool, slack_ns: int = 0, groups: Collection[str] = ()) -> Report:
     """Every checker over one history.
 
-    `drained`: consumers went on until nothing came, so everything acknowledged must have been seen. If not, `lost_below` judges instead
+    `drained`: consumers continued until nothing came, so everything acknowledged must have been seen. If not, `lost_below` judges instead
     (it finds a part of the same, so it is left out of a drained history), with `slack_ns` for leases and delays.
     """
     history = events if isinstance(events, History) else History(events)

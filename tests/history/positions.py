@@ -1,4 +1,4 @@
-"""Whether a place in a queue means one message for ever, and a producer's messages lie there in its order.
+"""Whether a place in a queue means one message forever, and a producer's messages lie there in its order.
 
 A *place* is a queue and a sequence. Acknowledged sends and polls both claim "value v lies at place p", and all claims must agree:
 

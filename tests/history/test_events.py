@@ -48,7 +48,7 @@ def test_recorded_events_are_stamped_and_loaded_in_order(tmp_path: Path) -> None
     assert load(tmp_path / "h.jsonl") == [begun, ended, reset]
 
 
-def test_a_recorder_goes_on_with_a_file(tmp_path: Path) -> None:
+def test_a_recorder_continues_with_a_file(tmp_path: Path) -> None:
     for value in (1, 2):
         with Recorder(tmp_path / "h.jsonl") as recorder:
             recorder.record(Send(process="p1", type="invoke", subject="s", values=(value,)))

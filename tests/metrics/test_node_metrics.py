@@ -179,7 +179,7 @@ async def test_metrics_are_served_where_the_operator_says(tmp_path: Path) -> Non
             await asyncio.open_connection("127.0.0.1", node.metrics.port)
 
 
-async def test_a_batch_sent_twice_is_stored_once_and_old_batches_are_not_counted_anew(tmp_path: Path) -> None:
+async def test_a_batch_sent_twice_is_stored_once_and_old_batches_are_not_counted_again(tmp_path: Path) -> None:
     config = replace(node_config(tmp_path / "node"), metrics_port=0)
     async with running(config) as node, qmq.connect(node.address) as mq:
         await mq.send_many("flights", [b"x"] * 5)

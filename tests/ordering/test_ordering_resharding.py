@@ -128,7 +128,7 @@ def test_cold_neighbours_are_merged_when_they_were_cold_for_long() -> None:
     assert past.changed_ms == NOW + 5 * MINUTE
 
 
-def test_a_warm_moment_starts_the_quiet_time_anew() -> None:
+def test_a_warm_moment_starts_the_quiet_time_again() -> None:
     route = route_of(4, 4)
     cold = [load(route, 1, [1] * 4), load(route, 2, [1] * 4)]
     _, past = decide(POLICY, route, cold, ["a"], LoadHistory(), NOW)

@@ -59,7 +59,7 @@ class Checks:
         found = self._simulation.ledger.find(partition, sequence)
         if found is None or (found.key, found.number) != (key, number):
             raise Violation(
-                f"acknowledged: message {number} of {key!r} is said to be in partition {partition} at {sequence}; there is {found}"
+                f"acknowledged: message {number} of {key!r} is reported in partition {partition} at {sequence}; there is {found}"
             )
         self.stored[key, number] = partition, sequence
 
@@ -148,7 +148,7 @@ class Checks:
                 raise Violation(f"durability: message {number} of {key!r} was acknowledged at {sequence} of {partition}, there is {found}")
         for key, number in self.refused:
             if ledger.by_key.get(key, {}).get(number):
-                raise Violation(f"refused: message {number} of {key!r} was said not to be stored, and is in {ledger.by_key[key][number]}")
+                raise Violation(f"refused: message {number} of {key!r} was reported as not stored, and is in {ledger.by_key[key][number]}")
 
     def undrained(self) -> list[str]:
         """For each group a short description of what is not done yet."""

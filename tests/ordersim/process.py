@@ -72,5 +72,5 @@ class Process:
     def resume(self) -> None:
         """SIGCONT."""
         if self.loop.is_alive and self.loop.is_paused:
-            self.tell("goes on")
+            self.tell("continues")
             self.loop.resume()

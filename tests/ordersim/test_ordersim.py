@@ -55,7 +55,7 @@ FOUND_AT = {
     "count as done what is another lane's": 1,
     "settle a message when it is handed out": 1,
     "park a message without what follows for its key": 22,
-    "go on with what was held under a token that is void": 21,
+    "continue with what was held under a token that is void": 21,
     "take batches without looking for gaps in their numbers": 3,
     "take batches behind the command message": 1,
     "say of a batch that is stored that it is not, once sealed": 11,

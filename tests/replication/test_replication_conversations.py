@@ -1,4 +1,4 @@
-"""Whole conversations as text (as etcd-io/raft's data-driven tests): a file has commands, and below `----` what was said because of them.
+"""Whole conversations as text (as etcd-io/raft's data-driven tests): a file has commands, and below `----` the messages that they caused.
 
     replicas abc a=1,1,2 b=1     a group; logs by the epochs of their entries
     campaign a                   win an epoch, and ask for promises
@@ -7,7 +7,7 @@
     beat                         time for a sign of life
     settle                       let everything arrive until it is quiet; signs of life that change nothing are left out
 
-QMQ_REWRITE=1 writes the files anew; read the difference.
+QMQ_REWRITE=1 rewrites the files; read the difference.
 """
 
 from __future__ import annotations

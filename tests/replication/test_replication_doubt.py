@@ -23,8 +23,8 @@ def outrun(group: Group) -> None:
     group.heal()
 
 
-def test_a_replica_in_step_whose_next_entry_is_gone_begins_anew() -> None:
-    """Found by the simulator: the replica took the Reset for an old one, and both sides waited for ever."""
+def test_a_replica_in_step_whose_next_entry_is_gone_starts_over() -> None:
+    """Found by the simulator: the replica took the Reset for an old one, and both sides waited forever."""
     group = Group()
     outrun(group)
     for _ in range(3):
@@ -34,7 +34,7 @@ def test_a_replica_in_step_whose_next_entry_is_gone_begins_anew() -> None:
     assert group.core["c"].state.may_count
 
 
-def test_a_silent_peer_whose_next_entry_is_gone_is_told_to_begin_anew() -> None:
+def test_a_silent_peer_whose_next_entry_is_gone_is_told_to_start_over() -> None:
     """Found by the simulator: the master had no entry for its heartbeat to follow, sent none, and so never got the reason."""
     group = Group(timing=Timing(inflight_bytes_max=1))
     outrun(group)
@@ -92,7 +92,7 @@ def test_an_empty_replica_begins_where_the_masters_files_begin() -> None:
 def test_a_reset_below_what_is_committed_is_refused() -> None:
     group = Group(logs={"a": (1, 1, 1)})
     group.step("b", "a", Append(2, 0, 1, 3, (), 3, 3, False, None))
-    with pytest.raises(ProtocolViolation, match="told to begin anew at 2, but 3 is committed"):
+    with pytest.raises(ProtocolViolation, match="told to start over at 2, but 3 is committed"):
         group.core["a"].step(0, "c", LogReset(3, 1, 1, 2, 2, 5))
 
 

@@ -179,7 +179,7 @@ def test_an_epoch_that_was_won_too_late_is_given_back() -> None:
 
 
 def test_a_campaign_whose_epoch_is_not_above_the_promised_one_ends() -> None:
-    """Otherwise the campaign would wait for ever: only its answer ends it."""
+    """Otherwise the campaign would wait forever: only its answer ends it."""
     group = Group(epoch=9)
     core = group.core["a"]
     core.step(0, "a", TakeOver(9))

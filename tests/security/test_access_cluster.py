@@ -12,7 +12,7 @@ from qmq.proto.v1 import meta_pb2 as pb
 from qmq.testing import TestCluster, virtual
 
 
-async def test_a_cluster_goes_on_under_rules_through_fail_over_split_and_delay() -> None:
+async def test_a_cluster_continues_under_rules_through_fail_over_split_and_delay() -> None:
     async with TestCluster(brokers=3, groups=2, clock=virtual()) as cluster:
         first = cluster.client()
         token = (await first.access.create_token("op:admin")).token

@@ -65,7 +65,7 @@ def test_a_member_is_given_no_key_but_its_own(tmp_path: Path) -> None:
     assert {stat.S_IMODE(path.stat().st_mode) for path in tmp_path.rglob("*key*")} == {0o600}
 
 
-def test_etcd_believes_an_authority_of_its_own_and_knows_servers_by_one_name(tmp_path: Path) -> None:
+def test_etcd_trusts_its_own_authority_and_knows_servers_by_one_name(tmp_path: Path) -> None:
     make_certificates(tmp_path, CLUSTER)
     members = tmp_path / "members"
     ours, etcds = (read(members / "g1-a" / name) for name in ("ca.pem", "etcd-ca.pem"))

@@ -97,7 +97,7 @@ async def test_a_recurring_message_takes_one_place_whatever_runs_it_has() -> Non
             await mq.send("later", b"x", delay=HOUR)
 
 
-async def test_the_next_master_goes_on_counting() -> None:
+async def test_the_next_master_continues_counting() -> None:
     async with limited(3, delay=3) as (cluster, mq):
         await mq.send_many("later", [b"x"] * 3, delays=HOUR)
         first = cluster.master("delay")

@@ -110,7 +110,7 @@ def test_environments_encrypt_only_with_certificates(tmp_path: Path, options: di
     assert environment_with(Tls(tmp_path / "ca.pem", made.cert, made.key, **options)).network.credentials is not None
 
 
-async def test_a_replicated_group_goes_on_while_rules_are_enforced(tmp_path: Path) -> None:
+async def test_a_replicated_group_continues_while_rules_are_enforced(tmp_path: Path) -> None:
     async with secured(tmp_path) as (nodes, address, orders):
         admin = papers(tmp_path / "papers", "admin", "op")
         async with qmq.connect(address, tls=admin) as operator, qmq.connect(address, tls=orders) as mq:

@@ -33,7 +33,7 @@ def _own(ready: Ready) -> list[str]:
     if ready.save is not None:
         found.append("save promised {} whole {} resetting until {}".format(*ready.save))
     if ready.reset is not None:
-        found.append(f"begin anew behind {ready.reset.start_index}")
+        found.append(f"start over behind {ready.reset.start_index}")
     if ready.truncate is not None:
         found.append(f"cut to {ready.truncate}")
     found += [f"write to {each.last_index}" for each in ready.append]

@@ -36,7 +36,7 @@ FOUND_AT = {
     "take entries of an older epoch": 1,
     "answer a promise request without promising": 5,
     "promise without telling how far one is": 1,
-    "believe to be in step with every new master": 1,
+    "count as in step with every new master": 1,
     "skip the promises": 1,
     "lead although another is ahead": 1,
     "two promises are always enough": 1,
@@ -49,7 +49,7 @@ FOUND_AT = {
     "cut at every sign of life that is behind": 3,
     "stream from a slave's end without looking where the logs part": 1,
     "leave a replica in step behind when its next entry is gone": 4,
-    "begin anew at a Reset that came twice": 4,
+    "start over at a Reset that came twice": 4,
     "say nothing to a silent peer whose next entry is gone": 45,
     "take a lost answer for a success": 10,
     "read a lost answer back by its epoch alone": 59,
@@ -59,7 +59,7 @@ FOUND_AT = {
     "change the membership before the last change has a majority": 4,
     "change the membership before serving": 4,
     "acknowledge before the flush": 2,
-    "believe a flush that began before a cut": 15,
+    "count a flush that began before a cut": 15,
     "keep promises in memory only": 7,
     "send before the promise is saved": 347,
     "do not cut what diverged": 1,
@@ -70,8 +70,8 @@ FOUND_AT = {
     "count at once after a power cut without flushes": 39,
     "answer everything that waits at any commit": 1,
     "acknowledge when the master has it": 1,
-    "believe a hello without its proof": 4,
-    "hear who does not belong to the group": 4,
+    "accept a hello without its proof": 4,
+    "accept messages of peers outside the group": 4,
 }
 """The seed that finds it first (scripts/sim --bugs --json)."""
 

@@ -181,7 +181,7 @@ class History:
         self.apply(self._chosen(), is_fenced=is_fenced)
 
     def apply(self, change: Change, *, is_fenced: bool = False) -> None:
-        """Apply a change of the route. Waiting messages are divided anew; if the partition was fenced, the last stored ones are sent
+        """Apply a change of the route. Waiting messages are divided again; if the partition was fenced, the last stored ones are sent
         again before them.
         """
         self.route = next_route(self.route, change)

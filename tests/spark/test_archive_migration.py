@@ -51,7 +51,7 @@ def copy(tmp_path: Path) -> Path:
     return Path(shutil.copytree(OLD, tmp_path / "old"))
 
 
-def test_a_migration_that_dies_between_two_subjects_goes_on_with_the_second(catalog: Catalog, copy: Path) -> None:
+def test_a_migration_that_dies_between_two_subjects_continues_with_the_second(catalog: Catalog, copy: Path) -> None:
     assert next(migrate(copy, catalog, "qmq")).subject == "orders"
     assert [each.subject for each in migrate(copy, catalog, "qmq")] == ["pay"]
 

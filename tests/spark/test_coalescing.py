@@ -25,15 +25,15 @@ def test_batches_of_one_message_become_large_record_batches() -> None:
 
 def test_large_bodies_end_a_chunk_before_its_rows_do() -> None:
     batches = [stored(Columns([bytes(limits.MIB)]), sequence) for sequence in range(9)]
-    hands = list(chunks(spans(batches, whole(), with_directed=False)))
-    assert all(sum(len(span.region) for span in hand) <= BYTES_WANTED for hand in hands)
-    assert [span.envelope.base_sequence for hand in hands for span in hand] == list(range(9))
-    assert len(hands) == 3
+    groups = list(chunks(spans(batches, whole(), with_directed=False)))
+    assert all(sum(len(span.region) for span in group) <= BYTES_WANTED for group in groups)
+    assert [span.envelope.base_sequence for group in groups for span in group] == list(range(9))
+    assert len(groups) == 3
 
 
 def test_compressed_bodies_count_as_what_they_will_be() -> None:
     batches = [stored(Columns([bytes(3 * limits.MIB)]), sequence, compression=Compression.ZSTD) for sequence in range(3)]
-    assert [len(hand) for hand in chunks(spans(batches, whole(), with_directed=False))] == [1, 1, 1]
+    assert [len(group) for group in chunks(spans(batches, whole(), with_directed=False))] == [1, 1, 1]
 
 
 def test_a_batch_that_unpacks_to_more_than_a_record_batch_may_have_is_cut() -> None:

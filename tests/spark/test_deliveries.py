@@ -115,7 +115,7 @@ def test_nothing_is_open_any_more_of_a_group_that_was_forgotten() -> None:
     assert [each[-1] for each in plain(found)] == ["reset"]
 
 
-def test_a_dropped_queue_has_no_open_deliveries_and_its_groups_begin_anew() -> None:
+def test_a_dropped_queue_has_no_open_deliveries_and_its_groups_start_over() -> None:
     found = replayed(joined(), pulled((0, 2, 1)), DropQueue("orders", 0, "", ""), Begin(*NAMES, "", 2), joined(), pulled((2, 1, 1)))
     assert [(each[0], each[-1]) for each in plain(found)] == [(0, "reset"), (2, "open")]
 
@@ -388,13 +388,13 @@ def test_a_replayed_message_is_done_once_more() -> None:
 
 
 @pytest.mark.parametrize("end", [Forget(*LANES, ""), DropQueue(*LANES[:2], "", "")], ids=["group", "queue"])
-def test_lanes_that_were_deleted_begin_anew(end: AnyAction) -> None:
+def test_lanes_that_were_deleted_start_over(end: AnyAction) -> None:
     parked = LanePark(*LANES, "left", 1, 5, 2, b"k")
     found = lanes(parked, end, *lane_actions(), LaneDone(*LANES, "left", 1, ((0, 0),)))
     assert [(each[0], each[3]) for each in found] == [(5, "park"), (5, "reset"), (0, "done")]
 
 
-def test_lanes_of_a_snapshot_go_on() -> None:
+def test_lanes_of_a_snapshot_continue() -> None:
     replay = Replay()
     for head, region in timed([*lane_actions(), LanePark(*LANES, "left", 1, 5, 2, b"k")]):
         assert len(list(replay.entry(head, region))) in (0, 1)
@@ -442,7 +442,7 @@ with qmq.blocking.connect(sys.argv[1]) as mq:
 
 
 async def consume(address: str) -> None:
-    """Ten messages: crasher dies with some in hand; the others are done, the last one after a failure; one of another group is left."""
+    """Ten messages: crasher dies while it holds some; the others are done, the last one after a failure; one of another group is left."""
     async with qmq.connect(address) as mq:
         await mq.send_many("s", [b"%d" % each for each in range(10)])
         crasher = subprocess.Popen([sys.executable, "-c", CRASHER, address], stdout=subprocess.PIPE)

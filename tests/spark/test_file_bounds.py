@@ -267,7 +267,7 @@ def test_log_that_was_begun_anew_in_its_middle_is_read_from_there(data: Path) ->
     assert log.subjects() == []
     store.close()
     base = donor.messages.bases[2]
-    follower.begin_anew(folder, (base, 0))
+    follower.start_over(folder, (base, 0))
     assert not (folder / commit_mark.FILE).exists()
     for each in donor.messages.bases[2:]:
         shutil.copy(donor.folder / "message" / f"{each:020d}.log", folder / "message")

@@ -105,7 +105,7 @@ def test_log_without_segments_says_so(traffic: Traffic) -> None:
 
 
 @pytest.mark.parametrize("harm", ["gone", "short", "zeros", "shifted", "one flipped"])
-def test_consume_log_that_is_gone_or_wrong_is_not_believed(traffic: Traffic, harm: str) -> None:
+def test_a_missing_or_wrong_consume_log_is_not_used(traffic: Traffic, harm: str) -> None:
     checkpoint(traffic.store)
     for path in (traffic.folder / "consume").iterdir():
         data = path.read_bytes()

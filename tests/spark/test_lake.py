@@ -236,7 +236,7 @@ def test_compaction_changes_no_row_and_sorts_by_logical_partition_and_key(lake: 
     assert found == sorted(found, key=lambda row: (row["logical_partition"], row["key"]))
 
 
-def test_a_writer_goes_on_behind_a_compaction(lake: Lake) -> None:
+def test_a_writer_continues_behind_a_compaction(lake: Lake) -> None:
     table = filled(lake)
     running = lake.writer(lake.asked("bank"))
     assert list(running.round()) == []

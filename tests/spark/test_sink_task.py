@@ -170,7 +170,7 @@ def assert_in_order(node: NodeThread, subject: str, times: int = 2) -> None:
         assert bodies == mine * times
 
 
-def test_a_task_goes_on_through_splits_that_come_in_its_middle(node: NodeThread, cluster: SinkCluster) -> None:
+def test_a_task_continues_through_splits_that_come_in_its_middle(node: NodeThread, cluster: SinkCluster) -> None:
     node.create("middle", partitions=2)
 
     def rows() -> Iterator[pa.RecordBatch]:

@@ -69,7 +69,7 @@ class Stream:
         return json.loads((self.folder / "checkpoint" / "offsets" / str(number)).read_text().splitlines()[-1])
 
 
-def test_a_stream_goes_on_where_its_checkpoint_ends_and_gives_each_message_once(
+def test_a_stream_continues_where_its_checkpoint_ends_and_gives_each_message_once(
     spark: SparkSession, node: NodeProcess, tmp_path: Path
 ) -> None:
     send(node.address, "goes-on", [f"{number:04}" for number in range(100)])

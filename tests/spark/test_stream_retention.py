@@ -65,7 +65,7 @@ def test_a_stream_fails_and_says_what_is_gone_and_what_is_left(spark: SparkSessi
     assert reading.sequences == [0, 1, 2, 3, 4], "nothing was given that would hide the loss"
 
 
-def test_or_it_goes_on_with_what_is_left_if_the_user_said_so(spark: SparkSession, traffic: Traffic, tmp_path: Path) -> None:
+def test_or_it_continues_with_what_is_left_if_the_user_said_so(spark: SparkSession, traffic: Traffic, tmp_path: Path) -> None:
     traffic.send("a", count=5)
     mark(traffic.store)
     reading = Reading(spark, traffic.folder, tmp_path)

@@ -60,7 +60,7 @@ async def test_a_handler_that_ignores_a_refused_commit_has_its_whole_effect_or_n
                 rows(database, "DELETE FROM effect")
 
 
-async def test_a_handler_that_rolled_back_and_went_on_commits_nothing(database: Database) -> None:
+async def test_a_handler_that_rolled_back_and_continued_commits_nothing(database: Database) -> None:
     def roll_back(handed: Any) -> None:
         handed.rollback()
         say(handed, "INSERT INTO effect VALUES ('half')")

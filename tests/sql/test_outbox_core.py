@@ -65,7 +65,7 @@ def test_a_subject_that_fails_rests_longer_each_time_until_something_is_sent() -
 
 
 @given(st.integers(0, 2**32))
-def test_of_many_watchdogs_one_believes_in_its_lease_whatever_is_slow(seed: int) -> None:
+def test_at_most_one_of_many_watchdogs_holds_a_valid_lease_whatever_is_slow(seed: int) -> None:
     """The database's clock may be slow by 1%; requests take any time to arrive; watchdogs pause."""
     chance = random.Random(seed)
     row = LeaseRow("", 0, 0)

@@ -119,7 +119,7 @@ class DeliveryRecorder:
     Deliveries are written at once, before they can be acknowledged. Acknowledgements that were answered together are one line.
 
     A lane that is lost while an acknowledgement is on its way leaves nobody knowing: it may have been committed before. It was certainly
-    not if the lane was lost before anything was said.
+    not if the lane was lost before any verdict.
     """
 
     def __init__(self, recorder: Recorder, process: str, group: str) -> None:

@@ -33,7 +33,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 @needs.mounts
 @pytest.mark.parametrize("reserve", [2 * MIB, 0])
-async def test_a_full_disk_refuses_writes_goes_on_reading_and_recovers(small_disk: Path, reserve: int) -> None:
+async def test_a_full_disk_refuses_writes_continues_reading_and_recovers(small_disk: Path, reserve: int) -> None:
     log = LogConfig(segment_bytes=4 * MIB, disk_free_bytes_min=reserve)
     async with running(node_config(small_disk / "node", log)) as node, qmq.connect(node.address) as mq:
         sent = 0

@@ -103,13 +103,13 @@ def test_a_process_whose_clock_jumps_an_hour_keeps_its_time(fake: FakeTime, proc
     assert close(back.step_ms, 0)
 
 
-def test_a_jump_that_others_confirm_is_believed(fake: FakeTime, process: Process) -> None:
+def test_a_clock_jump_that_others_confirm_is_accepted(fake: FakeTime, process: Process) -> None:
     process.ask(f"witness a {true_ms()}")
     fake.jump(3600)
     assert close(process.ask().kept_ms, true_ms())
-    believed = process.ask(f"witness a {process.ask().wall_ms}")
-    assert close(believed.kept_ms, true_ms() + HOUR)
-    assert close(believed.step_ms, 0)
+    accepted = process.ask(f"witness a {process.ask().wall_ms}")
+    assert close(accepted.kept_ms, true_ms() + HOUR)
+    assert close(accepted.step_ms, 0)
 
 
 def test_a_process_started_while_its_clock_is_ahead_is_put_right_by_a_witness(fake: FakeTime) -> None:

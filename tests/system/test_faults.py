@@ -51,7 +51,7 @@ async def test_acked_messages_survive_kills_of_the_master(group: Group, tmp_path
             await group.settled_peer(master)
 
 
-async def test_writes_go_on_while_a_slave_is_killed_and_comes_back(group: Group, tmp_path: Path) -> None:
+async def test_writes_continue_while_a_slave_is_killed_and_comes_back(group: Group, tmp_path: Path) -> None:
     async with load(group, "slave", tmp_path) as work:
         slave = await group.slave()
         await asyncio.to_thread(group.cluster.kill, slave)
@@ -105,7 +105,7 @@ async def test_a_killed_leader_of_etcd_does_not_stop_the_data_path(group: Group,
             await asyncio.to_thread(group.cluster.start, name)
 
 
-async def test_the_data_path_goes_on_while_etcd_has_no_quorum(group: Group, tmp_path: Path) -> None:
+async def test_the_data_path_continues_while_etcd_has_no_quorum(group: Group, tmp_path: Path) -> None:
     async with load(group, "etcd-none", tmp_path) as work:
         master = await group.master()
         await asyncio.to_thread(group.cluster.pause, *ETCD)

@@ -114,7 +114,7 @@ async def test_an_acknowledged_message_survives_kill_9_however_often(node_proces
     assert load.acked
     assert load.acknowledged - stored.keys() == set()
     assert set(stored.values()) == {1}
-    assert load.after_ack == Counter(), "what a consumer acknowledged, and heard so, came back"
+    assert load.after_ack == Counter(), "a message was delivered again whose acknowledgement was answered"
     assert node_process.stop() == 0
 
 

@@ -31,5 +31,5 @@ async def test_every_promise_is_kept_while_the_route_changes_and_processes_die(t
     assert result.faults == {**dict.fromkeys(KILLS, 1), "freeze-group": 1}
     assert result.report.counts["acknowledged"] >= 5_000
     assert result.report.counts["acknowledged"] == result.report.counts["sent"], result.failures
-    assert result.report.write_pauses["a frozen group"].found_ns, "writers went on elsewhere"
+    assert result.report.write_pauses["a frozen group"].found_ns, "writers continued elsewhere"
     assert json.dumps(result.figures)

@@ -140,7 +140,7 @@ class World:
         )
 
     async def progress(self, count: int, within_s: float, lps: Collection[int] = ()) -> None:
-        self.story.append(f"writers of {len(lps)} go on" if lps else "writers go on")
+        self.story.append(f"writers of {len(lps)} continue" if lps else "writers continue")
 
     async def sleep(self, seconds: float) -> None:
         self.slept_s += seconds
@@ -174,7 +174,7 @@ async def test_a_frozen_group_is_left_before_it_wakes_up_and_its_lease_is_over_b
     world = World(tmp_path)
     await world.nemesis.strike("freeze-group")
     assert world.story == [
-        *("g1 is settled", "note a frozen group", "pause g1-a g1-b g1-c", "writers of 8 go on", "wait", "resume g1-a g1-b g1-c"),
+        *("g1 is settled", "note a frozen group", "pause g1-a g1-b g1-c", "writers of 8 continue", "wait", "resume g1-a g1-b g1-c"),
         "g1 is settled",
     ]
     assert world.metadata.groups == ["g2", "g2"]
@@ -185,7 +185,7 @@ async def test_a_group_emptied_while_it_was_frozen_does_not_count_as_a_victim(tm
     world = World(tmp_path)
     world.victims.cluster.before_pauses = [lambda: world.metadata.move_all("g2")]
     await world.nemesis.strike("freeze-group")
-    frozen = "pause g1-a g1-b g1-c", "resume g1-a g1-b g1-c", "pause g2-a g2-b g2-c", "writers of 8 go on", "resume g2-a g2-b g2-c"
+    frozen = "pause g1-a g1-b g1-c", "resume g1-a g1-b g1-c", "pause g2-a g2-b g2-c", "writers of 8 continue", "resume g2-a g2-b g2-c"
     assert [line for line in world.story if line.split()[0] in ("pause", "resume", "writers")] == list(frozen)
     assert world.nemesis.done == {"freeze-group": 1}
     assert [end for end, _ in world.outages()] == ["invoke", "ok"] * 2
@@ -200,7 +200,7 @@ async def test_a_group_that_had_nothing_for_one_version_only_is_no_victim_either
 
     world.victims.cluster.before_pauses = [away_and_back]
     await world.nemesis.strike("freeze-group")
-    assert [line for line in world.story if line.startswith("writers")] == ["writers of 8 go on"]
+    assert [line for line in world.story if line.startswith("writers")] == ["writers of 8 continue"]
     assert world.story.count("pause g1-a g1-b g1-c") == 2
 
 
@@ -249,7 +249,7 @@ async def test_a_change_that_conflicts_is_tried_again_from_the_route_as_it_is_th
     assert (world.changer.done, world.changer.refused) == ({"move": 1}, {"E114": 1, "E301": 1})
 
 
-async def test_a_drain_goes_on_until_the_group_has_nothing(tmp_path: Path) -> None:
+async def test_a_drain_continues_until_the_group_has_nothing(tmp_path: Path) -> None:
     world = World(tmp_path)
     world.metadata.failures = [RouteConflict("another one")]
     await world.changer.evacuate("g1")

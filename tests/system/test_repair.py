@@ -93,7 +93,7 @@ async def test_a_master_with_a_full_disk_refuses_messages_until_there_is_room(gr
 
 
 @needs.strace
-async def test_a_replica_whose_sync_fails_stops_loudly_and_the_others_go_on(group: Group, tmp_path: Path) -> None:
+async def test_a_replica_whose_sync_fails_stops_loudly_and_the_others_continue(group: Group, tmp_path: Path) -> None:
     async with load(group, "sync", tmp_path) as work:
         master = await group.master()
         pid = next(each.pid for each in group.cluster.status() if each.service == master)

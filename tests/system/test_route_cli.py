@@ -85,7 +85,7 @@ async def test_a_user_splits_a_half_consumed_partition_and_sees_every_key_in_ord
     assert by_key(consume(node_process, "billing", 600)) == expected
 
 
-async def test_a_change_is_waited_for_until_a_living_consumer_has_gone_on(node_process: NodeProcess) -> None:
+async def test_a_change_is_waited_for_until_a_living_consumer_has_continued(node_process: NodeProcess) -> None:
     node_process.start()
     found(node_process, "subject", "create", "orders", "--order", "strict", "--partitions", "1")
     produce(node_process, range(100))

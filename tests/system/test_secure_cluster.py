@@ -27,7 +27,7 @@ def group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Group]:
 
 
 def etcds(group: Group, name: str) -> Path:
-    """A file that g1-a shows to etcd, or believes it by."""
+    """A file that g1-a uses to connect to etcd: its certificate, its key, or the authority."""
     return group.papers("g1-a").ca.with_name(f"etcd-{name}.pem")
 
 

@@ -38,7 +38,7 @@ async def filled(group: Group, subject: str) -> QueuePiece:
 
 
 @pytest.mark.parametrize("fault", ["kill", "stop"])
-async def test_a_read_goes_on_batch_for_batch_when_the_master_is_lost(group: Group, monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
+async def test_a_read_continues_batch_for_batch_when_the_master_is_lost(group: Group, monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
     monkeypatch.setattr(server_reader, "FETCH_BYTES", 4096)
     piece = await filled(group, f"spark.{fault}")
     with closing(ServerAddress(group.server, timing=ConnectionTiming(answer_s=2.0)).open()) as log:

@@ -140,7 +140,7 @@ def test_what_cannot_be_moved_says_why(shop: NodeProcess, plain: str, ordered: s
     assert (done.returncode, says in done.stderr.decode()) == (2, True), done.stderr.decode()
 
 
-def test_an_import_that_is_killed_goes_on_and_stores_nothing_twice(shop: NodeProcess, ordered: str, tmp_path: Path) -> None:
+def test_an_import_that_is_killed_continues_and_stores_nothing_twice(shop: NodeProcess, ordered: str, tmp_path: Path) -> None:
     file = tmp_path / "many.jsonl"
     file.write_bytes(b"".join(b'{"body": "%d", "key": "k%d"}\n' % (number, number % 7) for number in range(20_000)))
     command = [sys.executable, "-m", "qmq.cli", "import", ordered, "--file", str(file), "--server", shop.address]

@@ -146,7 +146,7 @@ async def test_one_broker_that_is_cut_off_is_found_again(qmq_cluster: TestCluste
     assert await received(mq.consumer("orders", group="g", ack="explicit"), 2) == [b"1", b"2"]
 
 
-async def test_without_a_metaserver_what_is_known_goes_on(qmq_cluster: TestCluster) -> None:
+async def test_without_a_metaserver_what_is_known_continues(qmq_cluster: TestCluster) -> None:
     mq = qmq_cluster.client()
     await mq.send("orders", b"1")
     await qmq_cluster.kill("meta")

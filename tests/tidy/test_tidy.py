@@ -201,6 +201,18 @@ def test_no_machine_host_or_leftover_is_named() -> None:
             assert found is None or "_pb2" in path.name, f"{name(path)}: {found and found[0]}"
 
 
+WORDS = ("an" + "ew", "ali" + "ke", "in ha" + "nd", "counts no mo" + "re", "believe" + "[sd]", r"(goes|went) o" + r"n(?! (the|its)\b)")
+PRIVATE_WORDS = re.compile(rf"\b({'|'.join(WORDS)})\b")
+"""Words that a reader has to translate (docs/STYLE.md): again, the same way, in progress, continues, accepts, no longer counts."""
+
+
+def test_prose_uses_plain_words() -> None:
+    for path in [*SOURCES, *DOCS]:
+        for number, line in enumerate(path.read_text().splitlines(), start=1):
+            found = PRIVATE_WORDS.search(line)
+            assert found is None, f"{name(path)}:{number}: say {found and found[0]!r} in plain words"
+
+
 def test_a_document_has_one_title() -> None:
     for path in DOCS:
         body = re.sub(r"```.*?```", "", path.read_text(), flags=re.DOTALL)
@@ -208,10 +220,10 @@ def test_a_document_has_one_title() -> None:
 
 
 REPLAYED = re.compile(r"qmq/log/|qmq/delay/schedule|replication/qmq_replication/")
-"""What replicas run alike on what is stored."""
+"""Code that every replica runs on the same stored entries."""
 
 
-def test_no_assert_guards_what_all_replicas_do_alike() -> None:
+def test_no_assert_guards_what_every_replica_replays() -> None:
     """An assert would end all replicas at the same entry, and none of them under `-O`: see qmq.invariants."""
     replayed = [path for path in CODE if REPLAYED.match(name(path))]
     found = [f"{name(path)}:{node.lineno}" for path in replayed for node in nodes(path) if isinstance(node, ast.Assert)]

@@ -65,7 +65,7 @@ class ListenerApi:
 
     def listening(self, *, grace: timedelta = GRACE) -> AbstractAsyncContextManager[Listening]:
         """`async with mq.listening():` all listeners run inside the block. At its end, or when one fails, they take no more messages,
-        finish and acknowledge those in hand, for `grace` at most, and leave; unseen messages return to the group at once.
+        finish and acknowledge those in progress, for `grace` at most, and leave; unseen messages return to the group at once.
 
         Raises InvalidArgument; at the end the error that stopped a listener (UnknownSubject, MessagesExpired, ...).
         """

@@ -89,7 +89,7 @@ class Listening:
         self._tasks.append(asyncio.get_running_loop().create_task(self._run(listener)))
 
     def stop(self) -> None:
-        """Take no more messages and finish those in hand; a second call stops at once."""
+        """Take no more messages and finish those in progress; a second call stops at once."""
         self._stop.again()
 
     async def wait(self) -> None:

@@ -1,6 +1,6 @@
 """How listeners stop, in two steps that are the same for all listeners of a client.
 
-wanted    take no more messages; unseen ones return to the group, those in hand are finished and acknowledged
+wanted    take no more messages; unseen ones return to the group, those in progress are finished and acknowledged
 now       the grace is over, or a second stop was asked for: handlers are cancelled, their messages handed back
 """
 

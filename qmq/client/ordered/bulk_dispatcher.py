@@ -2,9 +2,9 @@
 single messages.
 
 Rules:
-* A lane has at most one slice in hand, and no other slice with its logical partitions is in hand, whatever lane it comes from: a lane may
+* At most one slice of a lane is handed out, and no other slice with the same logical partitions, from whichever lane it comes: a lane may
   be
-  lost while a slice is in hand, and its keys come back in another lane. Slices that cannot share a key are in hand together.
+  lost while a slice is handed out, and its keys return in another lane. Slices that cannot share a key are handed out at the same time.
 * Lanes take turns. A failed slice comes first in its lane, and the lane hands out nothing until the slice may be retried, nor while its
   lease may have ended.
 """
@@ -26,14 +26,14 @@ class BulkDispatcher:
         self._lanes: dict[LaneSource, deque[MessageRun]] = {}
         """The waiting runs of each lane, in order. The lane whose turn it is comes first."""
         self._in_hand: dict[MessageRun, LpRange] = {}
-        """The first run of each slice in hand, and the logical partitions of the slice."""
+        """The first run of each slice that is handed out, and the logical partitions of the slice."""
 
     def put(self, lane: LaneSource, runs: Sequence[MessageRun]) -> None:
         """Add runs, in the order of their lane."""
         self._lanes.setdefault(lane, deque()).extend(runs)
 
     def take(self, messages_max: int) -> list[MessageRun]:
-        """The next slice, up to `messages_max` messages of one lane, which is in hand now; empty if there is none."""
+        """The next slice, up to `messages_max` messages of one lane, which counts as handed out from now on; empty if there is none."""
         lane = next(filter(self._may_give, self._lanes), None)
         if lane is None:
             return []

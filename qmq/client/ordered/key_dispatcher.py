@@ -7,7 +7,8 @@ Rules:
   through all its pauses: no later message of the key overtakes it.
 * Messages to be retried go before all others.
 * A lane hands out nothing while a failed message blocks it (except that message), and while its lease may have ended: a consumer that was
-  paused, or cut off, must not hand out messages that another consumer may have by now. For messages in hand, the fencing token protects.
+  paused, or cut off, must not hand out messages that another consumer may have by now. Messages that are already handed out are protected
+  by the fencing token.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 A key has a queue of messages, and at most one message *in work*: the next one waits until that one is `finished`. Keys take turns: after
 each message a key goes behind all other ready keys, so that a key with many messages does not delay others.
 
-One `KeyQueue` serves all lanes of a consumer. A lane may be lost while a handler works on one of its messages, and come back, or its keys
-may come back in another lane after a route change: then no second handler may start for the same key.
+One `KeyQueue` serves all lanes of a consumer. A lane may be lost while a handler works on one of its messages, and be assigned again, or
+its keys may return in another lane after a route change: then no second handler may start for the same key.
 
 A lane can be *held*: its messages keep their places and are not handed out until it is released. `drop` forgets its waiting messages; a
 message in work stays in work until it is finished.
@@ -27,7 +27,7 @@ class KeyQueue(Generic[L, M]):
 
     def __init__(self) -> None:
         self._ready: OrderedDict[bytes, tuple[L, M]] = OrderedDict()
-        """Keys that can go on, in their turn, with the first message of each; its lane may be held."""
+        """Keys whose next message can be handed out, in their turn, with the first message of each; its lane may be held."""
         self._in_work: set[bytes] = set()
         self._lines: dict[bytes, deque[tuple[L, M]]] = {}
         """What waits behind a key's first message, or behind the one in work. Most keys have nothing there."""

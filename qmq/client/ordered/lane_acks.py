@@ -164,4 +164,4 @@ def _tell(waiter: asyncio.Future[None] | None, failure: QmqError | None) -> None
         waiter.set_result(None)
     else:
         waiter.set_exception(failure)
-        waiter.exception()  # the waiter may be gone; then asyncio must not warn that nobody looked at the exception
+        waiter.exception()  # the waiter may have been cancelled; then asyncio must not warn that the exception was never retrieved

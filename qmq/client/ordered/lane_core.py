@@ -6,11 +6,11 @@ without overlap, and a finished message settles its own cell, in any order: a se
 the last message is settled when no message is open.
 
 A consumer that reads in bulk has one cell for a *run* of messages and the gaps between them. A run begins, finishes and fails as a whole,
-and can be split while no handler has it. When a run fails, the broker is told about its first message.
+and can be split while no handler has it. When a run fails, the client reports its first message to the broker.
 
     WAITING ──begin──▶ WORKING ──done──▶ DONE ──settled──▶ SETTLED         (PARKED as DONE: set aside with its key)
        ▲                  └──failed──▶ FAILED
-       └───────────due───────────────────┘                                 attached anew, lost: VOID from anywhere
+       └───────────due───────────────────┘                                 attached again, lost: VOID from anywhere
 
 Rules:
 * One request is on its way at a time; messages that finish meanwhile go with the next one, joined to ranges. A request whose answer is lost
@@ -215,7 +215,7 @@ class LaneCore:
 
     def delivered(self, arrivals: Iterable[Arrived], next_sequence: int, *, is_end: bool) -> list[Cell]:
         """Take the answer to a pull from `position`: all messages to be done before `next_sequence`. Returns a cell for each; those of
-        parked keys are PARKED already (a run contains none). After `release` nothing is taken. Raises ProtocolViolation.
+        parked keys are PARKED already (a run contains none). After `release` no messages are taken. Raises ProtocolViolation.
         """
         if self._is_released:
             return []

@@ -4,10 +4,10 @@
     SyncMember(finished lanes), beside it  ──▶ the group may advance; its answer is an assignment like any other
 
 Rules:
-* The consumer polls well within its lease. If a metaserver cannot be reached or hangs, the next one is asked; reading goes on meanwhile,
-  since brokers, not metaservers, grant lanes.
+* The consumer polls well within its lease. If a metaserver cannot be reached or hangs, the consumer asks the next one; reading continues
+  meanwhile, since brokers, not metaservers, grant lanes.
 * Answers to the two calls may overtake each other: an older generation is ignored, unless metaservers repeat it for a whole lease (their
-  store may have been created anew).
+  store may have been created again).
 * A finished lane is reported at once, and with every further poll while it is assigned, because a metaserver may die before it has done its
   part.
 * The consumer never looks for the next partition itself: metaservers decide when a version opens, one step at a time.
@@ -31,7 +31,7 @@ log = logging.getLogger("qmq.client")
 POLLS: Final = 4
 """Polls within a lease: if two metaservers hang, one after the other, the third is still asked in time."""
 LEAVE_S: Final = 2.0
-"""How long leaving may take. Otherwise the consumer counts as gone when its lease ends."""
+"""How long leaving may take. Otherwise the consumer counts as lost when its lease ends."""
 QUICK_S: Final = 0.1
 """If an answer comes sooner than this and says nothing new, the consumer pauses for as long."""
 REFUSALS_MAX: Final = 3
@@ -148,7 +148,7 @@ class LaneMembership:
             try:
                 assigned = await self._sync(self._member, self._generation, 0, telling)
             except QmqError as failure:
-                log.debug("no metaserver was told that %s is finished: %s", telling, failure)
+                log.debug("could not report to any metaserver that %s is finished: %s", telling, failure)
                 tries += 1
                 await asyncio.sleep(_jittered(pause_s(self._retry_s, tries - 1)))
             else:
@@ -173,7 +173,7 @@ class LaneMembership:
                 while not has_left:
                     has_left = await self._has_left()
         except TimeoutError:
-            log.debug("no metaserver was told that the consumer left: its lease will expire")
+            log.debug("could not report to any metaserver that the consumer left: its lease will expire")
 
     async def _has_left(self) -> bool:
         """Try once; pause after a failure."""

@@ -86,7 +86,7 @@ def _open(payload: memoryview | bytes, session: int, received: ReceivedBatches, 
 def _find(each: wire.Range, batches: list[Decoded]) -> tuple[Decoded, int]:
     """The batch of a range, and the range's first place in it."""
     if each.batch >= len(batches):
-        raise ProtocolViolation(f"{each} lies in no batch that came")
+        raise ProtocolViolation(f"{each} is in no batch of the answer")
     batch = batches[each.batch]
     offset = each.first_sequence - batch.view.base_sequence
     if not each.count or not 0 <= offset <= batch.view.count - each.count:

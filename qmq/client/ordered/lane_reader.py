@@ -8,7 +8,7 @@ all held messages are void.
 Answers of the broker:
 
     LaneHeld, LaneNotOpen, UnknownPartition     another consumer still has it, or this broker does not know yet: retry soon
-    LaneLost                                    drop everything; attach anew, with no token
+    LaneLost                                    drop everything; attach again, with no token
     UnknownConsumer, NotConnected, Stopping     attach again, with the token
     NotMaster                                   the same, at the new master
     MessagesExpired, LogDamaged, CorruptBatch   report to the application
@@ -281,7 +281,7 @@ class LaneReader:
         return wire.LaneAttached.unpack(answer.payload)
 
     def granted(self, answer: wire.LaneAttached) -> None:
-        """The lane was granted: resumed, or anew."""
+        """The lane was granted: resumed, or granted again."""
         is_resumed, parked = bool(answer.is_resumed), lane_pull.unpack_keys(answer.parked)
         if not is_resumed:
             self._drop(self.core.lost())

@@ -49,7 +49,7 @@ class OrderedBatch(InFlightBatch):
         """Whether a copy may be stored in a partition that was fenced: then the outcome of its messages is never "not stored"."""
         return self.columns.message_ids is not None
 
-    def anew(self, *, keep_ids: bool = False) -> OrderedBatch:
+    def unsent_copy(self, *, keep_ids: bool = False) -> OrderedBatch:
         """The same messages as an unsent batch. With `keep_ids` they keep their ids, because they may be stored already."""
         self.is_gone = True
         columns = self.columns

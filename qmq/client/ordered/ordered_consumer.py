@@ -20,7 +20,7 @@ Rules:
   next consumer begins at the first message without a committed acknowledgement: a replay, in order.
 * When a lane is taken away, it hands out nothing more. Handlers may finish its messages for half a lease; then these are settled and the
   lane is given up. Other lanes are unaffected. The same range under another version is the same lane.
-* A range that comes back, or a part of it, waits until this consumer has given up its old lane.
+* If a range is assigned again, or a part of it, it waits until this consumer has given up its old lane.
 """
 
 from __future__ import annotations
@@ -243,7 +243,7 @@ class OrderedConsumer:
             stop.set()
             failure = next((each.exception() for each in done if each is not over), None)
             if failure is None or (self._is_closing and isinstance(failure, ClientClosed)):
-                await self._closed.wait()  # `close` waits for messages in hand, as long as this consumer holds them
+                await self._closed.wait()  # `close` waits for unfinished messages, as long as this consumer holds them
                 return
             await _cancel([each for each in workers if each not in busy])
             if busy:
@@ -297,7 +297,7 @@ class OrderedConsumer:
         self._is_paused = True
 
     def resume(self) -> None:
-        """Go on, unless the client is paused as a whole (`Client.pause`)."""
+        """Resume delivery, unless the whole client is paused (`Client.pause`)."""
         self._is_paused = False
         self.look_again()
 
@@ -420,7 +420,7 @@ class OrderedConsumer:
 
     async def close(self, error: BaseException | None = None) -> None:
         """Let handlers finish, for half a lease; settle their messages, give up all lanes, and leave the group. A message that the calling
-        task itself has in hand, from its loop, counts as unfinished and will be delivered again. After an error, handlers are not waited
+        task itself is handling, in its loop, counts as unfinished and will be delivered again. After an error, handlers are not waited
         for.
         """
         if self._is_closing:

@@ -2,7 +2,7 @@
 
     send ─▶ open batch of the key's stream ─▶ stream ─▶ connection ─▶ the partition's broker group
                   ▲                              │ settled after a change
-                  └────── partitioner ◀── route ─┘ cut anew
+                  └────── partitioner ◀── route ─┘ batched again
 
 It works as the unordered one does (`qmq/client/producer.py`), with one open batch for each partition: it leaves when it is full, or when
 nothing is on its way there (with several partitions, leaving at each answer would halve the batches). docs/ORDERING.md has the guarantees;

@@ -3,7 +3,7 @@ batches. Pure.
 
     waiting ──numbered──▶ flight ──stored──▶ decided
        ▲                    │ refused, unknown: sent again from there on, in order, here
-       └─ numbered anew ────┤ (what is behind a batch that will never be there)
+       └─ renumbered ──────┤ (batches behind one that will never be stored)
                             └ the partition is left: asked about, then handed over, in order
 
 Rules (docs/ORDERING.md, "Why order holds while writing"):
@@ -107,7 +107,7 @@ class Stream(InFlightWindow[OrderedBatch]):
         left, is_out = list[OrderedBatch](), False
         for batch in self.flight:
             is_out = is_out or batch.is_certain
-            left.append(batch.anew(keep_ids=not is_out))
+            left.append(batch.unsent_copy(keep_ids=not is_out))
         left += self.waiting
         self.flight.clear()
         self.waiting.clear()
@@ -146,7 +146,7 @@ class Stream(InFlightWindow[OrderedBatch]):
         """Batches behind one that will never be stored are not stored either: they get new numbers when all batches before them are
         decided.
         """
-        self.waiting.extendleft([batch.anew() for batch in reversed(self.flight[at:])])
+        self.waiting.extendleft([batch.unsent_copy() for batch in reversed(self.flight[at:])])
         del self.flight[at:]
         self._sent = min(self._sent, at)
         self._is_renumbering = True
@@ -172,7 +172,7 @@ class Stream(InFlightWindow[OrderedBatch]):
         while not self.is_settled:
             batch = self.flight.pop(0)
             batch.is_uncertain = True
-            text = f"partition {self.partition.number} was fenced before it answered: nobody knows yet whether it stored the messages"
+            text = f"partition {self.partition.number} was fenced before it answered: it is not known yet whether it stored the messages"
             self._decide(batch, NotConnected(text, outcome=Outcome.UNKNOWN))
         self._sent = 0
 

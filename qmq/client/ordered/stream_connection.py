@@ -20,7 +20,7 @@ class StreamConnection(MasterConnection[OrderedBatch]):
 
     changed    batches were decided, or the stream's state changed: do what is needed, and `pump`
     gather     a batch timed out: add the open batch, which must fail with it, behind it
-    give_up    nothing can be sent: the subject is gone, or the client is closed
+    give_up    nothing can be sent: the subject is deleted, or the client is closed
     """
 
     def __init__(

@@ -150,12 +150,12 @@ class Streams:
     # --- routes --------------------------------------------------------------------------------------------------------
 
     async def _find(self) -> None:
-        """Learn the first route."""
+        """Fetch the first route."""
         locator = self._links.locator
         try:
             while not self._unrouted.is_idle and not self._partitioner.version and not self._is_closed:
                 try:
-                    ordering = await locator.ordering(self._subject, anew=locator.book.groups(self._subject) is None)
+                    ordering = await locator.ordering(self._subject, refresh=locator.book.groups(self._subject) is None)
                     self._open(ordering)
                 except Unavailable as failure:
                     self._unrouted.trouble = failure
@@ -226,7 +226,7 @@ class Streams:
         try:
             while self._partitioner.wants_route and not self._is_closed:
                 try:
-                    await self._links.locator.ordering(self._subject, anew=True)
+                    await self._links.locator.ordering(self._subject, refresh=True)
                 except Unavailable:
                     continue
         except QmqError as failure:

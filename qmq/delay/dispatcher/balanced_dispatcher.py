@@ -102,7 +102,7 @@ class BalancedDispatcher:
         try:
             while self._batcher and not self._balancer.is_writable and not self._outcomes.is_held:
                 try:
-                    await self._locator.groups(self.subject, anew=True)
+                    await self._locator.groups(self.subject, refresh=True)
                     self._rerouted()
                 except QmqError as failure:
                     self._outcomes.hold(failure)

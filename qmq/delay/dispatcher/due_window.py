@@ -28,7 +28,7 @@ Rules:
   reason, if a batch is stored, all batches before it are stored, answered or not.
 * Ordered: batches of another producer id (an earlier master's, or the next id) wait until all batches of the current one are decided,
   because the broker keeps no order between two producers.
-* Voids are returned in the order of the batches, and must be written from the last to the first: whatever part of them a crash leaves,
+* Voids are returned in the order of the batches, and must be written from the last to the first: whichever part of them a crash leaves,
   the open plans of a producer then have no gap.
 """
 

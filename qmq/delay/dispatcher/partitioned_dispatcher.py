@@ -201,7 +201,7 @@ class PartitionedDispatcher:
         try:
             while self._partitioner.wants_route and not self._outcomes.is_held:
                 try:
-                    await self._locator.ordering(self.subject, anew=True)
+                    await self._locator.ordering(self.subject, refresh=True)
                 except QmqError as failure:
                     self._outcomes.hold(failure)
         finally:

@@ -7,7 +7,7 @@
 
 Rules:
 * `SubjectOutcomes` says what is held and what is set aside.
-* After the pause the subject is located anew. If it has another order now, it gets the other dispatcher, once nothing is on its way.
+* After the pause the subject is located again. If it has another order now, it gets the other dispatcher, once nothing is on its way.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class SubjectDispatcher:
     def __init__(self, subject: str, planner: BatchPlanner) -> None:
         self.subject = subject
         self._planner = planner
-        self._outcomes = SubjectOutcomes(subject, planner, self._find_anew, self._put_back, self.withdraw)
+        self._outcomes = SubjectOutcomes(subject, planner, self._find_again, self._put_back, self.withdraw)
         self._loop = asyncio.get_running_loop()
         self._unlocated: deque[DueMessage] = deque()
         self._resumed: list[DueBatch] = []
@@ -113,34 +113,34 @@ class SubjectDispatcher:
 
     # --- which way ---------------------------------------------------------------------------------------------------------
 
-    def _find(self, wait_s: float, *, anew: bool = False) -> None:
+    def _find(self, wait_s: float, *, refresh: bool = False) -> None:
         if self._finding is None and not self._is_closed:
-            self._finding = self._loop.create_task(self._locate(wait_s, anew))
+            self._finding = self._loop.create_task(self._locate(wait_s, refresh))
 
-    def _find_anew(self, wait_s: float) -> None:
-        self._find(wait_s, anew=True)
+    def _find_again(self, wait_s: float) -> None:
+        self._find(wait_s, refresh=True)
 
-    async def _locate(self, wait_s: float, anew: bool) -> None:
+    async def _locate(self, wait_s: float, refresh: bool) -> None:
         planner, failures = self._planner, 0
         while True:
             if wait_s:
                 await asyncio.sleep(wait_s)
             try:
                 async with planner.lookups:
-                    ordering = await planner.links.locator.ordering(self.subject, anew=anew)
+                    ordering = await planner.links.locator.ordering(self.subject, refresh=refresh)
                 break
             except ClientClosed:
                 return
             except QmqError as failure:
                 self._outcomes.not_located(failure)
                 failures += 1
-                wait_s, anew = 0.0 if isinstance(failure, Unavailable) else pause_s(failures, failure), True
+                wait_s, refresh = 0.0 if isinstance(failure, Unavailable) else pause_s(failures, failure), True
             except Exception as cause:
                 log.exception("locating subject %r failed: trying again", self.subject)
                 refusal = QmqError(f"subject {self.subject!r} cannot be located: {type(cause).__name__}: {cause}")
                 self._outcomes.not_located(refusal)
                 failures += 1
-                wait_s, anew = pause_s(failures, refusal), True
+                wait_s, refresh = pause_s(failures, refusal), True
         self._finding = None
         self._outcomes.located()
         self._go(ordering)

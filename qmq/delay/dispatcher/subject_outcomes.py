@@ -1,7 +1,7 @@
 """What became of a subject's batches: decided ones are recorded, messages at fault are set aside, and a refusal for good holds planning.
 
 Rules:
-* What only somebody can mend (the subject is gone, its messages are refused) is tried again after pauses that rise to 30 s.
+* Errors that an operator has to repair (the subject is deleted, its messages are refused) are retried after pauses that rise to 30 s.
 * A batch that is refused for what is in it is halved until the messages that are at fault are alone; only those wait, named in the log.
 """
 
@@ -28,7 +28,7 @@ class _Aside(NamedTuple):
 
 
 class SubjectOutcomes:
-    """`locate_anew` is called with a pause in seconds when planning is held. `put_back` takes a message that was set aside, to be sent
+    """`locate_again` is called with a pause in seconds when planning is held. `put_back` takes a message that was set aside, to be sent
     before all others. `withdraw` removes a waiting message of the subject.
     """
 
@@ -36,7 +36,7 @@ class SubjectOutcomes:
         self,
         subject: str,
         planner: BatchPlanner,
-        locate_anew: Callable[[float], None],
+        locate_again: Callable[[float], None],
         put_back: Callable[[DueMessage], None],
         withdraw: Withdraw,
     ) -> None:
@@ -46,7 +46,7 @@ class SubjectOutcomes:
         """Why planning is held."""
         self._subject = subject
         self._planner = planner
-        self._locate_anew = locate_anew
+        self._locate_again = locate_again
         self._put_back = put_back
         self._withdraw = withdraw
         self._loop = asyncio.get_running_loop()
@@ -62,18 +62,18 @@ class SubjectOutcomes:
         return self.refusal is not None
 
     def hold(self, failure: QmqError) -> None:
-        """Plan nothing for a while, then locate the subject anew."""
+        """Plan nothing for a while, then locate the subject again."""
         if self.refusal is None:
             self.refusal = failure
             self._refusals += 1
-            self._locate_anew(pause_s(self._refusals, failure))
+            self._locate_again(pause_s(self._refusals, failure))
 
     def not_located(self, failure: QmqError) -> None:
         """Locating the subject failed: planning is held until it succeeds."""
         self.refusal = failure
 
     def located(self) -> None:
-        """The subject is located: planning goes on."""
+        """The subject is located: continue planning."""
         self.refusal = None
 
     # --- decided -------------------------------------------------------------------------------------------------------

@@ -58,6 +58,6 @@ def _call(task: Any, result: Any) -> Any:
 
 
 def _save(record: TaskRecord, using: str, *fields: str) -> None:
-    """If two workers ran the task, since one was taken for dead, the result of the first stands."""
+    """If two workers ran the task, because one counted as dead, the result of the first one is kept."""
     values = {field: getattr(record, field) for field in fields}
     TaskRecord.objects.using(using).filter(id=record.id, finished_at=None).update(**values)

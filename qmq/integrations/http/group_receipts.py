@@ -23,7 +23,7 @@ _BACK: Final = Settle((), "release", None, "")
 
 
 class GroupReceipts:
-    """The messages of one group and subject that requests have in hand. The first request finds out whether the subject is ordered.
+    """The messages of one group and subject that HTTP clients hold. The first request finds out whether the subject is ordered.
 
     A crash of this process, or its end, gives the messages back: the consumer's lease ends, or it leaves. Raises InvalidName.
     """

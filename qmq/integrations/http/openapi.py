@@ -31,7 +31,7 @@ _FAILURES: Final = {
     "401": _answer("no token, or one that is not valid", _PROBLEM),
     "403": _answer("a rule forbids it", _PROBLEM),
     "404": _answer("no such subject", _PROBLEM),
-    "409": _answer("the subject was made anew, ordered instead of unordered or the other way round: ask again", _PROBLEM),
+    "409": _answer("the subject was deleted and created again with the other kind of order: send the request again", _PROBLEM),
     "413": _answer("a message is too large", _PROBLEM),
     "429": _answer("a quota is used up, or too much is held", _PROBLEM),
     "503": _answer("the cluster cannot do it now; `outcome` says whether it may have been done", _PROBLEM),

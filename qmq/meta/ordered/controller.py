@@ -39,7 +39,7 @@ LOST_S: Final = 0.03
 SILENT_S: Final = 0.5
 """About how long to wait before a silent broker group is asked again."""
 STILL_MS: Final = 1_000
-"""A change that stays in one phase for so long is continued by the leader: the metaserver that began it may be gone."""
+"""A change that stays in one phase for so long is continued by the leader: the metaserver that began it may have stopped."""
 MOVED_MS: Final = 10_000
 """A group that is being moved is left alone for so long, which is longer than all calls of a move."""
 
@@ -184,7 +184,9 @@ class Controller:
             await self._view.fetch(key)
 
     async def _make_ready(self, pair: Pair) -> None:
-        """Continue with a group that is beginning. A group that is being moved is left alone, unless its mover is gone."""
+        """Continue with a group that is beginning. A group that is being moved is left alone, unless the metaserver that moves it has
+        stopped.
+        """
         item, record = await self.records.record(*pair)
         if record.start == DELETE:
             await self.forgetting.carry_on(*pair)
@@ -250,7 +252,7 @@ class Controller:
             if change.phase is Phase.PUBLISHED and version <= behind:
                 await self.changes.finish(subject, version)
 
-    # --- what stands still ---------------------------------------------------------------------------------------------
+    # --- stalled changes ------------------------------------------------------------------------------------------------
 
     async def _sweep_for_ever(self) -> None:
         while True:

@@ -1,6 +1,6 @@
-"""Moves partitions away from a broker group that is gone, so that producers need not wait for the group or for an operator.
+"""Moves partitions away from a broker group without a master, so that producers need not wait for the group or for an operator.
 
-A group counts as gone when it has had no master for `PATIENCE_MS`, by this metaserver's clock and its view of the store. That is longer
+A group counts as lost when it has had no master for `PATIENCE_MS`, by this metaserver's clock and its view of the store. That is longer
 than an election, and the lease of the lost master has ended before its key was deleted. Then each of its partitions, of subjects that are
 fenced by lease, is moved to the subject's living group with the fewest partitions, one change after another, as by `qmq route move`.
 Partitions that the group cannot close any more are fenced at once. Consumers of those ranges wait for the group; writers continue.

@@ -5,7 +5,7 @@
 * A name belongs to its newest incarnation. Incarnation ids do not say which one is newer. An incarnation that knows no assignment yet
   (generation 0) and did not ask before has just begun, and takes the name over. An incarnation that asked before, or knows an assignment,
   and finds another one in its place is the older one. It gets StaleDelivery, like a consumer whose messages were handed to another one:
-  its request is valid, but it was replaced, and asking again will not help. So of two incarnations exactly one is told to stop.
+  its request is valid, but it was replaced, and asking again will not help. So exactly one of two incarnations is stopped.
 * An attempt to put the key is identified by its lease, which no other attempt uses: after a lost answer the key is read back.
 """
 
@@ -48,7 +48,7 @@ class _Held:
     incarnation: str
     lease: LeaseId
     until_ms: int
-    """Without a request until then, the consumer counts as gone. By this process's clock."""
+    """Without a request until then, the consumer counts as lost. By this process's clock."""
 
 
 class Members:
@@ -69,7 +69,7 @@ class Members:
         return self._counts.keys()
 
     def forget_silent(self) -> None:
-        """Forget consumers that did not poll within their lease: they are gone, or poll another metaserver. Their keys expire with the
+        """Forget consumers that did not poll within their lease: they have stopped, or poll another metaserver. Their keys expire with the
         lease. Call this from time to time.
         """
         now = self._monotonic_ms()

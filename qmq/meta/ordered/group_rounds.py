@@ -81,7 +81,7 @@ class RoundOutcome:
     steps: int = 0
     """How often the frontier moved."""
     is_assigned: bool = False
-    """Whether the lanes were assigned anew."""
+    """Whether the lanes were assigned again."""
     is_lost: bool = False
     """Another metaserver changed the same key, or an answer of the store was lost: run a round again, after a random pause."""
     is_ready: bool = True
@@ -135,7 +135,7 @@ class GroupRounds:
             looked.item, looked.record, looked.steps = item, record, looked.steps + 1
 
     async def _hand_on(self, looked: _Round, after: Frontier) -> bool:
-        """Park the keys of a partition also in its successors, before the frontier moves there. False if a broker group could not be told:
+        """Park the keys of a partition also in its successors, before the frontier moves there. False if a broker group did not answer:
         the frontier waits there.
         """
         await self._arrow("before inherit")
@@ -244,7 +244,9 @@ class _Round:
         self.progress = GroupLaneProgress()
         self.silent: set[str] = set()
         self.waiting: set[int] = set()
-        """Partitions that the group does not leave in this round, because a successor could not be told which keys are parked."""
+        """Partitions that the group does not leave in this round, because a successor's broker group did not answer: it has to know which
+        keys are parked.
+        """
         self.steps = 0
 
     def following(self) -> Frontier:

@@ -1,6 +1,6 @@
-"""The values of `start` in a group's record: where the group starts or is moved to, and which partitions' brokers are told. Pure.
+"""The values of `start` in a group's record: where the group starts or is moved to, and which partitions' brokers get it. Pure.
 
-    value            the group reads                                           told
+    value            the group reads                                           sent to
     earliest         a new group: from version 1, from the beginning           none
     latest           a new group: from the latest version, from its end        the partitions of that version
     reset:earliest   from version 1, from the beginning                        all partitions of all versions

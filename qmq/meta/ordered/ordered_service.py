@@ -166,7 +166,7 @@ class OrderedService:
             record = self._record(pair)
         if record is not None and record.start == DELETE:
             raise being_deleted(*pair)
-        # Only a joining consumer sets the gate: two consumers that want different gates would otherwise change it back and forth for ever.
+        # Only a joining consumer sets the gate: two consumers that want different gates would otherwise change it back and forth endlessly.
         if record is not None and gate is not None and record.gate is not gate and request.generation == 0:
             await self._controller.placing.set_gate(*pair, gate)
             await self._controller.read_back(group_record_key(*pair))

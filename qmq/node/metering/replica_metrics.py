@@ -24,7 +24,7 @@ REFUSED: Final = Figure(
     "qmq_replication_refused_total",
     COUNTER,
     (*_OF, "kind"),
-    "Refused on connections of replicas: hellos, proofs, messages of non-members or of epochs that nobody won, violations.",
+    "Refused on connections of replicas: hellos, proofs, messages of non-members or of epochs that no replica won, violations.",
 )
 LAST: Final = Figure("qmq_last_index", GAUGE, _OF, "Index of the last entry that this replica has written.")
 COMMITTED: Final = Figure("qmq_commit_index", GAUGE, _OF, "Index up to which this replica knows all entries to be committed.")

@@ -45,7 +45,7 @@ async def serve(
     host: str, port: int | None, sources: Sequence[FigureSource], readiness: Callable[[], Readiness], network: Network
 ) -> MetricsServer | None:
     """Listen; None if no port is wanted. A port that other machines reach has the TLS of `network`. If that requires certificates of
-    clients, who shows none learns the health only. Raises OSError if the port is taken.
+    clients, a client without one gets the health only. Raises OSError if the port is taken.
     """
     if port is None:
         return None

@@ -1919,7 +1919,7 @@ class TraceMessageResponse(_message.Message):
     KNOWN_SINCE_MS_FIELD_NUMBER: _builtins.int
     TIME_MS_FIELD_NUMBER: _builtins.int
     cursor: _builtins.bytes
-    """To go on with; empty: the log ends here, and `states` says how it stands."""
+    """To continue with; empty: the log ends here, and `states` says how it stands."""
     known_since_ms: _builtins.int
     """Events before this time are not kept any more; 0: all there ever were are here."""
     time_ms: _builtins.int

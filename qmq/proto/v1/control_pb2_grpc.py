@@ -164,7 +164,7 @@ class BrokerControlServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ResetGroup(self, request, context):
-        """Move a group. Everything handed out is void; consumers go on from the new place.
+        """Move a group. Everything handed out is void; consumers continue from the new place.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

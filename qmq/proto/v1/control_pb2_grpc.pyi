@@ -42,7 +42,7 @@ class BrokerControlStub:
     DescribeGroups: _grpc.UnaryUnaryMultiCallable[_control_pb2.DescribeGroupsRequest, _control_pb2.DescribeGroupsResponse]
     """What groups have consumed: of one subject or all, of one group or all."""
     ResetGroup: _grpc.UnaryUnaryMultiCallable[_control_pb2.ResetGroupRequest, _control_pb2.ResetGroupResponse]
-    """Move a group. Everything handed out is void; consumers go on from the new place."""
+    """Move a group. Everything handed out is void; consumers continue from the new place."""
     DeleteGroup: _grpc.UnaryUnaryMultiCallable[_control_pb2.DeleteGroupRequest, _control_pb2.DeleteGroupResponse]
     """Forget what a group consumed; of an ordered subject, its parked keys too. Refused while it has consumers; one that comes later is new."""
     DropSubject: _grpc.UnaryUnaryMultiCallable[_control_pb2.DropSubjectRequest, _control_pb2.DropSubjectResponse]
@@ -95,7 +95,7 @@ class BrokerControlAsyncStub(BrokerControlStub):
     DescribeGroups: _aio.UnaryUnaryMultiCallable[_control_pb2.DescribeGroupsRequest, _control_pb2.DescribeGroupsResponse]  # type: ignore[assignment]
     """What groups have consumed: of one subject or all, of one group or all."""
     ResetGroup: _aio.UnaryUnaryMultiCallable[_control_pb2.ResetGroupRequest, _control_pb2.ResetGroupResponse]  # type: ignore[assignment]
-    """Move a group. Everything handed out is void; consumers go on from the new place."""
+    """Move a group. Everything handed out is void; consumers continue from the new place."""
     DeleteGroup: _aio.UnaryUnaryMultiCallable[_control_pb2.DeleteGroupRequest, _control_pb2.DeleteGroupResponse]  # type: ignore[assignment]
     """Forget what a group consumed; of an ordered subject, its parked keys too. Refused while it has consumers; one that comes later is new."""
     DropSubject: _aio.UnaryUnaryMultiCallable[_control_pb2.DropSubjectRequest, _control_pb2.DropSubjectResponse]  # type: ignore[assignment]
@@ -163,7 +163,7 @@ class BrokerControlServicer(metaclass=_abc_1.ABCMeta):
         request: _control_pb2.ResetGroupRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_control_pb2.ResetGroupResponse, _abc.Awaitable[_control_pb2.ResetGroupResponse]]:
-        """Move a group. Everything handed out is void; consumers go on from the new place."""
+        """Move a group. Everything handed out is void; consumers continue from the new place."""
 
     @_abc_1.abstractmethod
     def DeleteGroup(

@@ -110,7 +110,7 @@ class DelayControlServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def DescribeSchedule(self, request, context):
-        """For another replica of the group whose log began anew; answered by slaves too.
+        """For another replica of the group whose log started over; answered by slaves too.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -44,7 +44,7 @@ class DelayControlStub:
     DescribeDelay: _grpc.UnaryUnaryMultiCallable[_delay_pb2.DescribeDelayRequest, _delay_pb2.DelayDescription]
     """What is due when, and how the delivery stands."""
     DescribeSchedule: _grpc.UnaryUnaryMultiCallable[_delay_pb2.DescribeScheduleRequest, _delay_pb2.ScheduleDescription]
-    """For another replica of the group whose log began anew; answered by slaves too."""
+    """For another replica of the group whose log started over; answered by slaves too."""
     ReadSchedule: _grpc.UnaryUnaryMultiCallable[_delay_pb2.ReadScheduleRequest, _delay_pb2.ReadScheduleResponse]
 
 @_typing.type_check_only
@@ -61,7 +61,7 @@ class DelayControlAsyncStub(DelayControlStub):
     DescribeDelay: _aio.UnaryUnaryMultiCallable[_delay_pb2.DescribeDelayRequest, _delay_pb2.DelayDescription]  # type: ignore[assignment]
     """What is due when, and how the delivery stands."""
     DescribeSchedule: _aio.UnaryUnaryMultiCallable[_delay_pb2.DescribeScheduleRequest, _delay_pb2.ScheduleDescription]  # type: ignore[assignment]
-    """For another replica of the group whose log began anew; answered by slaves too."""
+    """For another replica of the group whose log started over; answered by slaves too."""
     ReadSchedule: _aio.UnaryUnaryMultiCallable[_delay_pb2.ReadScheduleRequest, _delay_pb2.ReadScheduleResponse]  # type: ignore[assignment]
 
 class DelayControlServicer(metaclass=_abc_1.ABCMeta):
@@ -111,7 +111,7 @@ class DelayControlServicer(metaclass=_abc_1.ABCMeta):
         request: _delay_pb2.DescribeScheduleRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_delay_pb2.ScheduleDescription, _abc.Awaitable[_delay_pb2.ScheduleDescription]]:
-        """For another replica of the group whose log began anew; answered by slaves too."""
+        """For another replica of the group whose log started over; answered by slaves too."""
 
     @_abc_1.abstractmethod
     def ReadSchedule(

@@ -1164,11 +1164,11 @@ class WatchResponse(_message.Message):
     BROKER_GROUPS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def subjects(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Subjects to locate anew."""
+        """Subjects to locate again."""
 
     @_builtins.property
     def broker_groups(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Broker groups whose master or mode changed: everything on them is to be located anew."""
+        """Broker groups whose master or mode changed: everything on them is to be located again."""
 
     def __init__(
         self,

@@ -282,14 +282,14 @@ class MetaServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def DeleteSubject(self, request, context):
-        """Delete a subject: its messages, groups, routes, settings and pauses. Called again it goes on with what was begun.
+        """Delete a subject: its messages, groups, routes, settings and pauses. Called again it continues with what was begun.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def PurgeSubject(self, request, context):
-        """Forget the messages of a subject that are stored now, on all broker groups; groups go on behind them.
+        """Forget the messages of a subject that are stored now, on all broker groups; groups continue behind them.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -364,7 +364,7 @@ class MetaServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def SetGroupMode(self, request, context):
-        """Drain a broker group (read-only: producers go elsewhere, consumers go on), or resume it.
+        """Drain a broker group (read-only: producers go elsewhere, consumers continue), or resume it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -44,9 +44,9 @@ class MetaStub:
     ResetGroup: _grpc.UnaryUnaryMultiCallable[_control_pb2.ResetGroupRequest, _control_pb2.ResetGroupResponse]
     DeleteGroup: _grpc.UnaryUnaryMultiCallable[_control_pb2.DeleteGroupRequest, _control_pb2.DeleteGroupResponse]
     DeleteSubject: _grpc.UnaryUnaryMultiCallable[_control_pb2.DropSubjectRequest, _control_pb2.DropSubjectResponse]
-    """Delete a subject: its messages, groups, routes, settings and pauses. Called again it goes on with what was begun."""
+    """Delete a subject: its messages, groups, routes, settings and pauses. Called again it continues with what was begun."""
     PurgeSubject: _grpc.UnaryUnaryMultiCallable[_control_pb2.DropSubjectRequest, _control_pb2.DropSubjectResponse]
-    """Forget the messages of a subject that are stored now, on all broker groups; groups go on behind them."""
+    """Forget the messages of a subject that are stored now, on all broker groups; groups continue behind them."""
     DeleteDeadLetters: _grpc.UnaryUnaryMultiCallable[_control_pb2.DropSubjectRequest, _control_pb2.DropSubjectResponse]
     """Delete what a group's dead-letter queue holds; `subject` is its subject."""
     FindMessage: _grpc.UnaryUnaryMultiCallable[_control_pb2.FindMessageRequest, _control_pb2.FindMessageResponse]
@@ -66,7 +66,7 @@ class MetaStub:
     DeleteSubjectSchemas: _grpc.UnaryUnaryMultiCallable[_meta_pb2.DeleteSubjectSchemasRequest, _meta_pb2.DeleteSubjectSchemasResponse]
     """Delete all versions."""
     SetGroupMode: _grpc.UnaryUnaryMultiCallable[_meta_pb2.SetGroupModeRequest, _meta_pb2.SetGroupModeResponse]
-    """Drain a broker group (read-only: producers go elsewhere, consumers go on), or resume it."""
+    """Drain a broker group (read-only: producers go elsewhere, consumers continue), or resume it."""
     Transfer: _grpc.UnaryUnaryMultiCallable[_meta_pb2.GroupTransferRequest, _control_pb2.TransferResponse]
     """Forwarded to the group's master; see BrokerControl."""
     ChangeReplicas: _grpc.UnaryUnaryMultiCallable[_meta_pb2.GroupChangeReplicasRequest, _control_pb2.ChangeReplicasResponse]
@@ -122,9 +122,9 @@ class MetaAsyncStub(MetaStub):
     ResetGroup: _aio.UnaryUnaryMultiCallable[_control_pb2.ResetGroupRequest, _control_pb2.ResetGroupResponse]  # type: ignore[assignment]
     DeleteGroup: _aio.UnaryUnaryMultiCallable[_control_pb2.DeleteGroupRequest, _control_pb2.DeleteGroupResponse]  # type: ignore[assignment]
     DeleteSubject: _aio.UnaryUnaryMultiCallable[_control_pb2.DropSubjectRequest, _control_pb2.DropSubjectResponse]  # type: ignore[assignment]
-    """Delete a subject: its messages, groups, routes, settings and pauses. Called again it goes on with what was begun."""
+    """Delete a subject: its messages, groups, routes, settings and pauses. Called again it continues with what was begun."""
     PurgeSubject: _aio.UnaryUnaryMultiCallable[_control_pb2.DropSubjectRequest, _control_pb2.DropSubjectResponse]  # type: ignore[assignment]
-    """Forget the messages of a subject that are stored now, on all broker groups; groups go on behind them."""
+    """Forget the messages of a subject that are stored now, on all broker groups; groups continue behind them."""
     DeleteDeadLetters: _aio.UnaryUnaryMultiCallable[_control_pb2.DropSubjectRequest, _control_pb2.DropSubjectResponse]  # type: ignore[assignment]
     """Delete what a group's dead-letter queue holds; `subject` is its subject."""
     FindMessage: _aio.UnaryUnaryMultiCallable[_control_pb2.FindMessageRequest, _control_pb2.FindMessageResponse]  # type: ignore[assignment]
@@ -144,7 +144,7 @@ class MetaAsyncStub(MetaStub):
     DeleteSubjectSchemas: _aio.UnaryUnaryMultiCallable[_meta_pb2.DeleteSubjectSchemasRequest, _meta_pb2.DeleteSubjectSchemasResponse]  # type: ignore[assignment]
     """Delete all versions."""
     SetGroupMode: _aio.UnaryUnaryMultiCallable[_meta_pb2.SetGroupModeRequest, _meta_pb2.SetGroupModeResponse]  # type: ignore[assignment]
-    """Drain a broker group (read-only: producers go elsewhere, consumers go on), or resume it."""
+    """Drain a broker group (read-only: producers go elsewhere, consumers continue), or resume it."""
     Transfer: _aio.UnaryUnaryMultiCallable[_meta_pb2.GroupTransferRequest, _control_pb2.TransferResponse]  # type: ignore[assignment]
     """Forwarded to the group's master; see BrokerControl."""
     ChangeReplicas: _aio.UnaryUnaryMultiCallable[_meta_pb2.GroupChangeReplicasRequest, _control_pb2.ChangeReplicasResponse]  # type: ignore[assignment]
@@ -239,7 +239,7 @@ class MetaServicer(metaclass=_abc_1.ABCMeta):
         request: _control_pb2.DropSubjectRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_control_pb2.DropSubjectResponse, _abc.Awaitable[_control_pb2.DropSubjectResponse]]:
-        """Delete a subject: its messages, groups, routes, settings and pauses. Called again it goes on with what was begun."""
+        """Delete a subject: its messages, groups, routes, settings and pauses. Called again it continues with what was begun."""
 
     @_abc_1.abstractmethod
     def PurgeSubject(
@@ -247,7 +247,7 @@ class MetaServicer(metaclass=_abc_1.ABCMeta):
         request: _control_pb2.DropSubjectRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_control_pb2.DropSubjectResponse, _abc.Awaitable[_control_pb2.DropSubjectResponse]]:
-        """Forget the messages of a subject that are stored now, on all broker groups; groups go on behind them."""
+        """Forget the messages of a subject that are stored now, on all broker groups; groups continue behind them."""
 
     @_abc_1.abstractmethod
     def DeleteDeadLetters(
@@ -333,7 +333,7 @@ class MetaServicer(metaclass=_abc_1.ABCMeta):
         request: _meta_pb2.SetGroupModeRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_meta_pb2.SetGroupModeResponse, _abc.Awaitable[_meta_pb2.SetGroupModeResponse]]:
-        """Drain a broker group (read-only: producers go elsewhere, consumers go on), or resume it."""
+        """Drain a broker group (read-only: producers go elsewhere, consumers continue), or resume it."""
 
     @_abc_1.abstractmethod
     def Transfer(

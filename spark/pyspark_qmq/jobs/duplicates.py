@@ -169,8 +169,8 @@ def _broken_chains(rows: DataFrame, chosen: DataFrame) -> DataFrame:
 
 def same_content(rows: DataFrame, window_s: int) -> DataFrame:
     """Messages whose key and body occurred under another id within the given number of seconds before."""
-    alike = Window.partitionBy("subject", "key", "content").orderBy("append_time", "partition", "sequence")
-    seen = rows.withColumn("before", F.lag(F.struct(*_PLACE)).over(alike))
+    same_content = Window.partitionBy("subject", "key", "content").orderBy("append_time", "partition", "sequence")
+    seen = rows.withColumn("before", F.lag(F.struct(*_PLACE)).over(same_content))
     before = F.col("before")
     is_near = F.unix_millis("append_time") - F.unix_millis(before["append_time"]) <= window_s * 1000
     return _told(seen.filter(is_near & (before["message_id"] != F.col("message_id"))), F.lit("same_content"))

@@ -28,7 +28,7 @@ _FACTS: Final = {
     "producers": "producer streams",
     "replays": "in-order replays",
     "replayed_messages": "messages stored again by replays",
-    "unfinished_replays": "replays given up, or going on",
+    "unfinished_replays": "replays given up, or continuing",
     "bent": "bent messages (best-effort)",
     "carried": "messages with another producer's id",
     "unjudged": "of these not judged by time",

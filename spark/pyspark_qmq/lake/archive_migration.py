@@ -72,7 +72,9 @@ def read_manifests(folder: Path) -> OldArchive:
     marker = own / "archive.json"
     selection = json.loads(marker.read_bytes())["selection"] if marker.exists() else {}
     if selection:
-        raise InvalidArgument(f"{folder} has only messages selected by {selection}, and a table has all: archive the subjects anew")
+        raise InvalidArgument(
+            f"{folder} has only messages selected by {selection}, and a table has all: archive the subjects again into a new table"
+        )
     return found
 
 

@@ -9,9 +9,9 @@ batches.
 
 Rules:
 * Each partition is looked up before the first send to it, including partitions that the history gains later, because an attempt
-  believed dead may have come further. For a closed partition, only an answer given after it was sealed counts.
+  that counted as dead may have come further. For a closed partition, only an answer given after it was sealed counts.
 * A refusal only triggers a lookup, and the sealed partition itself tells which rows it has. This holds even if all sends were answered,
-  because an attempt believed dead may have come further than this one.
+  because an attempt that counted as dead may have come further than this one.
 * No rows are cut into batches while a closed partition has not been looked up, because a merge has several sources. Then all rows that are
   not stored are cut by chunks, in order, by the newest route. So every attempt sends the same rows as the same batches in the same order to
   the same partition, where numbers without gaps make the broker keep the first of two equal batches, and the rows of a key stay in order.

@@ -37,7 +37,7 @@ PARENT = put("d1 g1", at="1:0 1:1")
 """A message of either half, in partition 1."""
 CHILDREN = put("d2 g2", at="2:0 3:0")
 TWICE = [*put("d1 d2 d3", at="1:0 1:1 1:2")[:1], *put("d1", at="1:0")[1:]]
-"""p1 sent three, and was told of the first; the others are on their way when partition 1 is fenced."""
+"""p1 sent three, and got the answer for the first; the others are on their way when partition 1 is fenced."""
 RESENT = put("d2 d3", at="2:0 2:1", resent=True)[1:]
 SEEN_TWICE = [*through("d1@0 d2@1 d3@2", lps=(0, 8)), *through("d2@0 d3@1", part=2, token=1, lps=LOW)]
 
@@ -74,7 +74,7 @@ GOOD = [
     Case("a replay under the same token", lines(ONE, D123, GIVEN, give("d1@0 d2@1 d3@2"), DONE)),
     Case("a lane is cut in two", lines(ONE, PARENT, give("d1@0"), done("0"), through("g1@1", token=3, by="c2", lps=HIGH))),
     Case(
-        "a stopped consumer wakes up: what it was given counts no more",
+        "a stopped consumer wakes up: its deliveries no longer count",
         lines(
             ONE,
             D123,
@@ -100,7 +100,7 @@ GOOD = [
         latest=("g",),
     ),
     Case(
-        "a split: one half goes on while the other is read",
+        "a split: one half continues while the other is read",
         lines(
             ONE,
             PARENT,
@@ -130,7 +130,7 @@ GOOD = [
         ),
     ),
     Case(
-        "an untouched partition goes on over a change",
+        "an untouched partition continues over a change",
         lines(
             route(1, AGAIN),
             put("d1 g1", at="2:0 3:0"),
@@ -142,7 +142,7 @@ GOOD = [
         ),
     ),
     Case(
-        "the next version is read behind an acknowledgement that nobody heard of",
+        "the next version is read behind an acknowledgement that no consumer received",
         lines(ONE, PARENT, split(2), CHILDREN, give("d1@0 g1@1"), through("d2@0", part=2, lps=LOW), through("g2@0", part=3, lps=HIGH)),
     ),
     Case(
@@ -153,7 +153,7 @@ GOOD = [
         "a fence: the old partition had only some of it",
         lines(ONE, TWICE, split(-1), RESENT, through("d1@0 d2@1"), through("d2@0 d3@1", part=2, lps=LOW)),
     ),
-    Case("a fence: nobody heard of the second copy either", lines(ONE, TWICE, split(-1), SEEN_TWICE)),
+    Case("a fence: the second copy was not answered either", lines(ONE, TWICE, split(-1), SEEN_TWICE)),
     Case(
         "a put is slow while its partition is closed",
         lines(

@@ -45,7 +45,7 @@ FOUND_MAX = 1000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OrderedReport:
-    """What a run showed. Counts are of messages, except deliveries and what is said of them."""
+    """What a run showed. Counts are of messages, except deliveries and their verdicts."""
 
     drained: bool
     counts: dict[str, int]
@@ -105,7 +105,7 @@ def check_ordered(
 ) -> OrderedReport:
     """Every checker over one history.
 
-    `drained`: consumers went on until nothing came, so everything acknowledged must have been given and settled. `groups` must see
+    `drained`: consumers continued until nothing came, so everything acknowledged must have been given and settled. `groups` must see
     everything (by default those that saw anything), `strict` are those with a strict gate, `latest` those that began at the route's end.
 
     Raises ValueError for a history that proves nothing: see `past`.

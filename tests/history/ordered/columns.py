@@ -48,7 +48,7 @@ class Messages:
     """`invoke` while it has no end."""
     is_resent: list[bool]
     place: list[Stored | None]
-    """Where the producer was told that it is."""
+    """The place that the producer got in the answer."""
     invoked_ns: list[int]
     ended_ns: list[int]
 

@@ -244,7 +244,7 @@ class Subject:
             )
 
     def settle(self) -> None:
-        """Some messages in hand are done: from the oldest on, so that keys keep their order."""
+        """Some of the held messages are done: from the oldest on, so that keys keep their order."""
         lanes = [lane for lane in (*self.lanes, *self.zombies) if lane.open]
         if lanes:
             lane = self.coin.choice(lanes)

@@ -62,7 +62,7 @@ def given_at(history: OrderedHistory, delivery: int) -> tuple[int, Handed]:
     return history.grant_of(delivery).partition, row
 
 
-def anew(history: OrderedHistory, group: str, partition: int, *rows: Handed, token: int = NOWHERE, consumer: str = "x") -> Deliver:
+def handed_again(history: OrderedHistory, group: str, partition: int, *rows: Handed, token: int = NOWHERE, consumer: str = "x") -> Deliver:
     """A delivery under a token that is newer than all others."""
     part = history.routes.parts[partition]
     return Deliver(
@@ -133,7 +133,7 @@ def test_a_message_that_nobody_sent_is_a_phantom(events: Lines, data: st.DataObj
     history = OrderedHistory(events)
     delivery = pick(data, list(range(len(history.deliveries.message))))
     partition, row = given_at(history, delivery)
-    lie = at_end(events, anew(history, "g", partition, row._replace(serial=NOWHERE, sequence=NOWHERE)))
+    lie = at_end(events, handed_again(history, "g", partition, row._replace(serial=NOWHERE, sequence=NOWHERE)))
     assert names(lie) == {"phantom"}
 
 
@@ -177,8 +177,8 @@ def test_a_replay_that_leaves_one_out_is_torn(events: Lines, data: st.DataObject
     partition = first[one][0]
     back = Reset(process="operator", type="ok", group="g")
     again = [first[each][1] for each in (one, two, three)]
-    assert names(at_end(events, back, anew(history, "g", partition, *again))) == set()
-    assert names(at_end(events, back, anew(history, "g", partition, again[0], again[2]))) == {"torn_replay"}
+    assert names(at_end(events, back, handed_again(history, "g", partition, *again))) == set()
+    assert names(at_end(events, back, handed_again(history, "g", partition, again[0], again[2]))) == {"torn_replay"}
 
 
 @lies
@@ -199,7 +199,7 @@ def test_a_settled_message_that_is_given_again_came_back(events: Lines, data: st
     delivery = pick(data, settled)
     partition, row = given_at(history, delivery)
     group = history.grant_of(delivery).group
-    assert names(at_end(events, anew(history, group, partition, row))) == {"came_back"}
+    assert names(at_end(events, handed_again(history, group, partition, row))) == {"came_back"}
 
 
 @lies
@@ -213,7 +213,7 @@ def test_a_token_that_two_consumers_have_is_found(events: Lines, data: st.DataOb
     delivery = pick(data, list(newest.values()))
     partition, row = given_at(history, delivery)
     grant = history.grant_of(delivery)
-    assert names(at_end(events, anew(history, grant.group, partition, row, token=grant.token))) == {"shared_token"}
+    assert names(at_end(events, handed_again(history, grant.group, partition, row, token=grant.token))) == {"shared_token"}
 
 
 @lies
@@ -234,7 +234,7 @@ def test_a_partition_that_is_read_before_the_older_one_is_settled_is_early(event
     producer, key = history.lines[messages.line[after]]
     row = Handed(place.sequence, key, producer, messages.serial[after], 1, place.id)
     at_ns = settled[before] - 5
-    given = replace(anew(history, "g", place.partition, row, token=0), t_ns=at_ns)
+    given = replace(handed_again(history, "g", place.partition, row, token=0), t_ns=at_ns)
     where = next(at for at, event in enumerate(events) if event.t_ns > at_ns)
     assert "early" in names([*events[:where], given, *events[where:]])
 
@@ -313,7 +313,7 @@ def test_a_second_copy_without_a_fence_is_found(events: Lines, data: st.DataObje
     message, place = pick(data, [(message, place) for message, place in places if place is not None and place.partition in newest])
     producer, key = history.lines[history.messages.line[message]]
     row = Handed(NOWHERE, key, producer, history.messages.serial[message], 1, place.id)
-    assert names(at_end(events, anew(history, "g", place.partition, row))) == {"stored_twice"}
+    assert names(at_end(events, handed_again(history, "g", place.partition, row))) == {"stored_twice"}
 
 
 @lies

@@ -34,7 +34,7 @@ def early(history: OrderedHistory, *, strict: Collection[str] = ()) -> Iterator[
                 told.add((partition, later))
                 what = f"group {group} was given messages of partition {later} (since version {history.routes.since[later]})"
                 before = f"{history.name(message)}, which lies before it in partition {partition}"
-                when = f"was said to be done at {seconds(settled_ns)}" if settled_ns < NEVER else "was never said to be done"
+                when = f"was settled at {seconds(settled_ns)}" if settled_ns < NEVER else "was never settled"
                 yield Anomaly("early", f"{what} from {seconds(opened_ns)} on, in the range of {before}, and {when}", ())
 
 

@@ -73,4 +73,4 @@ def _forget_nothing(self: LaneCore) -> list[Cell]:
 
 plant("settle a message when it is handed out", (LaneCore, "begin", _settle_at_once))
 plant("park a message without what follows for its key", (LaneCore, "_park", _park_one))
-plant("go on with what was held under a token that is void", (LaneCore, "lost", _forget_nothing))
+plant("continue with what was held under a token that is void", (LaneCore, "lost", _forget_nothing))

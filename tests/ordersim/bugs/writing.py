@@ -46,12 +46,12 @@ plant("answer a seal before it is committed", (LaneAdmin, "seal", _seal_early))
 
 # --- the producer --------------------------------------------------------------------------------------------------------
 
-_anew = OrderedBatch.anew
+_unsent_copy = OrderedBatch.unsent_copy
 _leave = Stream.leave
 
 
 def _anonymous(self: OrderedBatch, *, keep_ids: bool = False) -> OrderedBatch:
-    return _anew(self)
+    return _unsent_copy(self)
 
 
 def _leave_as_fenced(self: Stream, now: float, *, is_fenced: bool) -> None:
@@ -66,5 +66,5 @@ def _begin_as_somebody_else(self: Stream) -> None:
 plant("begin a new session as another producer", (Stream, "_begin_session", _begin_as_somebody_else))
 plant("take an unknown outcome for not stored", (OrderedBatch, "is_certain", property(lambda self: self.attempts > 0)))
 plant("send on before the fate of earlier batches is known", (Stream, "is_settled", property(lambda self: self.is_left)))
-plant("send again under another message id", (OrderedBatch, "anew", _anonymous))
+plant("send again under another message id", (OrderedBatch, "unsent_copy", _anonymous))
 plant("give up waiting for a partition that is not fenced", (Stream, "leave", _leave_as_fenced))

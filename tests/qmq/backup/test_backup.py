@@ -54,7 +54,7 @@ async def test_a_restored_cluster_has_all_that_was_acknowledged(
         route = (await mq.metadata.describe_route(ORDERED)).route
         assert 2 <= route.version <= version
         plain = [body for _, body in await rest(mq, PLAIN, GROUP)]
-        assert set(before.plain) - before.done <= set(plain) <= set(history.plain) - before.done, "a group goes on from its progress"
+        assert set(before.plain) - before.done <= set(plain) <= set(history.plain) - before.done, "a group continues from its progress"
         assert {body for _, body in await rest(mq, PLAIN, "new")} >= set(before.plain)
         require_order(await rest(mq, ORDERED, GROUP), history.ordered, before.ordered)
 

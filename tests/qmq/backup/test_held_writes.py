@@ -46,7 +46,7 @@ async def master_of(cluster: LiveCluster, name: str) -> AsyncIterator[Master]:
         yield Master(control_pb2_grpc.BrokerControlStub(channel))
 
 
-async def test_writes_wait_while_they_are_held_and_go_on_afterwards(cluster: LiveCluster, history: History) -> None:
+async def test_writes_wait_while_they_are_held_and_continue_afterwards(cluster: LiveCluster, history: History) -> None:
     async with cluster.client() as mq, master_of(cluster, "b1-a") as one, master_of(cluster, "b2-a") as other:
         await history.create_subjects(mq)
         await history.send(mq, 2)

@@ -171,7 +171,7 @@ def _qmq(*words: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.rotating
-async def test_a_killed_create_leaves_no_backup_and_the_commands_go_on(own_etcd: EtcdProcess, tmp_path: Path) -> None:
+async def test_a_killed_create_leaves_no_backup_and_the_commands_continue(own_etcd: EtcdProcess, tmp_path: Path) -> None:
     where, etcd = tmp_path / "backups", ("--etcd", own_etcd.endpoint.removeprefix("http://"))
     first = LiveCluster(own_etcd.endpoint, "", tmp_path / "first", {"b1": ("a",)})
     async with running(first), qmq.connect(first.server) as mq:

@@ -232,7 +232,7 @@ HALF = json.loads('"\\ud800"')
     ],
     ids=["attach-subject", "attach-group", "attach-incarnation", "fetch-tag", "fetch-subject"],
 )
-async def test_half_a_character_is_refused_and_the_connection_goes_on(
+async def test_half_a_character_is_refused_and_the_connection_continues(
     tmp_path: Path, kind: FrameKind, payload: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with served(tmp_path) as (_, connection):

@@ -30,7 +30,7 @@ class HeldDisk(Disk):
     def read_ahead(self, path: Path, size: int, at: int) -> None:
         self.asked += 1
         if not self.may_read.wait(30):
-            raise TimeoutError("the test did not let it go on")
+            raise TimeoutError("the test did not let it continue")
         if self.fails:
             raise OSError("the file is gone")
         super().read_ahead(path, size, at)

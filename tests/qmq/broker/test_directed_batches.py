@@ -1,5 +1,5 @@
 """Directed batches at a broker: which groups get them, which skip them, which batches are refused, and that a replay indexes them
-alike.
+in the same way.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from qmq.model import Order, SubjectConfig
 from qmq.testing import TestCluster
 
 
-async def test_a_deleted_group_is_gone_also_behind_a_restart_and_begins_anew() -> None:
+async def test_a_deleted_group_is_gone_also_behind_a_restart_and_starts_over() -> None:
     async with TestCluster() as cluster:
         mq = cluster.client()
         await mq.send("s", b"1")

@@ -30,7 +30,7 @@ def unknown() -> NotMaster:
     return NotMaster("it is elsewhere", outcome=Outcome.UNKNOWN)
 
 
-async def test_a_coroutine_goes_on_when_its_index_is_committed_and_no_sooner() -> None:
+async def test_a_coroutine_continues_when_its_index_is_committed_and_no_sooner() -> None:
     responses, waiter = PendingResponses(), asyncio.get_running_loop().create_future()
     responses.wait(waiter, 5)
     responses.release(4, 9)
@@ -39,7 +39,7 @@ async def test_a_coroutine_goes_on_when_its_index_is_committed_and_no_sooner() -
     assert waiter.result() is None
 
 
-async def test_who_waits_for_what_is_unwritten_goes_on_when_that_is_committed() -> None:
+async def test_who_waits_for_what_is_unwritten_continues_when_that_is_committed() -> None:
     responses, waiter, peer = PendingResponses(), asyncio.get_running_loop().create_future(), Reader()
     responses.wait(waiter, None)
     responses.unwritten.append(HeldAnswer(0, peer, 1, b"done"))

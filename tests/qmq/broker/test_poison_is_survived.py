@@ -91,7 +91,7 @@ async def test_what_failed_before_counts_as_new_if_nobody_can_tell(node: Node) -
     assert failures_in(node.broker.store, queue, BatchReader(queue))(sequence, 1) == [(1, 0)]
 
 
-async def test_a_lane_that_cannot_tell_whose_a_batch_is_says_where_to_go_on(node: Node) -> None:
+async def test_a_lane_that_cannot_tell_whose_a_batch_is_says_where_to_continue(node: Node) -> None:
     store(node, region_of("a create time before 1970", subject=b"o"), "o", 1)  # it has no keys and no logical partitions
     queue = node.broker.store.open_queue("o", 1)
     node.broker.store.act(LaneBegin("o", 1, "g", "", 0, 64, 0, 0))

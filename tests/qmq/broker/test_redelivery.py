@@ -1,4 +1,4 @@
-"""Redelivery decisions for failed messages, in hand-made cases."""
+"""Redelivery decisions for failed messages, in examples."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ async def seal(it: World, change_id: str = "split-1", to_version: int = 2, parti
     return answer.sequence
 
 
-async def test_a_seal_that_no_change_asks_for_is_refused_and_the_key_goes_on(tmp_path: Path) -> None:
+async def test_a_seal_that_no_change_asks_for_is_refused_and_the_key_continues(tmp_path: Path) -> None:
     async with world(tmp_path) as it:
         await it.produce([b"k"])
         with pytest.raises(InvalidArgument, match=r"no change 'evil'.*qmq route split"):
@@ -43,7 +43,7 @@ async def test_a_seal_is_for_the_partitions_of_its_change_only(tmp_path: Path) -
         await it.produce([b"k"])
         targets = (it.part(2, 0, 8), it.part(3, 8, WHOLE.end))
         change = Change("split-1", ChangeKind.SPLIT, 2, (1,), targets)
-        # The broker's view has not heard of it yet: the store is asked.
+        # The broker's view does not have it yet: the broker asks the store.
         await it.node.coordination.put(change_key(SUBJECT, 2), change.encode())
         for change_id, version, partition in (("split-2", 2, 1), ("split-1", 3, 1), ("split-1", 2, 2)):
             with pytest.raises(InvalidArgument, match="nothing was sealed"):

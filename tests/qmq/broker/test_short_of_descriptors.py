@@ -42,7 +42,7 @@ def three_segments(folder: Path, disk: Disk) -> Store:
     for _ in range(5):
         store.append([intake(queue, [bytes(3 * MIB)] * 4)])
     store.begin_flush().run()
-    begin_checkpoint(store).run()  # so that opening the store anew reads none of the segments
+    begin_checkpoint(store).run()  # so that reopening the store reads none of the segments
     store.close()
     return open_store(folder, config, ManualClock(), disk=disk)
 

@@ -1,4 +1,4 @@
-"""A connection in which nothing moves does not stay for ever."""
+"""A connection in which nothing moves does not stay open forever."""
 
 from __future__ import annotations
 

@@ -86,7 +86,7 @@ def test_a_session_that_takes_up_what_another_left_counts_once(tmp_path: Path, m
     assert counted.times == 1
 
 
-def test_at_the_limit_it_waits_until_a_part_is_settled_and_then_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_at_the_limit_it_waits_until_a_part_is_settled_and_then_continues(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     counted, index = Counted(monkeypatch), index_of(tmp_path, [(1000, 100_000)])
     found = UnackedBytes(50_000)
     held = 640

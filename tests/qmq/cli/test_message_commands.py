@@ -76,7 +76,7 @@ def test_a_message_that_waits_is_told_with_what_is_before_it() -> None:
 
 def test_a_message_in_somebodys_hands_is_told_with_its_lease() -> None:
     text = told("held", consumer="host-1", attempt=2, attempts_max=5, lease_left_ms=18_000, last=event("pull", -12_000))
-    assert text == "Group billing: held by consumer host-1 since 12 s (attempt 2 of 5); its lease ends in 18 s unless it is heard of."
+    assert text == "Group billing: held by consumer host-1 since 12 s (attempt 2 of 5); its lease ends in 18 s unless it sends a heartbeat."
     assert "(attempt 1)" in told("held", consumer="host-1", attempt=1)
 
 
@@ -141,7 +141,7 @@ def test_a_message_of_a_lane_is_told_with_who_holds_it() -> None:
     text = told("new", stored, attempt=2, behind=7, consumer="host-1", lease_left_ms=9_000)
     assert text == (
         "Group billing: failed 2 times so far; waits behind 7 others of its partition; its lane is held by host-1, whose lease ends in 9 s "
-        "unless it is heard of."
+        "unless it sends a heartbeat."
     )
     assert told("new", stored) == "Group billing: is the next one of its lane; nobody holds its lane."
     text = told("parked", stored, parked_first=4700, last=event("park"))

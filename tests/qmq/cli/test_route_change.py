@@ -182,7 +182,7 @@ def test_a_route_that_changed_meanwhile_is_refused_not_changed_blindly(meta: Fak
     assert (status, "the latest version is 2, not 1" in said) == (2, True)
 
 
-def test_ctrl_c_ends_the_waiting_and_says_that_the_change_goes_on() -> None:
+def test_ctrl_c_ends_the_waiting_and_says_that_the_change_continues() -> None:
     with serving() as (meta, address):
         answers(meta, SPLIT, groups=[group("billing", 1, status(2, "g1"))])
         words = ("route", "split", "orders", "2", "--server", address)

@@ -224,7 +224,7 @@ async def test_an_ordered_subject_is_created_with_all_that_was_chosen(served: tu
 
 async def test_a_change_that_a_metaserver_left_under_way_is_not_asked_for_again(served: tuple[FakeMeta, MetadataClient]) -> None:
     meta, client = served
-    meta.answers["ChangeRoute"] = DeadlineExceeded("it is prepared, and goes on by itself", outcome=Outcome.STORED)
+    meta.answers["ChangeRoute"] = DeadlineExceeded("it is prepared, and continues by itself", outcome=Outcome.STORED)
     meta.answers["RouteHistory"] = pb.RouteHistoryResponse(changes=[made()])
     meta.answers["DescribeRoute"] = [described(1, change=made("prepared")), described(1, change=made("sealed")), described(2, AFTER)]
     assert await client.change_route("orders", split=SPLIT, from_version=1, reason="why") == response()

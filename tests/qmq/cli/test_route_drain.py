@@ -97,7 +97,7 @@ def test_without_ordered_partitions_and_with_no_move_a_drain_is_what_it_was(meta
         assert meta.requests("ChangeRoute") == []
 
 
-def test_a_drain_that_broke_off_goes_on_when_it_is_run_again(meta: FakeMeta, qmq: Command) -> None:
+def test_a_drain_that_broke_off_continues_when_it_is_run_again(meta: FakeMeta, qmq: Command) -> None:
     cluster = Cluster(meta, {"orders": {1: "g1", 2: "g1", 3: "g1", 4: "g2"}})
     cluster.refusals = [None, InvalidArgument("the disk of g3 is full")]
     status, said = qmq.error("broker", "drain", "g1")

@@ -28,7 +28,7 @@ async def work(address: str, count: int) -> None:
                 print(message.body.decode(), flush=True)
             else:
                 say([message for message in taken if message.broker_group == command[1]])
-                await asyncio.sleep(0)  # what is said in one round of the loop is written in the next
+                await asyncio.sleep(0)  # verdicts of one round of the loop are written in the next
                 print("failed", flush=True)
 
 

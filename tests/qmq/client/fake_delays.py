@@ -97,7 +97,7 @@ class FakeDelayMeta(FakeMeta):
         return [request for name, request in self.asked if name == call]
 
     async def _answer(self, call: str, request: Any, context: Any) -> Any:
-        # A copy: the client may go on with the same object in this process.
+        # A copy: the client may continue with the same object in this process.
         copy = type(request)()
         copy.CopyFrom(request)
         self.asked.append((call, copy))

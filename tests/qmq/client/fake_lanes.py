@@ -307,7 +307,7 @@ class Assignments:
         self.generation = 0
         self.lanes: dict[str, list[Lane]] = {}
         self.finished: list[Lane] = []
-        """Every lane that was told to be finished, as often as it was."""
+        """Every lane that was reported as finished, once for each report."""
         self.left: list[str] = []
         self.changed = asyncio.Event()
         self.refusal: QmqError | None = None

@@ -26,7 +26,7 @@ class FakeQueue:
         self.detached = 0
         self.frames: list[int] = []
         self.is_silent = False
-        """Whether SETTLE is heard and not answered."""
+        """Whether SETTLE arrives and is not answered."""
         self.next = 0
         for replica in group.replicas:
             replica.handle |= {

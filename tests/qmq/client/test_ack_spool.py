@@ -261,7 +261,7 @@ def test_half_a_line_on_a_full_disk_costs_no_verdict_before_or_after(store: AckS
     assert [kept for _, kept in left(store)] == [[Kept(each, NOW_MS) for each in (SAID[0], *SAID[2:])]]
 
 
-def test_a_write_that_takes_a_part_only_goes_on(store: AckSpool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_write_that_takes_a_part_only_continues(store: AckSpool, monkeypatch: pytest.MonkeyPatch) -> None:
     original = os.write
     monkeypatch.setattr(ack_spool.os, "write", lambda fd, data: original(fd, data[:7]))
     file = file_of(store)

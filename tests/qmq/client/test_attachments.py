@@ -158,14 +158,14 @@ async def test_the_tail_a_new_master_forgot_is_void_and_its_numbers_mean_other_m
     await queue.fail_over(4)
     pulling = asyncio.create_task(consumer.pull(10))
     await queue.deliver(4, [b"x", b"y", b"z"], base=50)
-    anew = await pulling
-    assert anew.bodies == [b"x", b"y", b"z"], "6 to 9, which nobody saw, are dropped"
+    replacement = await pulling
+    assert replacement.bodies == [b"x", b"y", b"z"], "6 to 9, which nobody saw, are dropped"
     with pytest.raises(StaleDelivery, match="2 of the messages"):
         await seen.ack_sync()
     assert queue.verdicts() == [(0, 3)]
     seen[4].nack()
     seen[5].ack_later()
-    anew.ack_later()
+    replacement.ack_later()
     await eventually(lambda: len(queue.settled) == 2)
     assert (queue.verdicts(), consumer.stale) == ([(0, 3), (4, 6)], 2)
     with pytest.raises(StaleDelivery, match="did not know of the delivery"):
@@ -412,7 +412,7 @@ async def test_a_group_that_is_away_does_not_keep_the_others_messages_back() -> 
         assert (await taking).body == b"x"
 
 
-async def test_expired_messages_of_one_group_are_told_and_the_others_go_on() -> None:
+async def test_expired_messages_of_one_group_are_told_and_the_others_continue() -> None:
     async with cluster(2) as it:
         queues = [Queue(group) for group in it.groups]
         for replica in it.groups[0].replicas:
@@ -579,4 +579,4 @@ async def test_failovers_lose_no_message_and_settle_none_that_the_application_di
                         model.fail_over()
         for name, model in models.items():
             assert set(model.acked) <= intended[name], f"seed={seed}: a verdict settled another message than the application's"
-            assert set(heard[name].values()) == {1}, f"seed={seed}: what was acknowledged, and heard, came again"
+            assert set(heard[name].values()) == {1}, f"seed={seed}: a message came again whose acknowledgement was answered"

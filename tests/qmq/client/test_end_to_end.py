@@ -174,7 +174,7 @@ async def test_a_consumer_keeps_its_lease_while_its_handler_is_slow(node: Node) 
         assert consumer.stale == 0
 
 
-async def test_after_a_broken_connection_a_consumer_goes_on_with_what_it_holds(node: Node) -> None:
+async def test_after_a_broken_connection_a_consumer_continues_with_what_it_holds(node: Node) -> None:
     async with qmq.connect(node.address) as mq:
         await mq.send_many("s", [b"%d" % number for number in range(1000)])
         consumer = mq.consumer("s", "g", prefetch=100)

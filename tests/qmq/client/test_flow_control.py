@@ -201,7 +201,7 @@ async def test_the_broker_keeps_its_limit_of_bytes_and_the_rest_goes_to_others(n
         for _ in range(taken - 1 + 10):
             await held.ack_sync()
             held = await greedy.pull(1)
-            assert len(held) == 1, "it goes on as it settles"
+            assert len(held) == 1, "it continues as it settles"
 
 
 async def test_an_ordered_consumer_holds_no_more_bytes_than_it_may(node: Node) -> None:

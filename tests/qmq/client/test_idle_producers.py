@@ -46,7 +46,7 @@ async def test_a_producer_with_an_undecided_message_is_kept(node: Node) -> None:
         assert (await sending).sequence == 1
 
 
-async def test_an_ordered_subject_is_given_up_too_and_its_order_goes_on(node: Node) -> None:
+async def test_an_ordered_subject_is_given_up_too_and_its_order_continues(node: Node) -> None:
     async with qmq.connect(node.address) as mq:
         await mq.metadata.create_subject(SubjectConfig("o", order=Order.STRICT, logical_partitions=16), partitions=2)
         for number in range(5):

@@ -274,7 +274,7 @@ async def test_a_loop_is_around_each_message_until_it_comes_back(node: Node) -> 
 
 
 class Settled(BaseInterceptor):
-    """Keeps what it hears of verdicts."""
+    """Records the verdicts that it gets."""
 
     def __init__(self) -> None:
         self.reports: list[qmq.SettleReport] = []

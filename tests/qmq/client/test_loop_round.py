@@ -52,7 +52,7 @@ def test_an_awaited_send_takes_one_round_of_the_loop_at_each_end(tmp_path: Path)
     assert 2 * SENDS <= taken < 3 * SENDS, "flushes and timers add some; a hop over call_soon at either end would add 300"
 
 
-async def test_a_task_goes_on_in_the_callback_that_ended_its_wait() -> None:
+async def test_a_task_continues_in_the_callback_that_ended_its_wait() -> None:
     loop_round, said = LoopRound(), list[str]()
     ticket = Ticket(loop_round)
 

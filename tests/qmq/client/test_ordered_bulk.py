@@ -34,7 +34,7 @@ def numbered(keys: Sequence[bytes], count: int, begin: int = 0) -> list[tuple[by
 
 
 def ordered(c: LaneCluster, name: str = "a", **options: object) -> OrderedConsumer:
-    """Its lease is short, since closing waits half of it for messages in hand that a test leaves lying."""
+    """Its lease is short, since closing waits half of it for unfinished messages that a test leaves."""
     return c.mq.ordered_consumer("s", "g", name=name, **{"lease_ms": 1_000} | options)  # type: ignore[arg-type]
 
 
@@ -269,7 +269,7 @@ async def test_a_returning_lane_waits_until_the_lost_slice_is_settled() -> None:
         assert consumer.stale == 5
 
 
-async def test_a_lane_shrinks_and_two_consumers_go_on_in_order_without_a_message_twice() -> None:
+async def test_a_lane_shrinks_and_two_consumers_continue_in_order_without_a_message_twice() -> None:
     async with lane_cluster() as c:
         c.broker.append(1, numbered(KEYS, 40))
         shapes: list[dict[str, list[object]]] = [
@@ -324,7 +324,7 @@ async def test_a_slice_that_failed_is_tried_again_in_place_and_its_lane_waits() 
         assert (first.attempt, first.bodies) == (1, [b"0", b"1", b"2"])
         assert (again.bodies, again.attempt, [each.attempt for each in again]) == ([b"0", b"1"], 2, [2, 2])
         first.ack_later()
-        assert c.broker.partition(1).done == set(), "what is said of an earlier try counts no more"
+        assert c.broker.partition(1).done == set(), "an acknowledgement of an earlier try no longer counts"
         again.fail()
         await eventually(lambda: c.broker.partition(1).failures == {0: 2})
         c.assignments.assign(a=[lane(1, LEFT), lane(2, RIGHT)])

@@ -90,7 +90,7 @@ async def stopped(*tasks: asyncio.Task[None]) -> None:
 
 
 def ordered(c: LaneCluster, name: str = "a", **options: object) -> OrderedConsumer:
-    """Its lease is short, since closing waits half of it for messages in hand that a test leaves lying."""
+    """Its lease is short, since closing waits half of it for unfinished messages that a test leaves."""
     return c.mq.ordered_consumer("s", "g", name=name, **{"lease_ms": 1_000} | options)  # type: ignore[arg-type]
 
 
@@ -316,7 +316,7 @@ async def test_verdicts_that_were_on_their_way_when_the_lane_was_lost_are_stale(
         c.broker.answer_held()
         await eventually(lambda: consumer.stale == 1)
         again = await anext(consumer)
-        assert (again.body, again.token) == (b"0", 2), "the lane is still assigned: it is taken anew, from its first message"
+        assert (again.body, again.token) == (b"0", 2), "the lane is still assigned: it is taken again, from its first message"
         await again.ack_sync()
         assert c.broker.partition(1).done == {0}
 
@@ -376,7 +376,7 @@ async def test_a_consumer_that_vanishes_without_a_word_loses_nothing() -> None:
             for key in KEYS[:5]:
                 numbers = survivor.seen[key]
                 assert numbers == list(range(numbers[0] if numbers else 6, 6)), "a replay, in order, to the end"
-                # the victim may have attached once more, before it heard that the lane is another's
+                # the victim may have attached once more, before it learned that another consumer has the lane
                 assert {*handler.seen[key], *numbers} == set(range(6)), "what is settled was handled"
             await stopped(task, other)
 
@@ -384,7 +384,7 @@ async def test_a_consumer_that_vanishes_without_a_word_loses_nothing() -> None:
 # --- assignments change -----------------------------------------------------------------------------------------------
 
 
-async def test_a_lane_shrinks_while_messages_are_in_hand_and_two_consumers_go_on_in_order() -> None:
+async def test_a_lane_shrinks_under_unfinished_messages_and_two_consumers_keep_the_order() -> None:
     async with lane_cluster() as c:
         c.broker.append(1, numbered(KEYS, 100))
         c.assignments.assign(a=[lane()], b=[])
@@ -472,7 +472,7 @@ async def test_a_range_that_comes_back_waits_until_this_consumer_itself_has_let_
         assert [(each.first, each.end) for each in c.broker.attaches] == [tuple(WHOLE), tuple(WHOLE)]
 
 
-async def test_lanes_go_on_while_no_metaserver_answers_and_the_next_one_is_asked() -> None:
+async def test_lanes_continue_while_no_metaserver_answers_and_the_next_one_is_asked() -> None:
     async with lane_cluster(metas=2) as c:
         c.broker.append(1, numbered(KEYS, 2))
         c.assignments.assign(a=[lane()])
@@ -492,7 +492,7 @@ async def test_lanes_go_on_while_no_metaserver_answers_and_the_next_one_is_asked
         await stopped(task)
 
 
-async def test_an_answer_of_an_older_generation_is_not_believed() -> None:
+async def test_an_answer_of_an_older_generation_is_ignored() -> None:
     async with lane_cluster() as c:
         c.broker.append(1, [(b"a", b"0")])
         c.assignments.generation = 6
@@ -565,7 +565,7 @@ async def test_a_failed_message_is_tried_again_in_place_and_blocks_its_lane_only
         handler.fails[b"bad", 0] = 1_000_000
         task = asyncio.create_task(ordered(c, retry_delays_s=(0.01,)).run(handler, concurrency=1))
         await eventually(lambda: handler.seen[b"other"] == [0] and (b"bad", 0, 4) in handler.attempts)
-        assert set(handler.seen) == {b"other"}, "nothing else of the lane went on"
+        assert set(handler.seen) == {b"other"}, "no other message of the lane was handled"
         await eventually(lambda: c.broker.partition(1).failures.get(0, 0) >= 3)
         handler.fails.clear()
         await eventually(c.broker.partition(1).is_all_done)
@@ -598,7 +598,7 @@ async def test_a_message_fails_by_word_and_comes_again_before_anything_newer_of_
         again = await anext(consumer)
         assert (again.body, again.key, again.attempt) == (b"0", "a", 2)
         first.ack_later()
-        assert c.broker.partition(1).done == set(), "what is said of an earlier try counts no more"
+        assert c.broker.partition(1).done == set(), "an acknowledgement of an earlier try no longer counts"
         again.ack_later()
         rest = [await anext(consumer), await anext(consumer)]
         assert sorted((each.key or "", each.body) for each in rest) == [("a", b"1"), ("b", b"0")]
@@ -676,7 +676,7 @@ async def test_expired_messages_are_raised_and_the_consumer_continues_after_a_re
 # --- the end ----------------------------------------------------------------------------------------------------------
 
 
-async def test_closing_finishes_what_is_in_hand_settles_it_lets_go_and_leaves() -> None:
+async def test_closing_finishes_and_settles_what_runs_then_leaves_the_group() -> None:
     async with lane_cluster() as c:
         c.broker.append(1, numbered(KEYS, 3))
         c.assignments.assign(a=[lane()])
@@ -810,7 +810,7 @@ async def test_the_client_closes_its_consumers() -> None:
         assert c.broker.grants == []
 
 
-# --- what it is told by mistake ---------------------------------------------------------------------------------------
+# --- wrong answers of a broker ------------------------------------------------------------------------------------------
 
 
 async def test_an_unordered_consumer_of_an_ordered_subject_is_told_at_once_what_to_use() -> None:

@@ -1,4 +1,6 @@
-"""The next message to deliver over several lanes: blocked lanes, lanes whose lease may have ended, lanes lost with messages in hand."""
+"""The next message to deliver over several lanes: blocked lanes, lanes whose lease may have ended, lanes lost while messages are handed
+out.
+"""
 
 from __future__ import annotations
 
@@ -99,7 +101,7 @@ def test_a_message_to_be_tried_again_waits_too_while_the_lease_may_be_over() -> 
     assert again.attempt == 2
 
 
-def test_a_blocked_lane_goes_on_when_the_message_that_blocks_it_succeeds() -> None:
+def test_a_blocked_lane_continues_when_the_message_that_blocks_it_succeeds() -> None:
     dispatcher, lane, other = KeyDispatcher(), Lane(), Lane()
     bring(dispatcher, lane, b"a", b"b")
     bring(dispatcher, other, b"c")

@@ -150,18 +150,18 @@ TestKeyMachine = KeyMachine.TestCase
 
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=200), st.integers(1, 5), st.randoms(use_true_random=False))
 @settings(max_examples=examples(200), deadline=None)
-def test_the_key_that_could_go_on_for_the_longest_is_next(stream: list[int], workers: int, random: Random) -> None:
+def test_the_key_that_could_continue_for_the_longest_is_next(stream: list[int], workers: int, random: Random) -> None:
     """So a key waits for at most one turn of each other key."""
     queue = filled(*[("l", bytes([key]), place) for place, key in enumerate(stream)])
     left = Counter(bytes([key]) for key in stream)
-    can_go_on = list(dict.fromkeys(bytes([key]) for key in stream))
+    can_continue = list(dict.fromkeys(bytes([key]) for key in stream))
     in_work: list[bytes] = []
-    while can_go_on or in_work:
+    while can_continue or in_work:
         while len(in_work) < workers and (found := queue.next()) is not None:
-            assert found[0] == can_go_on.pop(0)
+            assert found[0] == can_continue.pop(0)
             in_work.append(found[0])
         over = in_work.pop(random.randrange(len(in_work)))
         queue.finished(over)
         left[over] -= 1
-        can_go_on += [over] if left[over] else []
+        can_continue += [over] if left[over] else []
     assert queue.waiting == 0

@@ -157,7 +157,7 @@ def test_a_failure_is_not_told_when_its_message_is_over() -> None:
     assert said(lane.take()) == [(0, 0, DONE, 0)]
 
 
-def test_the_attempt_goes_on_from_what_the_broker_knows() -> None:
+def test_the_attempt_continues_from_what_the_broker_knows() -> None:
     lane = core()
     (cell,) = lane.delivered([LaneArrival(0, b"k", 4)], 1, is_end=False)
     lane.begin(cell)
@@ -195,7 +195,7 @@ def test_keys_that_the_broker_parked_are_parked_and_replayed_ones_are_not() -> N
     request = lane.take()
     lane.attached(1, is_resumed=True, parked=[])
     (again,) = arrive(lane, 2, 1, key=b"a")
-    assert again.state is LaneState.PARKED, "the broker may not have heard of the first one yet"
+    assert again.state is LaneState.PARKED, "the first one may not have reached the broker yet"
     request = lane.take()
     assert said(request) == [(0, 0, PARKED, 0), (1, 1, PARKED, 0)]
     assert request is not None
@@ -346,8 +346,8 @@ class Play:
         for first, last, verdict, argument in settlements:
             open_ = {each for each in range(first, last + 1) if self.is_open(each)}
             if verdict == FAILED:
-                assert open_ == {first}, "a failure is told of a message that is to be done"
-                assert argument >= self.failures.get(first, 0), "failures are told in their order"
+                assert open_ == {first}, "only an unfinished message is reported as failed"
+                assert argument >= self.failures.get(first, 0), "failures are reported in their order"
                 self.failures[first] = argument
                 continue
             if verdict == PARKED:
@@ -474,7 +474,7 @@ class Play:
 
 
 class BulkPlay(Play):
-    """The same for one who reads in bulk: cells are runs, of which one slice is in hand at a time, and messages of parked keys."""
+    """The same for bulk reading: cells are runs, of which one slice is handed out at a time, and messages of parked keys."""
 
     policy = FailurePolicy(retry_ms=(10, 20))
 
@@ -505,7 +505,7 @@ class BulkPlay(Play):
         return self.members[cell]
 
     def ready(self) -> list[Cell]:
-        """The first that is open, if no other run is in hand."""
+        """The first that is open, if no other run is handed out."""
         open_ = [cell for cell in self.cells if cell.state in (LaneState.WAITING, LaneState.WORKING, LaneState.FAILED)]
         first = min(open_, key=lambda cell: cell.sequence, default=None)
         is_free = all(cell.state is LaneState.WAITING for cell in open_)

@@ -248,7 +248,7 @@ async def test_a_broker_that_forgot_the_producer_gets_a_new_session() -> None:
         assert order.stored == {b"k": [b"k:0", b"k:1", b"k:2"]}
 
 
-async def test_what_is_out_of_time_fails_with_all_behind_it_and_what_comes_later_goes_on() -> None:
+async def test_what_is_out_of_time_fails_with_all_behind_it_and_what_comes_later_continues() -> None:
     async with ordered_cluster() as (it, order):
         producer = it.mq.ordered_producer("s", batch_messages=1, delivery_timeout_s=1.5)
         await asyncio.gather(producer.send(b"a:0", LOW[0]), producer.send(b"b:0", HIGH[0]))

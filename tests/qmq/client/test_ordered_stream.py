@@ -300,7 +300,7 @@ class World:
                 assert counts[each] >= 1
             else:
                 assert isinstance(fate, QmqError)
-                assert fate.outcome is not Outcome.NOT_STORED or not counts[each], "it was said not to be stored"
+                assert fate.outcome is not Outcome.NOT_STORED or not counts[each], "the producer reported that it is not stored"
             assert counts[each] <= 1 or (is_fenced and len(ids[each]) == 1)
         for key, found in stored.items() if not self.bends else ():
             serials = [serial for _, serial in found if not isinstance(self.fates[key, serial][0], QmqError)]

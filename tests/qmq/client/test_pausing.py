@@ -102,7 +102,7 @@ async def test_a_paused_client_pauses_all_its_consumers_and_can_still_send(node:
 
 
 @pytest.mark.parametrize("in_bulk", [False, True])
-async def test_a_paused_ordered_consumer_keeps_its_lanes_and_goes_on_in_order(node: Node, in_bulk: bool) -> None:
+async def test_a_paused_ordered_consumer_keeps_its_lanes_and_continues_in_order(node: Node, in_bulk: bool) -> None:
     async with qmq.connect(node.address) as mq:
         await mq.metadata.create_subject(SubjectConfig("o", order=Order.STRICT, logical_partitions=8))
         async with mq.ordered_consumer("o", "g") as consumer:

@@ -156,7 +156,7 @@ async def _wait(ticket: qmq.Ticket) -> qmq.BatchReceipt | DeadlineExceeded:
         return failure
 
 
-async def test_a_metaserver_that_lags_is_not_believed_and_the_next_one_is_asked() -> None:
+async def test_the_answer_of_a_lagging_metaserver_is_ignored_and_the_next_is_asked() -> None:
     async with cluster(1, metas=2) as it:
         (group,) = it.groups
         await it.mq.send("s", b"0")

@@ -33,7 +33,7 @@ def test_a_doubt_is_cleared_only_by_what_was_asked_after_it() -> None:
     assert book.master("g1") == Master("a:1", 4)
 
 
-def test_another_master_is_believed_whenever_it_was_asked_for() -> None:
+def test_another_master_is_accepted_whenever_it_was_asked_for() -> None:
     book = RouteBook()
     learned(book, SubjectRoute("g1", "a:1", 4, True))
     under_way = book.ask()

@@ -1,5 +1,5 @@
-"""A failure is reported with its reason. The broker, not the client, knows delays and limits. It is told that work on a failed message
-has started.
+"""A failure is reported with its reason. The broker, not the client, knows delays and limits. The client tells it that work on a failed
+message has started.
 """
 
 from __future__ import annotations

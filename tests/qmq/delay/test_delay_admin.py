@@ -39,7 +39,7 @@ def _all(admin: EngineAdmin, subject: str, most: int) -> list[DueMessage]:
     while after is not None:
         page, behind = admin.listed(subject, 0, 0, after, most)
         assert len(page) <= most
-        assert behind is None or behind > after, "it goes on"
+        assert behind is None or behind > after, "it continues"
         found += page
         after = behind
     return found

@@ -266,7 +266,7 @@ async def test_pending_messages_are_listed_by_due_time_in_pages_that_miss_none(s
     assert (page.messages[0].body, page.messages[0].body_bytes, page.messages[0].state) == (b"", 4, "pending")
 
 
-async def test_a_page_of_large_messages_ends_early_and_the_next_goes_on_there(service: Service) -> None:
+async def test_a_page_of_large_messages_ends_early_and_the_next_continues_there(service: Service) -> None:
     headers = {"h": b"x" * (HEADER_BYTES_MAX - 1)}
     names = service.admin.add(*[message(number, HOUR + number, headers=headers) for number in range(100)])
     found = await pages(service, messages_max=1000)

@@ -78,7 +78,7 @@ async def test_half_messages_are_listed_apart(cluster: TestCluster) -> None:
     assert [each.state async for each in mq.delayed.list("orders")] == ["pending", "half", "pending"]
 
 
-async def test_a_half_message_is_still_one_after_its_delay_group_began_anew(cluster: TestCluster) -> None:
+async def test_a_half_message_is_still_one_after_its_delay_group_started_over(cluster: TestCluster) -> None:
     mq = cluster.client()
     half, committed = await send_half(cluster, mq, b"half"), await send_half(cluster, mq, b"committed")
     await mq.delayed.move(committed, timedelta(minutes=1))

@@ -98,7 +98,7 @@ async def test_as_long_as_a_step_is_undecided_they_are_asked_at_each_look(caplog
     assert town.rounds() == 0
 
 
-async def test_a_step_that_they_confirm_is_believed_and_told(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_clock_step_that_witnesses_confirm_is_accepted_and_logged(caplog: pytest.LogCaptureFixture) -> None:
     machine, town, asking = fresh()
     await asking.look()
     machine.wall_off = -HOUR
@@ -128,7 +128,7 @@ async def test_no_more_are_asked_than_a_median_needs() -> None:
     assert town.asked == [f"{number}:1" for number in range(time_witnesses.WITNESSES_MAX)]
 
 
-async def test_the_task_goes_on_after_a_failure(caplog: pytest.LogCaptureFixture) -> None:
+async def test_the_task_continues_after_a_failure(caplog: pytest.LogCaptureFixture) -> None:
     machine = Machine()
     town = Town(machine)
     calls = iter([{"broken": 0}.__getitem__])

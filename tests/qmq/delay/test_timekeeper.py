@@ -86,18 +86,18 @@ def test_the_kept_time_never_goes_back_while_it_is_pulled() -> None:
 
 
 @pytest.mark.parametrize("wall_off", [HOUR, -HOUR, 1000, -1000])
-def test_a_step_without_witnesses_is_believed_after_a_minute(wall_off: int) -> None:
+def test_a_step_without_witnesses_is_accepted_after_a_minute(wall_off: int) -> None:
     machine = Machine().attested()
     machine.wall_off = wall_off
     assert set(machine.run(59_000)) == {0}
     assert machine.timekeeper.step_ms == wall_off
     assert machine.run(1000)[-1] == wall_off
     assert machine.timekeeper.step_ms == 0
-    assert machine.timekeeper.steps_believed == 1
+    assert machine.timekeeper.steps_accepted == 1
 
 
 @pytest.mark.parametrize("wall_off", [HOUR, -HOUR])
-def test_a_step_that_witnesses_confirm_is_believed_at_once(wall_off: int) -> None:
+def test_a_step_that_witnesses_confirm_is_accepted_at_once(wall_off: int) -> None:
     machine = Machine().attested()
     machine.wall_off = wall_off
     assert machine.off == 0
@@ -107,7 +107,7 @@ def test_a_step_that_witnesses_confirm_is_believed_at_once(wall_off: int) -> Non
 
 
 @pytest.mark.parametrize("wall_off", [HOUR, -HOUR])
-def test_a_step_is_not_believed_as_long_as_witnesses_deny_it(wall_off: int) -> None:
+def test_a_step_is_not_accepted_as_long_as_witnesses_deny_it(wall_off: int) -> None:
     machine = Machine().attested()
     machine.wall_off = wall_off
     assert set(machine.run(2 * HOUR, witnesses={"a": 20})) == {0}
@@ -185,12 +185,12 @@ def test_who_answers_late_is_no_witness() -> None:
 
 
 def test_a_word_agrees_within_a_second_and_its_doubt() -> None:
-    for error, took, is_believed in ((1000, 0, True), (1001, 0, False), (-1500, 1000, True), (-1501, 1000, False)):
+    for error, took, is_accepted in ((1000, 0, True), (1001, 0, False), (-1500, 1000, True), (-1501, 1000, False)):
         machine = Machine().attested()
         machine.wall_off = HOUR
         machine.run(5000)
         machine.hear("a", HOUR + error, took=took)
-        assert machine.off == (HOUR if is_believed else 0)
+        assert machine.off == (HOUR if is_accepted else 0)
 
 
 def test_a_doubtful_word_speaks_for_what_it_is_nearer_to() -> None:
@@ -248,7 +248,7 @@ def test_who_speaks_after_the_first_ones_corrects_nothing() -> None:
     assert machine.off == 0
 
 
-def test_ntp_that_corrects_a_wrong_clock_after_the_boot_is_believed() -> None:
+def test_ntp_that_corrects_a_wrong_clock_after_the_boot_is_accepted() -> None:
     for wall_off in (HOUR, -HOUR):
         machine = Machine(wall_off=wall_off)
         assert set(machine.run(20_000)) == {wall_off}
@@ -277,7 +277,7 @@ def test_an_hour_and_back_within_a_minute_moves_nothing(jump: int, witnesses: di
 def test_a_drift_of_200_ppm_is_followed() -> None:
     machine = Machine(ppm=200).attested()
     machine.run(24 * HOUR, every=1000)
-    assert machine.timekeeper.steps_believed == 0
+    assert machine.timekeeper.steps_accepted == 0
     assert abs(machine.off - (machine.wall_ms - machine.true_ms)) <= 2
 
 

@@ -45,7 +45,7 @@ async def test_every_consumer_of_a_broadcast_group_gets_every_message_sent_since
         assert await take(first, 3) == [b"1", b"2", b"3"] == await take(second, 3)
 
 
-async def test_a_consumer_that_comes_back_under_its_name_goes_on_where_it_was(node: Node) -> None:
+async def test_a_consumer_that_comes_back_under_its_name_continues_where_it_was(node: Node) -> None:
     async with qmq.connect(node.address) as mq:
         await mq.send("prices", b"before")
         async with await attached(mq, "a") as first:
@@ -91,8 +91,8 @@ async def test_only_the_absent_consumer_of_a_broadcast_group_is_forgotten(tmp_pa
         assert {"caches%stays", "shared"} <= left
         await mq.send("prices", b"1")
         assert await take(stays, 1) == [b"1"]
-        async with mq.consumer("prices", "caches", name="goes", broadcast=True, start="earliest", ack="explicit") as anew:
-            assert await take(anew, 2) == [b"before", b"1"]
+        async with mq.consumer("prices", "caches", name="goes", broadcast=True, start="earliest", ack="explicit") as caches:
+            assert await take(caches, 2) == [b"before", b"1"]
 
 
 async def test_nobody_else_can_take_part_as_a_consumer_of_a_broadcast_group(node: Node) -> None:

@@ -1,4 +1,5 @@
-"""Every window of the delivery core against one dumb destination: nothing is lost, nothing is stored twice, and what is said is true.
+"""Every window of the delivery core against one dumb destination: nothing is lost, nothing is stored twice, and every reported fate is
+true.
 
 What only one kind does (routes, plans, lookups) is tested beside it.
 """
@@ -391,7 +392,7 @@ class World:
         assert max(stored.values(), default=1) == 1, "stored twice"
         for serial in self.put_serials:
             (fate,) = self.fates[serial]
-            assert fate is Fate.UNKNOWN or stored[serial] == (fate is Fate.STORED), f"{serial} was said to be {fate}"
+            assert fate is Fate.UNKNOWN or stored[serial] == (fate is Fate.STORED), f"{serial} was reported as {fate}"
         is_sure = not any(Fate.UNKNOWN in fates for fates in self.fates.values())
         if self.kind.is_ordered and is_sure:
             assert list(self.log.values()) == sorted(self.log.values()), "out of order"

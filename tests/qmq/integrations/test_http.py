@@ -149,7 +149,7 @@ def bodies(messages: list[Any]) -> list[bytes]:
 
 
 async def until_keys(http: Any, subject: str, count: int) -> list[Any]:
-    """Receive until `count` messages are in hand."""
+    """Receive until the client holds `count` messages."""
     found: list[Any] = []
     while len(found) < count:
         found += await received(http, subject)

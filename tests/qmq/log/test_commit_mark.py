@@ -261,7 +261,7 @@ def test_log_that_begins_anew_has_no_mark(tmp_path: Path) -> None:
     checkpoint(store)
     Marker(store).tick(0)
     store.close()
-    follower.begin_anew(tmp_path, (1 << 20, 1 << 16))
+    follower.start_over(tmp_path, (1 << 20, 1 << 16))
     assert not (tmp_path / FILE).exists()
     again = opened(tmp_path)
     again.begin_at(5_000, 3)

@@ -49,7 +49,7 @@ def is_empty(queue: Queue) -> bool:
     return is_unread and not queue.shares and not queue.lanes and queue.sealed is None and queue.index.first == queue.index.count
 
 
-def test_a_dropped_queue_is_empty_and_numbers_go_on(tmp_path: Path) -> None:
+def test_a_dropped_queue_is_empty_and_numbers_continue(tmp_path: Path) -> None:
     store = used(tmp_path)
     queue = queue_of(store)
     drop(store, queue)

@@ -282,12 +282,12 @@ def test_a_snapshot_does_not_hold_what_a_replay_does_again(tmp_path: Path) -> No
     assert replay(store) == state_of(store)
 
 
-# --- beginning anew ------------------------------------------------------------------------------------------------------
+# --- starting over ------------------------------------------------------------------------------------------------------
 
 
-def begun_anew(master: Store, folder: Path) -> Store:
+def started_over(master: Store, folder: Path) -> Store:
     index, epoch = master.start()
-    follower.begin_anew(folder, (master.messages.start, master.actions.start))
+    follower.start_over(folder, (master.messages.start, master.actions.start))
     slave = opened(folder)
     slave.begin_at(index, epoch)
     return slave
@@ -309,7 +309,7 @@ def test_a_replica_that_begins_anew_gets_the_state_of_a_master_with_a_short_log(
     old = opened(tmp_path / "old")
     assert read_from(master, old, 4096, from_files=True) is None
     old.close()
-    slave = begun_anew(master, tmp_path / "s")
+    slave = started_over(master, tmp_path / "s")
     feed_all(master, slave, bytes_max=1 + 500 * seed, from_files=True)
     slave.commit(slave.index)
     assert files(slave.folder) == files(master.folder)

@@ -74,7 +74,7 @@ def test_damage_is_told_with_its_place_and_what_is_whole_before_it_is_served(tra
         segments.mend(entry.position, whole[:offset] + bytes([whole[offset] ^ 1]) + whole[offset + 1 :])
         stretch = read_merged(logs(store), (0, 0), 0, 1 << 30)
         assert stretch is not None
-        # With a damaged envelope nobody knows how its log goes on, so what lies in the other one may only be served up to the entry before.
+        # With a damaged envelope it is unknown how its log continues, so the other log may be served only up to the entry before.
         assert stretch.last == entries[at - 1][1].envelope.index or offset < ENVELOPE_BYTES
         assert stretch.last < entry.envelope.index
         with pytest.raises(LogDamaged) as found:

@@ -26,7 +26,7 @@ CONFIG = small(retention_ms=1000)
 
 
 class ReplicaMachine(RuleBasedStateMachine):
-    """`resetting_until`: as the core has it; a replica that is being built anew has no state to speak of before that index."""
+    """`resetting_until`: as the core has it; a replica that is being rebuilt has no state to speak of before that index."""
 
     @initialize(seed=st.integers(0, 1 << 16))
     def begin(self, seed: int) -> None:
@@ -79,17 +79,17 @@ class ReplicaMachine(RuleBasedStateMachine):
     def feed(self, bytes_max: int, from_files: bool) -> None:
         stretch = read_from(self.master, self.slave, bytes_max, from_files=from_files)
         if stretch is None:
-            self.begin_anew()
+            self.start_over()
         elif stretch.runs:
             runs = follower.unpack_runs(memoryview(b"".join(follower.pack_runs(stretch.runs))))
             follower.take(self.slave, runs, follower.check_stretch(runs, self.slave.index, stretch.last))
         if self.slave.index >= self.resetting_until:
             self.resetting_until = 0
 
-    def begin_anew(self) -> None:
+    def start_over(self) -> None:
         self.slave.close()
         index, epoch = self.master.start()
-        follower.begin_anew(self.folder / "s", (self.master.messages.start, self.master.actions.start))
+        follower.start_over(self.folder / "s", (self.master.messages.start, self.master.actions.start))
         self.slave = self.open("s")
         self.slave.begin_at(index, epoch)
         self.resetting_until = self.master.index
@@ -154,9 +154,9 @@ class ReplicaMachine(RuleBasedStateMachine):
 
     def begin_anew_from_nothing(self) -> None:
         """As a replica that was killed while it was rebuilt."""
-        follower.begin_anew(self.folder / "s", (0, 0))
+        follower.start_over(self.folder / "s", (0, 0))
         self.slave = self.open("s")
-        self.begin_anew()
+        self.start_over()
 
     @rule(which=st.sampled_from(["master", "slave"]))
     def take_checkpoint(self, which: str) -> None:

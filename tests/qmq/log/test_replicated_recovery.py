@@ -29,7 +29,7 @@ from qmq.batch import parse_envelope
 from qmq.errors import LogDamaged
 from qmq.log.checkpoint_writing import close_store
 from qmq.log.envelopes import walk
-from qmq.log.follower import begin_anew
+from qmq.log.follower import start_over
 from qmq.log.log_config import LogConfig
 from qmq.log.recovery import open_store
 from qmq.log.retention import begin_retention, end_retention
@@ -194,7 +194,7 @@ def begins_of(data: bytes, base: int) -> list[int]:
 
 
 def test_a_lost_consume_log_over_a_damaged_log_says_where_the_damage_is(tmp_path: Path) -> None:
-    """The checkpoint spares the replay, but the consume log is made again from everything: damage there can be mended."""
+    """The checkpoint spares the replay, but the consume log is created again from everything: damage there can be mended."""
     traffic = master_at(tmp_path / "m", steps=400)
     store = traffic.store
     store.commit(store.index)
@@ -266,7 +266,7 @@ def test_a_folder_begun_anew_is_empty_and_begins_at_its_place(tmp_path: Path) ->
     traffic = master_at(tmp_path / "m", steps=50)
     traffic.store.commit(traffic.store.index)
     close_store(traffic.store)
-    begin_anew(tmp_path / "m", (800, 160))
+    start_over(tmp_path / "m", (800, 160))
     store = opened(tmp_path / "m")
     assert (store.index, store.messages.start, store.actions.end, store.queues) == (0, 800, 160, {})
     assert store.start() == (0, 0)

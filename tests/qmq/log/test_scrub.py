@@ -77,7 +77,7 @@ def test_damage_anywhere_is_found_with_its_place(traffic: Traffic, part: str) ->
     assert a_round(scrubber) == []
 
 
-def test_the_next_slice_goes_on_behind_the_damage(traffic: Traffic) -> None:
+def test_the_next_slice_continues_behind_the_damage(traffic: Traffic) -> None:
     store = traffic.store
     places = [entry.position for entry in walk(store.messages, 0)][1:8]
     for position in places:
@@ -183,7 +183,7 @@ class SlowCut(Disk):
         super().truncate(fd, size)
 
 
-def test_a_place_that_was_found_in_the_middle_of_a_cut_is_not_believed(tmp_path: Path) -> None:
+def test_a_place_that_was_found_in_the_middle_of_a_cut_is_ignored(tmp_path: Path) -> None:
     """The other thread has counted the cut, and the segments that it drops are still there."""
     disk = SlowCut()
     slave = opened(tmp_path / "s", disk=disk)

@@ -219,7 +219,7 @@ def test_how_it_was_done_without_being_worked_on_is_told() -> None:
     assert story(join("a"), Reset(*QUEUE, "", 3)) == []
 
 
-def test_a_group_that_is_forgotten_begins_anew() -> None:
+def test_a_group_that_is_forgotten_starts_over() -> None:
     assert story(join("a"), pull("a", (0, 10, 1)), Forget(*QUEUE, ""), join("a"), pull("a", (5, 1, 1))) == [
         ("pull", "a", 1),
         ("forget", "", 0),
@@ -227,7 +227,7 @@ def test_a_group_that_is_forgotten_begins_anew() -> None:
     ]
 
 
-def test_a_trail_goes_on_from_a_snapshot() -> None:
+def test_a_trail_continues_from_a_snapshot() -> None:
     share = Share()
     for action in (join("a"), join("b"), pull("b", (0, 3, 1)), pull("a", (3, 4, 1))):
         share.apply(action)

@@ -1,4 +1,4 @@
-"""A subject that was deleted is gone, and one that is made again under its name is new; and so is a dead-letter queue."""
+"""A subject that was deleted is gone, and one that is created again under its name is new; and so is a dead-letter queue."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ async def test_an_ordered_subject_begins_anew_also_behind_a_split_and_a_restart(
 
 
 @pytest.mark.rotating
-async def test_deletion_waits_for_a_lost_broker_group_and_goes_on_when_it_is_back() -> None:
+async def test_deletion_waits_for_a_lost_broker_group_and_continues_when_it_is_back() -> None:
     async with TestCluster(groups=2, delay=False) as cluster:
         mq = cluster.client()
         await mq.metadata.create_subject(SubjectConfig("s", groups=("group-1", "group-2")))

@@ -229,7 +229,7 @@ async def test_a_description_of_the_cluster_leaves_out_silent_replicas(store: Co
 # --- watching -----------------------------------------------------------------------------------------------------------
 
 
-async def test_a_watch_tells_what_is_to_be_located_anew(store: CoordinationStore) -> None:
+async def test_a_watch_tells_what_is_to_be_located_again(store: CoordinationStore) -> None:
     async with brokers(store, "g1"), metaserver(store) as (call, _):
         watch = call.stub.Watch(pb.WatchRequest())
         answers = aiter(watch)

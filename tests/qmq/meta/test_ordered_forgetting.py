@@ -103,7 +103,7 @@ async def test_nothing_moves_a_group_that_is_being_deleted(world: World) -> None
         await world.placing().set_gate(SUBJECT, "g", Gate.STRICT)
 
 
-async def test_a_late_deletion_leaves_a_group_alone_that_began_anew(world: World) -> None:
+async def test_a_late_deletion_leaves_a_group_alone_that_started_over(world: World) -> None:
     await world.forgetting().delete(SUBJECT, "g")
     await world.placing().begin(SUBJECT, "g", Start.of_new("earliest"), Gate.LANES)
     assert await world.forgetting().carry_on(SUBJECT, "g") == 0

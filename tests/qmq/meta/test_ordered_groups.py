@@ -330,7 +330,7 @@ async def test_hazard_10_metaservers_that_race_never_skip_a_version_and_never_go
 
 
 @pytest.mark.parametrize("arrow", ["before advance", "behind advance", "before assign", "behind assign"])
-async def test_a_metaserver_killed_in_a_round_leaves_a_group_that_another_one_goes_on_with(world: Grouped, arrow: str) -> None:
+async def test_after_a_metaserver_is_killed_in_a_round_another_one_continues_the_group(world: Grouped, arrow: str) -> None:
     await world.begun("x")
     await world.change("split", 1, at=[50])
     world.brokers.finish("g", 1)

@@ -28,7 +28,7 @@ X = GroupMember("s", "g", "x")
 
 
 class Clock:
-    """A clock that stands still until a test moves it; the embedded store's leases follow it."""
+    """A clock that stops until a test moves it; the embedded store's leases follow it."""
 
     def __init__(self) -> None:
         self.ms = 1_000

@@ -289,7 +289,7 @@ async def test_a_partition_out_of_reach_is_fenced_until_its_group_says_where_it_
                 await asyncio.sleep(0.02)
 
 
-async def test_with_fencing_by_majority_a_request_ends_and_its_change_goes_on(store: CoordinationStore) -> None:
+async def test_with_fencing_by_majority_a_request_ends_and_its_change_continues(store: CoordinationStore) -> None:
     async with ordered(store, change_wait_s=0.3) as here:
         await here.create("a", fencing="majority")
         probed = asyncio.Event()
@@ -344,7 +344,7 @@ async def test_consumers_are_dealt_lanes_and_hear_at_once_when_they_change(store
         assert lanes_of(await waiting) == [(1, 0, 100, 1)]
 
 
-async def test_a_group_has_so_many_consumers_and_those_that_it_has_go_on(store: CoordinationStore) -> None:
+async def test_a_group_has_so_many_consumers_and_those_that_it_has_continue(store: CoordinationStore) -> None:
     async with ordered(store, consumers_max=2) as here:
         await here.create("a")
         here.lanes.part(1)
@@ -385,7 +385,7 @@ async def test_a_group_follows_a_change_as_soon_as_its_consumers_have_finished(s
                 await asyncio.sleep(0.01)
 
 
-async def test_a_consumer_whose_metaserver_died_goes_on_at_another_one_with_its_lanes(store: CoordinationStore) -> None:
+async def test_a_consumer_whose_metaserver_died_continues_at_another_one_with_its_lanes(store: CoordinationStore) -> None:
     async with ordered(store) as here:
         await here.create("a")
         here.lanes.part(1)
@@ -661,7 +661,7 @@ async def test_the_leader_deletes_a_group_wholly_once_its_lost_broker_group_is_b
             await here.call("DeleteGroup", control.DeleteGroupRequest(subject="s", group="g"))
 
 
-async def test_a_consumer_of_a_deleted_group_is_told_so_and_a_new_one_begins_anew(store: CoordinationStore) -> None:
+async def test_a_consumer_of_a_deleted_group_is_told_so_and_a_new_one_starts_over(store: CoordinationStore) -> None:
     async with ordered(store) as here:
         await here.create("a")
         here.lanes.part(1)

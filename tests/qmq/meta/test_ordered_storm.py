@@ -68,7 +68,7 @@ class Storm(World):
             return split(route, part.number, [at], change_id=change_id, groups=[self.random.choice("abc") for _ in range(2)])
         return move(route, part.number, self.random.choice("abc"), change_id=change_id)
 
-    # --- what goes on --------------------------------------------------------------------------------------------------
+    # --- what continues --------------------------------------------------------------------------------------------------
 
     async def change(self) -> None:
         changes = self.changes(self.way(), self.arrow)

@@ -22,7 +22,7 @@ from qmq.testing import TestCluster
 SOON = timedelta(seconds=20)
 
 
-async def test_consumers_of_a_purged_subject_go_on_with_what_comes_after() -> None:
+async def test_consumers_of_a_purged_subject_continue_with_what_comes_after() -> None:
     async with TestCluster(delay=False) as cluster:
         mq = cluster.client()
         for _ in range(3):

@@ -98,7 +98,7 @@ async def test_a_drained_delay_group_takes_nothing_new_and_delivers_what_it_has(
 # --- of which kind a group is --------------------------------------------------------------------------------------------
 
 
-async def test_replicas_that_disagree_on_the_group_are_refused_and_the_group_goes_on(tmp_path: Path) -> None:
+async def test_replicas_that_disagree_on_the_group_are_refused_and_the_group_continues(tmp_path: Path) -> None:
     async with running_delay(tmp_path) as (cluster, _):
         other = DelaySettings(SETTINGS.bucket_ms // 2, SETTINGS.delay_ms_max)
         longer = DelaySettings(SETTINGS.bucket_ms, SETTINGS.delay_ms_max + 1)

@@ -57,7 +57,7 @@ async def test_a_message_that_fails_for_long_comes_back_once_to_its_group_and_to
         assert [message.body for message in await pulled(b, 1)] == [b"y"], "to group a alone"
 
 
-async def test_attempts_go_on_over_long_and_short_retries(delayed_node: Node) -> None:
+async def test_attempts_continue_over_long_and_short_retries(delayed_node: Node) -> None:
     async with qmq.connect(delayed_node.address) as mq:
         consumer = mq.consumer("s", "a", ack="explicit")
         await mq.send("s", b"x")

@@ -13,7 +13,7 @@ from qmq_coordination.embedded import EmbeddedStore
 from support import eventually, node_config, running
 
 import qmq
-from qmq.log.follower import begin_anew
+from qmq.log.follower import start_over
 from qmq.log.log_config import LogConfig
 from qmq.node.broker_node import broker_node
 from qmq.node.etcd_options import EtcdOptions
@@ -56,7 +56,7 @@ async def test_what_a_replica_stores_is_for_its_own_user_only(tmp_path: Path) ->
     await node.start()
     await eventually(lambda: node.broker.is_serving)
     await node.stop()
-    begin_anew(data / "broker", (0, 0))
+    start_over(data / "broker", (0, 0))
     assert "replica.json" in {path.name for path in data.rglob("*")}
     assert open_to_others(data) == {}
 

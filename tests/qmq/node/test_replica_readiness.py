@@ -59,7 +59,7 @@ async def test_a_replica_is_ready_while_it_is_master_or_hears_one(nodes: dict[st
             await nodes[name].stop()
             nodes[name].metrics = None
     # The one that is left may be elected first: it notices then that it has no majority.
-    await eventually(lambda: nodes[left].readiness().says.endswith(": it hears no master"))
+    await eventually(lambda: nodes[left].readiness().says.endswith(": no message from a master"))
     assert (await readiness(nodes[left]))[0] == 503
 
 

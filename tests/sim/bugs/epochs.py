@@ -42,7 +42,7 @@ def _stay_in_step(self: Replica, epoch: int) -> None:
     self.state.save()
 
 
-in_replica("believe to be in step with every new master", promise=_stay_in_step)
+in_replica("count as in step with every new master", promise=_stay_in_step)
 in_election("skip the promises", has_quorum=lambda self: True)
 in_election("lead although another is ahead", ahead=lambda self: None)
 in_election("two promises are always enough", has_quorum=lambda self: len(self._judges()) >= 2)

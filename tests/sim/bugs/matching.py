@@ -55,5 +55,5 @@ def _say_nothing(self: Leader, name: str, peer: PeerProgress) -> None:
 
 
 in_step("leave a replica in step behind when its next entry is gone", LogReset, _no_reset_in_step)
-in_step("begin anew at a Reset that came twice", LogReset, _reset_without_looking)
+in_step("start over at a Reset that came twice", LogReset, _reset_without_looking)
 in_leader("say nothing to a silent peer whose next entry is gone", _beat=_say_nothing)

@@ -15,7 +15,7 @@ def _stored_at_once(self: Node) -> None:
 
 
 in_node("acknowledge before the flush", _written=_stored_at_once)
-in_node("believe a flush that began before a cut", _written_again_from=lambda self, index: None)
+in_node("count a flush that began before a cut", _written_again_from=lambda self, index: None)
 
 
 def _promise_in_memory(self: Node, ready: Ready) -> None:

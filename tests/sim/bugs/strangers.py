@@ -1,4 +1,4 @@
-"""Bugs of trust: which messages a replica believes."""
+"""Bugs of trust: which messages a replica accepts."""
 
 from __future__ import annotations
 
@@ -24,5 +24,5 @@ def _belongs(self: Replica, sender: str) -> bool:
     return True
 
 
-in_node("believe a hello without its proof", arrivals_class=_Open)
-in_replica("hear who does not belong to the group", _belongs=_belongs)
+in_node("accept a hello without its proof", arrivals_class=_Open)
+in_replica("accept messages of peers outside the group", _belongs=_belongs)

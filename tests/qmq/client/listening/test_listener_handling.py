@@ -418,7 +418,7 @@ async def test_tags_choose_what_a_listener_is_given(node: Node) -> None:
         assert seen == [b"ax", b"bx"]
 
 
-async def test_a_listener_that_cannot_go_on_stops_the_others_with_grace_and_is_raised(node: Node) -> None:
+async def test_a_listener_that_cannot_continue_stops_the_others_with_grace_and_is_raised(node: Node) -> None:
     async with qmq.connect(node.address, create_subjects=False) as mq:
         await mq.metadata.create_subject(qmq.SubjectConfig("there"))
         finished: list[bytes] = []

@@ -79,7 +79,7 @@ async def test_a_plain_function_keeps_the_order_of_a_key_too(node: Node) -> None
         assert threading.get_ident() not in threads
 
 
-async def test_a_stop_finishes_what_is_in_hand_and_the_next_consumer_goes_on_behind_it(node: Node) -> None:
+async def test_a_stop_finishes_messages_in_progress_and_the_next_consumer_continues(node: Node) -> None:
     async with qmq.connect(node.address) as mq:
         await ordered(mq)
         await send(mq, 4, 10)

@@ -1,4 +1,4 @@
-"""How listeners end: what is in hand is finished and acknowledged, the rest goes to others at once."""
+"""How listeners stop: messages in progress are finished and acknowledged, the others are released at once."""
 
 from __future__ import annotations
 

@@ -192,7 +192,7 @@ def test_while_the_only_group_refuses_the_log_does_not_grow() -> None:
 # --- what only somebody can mend ---------------------------------------------------------------------------------------
 
 
-def test_messages_of_a_deleted_subject_wait_for_it_while_others_go_on() -> None:
+def test_messages_of_a_deleted_subject_wait_for_it_while_others_continue() -> None:
     async def scene() -> None:
         world = World(1)
         world.add("there")

@@ -36,7 +36,7 @@ class Shared(EmbeddedStore):
 
 
 class HeldDisk(Disk):
-    """After `hold`, opening a store on this disk waits for `let_go`, except in the event loop, which would wait for ever."""
+    """After `hold`, opening a store on this disk waits for `let_go`, except in the event loop, which would wait forever."""
 
     def __init__(self) -> None:
         self._loops = threading.current_thread()
