@@ -242,7 +242,7 @@ class BrokerControlServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ReleaseWrites(self, request, context):
-        """Go on. Error 300 if the hold had ended before: then what was found under it does not belong together.
+        """Continue. Error 300 if the hold had ended before: then what was found under it does not belong together.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -66,7 +66,7 @@ class BrokerControlStub:
     DescribeHold: _grpc.UnaryUnaryMultiCallable[_control_pb2.DescribeHoldRequest, _control_pb2.HeldLogs]
     """What a held master's logs hold, answered when all of it is committed. Error 300 if the hold has ended."""
     ReleaseWrites: _grpc.UnaryUnaryMultiCallable[_control_pb2.ReleaseWritesRequest, _control_pb2.ReleaseWritesResponse]
-    """Go on. Error 300 if the hold had ended before: then what was found under it does not belong together."""
+    """Continue. Error 300 if the hold had ended before: then what was found under it does not belong together."""
     ChangeReplicas: _grpc.UnaryUnaryMultiCallable[_control_pb2.ChangeReplicasRequest, _control_pb2.ChangeReplicasResponse]
     """Let a replica join (it learns first, and counts once it has caught up), or have it leave."""
     Seal: _grpc.UnaryUnaryMultiCallable[_control_pb2.SealRequest, _control_pb2.SealResponse]
@@ -119,7 +119,7 @@ class BrokerControlAsyncStub(BrokerControlStub):
     DescribeHold: _aio.UnaryUnaryMultiCallable[_control_pb2.DescribeHoldRequest, _control_pb2.HeldLogs]  # type: ignore[assignment]
     """What a held master's logs hold, answered when all of it is committed. Error 300 if the hold has ended."""
     ReleaseWrites: _aio.UnaryUnaryMultiCallable[_control_pb2.ReleaseWritesRequest, _control_pb2.ReleaseWritesResponse]  # type: ignore[assignment]
-    """Go on. Error 300 if the hold had ended before: then what was found under it does not belong together."""
+    """Continue. Error 300 if the hold had ended before: then what was found under it does not belong together."""
     ChangeReplicas: _aio.UnaryUnaryMultiCallable[_control_pb2.ChangeReplicasRequest, _control_pb2.ChangeReplicasResponse]  # type: ignore[assignment]
     """Let a replica join (it learns first, and counts once it has caught up), or have it leave."""
     Seal: _aio.UnaryUnaryMultiCallable[_control_pb2.SealRequest, _control_pb2.SealResponse]  # type: ignore[assignment]
@@ -253,7 +253,7 @@ class BrokerControlServicer(metaclass=_abc_1.ABCMeta):
         request: _control_pb2.ReleaseWritesRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_control_pb2.ReleaseWritesResponse, _abc.Awaitable[_control_pb2.ReleaseWritesResponse]]:
-        """Go on. Error 300 if the hold had ended before: then what was found under it does not belong together."""
+        """Continue. Error 300 if the hold had ended before: then what was found under it does not belong together."""
 
     @_abc_1.abstractmethod
     def ChangeReplicas(
