@@ -11,7 +11,7 @@
     │   ├── SubjectExists           E107  creating a subject that is there, with other settings
     │   ├── UnknownConsumer         E108  the broker knows no such consumer session: attach again
     │   ├── StaleDelivery           E109  the messages were handed to another consumer since (lease lost, group reset)
-    │   ├── MessagesExpired         E110  the group's next messages are gone: retention took them
+    │   ├── MessagesExpired         E110  retention deleted the group's next messages
     │   ├── MessageNotFound         E111  no stored message has this id
     │   ├── BufferFull              E112  the producer's buffer is full: await drain() first
     │   ├── OrderMismatch           E113  an ordered subject was used as an unordered one, or the other way round
@@ -24,7 +24,7 @@
     │   ├── NumberTaken             E122  another batch of this producer has the number: send this one under a new number
     │   ├── AccessDenied            E123  no rule allows it, or one denies it: an operator can (`qmq acl allow`)
     │   ├── NotAuthenticated        E124  the certificate or the token does not say who this is
-    │   ├── QuotaExceeded           E125  a quota allows no more of these: delete some, or raise it (`qmq quota set`)
+    │   ├── QuotaExceeded           E125  the quota is used up: delete some, or raise it (`qmq quota set`)
     │   ├── SchemaMismatch          E128  a body does not fit its subject's schema
     │   └── IncompatibleSchema      E129  a new version of a schema breaks the subject's compatibility
     ├── PeerError                   the other side broke the protocol; the connection is closed
@@ -51,9 +51,9 @@
     │   └── FolderInUse             E403  another process has this data folder
     └── CoordinationError           the coordination store
         ├── Compacted               E501  the revision is compacted away: list again, then watch from there
-        ├── LeaseNotFound           E502  the lease has ended: what it held is gone
+        ├── LeaseNotFound           E502  the lease has ended, and its keys are deleted
         ├── CoordinationUnavailable E503  no member of the coordination store answers; nothing was changed
-        │   └── CoordinationTlsFailed E505  no TLS with the coordination store: it takes not our certificate, or we do not believe its own
+        │   └── CoordinationTlsFailed E505  no TLS with the coordination store: one side does not trust the other's certificate
         └── CoordinationUnknown     E504  the answer to a change was lost: read back the outcome
 
 Each error says what happened, to what, and what to do next. `outcome` tells a sender what became of its message: stored, not stored, or
@@ -177,7 +177,7 @@ class NumberTaken(CallerError):
 
 
 class AccessDenied(CallerError):
-    """No rule allows the request, or a rule denies it. The message says who asked for what."""
+    """No rule allows the request, or a rule denies it. The message names the principal and the operation."""
 
     code = 123
 

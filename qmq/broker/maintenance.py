@@ -298,7 +298,7 @@ class Maintenance:
         await self._delete_files(retention, may_hold_files)
 
     async def _release_files(self, retention: Retention) -> None:
-        """While a replica begins anew, its disk keeps only what the object store does not have yet."""
+        """While a replica starts over, its disk keeps only what the object store does not have yet."""
         may_hold_files = list(self._running)
         retention.release()
         await self._delete_files(retention, may_hold_files)

@@ -63,7 +63,7 @@ def mirror() -> None:
 def run_mirror(_: typer.Context, options: MirrorOptions) -> None:
     """Copy messages to another cluster, with their ids, and move its groups to the same progress. Runs until a signal stops it.
 
-    A mirror that was stopped or killed goes on where it was. Messages that came from the target are not copied back, so that a mirror may
+    A mirror that was stopped or killed continues where it was. Messages that came from the target are not copied back, so that a mirror may
     run each way.
     """
     try:

@@ -88,7 +88,7 @@ class Retention:
 
     def release(self) -> None:
         """Do without files whose segments are in the object store, before a checkpoint: for a replica that takes none because it begins
-        its log anew after a crash.
+        its log again after a crash.
         """
         self.deletable += self.store.messages.release_before(_local_floor(self.store, self._now_ms()))
 

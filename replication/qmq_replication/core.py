@@ -7,7 +7,7 @@
     campaigning   the coordination store gives an epoch       fencing
     campaigning   the coordination store gives none           slave
     fencing       promises of a majority, none is ahead       master
-    fencing       a replica is ahead, or time is up           slave; a replica that is ahead is told to take over
+    fencing       a replica is ahead, or time is up           slave; a replica that is ahead is asked to take over
     any           a higher epoch                              slave
 
 Its rules (docs/REPLICATION.md proves them):
@@ -16,7 +16,7 @@ Its rules (docs/REPLICATION.md proves them):
   and never below a committed index. While a slave is `in_step`, its whole log is a prefix of the master's.
 * An Ack reports only entries that are stored as durably as the flush policy requires.
 * The commit position never goes back.
-* It believes a message only if the peer belongs to the group and the coordination store can have given the message's epoch by now. A
+* It accepts a message only if the peer belongs to the group and the coordination store can have given the message's epoch by now. A
   message that no replica would send is refused (ProtocolViolation) before it has any effect: it ends the peer's link, never this process.
 
 This file has the slave's side, and passes each call to the role that it concerns; `replica_state.py` has the state that all roles need,
@@ -167,7 +167,7 @@ class Replica:
     def looked_up(self, now_ms: int, epoch: int, membership: ReplicaMembership | None = None) -> None:
         """The coordination store has `epoch` as the highest epoch, and this membership.
 
-        A promise beyond EPOCH_MAX is given up: a release that believed everybody took it from a stranger.
+        A promise beyond EPOCH_MAX is dropped: an older release accepted it from a peer outside the group.
         """
         self.state.now_ms = now_ms
         self.known_epoch = max(self.known_epoch, epoch)
@@ -285,7 +285,7 @@ class Replica:
         self.suspect_at_ms = min(self.suspect_at_ms, self.state.now_ms + int(ms * (0.7 + 0.6 * self.random.random())))
 
     def hears_master(self) -> bool:
-        """True if there is no reason to campaign: we lead a quorum, we are fencing, or we heard the master lately."""
+        """True if there is no reason to campaign: we lead a quorum, we are fencing, or the master sent a message lately."""
         if self.leader is not None:
             return self.leader.has_quorum()
         if self.state.role is Role.FENCING:
@@ -397,7 +397,7 @@ class Replica:
             return
         if message.start_index < self.state.commit:
             raise ProtocolViolation(
-                f"{self.state.name} is told to begin anew at {message.start_index}, but {self.state.commit} is committed"
+                f"{self.state.name} is told to start over at {message.start_index}, but {self.state.commit} is committed"
             )
         self.state.history = History((), message.start_index, message.start_index, message.start_epoch)
         self.state.durable = self.state.commit = self.state.flushed_index = message.start_index

@@ -173,7 +173,7 @@ class Leader:
             peer.inflight_bytes += chunk.bytes
 
     def _reset(self, name: str, peer: PeerProgress) -> None:
-        """Send a Reset to a peer whose missing entries are deleted here: its log begins anew at the oldest kept entry."""
+        """Send a Reset to a peer whose missing entries are deleted here: its log starts over at the oldest kept entry."""
         start_epoch, start_index, place = self.state.log.start()
         peer.round += 1
         peer.is_in_step = False

@@ -105,7 +105,7 @@ async def test_a_consumer_of_lanes_gets_old_keys_in_order(tmp_path: Path) -> Non
 
 
 async def test_a_replica_on_a_new_disk_gets_the_log_from_a_master_that_reads_the_store(tmp_path: Path) -> None:
-    """While the store is away it waits, and the master goes on with the other replica."""
+    """While the store is away it waits, and the master continues with the other replica."""
     sent, objects = bodies(40), tmp_path / "objects"
     async with TestCluster(brokers=3, delay=False, log=log_config(objects)) as cluster:
         mq = cluster.client()
@@ -184,7 +184,7 @@ async def test_old_messages_that_fail_go_to_the_dead_letter_queue(tmp_path: Path
         assert copies == sent
 
 
-async def test_a_store_that_is_away_fails_only_reads_of_what_it_has_and_they_go_on_later(tmp_path: Path) -> None:
+async def test_a_store_that_is_away_fails_only_reads_of_its_segments_until_it_is_back(tmp_path: Path) -> None:
     sent = bodies(40)
     async with TestCluster(delay=False, log=log_config(tmp_path / "objects")) as cluster:
         mq = cluster.client(timing=replace(TIMING, delivery_timeout_s=1.0))
@@ -198,7 +198,7 @@ async def test_a_store_that_is_away_fails_only_reads_of_what_it_has_and_they_go_
         with pytest.raises(NotConnected, match="object store"):
             [message async for message in mq.browse("s")]
         await mq.send("s", b"new")
-        assert [message.body for message in await late.pull(1, SOON)] == [b"new"], "producers and other consumers go on"
+        assert [message.body for message in await late.pull(1, SOON)] == [b"new"], "producers and other consumers continue"
         shutil.rmtree(tmp_path / "objects", ignore_errors=True)
         (tmp_path / "away").rename(tmp_path / "objects")
         got: list[bytes] = []

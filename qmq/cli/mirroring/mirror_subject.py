@@ -1,6 +1,6 @@
 """Copies one subject to another cluster, round after round.
 
-A round is a load (qmq/cli/transfer/record_loader.py): it goes on where the last note says, and stores no message twice over any number of
+A round is a load (qmq/cli/transfer/record_loader.py): it continues where the last note says, and stores no message twice over any number of
 attempts. Each copy names the clusters that the message came through, in the header `qmq-path`; a message that came through the target is
 not copied there again, so mirrors may run both ways, and in rings.
 """
@@ -100,7 +100,7 @@ class MirrorSubject:
         temporary.replace(self._record_path)
 
     def _shorten(self) -> None:
-        """Begin the journal's file anew with its last line, when it has grown."""
+        """Begin the journal's file again with its last line, when it has grown."""
         state = self._journal.state
         if state is None or self._path.stat().st_size < JOURNAL_BYTES_MAX:
             return

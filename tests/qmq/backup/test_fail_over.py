@@ -120,7 +120,7 @@ async def test_the_runbook_of_fail_over_and_fail_back_loses_nothing(
             stored = [message.body async for message in east.browse(PLAIN)]
         assert Counter(stored) == Counter(history.plain), "east has each message once"
         await handle(back)
-        assert sorted(plain[before:]) == sorted(history.plain[-2:]), "the group goes on at its progress"
+        assert sorted(plain[before:]) == sorted(history.plain[-2:]), "the group continues at its progress"
     assert set(plain) == set(history.plain)
     tails = {key: mine[10:13] for key, mine in history.ordered.items()}
     for key, mine in history.ordered.items():

@@ -1,4 +1,4 @@
-"""Two clusters and mirrors between them: what is copied, once, in order, and where groups go on."""
+"""Two clusters and mirrors between them: what is copied, once, in order, and where groups continue."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ async def test_a_mirror_copies_each_message_once_through_restarts(
         assert {message.body: message.id async for message in there.browse(PLAIN)} == ids
 
 
-async def test_a_group_goes_on_in_the_target_where_it_is_in_the_source(
+async def test_a_group_continues_in_the_target_where_it_is_in_the_source(
     cluster: LiveCluster, second: LiveCluster, history: History, tmp_path: Path
 ) -> None:
     async with cluster.client() as here, second.client() as there:
@@ -87,7 +87,7 @@ async def test_a_group_goes_on_in_the_target_where_it_is_in_the_source(
         await history.send(here, 1)
         await caught_up(again)
         again.close()
-        assert [body for _, body in await rest(there, PLAIN, GROUP)] == history.plain[13:], "a group that went on there is not moved back"
+        assert [body for _, body in await rest(there, PLAIN, GROUP)] == history.plain[13:], "a group that continued there is not moved back"
 
 
 @pytest.mark.rotating

@@ -1,4 +1,4 @@
-"""etcd is lost for good: its keys are made again from the replicas' folders, and clients go on."""
+"""etcd is lost for good: its keys are made again from the replicas' folders, and clients continue."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def folders_of(cluster: LiveCluster) -> list[Path]:
 
 
 @pytest.mark.parametrize("has_backup", [False, True], ids=["from-logs-alone", "with-a-backup"])
-async def test_a_cluster_goes_on_with_a_new_etcd(
+async def test_a_cluster_continues_with_a_new_etcd(
     cluster: LiveCluster, history: History, shared_etcd: EtcdProcess, tmp_path: Path, has_backup: bool
 ) -> None:
     objects = objects_in(tmp_path / "backups")

@@ -236,7 +236,7 @@ async def test_retention_is_not_held_up_by_flushes_that_follow_each_other(tmp_pa
 
 
 async def test_a_replica_that_takes_no_checkpoint_deletes_files_that_the_store_has(tmp_path: Path) -> None:
-    """It begins its log anew, and copies more than its disk may keep."""
+    """It begins its log again, and copies more than its disk may keep."""
     config = LogConfig(segment_bytes=64 * 1024, object_store_url="file:///nowhere", local_retention_bytes=0)
     async with served(tmp_path, config, ticks=False, retention_interval_ms=1) as (broker, _, fatal):
         log, queue = broker.store.messages, broker.store.open_queue("s", 0)
