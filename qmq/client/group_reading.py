@@ -1,8 +1,8 @@
 """Reading of a subject for a group on behalf of callers that ask from time to time: what gateways have. One class for each kind of subject.
 
     unordered   a Consumer; between calls, `rest` gives unseen messages back to other consumers of the group
-    ordered     an OrderedConsumer; of a key one message is in hand, whoever asks. It holds lanes, and others get nothing of them: so after
-                `idle_s` without a call and with nothing in hand it leaves the group, and the next call joins again
+    ordered     an OrderedConsumer; at most one message of a key is handed out at a time. Others get no messages of its lanes, so after
+                `idle_s` without a call and without unsettled messages it leaves the group, and the next call joins again
 
 Messages are settled by their own methods (`qmq.client.any_message`); after its verdict, each is reported by `settled`.
 """
@@ -25,7 +25,7 @@ from qmq.client.ordered.ordered_consumer import OrderedConsumer
 AHEAD: Final = 512
 """A reading prefetches at most this many messages of an unordered subject for the next call."""
 PREFETCH: Final = 10_000
-"""A reading of an ordered subject holds at most this many messages over all lanes: those in hand and those that wait."""
+"""A reading of an ordered subject holds at most this many messages over all lanes: unsettled ones and those that wait."""
 LEASE_MS: Final = 30_000
 """If this process is silent for this long, its messages go to other consumers."""
 
@@ -43,7 +43,7 @@ class GroupReading(Protocol):
         ...
 
     def settled(self) -> None:
-        """One of the messages in hand has its verdict."""
+        """One of the handed out messages has its verdict."""
         ...
 
     def rest(self) -> None:

@@ -20,7 +20,7 @@ def of_replica(core: Replica, *, is_serving: bool, has_all: bool = True) -> Read
     if core.state.role is Role.MASTER:
         return Readiness(is_serving, "master" if is_serving else "master: it does not serve yet")
     if core.state.role is not Role.SLAVE or not core.hears_master():
-        return Readiness(False, f"{core.state.role.value}: it hears no master")
+        return Readiness(False, f"{core.state.role.value}: no message from a master")
     if not core.state.may_count:
         return Readiness(False, "slave: it may lack entries that it acknowledged, and is catching up with its master")
     return Readiness(True, "slave")

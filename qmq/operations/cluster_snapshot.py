@@ -35,7 +35,7 @@ class MetaserverFacts:
     failure: str = ""
     process: ProcessFacts | None = None
     store_silent_ms: int = 0
-    """Since when it has not heard the coordination store."""
+    """Since when it has got no answer from the coordination store."""
     time_ms: int = 0
 
 
@@ -72,7 +72,7 @@ class ReplicaFacts:
     lag_entries: int | None = None
     """How far it is behind its master's log; None if either does not answer."""
     silent_ms: int | None = None
-    """Since when its master has not heard it; None for the master itself, or if the master does not answer."""
+    """Since when its master has got no message from it; None for the master itself, or if the master does not answer."""
     in_step: bool | None = None
     time_ms: int = 0
     """The time of its machine's clock."""

@@ -9,25 +9,33 @@ from qmq.operations.cluster_snapshot import ClusterSnapshot, ConsumerGroupFacts,
 from qmq.operations.finding import Finding, FindingKind, Severity, Thresholds, counted, in_words
 
 ONE_BROKER_GROUP: Final = FindingKind(
-    "one-broker-group", "While that broker group has no master, nothing can be sent to the subject; the others stand idle."
+    "one-broker-group",
+    "While this broker group has no master, nothing can be sent to the subject, although other broker groups could store its messages.",
 )
 ROUTE_CHANGE_STUCK: Final = FindingKind(
-    "route-change-stuck", "From sealed on, producers of the partitions wait until the next route is published."
+    "route-change-stuck", "In the phase `sealed`, producers of the partitions wait until the next route is published."
 )
-GROUP_LAGS: Final = FindingKind("group-lags", "Its consumers are too slow or too few, or fail; retention deletes what it reaches too late.")
+GROUP_LAGS: Final = FindingKind(
+    "group-lags", "Its consumers are too slow, too few, or fail. Retention deletes messages that they do not reach in time."
+)
 NO_CONSUMERS: Final = FindingKind(
-    "no-consumers", "Messages wait, and retention deletes them unread. A group that nobody needs any more can be deleted."
+    "no-consumers", "Retention will delete the waiting messages unread. If the group is no longer needed, delete it."
 )
-GROUP_PAUSED: Final = FindingKind("group-paused", "An operator ordered it. Retention continues meanwhile.")
+GROUP_PAUSED: Final = FindingKind("group-paused", "An operator paused it. Retention still deletes old messages.")
 LANES_UNHELD: Final = FindingKind(
-    "lanes-unheld", "The group has consumers, and none of them reads there: one holds its lane too long, or cannot reach the broker."
+    "lanes-unheld",
+    "The group has consumers, but none of them reads this partition: a consumer keeps its lane too long, or cannot reach the broker.",
 )
-OVERTAKEN: Final = FindingKind("retention-overtook", "The group never sees these messages: retention is too short for its lag.")
-EXPIRED: Final = FindingKind("messages-expired", "They failed, waited for another attempt, and retention took them before it came.")
-DYING: Final = FindingKind("dying-messages", "They failed for good, and cannot be copied to the dead-letter queue: a disk may be full.")
-DEAD_LETTERS: Final = FindingKind("dead-letters", "They failed for good and wait until somebody replays or purges them.")
+OVERTAKEN: Final = FindingKind("retention-overtook", "The group will never receive these messages. Retention is too short for its lag.")
+EXPIRED: Final = FindingKind("messages-expired", "Retention deleted failed messages before their next attempt.")
+DYING: Final = FindingKind(
+    "dying-messages", "They failed in all attempts, and cannot be copied to the dead-letter queue. A disk may be full."
+)
+DEAD_LETTERS: Final = FindingKind(
+    "dead-letters", "They failed in all attempts, and stay in the dead-letter queue until you replay or purge them."
+)
 PARKED_KEYS: Final = FindingKind(
-    "parked-keys", "Each failed and waits with all later messages of its key, until it is replayed or skipped."
+    "parked-keys", "A message of each key failed. It and all later messages of the key wait until you replay or skip it."
 )
 
 
@@ -38,7 +46,7 @@ def subject_findings(now: ClusterSnapshot, limits: Thresholds) -> Iterator[Findi
         about = f"subject {each.subject}"
         places = each.broker_groups if each.route is None else each.route.broker_groups
         if len(groups) > 1 and len(places) == 1:
-            yield Finding(ONE_BROKER_GROUP, Severity.NOTICE, about, f"lives on {places[0]} only", _spread(each, groups))
+            yield Finding(ONE_BROKER_GROUP, Severity.NOTICE, about, f"is on {places[0]} only", _spread(each, groups))
         change = None if each.route is None else each.route.change
         if change is not None and change.since_ms and now.time_ms - change.since_ms > limits.route_change_ms:
             what = f"its {change.kind} to version {change.to_version} has been {change.phase} for {in_words(now.time_ms - change.since_ms)}"
@@ -79,7 +87,7 @@ def _progress_findings(
             yield Finding(GROUP_PAUSED, Severity.NOTICE, about, f"is paused{_pause_in_words(pause, now_ms)}; waiting: {lag}", resume)
     elif group.lag_messages and not group.consumers:
         if group.lag_ms > limits.unconsumed_ms:
-            yield Finding(NO_CONSUMERS, Severity.WARNING, about, f"has no consumers, and messages wait: {lag}", show)
+            yield Finding(NO_CONSUMERS, Severity.WARNING, about, f"has no consumers, and messages are waiting: {lag}", show)
     else:
         if group.lag_ms > limits.lag_ms or group.lag_messages > limits.lag_messages:
             trend, left_ms = _trend(group, earlier, passed_ms)
@@ -88,11 +96,11 @@ def _progress_findings(
         unheld = _unheld(group) & (set() if earlier is None else _unheld(earlier))
         if unheld and group.consumers:
             numbers = ", ".join(str(number) for number in sorted(unheld)[:10])
-            yield Finding(LANES_UNHELD, Severity.WARNING, about, f"no consumer holds partition {numbers}, where messages wait", show)
+            yield Finding(LANES_UNHELD, Severity.WARNING, about, f"no consumer reads partition {numbers}, where messages are waiting", show)
     skipped = sum(each.skipped_messages for each in group.progress)
     if skipped:
         yield Finding(
-            OVERTAKEN, Severity.WARNING, about, f"retention deleted {counted(skipped, 'message')} before the group was handed them", show
+            OVERTAKEN, Severity.WARNING, about, f"retention deleted {counted(skipped, 'message')} before the group received them", show
         )
 
 
@@ -115,7 +123,7 @@ def _trend(group: ConsumerGroupFacts, earlier: ConsumerGroupFacts | None, passed
     if change_per_s >= 0:
         return f"; it grows by {change_per_s:,.0f} messages/s" if change_per_s else "; it does not shrink", None
     left_ms = round(group.lag_messages / -change_per_s * 1000)
-    return f"; it shrinks by {-change_per_s:,.0f} messages/s and will be gone in {in_words(left_ms)}", left_ms
+    return f"; it shrinks by {-change_per_s:,.0f} messages/s and ends in {in_words(left_ms)}", left_ms
 
 
 def _failure_findings(group: ConsumerGroupFacts, earlier: ConsumerGroupFacts | None) -> Iterator[Finding]:
@@ -126,11 +134,11 @@ def _failure_findings(group: ConsumerGroupFacts, earlier: ConsumerGroupFacts | N
     if earlier is None:
         return
     if group.dying_messages and earlier.dying_messages:
-        what = f"copying {counted(group.dying_messages, 'message')} to its dead-letter queue does not end"
+        what = f"{counted(group.dying_messages, 'message')} cannot be copied to its dead-letter queue"
         yield Finding(DYING, Severity.WARNING, about, what, "qmq cluster status")
     expired = group.expired_messages - earlier.expired_messages
     if expired > 0:
-        what = f"retention took {counted(expired, 'message')} whose next attempt was still to come"
+        what = f"retention deleted {counted(expired, 'message')} before the next attempt"
         yield Finding(EXPIRED, Severity.WARNING, about, what, f"qmq group settings {group.subject} {group.group}")
 
 

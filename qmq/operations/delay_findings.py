@@ -9,9 +9,12 @@ from qmq.operations.cluster_snapshot import ClusterSnapshot, DelayGroupFacts
 from qmq.operations.finding import Finding, FindingKind, Severity, Thresholds, counted, in_words
 
 DELAY_BEHIND: Final = FindingKind(
-    "delay-behind", "Delayed messages come later than they are due: brokers answer slowly, or more is due than can be delivered."
+    "delay-behind",
+    "Delayed messages are delivered after their due time: brokers answer slowly, or more messages are due than can be delivered.",
 )
-DELAY_TROUBLE: Final = FindingKind("delay-trouble", "These messages are due and wait. Nothing is lost: they leave when the reason is gone.")
+DELAY_TROUBLE: Final = FindingKind(
+    "delay-trouble", "The messages are due and have to wait. They are not lost, and are delivered when the cause is removed."
+)
 _STATS: Final = "qmq delay stats"
 
 
@@ -34,5 +37,5 @@ def _lateness(group: DelayGroupFacts, before: DelayGroupFacts | None, limits: Th
     if 0 < group.horizon_ms < group.time_ms - limits.lateness_ms:
         return f"loads its schedule {in_words(group.time_ms - group.horizon_ms)} behind the clock"
     if before is not None and 0 < before.waiting <= group.waiting and group.delivered <= before.delivered:
-        return f"delivers nothing, and has {counted(group.waiting, 'due message')}"
+        return f"delivers nothing, although it has {counted(group.waiting, 'due message')}"
     return ""

@@ -12,43 +12,57 @@ from qmq.operations.finding import Finding, FindingKind, Severity, Thresholds, i
 STATUS: Final = "qmq cluster status"
 
 METASERVER_AWAY: Final = FindingKind(
-    "metaserver-away", "Clients find brokers, and operators do everything, over metaservers: without any, no new client connects."
+    "metaserver-away",
+    "Clients find brokers through metaservers, and operators administer the cluster through them. "
+    "Without a metaserver no new client can connect.",
 )
 STORE_SILENT: Final = FindingKind(
-    "store-silent", "Messages flow on, but no master can be replaced and nothing can be created or changed until etcd is back."
+    "store-silent",
+    "Messages are still sent and delivered. "
+    "Until etcd answers again, no failed master can be replaced, and nothing can be created or changed.",
 )
-NOT_ANSWERED: Final = FindingKind("not-answered", "This report is partial: what was not answered may hide something worse.")
+NOT_ANSWERED: Final = FindingKind("not-answered", "This report is incomplete. The part without an answer may hide a worse problem.")
 NO_MASTER: Final = FindingKind(
-    "no-master", "Its subjects take and give nothing there. A majority of its voters must run and reach each other and etcd."
+    "no-master",
+    "Nothing can be sent to this broker group or consumed from it. Start a majority of its voters; they must reach each other and etcd.",
 )
-REPLICA_AWAY: Final = FindingKind("replica-away", "Each replica that is away is one fault less that the broker group survives.")
+REPLICA_AWAY: Final = FindingKind("replica-away", "The broker group survives one failure less for each missing replica.")
 REPLICA_BEHIND: Final = FindingKind(
-    "replica-behind", "It cannot take over at once, and acknowledgements need the others until it has caught up."
+    "replica-behind", "It cannot become master before it has caught up. Until then the other replicas have to confirm every message."
 )
 REPLICA_INCOMPLETE: Final = FindingKind(
-    "replica-incomplete", "It may lack entries that it acknowledged, and has no say in elections until it has caught up with a master."
+    "replica-incomplete", "It may have lost entries that it acknowledged, so it does not vote until it has caught up with a master."
 )
 MASTER_NOT_SERVING: Final = FindingKind(
-    "master-not-serving", "It won the election and serves nobody yet: it has to commit its epoch's first entry, or to fetch a schedule."
+    "master-not-serving",
+    "It has won the election, and serves clients after it has committed the first entry of its epoch or, "
+    "in a delay group, has fetched the schedule.",
 )
 MASTER_CHANGED: Final = FindingKind(
-    "master-changed", "A mastership that moves without an order points at a slow disk, a bad network or a silent coordination store."
+    "master-changed", "If no operator moved the mastership, look for a slow disk, a bad network or an etcd that did not answer."
 )
-ONE_VOTER: Final = FindingKind("one-voter", "Nothing is replicated: the loss of this machine loses its messages. `qmq dev` is always so.")
-DRAINED: Final = FindingKind("drained", "Producers go to the other broker groups; consumers take what is left.")
+ONE_VOTER: Final = FindingKind(
+    "one-voter", "Its messages are on one machine only. If the machine is lost, they are lost. This is normal for `qmq dev`."
+)
+DRAINED: Final = FindingKind("drained", "Producers use the other broker groups. Consumers read the remaining messages.")
 INSECURE: Final = FindingKind(
-    "insecure-port", "Whoever reaches the port may read, change and delete everything: only the network keeps strangers out."
+    "insecure-port",
+    "Everyone who can reach the port may read, change and delete everything. Restrict access by network rules, or use certificates.",
 )
 CERTIFICATE_ENDS: Final = FindingKind(
-    "certificate-ends", "After that nobody connects to the server any more. Replacing the files is enough; no restart is needed."
+    "certificate-ends", "After it has expired, no client or server can connect to this server. Replace the files; no restart is needed."
 )
-UNFLUSHED: Final = FindingKind("unflushed", "Flushes are slow or stand still. A power cut of all replicas would take what is not flushed.")
-DISK_FULL: Final = FindingKind("disk-full", "A broker without free space refuses messages; acknowledgements and reads continue.")
+UNFLUSHED: Final = FindingKind(
+    "unflushed", "Flushing to disk is slow or has stopped. If all replicas lose power at the same time, the unflushed data is lost."
+)
+DISK_FULL: Final = FindingKind(
+    "disk-full", "A broker without free disk space refuses new messages. Consumption and acknowledgements continue."
+)
 VERSION_DIFFERS: Final = FindingKind(
-    "version-differs", "Expected during an upgrade. Afterwards it means that a server was forgotten, or runs from another image."
+    "version-differs", "This is normal during an upgrade. After it, a server was not upgraded, or runs another image."
 )
 CLOCKS_DIFFER: Final = FindingKind(
-    "clocks-differ", "Due times, retention and the times in reports follow the machines' clocks: NTP keeps them together."
+    "clocks-differ", "Due times, retention and the times in reports depend on the machines' clocks. Synchronize them by NTP."
 )
 
 
@@ -62,11 +76,11 @@ def metaserver_findings(now: ClusterSnapshot, limits: Thresholds) -> Iterator[Fi
     if silent_ms and max(silent_ms) > limits.store_silent_ms:
         is_all = min(silent_ms) > limits.store_silent_ms
         who = "every metaserver" if is_all else "a metaserver"
-        what = f"{who} has not heard it for {in_words(max(silent_ms))}"
+        what = f"{who} has got no answer from it for {in_words(max(silent_ms))}"
         severity = Severity.CRITICAL if is_all else Severity.WARNING
         yield Finding(STORE_SILENT, severity, "coordination store", what, "etcdctl endpoint health --cluster")
     for question, reason in sorted(now.missing.items()):
-        yield Finding(NOT_ANSWERED, Severity.WARNING, question.replace("_", " "), f"nobody answered: {reason}", "qmq whoami")
+        yield Finding(NOT_ANSWERED, Severity.WARNING, question.replace("_", " "), f"no answer: {reason}", "qmq whoami")
     offline = {each.broker_group for each in now.broker_groups if each.health == OFFLINE}
     for group, reason in sorted(now.silent.items()):
         if group not in offline:
@@ -88,10 +102,10 @@ def _group_findings(group: BrokerGroupFacts, before: BrokerGroupFacts | None, su
     present = [each.replica for each in group.replicas if each.is_present and each.vote == "voter"]
     if group.health == OFFLINE:
         what = f"has no master: {len(present)} of {len(group.voters)} voters run, and {len(group.voters) // 2 + 1} are needed"
-        what += f"; subjects that live there: {subjects:,}" if subjects else ""
+        what += f"; subjects there: {subjects:,}" if subjects else ""
         yield Finding(NO_MASTER, Severity.CRITICAL, about, what, f"{STATUS} --watch")
     elif before is not None and before.epoch and group.epoch > before.epoch:
-        what = f"its mastership went from {before.master or 'nobody'} to {group.master} a moment ago (epoch {group.epoch})"
+        what = f"its master changed from {before.master or 'none'} to {group.master} a moment ago (epoch {group.epoch})"
         yield Finding(MASTER_CHANGED, Severity.NOTICE, about, what, f"{STATUS} --watch")
     if len(group.voters) == 1:
         yield Finding(ONE_VOTER, Severity.NOTICE, about, "has one voter", STATUS)
@@ -109,11 +123,11 @@ def _replica_findings(group: BrokerGroupFacts, replica: ReplicaFacts, limits: Th
         yield Finding(REPLICA_INCOMPLETE, Severity.WARNING, about, "may lack entries that it acknowledged", f"{STATUS} --watch")
     if replica.replica == group.master:
         if replica.role == "master" and not replica.is_serving:
-            yield Finding(MASTER_NOT_SERVING, Severity.WARNING, about, "is master, and serves nobody yet", f"{STATUS} --watch")
+            yield Finding(MASTER_NOT_SERVING, Severity.WARNING, about, "is master, and does not serve clients yet", f"{STATUS} --watch")
         return
     behind = replica.lag_entries or 0
     if (replica.silent_ms or 0) > limits.replica_silent_ms:
-        what = f"its master has not heard it for {in_words(replica.silent_ms or 0)}"
+        what = f"its master has got no message from it for {in_words(replica.silent_ms or 0)}"
         yield Finding(REPLICA_BEHIND, Severity.WARNING, about, what, f"{STATUS} --watch")
     elif behind > limits.replica_lag_entries:
         what = f"lacks {behind:,} entries of its master's log"
@@ -121,12 +135,12 @@ def _replica_findings(group: BrokerGroupFacts, replica: ReplicaFacts, limits: Th
 
 
 def _absence(group: BrokerGroupFacts, replica: ReplicaFacts) -> str:
-    what = f"runs, and does not answer at {replica.control_address}"
+    what = f"runs, but does not answer at {replica.control_address}"
     if not replica.is_present:
-        what = "does not run, or does not reach the coordination store"
+        what = "does not run, or cannot reach the coordination store"
     answering = sum(each.role is not None and each.vote == "voter" for each in group.replicas)
     if group.health != OFFLINE and replica.vote == "voter" and answering <= len(group.voters) // 2 + 1:
-        what += f"; if one voter more is lost, {group.broker_group} stands still"
+        what += f"; if one more voter fails, {group.broker_group} has no majority"
     return what
 
 
@@ -160,7 +174,7 @@ def _storage_findings(about: str, storage: StorageFacts, limits: Thresholds) -> 
 
 def _process_findings(about: str, process: ProcessFacts, limits: Thresholds) -> Iterator[Finding]:
     if process.is_insecure:
-        what = "listens beyond its machine without asking for certificates (--insecure)"
+        what = "accepts connections from other machines without certificates (--insecure)"
         yield Finding(INSECURE, Severity.WARNING, about, what, "qmq cert cluster --help")
     left_ms = process.certificate_left_ms
     if left_ms is not None and left_ms < limits.certificate_notice_ms:
@@ -177,7 +191,9 @@ def _version_findings(processes: dict[str, ProcessFacts]) -> Iterator[Finding]:
     usual, _ = max(counts.items(), key=lambda item: (item[1], item[0]))
     for about, process in processes.items():
         if process.version != usual:
-            what = f"runs version {process.version or 'unknown'}; most servers run {usual or 'an older one that does not say which'}"
+            what = (
+                f"runs version {process.version or 'unknown'}; most servers run {usual or 'an older version that does not report itself'}"
+            )
             yield Finding(VERSION_DIFFERS, Severity.NOTICE, about, what, f"{STATUS} --json")
 
 

@@ -100,7 +100,7 @@ class MirrorSubject:
         temporary.replace(self._record_path)
 
     def _shorten(self) -> None:
-        """Begin the journal's file again with its last line, when it has grown."""
+        """Rewrite the journal's file with only its last line, when it has grown."""
         state = self._journal.state
         if state is None or self._path.stat().st_size < JOURNAL_BYTES_MAX:
             return

@@ -116,7 +116,7 @@ def test_what_nobody_answers_is_a_finding_and_not_a_failure(well: FakeMeta, qmq:
     del well.answers["DescribeDeadLetters"]
     done = qmq("doctor", "--interval", "0")
     assert done.exit_code == 4
-    assert "dead letters: nobody answered" in done.stdout
+    assert "dead letters: no answer" in done.stdout
     assert done.stdout.splitlines()[-1].endswith("; not everything answered")
 
 
@@ -126,7 +126,7 @@ def test_who_may_not_describe_the_cluster_sees_the_rest_and_is_told(well: FakeMe
     assert done.exit_code == 4
     (found,) = json.loads(done.stdout)["findings"]
     assert (found["code"], found["about"], found["command"]) == ("not-answered", "cluster", "qmq whoami")
-    assert found["what"] == "nobody answered: op:bob may not describe the cluster"
+    assert found["what"] == "no answer: op:bob may not describe the cluster"
 
 
 def test_without_a_metaserver_the_status_is_three() -> None:
