@@ -58,8 +58,8 @@ class End(Enum):
 
 MEANINGS: Final = {
     End.WHOLE: "All replicas start by themselves, nothing acknowledged is lost, and afterwards all have the same whole files.",
-    End.REFUSED: "The damaged replicas do not start, or stop as masters, and say why and what to do (E401). The group serves with the "
-    "others if they can elect a master. After the operator moved the folder away (or restored it, if all are damaged) all is whole.",
+    End.REFUSED: "The damaged replicas do not start, or stop as masters or at a checkpoint, and say why (E401, EIO). The group serves with "
+    "the others if they can elect a master. After the operator moved the folder away (or restored it, if all are damaged) all is whole.",
     End.PARTLY: "The group serves. What is damaged on all replicas answers E401 with how to pass over it, or is counted as unreadable in a "
     "delay group; everything else is there.",
     End.SHORT: "The group serves. What only page caches had is gone; everything that was reported as flushed is there.",

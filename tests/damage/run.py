@@ -44,6 +44,7 @@ LOOSE: Final = 5
 """Messages that only page caches have."""
 SIZE: Final = 2_000
 REPAIR_TRIES: Final = 10
+EIO: Final = "[Errno 5]"
 CAUGHT_UP_TRIES: Final = 30
 
 
@@ -228,9 +229,9 @@ class Run:
             await self.cluster.until_master(self.group)
 
     def _note_stops(self) -> None:
-        """Replicas that stopped because of damage are like those that did not start."""
+        """Replicas that stopped because of damage, or of a block that could not be written in part, are like those that did not start."""
         for name in self.folders:
-            for failure in [each for each in self.cluster._failures if each.startswith(name) and "LogDamaged" in each]:
+            for failure in [each for each in self.cluster._failures if each.startswith(name) and ("E401" in each or EIO in each)]:
                 self.refusals[name] = failure
                 self.cluster._failures.remove(failure)
 

@@ -10,6 +10,7 @@ import pytest
 from damage import harm
 from damage.cells import Kind
 from qmq.errors import NotConnected
+from qmq.log import commit_mark
 from qmq.testing import TestCluster, virtual
 from qmq.testing.machine import ReplicaMachine
 
@@ -28,7 +29,15 @@ async def test_a_replica_whose_log_was_cut_short_does_not_elect_one_that_lags() 
         heals = [cluster.cut(lagging, each) for each in (master, short)]
         for number in range(1, 6):
             await mq.send("orders", b"%d" % number)
-        await cluster.clock.advance(seconds=3)  # the commit mark is written
+        end = machine.node.broker.store.messages.end
+        for _ in range(200):
+            mark = commit_mark.read(folder / "broker")
+            if mark is not None and mark.message_position == end:
+                break
+            await asyncio.sleep(0.02)  # the master's next message says what is committed
+            await cluster.clock.advance(seconds=1)
+        assert mark is not None
+        assert mark.message_position == end
         await cluster.kill(short)
         await cluster.kill(master)
         path = harm.files_of(Kind.MESSAGES, folder)[-1]
