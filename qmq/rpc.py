@@ -121,15 +121,20 @@ def is_answer(failure: grpc.RpcError) -> bool:
 _REASON: Final = re.compile(r"OPENSSL_internal:([A-Z0-9_]+)")
 
 
+_NEVER_SENT: Final = ("failed to connect", "connection refused", "resolution", "handshake failed", "channel closed")
+"""gRPC's words for calls that no server got."""
+
+
 def _unreachable(details: str, address: str) -> QmqError:
-    """The error for a call that had no connection."""
+    """The error for a call that had no connection, or lost it: then the server may have done what was asked."""
     if "handshake failed" in details.lower():
         reason = _REASON.search(details)
         return tls_failed(address, reason[1] if reason is not None else details)
     where = "is `qmq dev` running there, or `qmq meta`, `qmq broker`?"
     if "reset by peer" in details or "Socket closed" in details:
         where = "it ends the connection. Does it ask for TLS (QMQ_TLS_CA, QMQ_TLS_CERT, QMQ_TLS_KEY)?"
-    return NotConnected(f"no metaserver or broker answers at {address}: {where}")
+    outcome = Outcome.NOT_STORED if any(each in details.lower() for each in _NEVER_SENT) else Outcome.UNKNOWN
+    return NotConnected(f"no metaserver or broker answers at {address}: {where}", outcome=outcome)
 
 
 def typed_error(failure: grpc.aio.AioRpcError | grpc.RpcError, address: str) -> QmqError:
@@ -147,4 +152,4 @@ def typed_error(failure: grpc.aio.AioRpcError | grpc.RpcError, address: str) -> 
         return Overloaded(f"{address} has as many calls under way as it takes: try again")
     if failure.code() is grpc.StatusCode.UNIMPLEMENTED:
         return InvalidArgument(f"{address} does not support this call: is it a QMQ metaserver of this release?")
-    return QmqError(f"{address} failed: {failure.code().name}: {failure.details()}")
+    return QmqError(f"{address} failed: {failure.code().name}: {failure.details()}", outcome=Outcome.UNKNOWN)

@@ -141,8 +141,9 @@ class BrokerAdmin:
             is_paused=self._broker.rules.is_paused(state.queue.id.subject, state.name, name, client),
         )
 
-    def reset(self, subject: str, group: str, target: Target) -> list[pb.Moved]:
-        """Move a group on all the subject's queues. Raises UnknownSubject, UnknownGroup, InvalidArgument."""
+    async def reset(self, subject: str, group: str, target: Target) -> list[pb.Moved]:
+        """Move a group on all the subject's queues. Returns when that is committed. Raises UnknownSubject, UnknownGroup, InvalidArgument."""
+        self._broker.require_serving()
         self._broker.subject(check_name("subject", subject))
         states = self._states(subject, check_group(group))
         if not states:
@@ -152,6 +153,7 @@ class BrokerAdmin:
             sequence = resolve(state.queue, target)
             moved.append(self._moved(state.queue, state.share.next_sequence, sequence))
             self._broker.dispatch.reset(state, sequence)
+        await self._broker.committed()
         return moved
 
     def _moved(self, queue: Queue, begin: int, end: int) -> pb.Moved:

@@ -63,7 +63,7 @@ class ControlService(control_pb2_grpc.BrokerControlServicer):
 
     @answering
     async def ResetGroup(self, request: pb.ResetGroupRequest) -> pb.ResetGroupResponse:
-        return pb.ResetGroupResponse(moved=self._admin.reset(request.subject, request.group, request))
+        return pb.ResetGroupResponse(moved=await self._admin.reset(request.subject, request.group, request))
 
     @answering
     async def DeleteGroup(self, request: pb.DeleteGroupRequest) -> pb.DeleteGroupResponse:

@@ -96,8 +96,11 @@ class Brokers:
         except grpc.RpcError as cause:
             raise typed_error(cause, address) from cause
 
-    async def ask_master(self, group: str, method: str, request: Any, *, timeout_s: float = BROKER_S, is_change: bool = False) -> Any:
-        """Call a group's master. A change is repeated at another master only if the first one answered NotMaster.
+    async def ask_master(
+        self, group: str, method: str, request: Any, *, timeout_s: float = BROKER_S, is_change: bool = False, at_most_once: bool = False
+    ) -> Any:
+        """Call a group's master. A change is repeated at another master only if the first one answered NotMaster; and with `at_most_once`,
+        only if the first one has not begun it.
 
         If the first one may have begun the change, an error of the second has an unknown outcome. Raises NotConnected if there is no
         master, or it does not answer; else the master's typed error.
@@ -109,13 +112,16 @@ class Brokers:
             return await self.ask(master.control_address, method, request, timeout_s)
         except (NotMaster, NotConnected, DeadlineExceeded) as failure:
             newer = await self._newer(group, failure) if isinstance(failure, NotMaster) or not is_change else None
-            if newer is None or newer.control_address == master.control_address:
-                raise _silent(group, master, failure) from failure
             was_begun = is_change and failure.outcome is Outcome.UNKNOWN
+            if newer is None or newer.control_address == master.control_address or (was_begun and at_most_once):
+                raise _silent(group, master, failure) from failure
         try:
             return await self.ask(newer.control_address, method, request, timeout_s if is_change else AGAIN_S)
         except (NotMaster, NotConnected, DeadlineExceeded) as failure:
-            raise _silent(group, newer, failure) from failure
+            silent = _silent(group, newer, failure)
+            if was_begun:
+                raise NotConnected(silent.message, outcome=Outcome.UNKNOWN) from failure
+            raise silent from failure
         except QmqError as refusal:
             if was_begun:
                 raise type(refusal)(refusal.message, outcome=Outcome.UNKNOWN) from refusal
@@ -130,7 +136,14 @@ class Brokers:
         return self._view.group(group).master
 
     async def ask_masters(
-        self, groups: Iterable[str], method: str, request: Any, *, absent: tuple[type[QmqError], ...] = (), is_change: bool = False
+        self,
+        groups: Iterable[str],
+        method: str,
+        request: Any,
+        *,
+        absent: tuple[type[QmqError], ...] = (),
+        is_change: bool = False,
+        at_most_once: bool = False,
     ) -> BrokerAnswers:
         """Call the masters of several groups at once. Errors of the kinds `absent` count as answers; others except
         Unavailable are raised.
@@ -138,7 +151,7 @@ class Brokers:
         names = list(groups)
         if not names:
             raise NotConnected("no broker is registered: is one running, and can it reach the coordination store?")
-        asked = [self.ask_master(group, method, request, is_change=is_change) for group in names]
+        asked = [self.ask_master(group, method, request, is_change=is_change, at_most_once=at_most_once) for group in names]
         answers = BrokerAnswers()
         for group, answer in zip(names, await asyncio.gather(*asked, return_exceptions=True), strict=True):
             if isinstance(answer, absent):

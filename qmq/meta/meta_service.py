@@ -163,7 +163,8 @@ class MetaService(meta_pb2_grpc.MetaServicer):
         known.complete()
         if request.HasField("sequence") and len(known.found) > 1:
             raise InvalidArgument(f"a sequence belongs to one broker group, not to {', '.join(known.found)}: name one, or give a time")
-        answers = await self._brokers.ask_masters(hosts, "ResetGroup", request, absent=(UnknownGroup, UnknownSubject), is_change=True)
+        absent = UnknownGroup, UnknownSubject
+        answers = await self._brokers.ask_masters(hosts, "ResetGroup", request, absent=absent, is_change=True, at_most_once=True)
         answers.require_all(f"moved on {', '.join(answers.found)}, but not everywhere: reset again" if answers.found else "")
         return control.ResetGroupResponse(moved=[moved for answer in answers.complete() for moved in answer.moved])
 

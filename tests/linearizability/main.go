@@ -41,6 +41,8 @@ var register = porcupine.Model{
 			return op.Found == value, value
 		case "put":
 			return true, op.New
+		case "exchange": // as put, and answers what was there
+			return op.Unknown || op.Found == value, op.New
 		case "delete":
 			return op.Unknown || op.Done == (value != ""), ""
 		case "swap":
