@@ -142,7 +142,7 @@ class BrokerAdmin:
         )
 
     async def reset(self, subject: str, group: str, target: Target) -> list[pb.Moved]:
-        """Move a group on all the subject's queues. Returns when that is committed. Raises UnknownSubject, UnknownGroup, InvalidArgument."""
+        """Move a group on all the subject's queues, and wait for the commit. Raises UnknownSubject, UnknownGroup, InvalidArgument."""
         self._broker.require_serving()
         self._broker.subject(check_name("subject", subject))
         states = self._states(subject, check_group(group))
