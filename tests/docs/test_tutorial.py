@@ -78,6 +78,13 @@ def test_a_chinese_page_has_the_english_page_s_code_in_its_order(name: str) -> N
         "KUBERNETES.md",
         "SPARK.md",
         "CONTRACT.md",
+        "SECURITY.md",
+        "OPERATIONS.md",
+        "ROCKETMQ.md",
+        "DEPLOY.md",
+        "DEDUP.md",
+        "TESTING.md",
+        "CONSOLE.md",
         *(f"integrations/{page}.md" for page in ("celery", "django", "dramatiq", "fastapi", "faststream", "http", "taskiq")),
     ],
 )
