@@ -185,7 +185,7 @@ def _translated(cause: OSError, path: Path | None) -> Exception:
 
 
 class FreeSpace:
-    """Whether a disk has room beside a reserve. Asks the disk anew after some writes only."""
+    """Whether a disk has room beside a reserve. Asks the disk again only after some writes."""
 
     def __init__(self, disk: Disk, folder: Path, reserve_bytes: int) -> None:
         self._disk = disk

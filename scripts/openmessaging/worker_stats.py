@@ -25,7 +25,9 @@ class Latencies:
         self._found[name][min(latency_us, RANGES_US[name])] += 1
 
     def taken(self) -> dict[str, str]:
-        """Each histogram in HdrHistogram's compressed V2 encoding as base64, which Jackson reads as bytes. The counts start anew."""
+        """Each histogram in HdrHistogram's compressed V2 encoding as base64, which Jackson reads as bytes. The counts then start at
+        zero.
+        """
         found, self._found = self._found, {name: Counter() for name in RANGES_US}
         return {name: encoded(found[name], RANGES_US[name]) for name in RANGES_US}
 
