@@ -201,6 +201,18 @@ def test_no_machine_host_or_leftover_is_named() -> None:
             assert found is None or "_pb2" in path.name, f"{name(path)}: {found and found[0]}"
 
 
+WORDS = ("an" + "ew", "ali" + "ke", "in ha" + "nd", "counts no mo" + "re", "believe" + "[sd]", r"(goes|went) o" + r"n(?! (the|its)\b)")
+PRIVATE_WORDS = re.compile(rf"\b({'|'.join(WORDS)})\b")
+"""Words that a reader has to translate (docs/STYLE.md): again, the same way, in progress, continues, accepts, no longer counts."""
+
+
+def test_prose_uses_plain_words() -> None:
+    for path in [*SOURCES, *DOCS]:
+        for number, line in enumerate(path.read_text().splitlines(), start=1):
+            found = PRIVATE_WORDS.search(line)
+            assert found is None, f"{name(path)}:{number}: say {found and found[0]!r} in plain words"
+
+
 def test_a_document_has_one_title() -> None:
     for path in DOCS:
         body = re.sub(r"```.*?```", "", path.read_text(), flags=re.DOTALL)
