@@ -6,6 +6,7 @@ import multiprocessing as mp
 import os
 import random
 import re
+import signal
 import sys
 import time
 from collections import Counter
@@ -74,8 +75,13 @@ async def lake_run(
                 await producer.send_many(list(map(body, range(sent, end))), [f"k{n % 97}" for n in range(sent, end)])
                 sent = end
                 if outcome.changes < changes * (part + 1) // kills:
-                    await mq.metadata.change_route(SUBJECT, split=pb.SplitOperation(partition=newest))
-                    newest, outcome.changes = newest + 2, outcome.changes + 1
+                    if outcome.changes % 2 == 0:
+                        await mq.metadata.change_route(SUBJECT, split=pb.SplitOperation(partition=newest))
+                        newest += 2
+                    else:
+                        await mq.metadata.change_route(SUBJECT, merge=pb.MergeOperation(partitions=[newest - 1, newest]))
+                        newest += 1
+                    outcome.changes += 1
                 _killed(_follow(server, uri, warehouse, "--interval", "0.1", *more), choose, outcome)
                 step()
     last, output = _started(_follow(server, uri, warehouse, "--once", *more))
@@ -133,6 +139,8 @@ def _killed(words: list[str], choose: random.Random, outcome: LakeOutcome) -> No
     process.kill()
     process.join()
     output.close()
+    if process.exitcode != -signal.SIGKILL:
+        outcome.anomalies.append(f"a writer ended by itself, with {process.exitcode}")
     outcome.kills += 1
 
 
