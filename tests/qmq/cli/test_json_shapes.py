@@ -23,11 +23,17 @@ ROWS, OBJECT, LINES = "rows", "object", "lines"
 MAPS = {"headers", "times_ms", "sealed"}
 """Fields whose value has a key for each of something."""
 NOT_RUN = {
+    "qmq backup create": "needs etcd and replicas that write to a store: tests/qmq/backup/test_interrupted_backup.py",
+    "qmq backup list": "needs etcd and replicas that write to a store: tests/qmq/backup/test_interrupted_backup.py",
+    "qmq backup rebuild": "needs etcd and replicas that write to a store: tests/qmq/backup/test_interrupted_backup.py",
+    "qmq backup restore": "needs etcd and replicas that write to a store: tests/qmq/backup/test_interrupted_backup.py",
+    "qmq backup verify": "needs etcd and replicas that write to a store: tests/qmq/backup/test_interrupted_backup.py",
     "qmq lake compact": "needs a catalog of Iceberg tables: tests/spark/test_lake_command.py",
     "qmq lake expire": "needs a catalog of Iceberg tables: tests/spark/test_lake_command.py",
     "qmq lake migrate": "needs an archive of an older version: tests/spark/test_archive_migration.py",
     "qmq lake positions": "needs a catalog of Iceberg tables: tests/spark/test_lake_command.py",
     "qmq lake show": "needs a catalog of Iceberg tables: tests/spark/test_lake_command.py",
+    "qmq mirror status": "needs two clusters: tests/qmq/backup/test_mirror.py",
     "qmq outbox drop": "needs a database with an outbox: tests/sql/test_outbox_commands.py",
     "qmq outbox list": "needs a database with an outbox: tests/sql/test_outbox_commands.py",
     "qmq outbox retry": "needs a database with an outbox: tests/sql/test_outbox_commands.py",
