@@ -25,6 +25,8 @@
     │   ├── AccessDenied            E123  no rule allows it, or one denies it: an operator can (`qmq acl allow`)
     │   ├── NotAuthenticated        E124  the certificate or the token does not say who this is
     │   ├── QuotaExceeded           E125  the quota is used up: delete some, or raise it (`qmq quota set`)
+    │   ├── BackupNotFound          E126  there is no such backup, or it was not finished
+    │   ├── NotEmpty                E127  a restore goes into an empty folder and an empty coordination store only
     │   ├── SchemaMismatch          E128  a body does not fit its subject's schema
     │   └── IncompatibleSchema      E129  a new version of a schema breaks the subject's compatibility
     ├── PeerError                   the other side broke the protocol; the connection is closed

@@ -34,9 +34,9 @@ Wants = Callable[[StoredMessage], bool]
 
 
 class GroupReading(Protocol):
-    """Hands out messages of a subject for a group. `in_hand` counts those without a verdict. Not for two callers of `close` at once."""
+    """Hands out messages of a subject for a group. `unsettled` counts those without a verdict. Not for two callers of `close` at once."""
 
-    in_hand: int
+    unsettled: int
 
     async def receive(self, messages_max: int, wait_s: float) -> Sequence[AnyMessage]:
         """At most `messages_max` messages; none if none came within `wait_s`. Raises QmqError."""
@@ -70,7 +70,7 @@ class PlainReading:
             expired="skip",
         )
         self._wants = wants
-        self.in_hand = 0
+        self.unsettled = 0
         self._is_resting = False
 
     async def joined(self) -> bool:
@@ -78,16 +78,16 @@ class PlainReading:
         return await joined_unordered(self._consumer)
 
     async def receive(self, messages_max: int, wait_s: float) -> Sequence[AnyMessage]:
-        self._consumer.prefetch = min(AHEAD + self.in_hand + messages_max, limits.CONSUMER_UNACKED_MAX)
+        self._consumer.prefetch = min(AHEAD + self.unsettled + messages_max, limits.CONSUMER_UNACKED_MAX)
         if self._is_resting:
             self._is_resting = False
             self._consumer.resume()
         found = _wanted(list(await self._consumer.pull(messages_max, timedelta(seconds=wait_s))), self._wants)
-        self.in_hand += len(found)
+        self.unsettled += len(found)
         return found
 
     def settled(self) -> None:
-        self.in_hand -= 1
+        self.unsettled -= 1
 
     def rest(self) -> None:
         if not self._is_resting:
@@ -107,7 +107,7 @@ class OrderedReading:
         named: dict[str, Any] = {"ack": "explicit", "on_failure": "park", "prefetch": PREFETCH, "lease_ms": LEASE_MS} | options
         self._make: Callable[[], OrderedConsumer] = partial(client.ordered_consumer, subject, group, **named)
         self._wants, self._idle_s = wants, idle_s
-        self.in_hand = 0
+        self.unsettled = 0
         self._consumer: OrderedConsumer | None = None
         self._is_asked = False
         self._idle: asyncio.TimerHandle | None = None
@@ -119,11 +119,11 @@ class OrderedReading:
         if self._consumer is None:
             self._consumer = self._make()
         found = _wanted(await self._consumer.take(messages_max, timedelta(seconds=wait_s)), self._wants)
-        self.in_hand += len(found)
+        self.unsettled += len(found)
         return found
 
     def settled(self) -> None:
-        self.in_hand -= 1
+        self.unsettled -= 1
         self._look()
 
     def rest(self) -> None:
@@ -132,7 +132,7 @@ class OrderedReading:
 
     def _look(self) -> None:
         self._stop_timer()
-        if not self._is_asked and not self.in_hand and self._consumer is not None and self._idle_s < math.inf:
+        if not self._is_asked and not self.unsettled and self._consumer is not None and self._idle_s < math.inf:
             self._idle = asyncio.get_running_loop().call_later(self._idle_s, self._leave)
 
     def _stop_timer(self) -> None:

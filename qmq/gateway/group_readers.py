@@ -103,7 +103,7 @@ class GroupReaders:
             if kept.waiting:
                 continue
             idle_ms = now_ms - kept.asked_ms
-            if idle_ms >= CLOSE_MS and not kept.reading.in_hand:
+            if idle_ms >= CLOSE_MS and not kept.reading.unsettled:
                 del self._readers[key]
                 self._spawn_close(kept.reading)
             elif idle_ms >= REST_MS:

@@ -25,7 +25,7 @@ from qmq.sql.dialects import DIALECTS
 
 # The connection may fail before it is known which database it is.
 _NO_TABLE: Final = tuple([mark for dialect in DIALECTS.values() for mark in dialect.no_table])
-_IN_HAND: Final = tuple([mark for dialect in DIALECTS.values() for mark in dialect.in_hand])
+_BUSY: Final = tuple([mark for dialect in DIALECTS.values() for mark in dialect.busy])
 _AWAY: Final = tuple([state for dialect in DIALECTS.values() for state in dialect.away])
 _TRANSIENT: Final = frozenset({"OperationalError", "InterfaceError", "TimeoutError"})
 """The names of errors: the DB-API's, in every driver and in SQLAlchemy, and SQLAlchemy's error for an exhausted pool."""
@@ -106,7 +106,7 @@ def on_the_way_in(table: str) -> Iterator[None]:
         found = codes(failure)
         if _says(failure, found, _NO_TABLE):
             raise InvalidArgument(f"the database has no table {table!r}: create it, see `qmq dedup migration`") from failure
-        if _says(failure, found, _IN_HAND):
+        if _says(failure, found, _BUSY):
             raise Overloaded(
                 f"another transaction handles this message, or table {table!r} is busy; nothing was done: {failure}"
             ) from failure

@@ -29,7 +29,7 @@ class Dialect:
     """The error number for an existing key. None: the statement says ON CONFLICT DO NOTHING and inserts no row."""
     no_table: tuple[str | int, ...] = ()
     """Marks of the error for a missing table: PostgreSQL's state, MySQL's number, or for SQLite a part of the text."""
-    in_hand: tuple[str | int, ...] = ()
+    busy: tuple[str | int, ...] = ()
     """Marks of the error for a row or database that another transaction has locked: serialization failure, deadlock, lock timeout."""
     away: tuple[str, ...] = ()
     """Beginnings of states that mean that the database cannot be reached: connection, resources, operator."""
@@ -42,14 +42,14 @@ DIALECTS: Final[Mapping[str, Dialect]] = {
             "sqlite",
             "CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER)",
             no_table=("no such table",),
-            in_hand=("is locked",),
+            busy=("is locked",),
         ),
         Dialect(
             "postgresql",
             # Not now(), which is the beginning of the transaction.
             "CAST(EXTRACT(EPOCH FROM statement_timestamp()) * 1000 AS BIGINT)",
             no_table=("42P01",),
-            in_hand=("40001", "40P01", "55P03"),
+            busy=("40001", "40P01", "55P03"),
             away=("08", "53", "57"),
         ),
         Dialect(
@@ -59,7 +59,7 @@ DIALECTS: Final[Mapping[str, Dialect]] = {
             is_hex=True,
             duplicate=1062,
             no_table=(1146,),
-            in_hand=(1205, 1213),
+            busy=(1205, 1213),
         ),
     )
 }

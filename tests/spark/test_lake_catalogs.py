@@ -90,7 +90,7 @@ def lake(node_process: NodeProcess, address: CatalogAddress) -> Iterator[test_la
         test_lake.test_a_table_begins_where_the_user_says_and_keeps_that,
         test_lake.test_a_table_of_another_subject_is_refused,
         test_lake.test_compaction_changes_no_row_and_sorts_by_logical_partition_and_key,
-        test_lake.test_a_writer_goes_on_behind_a_compaction,
+        test_lake.test_a_writer_continues_behind_a_compaction,
     ],
     ids=lambda each: each.__name__.removeprefix("test_"),
 )

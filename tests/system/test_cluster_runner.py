@@ -113,7 +113,7 @@ def test_nothing_of_the_shell_leaks_into_a_service(tmp_path: Path, monkeypatch: 
 def test_services_start_in_the_steps_that_dependencies_draw() -> None:
     known = services(resolve(COMPOSE_FILE, {}))
     first, second, third = waves(known, known)
-    assert (sorted(first), sorted(third)) == (sorted([*ETCD, "spark-master"]), ["client", "spark-job"])
+    assert (sorted(first), sorted(third)) == (sorted([*ETCD, "s3", "spark-master"]), ["client", "spark-job"])
     assert with_dependencies(known, ["meta0"]) == {"meta0", *ETCD}
     assert waves(known, ["g1-a", "meta0"]) == [["g1-a", "meta0"]]
     assert len(second) == 12

@@ -18,7 +18,7 @@ class OrderedPool:
     def __init__(self, consumer: OrderedConsumer, handling: MessageHandling, concurrency: int, stop: Stop) -> None:
         self._consumer, self._handling = consumer, handling
         self._concurrency, self._stop = concurrency, stop
-        self._in_hand = 0
+        self._unsettled = 0
         self._is_at_rest = asyncio.Event()
         self._is_at_rest.set()
 
@@ -44,11 +44,11 @@ class OrderedPool:
     async def _handle(self, message: OrderedMessage) -> None:
         if self._stop.wanted.is_set():
             await asyncio.get_running_loop().create_future()  # until it is cancelled, which puts the message back
-        self._in_hand += 1
+        self._unsettled += 1
         self._is_at_rest.clear()
         try:
             await self._handling.handle(message)
         finally:
-            self._in_hand -= 1
-            if not self._in_hand:
+            self._unsettled -= 1
+            if not self._unsettled:
                 self._is_at_rest.set()

@@ -25,7 +25,7 @@ class BulkDispatcher:
     def __init__(self) -> None:
         self._lanes: dict[LaneSource, deque[MessageRun]] = {}
         """The waiting runs of each lane, in order. The lane whose turn it is comes first."""
-        self._in_hand: dict[MessageRun, LpRange] = {}
+        self._handed_out: dict[MessageRun, LpRange] = {}
         """The first run of each slice that is handed out, and the logical partitions of the slice."""
 
     def put(self, lane: LaneSource, runs: Sequence[MessageRun]) -> None:
@@ -49,17 +49,17 @@ class BulkDispatcher:
             room -= len(run.indices)
         if waiting:
             self._lanes[lane] = waiting
-        self._in_hand[taken[0]] = lane.lps
+        self._handed_out[taken[0]] = lane.lps
         return taken
 
     def _may_give(self, lane: LaneSource) -> bool:
         first = self._lanes[lane][0]
-        return first.cell.state is LaneState.WAITING and lane.is_sure() and not any(map(lane.lps.overlaps, self._in_hand.values()))
+        return first.cell.state is LaneState.WAITING and lane.is_sure() and not any(map(lane.lps.overlaps, self._handed_out.values()))
 
     # --- what became of a slice ----------------------------------------------------------------------------------------
 
     def done(self, messages: OrderedMessages) -> None:
-        del self._in_hand[messages.runs[0]]
+        del self._handed_out[messages.runs[0]]
         for run in messages.runs:
             run.lane.core.done(run.cell)
 
@@ -75,7 +75,7 @@ class BulkDispatcher:
 
     def _back(self, messages: OrderedMessages, runs: list[MessageRun]) -> None:
         """Put back the runs that still belong to the lane."""
-        del self._in_hand[messages.runs[0]]
+        del self._handed_out[messages.runs[0]]
         if runs:
             self._lanes.setdefault(runs[0].lane, deque()).extendleft([run.again() for run in reversed(runs)])
 

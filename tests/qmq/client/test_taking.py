@@ -110,7 +110,7 @@ async def test_a_reading_hands_out_messages_of_either_kind_and_gives_them_back(m
     taken = list(await reading.receive(10, 20))
     while len(taken) < 2:
         taken += await reading.receive(10, 20)
-    assert (sorted(each.body for each in taken), reading.in_hand) == ([b"1", b"2"], 2)
+    assert (sorted(each.body for each in taken), reading.unsettled) == ([b"1", b"2"], 2)
     for each in taken:
         each.release()
         reading.settled()
@@ -122,7 +122,7 @@ async def test_a_reading_hands_out_messages_of_either_kind_and_gives_them_back(m
         await each.ack_sync()
         reading.settled()
     reading.rest()
-    assert (list(await reading.receive(10, 0)), reading.in_hand) == ([], 0)
+    assert (list(await reading.receive(10, 0)), reading.unsettled) == ([], 0)
     await reading.close()
 
 
@@ -135,5 +135,5 @@ async def test_a_reading_has_more_in_hand_than_a_consumer_prefetches(mq: qmq.Cli
         found = await reading.receive(1_000, 20)
         assert found, f"{len(taken)} of {count} came"
         taken += found
-    assert reading.in_hand == count
+    assert reading.unsettled == count
     await reading.close()
