@@ -8,21 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from hashlib import blake2b
-from struct import Struct
 from typing import Final
 
 import msgspec
-from google_crc32c import value as crc32c
 
 from qmq.errors import BackupDamaged, BackupVersion
+from qmq.log.checked_payload import checked_payload, with_checksum
 
 VERSION: Final = 1
 CHUNK_PREFIX: Final = "chunks"
 MANIFEST_PREFIX: Final = "backups"
 DIGEST_BYTES: Final = 32
 _MAGIC: Final = b"QMK1"
-_CHECKSUM: Final = Struct("<I")
-_HEAD_BYTES: Final = len(_MAGIC) + _CHECKSUM.size
 
 
 class ChunkedBytes(msgspec.Struct, frozen=True, array_like=True):
@@ -118,7 +115,7 @@ class BackupManifest(msgspec.Struct, frozen=True):
 
     def encode(self) -> bytes:
         payload = msgspec.msgpack.encode(self)
-        return _MAGIC + _CHECKSUM.pack(crc32c(payload)) + payload
+        return with_checksum(_MAGIC, payload)
 
 
 class _Version(msgspec.Struct):
@@ -128,8 +125,8 @@ class _Version(msgspec.Struct):
 
 def decode_manifest(backup_id: str, data: bytes) -> BackupManifest:
     """Raises BackupDamaged, BackupVersion."""
-    payload = data[_HEAD_BYTES:]
-    if data[: len(_MAGIC)] != _MAGIC or len(data) <= _HEAD_BYTES or _CHECKSUM.unpack_from(data, len(_MAGIC))[0] != crc32c(payload):
+    payload = checked_payload(_MAGIC, data)
+    if payload is None:
         raise BackupDamaged(f"the manifest of backup {backup_id} is damaged: use another backup")
     written = msgspec.msgpack.decode(payload, type=_Version)
     if written.version != VERSION:

@@ -7,18 +7,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from struct import Struct
 from typing import Final
 
 import msgspec
-from google_crc32c import value as crc32c
 
+from qmq.log.checked_payload import checked_payload, with_checksum
 from qmq.log.disk import Disk
 
 SUFFIX: Final = ".stored"
 _MAGIC: Final = b"QMX1"
-_CHECKSUM: Final = Struct("<I")
-_HEAD_BYTES: Final = len(_MAGIC) + _CHECKSUM.size
 _VERSION: Final = 1
 
 
@@ -50,7 +47,7 @@ class SegmentIndex:
     def encode(self) -> bytes:
         """Its bytes in its file."""
         payload = msgspec.msgpack.encode([_VERSION, self.base, self.size, self.chunk_bytes, self.checksums, self.head])
-        return _MAGIC + _CHECKSUM.pack(crc32c(payload)) + payload
+        return with_checksum(_MAGIC, payload)
 
 
 def index_name(base: int) -> str:
@@ -60,8 +57,8 @@ def index_name(base: int) -> str:
 
 def decode_index(data: bytes) -> SegmentIndex | None:
     """None if the bytes are damaged, or of another version."""
-    payload = data[_HEAD_BYTES:]
-    if data[: len(_MAGIC)] != _MAGIC or len(data) <= _HEAD_BYTES or _CHECKSUM.unpack_from(data, len(_MAGIC))[0] != crc32c(payload):
+    payload = checked_payload(_MAGIC, data)
+    if payload is None:
         return None
     version, *content = msgspec.msgpack.decode(payload)
     if version != _VERSION:

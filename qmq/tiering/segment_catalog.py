@@ -9,17 +9,14 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from enum import Enum
-from struct import Struct
 from typing import Final
 
 import msgspec
-from google_crc32c import value as crc32c
 
+from qmq.log.checked_payload import checked_payload, with_checksum
 from qmq.tiering.stored_segment import SealedSegment
 
 _MAGIC: Final = b"QMT1"
-_CHECKSUM: Final = Struct("<I")
-_HEAD_BYTES: Final = len(_MAGIC) + _CHECKSUM.size
 _VERSION: Final = 1
 
 
@@ -116,13 +113,13 @@ class SegmentCatalog:
         """Its bytes in its file."""
         lists = [[(each.base, each.size) for each in some] for some in (self.stored, self.noted)]
         payload = msgspec.msgpack.encode([_VERSION, *lists])
-        return _MAGIC + _CHECKSUM.pack(crc32c(payload)) + payload
+        return with_checksum(_MAGIC, payload)
 
 
 def decode_catalog(data: bytes) -> SegmentCatalog | None:
     """None if the bytes are damaged, or of another version: the catalog is then rebuilt from the segments on the disk and in the store."""
-    payload = data[_HEAD_BYTES:]
-    if data[: len(_MAGIC)] != _MAGIC or len(data) <= _HEAD_BYTES or _CHECKSUM.unpack_from(data, len(_MAGIC))[0] != crc32c(payload):
+    payload = checked_payload(_MAGIC, data)
+    if payload is None:
         return None
     version, *lists = msgspec.msgpack.decode(payload)
     if version != _VERSION:

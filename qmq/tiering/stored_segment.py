@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from struct import Struct
 from typing import Final
 
 import msgspec
 from google_crc32c import extend
-from google_crc32c import value as crc32c
 
 from qmq.limits import MIB
+from qmq.log.checked_payload import checked_payload, with_checksum
 
 CHUNK_BYTES: Final = 8 * MIB
 _MAGIC: Final = b"QMG1"
-_CHECKSUM: Final = Struct("<I")
-_HEAD_BYTES: Final = len(_MAGIC) + _CHECKSUM.size
 _VERSION: Final = 1
 
 
@@ -68,13 +65,13 @@ class Manifest:
         """Its bytes in the store."""
         segment = self.segment
         payload = msgspec.msgpack.encode([_VERSION, segment.base, segment.size, self.chunk_bytes, self.checksums])
-        return _MAGIC + _CHECKSUM.pack(crc32c(payload)) + payload
+        return with_checksum(_MAGIC, payload)
 
 
 def decode_manifest(data: bytes) -> Manifest:
     """Raises BadManifest."""
-    payload = data[_HEAD_BYTES:]
-    if data[: len(_MAGIC)] != _MAGIC or len(data) <= _HEAD_BYTES or _CHECKSUM.unpack_from(data, len(_MAGIC))[0] != crc32c(payload):
+    payload = checked_payload(_MAGIC, data)
+    if payload is None:
         raise BadManifest("it is damaged, or something else")
     version, *content = msgspec.msgpack.decode(payload)
     if version != _VERSION:
