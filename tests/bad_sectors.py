@@ -9,16 +9,52 @@ from pathlib import Path
 from qmq.log.disk import BLOCK_BYTES, Disk
 
 
-class BadSectors(Disk):
-    """The real disk, except for the blocks that `spoil` named: reading one fails with EIO, and so does writing a part of one."""
+class BadBlocks:
+    """The blocks of a disk that cannot be read until all of each is written."""
 
     def __init__(self) -> None:
         self.bad: set[tuple[Path, int]] = set()
-        self._paths: dict[int, Path] = {}
 
     def spoil(self, path: Path, at: int) -> None:
         """The block that holds a file's byte."""
         self.bad.add((path, at // BLOCK_BYTES))
+
+    def require_readable(self, path: Path, at: int, end: int) -> None:
+        """Raises OSError if one of the bytes is in a bad block."""
+        if any((path, block) in self.bad for block in _blocks(at, end)):
+            raise OSError(errno.EIO, "Input/output error (in this test)")
+
+    def write(self, path: Path, at: int, end: int) -> None:
+        """These bytes are about to be written: whole blocks are good from now on. Raises OSError for a part of a bad one."""
+        for block in _blocks(at, end):
+            is_whole = at <= block * BLOCK_BYTES and (block + 1) * BLOCK_BYTES <= end
+            if (path, block) in self.bad and not is_whole:
+                raise OSError(errno.EIO, "Input/output error (in this test)")
+            self.bad.discard((path, block))
+
+    def cut(self, path: Path, size: int = 0) -> None:
+        """The file has this size now, or is another one: its blocks from there on are others."""
+        self.bad = {each for each in self.bad if each[0] != path or each[1] * BLOCK_BYTES < size}
+
+
+def _blocks(at: int, end: int) -> range:
+    return range(at // BLOCK_BYTES, -(-end // BLOCK_BYTES))
+
+
+class BadSectors(Disk):
+    """The real disk, except for the blocks that `spoil` named: reading one fails with EIO, and so does writing a part of one."""
+
+    def __init__(self) -> None:
+        self._blocks = BadBlocks()
+        self._paths: dict[int, Path] = {}
+
+    @property
+    def bad(self) -> set[tuple[Path, int]]:
+        return self._blocks.bad
+
+    def spoil(self, path: Path, at: int) -> None:
+        """The block that holds a file's byte."""
+        self._blocks.spoil(path, at)
 
     def open_append(self, path: Path) -> int:
         fd = super().open_append(path)
@@ -32,15 +68,9 @@ class BadSectors(Disk):
 
     def read(self, fd: int, size: int, at: int) -> bytes:
         data = super().read(fd, size, at)
-        if any((self._paths[fd], block) in self.bad for block in range(at // BLOCK_BYTES, -(-(at + len(data)) // BLOCK_BYTES))):
-            raise OSError(errno.EIO, "Input/output error (in this test)")
+        self._blocks.require_readable(self._paths[fd], at, at + len(data))
         return data
 
     def write(self, fd: int, buffers: Sequence[bytes], at: int) -> None:
-        end, path = at + sum(map(len, buffers)), self._paths[fd]
-        for block in range(at // BLOCK_BYTES, -(-end // BLOCK_BYTES)):
-            is_whole = at <= block * BLOCK_BYTES and (block + 1) * BLOCK_BYTES <= end
-            if (path, block) in self.bad and not is_whole:
-                raise OSError(errno.EIO, "Input/output error (in this test)")
-            self.bad.discard((path, block))
+        self._blocks.write(self._paths[fd], at, at + sum(map(len, buffers)))
         super().write(fd, buffers, at)

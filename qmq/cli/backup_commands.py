@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 
 import typer
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+from rich.progress import BarColumn, DownloadColumn, TextColumn, TransferSpeedColumn
 
 from qmq.cli.output import Json, errors, fail, run, say, show, time_text
+from qmq.cli.progress_bar import progress_of
 from qmq.cli.roles import EtcdFlags, taking
 from qmq.errors import BackupDamaged, InvalidArgument, QmqError, Unavailable
 
@@ -102,7 +103,7 @@ def create(_: typer.Context, options: CreateOptions) -> None:
     except (OSError, QmqError) as failure:
         fail(failure)
     columns = (TextColumn("backing up"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
-    with Progress(*columns, console=errors, transient=True, disable=options.as_json or not errors.is_terminal) as bar:
+    with progress_of(*columns, quiet=options.as_json) as bar:
         task = bar.add_task("", total=None)
         made = run(_away(_create(objects, store, network, lambda done, total: bar.update(task, completed=done, total=total))))
     sentence = f"backup {made.id}: {len(made.groups)} groups, {made.size:,} bytes, of which {made.copied_bytes:,} were copied"

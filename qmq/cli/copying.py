@@ -20,6 +20,7 @@ from qmq.cli.transfer.load_journal import LoadJournal
 from qmq.cli.transfer.message_source import MessageRange, MessageSource
 from qmq.cli.transfer.record_loader import RecordLoader
 from qmq.client.client import Client
+from qmq.client.state_folder import user_state_folder
 from qmq.errors import InvalidArgument, QmqError
 from qmq.security.contexts import ClusterContext, ContextFile
 from qmq.security.tls_network import network_of
@@ -95,8 +96,7 @@ def connected(there: ClusterContext) -> Client:
 
 def default_state(load: Mapping[str, Any], environment: Mapping[str, str] = os.environ) -> Path:
     """The state file of this source, target and range, in the user's state folder."""
-    base = environment.get("XDG_STATE_HOME")
-    folder = (Path(base) if base else Path.home() / ".local" / "state") / "qmq" / "copies"
+    folder = user_state_folder(environment) / "copies"
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     name = hashlib.sha256(json.dumps(load, sort_keys=True).encode()).hexdigest()[:16]
     return folder / f"{load['from'][1]}-to-{load['subject']}-{name}"

@@ -16,6 +16,7 @@ import qmq
 from qmq.cli.copying import connected, target_of
 from qmq.cli.output import SERVER, Json, Server, fail, run, show, time_text
 from qmq.cli.roles import ProcessFlags, set_up_logging, taking
+from qmq.client.state_folder import user_state_folder
 from qmq.errors import InvalidArgument, QmqError
 
 app = typer.Typer(help="Mirror subjects in a second cluster.", no_args_is_help=True)
@@ -157,5 +158,4 @@ def default_folder(source: str, target: str, environment: Mapping[str, str] = os
     """The state folder of this mirror. Raises InvalidArgument."""
     if not source or not target:
         raise InvalidArgument("name the two clusters: --source-name and --target-name")
-    base = environment.get("XDG_STATE_HOME")
-    return (Path(base) if base else Path.home() / ".local" / "state") / "qmq" / "mirrors" / f"{source}-to-{target}"
+    return user_state_folder(environment) / "mirrors" / f"{source}-to-{target}"

@@ -27,9 +27,15 @@ def folder_of(state_dir: StateDir, environment: Mapping[str, str], home: Path | 
         return Path(state_dir)
     if environment.get("QMQ_STATE_DIR"):
         return Path(environment["QMQ_STATE_DIR"])
-    if environment.get("XDG_STATE_HOME"):
-        return Path(environment["XDG_STATE_HOME"]) / "qmq"
-    return home / ".local" / "state" / "qmq" if home is not None else None
+    if environment.get("XDG_STATE_HOME") or home is not None:
+        return user_state_folder(environment, home)
+    return None
+
+
+def user_state_folder(environment: Mapping[str, str], home: Path | None = None) -> Path:
+    """`qmq` below XDG_STATE_HOME, else below ~/.local/state. Raises RuntimeError if the user has no home folder."""
+    base = environment.get("XDG_STATE_HOME")
+    return (Path(base) if base else (home or Path.home()) / ".local" / "state") / "qmq"
 
 
 def store_of(state_dir: StateDir, addresses: Sequence[str]) -> AckSpool | None:

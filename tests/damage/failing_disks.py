@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import errno
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from qmq.log.disk import BLOCK_BYTES
+from bad_sectors import BadBlocks
+
 from qmq.testing.mortal_disk import MortalDisk
 
 
@@ -15,7 +15,7 @@ class Platter:
     """The part of a machine's disk that outlives its process: bad blocks, and what was overwritten since the last sync."""
 
     def __init__(self) -> None:
-        self.bad: set[tuple[Path, int]] = set()
+        self.blocks = BadBlocks()
         self.lock = threading.Lock()
         self._before: list[tuple[Path, int, bytes, int]] = []
         """(file, place, what was there, the file's size), oldest first, of each write and cut that is not synced."""
@@ -25,7 +25,7 @@ class Platter:
     def make(self, path: Path) -> None:
         """A file is made, on other blocks than one of that name before."""
         self._new.add(path)
-        self.bad = {each for each in self.bad if each[0] != path}
+        self.blocks.cut(path)
 
     def change(self, path: Path, at: int, size: int) -> None:
         """A part of a file is about to change."""
@@ -58,10 +58,6 @@ class Platter:
             self._new.clear()
             return len(lost) + len(new)
 
-    def spoil(self, path: Path, at: int) -> None:
-        """The block that holds a file's byte cannot be read until all of it is written."""
-        self.bad.add((path, at // BLOCK_BYTES))
-
 
 class FailingDisk(MortalDisk):
     """A process's way to a platter."""
@@ -88,26 +84,20 @@ class FailingDisk(MortalDisk):
 
     def read(self, fd: int, size: int, at: int) -> bytes:
         data = super().read(fd, size, at)
-        path = self._paths[fd]
-        if any((path, block) in self._platter.bad for block in range(at // BLOCK_BYTES, -(-(at + len(data)) // BLOCK_BYTES))):
+        try:
+            self._platter.blocks.require_readable(self._paths[fd], at, at + len(data))
+        except OSError:
             self.failed_reads += 1
-            raise OSError(errno.EIO, "Input/output error (in this test)")
+            raise
         return data
 
     def write(self, fd: int, buffers: Sequence[bytes], at: int) -> None:
         path, size = self._paths[fd], sum(map(len, buffers))
         with self._platter.lock:
-            self._require_whole_blocks(path, at, at + size)
+            self._platter.blocks.write(path, at, at + size)
             if path.exists():  # another file may have taken the name
                 self._platter.change(path, at, size)
             super().write(fd, buffers, at)
-
-    def _require_whole_blocks(self, path: Path, at: int, end: int) -> None:
-        for block in range(at // BLOCK_BYTES, -(-end // BLOCK_BYTES)):
-            is_whole = at <= block * BLOCK_BYTES and ((block + 1) * BLOCK_BYTES <= end)
-            if (path, block) in self._platter.bad and not is_whole:
-                raise OSError(errno.EIO, "Input/output error (in this test)")
-            self._platter.bad.discard((path, block))
 
     def truncate(self, fd: int, size: int) -> None:
         path = self._paths[fd]
@@ -115,7 +105,7 @@ class FailingDisk(MortalDisk):
             if path.exists():
                 self._platter.change(path, size, path.stat().st_size)
             super().truncate(fd, size)
-            self._platter.bad = {each for each in self._platter.bad if each[0] != path or each[1] * BLOCK_BYTES < size}
+            self._platter.blocks.cut(path, size)
 
     def sync(self, fd: int) -> None:
         super().sync(fd)
@@ -130,9 +120,9 @@ class FailingDisk(MortalDisk):
     def replace(self, path: Path, data: bytes) -> None:
         super().replace(path, data)
         with self._platter.lock:
-            self._platter.bad = {each for each in self._platter.bad if each[0] != path}
+            self._platter.blocks.cut(path)
 
     def delete(self, path: Path) -> None:
         super().delete(path)
         with self._platter.lock:
-            self._platter.bad = {each for each in self._platter.bad if each[0] != path}
+            self._platter.blocks.cut(path)

@@ -82,7 +82,7 @@ def cut(path: Path, at: int, _: Platter | None = None) -> None:
 
 
 def _spoil(path: Path, at: int, platter: Platter) -> None:
-    platter.spoil(path, at)
+    platter.blocks.spoil(path, at)
 
 
 _DO: Final[dict[Damage, Callable[[Path, int, Platter], None]]] = {Damage.FLIP: _flip, Damage.CUT: cut, Damage.UNREADABLE: _spoil}

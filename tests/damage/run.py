@@ -170,7 +170,7 @@ class Run:
             if self._machine(name).is_running:
                 await self.cluster.kill(name)
             shutil.rmtree(self.folders[name])
-            self.platters[name].bad.clear()
+            self.platters[name].blocks.bad.clear()
             if is_lost_everywhere:
                 shutil.copytree(_copy_of(self.folders[name]), self.folders[name])
         self.refusals.clear()
