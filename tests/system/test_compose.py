@@ -28,6 +28,8 @@ META = ["meta0", "meta1"]
 REAL_TIME = ["g1-a", "g1-b", "g1-c", "g2-a", "g2-b", "g2-c"]
 DELAY = ["d1-a", "d1-b", "d1-c"]
 BROKERS = [*REAL_TIME, *DELAY]
+LAKE = ["g3-a", "g3-b", "g3-c"]
+"""The broker group with an object store, `s3`."""
 SPARK = ["spark-master", "spark-worker"]
 LOCKS = ["requirements-demo.lock", "requirements-spark.lock"]
 """What the Dockerfile's LOCK may be: its default, and that of the services of Spark."""
@@ -57,16 +59,17 @@ def test_compose_accepts_the_file() -> None:
 
 def test_the_compose_file_describes_the_documented_cluster(services: dict[str, Any]) -> None:
     assert {name for name, each in services.items() if not each.get("profiles")} == {*ETCD, *META, *BROKERS}
-    assert set(services) == {*ETCD, *META, *BROKERS, "client", *SPARK, "spark-job"}
+    assert set(services) == {*ETCD, *META, *BROKERS, "client", "s3", *LAKE, *SPARK, "spark-job"}
 
 
 def test_the_demo_spark_and_its_jobs_start_only_if_they_are_asked_for(services: dict[str, Any]) -> None:
     profiles = {"client": ["demo"], "spark-master": ["spark"], "spark-worker": ["spark"], "spark-job": ["spark-job"]}
+    profiles |= {name: ["lake"] for name in ("s3", *LAKE)}
     assert {name: each["profiles"] for name, each in services.items() if "profiles" in each} == profiles
 
 
 def test_every_server_is_checked_restarted_and_given_time_to_stop(services: dict[str, Any]) -> None:
-    for name in (*ETCD, *META, *BROKERS, *SPARK):
+    for name in (*ETCD, *META, *BROKERS, "s3", *LAKE, *SPARK):
         each = services[name]
         assert each["healthcheck"]["test"][0] == "CMD", name
         assert each["restart"] == "unless-stopped", name
@@ -74,7 +77,7 @@ def test_every_server_is_checked_restarted_and_given_time_to_stop(services: dict
 
 
 def test_health_checks_are_cheap_and_use_the_port_that_the_server_serves(services: dict[str, Any]) -> None:
-    for name in (*META, *BROKERS):
+    for name in (*META, *BROKERS, *LAKE):
         shell, *_, address, path = services[name]["healthcheck"]["test"][1:]
         assert shell == "bash", f"{name}: a Python for each check starves the brokers"
         assert address == f"127.0.0.1:{services[name]['environment']['QMQ_METRICS_PORT']}"
@@ -82,7 +85,7 @@ def test_health_checks_are_cheap_and_use_the_port_that_the_server_serves(service
 
 
 def test_checks_are_rare_once_healthy_and_patient_with_a_loaded_machine(services: dict[str, Any]) -> None:
-    for name in (*ETCD, *META, *BROKERS, *SPARK):
+    for name in (*ETCD, *META, *BROKERS, "s3", *LAKE, *SPARK):
         check = services[name]["healthcheck"]
         interval, starting, timeout = (seconds(check[which]) for which in ("interval", "start_interval", "timeout"))
         assert interval >= 5 * starting, name
@@ -113,14 +116,14 @@ async def exit_status(services: dict[str, Any], address: str, path: str) -> int 
 
 
 def test_what_listens_beyond_its_container_says_that_this_is_meant(services: dict[str, Any]) -> None:
-    for name in (*META, *BROKERS):
+    for name in (*META, *BROKERS, *LAKE):
         environment = services[name]["environment"]
         assert (environment["QMQ_HOST"], environment["QMQ_INSECURE"]) == ("0.0.0.0", "1"), name
 
 
 def test_every_dependency_waits_for_health(services: dict[str, Any]) -> None:
-    for name in (*META, *BROKERS):
-        assert set(services[name]["depends_on"]) == set(ETCD), name
+    for name in (*META, *BROKERS, *LAKE):
+        assert set(services[name]["depends_on"]) == {*ETCD, *(["s3"] if name in LAKE else [])}, name
     assert set(services["client"]["depends_on"]) == {*META, *REAL_TIME}
     assert set(services["spark-worker"]["depends_on"]) == {"spark-master"}
     assert set(services["spark-job"]["depends_on"]) == {*META, "spark-worker"}
@@ -137,7 +140,7 @@ def test_etcd_members_agree_on_who_they_are(services: dict[str, Any]) -> None:
         members[name] = environment["ETCD_INITIAL_ADVERTISE_PEER_URLS"]
     whole = ",".join(f"{name}={url}" for name, url in members.items())
     assert {services[name]["environment"]["ETCD_INITIAL_CLUSTER"] for name in ETCD} == {whole}
-    for name in (*META, *BROKERS):
+    for name in (*META, *BROKERS, *LAKE):
         assert services[name]["environment"]["QMQ_ETCD"] == "etcd0:2379,etcd1:2379,etcd2:2379"
 
 
@@ -189,11 +192,11 @@ def test_a_workers_size_is_chosen_from_outside(services: dict[str, Any]) -> None
 
 def test_only_what_clients_need_is_published_and_only_on_this_machine(services: dict[str, Any]) -> None:
     ports = {name: each.get("ports", []) for name, each in services.items()}
-    assert {name for name, found in ports.items() if found} == {*META, *BROKERS}
+    assert {name for name, found in ports.items() if found} == {*META, *BROKERS, *LAKE}
     published = [port for found in ports.values() for port in found]
     assert {port["host_ip"] for port in published} == {"127.0.0.1"}
     assert len({port["published"] for port in published}) == len(published)
-    for name in BROKERS:  # clients outside connect to the port that the broker advertises
+    for name in (*BROKERS, *LAKE):  # clients outside connect to the port that the broker advertises
         (port,) = ports[name]
         assert str(port["target"]) == port["published"] == services[name]["environment"]["QMQ_DATA_PORT"]
 
@@ -205,7 +208,7 @@ def test_the_flush_is_chosen_from_outside(services: dict[str, Any]) -> None:
 
 
 def test_the_services_of_qmq_are_one_image_without_rights(services: dict[str, Any]) -> None:
-    for name in (*META, *BROKERS, "client"):
+    for name in (*META, *BROKERS, *LAKE, "client"):
         each = services[name]
         assert (each["image"], each["cap_drop"]) == ("qmq:latest", ["ALL"]), name
         assert each["command"][0] in ("qmq", "python"), name
