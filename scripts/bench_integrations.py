@@ -6,7 +6,8 @@ One process sends tasks that do nothing, one at a time; then one worker with one
 turns, each run has a queue of its own, and the figures are medians. Each setting is the framework's default, without results: Celery
 acknowledges a task before it runs and prefetches four. CPU time is that of the framework's process for each task sent and run, and that of
 the server for both. Redis writes its append-only file and flushes every second; RabbitMQ keeps persistent messages in classic queues,
-without confirms, as Celery does. Needs Debian's redis-server and rabbitmq-server; a server that is missing is left out, and named.
+without confirms, as Celery does. Needs Debian's redis-server and rabbitmq-server, and Redis's client: `.venv/bin/pip install 'redis<9'`. A
+server that is missing is left out, and named.
 """
 
 from __future__ import annotations

@@ -23,6 +23,7 @@ from qmq.node.dev_node import Node
 KINDS = ("sqlite", *forms.some(("postgresql", "mariadb"), 2))
 """The gate takes one of the two servers, another one each run."""
 _FORGOTTEN = "ignore:Exception ignored in. <socket.socket fd=[0-9]+, family=1,:pytest.PytestUnraisableExceptionWarning"
+_CANCELLED = "ignore:Exception ignored in. <function Connection.__del__:pytest.PytestUnraisableExceptionWarning"
 _SERVERS: dict[str, type[DatabaseServer]] = {"postgresql": PostgresServer, "mariadb": MariaServer}
 
 
@@ -33,6 +34,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.xdist_group("sql"))
             # PyMySQL forgets the socket of a connection that is refused, as while a server is away.
             item.add_marker(pytest.mark.filterwarnings(_FORGOTTEN))
+            # aiomysql forgets the connection whose attempt is cancelled. The garbage collector finds it in this test or a later one.
+            item.add_marker(pytest.mark.filterwarnings(_CANCELLED))
 
 
 @pytest.fixture(scope="session")

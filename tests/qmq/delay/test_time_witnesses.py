@@ -24,7 +24,7 @@ class Machine(SteadyClock):
         super().__init__()
         self.now_boot_ms = self.timekeeper._boot_ms
         self.wall_off = 0
-        self._wall_ms = wall_ms() - self.now_boot_ms
+        self._wall_ms = self.timekeeper.time_ms(wall_ms(), self.now_boot_ms) - self.now_boot_ms
 
     def time_ms(self) -> int:
         return self.timekeeper.time_ms(self._wall_ms + self.now_boot_ms + self.wall_off, self.now_boot_ms)
