@@ -16,7 +16,7 @@ from live_cluster import LiveCluster
 import qmq
 from qmq.cli.mirroring.cluster_mirror import ClusterMirror
 from qmq.cli.mirroring.mirror_notes import MirrorNote, MirrorRecord, newest_done, with_note
-from qmq.errors import InvalidArgument
+from qmq.errors import DeadlineExceeded, InvalidArgument
 from qmq.model import Order, SubjectConfig
 from qmq.node.metering.mirror_metrics import MirrorMetrics
 
@@ -26,9 +26,11 @@ async def bodies(mq: qmq.Client, subject: str) -> list[bytes]:
 
 
 async def caught_up(mirror: ClusterMirror) -> None:
+    """Copy until a pass finds nothing more. A subject that a busy server did not answer for in time is copied in the next pass."""
     async with asyncio.timeout(120):
         while await mirror.pass_once() or mirror.failed:
-            assert not mirror.failed, mirror.failed
+            others = {name: each for name, each in mirror.failed.items() if not isinstance(each, DeadlineExceeded)}
+            assert not others, others
 
 
 def mirror(source: qmq.Client, target: qmq.Client, folder: Path, *, back: bool = False) -> ClusterMirror:
