@@ -83,7 +83,7 @@ def test_the_log_is_the_same_for_a_seed_and_a_few_keys_change_most(log: tuple[li
     assert {"insert", "update", "delete"} == {kind_of(change) for change in changes}
 
 
-def test_what_is_not_committed_is_not_there_for_others(tmp_path: Path) -> None:
+def test_uncommitted_entries_are_invisible_to_others(tmp_path: Path) -> None:
     with replica_of("sqlite", tmp_path) as one, replica_of("sqlite", tmp_path) as other:
         assert isinstance(one, SqliteReplica)
         for change in Source(seed=1, keys=3).changes(10):

@@ -21,7 +21,7 @@ def test_the_plan_holds_every_flight_of_the_month_an_hour_before_it_leaves() -> 
     assert max(each.due_s for each in january) < 180
 
 
-def test_what_is_missing_doubled_or_early_is_said() -> None:
+def test_missing_doubled_and_early_messages_are_reported() -> None:
     planned = reminders.plan(1, 3.0, rows=4)
     due = [int(1_000 + each.due_s * 1000) for each in planned]
     came = [(planned[0].number, due[0]), (planned[1].number, due[1] - 1), (planned[2].number, due[2]), (planned[2].number, due[2])]

@@ -30,7 +30,7 @@ async def test_nothing_is_shown_to_who_is_not_logged_in(path: str, stranger: Pla
     assert answer.headers["location"].startswith("/login")
 
 
-async def test_a_wrong_key_lets_nobody_in(stranger: PlainBrowser) -> None:
+async def test_a_wrong_key_is_refused(stranger: PlainBrowser) -> None:
     answer = await stranger.get("/login?key=guessed")
     assert answer.status == 403
     assert COOKIE not in stranger.cookies
@@ -44,7 +44,7 @@ async def test_the_cookie_is_kept_from_scripts_and_other_sites(stranger: PlainBr
     assert KEY not in cookie
 
 
-async def test_every_answer_forbids_what_is_inline_foreign_or_framed(browser: PlainBrowser) -> None:
+async def test_every_answer_forbids_inline_scripts_foreign_sources_and_frames(browser: PlainBrowser) -> None:
     for path in ("/", "/login", "/nowhere", "/static/app.js", "/subjects/none"):
         headers = (await browser.ask("GET", path)).headers
         policy = headers["content-security-policy"]
@@ -123,7 +123,7 @@ async def test_who_logs_in_by_token_sees_what_the_rules_allow_that_token(cluster
     await site.close()
 
 
-async def test_a_token_that_the_cluster_does_not_know_lets_nobody_in(cluster: TestCluster) -> None:
+async def test_a_token_that_the_cluster_does_not_know_opens_no_session(cluster: TestCluster) -> None:
     await secured(cluster)
     site = site_of(cluster, login=LoginMode.TOKEN)
     browser = PlainBrowser(site)

@@ -143,7 +143,7 @@ async def test_curves_are_drawn(page: Any) -> None:
     await page.locator(".chart canvas").first.wait_for()
 
 
-async def test_a_console_that_stops_answering_is_said_until_it_answers(stage: Stage, page: Any) -> None:
+async def test_the_page_says_that_the_console_does_not_answer_until_it_does(stage: Stage, page: Any) -> None:
     await page.route("**/*", lambda route: route.abort())
     await page.locator("#stale").wait_for()
     await page.unroute("**/*")
@@ -386,7 +386,7 @@ async def test_a_group_is_drained_by_its_name_and_resumed(stage: Stage, page: An
     await stage.mq.metadata.set_group_mode("group-1", "read-write")
 
 
-async def test_a_message_is_found_by_its_id_or_said_not_to_be_there(stage: Stage, page: Any) -> None:
+async def test_a_message_is_found_by_its_id_or_reported_as_missing(stage: Stage, page: Any) -> None:
     await page.goto(f"{stage.base}/messages")
     await page.get_by_label("Message id").fill("nonsense")
     await page.keyboard.press("Enter")

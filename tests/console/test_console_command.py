@@ -37,7 +37,7 @@ def test_qmq_dev_has_a_console_at_one_address(node_process: NodeProcess) -> None
     assert node_process.stop() == 0
 
 
-def test_qmq_console_serves_until_it_is_told_to_stop(node_process: NodeProcess) -> None:
+def test_qmq_console_serves_until_it_is_stopped(node_process: NodeProcess) -> None:
     address = node_process.start()
     command = [sys.executable, "-m", "qmq.cli", "console", "--server", address, "--port", "0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:

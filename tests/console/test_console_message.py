@@ -20,7 +20,7 @@ async def test_a_message_tells_its_life_and_what_it_waits_for(cluster: TestClust
         assert shown in page.text, shown
 
 
-async def test_an_id_that_nobody_has_is_not_found(browser: PlainBrowser) -> None:
+async def test_an_unknown_id_is_not_found(browser: PlainBrowser) -> None:
     assert (await browser.get("/messages")).status == 200
     for message_id in ("0" * 32, "nonsense", "%3Cscript%3E"):
         page = await browser.get(f"/messages/{message_id}")

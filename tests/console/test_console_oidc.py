@@ -183,7 +183,7 @@ FORGED = {
 
 
 @pytest.mark.parametrize("name", FORGED)
-async def test_an_id_token_that_does_not_hold_lets_nobody_in(name: str, stage: Stage) -> None:
+async def test_an_invalid_id_token_opens_no_session(name: str, stage: Stage) -> None:
     stage.provider.changed = FORGED[name]
     browser = stage.browser()
     back = stage.provider.logged_in(await stage.at_provider(browser), "op:alice")
@@ -191,7 +191,7 @@ async def test_an_id_token_that_does_not_hold_lets_nobody_in(name: str, stage: S
     assert COOKIE not in browser.cookies
 
 
-async def test_an_id_token_that_somebody_else_signed_lets_nobody_in(stage: Stage) -> None:
+async def test_an_id_token_signed_by_another_key_opens_no_session(stage: Stage) -> None:
     stage.provider.keys["forged"] = ec.generate_private_key(ec.SECP256R1())
     stage.provider.signs_with = "forged"
     browser = stage.browser()
@@ -209,7 +209,7 @@ async def test_who_the_cluster_does_not_know_is_not_let_in(stage: Stage) -> None
     assert COOKIE not in browser.cookies
 
 
-async def test_a_person_who_says_no_at_the_provider_reads_so(stage: Stage) -> None:
+async def test_a_person_who_refuses_at_the_provider_sees_that_on_the_page(stage: Stage) -> None:
     browser = stage.browser()
     asked = await stage.at_provider(browser)
     answer = await browser.ask("GET", f"/login/callback?error=access_denied&state={asked['state']}")
@@ -255,7 +255,7 @@ async def test_logins_end_as_other_sessions_do(stage: Stage) -> None:
     assert LOGIN_COOKIE not in browser.cookies or browser.cookies[LOGIN_COOKIE] != browser.cookies[COOKIE]
 
 
-def test_a_provider_that_is_away_or_another_is_said() -> None:
+def test_a_missing_or_wrong_identity_provider_is_reported() -> None:
     with identity_provider() as provider:
         config = oidc_config(provider)
     with pytest.raises(NotConnected, match="does not answer"):

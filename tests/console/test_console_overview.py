@@ -29,7 +29,7 @@ async def test_the_overview_shows_subjects_and_groups_that_are_behind(cluster: T
     assert columns["lag"] == [2]
 
 
-async def test_a_cluster_that_is_away_is_said_and_not_an_error(cluster: TestCluster, browser: PlainBrowser) -> None:
+async def test_a_cluster_that_does_not_answer_is_reported_without_an_error(cluster: TestCluster, browser: PlainBrowser) -> None:
     await cluster.kill("meta")
     page = await browser.get("/")
     assert page.status == 200

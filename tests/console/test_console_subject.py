@@ -46,7 +46,7 @@ async def test_a_search_says_where_it_stopped_and_continues_there(cluster: TestC
     assert "Not everything was looked through" in page.text
 
 
-async def test_masked_fields_are_shown_nowhere_and_no_search_tells_them(cluster: TestCluster) -> None:
+async def test_masked_fields_are_never_shown_and_cannot_be_searched(cluster: TestCluster) -> None:
     mq = cluster.client()
     await mq.send("payments.new", b'{"card": "4111-1111", "name": "Ann"}')
     await mq.send("payments.new", b"card=4111-1111")
@@ -61,7 +61,7 @@ async def test_masked_fields_are_shown_nowhere_and_no_search_tells_them(cluster:
     await site.close()
 
 
-async def test_a_subject_that_is_not_there_is_not_found(browser: PlainBrowser) -> None:
+async def test_a_missing_subject_is_not_found(browser: PlainBrowser) -> None:
     page = await browser.get("/subjects/nowhere")
     assert page.status == 404
     assert "there is no subject" in page.text

@@ -62,7 +62,7 @@ def test_each_translated_sentence_keeps_the_number_of_its_values() -> None:
         assert text.count("{}") == pattern.groups, text
 
 
-def test_what_happened_to_a_message_is_said_in_the_language_of_the_page() -> None:
+def test_the_story_of_a_message_is_in_the_language_of_the_page() -> None:
     told = "Group billing: waits behind 1,204 older messages; none of its consumers is here."
     assert Wording("zh").said(told) == "消费组 billing：前面还有 1,204 条较旧的消息；没有消费者在线。"  # noqa: RUF001
     assert Wording("en").said(told) == told
@@ -72,6 +72,6 @@ def test_what_happened_to_a_message_is_said_in_the_language_of_the_page() -> Non
         assert translated(event, "zh") != event, event
 
 
-def test_a_sentence_that_nobody_translated_stays_as_it_is() -> None:
+def test_a_sentence_without_a_translation_stays_english() -> None:
     for text in ("no stock", "<script>alert(1)</script>", "has " * CHARS_MAX):
         assert translated(text, "zh") == text

@@ -77,7 +77,7 @@ def test_settings_are_found_under_their_key_again() -> None:
     ],
     ids=str,
 )
-def test_what_names_nobody_cannot_be_paused(whom: Whom) -> None:
+def test_a_pause_without_a_valid_name_is_refused(whom: Whom) -> None:
     with pytest.raises((InvalidName, InvalidArgument)):
         pause_key(whom)
 
@@ -122,11 +122,11 @@ PAUSED = [
 
 
 @pytest.mark.parametrize(("whom", "asked", "is_paused"), PAUSED, ids=[f"{whom}-{'.'.join(asked)}" for whom, asked, _ in PAUSED])
-def test_a_pause_holds_for_whom_it_names_and_nobody_else(whom: Whom, asked: tuple[str, str, str, str], is_paused: bool) -> None:
+def test_a_pause_holds_only_for_the_consumer_it_names(whom: Whom, asked: tuple[str, str, str, str], is_paused: bool) -> None:
     assert DeliverySettings(pauses={whom: PauseRecord(1)}).is_paused(*asked) is is_paused
 
 
-def test_nobody_is_paused_where_nobody_said_so() -> None:
+def test_consumers_are_not_paused_by_default() -> None:
     assert not DeliverySettings().is_paused(*ASKED)
 
 

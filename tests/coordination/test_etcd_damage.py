@@ -50,7 +50,7 @@ HARMS: list[Callable[[EtcdProcess], None]] = [flip, cut, lose]
 
 @pytest.mark.parametrize("count", [1, 2, 3])
 @pytest.mark.parametrize("harm", HARMS, ids=lambda harm: harm.__name__)
-async def test_damaged_members_take_away_no_value_that_a_whole_majority_has(
+async def test_damaged_members_remove_no_value_that_an_undamaged_majority_has(
     cluster: EtcdCluster, harm: Callable[[EtcdProcess], None], count: int
 ) -> None:
     store = EtcdStore(cluster.endpoints, namespace="/damage/", total_s=8)

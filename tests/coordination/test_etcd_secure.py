@@ -112,7 +112,7 @@ async def test_without_a_certificate_or_with_a_wrong_one_there_is_no_connection(
         await store.close()
 
 
-async def test_whose_certificate_is_not_trusted_is_said_with_the_option_to_look_at(
+async def test_an_untrusted_certificate_is_reported_with_the_option_to_check(
     tls_server: EtcdProcess, authority: Authority, tmp_path: Path
 ) -> None:
     stranger = Authority(tmp_path, "stranger")
@@ -172,7 +172,7 @@ async def test_a_wrong_password_is_named_as_such(auth_server: EtcdProcess) -> No
     await store.close()
 
 
-async def test_no_user_where_one_is_wanted_is_named_as_such(auth_server: EtcdProcess) -> None:
+async def test_a_missing_user_name_is_named_in_the_error(auth_server: EtcdProcess) -> None:
     store = EtcdStore([auth_server.endpoint], namespace="/qmq/")
     with pytest.raises(CoordinationError, match="set them"):
         await store.put("k", b"")
@@ -190,7 +190,7 @@ async def test_what_the_role_does_not_allow_is_denied(auth_server: EtcdProcess) 
     await store.close()
 
 
-async def test_a_user_where_none_is_wanted_does_no_harm(own_etcd: EtcdProcess) -> None:
+async def test_a_needless_user_name_does_no_harm(own_etcd: EtcdProcess) -> None:
     store = EtcdStore([own_etcd.endpoint], user="broker", password="secret", namespace="/qmq/")
     await store.put("k", b"1")
     own_etcd.enable_auth("root-secret", {"broker": "secret"}, "/qmq/")

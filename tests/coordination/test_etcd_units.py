@@ -97,7 +97,7 @@ def test_many_calls_that_fail_together_move_on_by_one() -> None:
         (CODE.INTERNAL, "", CallVerdict.UNKNOWN),
     ],
 )
-def test_only_what_is_certain_is_certain(code: grpc.StatusCode, details: str, expected: CallVerdict) -> None:
+def test_only_certain_failures_are_reported_as_certain(code: grpc.StatusCode, details: str, expected: CallVerdict) -> None:
     assert verdict(code, details) is expected
 
 

@@ -106,7 +106,7 @@ def test_a_listing_is_the_subjects_state(state: OrderedState) -> None:
     assert (state.groups, state.pending) == ({}, None)
 
 
-def test_fenced_is_what_was_published_by_a_fence_and_has_not_said_where_it_is_sealed(state: OrderedState) -> None:
+def test_a_partition_is_fenced_until_its_seal_is_known(state: OrderedState) -> None:
     assert state.fenced == [1]
     state.put(change(3, Phase.SEALED, {2: FENCED}))
     assert (state.fenced, state.pending and state.pending.to_version) == ([1], 3)

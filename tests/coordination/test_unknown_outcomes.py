@@ -90,7 +90,7 @@ async def test_an_answered_transaction_needs_no_reading_back() -> None:
     await store.close()
 
 
-async def test_a_read_back_that_nobody_answers_ends_in_unknown() -> None:
+async def test_a_read_back_without_an_answer_ends_as_unknown() -> None:
     store = EmbeddedStore()
 
     async def leave() -> None:

@@ -49,7 +49,7 @@ def _sent_a_day_ago(group: DelayGroup, subject: str) -> None:
         group.log.append(Entry(number + 1, 0, _region(subject, number, due_times_ms, first)))
 
 
-def test_what_is_late_goes_oldest_first_and_what_is_due_does_not_wait_behind_it(group: DelayGroup) -> None:
+def test_late_messages_go_oldest_first_and_do_not_delay_due_ones(group: DelayGroup) -> None:
     _sent_a_day_ago(group, "plain")
     group.world.now = DAY_MS
     group.elect()

@@ -118,5 +118,5 @@ def test_the_chinese_readme_has_the_same_code_and_the_same_systems_and_features(
         ("a.c\n", "abc\n", False),
     ],
 )
-def test_what_is_printed_is_compared_with_what_is_shown(shown: str, printed: str, same: bool) -> None:
+def test_printed_output_is_compared_with_the_page(shown: str, printed: str, same: bool) -> None:
     assert is_shown(shown, printed) is same

@@ -19,7 +19,7 @@ def test_every_event_survives_its_line(case: Case) -> None:
         assert from_json(to_json(event)) == event
 
 
-def test_a_line_leaves_out_what_is_not_known() -> None:
+def test_a_line_leaves_out_unknown_fields() -> None:
     assert to_json(Send(process="p1", type="invoke", subject="s", values=(7,))) == (
         '{"process":"p1","type":"invoke","f":"send","t_ns":0,"subject":"s","values":[7]}'
     )

@@ -105,7 +105,7 @@ def test_a_hole_below_the_highest_is_lost_without_draining(events: list[Event], 
 
 @lies
 @given(LONG_HISTORIES, DRAW)
-def test_a_polled_value_that_nobody_sent_is_a_phantom(events: list[Event], data: st.DataObject) -> None:
+def test_a_polled_value_that_was_never_sent_is_a_phantom(events: list[Event], data: st.DataObject) -> None:
     place = pick(data, full_polls(events))
     assert names(with_record(events, place, Record(NOWHERE, NOWHERE))) == {"phantom"}
 

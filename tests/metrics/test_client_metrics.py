@@ -113,7 +113,7 @@ async def test_a_blocking_client_shows_the_same(node: Node) -> None:
     assert port > 0
 
 
-async def test_without_prometheus_client_a_client_works_and_says_what_is_missing(monkeypatch: pytest.MonkeyPatch, node: Node) -> None:
+async def test_without_prometheus_client_a_client_works_and_names_it(monkeypatch: pytest.MonkeyPatch, node: Node) -> None:
     for name in [each for each in sys.modules if each.split(".")[0] == "prometheus_client" or each.startswith("qmq.metrics.e")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "prometheus_client", None)

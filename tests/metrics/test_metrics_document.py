@@ -47,7 +47,7 @@ def test_queries_ask_for_figures_and_labels_that_there_are() -> None:
         assert set(grouping.replace(" ", "").split(",")) <= labels
 
 
-def test_prometheus_is_told_of_every_role_in_the_compose_file_at_its_port() -> None:
+def test_prometheus_scrapes_every_role_of_the_compose_file() -> None:
     compose = (ROOT / "docker-compose.yml").read_text()
     targets = re.findall(r"[\w-]+:\d+(?=[,\]])", "".join(re.findall(r"targets: (.*)", TEXT)))
     roles = re.findall(r"^  ([\w-]+):\n    <<: \*(?:meta|broker|delay)$", compose, re.MULTILINE)

@@ -69,7 +69,7 @@ async def test_a_page_has_so_many_rows_of_one_figure_and_says_how_many_more_ther
     assert values("qmq_one") == 1
 
 
-async def test_it_says_whether_it_lives_and_whether_it_is_ready(endpoint: MetricsServer, stands: list[Readiness]) -> None:
+async def test_the_server_reports_liveness_and_readiness(endpoint: MetricsServer, stands: list[Readiness]) -> None:
     assert (await get(endpoint.port, "/readyz"))[::2] == (200, "master\n")
     stands[0] = Readiness(False, "slave: no master is heard")
     assert (await get(endpoint.port, "/readyz"))[::2] == (503, "slave: no master is heard\n")
@@ -122,7 +122,7 @@ async def test_a_connection_stays_open_for_the_next_request(endpoint: MetricsSer
         ("GET /metrics HTTP/1.1\nno colon here", 400),
     ],
 )
-async def test_what_is_no_question_for_metrics_is_answered_so(endpoint: MetricsServer, request_line: str, status: int) -> None:
+async def test_an_unknown_request_at_the_metrics_port_gets_an_error(endpoint: MetricsServer, request_line: str, status: int) -> None:
     reader, writer = await asyncio.open_connection("127.0.0.1", endpoint.port)
     assert (await ask(reader, writer, request_line)).status == status
     writer.close()
@@ -153,7 +153,7 @@ async def test_requests_that_never_end_do_not_keep_the_monitoring_out(endpoint: 
         writer.close()
 
 
-async def test_a_source_that_fails_is_said_so_and_the_next_page_is_whole(
+async def test_a_failing_source_is_reported_and_the_next_page_is_complete(
     monkeypatch: pytest.MonkeyPatch, endpoint: MetricsServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(Many, "fails", True)

@@ -328,7 +328,7 @@ async def test_a_metaserver_shows_groups_requests_and_the_coordination_store(met
     assert values("qmq_coordination_silent_seconds") < 60
 
 
-async def test_scraping_all_the_time_changes_nothing_of_what_is_done(metered: Node, mq: qmq.Client) -> None:
+async def test_constant_scraping_does_not_change_the_outcome(metered: Node, mq: qmq.Client) -> None:
     assert metered.metrics is not None
     port = metered.metrics.port
     pages, is_over = 0, False
@@ -406,5 +406,5 @@ async def test_consumers_and_lanes_that_were_silent_too_long_are_counted(metered
     assert values("qmq_leases_lost_total", subject="orders", group="billing") == 1
 
 
-async def test_nothing_listens_that_nobody_asked_for(node: Node) -> None:
+async def test_a_node_listens_only_on_the_configured_ports(node: Node) -> None:
     assert node.metrics is None

@@ -74,7 +74,7 @@ def test_an_unchanged_partition_is_read_under_the_version_of_each_piece() -> Non
     assert open_now[1:] == (Readable(three, LpRange(500, 600), 3), Readable(three, LpRange(600, 1000), 2))
 
 
-def test_only_closed_partitions_of_what_is_behind_are_asked_for() -> None:
+def test_only_closed_partitions_behind_the_frontier_are_asked_for() -> None:
     assert partitions_to_ask(first_frontier(1000, 1), ROUTES, 3) == {1}
     assert partitions_to_ask(first_frontier(1000, 2), ROUTES, 3) == {2}
     assert partitions_to_ask(frontier((0, 500, 2), (500, 1000, 1)), ROUTES, 3) == {1, 2}
@@ -82,7 +82,7 @@ def test_only_closed_partitions_of_what_is_behind_are_asked_for() -> None:
     assert partitions_to_ask(first_frontier(1000, 3), ROUTES, 3) == set()
 
 
-def test_a_version_that_is_not_known_yet_is_said_and_not_guessed() -> None:
+def test_a_version_that_is_not_known_yet_is_reported_and_not_guessed() -> None:
     with pytest.raises(RouteChanged, match="version 4"):
         readable(first_frontier(1000, 4), ROUTES)
     with pytest.raises(RouteChanged, match="version 4"):

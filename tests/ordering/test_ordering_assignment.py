@@ -47,7 +47,7 @@ def test_the_worked_example_of_the_module_holds() -> None:
     assert short(assign(done, ["x", "y"], targets, no_backlog)) == ["2 [0, 500) x", "3 [500, 1000) y"]
 
 
-def test_with_ranges_enough_none_is_cut() -> None:
+def test_with_enough_ranges_none_is_cut() -> None:
     ranges = [opened(number, number * 10, number * 10 + 10) for number in range(7)]
     found = assign(NOBODY, ["x", "y", "z"], ranges, no_backlog)
     assert {lane.range for lane, _ in found.lanes} == {each.range for each in ranges}
@@ -112,7 +112,7 @@ def test_with_fewer_logical_partitions_than_consumers_each_has_one_or_none() -> 
     assert assign(found, list("abcde"), [opened(1, 0, 4)], no_backlog) is found
 
 
-def test_a_drift_of_backlogs_moves_nothing() -> None:
+def test_slowly_drifting_backlogs_cause_no_moves() -> None:
     ranges = [opened(1, 0, 500), opened(2, 500, 1000)]
     found = assign(NOBODY, list("abcd"), ranges, by_number(p1=300, p2=100))
     assert assign(found, list("abcd"), ranges, by_number(p1=1, p2=1_000_000)) is found
@@ -131,7 +131,7 @@ def test_a_splits_targets_go_to_who_read_the_source() -> None:
     assert short(after) == ["1 [0, 500) x", "3 [500, 700) y", "4 [700, 1000) y"]
 
 
-def test_nobody_gets_nothing_and_nothing_is_dealt_to_nobody() -> None:
+def test_without_consumers_or_ranges_there_is_no_assignment() -> None:
     found = assign(NOBODY, ["x"], [opened(1, 0, 1000)], no_backlog)
     empty = assign(found, [], [opened(1, 0, 1000)], no_backlog)
     assert empty == Assignment(found.generation + 1)

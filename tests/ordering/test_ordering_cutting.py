@@ -49,7 +49,7 @@ def test_more_parts_than_logical_partitions_are_refused(parts: int) -> None:
 
 
 @pytest.mark.parametrize("load", [[1, 1], [1, 1, 1, 1], [1, -1, 1], [1, float("nan"), 1], [1, float("inf"), 1]])
-def test_loads_that_are_none_are_refused(load: list[float]) -> None:
+def test_invalid_loads_are_refused(load: list[float]) -> None:
     with pytest.raises(InvalidArgument, match="3 loads"):
         cut_by_load(LpRange(5, 8), load, 2)
 

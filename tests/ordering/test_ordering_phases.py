@@ -110,7 +110,7 @@ def test_the_table_and_the_diagram_show_every_transition() -> None:
     assert mermaid().count("-->") == len(TRANSITIONS) + 2
 
 
-def test_the_document_shows_the_table_as_it_is() -> None:
+def test_the_page_shows_the_current_table_of_rules() -> None:
     found = re.search(r"<!-- phases:begin -->\n(.*?)\n<!-- phases:end -->", DOCUMENT.read_text(), re.DOTALL)
     assert found is not None, "docs/ORDERING.md has lost its marks"
     assert found[1].strip() == document(), "put what qmq_ordering.phases.document() says between the marks of docs/ORDERING.md"

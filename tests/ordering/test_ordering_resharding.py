@@ -67,7 +67,7 @@ def test_with_room_for_one_partition_more_the_load_is_halved_as_well_as_can_be()
     assert len(found.operation.at) == 1
 
 
-def test_a_partition_of_one_logical_partition_cannot_be_split_and_that_is_said() -> None:
+def test_splitting_a_partition_of_one_logical_partition_is_an_error() -> None:
     route = route_of(1, 7)
     found = once(route, [load(route, 1, [12_000]), load(route, 2, [500] * 7)])
     assert found.operation is None
@@ -166,7 +166,7 @@ def test_silence_is_not_coldness() -> None:
     assert once(route, []).reasons[0] == "Nothing is known of the load of any partition."
 
 
-def test_the_limits_of_the_policy_hold_and_are_said() -> None:
+def test_the_limits_of_the_policy_hold_and_are_named() -> None:
     route = route_of(4, 4)
     hot = [load(route, 1, [9000] * 4), load(route, 2, [900] * 4)]
     full = once(route, hot, policy=replace(POLICY, partitions_max=2))
@@ -188,7 +188,7 @@ def test_behind_any_change_there_is_a_cool_down() -> None:
     assert decide(POLICY, route, hot, ["a"], past, NOW + MINUTE)[0].operation is not None
 
 
-def test_a_change_that_somebody_else_made_is_noticed() -> None:
+def test_a_change_made_by_another_is_noticed() -> None:
     route = route_of(8)
     calm = [load(route, 1, [1000] * 8)]
     _, past = decide(POLICY, route, calm, ["a"], LoadHistory(), NOW)
@@ -217,7 +217,7 @@ def test_a_policy_that_is_off_explains_and_does_nothing() -> None:
     assert past.changed_ms is None
 
 
-def test_calm_is_said_with_figures() -> None:
+def test_a_calm_cluster_is_reported_with_figures() -> None:
     route = route_of(4, 4)
     found = once(route, [load(route, 1, [900] * 4), load(route, 2, [1000] * 4)])
     assert found.reasons == (
@@ -253,7 +253,7 @@ def test_a_policy_that_cannot_be_meant_is_refused(wrong: dict[str, float]) -> No
         ReshardPolicy(**wrong)  # type: ignore[arg-type]
 
 
-def test_what_is_stored_comes_back() -> None:
+def test_stored_values_come_back() -> None:
     policy = ReshardPolicy(is_enabled=True, split_backlog=7, partitions_max=9)
     assert ReshardPolicy.decode(policy.encode()) == policy
     past = LoadHistory(4, 17, {(1, 2): 5, (9, 3): 6})

@@ -90,7 +90,7 @@ def test_every_planted_bug_has_a_seed_and_no_seed_is_left_over() -> None:
     assert len(BUGS) >= 20
 
 
-def test_what_is_set_aside_is_no_hole_in_a_replay_and_what_is_left_out_is_one() -> None:
+def test_set_aside_rows_are_not_holes_in_a_replay_and_omitted_ones_are() -> None:
     """A lane is lost after message 3, and its successor parks the key at 2: 3 is not delivered again, and 4 is next."""
     for parked in ((2, 3), (2,)):
         group = SimpleNamespace(record=SimpleNamespace(start="earliest"))
@@ -109,7 +109,7 @@ def tell() -> str:
     return str([(each.trace, each.events, each.stored, each.handed) for each in found])
 
 
-def test_what_a_paused_process_has_not_begun_is_kept_when_it_is_killed() -> None:
+def test_unstarted_tasks_of_a_paused_process_survive_its_death() -> None:
     async def never_begun() -> None:
         raise AssertionError
 

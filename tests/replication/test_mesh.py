@@ -88,7 +88,7 @@ async def test_a_link_survives_any_failure_to_connect(tmp_path: Any) -> None:
     server.close()
 
 
-async def test_nothing_is_said_to_who_does_not_know_the_secret(tmp_path: Any) -> None:
+async def test_a_peer_without_the_secret_gets_no_answer(tmp_path: Any) -> None:
     came, server = await listen(tmp_path / "b:1", b"guessed")
     mesh = Mesh(PeerHello("g", "a"), Secret(SECRET), lambda _: None)
     mesh.update({"b": f"unix:{tmp_path}/b:1"})
@@ -98,7 +98,7 @@ async def test_nothing_is_said_to_who_does_not_know_the_secret(tmp_path: Any) ->
     server.close()
 
 
-async def test_nobody_is_dialled_before_the_secret_is_known(tmp_path: Any) -> None:
+async def test_a_replica_dials_no_peer_before_it_knows_the_secret(tmp_path: Any) -> None:
     came, server = await listen(tmp_path / "b:1")
     secret = Secret()
     mesh = Mesh(PeerHello("g", "a"), secret, lambda _: None)

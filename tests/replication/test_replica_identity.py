@@ -30,7 +30,7 @@ def test_a_new_folder_has_no_identity(tmp_path: Path) -> None:
     assert identities.load(tmp_path, "g1", "b2") is None
 
 
-def test_new_folders_are_told_apart() -> None:
+def test_new_folders_get_different_ids() -> None:
     assert identities.new("g1", "b2").folder != identities.new("g1", "b2").folder
 
 
@@ -74,7 +74,7 @@ def test_a_file_that_is_cut_short_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"[]", b"3", b"null", b"{}", b'{"crc": 0, "content": ""}', b"\xff\xfe\x00"])
-def test_what_is_no_identity_is_refused(tmp_path: Path, content: bytes) -> None:
+def test_an_invalid_identity_is_refused(tmp_path: Path, content: bytes) -> None:
     (tmp_path / FILE).write_bytes(content)
     with pytest.raises(LogDamaged):
         identities.load(tmp_path, "g1", "b2")

@@ -54,7 +54,7 @@ async def test_epochs_rise_by_one_and_each_has_one_owner(store: FaultyStore) -> 
     assert (state.master.replica, state.master.epoch) == ("b", 2)
 
 
-async def test_a_campaign_waits_once_for_somebody_who_won_since_the_last_promise(store: FaultyStore) -> None:
+async def test_a_campaign_waits_once_for_a_winner_since_the_last_promise(store: FaultyStore) -> None:
     a, b = coordinator(store, "a"), coordinator(store, "b")
     await a.bootstrap(VOTERS)
     assert await a.campaign(0) == Won(1, ReplicaMembership(1, VOTERS))
@@ -126,7 +126,7 @@ async def test_a_change_is_repeated_until_its_outcome_is_certain(store: FaultySt
 
 
 @pytest.mark.parametrize("faults", [[], [Fault.LOST]])
-async def test_whoever_was_superseded_changes_nothing(store: FaultyStore, faults: list[Fault]) -> None:
+async def test_a_superseded_master_cannot_change_the_group(store: FaultyStore, faults: list[Fault]) -> None:
     a, b = coordinator(store, "a"), coordinator(store, "b")
     before = await a.bootstrap(VOTERS)
     await a.campaign()
@@ -163,7 +163,7 @@ async def test_who_was_superseded_learns_it_and_does_not_set_the_key_again(store
     assert (await read_group(store, "g")).master is None
 
 
-async def test_what_is_given_back_is_gone_and_another_epoch_s_is_left(store: FaultyStore) -> None:
+async def test_a_replay_removes_its_parked_key_and_leaves_other_epochs(store: FaultyStore) -> None:
     a = coordinator(store, "a")
     await a.bootstrap(VOTERS)
     await a.campaign()

@@ -34,7 +34,7 @@ def test_a_replica_in_step_whose_next_entry_is_gone_starts_over() -> None:
     assert group.core["c"].state.may_count
 
 
-def test_a_silent_peer_whose_next_entry_is_gone_is_told_to_start_over() -> None:
+def test_a_silent_peer_whose_next_entry_is_deleted_must_start_over() -> None:
     """Found by the simulator: the master had no entry for its heartbeat to follow, sent none, and so never got the reason."""
     group = Group(timing=Timing(inflight_bytes_max=1))
     outrun(group)
@@ -96,7 +96,7 @@ def test_a_reset_below_what_is_committed_is_refused() -> None:
         group.core["a"].step(0, "c", LogReset(3, 1, 1, 2, 2, 5))
 
 
-def test_while_a_log_is_built_anew_it_does_not_count() -> None:
+def test_a_log_that_is_being_rebuilt_does_not_count() -> None:
     group = Group()
     group.step("b", "a", LogReset(1, 1, 1, 10, 10, 12))
     assert group.disk["a"].resetting_until == 12

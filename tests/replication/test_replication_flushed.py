@@ -20,7 +20,7 @@ def test_what_only_a_minority_flushed_is_committed_and_not_flushed() -> None:
     assert core.leader.flushed == last
 
 
-def test_a_slave_says_at_once_that_it_flushed_what_somebody_waits_for() -> None:
+def test_a_slave_reports_at_once_a_flush_that_a_client_waits_for() -> None:
     group = Group()
     group.elect("a")
     group.settle()

@@ -179,7 +179,7 @@ def test_a_change_that_was_not_made_leaves_everything_as_it_was() -> None:
     assert leader.may_change()
 
 
-def test_a_replica_that_is_no_voter_does_not_campaign() -> None:
+def test_a_replica_without_a_vote_does_not_campaign() -> None:
     group = grown()
     group.pass_time(100_000, "x")
     assert not group.queue

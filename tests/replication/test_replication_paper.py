@@ -34,7 +34,7 @@ def entries(epoch: int, prev_epoch: int, prev_index: int, *epochs: int, commit: 
 
 
 @pytest.mark.parametrize("message", [PromiseRequest(4), heartbeat(4, 0, 0), entries(4, 0, 0, 4)])
-def test_an_older_epoch_is_refused_and_told_the_promised_one(message: Append) -> None:
+def test_an_older_epoch_is_refused_with_the_promised_one(message: Append) -> None:
     group = Group(epoch=5)
     assert group.step("b", "a", message) == [Refusal(5)]
     assert group.log["a"].epochs == []
@@ -65,7 +65,7 @@ def test_a_master_that_learns_of_a_higher_epoch_is_a_slave(message: Append) -> N
     assert group.core["a"].leader is None
 
 
-def test_whoever_claims_an_epoch_that_is_another_s_is_refused() -> None:
+def test_a_claim_to_another_masters_epoch_is_refused() -> None:
     group = Group()
     group.elect("a")
     for name in "ac":
@@ -77,7 +77,7 @@ def test_whoever_claims_an_epoch_that_is_another_s_is_refused() -> None:
 # --- section 5.2 and dissertation 9.6: elections -----------------------------------------------------------------------
 
 
-def test_a_slave_that_hears_its_master_asks_nobody() -> None:
+def test_a_slave_that_hears_its_master_does_not_campaign() -> None:
     group = Group()
     group.elect("a")
     for _ in range(50):
@@ -96,7 +96,7 @@ def test_a_slave_that_hears_no_master_asks_around_before_it_campaigns() -> None:
     assert group.requests == [("a", Campaign())]
 
 
-def test_a_replica_that_was_cut_off_disturbs_nobody() -> None:
+def test_a_replica_that_was_cut_off_does_not_disturb_the_others() -> None:
     """Dissertation, 9.6: without the poll it would come back with a higher epoch and depose a healthy master."""
     group = Group()
     group.elect("a")
@@ -223,7 +223,7 @@ def test_what_the_master_does_not_have_is_cut_and_replaced_in_one_question() -> 
         assert leader_side.peers[name].round <= 1
 
 
-def test_a_sign_of_life_that_is_late_cuts_nothing() -> None:
+def test_a_late_heartbeat_cuts_no_entries() -> None:
     group = Group()
     group.elect("a")
     group.append("a", 3)
@@ -233,7 +233,7 @@ def test_a_sign_of_life_that_is_late_cuts_nothing() -> None:
     assert group.log["b"].epochs == [1, 1, 1, 1]
 
 
-def test_what_is_committed_is_never_cut() -> None:
+def test_committed_entries_are_never_cut() -> None:
     group = Group(logs={"a": (1, 1, 1)})
     group.step("b", "a", heartbeat(2, 1, 3, commit=2))
     group.step("c", "a", PromiseRequest(3))
@@ -241,7 +241,7 @@ def test_what_is_committed_is_never_cut() -> None:
         group.core["a"].step(0, "c", heartbeat(3, 1, 1, cut=True))
 
 
-def test_an_acknowledgement_tells_of_what_is_stored_and_no_more() -> None:
+def test_an_acknowledgement_names_only_stored_entries() -> None:
     group = Group()
     group.flushes["a"] = False
     assert group.step("b", "a", entries(1, 0, 0, 1, 1)) == []

@@ -24,7 +24,7 @@ FAR = 10**15
 @pytest.mark.parametrize(
     "message", [PromiseRequest(2), Append(2, 0, 0, 0, (), 0, 0, False, None), LogReset(2, 0, 0, 0, 0, 0), Refusal(2), Ack(1, 0, 1, 1, 1)]
 )
-def test_nobody_is_heard_but_the_others_of_the_group(sender: str, message: Message) -> None:
+def test_messages_of_strangers_are_ignored(sender: str, message: Message) -> None:
     group = Group()
     group.elect("a")
     before = group.core["a"].state, group.core["a"].state.role
@@ -46,7 +46,7 @@ def test_an_epoch_is_promised_once_the_store_can_have_given_it() -> None:
 
 
 @pytest.mark.parametrize("far", [EPOCH_MAX + 1, (1 << 63) - 1])
-def test_a_promise_that_nobody_can_have_asked_for_is_given_up(far: int) -> None:
+def test_a_promise_to_an_epoch_that_never_existed_is_given_up(far: int) -> None:
     group = Group(logs={"a": (1, 2)})
     group.disk["a"] = group.disk["a"]._replace(promised=far)
     group.start("a")
@@ -172,7 +172,7 @@ def test_replicas_introduce_themselves() -> None:
         pytest.param(b"[" * 4_000, id="deep"),
     ],
 )
-def test_whoever_introduces_itself_otherwise_is_refused(said: bytes) -> None:
+def test_a_malformed_introduction_is_refused(said: bytes) -> None:
     for kind in (PeerHello, ProofStep):
         with pytest.raises(ProtocolViolation):
             kind.unpack(memoryview(said))  # type: ignore[attr-defined]
@@ -187,6 +187,6 @@ def test_any_hello_is_understood_or_refused(found: dict[str, object]) -> None:
             pass
 
 
-def test_half_a_character_is_no_proof() -> None:
+def test_half_a_character_is_not_accepted_as_a_proof() -> None:
     with pytest.raises(ProtocolViolation, match="surrogate"):
         ProofStep.unpack(memoryview(b'{"nonce": "", "proof": "\\ud800"}'))

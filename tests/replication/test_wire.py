@@ -127,12 +127,12 @@ VERSION in peer_proof.py, so that two that do not understand each other say so w
 
 
 @pytest.mark.parametrize("message", MESSAGES, ids=lambda each: type(each).__name__)
-def test_what_replicas_say_in_version_2_stays_as_it_is(message: Message) -> None:
+def test_messages_of_protocol_version_2_keep_their_bytes(message: Message) -> None:
     assert VERSION == 2
     assert sent(message).hex() == HEADS[type(message)]
 
 
-def test_what_was_said_before_flushes_were_asked_for_is_understood() -> None:
+def test_messages_without_the_fields_for_flushes_are_understood() -> None:
     """An Append and an Ack without their last field: no wait for a flush, and nothing known to be flushed."""
     for older in (MESSAGES[4], MESSAGES[5]):
         number, fields = wire.pack(older)[0][0], list(older)
@@ -141,7 +141,7 @@ def test_what_was_said_before_flushes_were_asked_for_is_understood() -> None:
         assert plain(wire.unpack(memoryview(packed))) == plain(older)
 
 
-def test_a_replica_of_the_version_without_those_fields_is_told_so_when_it_connects() -> None:
+def test_a_replica_of_a_version_without_those_fields_is_refused_at_connect() -> None:
     hello = msgspec.json.encode({"version": 1, "group": "g", "replica": "b2"})
     with pytest.raises(ProtocolViolation, match="this replica speaks version 2, the other 1"):
         PeerHello.unpack(memoryview(hello))
@@ -162,7 +162,7 @@ _VALUES = st.recursive(
 
 
 @given(st.integers(0, 11), _VALUES, st.binary(max_size=40))
-def test_a_head_that_is_no_messages_is_refused_or_at_least_breaks_nothing(kind: int, fields: object, rest: bytes) -> None:
+def test_a_wrong_message_header_is_refused_or_at_least_harmless(kind: int, fields: object, rest: bytes) -> None:
     head = msgspec.msgpack.encode(fields)
     try:
         wire.unpack(memoryview(bytes([kind]) + len(head).to_bytes(4, "little") + head + rest))

@@ -33,7 +33,7 @@ def test_lone_messages_cost_many_times_what_batches_do() -> None:
     assert size_of(replace(LOAD, batch=1)).master_cores > 10 * size_of(replace(LOAD, batch=1000)).master_cores
 
 
-def test_disk_holds_the_retention_and_one_replica_has_no_slave() -> None:
+def test_the_disk_holds_the_retention_and_a_single_replica_has_no_slave() -> None:
     day = size_of(replace(LOAD, retention_h=24))
     assert size_of(replace(LOAD, retention_h=48)).disk_gib == pytest.approx(2 * day.disk_gib)
     assert day.disk_gib > 100_000 * 1024 * 86_400 / (1 << 30)

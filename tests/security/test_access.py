@@ -104,7 +104,7 @@ async def test_consuming_needs_the_subject_and_the_group(tmp_path: Path) -> None
             await message.ack_sync()
 
 
-async def test_nobody_unknown_is_served(tmp_path: Path) -> None:
+async def test_unknown_principals_are_refused(tmp_path: Path) -> None:
     async with guarded(tmp_path) as cluster, qmq.connect(cluster.node.address) as stranger:
         with pytest.raises(AccessDenied, match="QMQ_TOKEN_FILE"):
             await stranger.send("orders", b"1")
@@ -114,14 +114,14 @@ async def test_nobody_unknown_is_served(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("token", ["qmq_" + "0" * 12 + "_" + "A" * 43, "nonsense", "a.b.c", "qmqs_" + "A" * 43])
-async def test_a_token_that_nobody_was_given_is_refused(tmp_path: Path, token: str) -> None:
+async def test_an_unknown_token_is_refused(tmp_path: Path, token: str) -> None:
     async with guarded(tmp_path) as cluster, qmq.connect(cluster.node.address, token=token) as stranger:
         with pytest.raises(NotAuthenticated) as refused:
             await stranger.send("orders", b"1")
         assert token not in str(refused.value)
 
 
-async def test_nobody_learns_from_a_refusal_which_tokens_there_are(tmp_path: Path) -> None:
+async def test_a_refusal_does_not_reveal_which_tokens_exist(tmp_path: Path) -> None:
     async with guarded(tmp_path) as cluster:
         known = await cluster.token("app:orders")
         revoked = await cluster.token("app:gone")
@@ -207,7 +207,7 @@ async def test_watching_lets_everything_pass_and_says_what_it_would_refuse(tmp_p
     ).items()
 
 
-async def test_delayed_messages_are_delivered_and_cancelled_by_who_may_produce(tmp_path: Path) -> None:
+async def test_principals_that_may_produce_may_send_and_cancel_delayed_messages(tmp_path: Path) -> None:
     async with guarded(tmp_path, delay=True) as cluster:
         await cluster.admin.send("orders", b"0")
         await cluster.allow("app:orders", "produce", "subject", "orders")
@@ -224,7 +224,7 @@ async def test_delayed_messages_are_delivered_and_cancelled_by_who_may_produce(t
             assert {(await anext(consumer)).body, (await anext(consumer)).body} == {b"0", b"soon"}
 
 
-async def test_lists_show_what_somebody_may_see(tmp_path: Path) -> None:
+async def test_lists_show_only_permitted_names(tmp_path: Path) -> None:
     async with guarded(tmp_path) as cluster:
         for subject in ("orders", "payments"):
             await cluster.admin.send(subject, b"1")

@@ -106,7 +106,7 @@ async def ended(connection: Connection) -> str:
     return str(cause.value)
 
 
-async def test_a_broker_that_is_cut_off_lets_nobody_produce_by_rules_that_are_too_old(tmp_path: Path) -> None:
+async def test_a_broker_that_is_cut_off_refuses_producers_when_its_rules_are_too_old(tmp_path: Path) -> None:
     async with closed_port(tmp_path) as port:
         orders, admin = await port.connect(port.heard.token(ORDERS)), await port.connect(port.heard.token(ADMIN))
         await port.send(orders)
@@ -198,7 +198,7 @@ async def test_a_newer_token_of_somebody_else_is_refused_and_recorded(tmp_path: 
     assert (record["action"], record["principal"], record["on"], record["request"]) == ("REAUTH", "app:orders", "op:admin", "2")
 
 
-def test_what_decides_before_any_rule_is_said() -> None:
+def test_decisions_made_before_the_rules_name_their_reason() -> None:
     heard = RulesAsHeard(AccessState(mode=AccessMode.ENFORCE))
     access = AccessControl(heard, AccessConfig(frozenset({str(ADMIN)}), stale_ms=STALE_MS, audit_subject="audit"), now_ms=lambda: 0)
     heard.allow(ORDERS)

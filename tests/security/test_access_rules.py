@@ -97,7 +97,7 @@ def test_dead_letters_belong_to_their_group() -> None:
         "allow role: produce subject a",
     ],
 )
-def test_a_rule_that_says_nothing_sensible_is_refused(text: str) -> None:
+def test_a_rule_without_a_meaning_is_refused(text: str) -> None:
     with pytest.raises((InvalidArgument, InvalidName)):
         rule(text)
 
@@ -118,7 +118,7 @@ def test_a_certificate_names_its_principal() -> None:
 @pytest.mark.parametrize(
     "uri", ["spiffe://qmq/boss/x", "spiffe://qmq/app/", "https://qmq/app/x", "spiffe://qmq/app/a/b", "spiffe://q/app/a b"]
 )
-def test_a_certificate_that_names_nobody_is_anonymous(uri: str) -> None:
+def test_a_certificate_without_a_name_is_anonymous(uri: str) -> None:
     assert PrincipalRule().principal(CertificateNames(uris=(uri,))) is None
 
 

@@ -110,7 +110,7 @@ def test_a_server_with_required_certificates_may_listen_anywhere(tmp_path: Path)
         require_guarded("10.0.0.1", False, tls=optional)
 
 
-def test_the_end_of_a_certificate_is_shown_and_said_once_a_day(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_end_of_a_certificate_is_a_metric_and_logged_once_a_day(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     create_authority(tmp_path)
     issue(tmp_path, "broker0", "node", ["10.0.0.1"], now=NOW, days=30)
     credentials = Credentials(tls_of(tmp_path, "broker0"))

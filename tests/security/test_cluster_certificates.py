@@ -31,7 +31,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def test_what_is_there_is_left_and_what_is_missing_is_made(tmp_path: Path) -> None:
+def test_existing_certificates_are_kept_and_missing_ones_made(tmp_path: Path) -> None:
     make_certificates(tmp_path, CLUSTER)
     before = contents(tmp_path)
     assert make_certificates(tmp_path, CLUSTER) == []

@@ -157,7 +157,7 @@ async def test_who_says_nothing_or_stops_half_way_is_cut(tmp_path: Path, role: s
 
 @pytest.mark.parametrize("is_encrypted", [False, True])
 @pytest.mark.parametrize("role", ["meta", "broker"])
-async def test_many_who_say_nothing_keep_no_client_out(tmp_path: Path, role: str, is_encrypted: bool) -> None:
+async def test_many_silent_connections_keep_no_client_out(tmp_path: Path, role: str, is_encrypted: bool) -> None:
     papers = Papers(tmp_path / "papers") if is_encrypted else None
     async with listening(tmp_path, role, replace(BOUNDS, connections_max=200, handshake_ms=600_000), papers) as port:
         strangers = [Stranger(port.port) for _ in range(190)]
@@ -196,7 +196,7 @@ async def test_connections_beyond_the_most_are_closed_and_room_comes_back(tmp_pa
 
 
 @pytest.mark.parametrize("role", ["meta", "broker"])
-async def test_a_connection_on_which_nobody_calls_is_ended(tmp_path: Path, role: str) -> None:
+async def test_an_idle_connection_is_closed(tmp_path: Path, role: str) -> None:
     async with listening(tmp_path, role, replace(BOUNDS, idle_ms=300)) as port:
         await Stranger(port.port, PREFACE + SETTINGS).ended()
         await port.call()
@@ -291,7 +291,7 @@ async def test_who_vanished_while_a_call_was_under_way_is_forgotten(tmp_path: Pa
         await mq.close()
 
 
-async def test_calls_beyond_the_most_are_told_to_come_later(tmp_path: Path) -> None:
+async def test_calls_over_the_limit_are_told_to_retry_later(tmp_path: Path) -> None:
     async with listening(tmp_path, "meta", replace(BOUNDS, calls_max=3)) as port:
         watching = [MetadataClient([port.address]) for _ in range(3)]
         watches = [each.watch() for each in watching]

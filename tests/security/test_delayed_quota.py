@@ -107,7 +107,7 @@ async def test_the_next_master_continues_counting() -> None:
             await mq.send("later", b"x", delay=HOUR)
 
 
-async def test_who_asks_again_for_what_is_stored_is_answered_over_the_quota_too() -> None:
+async def test_a_retry_of_a_stored_batch_is_answered_over_the_quota_too() -> None:
     async with limited(1) as (cluster, mq):
         await mq.send("later", b"now")
         broker = delay_node(cluster).broker

@@ -110,7 +110,7 @@ def feed(connection: DataConnection, data: bytes) -> None:
         at += taken
 
 
-async def test_no_malformed_handshake_makes_somebody_of_nobody(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_no_malformed_handshake_yields_a_principal(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.CRITICAL)  # what pytest keeps of a million refusals are 100 GB
     print(f"seed {forms.SEED}")
     chance = random.Random(forms.SEED)

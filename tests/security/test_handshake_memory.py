@@ -85,7 +85,7 @@ def _run(work: Callable[[Path], Coroutine[Any, Any, int]], folder: Path) -> int:
     return run(work(folder))
 
 
-def test_a_handshake_under_way_takes_no_more_than_is_said(tmp_path: Path) -> None:
+def test_a_handshake_takes_no_more_memory_than_documented(tmp_path: Path) -> None:
     taken = measured(taken_bytes, tmp_path)
     assert taken < 400 * HANDSHAKE_BYTES * 1.5, f"{taken // 400} bytes each"
 

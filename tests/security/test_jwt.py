@@ -60,7 +60,7 @@ def test_a_token_says_who_it_is_for(key: Any, algorithm: str, kid: str) -> None:
     assert verifier().verify(token(key, algorithm, kid)) == (Principal("app", "orders"), (CLAIMS["exp"] + LEEWAY_S) * 1000)
 
 
-async def test_whoever_is_taken_in_the_leeway_is_served_and_not_cut_at_once(tmp_path: Path) -> None:
+async def test_a_token_accepted_in_the_leeway_is_served_and_not_cut_at_once(tmp_path: Path) -> None:
     file = tmp_path / "jwks.json"
     file.write_bytes(jwks(one=EC))
     access = AccessConfig(frozenset({"app:orders"}), jwt=JwtConfig(ISSUER, str(file)))
@@ -105,7 +105,7 @@ def test_a_token_that_does_not_hold_is_refused(name: str) -> None:
     assert not made or made not in str(refused.value)
 
 
-def test_a_public_key_is_no_shared_secret() -> None:
+def test_a_public_key_is_not_accepted_as_a_shared_secret() -> None:
     pem = EC.public_key().public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
     body = token().split(".")[1].encode()
     forged = base64.urlsafe_b64encode(b'{"alg":"HS256","kid":"one"}').rstrip(b"=") + b"." + body

@@ -108,7 +108,7 @@ async def test_a_team_changes_and_sees_nothing_beyond_its_namespace(tmp_path: Pa
         assert cluster.node.view.access.mode.value == "enforce"
 
 
-async def test_a_team_that_lists_what_is_the_clusters_is_told_how_to_list_its_own(tmp_path: Path) -> None:
+async def test_a_team_refused_the_clusters_list_hears_how_to_list_its_own(tmp_path: Path) -> None:
     async with team(tmp_path) as (cluster, bob):
         for listed in (bob.access.rules, bob.access.tokens, bob.access.quotas):
             with pytest.raises(AccessDenied, match=r"`--namespace pay\.` lists what is below it"):

@@ -23,7 +23,7 @@ from qmq.wire.frame import FrameKind
 ORDERS, BILLING = Principal("app", "orders"), Principal("app", "billing")
 
 
-async def test_nobody_fences_an_ordered_session_of_another_principal(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_principal_cannot_fence_an_ordered_session_of_another(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async with guarded(tmp_path) as cluster:
         await cluster.admin.metadata.create_subject(qmq.SubjectConfig("keys", order=qmq.Order.STRICT, logical_partitions=1), partitions=1)
         await cluster.allow("role:senders", "produce", "subject", "keys")

@@ -68,7 +68,7 @@ async def replay(address: str, said: list[bytes]) -> None:
     writer.close()
 
 
-async def test_a_handshake_that_is_sent_again_greets_nobody(tmp_path: Path, papers: Papers) -> None:
+async def test_a_replayed_handshake_is_refused(tmp_path: Path, papers: Papers) -> None:
     async with secured(tmp_path / "data", papers.server) as node:
         async with qmq.connect(node.address, tls=papers.client) as mq:
             await mq.send("s", b"x")

@@ -133,7 +133,7 @@ async def test_a_replicated_group_continues_while_rules_are_enforced(tmp_path: P
                 await mq.metadata.transfer("g")
 
 
-async def test_a_client_with_a_certificate_is_no_replica_while_rules_are_enforced(tmp_path: Path) -> None:
+async def test_a_clients_certificate_is_not_a_replicas_while_rules_are_enforced(tmp_path: Path) -> None:
     async with secured(tmp_path) as (nodes, address, orders):
         admin = papers(tmp_path / "papers", "admin", "op")
         async with qmq.connect(address, tls=admin) as operator:

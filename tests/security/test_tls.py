@@ -116,7 +116,7 @@ async def test_a_large_body_arrives_whole(tmp_path: Path, papers: Papers) -> Non
             assert (await consumer.pull(1, timedelta(seconds=20)))[0].body == body
 
 
-async def test_a_client_needs_no_certificate_where_none_is_required(tmp_path: Path, papers: Papers) -> None:
+async def test_a_client_needs_a_certificate_only_where_one_is_required(tmp_path: Path, papers: Papers) -> None:
     server = replace(papers.server, requires_clients=False)
     async with secured(tmp_path / "data", server) as node, qmq.connect(node.address, tls=papers.ca_only) as mq:
         assert await exchange(mq) == b"hello"
@@ -179,7 +179,7 @@ def handshakes(caplog: pytest.LogCaptureFixture) -> list[dict[str, object]]:
     return [each for each in found if each["action"] == "TLS handshake"]
 
 
-async def test_a_client_with_tls_is_told_that_a_server_has_none(tmp_path: Path, papers: Papers) -> None:
+async def test_a_client_with_tls_hears_that_the_server_has_no_tls(tmp_path: Path, papers: Papers) -> None:
     async with running(node_config(tmp_path)) as node:
         assert "does the server speak TLS" in await refused(node.address, papers.client)
         with pytest.raises((TlsFailed, NotConnected)):
@@ -267,7 +267,7 @@ async def ask_over_tls(port: int, path: str, context: ssl.SSLContext | None) -> 
         writer.close()
 
 
-async def test_metrics_beyond_this_machine_are_for_who_has_a_certificate(tmp_path: Path, papers: Papers) -> None:
+async def test_remote_readers_of_metrics_need_a_certificate(tmp_path: Path, papers: Papers) -> None:
     config = replace(node_config(tmp_path / "data"), metrics_port=0, metrics_host="127.1")  # counts as another machine's address
     node = Node(config, network=TlsNetwork(Credentials(papers.server)))
     await node.start()
@@ -400,7 +400,7 @@ def test_certificates_are_named_by_path_or_by_text(papers: Papers) -> None:
         Credentials(qmq.Tls("nowhere"))
 
 
-def test_files_that_do_not_fit_each_other_change_nothing(papers: Papers, caplog: pytest.LogCaptureFixture) -> None:
+def test_files_that_do_not_match_each_other_change_nothing(papers: Papers, caplog: pytest.LogCaptureFixture) -> None:
     clock = FakeClock()
     credentials = Credentials(papers.server, clock)
     first = credentials.pem

@@ -72,7 +72,7 @@ def is_found(node_class: type[FlushingNode], seeds: int = 60) -> bool:
     return False
 
 
-def test_a_power_cut_of_everybody_takes_nothing_that_waited_for_a_flush() -> None:
+def test_a_power_cut_of_all_replicas_loses_no_flushed_message() -> None:
     flushed = sum([blackouts(seed)[0] for seed in range(1, 13)])
     assert flushed > 100
 

@@ -88,7 +88,7 @@ def drop_a_row(path: Path) -> None:
         (["--path", "/nowhere", "--subject", "orders", "LAKE", "-o", "tags=paid"], "leave out tags"),
     ],
 )
-def test_what_cannot_be_done_is_said_in_one_line(
+def test_errors_are_reported_in_one_line(
     spark: SparkSession, tmp_path: Path, argv: list[str], words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     lake = f"--catalog-uri=sqlite:///{tmp_path}/catalog.db"

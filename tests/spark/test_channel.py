@@ -92,7 +92,7 @@ def test_answers_come_with_the_ids_of_their_requests_in_the_brokers_order() -> N
         assert [bytes(each.payload) for each in found] == [b"de", b"", b"abc"]
 
 
-def test_a_payload_stays_as_it_is_when_the_next_one_comes() -> None:
+def test_a_payload_is_not_changed_by_the_next_one() -> None:
     def script(it: Peer) -> None:
         it.welcome()
         for _ in range(2):
@@ -182,7 +182,7 @@ def test_a_broker_that_says_nothing_is_given_up() -> None:
         assert not channel.is_open
 
 
-def test_what_is_no_answer_is_refused() -> None:
+def test_an_invalid_answer_is_refused() -> None:
     def script(it: Peer) -> None:
         it.welcome()
         it.receive()
@@ -193,7 +193,7 @@ def test_what_is_no_answer_is_refused() -> None:
         channel.call(FrameKind.FETCH)
 
 
-def test_who_does_not_greet_is_no_broker() -> None:
+def test_a_server_without_a_hello_is_not_a_broker() -> None:
     def script(it: Peer) -> None:
         _, number, _ = it.receive()
         it.send(frames.frame(FrameKind.OK, number))

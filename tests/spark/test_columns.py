@@ -110,7 +110,7 @@ def test_types_are_exactly_those_that_spark_derives_from_the_schema() -> None:
             assert column.type.equals(field.type)
 
 
-def test_a_column_that_is_not_known_is_refused() -> None:
+def test_an_unknown_column_is_refused() -> None:
     with pytest.raises(InvalidArgument, match="offset"):
         Projector(["sequence", "offset"])
 
@@ -123,7 +123,7 @@ def test_bodies_keys_and_tags_of_one_batch_are_not_copied() -> None:
         assert start <= column.buffers()[2].address < start + len(batch.region)
 
 
-def test_what_is_no_utf8_is_shown_as_consumers_see_it() -> None:
+def test_text_that_is_not_utf8_is_shown_as_consumers_see_it() -> None:
     columns = Columns([b"x", b"y"], tags=[("UA", "##"), ("é",)], headers=[{"##": b"1", "$$": b"2"}, {"é": b"3"}])
     batch = stored(columns)
     region = batch.region.replace(b"UA##", b"UA\xff\xfe").replace(b"##$$", b"\xff\xff\xfe\xfe")
@@ -139,7 +139,7 @@ def test_a_header_that_is_there_twice_counts_once_and_as_its_last() -> None:
     assert rows_of(Projector(["headers"]).convert([lying], whole())) == [{"headers": {"aa": b"3", "bb": b"2"}}, {"headers": {"cc": b"4"}}]
 
 
-def test_a_batch_that_is_no_data_gives_nothing() -> None:
+def test_a_batch_without_messages_gives_nothing() -> None:
     batch = stored(Columns([b"x"]))
     command = SourceBatch(batch.envelope._replace(kind=4), batch.region)
     assert list(Projector(NAMES).convert([command], whole())) == []

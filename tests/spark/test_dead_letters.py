@@ -93,7 +93,7 @@ def test_a_parked_message_says_whether_it_failed_itself(spark: SparkSession) -> 
     assert causes == [(5, "parked", 3), (8, "follower", 0), (9, "parked", None)]
 
 
-def test_a_key_that_was_given_back_is_no_dead_letter(spark: SparkSession) -> None:
+def test_a_replayed_key_is_not_a_dead_letter(spark: SparkSession) -> None:
     rows = [parked(5, "park", attempt=3), parked(5, "replay")]
     assert failed_ranges(dataset(spark, "deliveries", rows), 5).collect() == []
 
@@ -169,7 +169,7 @@ def test_messages_leave_no_faster_than_the_rate() -> None:
     assert pace.slice_rows == 100
 
 
-def test_without_a_rate_nobody_waits() -> None:
+def test_without_a_rate_limit_no_one_waits() -> None:
     times = Times()
     pace = Pace(0, lambda: times.now_s, times.sleep)
     pace.went(10**9)
@@ -317,7 +317,7 @@ def test_a_replay_needs_brokers(spark: SparkSession, tmp_path: Path, capsys: pyt
     assert "--replay needs --servers" in capsys.readouterr().err
 
 
-def test_keys_that_are_parked_no_more_are_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_keys_that_are_no_longer_parked_are_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[int, bytes]] = []
 
     class Metadata:

@@ -67,12 +67,12 @@ def test_a_delivered_message_missing_in_the_log_is_lost_or_expired(spark: SparkS
     assert verdicts(spark, schedule, [], reaches={"s": START_MS + 5_000}) == {"lost": LOST, "gone": "gone", "nowhere": "gone"}
 
 
-def test_what_is_not_due_yet_is_not_lost_and_what_is_long_due_is_overdue(spark: SparkSession) -> None:
+def test_future_messages_are_not_lost_and_late_ones_are_overdue(spark: SparkSession) -> None:
     schedule = [row("later", 9_000, "pending"), row("just", -1_000, "planned"), row("old", -2 * MINUTE, "pending")]
     assert verdicts(spark, schedule, []) == {"later": "waiting", "just": "waiting", "old": "overdue"}
 
 
-def test_what_is_pending_in_an_old_checkpoint_may_have_come(spark: SparkSession) -> None:
+def test_messages_pending_in_an_old_checkpoint_may_have_been_delivered(spark: SparkSession) -> None:
     assert verdicts(spark, [row("came", -2 * MINUTE, "pending")], [("came", -2 * MINUTE + 3)]) == {"came": CAME}
 
 

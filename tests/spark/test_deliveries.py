@@ -105,7 +105,7 @@ def test_a_range_that_died_says_so_and_its_copy_ends_nothing_twice() -> None:
 
 
 @pytest.mark.parametrize(("cause", "fate"), [(Cause.LOST, "lost"), (Cause.LEFT, "left"), (Cause.AGAIN, "again")])
-def test_what_a_broker_puts_back_for_a_lost_consumer_is_no_verdict_of_the_consumers(cause: Cause, fate: str) -> None:
+def test_a_return_by_the_broker_is_not_a_verdict_of_the_consumer(cause: Cause, fate: str) -> None:
     back = SettleAction(*NAMES, "c", START_MS, ((0, 0, NACK, 9), (1, 1, Verdict.RELEASE, 0)), (), int(cause))
     assert [each[-1] for each in plain(replayed(joined(), pulled((0, 2, 1)), back))] == [fate, fate, "waiting", "waiting"]
 
@@ -152,7 +152,7 @@ def test_ranges_of_one_pull_keep_their_places_after_another_pull() -> None:
         (Reset(*NAMES, "", 0), "reset"),
     ],
 )
-def test_what_a_consumer_held_when_it_lost_it_is_told_with_the_reason(action: AnyAction, fate: str) -> None:
+def test_messages_lost_by_a_consumer_are_reported_with_the_reason(action: AnyAction, fate: str) -> None:
     assert (0, 2, 1, 10, 20, fate) in plain(replayed(joined(), pulled((0, 3, 1)), action))
 
 
@@ -166,7 +166,7 @@ def test_messages_that_the_group_moves_past_are_passed() -> None:
     assert plain(found) == [(5, 8, None, None, 20, "passed")]
 
 
-def test_messages_that_expired_while_they_waited_are_told() -> None:
+def test_messages_that_expired_while_waiting_are_reported() -> None:
     found = replayed(joined(), pulled((0, 4, 1)), settled((0, 3, NACK, 0)), pulled((0, 3, 0), (3, 1, 2)))
     assert plain(found)[1:] == [(0, 2, None, None, 30, "expired"), (3, 3, 2, 30, None, "open")]
 
@@ -343,7 +343,7 @@ def test_a_failed_message_is_done_at_its_next_attempt() -> None:
     assert [each[:4] for each in found] == [(5, 5, 2, "nack"), (4, 4, 1, "done"), (5, 5, 3, "done"), (6, 6, 1, "done")]
 
 
-def test_a_failed_message_that_is_not_done_waits_for_its_next_attempt() -> None:
+def test_a_failed_message_waits_for_its_next_attempt() -> None:
     assert lanes(LaneFail(*LANES, "left", 1, 5, 2))[-1][:4] == (5, 5, 3, "waiting")
 
 
@@ -408,7 +408,7 @@ def test_lanes_of_a_snapshot_continue() -> None:
 # --- progress ----------------------------------------------------------------------------------------------------------
 
 
-def test_progress_is_told_once_a_second_and_where_the_log_ends() -> None:
+def test_progress_is_reported_once_a_second_with_the_end_of_the_log() -> None:
     times = [0, 400, 999, 1_000, 2_500]
     actions = [joined(), pulled((0, 10, 1)), settled((0, 4, ACK, 0)), settled((5, 5, NACK, 0)), settled((6, 6, ACK, 0))]
     found = list(standings(entry(START_MS + at, action) for at, action in zip(times, actions, strict=True)))
@@ -500,7 +500,7 @@ def test_batches_are_exactly_what_spark_wants() -> None:
     assert some.schema == to_arrow_schema(datasets.schema_of("progress"), timezone="UTC")
 
 
-def test_what_is_no_dataset_is_refused() -> None:
+def test_an_unknown_dataset_is_refused() -> None:
     with pytest.raises(InvalidArgument, match="no dataset 'acks'"):
         datasets.schema_of("acks")
     with pytest.raises(InvalidArgument, match=r"option qmq\.path"):

@@ -81,10 +81,10 @@ def test_the_name_that_discovery_looks_for_is_the_source() -> None:
     assert python("import pyspark_qmq; print(pyspark_qmq.DefaultSource.name())") == "qmq"
 
 
-def test_without_its_libraries_the_package_is_no_broken_neighbour() -> None:
+def test_without_its_libraries_the_package_still_imports() -> None:
     program = "import sys, pyspark_qmq; sys.modules['pyspark_qmq.source'] = None; print(hasattr(pyspark_qmq, 'DefaultSource'))"
     assert python(program) == "False"
 
 
-def test_no_other_name_is_made_up() -> None:
+def test_the_package_has_no_other_names() -> None:
     assert python("import pyspark_qmq; print(hasattr(pyspark_qmq, 'Nothing'))") == "False"

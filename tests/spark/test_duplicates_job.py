@@ -95,7 +95,7 @@ def ordered(subject: str, again: list[int]) -> list[Stored]:
 
 
 @pytest.mark.long
-def test_each_cause_is_told_as_such(spark: SparkSession) -> None:
+def test_each_cause_is_reported(spark: SparkSession) -> None:
     carried = f"{1:016x}{2:012x}0000"
     messages = [
         *unordered("once"),
@@ -149,7 +149,7 @@ def test_each_cause_is_told_as_such(spark: SparkSession) -> None:
 
 
 @pytest.mark.long
-def test_allowed_copies_are_no_findings(spark: SparkSession) -> None:
+def test_allowed_copies_are_not_findings(spark: SparkSession) -> None:
     rows = prepare(frame(spark, [*ordered("replay", [2, 3, 4]), *unordered("once")]))
     found = report(rows, copies(rows).unionByName(gaps(rows)))
     assert found.is_clean

@@ -60,7 +60,7 @@ def test_actions_are_given_in_order_over_all_segments_up_to_the_mark(folder: Pat
     store.close()
 
 
-def test_segment_that_retention_takes_meanwhile_is_told_and_one_that_is_missing_too(folder: Path) -> None:
+def test_a_segment_deleted_meanwhile_and_a_missing_one_are_reported(folder: Path) -> None:
     store = open_store(folder, small_log(), ManualClock())
     for number in range(1, 60):
         act(store, number)

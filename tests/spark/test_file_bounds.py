@@ -254,7 +254,7 @@ def test_broker_group_that_comes_later_is_found_and_one_that_goes_is_missed(data
         logs.topology(["a"])
 
 
-def test_log_that_was_begun_anew_in_its_middle_is_read_from_there(data: Path) -> None:
+def test_a_log_that_started_over_in_its_middle_is_read_from_there(data: Path) -> None:
     """A replica that returns after retention deleted what it needs gets the log from a later segment on."""
     donor = replica(data / "donor" / GROUP)
     for number in range(80):

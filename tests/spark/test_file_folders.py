@@ -36,7 +36,7 @@ def found(*paths: object, **options: bool) -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize("inner", ["", "broker", "broker/message"])
-def test_folder_of_a_replica_is_its_groups_however_it_is_named(tmp_path: Path, inner: str) -> None:
+def test_the_folder_of_a_replica_belongs_to_its_group_under_any_name(tmp_path: Path, inner: str) -> None:
     replica(tmp_path / "r1", "g7")
     assert found(tmp_path / "r1" / inner) == [("g7", "message")]
 
@@ -60,14 +60,14 @@ def test_copies_are_of_the_group_that_their_folder_is_named_after(tmp_path: Path
     assert found(tmp_path / "g6") == [("g6", "message")]
 
 
-def test_folder_whose_name_can_be_no_groups_is_refused(tmp_path: Path) -> None:
+def test_a_folder_whose_name_is_not_a_group_name_is_refused(tmp_path: Path) -> None:
     (tmp_path / "the copies").mkdir()
     (tmp_path / "the copies" / SEGMENT).touch()
     with pytest.raises(InvalidArgument, match="has their broker group's name"):
         found(tmp_path / "the copies")
 
 
-def test_delay_groups_are_left_out_and_that_is_said_if_there_is_nothing_else(tmp_path: Path) -> None:
+def test_delay_groups_are_left_out_and_an_empty_result_says_so(tmp_path: Path) -> None:
     replica(tmp_path / "r1", "g1")
     replica(tmp_path / "d1", "delay", is_delay=True)
     assert found(tmp_path / "*") == [("g1", "message")]

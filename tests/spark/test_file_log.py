@@ -41,7 +41,7 @@ def check_equal(traffic: Traffic, log: FileLog, random: Random) -> None:
 
 
 @pytest.mark.parametrize("seed", range(25))
-def test_what_is_read_is_what_was_sent(data: Path, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_messages_read_equal_those_sent(data: Path, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     random = Random(seed)
     monkeypatch.setattr(piece_location, "_POSITIONS_MAX", random.choice((0, 2, 1 << 20)))
     monkeypatch.setattr(piece_location, "_FILL_MIN", random.choice((0.0, 0.5)))
@@ -174,7 +174,7 @@ def test_time_finds_the_first_message_stored_then_or_later(traffic: Traffic) -> 
 # --- retention ---------------------------------------------------------------------------------------------------------
 
 
-def test_what_retention_took_is_told_with_what_is_left_or_skipped(traffic: Traffic) -> None:
+def test_expired_messages_are_reported_with_the_remaining_range_or_skipped(traffic: Traffic) -> None:
     for _ in range(60):
         traffic.send("a", count=2)
     mark(traffic.store)
@@ -199,7 +199,7 @@ def test_what_retention_took_is_told_with_what_is_left_or_skipped(traffic: Traff
     assert rows_of(log.pieces(key("a"), left, end, 500)) == traffic.sent["a", 0][left:]
 
 
-def test_queue_of_which_everything_expired_begins_where_it_ends(traffic: Traffic) -> None:
+def test_a_queue_with_only_expired_messages_begins_at_its_end(traffic: Traffic) -> None:
     for _ in range(50):
         traffic.send("a", count=2)
         traffic.send("b", count=2)
@@ -219,7 +219,7 @@ def test_queue_of_which_everything_expired_begins_where_it_ends(traffic: Traffic
     assert by_snapshot.queues[key("b")].end == traffic.end("b")
 
 
-def test_folder_that_an_executor_does_not_see_is_no_retention(traffic: Traffic) -> None:
+def test_a_folder_that_an_executor_does_not_see_is_not_retention(traffic: Traffic) -> None:
     traffic.send("a")
     mark(traffic.store)
     (piece,) = opened(traffic.folder).pieces(key("a"), 0, 1, 100)
@@ -239,7 +239,7 @@ def append(traffic: Traffic, subject: str, bodies: list[bytes], *, partition: in
 
 
 @pytest.mark.parametrize("is_walked", [True, False])
-def test_batches_without_the_wanted_tags_are_left_out_and_none_with_them(traffic: Traffic, is_walked: bool) -> None:
+def test_only_batches_without_the_wanted_tags_are_left_out(traffic: Traffic, is_walked: bool) -> None:
     append(traffic, "a", [b"none"])
     append(traffic, "a", [b"red"], tags=[("red",)])
     append(traffic, "a", [b"green", b"blue"], tags=[("green",), ("blue",)])

@@ -75,12 +75,12 @@ def test_an_error_that_spark_wrapped_is_unwrapped() -> None:
     assert error_line(OSError(28, "No space left on device")) == "OSError: [Errno 28] No space left on device"
 
 
-def test_ctrl_c_is_no_finding(capsys: pytest.CaptureFixture[str]) -> None:
+def test_ctrl_c_is_not_a_finding(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(failing(KeyboardInterrupt()), [], SPARK) == 2
     assert capsys.readouterr().err == "error: interrupted\n"
 
 
-def test_a_bug_is_no_finding(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_bug_is_not_a_finding(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(failing(ZeroDivisionError("oops")), [], SPARK) == 2
     assert "Traceback" in capsys.readouterr().err
 
@@ -105,7 +105,7 @@ def test_json_is_for_machines_and_the_report_goes_to_the_folder(tmp_path: Path, 
     assert json.loads((tmp_path / "out" / "probe.json").read_text())["command"].startswith("qmq spark probe --json --out")
 
 
-def test_people_are_told_where_the_report_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_output_names_the_folder_of_the_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     main(finding(True), ["--out", str(tmp_path)], SPARK)
     assert f"report: {tmp_path / 'probe.html'}" in capsys.readouterr().out
 

@@ -133,13 +133,13 @@ def test_failed_tries_count_as_attempts_and_not_as_done(spark: SparkSession) -> 
     assert (quantile(found.stored, 1.0), quantile(found.pulled, 1.0)) == (30, 5)
 
 
-def test_what_went_back_unworked_is_no_first_pull(spark: SparkSession) -> None:
+def test_a_message_returned_unworked_does_not_count_as_pulled(spark: SparkSession) -> None:
     rows = [delivery(0, 0, "release", 5, 6), delivery(0, 0, "return", 7, 8), delivery(0, 0, "ack", 9, 10)]
     (found,) = lag_reading.measured(messages(spark, [(0, 0, 0)]), dataset(spark, "deliveries", rows)).collect()
     assert quantile(found.pulled, 0.0) == 9
 
 
-def test_negative_latencies_are_told_and_not_clipped(spark: SparkSession) -> None:
+def test_negative_latencies_are_reported_and_not_clipped(spark: SparkSession) -> None:
     every = messages(spark, [(0, 500, 0), (1, 0, 0)])
     (found,) = lag_reading.measured(every, dataset(spark, "deliveries", [delivery(0, 1, "ack", 10, 100)])).collect()
     assert (found.created_negative, found.stored_negative) == (1, 0)
@@ -203,7 +203,7 @@ def test_a_group_that_lost_messages_is_a_finding() -> None:
     assert found.headline == "retention deleted 30 messages before ops consumed them"
 
 
-def test_a_subject_that_nobody_consumed_is_clean_and_says_so() -> None:
+def test_a_subject_without_consumers_is_clean_and_says_so() -> None:
     found = lag_report.report([], {KEY: SourceQueue(KEY, 0, 100)}, {}, [], ([], {}), START_MS, 20)
     assert found.is_clean
     assert "no group" in found.headline

@@ -74,7 +74,7 @@ def lake(node_process: NodeProcess, tmp_path: Path) -> Iterator[Lake]:
     found.close()
 
 
-def test_what_is_committed_is_in_the_table_with_all_columns(lake: Lake) -> None:
+def test_committed_messages_are_in_the_table_with_all_columns(lake: Lake) -> None:
     send(lake.server, "orders", ["a", "b"], ["k1", "k2"], [["x"], []], [{"h": b"1"}, {}])
     (done,) = lake.drain(lake.asked("orders"))
     found = lake.rows("orders")

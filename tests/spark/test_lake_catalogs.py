@@ -94,7 +94,7 @@ def lake(node_process: NodeProcess, address: CatalogAddress) -> Iterator[test_la
     ],
     ids=lambda each: each.__name__.removeprefix("test_"),
 )
-def test_what_is_promised_of_sqlite_holds(lake: test_lake.Lake, promise: Callable[[test_lake.Lake], None]) -> None:
+def test_the_promises_about_sqlite_hold(lake: test_lake.Lake, promise: Callable[[test_lake.Lake], None]) -> None:
     promise(lake)
 
 

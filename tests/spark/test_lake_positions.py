@@ -42,7 +42,7 @@ def test_the_tables_own_property_counts_when_all_ancestors_have_expired() -> Non
     assert positions.newest("s", 3, {3: Snapshot(2, {})}.get, at(20)) == {KEY: 20}
 
 
-def test_a_snapshot_that_nobody_explains_is_an_error() -> None:
+def test_a_snapshot_that_qmq_lake_did_not_write_is_an_error() -> None:
     with pytest.raises(LogDamaged, match="was not written by qmq lake"):
         positions.newest("s", 3, {3: Snapshot(2, {})}.get, {})
 

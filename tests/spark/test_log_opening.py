@@ -18,7 +18,7 @@ PARTS = {
 ROUTES = {"s": Routes(8, 3, PARTS, {1: 5, 2: 4})}
 
 
-def test_a_source_that_is_not_in_the_files_yet_still_holds_up_its_targets() -> None:
+def test_a_source_that_the_files_lack_still_holds_up_its_targets() -> None:
     """The commit mark of the source's folder may lag behind that of the target's folder."""
     queues = empty_queues(ROUTES, {"g1", "g2"})
     assert queues == {

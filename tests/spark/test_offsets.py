@@ -59,14 +59,14 @@ def test_queues_that_a_users_json_leaves_out_begin_at_the_default() -> None:
         ('{"orders": {"0@g1": "7"}}', "must be a sequence"),
     ],
 )
-def test_what_is_no_offset_is_refused_with_what_to_write(text: str, says: str) -> None:
+def test_an_invalid_offset_is_refused_with_the_valid_forms(text: str, says: str) -> None:
     with pytest.raises(InvalidArgument) as caught:
         offsets.parse_given("startingOffsets", text)
     assert says in str(caught.value)
 
 
 @pytest.mark.parametrize(("within", "says"), [("0", "several queues"), ("7", "no queue"), ("0@g9", "queues: 0@g1, 0@g2")])
-def test_a_queue_that_cannot_be_told_is_refused_with_those_that_there_are(within: str, says: str) -> None:
+def test_an_ambiguous_queue_is_refused_with_a_list_of_the_queues(within: str, says: str) -> None:
     with pytest.raises(InvalidArgument) as caught:
         offsets.resolve("startingOffsets", {"orders": {within: 1}}, QUEUES, "earliest")
     assert says in str(caught.value)

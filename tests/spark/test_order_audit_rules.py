@@ -98,7 +98,7 @@ def test_histories_of_splits_merges_moves_and_fences_are_clean(audited: Audited)
     assert audited.told[len(PLANTS) : -len(SEEDS)] == [set()] * (1 + len(SEEDS))
 
 
-def test_what_is_looked_at_is_counted(audited: Audited) -> None:
+def test_examined_messages_are_counted(audited: Audited) -> None:
     facts, keyed = audited.findings.facts, {row.key for row in audited.rows if row.key is not None}
     assert facts["messages"] == len(audited.rows) > 6_000
     assert facts["keys"] == facts["hashed_keys"] == len(keyed)
@@ -115,7 +115,7 @@ def test_of_any_history_exactly_what_the_slow_twin_finds_is_found(audited: Audit
 
 
 @pytest.mark.long
-def test_clocks_of_two_producers_may_differ_by_what_is_said(spark: SparkSession) -> None:
+def test_clocks_of_two_producers_may_differ_by_the_documented_bound(spark: SparkSession) -> None:
     """Beside damaged histories, one with a difference that is allowed and one with a millisecond more."""
     allowed, late = small(1), small(2)
     for history, difference in ((allowed, CLOCK_MS), (late, CLOCK_MS + 1)):
@@ -321,7 +321,7 @@ def test_whatever_is_planted_is_found_at_exactly_its_key(audited: Audited) -> No
     assert planted == set(RULES) - away
 
 
-def test_what_best_effort_order_does_not_promise_is_no_violation(audited: Audited) -> None:
+def test_events_that_best_effort_order_allows_are_not_violations(audited: Audited) -> None:
     loose = replace(audited.findings, routes=replace(audited.routes, is_strict=False), counts={"time_order": 1})
     assert loose.is_clean
     assert not replace(loose, counts={"time_order": 1, "stream_gap": 1}).is_clean
@@ -349,7 +349,7 @@ def allowed() -> list[History]:
 
 
 @pytest.mark.long
-def test_of_missing_ends_wrong_hashes_and_what_is_allowed_only_the_last_is_clean(spark: SparkSession) -> None:
+def test_missing_ends_and_wrong_hashes_are_findings_and_allowed_ones_are_not(spark: SparkSession) -> None:
     """Keys beyond the limit are still compared with each other."""
     history = small(0)
     alter(history, history.keys[3], 4, logical_partition=(logical_partition(history.keys[3], LPS) + 1) % LPS)

@@ -84,7 +84,7 @@ def test_the_versions_between_two_partitions(source: int, target: int, versions:
     assert changes_between(source, target, ROUTES) == versions
 
 
-def test_the_first_version_is_no_change_of_anything() -> None:
+def test_the_first_version_is_not_shown_as_a_change() -> None:
     assert change(2, ROUTES).startswith("version 2: partition 1 ")
 
 

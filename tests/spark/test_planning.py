@@ -40,12 +40,12 @@ def test_what_lies_between_offsets_is_read_and_empty_ranges_are_not() -> None:
     assert found == [PlannedRange(TWO, 0, 7), PlannedRange(ORDERS, 10, 20)]
 
 
-def test_what_retention_took_is_an_error_that_says_what_is_left() -> None:
+def test_reading_expired_messages_fails_with_the_remaining_range() -> None:
     with pytest.raises(MessagesExpired, match=r"messages 3 to 9 of orders/0@g1 were deleted.*oldest kept is 10.*failOnDataLoss=false"):
         ranges({ORDERS: 3}, {ORDERS: 20}, QUEUES, skips_lost=False)
 
 
-def test_or_is_skipped_if_the_user_said_so() -> None:
+def test_missing_messages_are_skipped_on_request() -> None:
     assert ranges({ORDERS: 3}, {ORDERS: 20}, QUEUES, skips_lost=True) == [PlannedRange(ORDERS, 10, 20)]
     assert ranges({ORDERS: 3}, {ORDERS: 8}, QUEUES, skips_lost=True) == []
 

@@ -18,7 +18,7 @@ def refused(given: dict[str, str], *, is_stream: bool = False) -> str:
     return str(caught.value)
 
 
-def test_a_batch_reads_everything_and_a_stream_what_is_new() -> None:
+def test_a_batch_query_reads_everything_and_a_stream_only_new_messages() -> None:
     batch, stream = read_options.parse(BASE, is_stream=False), read_options.parse(BASE, is_stream=True)
     assert (batch.start, batch.end, stream.start) == ("earliest", "latest", "latest")
     assert batch.choice.subjects == ("orders",)
@@ -43,7 +43,7 @@ def test_an_option_that_resembles_nothing_is_refused_with_all_names() -> None:
     assert "options: qmq.servers" in refused({**BASE, "zzz": "1"})
 
 
-def test_where_the_log_is_must_be_said() -> None:
+def test_the_place_of_the_log_is_required() -> None:
     assert "qmq.servers" in refused({"subscribe": "orders"})
     assert read_options.parse({"path": "/a,/b", "subscribe": "s"}, is_stream=False).where.paths == ("/a", "/b")
 
@@ -65,7 +65,7 @@ def test_where_the_log_is_must_be_said() -> None:
         ({"tags": '["a"'}, "not JSON"),
     ],
 )
-def test_what_is_wrong_in_a_batch_read_is_said(more: dict[str, str], says: str) -> None:
+def test_wrong_options_of_a_batch_read_are_refused(more: dict[str, str], says: str) -> None:
     assert says in refused({**BASE, **more})
 
 
@@ -85,7 +85,7 @@ def test_a_stream_has_no_end(more: dict[str, str]) -> None:
         ({}, "exactly one"),
     ],
 )
-def test_what_is_wrong_about_the_choice_of_subjects_is_said(given: dict[str, str], says: str) -> None:
+def test_a_wrong_choice_of_subjects_is_an_error_with_advice(given: dict[str, str], says: str) -> None:
     assert says in refused({"qmq.servers": "a:1", **given})
 
 

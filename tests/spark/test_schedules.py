@@ -232,7 +232,7 @@ def hurt(path: Path, place: int) -> None:
 @pytest.mark.parametrize(
     ("suffix", "place"), [(".log", 3), (".log", 20), (".log", 70), (".log", -1), (".idx", 8), (".idx", 12), (".done", 17)]
 )
-def test_damage_is_told_and_never_read(tmp_path: Path, suffix: str, place: int) -> None:
+def test_damage_is_reported_and_never_read(tmp_path: Path, suffix: str, place: int) -> None:
     store = Store(tmp_path)
     store.send([START, START + 1])
     store.plan(1, START // SECOND, 0)

@@ -199,7 +199,7 @@ async def test_an_unknown_subject_is_named_with_those_like_it(tmp_path: Path) ->
                 await asyncio.to_thread(log.topology, ["zzz"])
 
 
-async def test_several_subjects_share_what_is_asked(tmp_path: Path) -> None:
+async def test_several_subjects_share_one_request(tmp_path: Path) -> None:
     async with cluster(tmp_path) as it, qmq.connect(it.servers) as mq:
         await ordered(mq)
         await mq.send("t", b"x")
@@ -212,7 +212,7 @@ async def test_several_subjects_share_what_is_asked(tmp_path: Path) -> None:
 # --- times and pieces ------------------------------------------------------------------------------------------------------
 
 
-async def test_a_time_is_found_in_each_queue_and_the_end_stands_for_none(tmp_path: Path) -> None:
+async def test_a_time_is_found_in_each_queue_or_gives_its_end(tmp_path: Path) -> None:
     async with cluster(tmp_path) as it, qmq.connect(it.servers) as mq:
         await ordered(mq, partitions=1)
         await send(mq, 10, "a")
@@ -328,7 +328,7 @@ async def test_a_broker_group_that_stays_away_is_named_when_patience_is_over(tmp
             await asyncio.to_thread(fresh.topology, ["s"])
 
 
-async def test_without_any_metaserver_it_is_said_who_does_not_answer() -> None:
+async def test_without_any_metaserver_the_error_names_the_silent_ones() -> None:
     with closing(ServerAddress("127.0.0.1:1,127.0.0.1:2", 100).open()) as log, pytest.raises(NotConnected, match="broker answers"):
         await asyncio.to_thread(log.subjects)
     for servers in ("", "localhost", "a:b"):
@@ -336,7 +336,7 @@ async def test_without_any_metaserver_it_is_said_who_does_not_answer() -> None:
             ServerAddress(servers).open()
 
 
-async def test_what_retention_took_is_an_error_that_says_what_is_left_or_is_passed_over(tmp_path: Path) -> None:
+async def test_reading_expired_messages_fails_with_the_remaining_range_or_skips(tmp_path: Path) -> None:
     async with cluster(tmp_path) as it, qmq.connect(it.servers) as mq:
         await mq.metadata.create_subject(SubjectConfig("s", groups=("g1",)))
         for each in range(5):

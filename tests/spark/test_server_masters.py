@@ -122,7 +122,7 @@ async def test_a_broker_that_does_not_know_a_subject_yet_is_asked_again(tmp_path
             await asyncio.to_thread(masters.ask, "s", "g1", act)
 
 
-async def test_a_group_without_a_master_is_said_so_when_patience_is_over(tmp_path: Path) -> None:
+async def test_a_group_without_a_master_is_reported_after_the_timeout(tmp_path: Path) -> None:
     async with cluster(tmp_path) as it, qmq.connect(it.servers) as mq:
         await mq.metadata.create_subject(SubjectConfig("s", groups=("g1", "g2")))
         await it.stop("g2-a")
@@ -141,7 +141,7 @@ async def test_a_metaserver_that_is_away_is_passed_over(tmp_path: Path) -> None:
             assert sum(each.end for each in (await asyncio.to_thread(log.topology, ["s"])).queues.values()) == 1
 
 
-def test_patience_begins_anew_with_every_step_and_ends_with_the_last_failure() -> None:
+def test_the_timeout_restarts_with_every_step_and_ends_with_the_last_failure() -> None:
     patience = RetryDeadline(20)
     failure = NotConnected("away")
     patience.pause(failure)
@@ -196,7 +196,7 @@ async def test_the_committed_action_log_of_a_broker_group_says_what_was_consumed
             await asyncio.to_thread(lambda: list(committed_actions(address, "nobody")))
 
 
-async def test_uncommitted_actions_are_not_told(tmp_path: Path) -> None:
+async def test_uncommitted_actions_are_not_reported(tmp_path: Path) -> None:
     async with running(node_config(tmp_path)) as node, qmq.connect(node.address) as mq:
         await mq.send_many("s", [b"x"] * 5)
         await consume(mq, 5)

@@ -77,7 +77,7 @@ def test_a_clusters_driver_keeps_its_home_and_its_addresses(tmp_path: Path) -> N
 
 
 @pytest.mark.usefixtures("no_jvm")
-def test_in_a_program_of_spark_submit_no_java_is_looked_for() -> None:
+def test_a_program_of_spark_submit_looks_for_no_java() -> None:
     assert session.variables({"PYSPARK_GATEWAY_PORT": "4711", "PATH": ""}, local=True) == {}
 
 

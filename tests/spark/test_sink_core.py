@@ -158,7 +158,7 @@ def test_an_attempt_that_cuts_its_rows_otherwise_still_repeats_none() -> None:
         assert stored(cluster) == Counter((9, row) for row in range(60) if row % 4), seed
 
 
-def test_a_number_that_stays_taken_by_nobody_we_see_ends_the_task() -> None:
+def test_a_batch_number_that_stays_taken_by_an_unseen_writer_ends_the_task() -> None:
     writer = RowWriter("query", 4, 0)
     core = BalancedRows("s", writer, 5.0, rules=SINK._replace(rest_s=lambda *_: 0.1))
     (load,) = loads_of(3, 3)

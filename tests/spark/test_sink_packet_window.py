@@ -49,7 +49,7 @@ def test_packets_leave_in_order_with_consecutive_numbers_and_no_more_than_the_wi
 
 
 @pytest.mark.parametrize("failure", [Overloaded("x"), RightLapsed("x"), RouteChanged("x"), OutOfSequence("x")])
-def test_what_is_behind_a_refused_packet_is_sent_again_behind_it(failure: QmqError) -> None:
+def test_packets_behind_a_refused_packet_are_sent_again_behind_it(failure: QmqError) -> None:
     found = window_of()
     first, second, third = sent(found)
     found.answered(first, 1, None, 0.0)
@@ -99,7 +99,7 @@ def test_an_answer_to_an_earlier_try_does_not_stop_the_later_one() -> None:
     assert found.answered(first, 2, None, 1.0) == 1
 
 
-def test_what_is_wrong_with_the_rows_themselves_is_raised() -> None:
+def test_errors_in_the_rows_themselves_are_raised() -> None:
     found = window_of()
     first, *_ = sent(found)
     with pytest.raises(MessageTooLarge):

@@ -87,7 +87,7 @@ def test_health_leaves_with_what_the_page_says(page: str, answer: bytes, status:
     assert main(["health", page]) == status
 
 
-def test_nobody_there_is_not_healthy(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_server_that_does_not_answer_is_not_healthy(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["health", "127.0.0.1:1"]) == 1
     assert "refused" in capsys.readouterr().err
 

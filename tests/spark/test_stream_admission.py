@@ -158,7 +158,7 @@ def test_targets_of_a_fenced_partition_wait_for_its_command_message() -> None:
     assert admit(topology, {one: 100}) == {one: 100}
 
 
-def test_a_source_that_is_not_assigned_holds_nobody_up() -> None:
+def test_an_unassigned_source_holds_up_no_target() -> None:
     topology = split_topology({1: 100})
     _, two, three = topology.queues
     assigned = Topology({key: topology.queues[key] for key in (two, three)}, topology.routes)

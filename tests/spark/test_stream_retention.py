@@ -53,7 +53,7 @@ def lose_the_beginning(traffic: Traffic) -> int:
     return queue.start_sequence
 
 
-def test_a_stream_fails_and_says_what_is_gone_and_what_is_left(spark: SparkSession, traffic: Traffic, tmp_path: Path) -> None:
+def test_a_stream_fails_with_the_missing_and_the_remaining_range(spark: SparkSession, traffic: Traffic, tmp_path: Path) -> None:
     traffic.send("a", count=5)
     mark(traffic.store)
     reading = Reading(spark, traffic.folder, tmp_path)
@@ -65,7 +65,7 @@ def test_a_stream_fails_and_says_what_is_gone_and_what_is_left(spark: SparkSessi
     assert reading.sequences == [0, 1, 2, 3, 4], "nothing was given that would hide the loss"
 
 
-def test_or_it_continues_with_what_is_left_if_the_user_said_so(spark: SparkSession, traffic: Traffic, tmp_path: Path) -> None:
+def test_the_query_continues_with_the_rest_if_failondataloss_is_false(spark: SparkSession, traffic: Traffic, tmp_path: Path) -> None:
     traffic.send("a", count=5)
     mark(traffic.store)
     reading = Reading(spark, traffic.folder, tmp_path)

@@ -103,7 +103,7 @@ async def test_two_that_take_rows_in_at_the_same_time_make_one_message_of_each(d
 
 
 @pytest.mark.rotating
-async def test_a_row_that_is_no_message_stays_and_holds_up_no_other(
+async def test_a_row_that_is_not_a_message_stays_and_does_not_hold_up_others(
     database: Database, node: Node, caplog: pytest.LogCaptureFixture
 ) -> None:
     with engine_of(database) as engine:
@@ -146,7 +146,7 @@ def test_an_id_is_the_same_message_however_a_driver_returns_it(given: object) ->
     assert (number.to_bytes(), shown) == (ORDER.id.bytes, str(ORDER.id))
 
 
-def test_an_id_that_is_no_uuid_gives_an_id_of_its_own() -> None:
+def test_an_id_that_is_not_a_uuid_gets_a_derived_id() -> None:
     first, again, other = message_id("event-1"), message_id("event-1"), message_id("event-2")
     assert first == again != other
     assert first[1] == "event-1"
@@ -167,7 +167,7 @@ def test_a_payload_is_the_body(payload: object, body: bytes) -> None:
     assert body_of(payload) == body
 
 
-def test_what_is_no_table_column_or_subject_is_refused() -> None:
+def test_invalid_tables_columns_and_subjects_are_refused() -> None:
     for wrong in ({"order_by": "created; DROP"}, {"subject": "{other}"}, {"subject": "{"}):
         with pytest.raises(InvalidArgument):
             DebeziumTable(**wrong)

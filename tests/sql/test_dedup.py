@@ -156,7 +156,7 @@ async def test_under_strict_isolation_the_second_of_two_is_done_or_later_never_n
     assert effects(database) == [str(message(number).id) for number in (1, 2, 3)]
 
 
-async def test_a_lock_that_is_not_to_be_had_means_later_and_never_done(database: Database) -> None:
+async def test_a_lock_that_cannot_be_taken_means_later_and_never_done(database: Database) -> None:
     statements = {
         "postgresql": "SET lock_timeout = '50ms'",
         "mariadb": "SET innodb_lock_wait_timeout = 1",

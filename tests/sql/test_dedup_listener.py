@@ -62,7 +62,7 @@ async def test_a_handler_that_fails_twice_has_its_effect_at_the_third_attempt(no
 
 @pytest.mark.rotating
 @pytest.mark.parametrize("database", ["postgresql", "mariadb"], indirect=True)
-async def test_while_the_database_is_away_messages_wait_at_no_cost_and_none_is_skipped(
+async def test_while_the_database_is_away_messages_wait_without_attempts(
     node: Node, database: Database, caplog: pytest.LogCaptureFixture
 ) -> None:
     attempts = set[int]()

@@ -34,7 +34,7 @@ async def test_an_engine_without_transactions_is_refused(database: Database) -> 
         assert [await way.work(message(1)) for way in found] == [True, False, False]
 
 
-async def test_a_table_that_somebody_made_too_narrow_is_refused(database: Database) -> None:
+async def test_a_table_with_too_narrow_columns_is_refused(database: Database) -> None:
     """MySQL cuts what is too long without an error, unless its mode is strict; the others refuse. SQLite has no widths."""
     if database.kind == "sqlite":
         return
@@ -77,7 +77,7 @@ async def test_connections_with_autocommit_are_refused(database: Database) -> No
     await async_engine.dispose()
 
 
-async def test_a_table_that_is_not_there_is_asked_for_and_creating_it_twice_is_harmless(database: Database) -> None:
+async def test_a_missing_table_is_reported_and_creating_it_twice_is_harmless(database: Database) -> None:
     async with ways(database) as found:
         rows(database, "DROP TABLE qmq_dedup")
         for way in found:
@@ -141,7 +141,7 @@ def test_what_cannot_be_is_refused_at_once(given: Any, options: dict[str, Any]) 
         SqlDedup(given, **options)
 
 
-async def test_a_driver_that_is_not_known_says_what_it_speaks(tmp_path: Path) -> None:
+async def test_an_unknown_driver_is_recognised_by_its_sql_dialect(tmp_path: Path) -> None:
     database = sqlite_database(tmp_path / "business.sqlite")
 
     class Wrapped:

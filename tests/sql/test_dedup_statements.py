@@ -18,7 +18,7 @@ from qmq.sql.expressions import prepared
 _DOCS = Path(__file__).parents[2] / "docs" / "DEDUP.md"
 
 
-def test_the_docs_show_the_table_as_it_is() -> None:
+def test_the_page_shows_the_current_table() -> None:
     shown = re.findall(r"```sql\n(.*?)```", _DOCS.read_text(), re.DOTALL)
     assert shown == [migration(dialect) for dialect in DIALECTS]
 
@@ -45,7 +45,7 @@ def test_every_way_of_writing_parameters_gets_its_own(dialect: str, paramstyle: 
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
-def test_no_statement_holds_what_a_driver_takes_for_its_own(dialect: str) -> None:
+def test_no_statement_contains_placeholders_of_a_driver(dialect: str) -> None:
     statements = statements_for(dialect, "qmq_dedup")
     for said in (statements.add, statements.still_there, statements.touch, statements.expiring, statements.expire):
         text = prepared(said, dialect, "named").text
@@ -59,6 +59,6 @@ def test_a_record_for_mysql_travels_as_bytes_of_utf_8() -> None:
 
 
 @pytest.mark.parametrize("dialect", ["", "SQLite", "mssql"])
-def test_a_database_that_is_not_known_is_refused(dialect: str) -> None:
+def test_an_unknown_kind_of_database_is_refused(dialect: str) -> None:
     with pytest.raises(InvalidArgument, match="mariadb"):
         statements_for(dialect, "t")

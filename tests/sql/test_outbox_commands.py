@@ -67,7 +67,7 @@ def test_a_command_that_names_nothing_or_too_much_is_refused(words: tuple[str, .
     assert found.exit_code == 2, found.output
 
 
-def test_a_database_that_is_none_or_has_no_outbox_is_told_of() -> None:
+def test_a_missing_database_and_one_without_an_outbox_are_reported() -> None:
     for url, status in (("nonsense", 2), ("oracle+nodriver://x", 2), ("sqlite://", 3)):
         found = CliRunner().invoke(app, ["outbox", "list", "--db", url])
         assert found.exit_code == status, found.output

@@ -197,7 +197,7 @@ async def test_a_connection_that_commits_each_statement_is_refused(database: Dat
         engine.dispose()
 
 
-async def test_what_is_no_connection_is_refused_and_so_is_sending_outside_the_block(node: Node) -> None:
+async def test_invalid_connections_and_sends_outside_the_block_are_refused(node: Node) -> None:
     async with client(node.address) as mq:
         for wrong in (object(), "sqlite://", None, sessionmaker()):
             with pytest.raises(InvalidArgument, match="connection"):

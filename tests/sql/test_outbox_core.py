@@ -99,7 +99,7 @@ def test_at_most_one_of_many_watchdogs_holds_a_valid_lease_whatever_is_slow(seed
         assert 0 <= wait_s(held[me], seen(), now, 1.0) <= lease_s
 
 
-def test_a_watchdog_makes_the_row_takes_what_is_over_and_waits_for_what_is_held() -> None:
+def test_a_watchdog_creates_takes_or_waits_for_the_lease_row() -> None:
     assert next_step(None, None, 0.0) is Step.CREATE
     assert next_step(None, LeaseRow("x", 4, 0), 0.0) is Step.TAKE
     assert next_step(None, LeaseRow("x", 4, 1), 0.0) is Step.WAIT
@@ -135,7 +135,7 @@ def test_a_row_that_was_cut_or_cannot_be_read_says_so_and_is_not_sent() -> None:
         assert is_final(found.fault)
 
 
-def test_what_the_application_gives_wrong_is_refused_where_it_is_given() -> None:
+def test_wrong_arguments_are_refused_at_the_call() -> None:
     for wrong, kind in (
         ({"subject": "no name"}, InvalidName),
         ({"body": "text"}, InvalidArgument),

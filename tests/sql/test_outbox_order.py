@@ -32,7 +32,7 @@ async def in_order(mq: qmq.Client, count: int) -> dict[str | None, list[bytes]]:
     return found
 
 
-async def test_what_is_committed_goes_behind_what_a_dead_process_left_of_its_key(database: Database, node: Node) -> None:
+async def test_new_rows_go_behind_rows_of_the_same_key_left_by_a_dead_process(database: Database, node: Node) -> None:
     with engine_of(database) as engine:
         async with client(node.address) as mq, async_engine_of(database) as business:
             await mq.metadata.create_subject(FLOW)

@@ -146,7 +146,7 @@ def test_a_mistake_is_answered_with_what_to_do(words: tuple[str, ...], status: i
     assert says in done.stderr.decode().replace("\n", " ")
 
 
-def test_a_folder_or_a_port_in_use_is_said(node_process: NodeProcess, tmp_path: Path) -> None:
+def test_a_folder_or_a_port_in_use_is_reported(node_process: NodeProcess, tmp_path: Path) -> None:
     node_process.start()
     done = qmq(None, "dev", "--data", str(node_process.data), "--port", "0")
     assert done.returncode == 1

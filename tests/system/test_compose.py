@@ -104,7 +104,7 @@ async def test_the_check_passes_if_and_only_if_the_server_says_so(services: dict
         await endpoint.stop()
 
 
-async def test_the_check_fails_where_nobody_listens(services: dict[str, Any]) -> None:
+async def test_the_check_fails_without_a_listening_server(services: dict[str, Any]) -> None:
     assert await exit_status(services, "127.0.0.1:1", "/livez") == 1
 
 
@@ -131,7 +131,7 @@ def test_every_dependency_waits_for_health(services: dict[str, Any]) -> None:
     assert conditions == {"service_healthy"}
 
 
-def test_etcd_members_agree_on_who_they_are(services: dict[str, Any]) -> None:
+def test_etcd_members_agree_on_the_list_of_members(services: dict[str, Any]) -> None:
     members = {}
     for name in ETCD:
         environment = services[name]["environment"]

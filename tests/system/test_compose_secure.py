@@ -45,7 +45,7 @@ def certificates(service: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def test_it_adds_two_services_that_end_and_takes_none_away(merged: dict[str, Any]) -> None:
+def test_the_secure_file_adds_two_services_and_removes_none(merged: dict[str, Any]) -> None:
     plain = resolve(COMPOSE_FILE, {})["services"]
     assert set(merged) - set(plain) == {"certs", "etcd-users"}
     assert set(plain) < set(merged)

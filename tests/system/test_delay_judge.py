@@ -17,7 +17,7 @@ def test_what_came_once_and_in_time_is_fine() -> None:
     assert verdict.lateness_ms == [0, 450]
 
 
-def test_seeing_one_stored_copy_twice_is_no_second_copy() -> None:
+def test_one_stored_copy_seen_twice_counts_once() -> None:
     assert judge([_acked(1, 100)], [Sight(1, "q", 0, 100), Sight(1, "q", 0, 100)]).anomalies == []
 
 
@@ -37,7 +37,7 @@ def test_each_broken_promise_is_found(wish: Wish, sights: list[Sight], says: str
     assert any(says in each for each in judge([wish], sights).anomalies)
 
 
-def test_what_nobody_knows_may_come_or_not() -> None:
+def test_a_message_with_unknown_outcome_may_come_or_not() -> None:
     wishes = [Wish(1, 0, {100}), Wish(2, 0, {100}), _acked(3, 100, may_be_cancelled=True)]
     assert judge(wishes, [Sight(1, "q", 0, 100)]).anomalies == []
 

@@ -132,7 +132,7 @@ def test_no_other_clock_jumps(fake: FakeTime, process: Process) -> None:
     assert close(after.boot_ms, time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1_000_000)
 
 
-def test_a_killed_process_leaves_nothing_behind_once_it_is_swept(fake: FakeTime) -> None:
+def test_the_sweep_removes_everything_that_a_killed_process_left(fake: FakeTime) -> None:
     process = Process(fake)
     process.ask()
     process.kill()

@@ -79,7 +79,7 @@ async def talk(node: Node, data: bytes, *, close: bool = False) -> bytes:
         "nested JSON",
     ],
 )
-async def test_garbage_closes_its_connection_and_no_other(node: Node, garbage: bytes) -> None:
+async def test_garbage_closes_only_its_own_connection(node: Node, garbage: bytes) -> None:
     async with qmq.connect(node.address) as mq:
         await mq.send("s", b"before")
         await talk(node, garbage)

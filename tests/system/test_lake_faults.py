@@ -30,7 +30,7 @@ async def test_every_message_is_in_the_table_once_though_writers_are_killed(
     assert found.rejected == (10_000 // BAD_EVERY if is_typed else 0)
 
 
-def test_a_row_that_is_missing_or_there_twice_or_out_of_order_is_seen() -> None:
+def test_a_missing_doubled_or_misplaced_row_is_found() -> None:
     def table(*numbers: int) -> pa.Table:
         columns = {"route_version": [1] * len(numbers), "partition": [1] * len(numbers), "sequence": list(range(len(numbers)))}
         return pa.table(

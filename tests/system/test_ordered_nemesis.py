@@ -191,7 +191,7 @@ async def test_a_group_emptied_while_it_was_frozen_does_not_count_as_a_victim(tm
     assert [end for end, _ in world.outages()] == ["invoke", "ok"] * 2
 
 
-async def test_a_group_that_had_nothing_for_one_version_only_is_no_victim_either(tmp_path: Path) -> None:
+async def test_a_group_without_partitions_for_one_version_is_not_a_victim(tmp_path: Path) -> None:
     world = World(tmp_path)
 
     def away_and_back() -> None:
@@ -241,7 +241,7 @@ async def test_a_stopped_consumer_sleeps_for_longer_than_its_lease(tmp_path: Pat
     assert world.slept_s > 3.0
 
 
-async def test_a_change_that_conflicts_is_tried_again_from_the_route_as_it_is_then(tmp_path: Path) -> None:
+async def test_a_change_that_conflicts_is_retried_from_the_current_route(tmp_path: Path) -> None:
     world = World(tmp_path)
     world.metadata.failures = [RouteConflict("another one"), NotConnected("the metaserver died")]
     await world.changer.change("move")
@@ -257,7 +257,7 @@ async def test_a_drain_continues_until_the_group_has_nothing(tmp_path: Path) -> 
     assert worth_harming(await world.changer.route(), ["g1", "g2"]) == ["g2"]
 
 
-async def test_steps_are_taken_one_after_the_other_and_none_before_its_time() -> None:
+async def test_steps_run_one_after_the_other_and_never_early() -> None:
     taken: list[str] = []
 
     async def act(kind: str) -> None:

@@ -56,7 +56,7 @@ async def puts(tmp_path: Path, producer: FakeProducer, keys: str, *ends: BatchRe
     return load(tmp_path / "h.jsonl"), put
 
 
-async def test_a_put_says_of_each_message_where_it_is(tmp_path: Path) -> None:
+async def test_a_put_returns_the_place_of_each_message(tmp_path: Path) -> None:
     producer = FakeProducer(2, 1)
     (begun, one, two), put = await puts(tmp_path, producer, "a b a", stored(1, 40, 2), stored(2, 9, 1))
     assert begun.messages == (Keyed("a", 1), Keyed("b", 1), Keyed("a", 2))
@@ -67,7 +67,7 @@ async def test_a_put_says_of_each_message_where_it_is(tmp_path: Path) -> None:
     assert (put.acked.total(), put.failures) == (3, {})
 
 
-async def test_what_was_cut_and_sent_again_is_told_apart(tmp_path: Path) -> None:
+async def test_messages_of_a_cut_batch_are_told_from_those_sent_again(tmp_path: Path) -> None:
     again = MessageId(3, 0, 5)
     cut = CutReceipt.join([((0, 2), stored(2, 0, 2)), ((1,), stored(3, 8, 1, ids=[again.to_bytes()]))], 3)
     (_, one, two), _ = await puts(tmp_path, FakeProducer(3), "a b c", cut)
@@ -133,7 +133,7 @@ async def test_a_delivery_is_written_at_once_and_acknowledgements_by_their_answe
     assert all(event.began_ns and event.began_ns <= event.t_ns for event in events if isinstance(event, Settle))
 
 
-async def test_a_lane_that_is_lost_behind_an_acknowledgement_leaves_nobody_knowing(tmp_path: Path) -> None:
+async def test_a_lane_lost_after_an_acknowledgement_leaves_the_outcome_unknown(tmp_path: Path) -> None:
     """It may have been committed before the lane was lost: one acknowledgement at a time, and in bulk if part of it was still held."""
     with Recorder(tmp_path / "h.jsonl") as recorder:
         log = DeliveryRecorder(recorder, "c.1", "g")

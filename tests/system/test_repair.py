@@ -50,7 +50,7 @@ def fill(folder: Path) -> Path:
 
 
 @needs.mounts
-async def test_a_slave_with_a_full_disk_holds_nobody_up_and_catches_up_when_there_is_room(group: Group, tmp_path: Path) -> None:
+async def test_a_slave_with_a_full_disk_delays_no_one_and_catches_up_later(group: Group, tmp_path: Path) -> None:
     slave = await group.slave()
     await asyncio.to_thread(group.cluster.stop, slave)
     with small_disk(group.store(slave).parent) as folder:

@@ -107,7 +107,7 @@ async def test_a_change_is_waited_for_until_a_living_consumer_has_continued(node
     assert {each["route_version"] for each in seen} == {1, 2}
 
 
-def test_what_ordered_subjects_cannot_do_is_said(node_process: NodeProcess) -> None:
+def test_unsupported_options_of_ordered_subjects_are_named(node_process: NodeProcess) -> None:
     node_process.start()
     found(node_process, "subject", "create", "orders", "--order", "strict")
     found(node_process, "subject", "create", "plain")

@@ -58,7 +58,7 @@ async def test_a_client_without_a_certificate_of_the_authority_gets_nowhere(grou
     await asyncio.gather(*map(try_with, (None, qmq.Tls(ca), qmq.Tls(ca, etcds(group, "cert"), etcds(group, "key")))))
 
 
-async def test_etcd_refuses_whoever_is_no_server_of_the_cluster(group: Group) -> None:
+async def test_etcd_refuses_clients_that_are_not_servers_of_the_cluster(group: Group) -> None:
     demo = group.papers("demo")
     for each in (store_of(group, None, None), store_of(group, demo.cert, demo.key)):
         with pytest.raises(CoordinationUnavailable):

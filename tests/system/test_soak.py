@@ -37,7 +37,7 @@ def test_a_soak_in_which_everything_was_handled_or_dead_lettered_is_fine() -> No
     ],
     ids=("unhandled", "not dead-lettered", "handled", "twice"),
 )
-def test_what_was_lost_or_dead_lettered_wrongly_is_said(handled: Runs, dead_lettered: Runs, says: str) -> None:
+def test_lost_and_wrongly_dead_lettered_messages_are_reported(handled: Runs, dead_lettered: Runs, says: str) -> None:
     assert any(text.startswith(says) for text in judge_messages(ALL, handled, dead_lettered, every=100, fails=37).anomalies)
 
 
@@ -49,7 +49,7 @@ def test_what_a_soak_found_can_be_read_by_machines() -> None:
     assert (found["samples"]["broker"][0]["handles"], found["verdict"]["anomalies"]) == (2, [])
 
 
-def test_growth_of_memory_handles_or_threads_is_said() -> None:
+def test_growth_of_memory_handles_or_threads_is_reported() -> None:
     flat = [Sample(at, 100.0, 20, 5) for at in range(40)]
     assert judge_samples("broker", flat) == []
     grown = [Sample(at, 100.0 + 10 * at, 20 + at, 5 + at) for at in range(40)]
@@ -58,7 +58,7 @@ def test_growth_of_memory_handles_or_threads_is_said() -> None:
 
 
 @pytest.mark.long
-async def test_a_minute_of_load_with_failing_consumers_loses_and_grows_nothing(tmp_path: Path) -> None:
+async def test_a_minute_with_failing_consumers_loses_no_message_and_leaks_nothing(tmp_path: Path) -> None:
     report = await Soak(tmp_path, 30.0, seed=7, calibrate_s=6.0, steps_s=1.5, secure=SECURE).run()
     assert report.anomalies == []
     assert {"leave", "crash", "hang", "join"} <= set(report.events)

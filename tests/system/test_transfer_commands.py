@@ -81,7 +81,7 @@ def _fill(node: NodeProcess) -> None:
 
 
 @pytest.mark.parametrize("name", ["all.jsonl", "all.parquet"])
-def test_what_is_exported_and_imported_is_the_same(shop: NodeProcess, plain: str, tmp_path: Path, name: str) -> None:
+def test_exported_and_imported_messages_are_equal(shop: NodeProcess, plain: str, tmp_path: Path, name: str) -> None:
     file = str(tmp_path / name)
     assert json.loads(said(shop, "export", "orders", "--file", file, "--json")) == [{"subject": "orders", "messages": 61, "file": file}]
     assert [each.name for each in tmp_path.iterdir() if each.is_file()] == [name], "and nothing is left beside it"

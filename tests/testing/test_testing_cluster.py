@@ -168,7 +168,7 @@ def test_an_address_is_read_as_it_was_written(text: str, place: Address) -> None
 
 
 @pytest.mark.parametrize("text", ["", ":1", "host:x", "host:65536", "unix:", "unix:here", "unix:/" + "x" * 107])
-def test_what_is_no_address_is_refused(text: str) -> None:
+def test_an_invalid_address_is_refused(text: str) -> None:
     with pytest.raises(InvalidArgument):
         parse(text)
 

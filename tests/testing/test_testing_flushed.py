@@ -64,7 +64,7 @@ async def gated(brokers: int) -> AsyncIterator[tuple[TestCluster, Gates, qmq.Cli
             gates.open()
 
 
-async def test_acks_flushed_wait_for_a_majoritys_disks_and_hold_up_nobody_else() -> None:
+async def test_acks_flushed_waits_for_a_majoritys_disks_and_delays_no_other_send() -> None:
     async with gated(3) as (cluster, gates, mq):
         await mq.send("clicks", b"warm")
         gates.shut()

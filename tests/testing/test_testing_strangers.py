@@ -115,7 +115,7 @@ async def test_orders_of_a_stranger_are_without_effect(qmq_cluster: TestCluster)
 
 
 @pytest.mark.qmq_cluster(brokers=3, delay=False)
-async def test_hellos_in_the_replicas_names_displace_nobody(qmq_cluster: TestCluster) -> None:
+async def test_a_hello_in_a_replicas_name_displaces_no_replica(qmq_cluster: TestCluster) -> None:
     nodes = await settled(qmq_cluster)
     before = standing(nodes)
     held = [await connect(node, name, version=version) for node in nodes.values() for name in NAMES for version in (1, 2)]
@@ -127,7 +127,7 @@ async def test_hellos_in_the_replicas_names_displace_nobody(qmq_cluster: TestClu
 
 
 @pytest.mark.qmq_cluster(brokers=3, delay=False)
-async def test_a_peer_that_connects_anew_has_its_older_connection_closed(qmq_cluster: TestCluster) -> None:
+async def test_a_peer_that_reconnects_has_its_older_connection_closed(qmq_cluster: TestCluster) -> None:
     from qmq_replication.peer_proof import DIALS, PeerHello, prove
 
     nodes = await settled(qmq_cluster)
@@ -146,7 +146,7 @@ async def test_a_peer_that_connects_anew_has_its_older_connection_closed(qmq_clu
 
 
 @pytest.mark.qmq_cluster(brokers=3, delay=False)
-async def test_acknowledgements_of_a_stranger_count_for_nothing(qmq_cluster: TestCluster) -> None:
+async def test_acknowledgements_of_a_stranger_do_not_count(qmq_cluster: TestCluster) -> None:
     nodes = await settled(qmq_cluster)
     name = qmq_cluster.master()
     core, slaves = nodes[name].driver.core, [each for each in NAMES if each != name]
@@ -185,7 +185,7 @@ async def test_a_large_frame_is_refused_before_the_sender_is_proved(qmq_cluster:
 
 @pytest.mark.qmq_cluster(brokers=3, delay=False)
 @pytest.mark.parametrize("far", [FAR, FAREST])
-async def test_replicas_that_promised_what_nobody_ever_won_come_back(qmq_cluster: TestCluster, far: int) -> None:
+async def test_replicas_that_promised_an_epoch_without_a_winner_recover(qmq_cluster: TestCluster, far: int) -> None:
     """An earlier release accepted any request for a promise and stored it."""
     nodes = await settled(qmq_cluster)
     for name, node in nodes.items():

@@ -123,7 +123,7 @@ async def test_an_ordered_consumer_that_hangs_leaves_its_lanes_to_others(qmq_clu
         await mq.send("orders", b"2", key="k")  # the master's lease, and with it its right to take this, was kept
 
 
-async def test_time_passes_for_whoever_sleeps_in_the_loop(qmq_cluster: TestCluster) -> None:
+async def test_time_passes_for_every_sleeper_of_the_loop(qmq_cluster: TestCluster) -> None:
     begun = time.monotonic()
     sleeper = asyncio.create_task(asyncio.sleep(100))
     with pytest.raises(TimeoutError):

@@ -18,7 +18,7 @@ def test_every_promise_names_a_test_and_every_test_that_is_named_exists() -> Non
     assert [row for row in rows if "`test_" not in row] == []
 
 
-def test_every_attack_has_a_test_that_exists_where_it_is_said_to_be() -> None:
+def test_every_attack_names_a_test_that_exists() -> None:
     page = (ROOT / "docs" / "SECURITY.md").read_text().partition("## Attacks")[2]
     rows = [line for line in page.splitlines() if line.startswith("| ") and not line.startswith("| attack")]
     assert len(rows) > 50

@@ -122,7 +122,7 @@ def test_the_pause_of_a_group_is_the_longest_time_without_a_delivery() -> None:
     assert report.figures["g paused by a change, s"]["p99"] == 3.0
 
 
-def test_quantiles_of_nothing_are_nothing() -> None:
+def test_without_values_there_are_no_quantiles() -> None:
     assert Pauses(()).quantile(0.5) == 0.0
     assert [Pauses((3 * S, S, 2 * S)).quantile(share) for share in (0.0, 0.5, 0.99, 1.0)] == [1.0, 2.0, 3.0, 3.0]
 
@@ -137,7 +137,7 @@ def test_the_ordered_report_is_json_and_text_and_stays_short() -> None:
     assert str(check_ordered(lines(ONE), drained=False)).startswith("no anomaly (not drained)")
 
 
-def test_one_promise_that_is_broken_everywhere_is_told_a_thousand_times_at_most() -> None:
+def test_one_promise_broken_everywhere_is_reported_at_most_1000_times() -> None:
     events = lines(ONE, *(put(f"d{at}", at=f"1:{at}") for at in range(1, 1_202)))
     assert check_ordered(events, drained=True, groups=("g",)).names == {"lost": 1_000}
 

@@ -129,7 +129,7 @@ def test_a_message_that_one_group_is_never_given_is_lost(events: Lines, data: st
 
 @lies
 @given(LONG_HISTORIES, DRAW)
-def test_a_message_that_nobody_sent_is_a_phantom(events: Lines, data: st.DataObject) -> None:
+def test_a_message_that_was_never_sent_is_a_phantom(events: Lines, data: st.DataObject) -> None:
     history = OrderedHistory(events)
     delivery = pick(data, list(range(len(history.deliveries.message))))
     partition, row = given_at(history, delivery)

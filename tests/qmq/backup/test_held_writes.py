@@ -63,7 +63,7 @@ async def test_writes_wait_while_they_are_held_and_continue_afterwards(cluster: 
             await one.release("t")
 
 
-async def test_a_hold_ends_by_itself_and_the_caller_is_told(cluster: LiveCluster, history: History) -> None:
+async def test_a_hold_expires_and_its_caller_is_told(cluster: LiveCluster, history: History) -> None:
     async with cluster.client() as mq, master_of(cluster, "b1-a") as one, master_of(cluster, "b2-a") as other:
         await history.create_subjects(mq)
         await asyncio.gather(one.hold("t", 100), other.hold("t", 100))

@@ -120,7 +120,7 @@ async def test_a_restore_that_dies_at_any_flush_is_continued(
 
 
 @pytest.mark.rotating
-async def test_a_server_that_starts_before_its_data_is_restored_founds_nothing(
+async def test_a_server_started_before_its_restore_creates_no_new_log(
     cluster: LiveCluster, empty_cluster: LiveCluster, history: History, tmp_path: Path
 ) -> None:
     objects = objects_in(tmp_path / "backups")
@@ -140,7 +140,7 @@ async def test_a_server_that_starts_before_its_data_is_restored_founds_nothing(
 
 
 @pytest.mark.rotating
-async def test_delayed_messages_come_from_the_schedule_when_the_log_has_them_no_more(
+async def test_delayed_messages_come_from_the_schedule_when_the_log_lost_them(
     cluster: LiveCluster, empty_cluster: LiveCluster, history: History, tmp_path: Path
 ) -> None:
     objects = objects_in(tmp_path / "backups", chunk_bytes=64 * KIB)

@@ -160,7 +160,7 @@ def test_what_fell_out_of_the_window_is_compared_in_the_log(tmp_path: Path) -> N
     it.store.close()
 
 
-def test_the_flag_that_says_again_is_no_other_content(it: World) -> None:
+def test_the_retry_flag_does_not_count_as_different_content(it: World) -> None:
     again = int(BatchFlag.AGAIN)
     it.write(it.batch(0), it.batch(1, flags=again))
     assert it.write(it.batch(0, flags=again), it.batch(1), it.batch(1, flags=again)) == [0, 1, 1]

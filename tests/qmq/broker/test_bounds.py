@@ -61,7 +61,7 @@ async def attach(connection: Connection, consumer: str = "c") -> int:
     return wire.Attached.unpack(answer.payload).session
 
 
-async def test_a_full_disk_is_said_once_until_there_is_room_again(
+async def test_a_full_disk_is_logged_once_until_there_is_room_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     tries = [0]

@@ -27,7 +27,7 @@ def test_an_item_is_due_at_the_earliest_time_that_was_asked_for_and_then_forgott
     assert not len(times)
 
 
-def test_what_is_asked_for_while_looking_comes_with_the_next_call() -> None:
+def test_requests_made_during_a_call_are_answered_by_the_next_call() -> None:
     times, thing = CheckTimes[Thing](), Thing()
     times.at(thing, 1)
     for each in times.due(10):

@@ -11,7 +11,7 @@ from qmq.testing import TestCluster
 
 
 @pytest.mark.parametrize("name", ["a\ud800b", "\x1b]0;owned\x07", "x" * 128, "line\nbreak", "\u202e"])
-async def test_a_client_whose_name_cannot_be_told_is_refused(name: str) -> None:
+async def test_a_client_with_an_unprintable_name_is_refused(name: str) -> None:
     async with TestCluster() as cluster:
         mq = cluster.client()
         await mq.send("s", b"1")

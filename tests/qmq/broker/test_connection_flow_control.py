@@ -168,7 +168,7 @@ def test_all_reasons_must_be_over_before_a_connection_is_read_again() -> None:
     assert socket.is_reading
 
 
-def test_a_request_that_is_not_answered_cannot_be_sent_again() -> None:
+def test_the_number_of_an_unanswered_request_cannot_be_used_again() -> None:
     flow = flow_of(Socket())
     flow.began(7, 1)
     with pytest.raises(ProtocolViolation, match="request 7"):

@@ -153,7 +153,7 @@ async def test_a_crash_after_the_copy_and_before_its_record_makes_no_second_copy
     assert after.crashed("c").share.dying == []
 
 
-async def test_messages_that_die_after_such_a_crash_are_copied_with_other_batch_cuts(tmp_path: Path) -> None:
+async def test_messages_that_die_after_the_crash_are_copied_in_other_batches(tmp_path: Path) -> None:
     world = World(tmp_path / "a")
     world.send(numbered(6))
     world.attach()
@@ -296,7 +296,7 @@ async def test_dead_messages_are_copied_while_others_keep_dying_and_commits_come
     assert len(world.bodies()) >= 15
 
 
-async def test_a_batch_that_cannot_be_read_keeps_its_dead_and_stops_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_unreadable_batch_keeps_its_dead_messages_and_stops_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     world = World(tmp_path / "a")
     world.send(numbered(2))
     world.attach()

@@ -178,7 +178,7 @@ def test_a_batch_whose_bloom_is_full_by_its_tags_goes_to_everybody(store: Store,
     ],
 )
 @pytest.mark.parametrize("due_times_ms", [None, [5, 6]])
-def test_a_directed_batch_that_does_not_say_for_whom_is_refused_everywhere(
+def test_a_directed_batch_without_a_group_is_refused_everywhere(
     queue: Queue, headers: list[Mapping[str, bytes]] | None, due_times_ms: list[int] | None
 ) -> None:
     with pytest.raises(InvalidArgument, match="qmq-group"):
@@ -227,6 +227,6 @@ def test_the_group_is_that_of_the_first_message() -> None:
 
 
 @pytest.mark.parametrize(("value", "count"), [(b"1", 1), (b"12", 12), (b"", 0), (b"-1", 0), (b"x", 0), (b"1" * 10, 0), (b"\xb2", 0)])
-def test_failures_are_a_decimal_number_and_anything_else_is_none(value: bytes, count: int) -> None:
+def test_only_a_decimal_number_counts_as_failures(value: bytes, count: int) -> None:
     assert failures({"qmq-attempt": value}) == count
     assert failures({}) == 0

@@ -45,7 +45,7 @@ def test_a_range_over_several_batches_knows_of_each_message(store: Store) -> Non
     assert asked(store, 4, 1) == [1]
 
 
-def test_what_is_behind_the_end_never_failed(store: Store) -> None:
+def test_sequences_behind_the_end_never_failed(store: Store) -> None:
     assert asked(store, 6, 3) == [0, 0, 0]
 
 

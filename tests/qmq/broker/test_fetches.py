@@ -119,7 +119,7 @@ async def test_asking_on_from_each_answer_gives_each_batch_once(tmp_path: Path) 
         assert found == list(range(0, 200, 10))
 
 
-async def test_a_batch_that_is_larger_than_what_is_asked_for_comes_all_the_same(tmp_path: Path) -> None:
+async def test_a_batch_larger_than_the_requested_size_is_still_returned(tmp_path: Path) -> None:
     async with reader(tmp_path) as it:
         it.append(100)
         it.append(1, number=1)
@@ -174,7 +174,7 @@ async def test_batches_without_a_wanted_logical_partition_are_passed_over(tmp_pa
             await it.fetch(subject=SUBJECT, partition=1, lps=["5"])
 
 
-async def test_directed_batches_are_given_only_to_who_wants_them(tmp_path: Path) -> None:
+async def test_directed_batches_are_given_only_to_their_group(tmp_path: Path) -> None:
     async with reader(tmp_path) as it:
         it.append()
         headers: list[Any] = [{"qmq-group": b"g"}]
@@ -202,7 +202,7 @@ async def test_what_was_appended_since_a_time_begins_at_a_batch_or_at_the_end(tm
         assert bases((await it.fetch(since_ms=1_150))[1]) == [20, 30]
 
 
-async def test_a_sealed_partition_ends_at_its_command_message_which_nobody_gets(tmp_path: Path) -> None:
+async def test_a_sealed_partition_ends_at_a_command_message_that_no_consumer_gets(tmp_path: Path) -> None:
     async with world(tmp_path) as w:
         it = Reader(w.node, w.connection)
         await w.produce([b"k"] * 3)
@@ -213,7 +213,7 @@ async def test_a_sealed_partition_ends_at_its_command_message_which_nobody_gets(
         assert bases(views) == [0]
 
 
-async def test_what_retention_took_is_said_by_the_start(tmp_path: Path) -> None:
+async def test_the_start_reports_expired_messages(tmp_path: Path) -> None:
     async with reader(tmp_path) as it:
         for number in range(4):
             it.append(number=number)
@@ -281,7 +281,7 @@ async def test_uncommitted_batches_are_neither_given_nor_counted(tmp_path: Path)
         assert bases((await it.fetch())[1]) == [0, 10]
 
 
-async def test_what_is_found_is_answered_behind_the_commit_of_all_that_was_appended(tmp_path: Path) -> None:
+async def test_a_lookup_is_answered_after_the_commit_of_all_appended_batches(tmp_path: Path) -> None:
     async with uncommitted(tmp_path) as (it, commit):
         it.append(number=1)
         asked = asyncio.create_task(it.find())

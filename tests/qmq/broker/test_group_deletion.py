@@ -63,7 +63,7 @@ async def created(mq: qmq.Client) -> None:
     await mq.metadata.create_subject(SubjectConfig("o", order=Order.STRICT, logical_partitions=16), partitions=2)
 
 
-async def test_a_deleted_group_of_an_ordered_subject_begins_anew_also_behind_a_restart() -> None:
+async def test_a_deleted_group_of_an_ordered_subject_starts_over_after_a_restart_too() -> None:
     async with TestCluster(delay=False) as cluster:
         mq = cluster.client()
         await created(mq)

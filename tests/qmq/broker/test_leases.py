@@ -60,7 +60,7 @@ def attach(
     return broker.dispatch.attach(peer, wire.Attach("s", 0, "g", consumer, "i", -1, "earliest", lease_ms, [], []))
 
 
-async def test_who_asks_for_an_hour_is_granted_less_and_told_so(store: Store) -> None:
+async def test_a_lease_of_an_hour_is_shortened_and_the_answer_says_so(store: Store) -> None:
     broker, clock = broker_on(store)
     assert attach(broker, "c", Mute()).lease_ms == MAX_MS
     assert attach(broker, "short", Mute(), lease_ms=2_000).lease_ms == 2_000

@@ -153,7 +153,7 @@ async def test_retention_goes_by_append_time_not_by_the_files_date(tmp_path: Pat
         assert queue.start_sequence == 0
 
 
-async def test_a_pull_on_an_unknown_session_is_told_to_attach_again(tmp_path: Path) -> None:
+async def test_a_pull_on_an_unknown_session_must_attach_again(tmp_path: Path) -> None:
     async with served(tmp_path, LogConfig()) as (_, server, _):
         connection = await connect(f"127.0.0.1:{server.port}", "test")
         with pytest.raises(UnknownConsumer, match="attach again"):
@@ -205,7 +205,7 @@ async def test_a_slow_disk_makes_one_flush_of_all_that_came_meanwhile_and_then_r
         assert disk.syncs - before == 2, "there is nothing to flush"
 
 
-async def test_an_interval_between_flushes_holds_up_nobody_who_waits_for_one(tmp_path: Path) -> None:
+async def test_an_interval_between_flushes_does_not_delay_a_requested_flush(tmp_path: Path) -> None:
     async with served(tmp_path, LogConfig(flush_interval_ms=3_600_000)) as (broker, server, _):
         connection = await connect(f"127.0.0.1:{server.port}", "test")
         for number in range(3):

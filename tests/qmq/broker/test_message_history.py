@@ -84,7 +84,7 @@ async def test_a_story_is_the_same_in_one_page_and_in_many(node: Node, mq: qmq.C
     assert not found[-1].known_since_ms
 
 
-async def test_a_story_that_was_begun_at_one_master_is_told_on_by_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_next_master_continues_the_story_of_a_message(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(message_history, "SCAN_BYTES_MAX", 1)
     monkeypatch.setattr(message_history, "TURN_BYTES", 1)
     async with TestCluster(brokers=3, delay=False) as cluster:
@@ -115,7 +115,7 @@ async def test_a_story_begins_in_the_segment_that_was_begun_before_its_message(n
     await message.ack_sync()
 
 
-async def test_what_retention_took_of_the_action_log_is_said_to_be_missing(node: Node, mq: qmq.Client) -> None:
+async def test_deleted_segments_of_the_action_log_are_reported_as_missing(node: Node, mq: qmq.Client) -> None:
     actions, queue = node.store.actions, node.store.open_queue("s", 0)
     actions.segment_bytes = 600
     receipt = await failed_twice(mq)
@@ -138,7 +138,7 @@ async def test_what_retention_took_of_the_action_log_is_said_to_be_missing(node:
     assert not page.known_since_ms
 
 
-async def test_a_cursor_that_is_none_and_a_message_that_is_none_are_refused(mq: qmq.Client) -> None:
+async def test_an_invalid_cursor_and_a_missing_message_are_refused(mq: qmq.Client) -> None:
     place = await place_of(mq, await mq.send("s", b"x"))
     with pytest.raises(InvalidArgument, match="cursor"):
         await mq.metadata.trace_message(place, "", b"\x93\x01")
@@ -162,7 +162,7 @@ async def test_a_cursor_of_the_release_before_is_refused(mq: qmq.Client) -> None
         await mq.metadata.trace_message(place, "", msgspec.msgpack.encode([[0, 0, -1, 0, b""], [trail], []]))
 
 
-async def test_a_message_is_found_without_its_subject_and_one_that_is_nowhere_is_not(mq: qmq.Client) -> None:
+async def test_a_message_is_found_without_its_subject_and_a_missing_one_is_not(mq: qmq.Client) -> None:
     for subject in ("a", "b", "c"):
         await mq.send(subject, b"other")
     receipt = (await mq.send_many("b", [b"0", b"1", b"2"]))[1]
@@ -214,7 +214,7 @@ async def test_a_delayed_message_is_followed_from_the_delay_group_to_its_consume
             await mq.metadata.find_every(str(MessageId(soon.id.producer_id, 99, 0)))
 
 
-async def test_pauses_and_backlogs_are_told(node: Node, mq: qmq.Client) -> None:
+async def test_pauses_and_backlogs_are_reported(node: Node, mq: qmq.Client) -> None:
     receipts = [await mq.send("s", b"%d" % number) for number in range(3)]
     consumer = mq.consumer("s", "g", name="a", prefetch=1)
     message = await take(consumer)

@@ -155,7 +155,7 @@ async def test_a_lane_in_small_pulls_misses_and_repeats_nothing(tmp_path: Path) 
         assert small == (await it.pull(lane))[1]
 
 
-async def test_what_is_done_is_not_handed_out_again_to_whoever_comes_after(tmp_path: Path) -> None:
+async def test_finished_messages_are_not_handed_to_the_next_consumer(tmp_path: Path) -> None:
     async with world(tmp_path) as it:
         await it.produce(KEYS)
         lane = await it.attach()
@@ -272,7 +272,7 @@ async def test_an_idle_lane_hears_how_far_others_messages_have_gone(tmp_path: Pa
         assert (got, delivery.next_sequence) == ([], 6)
 
 
-async def test_progress_tells_what_is_finished_only_when_the_command_message_is_done(tmp_path: Path) -> None:
+async def test_progress_reports_a_partition_finished_after_its_command_message(tmp_path: Path) -> None:
     async with world(tmp_path) as it:
         await it.produce(KEYS)
         lane = await it.attach(LpRange(0, 8))
@@ -300,7 +300,7 @@ async def test_a_command_message_that_is_left_has_no_age(tmp_path: Path) -> None
         assert lag_ms(queue, command, later_ms) == 0
 
 
-async def test_settling_what_is_not_there_yet_is_refused(tmp_path: Path) -> None:
+async def test_settling_a_future_message_is_refused(tmp_path: Path) -> None:
     async with world(tmp_path) as it:
         await it.produce(KEYS[:3])
         lane = await it.attach()
@@ -308,7 +308,7 @@ async def test_settling_what_is_not_there_yet_is_refused(tmp_path: Path) -> None
             await it.settle(lane, (0, 3))
 
 
-async def test_hazard_6_retention_that_cuts_what_a_slow_group_needs_is_said_loudly(tmp_path: Path) -> None:
+async def test_hazard_6_retention_that_deletes_a_slow_groups_messages_is_logged(tmp_path: Path) -> None:
     """Hazard 6 (Pravega #7343): the group neither skips messages silently nor stops: the error says what is gone and what to do."""
     async with world(tmp_path) as it:
         await it.produce(KEYS)

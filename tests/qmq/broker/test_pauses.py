@@ -76,7 +76,7 @@ async def test_settings_are_looked_up_once_and_again_when_the_view_has_others() 
 
 
 @pytest.mark.parametrize("whom", KINDS, ids=str)
-async def test_a_paused_lane_gets_nothing_settles_as_ever_and_continues_when_it_is_resumed(tmp_path: Path, whom: Whom) -> None:
+async def test_a_paused_lane_gets_no_messages_settles_and_continues_when_resumed(tmp_path: Path, whom: Whom) -> None:
     async with world(tmp_path) as it:
         await it.produce([b"a", b"b", b"c", b"d"])
         lane = await it.attach(lease_ms=1_000)

@@ -39,7 +39,7 @@ async def test_a_coroutine_continues_when_its_index_is_committed_and_no_sooner()
     assert waiter.result() is None
 
 
-async def test_who_waits_for_what_is_unwritten_continues_when_that_is_committed() -> None:
+async def test_a_waiter_for_unwritten_entries_continues_at_their_commit() -> None:
     responses, waiter, peer = PendingResponses(), asyncio.get_running_loop().create_future(), Reader()
     responses.wait(waiter, None)
     responses.unwritten.append(HeldAnswer(0, peer, 1, b"done"))
@@ -52,7 +52,7 @@ async def test_who_waits_for_what_is_unwritten_continues_when_that_is_committed(
     assert (waiter.done(), peer.sent) == (True, [b"done"])
 
 
-async def test_who_waits_when_the_mastership_ends_hears_that_nobody_knows() -> None:
+async def test_waiters_at_the_end_of_a_mastership_get_an_unknown_outcome() -> None:
     responses, loop, peer = PendingResponses(), asyncio.get_running_loop(), Reader()
     waiters = [loop.create_future() for _ in range(2)]
     responses.wait(waiters[0], 5)
@@ -70,7 +70,7 @@ async def test_who_waits_when_the_mastership_ends_hears_that_nobody_knows() -> N
     assert peer.sent == []
 
 
-async def test_a_coroutine_that_gave_up_holds_up_nobody() -> None:
+async def test_a_cancelled_coroutine_does_not_hold_up_others() -> None:
     responses, loop = PendingResponses(), asyncio.get_running_loop()
     gave_up, patient = loop.create_future(), loop.create_future()
     for waiter in (gave_up, patient):

@@ -45,7 +45,7 @@ def astray(column: str, value: int, flags: int = 0, partition: int = 0, subject:
 
 
 @pytest.mark.parametrize("lie", LIES)
-async def test_who_asks_for_a_poisoned_message_hears_what_is_wrong_and_others_are_served(node: Node, lie: str) -> None:
+async def test_a_request_for_a_damaged_message_fails_and_others_are_served(node: Node, lie: str) -> None:
     async with qmq.connect(node.address) as mq:
         good = await mq.send("s", b"good", tags=["t"])
         sequence = store(node, region_of(lie), bloom=LOOK_INSIDE)
@@ -66,9 +66,7 @@ async def test_who_asks_for_a_poisoned_message_hears_what_is_wrong_and_others_ar
 
 
 @pytest.mark.parametrize(("column", "value"), [("header_list", 1 << 30), ("header_list", -1), ("tag_list", -5)])
-async def test_a_batch_that_nobody_can_look_into_is_passed_over_by_who_has_to(
-    node: Node, column: str, value: int, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_batch_with_unreadable_columns_is_skipped(node: Node, column: str, value: int, caplog: pytest.LogCaptureFixture) -> None:
     async with qmq.connect(node.address) as mq:
         await mq.metadata.create_subject(qmq.SubjectConfig("s"))
         consumer = mq.consumer("s", "g", tags_any=["t"])
@@ -84,14 +82,14 @@ async def test_a_batch_that_nobody_can_look_into_is_passed_over_by_who_has_to(
         await consumer.close()
 
 
-async def test_what_failed_before_counts_as_new_if_nobody_can_tell(node: Node) -> None:
+async def test_a_message_with_an_unreadable_attempt_counts_as_new(node: Node) -> None:
     """The count is looked up by a timer when a lease ends, where no caller would get an error."""
     sequence = store(node, astray("header_list", -1, BatchFlag.DIRECTED), bloom=LOOK_INSIDE)
     queue = node.broker.store.open_queue("s", 0)
     assert failures_in(node.broker.store, queue, BatchReader(queue))(sequence, 1) == [(1, 0)]
 
 
-async def test_a_lane_that_cannot_tell_whose_a_batch_is_says_where_to_continue(node: Node) -> None:
+async def test_an_unreadable_batch_of_a_lane_is_an_error_that_names_the_next_sequence(node: Node) -> None:
     store(node, region_of("a create time before 1970", subject=b"o"), "o", 1)  # it has no keys and no logical partitions
     queue = node.broker.store.open_queue("o", 1)
     node.broker.store.act(LaneBegin("o", 1, "g", "", 0, 64, 0, 0))

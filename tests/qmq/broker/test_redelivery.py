@@ -40,7 +40,7 @@ def test_without_a_limit_nothing_dies_of_failing() -> None:
     assert decided.settlements == ((0, 0, Verdict.NACK, 5),)
 
 
-def test_what_is_rejected_is_dead_at_its_first_attempt_even_without_a_limit() -> None:
+def test_a_rejected_message_is_dead_at_its_first_attempt() -> None:
     reject = Settlement(0, 0, Verdict.DEAD, 0, "no JSON")
     decided = decide([HeldMessages(0, 0, 1, 1)], [reject], GroupSettings(0, (5,)), none_failed)
     assert decided == Decided(((0, 0, Verdict.DEAD, 0),), ((0, "no JSON"),))
@@ -84,7 +84,7 @@ def test_a_begun_message_with_attempts_left_rests_before_it_comes_again() -> Non
     assert decided.settlements == ((0, 0, Verdict.RELEASE, 0), (1, 1, Verdict.NACK, 20))
 
 
-def test_what_was_begun_is_forgotten_when_it_is_held_no_more() -> None:
+def test_begun_marks_end_when_the_message_is_no_longer_held() -> None:
     begun = Begun()
     for pull in (1, 2, 3, 7):
         begun.add(pull, pull)

@@ -97,6 +97,6 @@ async def test_a_duplicate_that_cannot_be_compared_hears_of_overload_too(tmp_pat
     store.close()
 
 
-def test_any_other_failure_of_the_disk_stays_what_it_is() -> None:
+def test_any_other_disk_error_is_raised_unchanged() -> None:
     with pytest.raises(OSError, match="I/O"):
         refusal_of(OSError(errno.EIO, "I/O error"))

@@ -103,7 +103,7 @@ def test_at_the_limit_it_waits_until_a_part_is_settled_and_then_continues(tmp_pa
     assert found.room(holder_of(0), index) == 50_000
 
 
-def test_a_single_message_at_the_limit_is_no_dead_end(tmp_path: Path) -> None:
+def test_a_single_message_over_the_byte_limit_is_still_handed_out(tmp_path: Path) -> None:
     index = index_of(tmp_path, [(1, 100_000)] * 3)
     found = UnackedBytes(50_000)
     assert found.room(holder_of(0), index) == 50_000

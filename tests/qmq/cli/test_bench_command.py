@@ -22,7 +22,7 @@ def measured(node: NodeProcess, *words: str) -> dict[str, float]:
 
 
 @pytest.mark.rotating
-def test_what_is_published_is_stored_and_consumed(node_process: NodeProcess) -> None:
+def test_published_messages_are_stored_and_consumed(node_process: NodeProcess) -> None:
     node_process.start()
     published = measured(node_process, "pub", "speed", "--messages", "2500", "--size", "10", "--batch", "1000")
     one_by_one = measured(node_process, "pub", "speed", "--messages", "300", "--batch", "1")

@@ -92,7 +92,7 @@ def test_a_view_is_shown_again_and_again_until_ctrl_c(shop: NodeProcess) -> None
         assert watching.returncode == 130
 
 
-def test_a_view_of_what_is_not_there_ends_at_once(shop: NodeProcess) -> None:
+def test_a_view_of_a_missing_prefix_ends_at_once(shop: NodeProcess) -> None:
     done = cli_process.run(("group", "lag", "nothing", "g", "--watch"), {**os.environ, "QMQ_SERVER": shop.address})
     assert (done.returncode, b"there is no subject" in done.stderr) == (2, True)
 

@@ -121,7 +121,7 @@ def test_all_that_is_given_must_hold_for_a_letter_to_be_chosen() -> None:
     assert not any(chosen(letter(**each)) for each in others)
 
 
-def test_what_is_no_message_id_is_an_error() -> None:
+def test_an_invalid_message_id_is_an_error() -> None:
     with pytest.raises(InvalidArgument, match="32 hexadecimal digits"):
         chosen_by("", ["abc"], "", None)
 

@@ -87,7 +87,7 @@ def test_no_id_is_cut_in_a_list_however_narrow_it_is(meta: FakeMeta, qmq: Comman
     assert all(len(line) <= width for line in lines)
 
 
-def test_a_key_that_looks_like_markup_is_printed_as_it_is(meta: FakeMeta, qmq: Command) -> None:
+def test_a_key_that_looks_like_markup_is_printed_unchanged(meta: FakeMeta, qmq: Command) -> None:
     meta.answers["ListDelayed"] = pb.ListDelayedResponse(messages=[message(key=b"[/red]x", tags=["[bold]"])])
     shown = qmq.text("delay", "list")
     assert "[/red]x" in shown
@@ -127,7 +127,7 @@ def test_a_list_ends_at_its_limit_and_says_that_there_is_more(meta: FakeMeta, qm
 
 
 @pytest.mark.parametrize("words", [("--from", "tomorrow"), ("--to", "2026-11-21T09:30:00"), ("--from", "+2 hours"), ("--to", "+9999999d")])
-def test_a_time_that_is_none_is_an_error_before_anybody_is_asked(meta: FakeMeta, qmq: Command, words: tuple[str, ...]) -> None:
+def test_an_invalid_time_is_an_error_before_any_request(meta: FakeMeta, qmq: Command, words: tuple[str, ...]) -> None:
     status, said = qmq.error("delay", "list", "orders", *words)
     assert (status, "[E102]" in said) == (2, True)
     assert meta.asked == []
@@ -163,7 +163,7 @@ def test_a_message_is_shown_with_all_there_is(meta: FakeMeta, qmq: Command) -> N
         assert text in shown, text
 
 
-def test_a_body_that_is_no_text_is_shown_in_base64(meta: FakeMeta, qmq: Command) -> None:
+def test_a_body_that_is_not_text_is_shown_in_base64(meta: FakeMeta, qmq: Command) -> None:
     meta.answers["ShowDelayed"] = message(body=b"\xff\x00", body_bytes=2, key=b"", tags=[])
     found = qmq.json("delay", "show", ID)
     assert (found["body"], found["body_base64"], found["key"], found["tags"]) == (None, "/wA=", None, [])
@@ -173,7 +173,7 @@ def test_a_body_that_is_no_text_is_shown_in_base64(meta: FakeMeta, qmq: Command)
 
 
 @pytest.mark.parametrize("verb", ["show", "cancel"])
-def test_an_id_that_is_none_or_not_known_is_an_error(meta: FakeMeta, qmq: Command, verb: str) -> None:
+def test_an_invalid_or_unknown_id_is_an_error(meta: FakeMeta, qmq: Command, verb: str) -> None:
     status, said = qmq.error("delay", verb, "17")
     assert (status, "use the receipt's `delayed_id`" in said, meta.asked) == (2, True, [])
     for call in ("ShowDelayed", "CancelDelayed"):
@@ -185,7 +185,7 @@ def test_an_id_that_is_none_or_not_known_is_an_error(meta: FakeMeta, qmq: Comman
 # --- cancel -------------------------------------------------------------------------------------------------------------
 
 
-def test_a_message_is_cancelled_and_said_to_be(meta: FakeMeta, qmq: Command) -> None:
+def test_a_cancelled_message_is_shown_as_cancelled(meta: FakeMeta, qmq: Command) -> None:
     meta.answers["CancelDelayed"] = message(state="cancelled")
     assert qmq.json("delay", "cancel", ID) == [{"id": ID, "subject": "orders", "due": DUE, "cron": "", "state": "cancelled"}]
     assert [each.id for each in meta.requests("CancelDelayed")] == [ID]
@@ -203,7 +203,7 @@ def test_a_dry_run_of_cancel_shows_the_message_and_changes_nothing(meta: FakeMet
 
 
 @pytest.mark.parametrize("state", ["planned", "delivered"])
-def test_too_late_is_told_by_a_dry_run_as_by_the_real_one(meta: FakeMeta, qmq: Command, state: str) -> None:
+def test_a_dry_run_reports_too_late_like_the_real_one(meta: FakeMeta, qmq: Command, state: str) -> None:
     meta.answers["ShowDelayed"] = message(state=state)
     meta.answers["CancelDelayed"] = meta.answers["MoveDelayed"] = TooLate(f"{ID} is {state}")
     for words in (("cancel", ID), ("move", ID, "--by", "1h")):
@@ -225,9 +225,7 @@ def test_too_late_is_told_by_a_dry_run_as_by_the_real_one(meta: FakeMeta, qmq: C
         (("--by", "-1h"), NOW_MS + 4 * HOUR),
     ],
 )
-def test_a_message_is_moved_to_a_time_or_by_a_duration_from_where_it_is(
-    meta: FakeMeta, qmq: Command, words: tuple[str, ...], due_ms: int
-) -> None:
+def test_a_message_is_moved_to_a_time_or_by_a_duration(meta: FakeMeta, qmq: Command, words: tuple[str, ...], due_ms: int) -> None:
     meta.answers["ShowDelayed"] = message(due_ms=NOW_MS + 5 * HOUR)
     meta.answers["MoveDelayed"] = lambda request: message(due_ms=request.due_ms)
     planned = qmq.json("delay", "move", ID, *words, "--dry-run")
@@ -290,7 +288,7 @@ ALL = meta_pb2.DescribeDelaysResponse(
 )
 
 
-def test_stats_tell_machines_everything_that_the_groups_say(meta: FakeMeta, qmq: Command) -> None:
+def test_stats_as_json_have_everything_that_the_groups_report(meta: FakeMeta, qmq: Command) -> None:
     meta.answers["DescribeDelays"] = ALL
     found = qmq.json("delay", "stats")
     assert list(found) == ["time", "pending", "groups", "silent_groups", "histogram"]
@@ -357,7 +355,7 @@ def test_no_number_of_the_stats_is_broken_on_a_narrow_terminal(meta: FakeMeta, q
     assert [line.split() for line in lines if "16,000,000" in line] == [["d1", "16,000,000", "3.0", "2026-11-21T14:20:00", "0"]]
 
 
-def test_stats_of_nothing_are_no_histogram_and_no_troubles(meta: FakeMeta, qmq: Command) -> None:
+def test_stats_without_messages_show_no_histogram_and_no_problems(meta: FakeMeta, qmq: Command) -> None:
     meta.answers["DescribeDelays"] = meta_pb2.DescribeDelaysResponse(delays=[description("d1")])
     shown = qmq.text("delay", "stats")
     assert "0 pending" in shown

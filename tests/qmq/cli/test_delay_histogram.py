@@ -47,12 +47,12 @@ def test_only_a_bucket_that_is_over_is_late() -> None:
     assert (found.late, found.hours[0].pending) == (8, 7)
 
 
-def test_nothing_pending_is_no_months() -> None:
+def test_without_pending_messages_there_are_no_months() -> None:
     found = histogram([], NOW)
     assert (found.late, sum(bar.pending for bar in [*found.hours, *found.days]), found.months) == (0, 0, [])
 
 
-def test_the_hours_are_utc_whatever_zone_now_is_told_in() -> None:
+def test_the_hours_are_utc_in_any_time_zone() -> None:
     india = NOW.astimezone(timezone(timedelta(hours=5, minutes=30)))
     assert histogram([at("2026-11-22T03:00")], india) == histogram([at("2026-11-22T03:00")], NOW)
 
@@ -103,7 +103,7 @@ def test_bars_are_drawn_to_the_scale_of_the_largest() -> None:
 
 
 @given(st.integers(0, 10**12), st.integers(1, 10**12), st.integers(1, 100))
-def test_a_bar_that_is_not_nothing_is_seen_and_none_is_too_long(count: int, largest: int, width: int) -> None:
+def test_a_bar_is_visible_unless_zero_and_never_too_long(count: int, largest: int, width: int) -> None:
     drawn = length(min(count, largest), largest, width)
     assert len(drawn) <= width
     assert bool(drawn) == bool(count)

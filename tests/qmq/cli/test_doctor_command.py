@@ -63,7 +63,7 @@ def test_all_is_well_is_one_line_and_status_zero(well: FakeMeta, qmq: Command) -
     assert len(well.requests("ListSubjects")) == 1
 
 
-def test_two_looks_are_taken_unless_it_is_told_otherwise(well: FakeMeta, qmq: Command) -> None:
+def test_doctor_looks_twice_by_default(well: FakeMeta, qmq: Command) -> None:
     assert qmq("doctor", "--interval", "0.01").exit_code == 0
     assert len(well.requests("ListSubjects")) == 2
 
@@ -112,7 +112,7 @@ def test_json_has_every_finding_with_code_and_command(well: FakeMeta, qmq: Comma
     assert (found["code"], found["command"]) == ("group-lags", "qmq group show s g")
 
 
-def test_what_nobody_answers_is_a_finding_and_not_a_failure(well: FakeMeta, qmq: Command) -> None:
+def test_an_unanswered_request_is_a_finding_and_not_a_failure(well: FakeMeta, qmq: Command) -> None:
     del well.answers["DescribeDeadLetters"]
     done = qmq("doctor", "--interval", "0")
     assert done.exit_code == 4
@@ -120,7 +120,7 @@ def test_what_nobody_answers_is_a_finding_and_not_a_failure(well: FakeMeta, qmq:
     assert done.stdout.splitlines()[-1].endswith("; not everything answered")
 
 
-def test_who_may_not_describe_the_cluster_sees_the_rest_and_is_told(well: FakeMeta, qmq: Command) -> None:
+def test_without_the_right_to_describe_the_cluster_the_rest_is_shown(well: FakeMeta, qmq: Command) -> None:
     well.answers["DescribeCluster"] = AccessDenied("op:bob may not describe the cluster")
     done = qmq("doctor", "--interval", "0", "--json")
     assert done.exit_code == 4

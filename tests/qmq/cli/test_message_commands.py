@@ -63,24 +63,24 @@ def told(state: str, stored: control.StoredMessage | None = None, pauses: tuple[
         (3 * 86_400_000 - 1, "2 days 23 h"),
     ],
 )
-def test_a_span_is_told_in_its_two_largest_units(ms: int, text: str) -> None:
+def test_a_duration_is_shown_in_its_two_largest_units(ms: int, text: str) -> None:
     assert span_text(ms) == text
 
 
-def test_a_message_that_waits_is_told_with_what_is_before_it() -> None:
+def test_a_waiting_message_is_reported_with_the_messages_before_it() -> None:
     assert told("new", behind=1204, consumers=3) == "Group billing: waits behind 1,204 older messages."
     assert told("new", behind=1) == "Group billing: waits behind 1 older message; none of its consumers is here."
     assert told("new") == "Group billing: is the next one to be handed out; none of its consumers is here."
     assert told("new", consumers=1).endswith("to be handed out: its consumer has asked for none, or for other tags.")
 
 
-def test_a_message_in_somebodys_hands_is_told_with_its_lease() -> None:
+def test_a_message_held_by_a_consumer_is_reported_with_its_lease() -> None:
     text = told("held", consumer="host-1", attempt=2, attempts_max=5, lease_left_ms=18_000, last=event("pull", -12_000))
     assert text == "Group billing: held by consumer host-1 since 12 s (attempt 2 of 5); its lease ends in 18 s unless it sends a heartbeat."
     assert "(attempt 1)" in told("held", consumer="host-1", attempt=1)
 
 
-def test_a_message_that_comes_again_is_told_with_when_and_why() -> None:
+def test_a_message_that_will_be_retried_is_reported_with_time_and_reason() -> None:
     text = told("waiting", attempt=4, attempts_max=5, due_ms=NOW + 40_000, last=event("nack"))
     assert text == "Group billing: failed 3 times, comes again in 40 s (attempt 4 of 5)."
     text = told("waiting", attempt=2, attempts_max=5, consumers=1, last=event("lost", consumer="host-1"))
@@ -97,7 +97,7 @@ def test_a_copy_for_one_group_counts_what_failed_before_it() -> None:
     assert text == "Group billing (the copy for it alone): failed 3 times, comes again in 1 s (attempt 4 of 5)."
 
 
-def test_a_dead_message_is_told_with_why_and_where_it_lies() -> None:
+def test_the_story_of_a_dead_message_says_why_it_died_and_where_it_is() -> None:
     died = event("dead", error="no stock", attempt=5)
     assert told("dying", last=died) == f"Group billing: failed for good at {AT} because of: no stock; on its way to the dead-letter queue."
     letter = place(subject="%dlq%billing", sequence=7)
@@ -116,7 +116,7 @@ def test_a_dead_message_is_told_with_why_and_where_it_lies() -> None:
         ("skip", f"the group began behind it at {AT} by host-1."),
     ],
 )
-def test_how_it_was_done_is_told(kind: str, text: str) -> None:
+def test_the_reason_why_a_message_is_done_is_shown(kind: str, text: str) -> None:
     assert told("done", attempt=1, attempts_max=5, last=event(kind, consumer="host-1")) == f"Group billing: {text}"
 
 
@@ -124,7 +124,7 @@ def test_a_message_that_is_done_since_before_the_logs_begin_is_done() -> None:
     assert told("done") == "Group billing: done; how, the logs do not tell any more."
 
 
-def test_pauses_are_told_with_since_when_and_why() -> None:
+def test_pauses_are_reported_with_their_start_and_reason() -> None:
     pauses = (
         pb.Pause(kind="group", subject="*", group="billing", since_ms=NOW, reason="deploying"),
         pb.Pause(kind="consumer", subject="orders", group="billing", name="host-1", since_ms=NOW),
@@ -136,7 +136,7 @@ def test_pauses_are_told_with_since_when_and_why() -> None:
     assert told("done", pauses=pauses, is_paused=True).endswith("any more.")
 
 
-def test_a_message_of_a_lane_is_told_with_who_holds_it() -> None:
+def test_a_message_of_a_lane_is_reported_with_the_lanes_holder() -> None:
     stored = place(partition=3)
     text = told("new", stored, attempt=2, behind=7, consumer="host-1", lease_left_ms=9_000)
     assert text == (
@@ -151,7 +151,7 @@ def test_a_message_of_a_lane_is_told_with_who_holds_it() -> None:
     )
 
 
-def test_a_group_that_has_not_come_to_the_partition_is_told() -> None:
+def test_a_group_that_has_not_reached_the_partition_is_reported() -> None:
     found = Followed(place(partition=3), unopened=[("billing", 3)])
     assert why(Inquiry(str(ID), [found], []), NOW)[1] == {
         "group": "billing",
@@ -160,14 +160,14 @@ def test_a_group_that_has_not_come_to_the_partition_is_told() -> None:
     }
 
 
-def test_a_subject_that_nobody_consumes_and_a_look_that_was_cut_short_are_told() -> None:
+def test_a_subject_without_consumers_and_an_interrupted_look_are_reported() -> None:
     told_ = why(Inquiry(str(ID), [Followed(place())], [], is_incomplete=True), NOW)
     assert [each["state"] for each in told_] == ["stored", "unread", "incomplete"]
     assert told_[0]["text"] == f"Message {ID}: stored on g1 as 4711 of orders at 2023-11-14T22:13:19.990+00:00."
     assert told_[1]["text"] == "No group has consumed orders on g1."
 
 
-def test_what_was_replayed_or_purged_is_told_by_its_dead_letter() -> None:
+def test_a_dead_letter_shows_its_replay_or_purge() -> None:
     state = control.MessageState(group="qmq-dlq", state="done", last=event("ack"))
     found = Followed(place(subject="%dlq%billing"), [], [state], now_ms=NOW)
     text = why(Inquiry(str(ID), [found], []), NOW)[1]["text"]
@@ -264,7 +264,7 @@ def test_of_an_ordered_subject_groups_that_have_not_come_there_are_asked_for(met
     assert [(each["group"], each["state"]) for each in qmq.json("why", str(ID))][1:] == [("billing", "done"), ("audit", "unopened")]
 
 
-def test_what_is_no_id_and_what_is_not_there_are_errors(meta: FakeMeta, qmq: Command) -> None:
+def test_invalid_and_unknown_ids_are_errors(meta: FakeMeta, qmq: Command) -> None:
     meta.answers["FindMessage"] = MessageNotFound("no kept message of any subject has the id")
     assert qmq.error("why", str(ID)) == (2, "error: [E111] no kept message of any subject has the id ")
     for words in (("why", "nonsense"), ("why", "a", "b", "c"), ("message", "trace", "x-y"), ("message", "show", str(ID), "--body", "xml")):

@@ -83,7 +83,7 @@ def test_a_misspelt_name_is_answered_with_the_nearest_one(shop: NodeProcess, wor
         assert [each.settings.name for each in mq.metadata.list_subjects()] == ["flights", "orders"], "and nothing was created"
 
 
-def test_a_name_that_is_near_none_gets_no_guess(shop: NodeProcess) -> None:
+def test_a_name_that_resembles_no_other_gets_no_suggestion(shop: NodeProcess) -> None:
     done = cli_process.run(("browse", "xylophone"), {**os.environ, "QMQ_SERVER": shop.address})
     assert (done.returncode, done.stderr.decode().count("\n"), b"did you mean" in done.stderr) == (2, 1, False)
 

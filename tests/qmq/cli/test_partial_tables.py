@@ -17,7 +17,7 @@ SUBJECTS = pb.ListSubjectsResponse(subjects=[pb.SubjectDescription(settings=sett
 @pytest.mark.parametrize(
     "words", [("subject", "list"), ("subject", "show", "s"), ("group", "list"), ("group", "show", "s", "g"), ("dlq", "list")]
 )
-def test_a_partial_answer_is_marked_and_is_no_failure(meta: FakeMeta, qmq: Command, words: tuple[str, ...]) -> None:
+def test_a_partial_answer_is_marked_and_not_a_failure(meta: FakeMeta, qmq: Command, words: tuple[str, ...]) -> None:
     meta.answers["ListSubjects"] = SUBJECTS
     meta.answers["DescribeGroups"] = control.DescribeGroupsResponse(
         groups=[control.Group(subject="s", group="g", broker_group="g1")], silent=SILENT
@@ -32,7 +32,7 @@ def test_a_partial_answer_is_marked_and_is_no_failure(meta: FakeMeta, qmq: Comma
     assert [each["silent_groups"] for each in qmq.json(*words)] == [["g2"]]
 
 
-def test_an_ordered_group_names_who_is_missing(meta: FakeMeta, qmq: Command) -> None:
+def test_an_ordered_group_names_the_missing_consumers(meta: FakeMeta, qmq: Command) -> None:
     meta.answers["ListSubjects"] = pb.ListSubjectsResponse(subjects=[pb.SubjectDescription(settings=settings())])
     meta.answers["DescribeRoute"] = described(groups=[pb.OrderedGroup(group="g", version=1)], silent_groups=["g2"])
     done = qmq("group", "show", "orders", "g")

@@ -25,7 +25,7 @@ IDS = [" ".join(words) for words, _ in WHOM]
 
 @pytest.mark.parametrize(("words", "fields"), WHOM, ids=IDS)
 @pytest.mark.parametrize("was_paused", [True, False])
-def test_pausing_says_what_was_and_what_is(
+def test_pausing_reports_the_state_before_and_after(
     meta: FakeMeta, qmq: Command, words: tuple[str, ...], fields: dict[str, str], was_paused: bool
 ) -> None:
     meta.answers["SetPause"] = pb.SetPauseResponse(was_paused=was_paused)
@@ -69,7 +69,7 @@ def test_what_the_metaserver_refuses_is_an_error(meta: FakeMeta, qmq: Command) -
 HOLDS = pb.DescribeGroupSettingsResponse(attempts_max=3, retry_delays_ms=[1_000, 90_000, 3_600_000], attempts_from="orders", delays_from="")
 
 
-def test_what_is_set_is_only_what_was_named(meta: FakeMeta, qmq: Command) -> None:
+def test_only_the_named_settings_change(meta: FakeMeta, qmq: Command) -> None:
     meta.answers["SetGroupSettings"] = HOLDS
     qmq.text("group", "set", "orders", "billing", "--attempts-max", "0")
     qmq.text("group", "set", "*", "billing", "--retry-delays", "1s, 1m30s,1h")

@@ -79,7 +79,7 @@ def test_a_mistake_is_found_before_anything_is_asked_for(meta: FakeMeta, qmq: Co
     assert meta.requests("ChangeRoute") == []
 
 
-def test_a_dry_run_tells_machines_all_of_the_plan(meta: FakeMeta, qmq: Command) -> None:
+def test_a_dry_run_prints_the_whole_plan_as_json(meta: FakeMeta, qmq: Command) -> None:
     billing = group("billing", 1, status(2, "g1", progress=[done(256, 512, 60)]), status(1, "g1"), backlog=140)
     answers(meta, change("split", 2, (2,), *TARGETS, phase="prepared"), groups=[billing])
     earlier = change("move", 1, (9,), place(2, 256, 512, "g1"), phase="done", times_ms=TIMES)

@@ -81,7 +81,7 @@ async def test_a_change_that_is_not_published_in_time_has_an_unknown_outcome(ser
     assert raised.value.outcome is Outcome.UNKNOWN
 
 
-async def test_somebody_elses_change_is_a_conflict(served: tuple[FakeMeta, MetadataClient]) -> None:
+async def test_a_change_by_another_is_a_conflict(served: tuple[FakeMeta, MetadataClient]) -> None:
     meta, client = served
     meta.answers["ChangeRoute"] = [LOST, RouteConflict("the latest version is 2")]
     meta.answers["RouteHistory"] = pb.RouteHistoryResponse(changes=[change("move", 2, (3,), place(4, 512, 1024, "g1"))])

@@ -111,7 +111,7 @@ def test_a_drain_that_broke_off_continues_when_it_is_run_again(meta: FakeMeta, q
     assert "moves" not in qmq.json("broker", "drain", "g1")[0]
 
 
-def test_a_change_by_somebody_else_is_waited_for(meta: FakeMeta, qmq: Command) -> None:
+def test_a_change_by_another_server_is_awaited(meta: FakeMeta, qmq: Command) -> None:
     cluster = Cluster(meta, {"orders": {1: "g1", 2: "g2"}})
     cluster.refusals = [RouteConflict("another change is under way")] * 3
     qmq.json("broker", "drain", "g1")
@@ -131,7 +131,7 @@ def test_a_partition_that_left_meanwhile_is_passed_over(meta: FakeMeta, qmq: Com
     assert len(meta.requests("ChangeRoute")) == 1
 
 
-def test_a_conflict_that_never_ends_is_told(meta: FakeMeta, qmq: Command) -> None:
+def test_a_conflict_that_never_ends_is_reported(meta: FakeMeta, qmq: Command) -> None:
     cluster = Cluster(meta, {"orders": {1: "g1"}})
     cluster.refusals = [RouteConflict("another change is under way")] * 100
     status, said = qmq.error("broker", "drain", "g1")

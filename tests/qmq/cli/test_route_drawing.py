@@ -126,7 +126,7 @@ def test_numbers_on_the_ruler_are_whole_and_stand_below_their_walls() -> None:
         assert bar[ruler.index(number)] == "│"
 
 
-def test_groups_beyond_the_patterns_are_told_apart_by_colour() -> None:
+def test_groups_without_a_pattern_are_distinguished_by_colour() -> None:
     kinds = [f"group-{number}" for number in range(30)]
     looks = {(str(span.style), legend.plain[span.start]) for legend in [draw_legend(kinds, 400)] for span in legend.spans}
     assert len(looks) == len(kinds) == len(PATTERNS) * len(COLORS)

@@ -70,13 +70,13 @@ def test_a_replay_follows_a_master_that_changes(meta: FakeMeta, qmq: Command) ->
         (("show", "orders", "billing", "base64:AP8"), "'base64:AP8' is not a key"),
     ],
 )
-def test_a_key_that_is_none_is_an_error(meta: FakeMeta, qmq: Command, words: tuple[str, ...], says: str) -> None:
+def test_an_invalid_key_is_an_error(meta: FakeMeta, qmq: Command, words: tuple[str, ...], says: str) -> None:
     status, said = qmq.error("dlq", *words)
     assert (status, says in said) == (2, True)
     assert meta.requests("Unpark") == []
 
 
-def test_a_group_that_nobody_knows_is_an_error(meta: FakeMeta, qmq: Command) -> None:
+def test_an_unknown_group_is_an_error(meta: FakeMeta, qmq: Command) -> None:
     meta.answers["DescribeParked"] = UnknownGroup("group 'audit' has never consumed 'orders'")
     assert qmq.error("dlq", "list", "orders", "audit") == (2, "error: [E106] group 'audit' has never consumed 'orders' ")
 

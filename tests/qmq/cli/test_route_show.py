@@ -172,7 +172,7 @@ def test_the_first_partitions_places_are_asked_only_if_the_history_lacks_them(me
     assert [each.version for each in meta.requests("DescribeRoute")] == [0]
 
 
-def test_a_fenced_partition_and_one_that_nobody_answered_for_are_told_apart(meta: FakeMeta, qmq: Command) -> None:
+def test_a_fenced_partition_and_one_without_an_answer_are_distinguished(meta: FakeMeta, qmq: Command) -> None:
     places = (PLACES[0], place(4, 256, 384, "g3"), place(5, 384, 512, "g3"), PLACES[2])
     silent = described(2, route=route(2, *places, fenced=(4,)), partitions=[status(1, "g1"), status(3, "g2")], silent_groups=["g3"])
     meta.answers["DescribeRoute"] = silent
@@ -225,7 +225,7 @@ def test_best_effort_order_says_how_often_it_was_bent(meta: FakeMeta, qmq: Comma
         ([done(0, 192, 100), done(192, 256, 99)], {}, 1),
     ],
 )
-def test_what_is_left_is_counted_by_range_and_without_the_command_message(
+def test_the_rest_is_counted_by_range_without_the_command_message(
     progress: list[control.LaneProgress], fields: dict[str, Any], left: int
 ) -> None:
     assert messages_left(status(1, "g1", start=10, end=100, progress=progress, **fields)) == left

@@ -59,5 +59,5 @@ def test_a_brokers_name_means_all_its_shards_in_order() -> None:
         shards_of("g3", groups)
 
 
-def test_a_group_that_is_no_shard_is_its_own_family() -> None:
+def test_a_broker_group_that_is_not_a_shard_is_its_own_family() -> None:
     assert [family_of(each) for each in ("g1.2", "g1", "eu.west", "g1.2.3")] == ["g1", "g1", "eu.west", "g1.2"]

@@ -61,11 +61,11 @@ def test_the_head_says_what_flows_through_the_cluster() -> None:
     ("sort", "first"),
     [(TopSort.IN, "flights"), (TopSort.OUT, "orders"), (TopSort.LAG, "orders"), (TopSort.AGE, "orders"), (TopSort.NAME, "a-subje")],
 )
-def test_what_is_sorted_by_comes_first(sort: TopSort, first: str) -> None:
+def test_the_sort_column_comes_first(sort: TopSort, first: str) -> None:
     assert names(drawn(sort=sort))[0] == first
 
 
-def test_groups_show_their_lag_and_who_reads() -> None:
+def test_groups_shows_lag_and_readers() -> None:
     by_age = drawn(TopBy.GROUP, TopSort.AGE)
     assert [line.split()[:2] for line in by_age[3:]] == [["orders", "billing"], ["flights", "late"], ["flights", "ops"]]
     assert by_age[3].endswith("paused")
@@ -73,7 +73,7 @@ def test_groups_show_their_lag_and_who_reads() -> None:
     assert "1 min 30 s" in by_age[4]
 
 
-def test_brokers_show_who_is_away() -> None:
+def test_brokers_shows_the_replicas_that_are_away() -> None:
     g1, d1 = drawn(TopBy.BROKER)[3:5]
     assert ("read-write" in g1, "2/3" in g1, "9 GiB" in g1) == (True, True, True)
     assert ("offline" in d1, "0/3" in d1) == (True, True)
@@ -86,7 +86,7 @@ def test_what_does_not_fit_in_height_is_counted() -> None:
     assert len(drawn(height=2)) == 2
 
 
-def test_what_is_missing_is_said_below() -> None:
+def test_missing_sources_are_listed_below_the_table() -> None:
     partial = replace(SNAPSHOT, silent={"g2": "no master"}, missing={"groups": "timed out"})
     lines = [each.plain for each in screen(partial, RATES, TopChoice(), width=80, trouble="metaserver m: connection refused")]
     assert lines[-3:] == [
@@ -116,5 +116,5 @@ def test_a_slow_rate_is_not_zero(rate: float | None, text: str) -> None:
 
 
 @pytest.mark.parametrize(("lag_ms", "text"), [(0, "0 s"), (400, "<1 s"), (3_900, "3 s"), (61_500, "1 min 1 s")])
-def test_an_age_is_told_in_seconds_and_more(lag_ms: int, text: str) -> None:
+def test_an_age_is_shown_in_seconds_minutes_or_hours(lag_ms: int, text: str) -> None:
     assert age(lag_ms) == text

@@ -111,6 +111,6 @@ def test_a_wrong_input_is_answered_with_what_to_do(qmq: Command, line: str) -> N
 
 
 @pytest.mark.parametrize(("line", "call"), [("pause list", "ListPauses"), ("subject list", "ListSubjects")])
-def test_a_missing_permission_is_said_as_the_cluster_says_it(meta: FakeMeta, qmq: Command, line: str, call: str) -> None:
+def test_a_missing_permission_is_reported_in_the_clusters_words(meta: FakeMeta, qmq: Command, line: str, call: str) -> None:
     meta.answers[call] = AccessDenied("app:x:1 may not describe subject 'orders': ask for `qmq acl allow`")
     assert qmq.error(*line.split()) == (2, "error: [E123] app:x:1 may not describe subject 'orders': ask for `qmq acl allow` ")

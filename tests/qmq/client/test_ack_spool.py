@@ -86,13 +86,13 @@ def test_a_file_cut_anywhere_has_all_lines_before_the_cut() -> None:
     ],
     ids=["no-head", "newer", "no-number", "no-verdict", "no-text", "backwards", "no-such-verdict", "deep"],
 )
-def test_damage_is_told(damage: object) -> None:
+def test_damage_is_reported(damage: object) -> None:
     lines = (pack_origin(origin_of()) + pack_verdicts(SAID, 5)).splitlines()
     with pytest.raises(ValueError, match=r"."):
         unpack(b"\n".join(damage(lines)) + b"\n")  # type: ignore[operator]
 
 
-def test_delays_began_when_the_verdict_was_given_and_what_is_void_is_not_said() -> None:
+def test_delays_begin_at_the_verdict_and_void_verdicts_are_not_sent() -> None:
     kept = [Kept(each, 1000) for each in SAID]
     assert still_to_say(kept, 100, 1000) == SAID
     later = still_to_say(kept, 8, 21_000)
@@ -143,7 +143,7 @@ def test_one_at_a_time_hands_a_file_in(store: AckSpool) -> None:
     assert left(store) == []
 
 
-def test_a_file_that_is_written_anew_says_the_new_and_stays_locked(store: AckSpool) -> None:
+def test_a_rewritten_file_has_the_new_content_and_stays_locked(store: AckSpool) -> None:
     file = file_of(store)
     file.rewrite(SAID)
     file.rewrite(SAID[:1])
@@ -152,7 +152,7 @@ def test_a_file_that_is_written_anew_says_the_new_and_stays_locked(store: AckSpo
     assert [kept for _, kept in left(store)] == [[Kept(SAID[0], NOW_MS)]]
 
 
-def test_who_waited_for_a_file_that_is_gone_meanwhile_has_nothing(store: AckSpool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_waiter_for_a_deleted_file_gets_nothing(store: AckSpool, monkeypatch: pytest.MonkeyPatch) -> None:
     file = file_of(store)
     file.rewrite(SAID)
     file.leave()
@@ -206,7 +206,7 @@ def test_what_cannot_be_read_is_set_aside_with_a_warning(store: AckSpool, tmp_pa
     assert not caplog.text
 
 
-def test_after_a_week_nobody_waits_for_a_broker_group_any_more(store: AckSpool, caplog: pytest.LogCaptureFixture) -> None:
+def test_verdicts_older_than_a_week_are_dropped_with_a_warning(store: AckSpool, caplog: pytest.LogCaptureFixture) -> None:
     file = file_of(store)
     file.rewrite(SAID)
     file.leave()
@@ -270,7 +270,7 @@ def test_a_write_that_takes_a_part_only_continues(store: AckSpool, monkeypatch: 
     assert [kept for _, kept in left(store)] == [[Kept(each, NOW_MS) for each in SAID]]
 
 
-def test_others_cannot_read_what_is_kept(store: AckSpool, tmp_path: Path) -> None:
+def test_other_users_cannot_read_kept_verdicts(store: AckSpool, tmp_path: Path) -> None:
     file = file_of(store)
     file.rewrite(SAID)
     (path,) = (tmp_path / "verdicts").iterdir()
@@ -294,6 +294,6 @@ def test_where_the_folder_is() -> None:
 
 
 @pytest.mark.parametrize("wrong", ["", 5, True])
-def test_what_is_no_folder_is_refused(wrong: object) -> None:
+def test_a_path_that_is_not_a_folder_is_refused(wrong: object) -> None:
     with pytest.raises(InvalidArgument, match="state_dir"):
         folder_of(wrong, {}, None)  # type: ignore[arg-type]

@@ -412,7 +412,7 @@ async def test_a_group_that_is_away_does_not_keep_the_others_messages_back() -> 
         assert (await taking).body == b"x"
 
 
-async def test_expired_messages_of_one_group_are_told_and_the_others_continue() -> None:
+async def test_expired_messages_are_reported_to_one_group_and_the_others_continue() -> None:
     async with cluster(2) as it:
         queues = [Queue(group) for group in it.groups]
         for replica in it.groups[0].replicas:
@@ -551,7 +551,7 @@ class ModelGroup:
 
 
 @pytest.mark.parametrize("seed", forms.seeds(gate=3, every=8, changing=3))
-async def test_failovers_lose_no_message_and_settle_none_that_the_application_did_not(seed: int) -> None:
+async def test_failovers_lose_no_message_and_settle_none_on_their_own(seed: int) -> None:
     draw = random.Random(seed)
     async with cluster(2) as it:
         models = {group.name: ModelGroup(group, 30, draw) for group in it.groups}

@@ -28,7 +28,7 @@ def fetching_tasks() -> list[asyncio.Task[object]]:
     return [each for each in asyncio.all_tasks() if getattr(each.get_coro(), "__name__", "") == "_fetch"]
 
 
-async def test_everything_kept_is_shown_once_and_no_group_notices(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_every_stored_message_is_shown_once_and_no_group_is_affected(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(queue_reader, "PAGE_BYTES", 2_000)  # many pages
     sent = [b"%03d" % number for number in range(300)]
     async with qmq.connect(node.address) as mq:
@@ -62,7 +62,7 @@ async def test_times_of_storing_bound_what_is_shown() -> None:
         assert await bodies(mq.browse("s", start=at(first + 1), end=at(third))) == [b"1"]
 
 
-async def test_what_is_stored_later_follows(node: Node) -> None:
+async def test_messages_stored_later_follow(node: Node) -> None:
     async with qmq.connect(node.address) as mq:
         await mq.send("s", b"0")
         following = mq.browse("s", last=1, follow=True)

@@ -69,7 +69,7 @@ async def test_scripts_cancel_move_show_and_list() -> None:
         assert (await apart(it, lambda mq: mq.delayed.stats())).silent == {"d1": "away"}
 
 
-async def test_scripts_hear_what_is_wrong() -> None:
+async def test_scripts_get_errors_in_json() -> None:
     async with delay_cluster() as it:
         with pytest.raises(InvalidArgument, match="time zone"):
             await apart(it, lambda mq: mq.send("s", b"x", at=datetime(2027, 1, 1)))

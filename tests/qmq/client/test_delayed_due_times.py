@@ -40,7 +40,7 @@ def test_of_an_hour_that_comes_twice_fold_says_which() -> None:
 
 
 @pytest.mark.parametrize("when", [timedelta(days=-1), datetime(2020, 1, 1, tzinfo=UTC)])
-def test_what_is_past_is_sent_with_its_time(when: due_times.When) -> None:
+def test_a_message_with_a_past_time_is_sent_with_that_time(when: due_times.When) -> None:
     assert 0 < due_times.due_ms(when, NOW_NS) < NOW_MS
 
 
@@ -74,13 +74,13 @@ def test_a_number_beyond_all_bounds_is_too_long(number: int) -> None:
         due_times.many_ms([NOW_MS, number], 2, NOW_NS)
 
 
-def test_a_datetime_without_a_time_zone_is_refused_and_told_to_have_one() -> None:
+def test_a_datetime_without_a_time_zone_is_refused_with_advice() -> None:
     with pytest.raises(InvalidArgument, match=r"time zone.*tzinfo=ZoneInfo"):
         due_times.due_ms(datetime(2027, 1, 1), NOW_NS)
 
 
 @pytest.mark.parametrize("when", [None, 5, 5.0, float("nan"), float("inf"), True, "10m", b"", date(2027, 1, 1), object()])
-def test_what_is_neither_a_delay_nor_a_moment_is_refused(when: Any) -> None:
+def test_a_time_that_is_neither_a_delay_nor_a_moment_is_refused(when: Any) -> None:
     with pytest.raises(InvalidArgument):
         due_times.due_ms(when, NOW_NS)
     with pytest.raises(InvalidArgument):
@@ -145,7 +145,7 @@ def test_five_fields_and_a_zone_are_a_recurrence(cron: str) -> None:
 
 
 @pytest.mark.parametrize("cron", ["", "@daily", "* * * *", "* * * * * *", "0 9 * * $", "0 9 * * ä", None, 5, "1," * 1000 + "1 * * * *"])
-def test_what_is_no_recurrence_is_refused(cron: Any) -> None:
+def test_an_invalid_recurrence_is_refused(cron: Any) -> None:
     with pytest.raises(InvalidArgument, match="five fields"):
         due_times.check_recurrence(cron, "UTC")
 

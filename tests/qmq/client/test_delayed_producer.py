@@ -84,7 +84,7 @@ async def test_a_moment_is_kept_to_the_millisecond_and_a_delay_of_zero_is_still_
         assert before <= it.kept[1].due_ms <= now_ms() + 1
 
 
-async def test_what_is_past_is_sent_with_its_due_time() -> None:
+async def test_a_message_due_in_the_past_is_sent_with_its_due_time() -> None:
     async with delay_cluster() as it:
         await it.mq.send("s", b"x", at=datetime(2001, 9, 9, 1, 46, 40, tzinfo=UTC))
         await it.mq.send("s", b"y", delay=timedelta(days=-1))
@@ -175,7 +175,7 @@ async def test_due_times_come_as_delays_moments_or_numbers() -> None:
         assert abs(due_times_ms[b"a"] - due_times_ms[b"d"]) < 60_000
 
 
-async def test_a_subject_that_does_not_exist_is_said_at_once() -> None:
+async def test_a_missing_subject_is_reported_at_once() -> None:
     async with delay_cluster() as it:
         with pytest.raises(UnknownSubject):
             await it.mq.send("none", b"x", delay=LATER)
@@ -278,7 +278,7 @@ async def test_the_producer_refuses_a_message_without_one_time_and_the_others_le
         assert [(each.body, each.due_ms) for each in it.kept] == [(b"right", 7)] * len(wrong)
 
 
-async def test_a_name_that_is_none_is_refused() -> None:
+async def test_an_invalid_name_is_refused() -> None:
     async with delay_cluster() as it:
         with pytest.raises(InvalidName):
             await it.mq.send("~s", b"x", delay=LATER)
@@ -395,7 +395,7 @@ async def test_all_delayed_messages_of_an_ordered_subject_go_to_its_home() -> No
         assert len(it.kept) == 100
 
 
-async def test_on_an_ordered_subject_what_is_refused_for_a_while_stays_before_what_follows() -> None:
+async def test_a_batch_refused_for_a_while_keeps_its_place_on_an_ordered_subject() -> None:
     async with delay_cluster(2, ordered=True) as it:
         home = await home_of(it)
         tries = Counter[int]()
@@ -593,7 +593,7 @@ async def test_where_delayed_messages_go_and_where_others_go_are_kept_apart() ->
         assert [each.body for each in it.kept] == [b"later"]
 
 
-async def test_closing_the_client_waits_for_what_is_being_sent() -> None:
+async def test_closing_the_client_waits_for_pending_sends() -> None:
     async with delay_cluster() as it:
         (delay,) = it.delays
         held: list[tuple[FakeBroker, Peer, Frame, Sent]] = []
@@ -608,7 +608,7 @@ async def test_closing_the_client_waits_for_what_is_being_sent() -> None:
         assert (await sending).delayed_id is not None
 
 
-async def test_closing_the_client_flushes_what_is_to_be_delivered_later() -> None:
+async def test_closing_the_client_flushes_delayed_messages() -> None:
     async with delay_cluster() as it:
         mq = Client(it.meta.address)
         mq.delayed_producer("s").send(b"x", due_ms=5)

@@ -97,7 +97,7 @@ async def test_the_receipts_id_is_what_cancel_and_move_take() -> None:
         assert it.meta.requests("MoveDelayed")[0].due_ms == NINE_MS
 
 
-async def test_a_move_by_a_delay_counts_from_now_and_what_is_past_means_at_once() -> None:
+async def test_a_move_by_a_delay_counts_from_now_and_a_past_time_means_at_once() -> None:
     async with delay_cluster(timing=QUICK) as it:
         it.meta.answers["MoveDelayed"] = [lambda request: message(request.id, due_ms=request.due_ms)]
         later = (await it.mq.delayed.move(ID, timedelta(hours=1))).due
@@ -119,7 +119,7 @@ async def test_what_the_delay_group_says_comes_typed_and_certain(failure: QmqErr
         assert len(it.meta.asked) == 3
 
 
-async def test_a_move_beyond_what_the_group_keeps_is_said_by_it() -> None:
+async def test_a_move_beyond_the_groups_longest_delay_is_refused() -> None:
     async with delay_cluster(timing=QUICK) as it:
         it.meta.answers["MoveDelayed"] = [DelayTooLong("a week is the most")]
         with pytest.raises(DelayTooLong, match="a week"):
@@ -144,7 +144,7 @@ async def test_a_move_to_a_time_that_cannot_be_is_refused_before_anybody_is_aske
 
 
 @pytest.mark.parametrize("id", ["", "x", ID.upper(), ID.rpartition("-")[0], "0" * 32, None, 5, ID + "/.."])
-async def test_what_is_no_id_is_refused_before_anybody_is_asked(id: Any) -> None:
+async def test_an_invalid_id_is_refused_before_any_request(id: Any) -> None:
     async with delay_cluster(timing=QUICK) as it:
         for asking in (it.mq.delayed.cancel(id), it.mq.delayed.move(id, NINE), it.mq.delayed.show(id)):
             with pytest.raises((InvalidArgument, InvalidName)):
@@ -200,7 +200,7 @@ async def test_a_move_that_was_made_and_delivered_before_it_was_known_is_a_move(
 
 
 @pytest.mark.parametrize("shown", [message(ID, due_ms=NINE_MS - 1, state="delivered"), MessageNotFound("gone"), InvalidArgument("what")])
-async def test_a_move_that_nobody_can_tell_of_is_unknown(shown: Any) -> None:
+async def test_a_move_without_an_answer_has_an_unknown_outcome(shown: Any) -> None:
     async with delay_cluster(timing=QUICK) as it:
         it.meta.answers = {"MoveDelayed": [LOST, TooLate("delivered")], "ShowDelayed": [shown]}
         with pytest.raises(TooLate) as late:
@@ -221,7 +221,7 @@ async def test_too_late_at_the_first_try_of_a_move_asks_nothing_more() -> None:
     ("answers", "outcome"),
     [([LOST], UNKNOWN), ([LATE], UNKNOWN), ([NotConnected("no master")], NOT_STORED), ([], NOT_STORED)],
 )
-async def test_what_is_never_known_says_so_in_the_end(answers: list[Any], outcome: Any) -> None:
+async def test_an_outcome_that_stays_unknown_ends_as_unknown(answers: list[Any], outcome: Any) -> None:
     too_long_s = TIMING.decide_s * 10
     timing = ClientTiming(decide_retry_s=(*[0.001] * len(answers), too_long_s))
     async with delay_cluster(timing=timing) as it:
@@ -232,7 +232,7 @@ async def test_what_is_never_known_says_so_in_the_end(answers: list[Any], outcom
         assert len(it.meta.requests("CancelDelayed")) == len(answers) + 1
 
 
-async def test_a_client_that_is_closed_asks_nothing() -> None:
+async def test_a_closed_client_sends_no_requests() -> None:
     async with delay_cluster(timing=QUICK) as it:
         delayed = it.mq.delayed
         await it.mq.close()

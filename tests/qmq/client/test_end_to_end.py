@@ -112,7 +112,7 @@ async def test_groups_do_not_know_of_each_other_and_a_new_one_may_begin_at_the_e
         assert [m.body for m in await collect(mq.consumer("s", "early"), 3)] == [b"1", b"2", b"3"]
 
 
-async def test_what_is_acknowledged_does_not_come_back_after_a_restart_and_the_rest_does(tmp_path: Path) -> None:
+async def test_after_a_restart_only_unacknowledged_messages_come_back(tmp_path: Path) -> None:
     config = node_config(tmp_path)
     async with running(config) as node, qmq.connect(node.address) as mq:
         await mq.send_many("s", [b"%d" % number for number in range(100)])
@@ -259,7 +259,7 @@ async def test_a_group_is_moved_to_the_ends_a_sequence_or_a_time(node: Node) -> 
             await mq.metadata.reset_group("s", "nobody", to="earliest")
 
 
-async def test_a_group_whose_messages_expired_is_told_and_skips_only_if_it_said_so(node: Node) -> None:
+async def test_a_group_hears_of_expired_messages_and_skips_them_only_on_request(node: Node) -> None:
     async with qmq.connect(node.address) as mq:
         consumer = mq.consumer("s", "g", prefetch=1)
         await mq.send_many("s", [b"%d" % number for number in range(5)])
@@ -372,7 +372,7 @@ async def test_bad_calls_get_typed_errors_that_say_what_to_do(node: Node) -> Non
         qmq.connect("localhost:notaport")
 
 
-async def test_nobody_there_is_said_with_what_to_do() -> None:
+async def test_a_refused_connection_is_reported_with_advice() -> None:
     async with qmq.connect("127.0.0.1:1") as mq:
         with pytest.raises(NotConnected, match="qmq dev"):
             await mq.metadata.list_subjects()

@@ -150,7 +150,7 @@ def test_headers_that_cannot_be_sent_are_refused(added: Any) -> None:
         Chain([interceptor]).sending(outgoing({}, {}))
 
 
-def test_who_was_asked_is_told_when_a_later_one_refuses() -> None:
+def test_earlier_interceptors_hear_of_the_refusal_of_a_later_one() -> None:
     story: list[str] = []
     chain = Chain([Recorder(story, "a"), Refusing(), Recorder(story, "b")])
     with pytest.raises(ValueError, match="not this one"):
@@ -168,7 +168,7 @@ def test_an_interceptors_error_in_sent_or_failed_is_logged_and_others_are_called
     assert len(caplog.records) == 2
 
 
-def test_the_handlers_exception_is_seen_by_all_and_swallowed_by_none() -> None:
+def test_every_interceptor_sees_the_handlers_exception_and_none_swallows_it() -> None:
     story: list[str] = []
     with pytest.raises(KeyError), Chain([Recorder(story, "a"), Swallowing()]).handling(MESSAGE, "g"):
         raise KeyError
@@ -206,7 +206,7 @@ async def test_a_client_without_interceptors_makes_the_plain_producers_and_consu
         await client.close()
 
 
-async def test_what_is_refused_on_the_spot_and_what_is_given_up_is_told() -> None:
+async def test_refused_and_abandoned_messages_are_reported() -> None:
     story: list[str] = []
     mq = Client("localhost:1", interceptors=[Recorder(story)])
     for producer, key in ((mq.producer("s"), None), (mq.ordered_producer("o"), "k"), (mq.delayed_producer("d"), None)):

@@ -117,7 +117,7 @@ async def test_outside_of_a_callback_the_work_is_done_in_the_next_round() -> Non
     assert said == ["this task", "woken"]
 
 
-async def test_who_is_cancelled_while_waiting_is_told_so_and_not_woken_again() -> None:
+async def test_a_task_cancelled_while_waiting_is_not_woken_again() -> None:
     loop_round, waiter = LoopRound(), WaitingTask()
 
     async def wait() -> None:
@@ -182,7 +182,7 @@ async def test_a_failure_at_the_end_of_a_round_is_reported_and_keeps_nothing_els
     assert (reported, said) == ([failure], ["done"])
 
 
-def test_a_task_that_exits_the_program_keeps_no_other_from_ending() -> None:
+def test_a_task_that_exits_the_program_lets_the_others_end() -> None:
     ended: list[str] = []
     tasks: list[asyncio.Task[None]] = []
 

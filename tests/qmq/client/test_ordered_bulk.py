@@ -197,7 +197,7 @@ async def test_a_slice_is_acknowledged_when_the_loop_comes_back_and_not_before()
         assert consumer.stale == 0
 
 
-async def test_with_explicit_acknowledgement_the_loop_says_nothing() -> None:
+async def test_with_explicit_acknowledgement_the_loop_sends_no_verdict() -> None:
     async with lane_cluster() as c:
         c.broker.append(1, numbered(KEYS[:1], 4))
         c.assignments.assign(a=[lane()])
@@ -293,7 +293,7 @@ async def test_a_lane_shrinks_and_two_consumers_continue_in_order_without_a_mess
         await stopped(tasks)
 
 
-async def test_the_end_of_a_lane_is_told_only_when_all_of_it_is_committed() -> None:
+async def test_the_end_of_a_lane_is_reported_only_when_all_of_it_is_committed() -> None:
     async with lane_cluster() as c:
         c.broker.append(1, numbered(KEYS, 3))
         c.broker.seal(1)
@@ -440,7 +440,7 @@ async def test_closing_gives_up_a_slice_that_takes_too_long() -> None:
             await found.ack_sync()
 
 
-async def test_news_that_a_reader_got_who_is_cancelled_at_that_moment_go_to_another(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_news_for_a_cancelled_reader_go_to_another_reader(monkeypatch: pytest.MonkeyPatch) -> None:
     async with lane_cluster() as c:
         c.broker.partition(1)
         c.assignments.assign(a=[lane()])

@@ -509,7 +509,7 @@ async def test_an_answer_of_an_older_generation_is_ignored() -> None:
 # --- the end of a lane ------------------------------------------------------------------------------------------------
 
 
-async def test_the_end_of_a_lane_is_told_only_when_all_of_it_is_committed() -> None:
+async def test_the_end_of_a_lane_is_reported_only_when_all_of_it_is_committed() -> None:
     async with lane_cluster() as c:
         c.broker.append(1, [(b"a", b"0"), (b"b", b"1")])
         c.broker.seal(1)
@@ -537,7 +537,7 @@ async def test_a_lane_without_a_message_is_finished_by_its_command_message() -> 
         await stopped(task)
 
 
-async def test_the_end_is_told_again_until_a_metaserver_hears_it() -> None:
+async def test_the_stop_is_announced_until_a_metaserver_answers() -> None:
     async with lane_cluster(metas=2) as c:
         c.broker.append(1, [(b"a", b"0")])
         c.assignments.assign(a=[lane()])
@@ -729,7 +729,7 @@ async def test_closing_does_not_wait_for_ever_for_a_handler() -> None:
         assert consumer.stale == 1
 
 
-async def test_what_is_finished_and_could_not_be_told_before_the_end_is_stale() -> None:
+async def test_results_that_could_not_be_reported_before_the_end_are_stale() -> None:
     async with lane_cluster() as c:
         c.broker.append(1, [(b"a", b"0"), (b"b", b"1")])
         c.assignments.assign(a=[lane()])
@@ -813,7 +813,7 @@ async def test_the_client_closes_its_consumers() -> None:
 # --- wrong answers of a broker ------------------------------------------------------------------------------------------
 
 
-async def test_an_unordered_consumer_of_an_ordered_subject_is_told_at_once_what_to_use() -> None:
+async def test_an_unordered_consumer_of_an_ordered_subject_is_told_what_to_use() -> None:
     async with cluster(1) as c:
         for replica in c.groups[0].replicas:
             replica.handle[FrameKind.ATTACH] = lambda peer, request: peer.refuse(request, OrderMismatch("subject 's' is ordered"))

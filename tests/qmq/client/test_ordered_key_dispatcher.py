@@ -136,7 +136,7 @@ def test_a_key_whose_message_waits_for_another_try_is_free_when_its_lane_is_lost
     assert again.lane is successor
 
 
-def test_a_key_whose_handler_is_still_at_it_is_not_free_when_its_lane_is_lost() -> None:
+def test_a_key_stays_busy_while_its_handler_runs_although_the_lane_is_lost() -> None:
     dispatcher, lane, successor = KeyDispatcher(), Lane(), Lane()
     bring(dispatcher, lane, b"a")
     message = dispatcher.take()

@@ -107,7 +107,7 @@ def test_a_resumed_lane_says_again_what_was_not_answered_and_pulls_on() -> None:
     assert lane.begin(cells[2])
 
 
-def test_a_lane_attached_anew_drops_everything_and_counts_no_verdict_on_it() -> None:
+def test_a_lane_attached_again_drops_its_messages_and_ignores_their_verdicts() -> None:
     lane = core()
     cells = arrive(lane, 4, 0, 1, 2, 3)
     finish(lane, cells[0])
@@ -147,7 +147,7 @@ def test_a_failed_message_blocks_its_lane_until_it_succeeds() -> None:
     assert good.state is LaneState.WAITING
 
 
-def test_a_failure_is_not_told_when_its_message_is_over() -> None:
+def test_a_failure_of_a_finished_message_is_not_shown() -> None:
     lane = core()
     (cell,) = arrive(lane, 1, 0)
     lane.begin(cell)
@@ -218,7 +218,7 @@ def test_a_run_is_settled_with_its_gaps_and_a_failure_names_its_first_message() 
     assert said(lane.take()) == [(10, 19, DONE, 0)]
 
 
-def test_a_run_is_split_where_nobody_has_it_and_its_parts_are_settled_alone() -> None:
+def test_a_run_is_split_between_messages_and_its_parts_are_settled_separately() -> None:
     lane = core()
     (run,) = lane.delivered([LaneArrival(9, b"", 1, 8, 5, 100)], 10, is_end=False)
     rest = lane.split(run, last=3, head=6, count=2)
@@ -267,7 +267,7 @@ def test_a_request_is_cut_where_it_would_be_too_long(monkeypatch: pytest.MonkeyP
     assert [first for first, *_ in told] == [1, 3, 5, 7]
 
 
-def test_what_finished_out_of_order_is_told_as_ranges_and_said_again_whole() -> None:
+def test_messages_finished_out_of_order_are_reported_as_ranges() -> None:
     lane = core()
     cells = arrive(lane, 9, *range(9))
     finish(lane, cells[7], cells[2], cells[0], cells[1], cells[6])
@@ -612,7 +612,7 @@ TestBulkLaneMachine = BulkLaneMachine.TestCase
 
 @pytest.mark.parametrize("kind", [Play, BulkPlay])
 @pytest.mark.parametrize("seed", range(40))
-def test_a_long_life_with_little_luck_settles_exactly_what_is_finished(seed: int, kind: type[Play]) -> None:
+def test_a_long_random_walk_settles_exactly_the_finished_messages(seed: int, kind: type[Play]) -> None:
     """The same play, longer than a state machine reaches: a random walk that mostly works, and sometimes loses."""
     chance, play = random.Random(seed), kind()
     for _ in range(600):

@@ -116,7 +116,7 @@ async def test_many_messages_keep_their_order_and_receipts_come_in_the_order_of_
         await producer.close()
 
 
-async def test_what_is_sent_before_the_route_is_known_waits_for_it_in_order() -> None:
+async def test_messages_sent_before_the_route_is_known_wait_for_it_in_order() -> None:
     async with ordered_cluster() as (it, order):
         sender = Sender(it.mq.ordered_producer("s", batch_messages=10))
         sender.send(KEYS, 20)
@@ -156,7 +156,7 @@ async def test_the_client_sends_to_an_ordered_subject_by_itself() -> None:
             await it.mq.send("none", b"x", key="k")
 
 
-async def test_the_wrong_kind_of_producer_is_told_which_is_the_right_one() -> None:
+async def test_the_wrong_kind_of_producer_gets_the_name_of_the_right_one() -> None:
     async with ordered_cluster() as (it, _):
         with pytest.raises(OrderMismatch, match="ordered_producer") as refused:
             await it.mq.producer("s").send(b"x")
@@ -248,7 +248,7 @@ async def test_a_broker_that_forgot_the_producer_gets_a_new_session() -> None:
         assert order.stored == {b"k": [b"k:0", b"k:1", b"k:2"]}
 
 
-async def test_what_is_out_of_time_fails_with_all_behind_it_and_what_comes_later_continues() -> None:
+async def test_a_timed_out_batch_fails_with_those_behind_it_and_later_ones_continue() -> None:
     async with ordered_cluster() as (it, order):
         producer = it.mq.ordered_producer("s", batch_messages=1, delivery_timeout_s=1.5)
         await asyncio.gather(producer.send(b"a:0", LOW[0]), producer.send(b"b:0", HIGH[0]))
@@ -287,7 +287,7 @@ async def test_messages_that_gather_behind_one_out_of_time_fail_too() -> None:
         assert order.stored == {LOW[0]: [b"a:0"]}
 
 
-async def test_nobody_there_is_not_stored() -> None:
+async def test_without_brokers_a_message_is_reported_as_not_stored() -> None:
     async with ordered_cluster() as (it, _):
         it.meta.answer = lambda _: []
         producer = it.mq.ordered_producer("s", delivery_timeout_s=0.3)
@@ -478,7 +478,7 @@ async def test_after_a_fence_doubtful_batches_are_sent_first_under_their_first_i
         assert not new[-1].ids
 
 
-async def test_after_a_fence_what_may_be_stored_fails_if_the_application_wants_no_copies() -> None:
+async def test_after_a_fence_unknown_batches_fail_if_copies_are_not_allowed() -> None:
     async with ordered_cluster(can_push=True, timing=ClientTiming(fenced_s=0.1)) as (it, order):
         producer = it.mq.ordered_producer("s", batch_messages=1, unknown="fail")
         tickets = await _fenced(it, order, producer)
@@ -490,7 +490,7 @@ async def test_after_a_fence_what_may_be_stored_fails_if_the_application_wants_n
         assert order.stored[LOW[0]] == [b"a:%d" % number for number in [0, 1, 2, 3, 4, 5, 11]]
 
 
-async def test_a_silent_group_that_is_not_fenced_is_waited_for() -> None:
+async def test_consumers_wait_for_a_silent_group_until_it_is_fenced() -> None:
     async with ordered_cluster(can_push=True) as (it, order):
         producer = it.mq.ordered_producer("s", batch_messages=1)
         await producer.send(b"a:0", LOW[0])
@@ -530,7 +530,7 @@ async def test_best_effort_order_sends_around_a_group_that_refuses() -> None:
         assert not order.partitions[1].log[-1].flags
 
 
-async def test_best_effort_order_leaves_what_may_be_stored_where_it_is() -> None:
+async def test_best_effort_order_does_not_resend_batches_that_may_be_stored() -> None:
     async with ordered_cluster(order="best-effort", timing=ClientTiming(stall_s=0.05)) as (it, order):
         producer = it.mq.ordered_producer("s")
         await asyncio.gather(producer.send(b"0", LOW[0]), producer.send(b"0", HIGH[0]))

@@ -176,7 +176,7 @@ def test_handling_can_begin_a_trace_of_its_own_that_leads_back_by_a_link(spans: 
     assert [f"{link.context.trace_id:032x}" for link in span.links] == [PARENT[3:35].decode()]
 
 
-def test_what_is_sent_while_handling_is_inside(spans: Spans) -> None:
+def test_sends_of_a_handler_are_inside_its_span(spans: Spans) -> None:
     before = trace.get_current_span()
     told = outgoing({})
     with spans.chain.handling(handled(), "g"):
@@ -199,13 +199,13 @@ def test_a_message_that_the_application_gave_a_context_keeps_it_and_is_linked(sp
     assert told.headers[1]["traceparent"][3:35] != PARENT[3:35]
 
 
-def test_headers_that_are_no_text_do_no_harm(spans: Spans) -> None:
+def test_headers_that_are_not_text_do_no_harm(spans: Spans) -> None:
     with spans.chain.handling(handled(traceparent=b"\xff", blob=b"\xff\x00"), ""):
         pass
     assert spans.one("process s").parent is None
 
 
-def test_leaving_a_loop_without_asyncio_is_no_error(spans: Spans) -> None:
+def test_leaving_a_loop_without_asyncio_is_not_an_error(spans: Spans) -> None:
     with pytest.raises(GeneratorExit), spans.chain.handling(handled(), "g"):
         raise GeneratorExit
     assert spans.one("process s").status.status_code is StatusCode.UNSET

@@ -43,7 +43,7 @@ def test_a_refused_batch_goes_back_and_the_answers_to_the_others_still_count() -
     assert window.has_room(1, 1.0)
 
 
-def test_what_nobody_knows_stays_and_leaves_again_in_the_order_of_numbers() -> None:
+def test_batches_with_unknown_outcome_are_resent_in_the_order_of_numbers() -> None:
     window, (first, second, third, _) = window_with(1, 2, 3, 4)
     window.refused(third, 1, LOST, 0.0)
     window.refused(second, 1, LOST, 0.0)

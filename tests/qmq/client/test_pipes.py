@@ -67,7 +67,7 @@ async def test_what_one_group_certainly_refuses_goes_to_another_at_once(failure:
 
 
 @pytest.mark.parametrize("failure", [NotMaster("staged", outcome=UNKNOWN), NoQuorum("written", outcome=UNKNOWN)])
-async def test_what_a_group_may_have_stays_with_it_until_it_is_known(failure: QmqError, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_batches_that_a_group_may_have_stay_with_it_until_it_answers(failure: QmqError, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("qmq.client.pipes.STAY_BYTES", 1)
     async with cluster(2) as it:
         first, second = it.groups
@@ -113,7 +113,7 @@ async def test_the_order_of_a_group_holds_through_lost_answers_and_broken_connec
         assert group.bodies == [b"%d" % number for number in range(500)]
 
 
-async def test_a_group_that_stalls_holds_up_only_what_is_with_it() -> None:
+async def test_a_stalled_broker_group_holds_up_only_its_own_batches() -> None:
     async with cluster(2, timing=ClientTiming(stall_s=0.05)) as it:
         stalled, _ = it.groups
         stalled.on_produce = stalled.store_silently
@@ -214,7 +214,7 @@ async def test_after_an_unknown_try_a_later_refusal_makes_nothing_certain(monkey
         assert len(it.bodies) == 6
 
 
-async def test_what_cannot_be_stored_anywhere_is_said_at_once_and_certainly() -> None:
+async def test_a_message_that_no_broker_can_store_fails_at_once_as_not_stored() -> None:
     async with cluster(1) as it:
         it.groups[0].refuse(InvalidArgument("no"))
         with pytest.raises(InvalidArgument) as refused:
@@ -225,7 +225,7 @@ async def test_what_cannot_be_stored_anywhere_is_said_at_once_and_certainly() ->
         assert unknown.value.outcome is NOT_STORED
 
 
-async def test_nobody_there_is_not_stored() -> None:
+async def test_without_brokers_a_message_is_reported_as_not_stored() -> None:
     async with cluster(1) as it:
         for replica in it.groups[0].replicas:
             await replica.stop()
@@ -272,7 +272,7 @@ async def test_a_group_without_a_master_costs_the_others_nothing() -> None:
 
 
 @pytest.mark.parametrize(("acks", "kind"), [("quorum", FrameKind.PRODUCE), ("master", FrameKind.PRODUCE_FAST)])
-async def test_who_must_have_a_message_before_it_is_acknowledged_is_the_senders_choice(acks: str, kind: FrameKind) -> None:
+async def test_the_sender_chooses_which_replicas_an_acknowledgement_needs(acks: str, kind: FrameKind) -> None:
     async with cluster(1) as it:
         kinds = []
         group = it.groups[0]

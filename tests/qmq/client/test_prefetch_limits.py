@@ -55,7 +55,7 @@ def test_when_there_is_not_enough_for_all_they_take_turns() -> None:
     assert (first.asked, allowance(1, [first, second], second, has_unseen=False)) == (1, 0)
 
 
-def test_the_total_is_never_exceeded_and_nobody_is_shut_out() -> None:
+def test_the_total_is_never_exceeded_and_every_part_gets_its_share() -> None:
     for seed in range(300):
         draw = random.Random(seed)
         total, parts = draw.choice((1, 2, 7, 100, 2000)), [Part() for _ in range(draw.randint(1, 6))]
@@ -111,7 +111,7 @@ def test_idle_queues_reserve_at_most_half_of_the_bytes_and_keep_them() -> None:
     assert (room(6000, parts, busy), room(6000, parts, idle)) == (0, 1000)
 
 
-def test_the_bytes_are_exceeded_by_one_batch_at_most_and_nobody_is_stuck() -> None:
+def test_the_byte_limit_is_exceeded_by_at_most_one_batch_and_blocks_no_one() -> None:
     for seed in range(200):
         draw = random.Random(seed)
         total, batch = draw.choice((1, 10, 1000, 100_000)), draw.choice((1, 400, 50_000))
@@ -144,7 +144,7 @@ def test_limits_that_no_consumer_can_have_are_refused(wrong: tuple[int, int]) ->
         check_limits(*wrong)
 
 
-def test_what_is_outstanding_knows_its_bytes_whatever_is_taken_out_of_it() -> None:
+def test_the_bytes_of_outstanding_messages_stay_exact() -> None:
     for seed in range(100):
         draw = random.Random(seed)
         outstanding, model, pull = Outstanding(), dict[int, int](), 0

@@ -66,7 +66,7 @@ async def test_the_kernel_asks_a_peer_that_is_idle() -> None:
         await connection.wait_closed()
 
 
-def test_what_is_no_tcp_is_left_alone() -> None:
+def test_sockets_other_than_tcp_are_left_alone() -> None:
     one, other = socket.socketpair()
     with one, other:
         reachable.watch(one)

@@ -101,7 +101,7 @@ async def test_an_answer_of_the_old_master_that_comes_late_still_counts() -> Non
         assert group.bodies == [b"0", b"1"]
 
 
-async def test_a_refusal_of_the_old_master_that_comes_late_says_nothing_of_the_new_try() -> None:
+async def test_a_late_refusal_of_the_old_master_does_not_decide_the_new_attempt() -> None:
     async with cluster(1, can_push=True) as it:
         (group,) = it.groups
         await it.mq.send("s", b"0")
@@ -239,7 +239,7 @@ async def test_what_was_missed_while_no_stream_stood_is_asked_for() -> None:
         await eventually(lambda: it.mq._links.locator.book.master("g0") == (it.groups[0].replicas[1].address, 2))
 
 
-async def test_a_metaserver_that_knows_no_push_is_harmless() -> None:
+async def test_clients_work_with_a_metaserver_that_does_not_push() -> None:
     async with cluster(1, metas=2) as it:
         await it.mq.send("s", b"0")
         locator = it.mq._links.locator
@@ -250,7 +250,7 @@ async def test_a_metaserver_that_knows_no_push_is_harmless() -> None:
 
 
 @pytest.mark.parametrize("outcome", [NOT_STORED, UNKNOWN])
-async def test_a_group_that_finds_no_master_fails_with_what_is_known(outcome: qmq.Outcome) -> None:
+async def test_a_broker_group_without_a_master_fails_with_the_known_reason(outcome: qmq.Outcome) -> None:
     async with cluster(1) as it:
         (group,) = it.groups
         await it.mq.send("s", b"0")
@@ -278,7 +278,7 @@ async def test_a_subject_that_is_placed_elsewhere_is_sent_there(monkeypatch: pyt
         assert len(first.arrived) == before
 
 
-async def test_a_group_whose_first_master_comes_later_is_used_as_soon_as_it_is_pushed() -> None:
+async def test_a_groups_first_master_is_used_as_soon_as_it_is_pushed() -> None:
     async with cluster(2, can_push=True) as it:
         second = it.groups[1]
         first_master, second.master = second.master, None

@@ -107,7 +107,7 @@ async def test_a_message_that_dies_again_after_its_replay_is_another_letter(node
             assert await copies(mq) == Counter({b"a": times})
 
 
-async def test_letters_of_two_groups_with_the_same_messages_are_told_apart(node: Node) -> None:
+async def test_dead_letters_of_two_groups_with_the_same_messages_differ(node: Node) -> None:
     async with qmq.connect(node.address) as mq:
         await died(mq, [b"a"])
         async with mq.consumer("orders", "shipping", ack="explicit") as consumer:

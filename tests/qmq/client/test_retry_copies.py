@@ -222,7 +222,7 @@ async def test_over_two_years_is_refused_and_the_message_stays(it: DelayCluster,
 
 
 @pytest.mark.parametrize("delay", [timedelta(seconds=-1), 5, "1h"])
-async def test_what_is_no_delay_is_refused(it: DelayCluster, queue: Queue, delay: timedelta) -> None:
+async def test_an_invalid_delay_is_refused(it: DelayCluster, queue: Queue, delay: timedelta) -> None:
     _, found = await taken(it, queue, Columns([b"0"]))
     with pytest.raises(InvalidArgument, match="timedelta"):
         found[0].nack(delay)

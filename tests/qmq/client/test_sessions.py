@@ -143,7 +143,7 @@ async def given_up(producer: Any, network: Held) -> list[Relay]:
 
 
 @pytest.mark.parametrize("unknown", ["fail", "resend"])
-async def test_what_nobody_knew_of_is_not_stored_behind_what_was_sent_later(unknown: str, tmp_path: Path) -> None:
+async def test_a_batch_with_unknown_outcome_is_not_stored_behind_later_ones(unknown: str, tmp_path: Path) -> None:
     async with ordered(tmp_path) as (mq, network):
         producer = mq.ordered_producer("s", batch_messages=1, delivery_timeout_s=1.5, unknown=unknown)
         held = await given_up(producer, network)
@@ -155,7 +155,7 @@ async def test_what_nobody_knew_of_is_not_stored_behind_what_was_sent_later(unkn
         assert await stored(mq, 5) == [b"1", b"2", b"5", b"6", b"7"]
 
 
-async def test_what_nobody_knew_of_may_be_stored_before_what_is_sent_later(tmp_path: Path) -> None:
+async def test_a_batch_with_unknown_outcome_may_be_stored_before_later_ones(tmp_path: Path) -> None:
     async with ordered(tmp_path) as (mq, network):
         producer = mq.ordered_producer("s", batch_messages=1, delivery_timeout_s=1.5, unknown="fail")
         held = await given_up(producer, network)

@@ -24,7 +24,7 @@ class World:
         return [each.name for each in self.folder.files(prefix, ".v")]
 
 
-def test_a_folder_that_is_not_there_has_no_files_until_it_is(tmp_path: Path) -> None:
+def test_a_missing_folder_has_no_files_until_it_is_created(tmp_path: Path) -> None:
     world = World(tmp_path / "later")
     assert world.names() == []
     (tmp_path / "later").mkdir()

@@ -97,7 +97,7 @@ async def test_nothing_is_written_while_brokers_can_be_reached(it: Cluster, queu
     assert not files(state)
 
 
-async def test_what_is_said_while_the_broker_is_away_is_kept_until_it_was_told(it: Cluster, queues: list[FakeQueue], state: Path) -> None:
+async def test_verdicts_given_without_a_broker_are_kept_until_delivered(it: Cluster, queues: list[FakeQueue], state: Path) -> None:
     consumer, found = await taken(it.mq, queues[0], [b"0", b"1", b"2", b"3", b"4"])
     await away(it.groups[0])
     await eventually(lambda: consumer._attachments[0].session is None)
@@ -121,7 +121,7 @@ async def test_what_is_said_while_the_broker_is_away_is_kept_until_it_was_told(i
     await eventually(lambda: not files(state))
 
 
-async def test_a_verdict_that_nobody_answered_before_the_broker_went_is_kept(it: Cluster, queues: list[FakeQueue], state: Path) -> None:
+async def test_an_unanswered_verdict_is_kept_when_the_broker_stops(it: Cluster, queues: list[FakeQueue], state: Path) -> None:
     queues[0].is_silent = True
     consumer, found = await taken(it.mq, queues[0], [b"0", b"1"])
     found[0].nack(error="unheard")
@@ -174,7 +174,7 @@ async def test_the_other_broker_groups_are_consumed_meanwhile(it: Cluster, queue
     assert kept(state) == [Settlement(0, 0, NACK, BY_GROUP_MS, "x")]
 
 
-async def test_a_full_disk_keeps_nobody_from_consuming(
+async def test_consumers_continue_on_a_full_disk(
     it: Cluster, queues: list[FakeQueue], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def full(*_: object) -> int:
@@ -236,7 +236,7 @@ async def test_the_next_client_hands_in_as_the_one_that_was(it: Cluster, queues:
     assert (await following).body == b"x"
 
 
-async def test_interceptors_hear_of_what_is_handed_in_for_another(it: Cluster, queues: list[FakeQueue], state: Path) -> None:
+async def test_interceptors_hear_of_messages_sent_on_behalf_of_others(it: Cluster, queues: list[FakeQueue], state: Path) -> None:
     await left_behind(it, queues[0])
     reports: list[qmq.SettleReport] = []
 
@@ -286,7 +286,7 @@ async def test_it_waits_while_another_hands_that_in(it: Cluster, queues: list[Fa
             task.cancel()
 
 
-async def test_if_the_lease_was_lost_nothing_is_said(it: Cluster, queues: list[FakeQueue], state: Path) -> None:
+async def test_kept_verdicts_are_dropped_if_the_lease_was_lost(it: Cluster, queues: list[FakeQueue], state: Path) -> None:
     await left_behind(it, queues[0])
     queues[0].attached = wire.Attached(0, 30_000, 0, 0)
     consumer = it.mq.consumer("s", "g", name="another")
@@ -296,7 +296,7 @@ async def test_if_the_lease_was_lost_nothing_is_said(it: Cluster, queues: list[F
     pulling.cancel()
 
 
-async def test_of_what_the_new_master_forgot_nothing_is_said(it: Cluster, queues: list[FakeQueue], state: Path) -> None:
+async def test_verdicts_on_messages_unknown_to_the_new_master_are_dropped(it: Cluster, queues: list[FakeQueue], state: Path) -> None:
     await left_behind(it, queues[0])
     queues[0].attached = wire.Attached(1, 30_000, 1, 1)
     consumer = it.mq.consumer("s", "g", name="another")
@@ -307,7 +307,7 @@ async def test_of_what_the_new_master_forgot_nothing_is_said(it: Cluster, queues
 
 
 @pytest.mark.parametrize("where", [FrameKind.ATTACH, FrameKind.SETTLE, FrameKind.DETACH])
-async def test_a_broker_that_goes_in_the_middle_is_told_again(it: Cluster, queues: list[FakeQueue], state: Path, where: int) -> None:
+async def test_a_request_lost_with_its_connection_is_sent_again(it: Cluster, queues: list[FakeQueue], state: Path, where: int) -> None:
     await left_behind(it, queues[0])
     (replica, _) = it.groups[0].replicas
     proper = replica.handle[where]

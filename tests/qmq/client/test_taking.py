@@ -24,7 +24,7 @@ async def mq() -> AsyncIterator[qmq.Client]:
 
 
 @pytest.mark.rotating
-async def test_of_each_key_one_message_is_taken_until_it_is_settled(mq: qmq.Client) -> None:
+async def test_one_message_of_each_key_is_taken_until_it_is_settled(mq: qmq.Client) -> None:
     await mq.send_many("s", [b"a1", b"a2", b"b1"], keys=["a", "a", "b"])
     async with mq.ordered_consumer("s", "g", ack="explicit") as consumer:
         taken = await consumer.take(10)

@@ -70,7 +70,7 @@ def test_a_later_version_is_read_by_its_first_fields_and_passed_on_as_version_0(
         assert format_parent(found) == PARENT
 
 
-def test_flags_that_nobody_knows_are_not_passed_on() -> None:
+def test_unknown_flags_are_not_passed_on() -> None:
     found = parse_parent(f"00-{TRACE}-{SPAN}-ff")
     assert found is not None
     assert found.is_sampled
@@ -78,7 +78,7 @@ def test_flags_that_nobody_knows_are_not_passed_on() -> None:
 
 
 @given(ids, st.integers(1, 2**64 - 1), st.integers(0, 3))
-def test_what_is_written_is_read_again(trace_id: str, span: int, flags: int) -> None:
+def test_written_values_are_read_back(trace_id: str, span: int, flags: int) -> None:
     context = SpanContext(trace_id, f"{span:016x}", flags, (("a", "b"),))
     assert parse(context.headers()) == context
 
@@ -134,7 +134,7 @@ def test_32_members_are_passed_on() -> None:
 # --- the interceptor ----------------------------------------------------------------------------------------------------
 
 
-def test_what_is_sent_while_a_message_is_handled_belongs_to_its_trace() -> None:
+def test_messages_sent_by_a_handler_belong_to_its_trace() -> None:
     chain = Chain([TraceContext()])
     with chain.handling(handled(traceparent=PARENT.encode(), tracestate=b"a=1")):
         assert tracing.current() == SpanContext(TRACE, SPAN, 1, (("a", "1"),))

@@ -46,7 +46,7 @@ async def taken(it: DelayCluster, queue: FakeQueue, bodies: list[bytes], *attemp
 # --- errors ------------------------------------------------------------------------------------------------------------
 
 
-async def test_what_failed_and_what_is_rejected_travels_with_its_reason(it: DelayCluster, queue: FakeQueue) -> None:
+async def test_failed_and_rejected_messages_carry_their_reason(it: DelayCluster, queue: FakeQueue) -> None:
     found = await taken(it, queue, [b"0", b"1", b"2", b"3"])
     found[0].nack(error="no seat")
     found[1].nack(timedelta(seconds=2), ValueError("no such flight"))
@@ -81,7 +81,7 @@ async def test_any_text_can_be_sent(it: DelayCluster, queue: FakeQueue, error: s
     assert settled.error[0] == {"x": "x", "\udcff": "?"}.get(error[0], "\N{SNOWMAN}")
 
 
-async def test_what_is_no_error_is_refused_and_the_message_stays(it: DelayCluster, queue: FakeQueue) -> None:
+async def test_an_invalid_error_text_is_refused_and_the_message_stays(it: DelayCluster, queue: FakeQueue) -> None:
     found = await taken(it, queue, [b"0"])
     with pytest.raises(InvalidArgument, match="str or an exception"):
         found.nack(error=5)  # type: ignore[arg-type]
@@ -207,7 +207,7 @@ async def test_the_broker_learns_which_failed_messages_are_worked_on_and_no_othe
     assert queue.begun[1] == (1, 2, 2)
 
 
-async def test_it_hears_so_before_anything_that_the_work_leads_to(it: DelayCluster, queue: FakeQueue) -> None:
+async def test_the_broker_hears_begun_before_the_verdict(it: DelayCluster, queue: FakeQueue) -> None:
     found = await taken(it, queue, [b"0"], 2)
     await found.ack_sync()
     assert [kind for kind in queue.frames if kind != FrameKind.PULL] == [FrameKind.ATTACH, FrameKind.BEGUN, FrameKind.SETTLE]

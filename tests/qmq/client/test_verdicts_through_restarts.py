@@ -41,7 +41,7 @@ async def told(process: asyncio.subprocess.Process, command: str = "") -> str:
         return (await process.stdout.readline()).decode().strip()
 
 
-async def test_what_was_said_while_the_broker_was_away_survives_the_client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_verdicts_given_without_a_broker_survive_the_client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("QMQ_STATE_DIR", str(tmp_path / "state"))
     async with cluster(tmp_path / "data", TWO) as servers, qmq.connect(servers.servers) as mq:
         await mq.metadata.create_subject(qmq.SubjectConfig("s"))

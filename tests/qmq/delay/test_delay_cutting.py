@@ -90,7 +90,7 @@ def test_cut_into_one_piece_tag_hashes_and_layout_are_the_producers(batch: tuple
 
 
 @given(batches(), st.data())
-def test_moved_it_is_the_same_message_at_another_time(batch: tuple[bytes, int], data: st.DataObject) -> None:
+def test_a_moved_message_differs_only_in_its_due_time(batch: tuple[bytes, int], data: st.DataObject) -> None:
     region, count = batch
     place = data.draw(st.integers(0, count - 1))
     assert messages(Pieces(region).moved(place, 77)) == [(*messages(region)[place][:-1], 77)]
@@ -114,7 +114,7 @@ def test_a_run_is_named_by_the_first_id_and_its_time() -> None:
     assert run_id(bytes(16), 1).hex() == "8d7ec495a76038357ec1ff0d6f5f3ba8"
 
 
-def test_what_is_too_large_for_one_batch_becomes_several(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_messages_too_large_for_one_batch_become_several(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batch_cutting, "REGION_BYTES_MAX", 400)
     region, _ = delayed([START] * 9, bodies=[bytes([place]) * 50 for place in range(9)])
     found = Pieces(region).cut(range(9))
@@ -124,7 +124,7 @@ def test_what_is_too_large_for_one_batch_becomes_several(monkeypatch: pytest.Mon
     assert [place for places, _ in found for place in places] == list(range(9))
 
 
-def test_bodies_that_cannot_be_decompressed_are_said_to_be_corrupt() -> None:
+def test_bodies_that_cannot_be_decompressed_are_reported_as_corrupt() -> None:
     region, _ = delayed([START], bodies=[b"x" * 100], compression=Compression.ZSTD)
     with pytest.raises(CorruptBatch):
         Pieces(region[:-24] + bytes(24))

@@ -157,7 +157,7 @@ async def service() -> AsyncIterator[Service]:
 # --- one message --------------------------------------------------------------------------------------------------------
 
 
-async def test_a_message_is_shown_whole_with_what_became_of_it(service: Service) -> None:
+async def test_a_message_is_shown_whole_with_its_outcome(service: Service) -> None:
     (name,) = service.admin.add(message(1, 11 * HOUR), state="planned")
     shown = await service("ShowDelayed", pb.ShowDelayedRequest(id=name))
     assert (shown.id, shown.subject, shown.group, shown.state) == (name, "orders", GROUP, "planned")
@@ -175,7 +175,7 @@ async def test_a_recurring_message_says_when_it_comes_again(service: Service) ->
     assert [(each.cron, each.zone) for each in found] == [("0 9 * * *", "Europe/Warsaw"), ("", "")]
 
 
-async def test_a_cancelled_message_is_said_to_be_cancelled_however_often_it_is_asked_for(service: Service) -> None:
+async def test_a_cancelled_message_is_reported_as_cancelled_at_every_request(service: Service) -> None:
     (name,) = service.admin.add(message(1, HOUR))
     answers = [await service("CancelDelayed", pb.CancelDelayedRequest(id=name)) for _ in range(2)]
     assert answers[0] == answers[1]
@@ -183,7 +183,7 @@ async def test_a_cancelled_message_is_said_to_be_cancelled_however_often_it_is_a
 
 
 @pytest.mark.parametrize("state", ["planned", "delivered"])
-async def test_what_is_on_its_way_is_not_cancelled_and_who_asks_hears_it(service: Service, state: str) -> None:
+async def test_a_message_on_its_way_cannot_be_cancelled_and_the_caller_hears_it(service: Service, state: str) -> None:
     (name,) = service.admin.add(message(1, HOUR), state=state)
     with pytest.raises(TooLate, match=f"it is {state}"):
         await service("CancelDelayed", pb.CancelDelayedRequest(id=name))
@@ -231,7 +231,7 @@ async def test_what_the_administration_raises_arrives_with_its_outcome(service: 
         ("ReadSchedule", pb.ReadScheduleRequest(file="20261121T130000Z.idx"), InvalidArgument, "restart the transfer"),
     ],
 )
-async def test_a_request_that_makes_no_sense_is_told_why(
+async def test_an_impossible_request_gets_a_reason(
     service: Service, method: str, request_: Any, kind: type[CallerError], says: str
 ) -> None:
     with pytest.raises(kind, match=says):
@@ -290,7 +290,7 @@ async def test_a_description_tells_buckets_with_anything_pending_and_the_deliver
 # --- replicas -----------------------------------------------------------------------------------------------------------
 
 
-async def test_a_replica_that_does_not_serve_answers_only_who_copies_its_schedule(service: Service) -> None:
+async def test_a_replica_that_does_not_serve_answers_only_copies_of_its_schedule(service: Service) -> None:
     (name,) = service.admin.add(message(1, HOUR))
     service.is_serving = False
     asked = [

@@ -93,7 +93,7 @@ def test_messages_due_before_the_horizon_go_into_the_wheel_and_later_ones_not() 
     assert due_times_ms(found.wheel) == [900, 1090, 1099]
 
 
-def test_what_is_stored_while_a_slice_is_read_joins_it_once() -> None:
+def test_messages_stored_during_the_read_of_a_slice_join_it_once() -> None:
     schedule = FakeSchedule(HOUR)
     schedule.store([1010, 1020, 1030, 1040])
     found = loader(schedule, piece=3)
@@ -167,7 +167,7 @@ def test_a_bucket_that_is_closed_while_it_is_read_leaves_nothing_behind() -> Non
     assert (due_times_ms(found.wheel), due_times_ms(found.late)) == ([1020], [])
 
 
-def test_an_index_that_cannot_be_read_is_told_and_the_next_try_begins_there_again() -> None:
+def test_an_unreadable_index_is_reported_and_the_next_try_resumes_there() -> None:
     schedule = FakeSchedule(HOUR)
     schedule.store([1010])
     found = loader(schedule)
@@ -217,7 +217,7 @@ def test_the_horizon_is_never_taken_back_to_where_late_messages_are() -> None:
     assert due_times_ms(found.wheel) == []
 
 
-def test_what_is_settled_before_it_is_loaded_is_not_loaded() -> None:
+def test_messages_settled_before_loading_are_not_loaded() -> None:
     schedule = FakeSchedule(HOUR)
     stored = schedule.store([980, 990, 1010, 1020])
     schedule.settle(stored[0])

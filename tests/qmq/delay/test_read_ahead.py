@@ -187,7 +187,7 @@ def test_less_than_a_batch_that_is_worth_an_outline_is_not_surveyed(tmp_path: Pa
     schedule.close()
 
 
-def test_what_is_stored_meanwhile_is_surveyed_next(tmp_path: Path) -> None:
+def test_messages_stored_meanwhile_are_examined_next(tmp_path: Path) -> None:
     schedule, disk = restarted(tmp_path, 2)
     piece = schedule.read_ahead(START, START)
     assert piece is not None
@@ -243,7 +243,7 @@ def test_a_disk_that_does_not_read_ends_the_survey_and_is_logged(
     schedule.close()
 
 
-def test_a_closed_and_reopened_schedule_has_checked_nothing(tmp_path: Path) -> None:
+def test_a_reopened_schedule_starts_without_checked_buckets(tmp_path: Path) -> None:
     schedule, disk = restarted(tmp_path, 1)
     read_ahead(schedule)
     state = checkpoint(schedule)

@@ -52,7 +52,7 @@ def id_of(number: int, place: int, due_ms: int, append_ms: int = START - 5_000) 
 # --- files -------------------------------------------------------------------------------------------------------------
 
 
-def test_a_batch_of_one_bucket_is_copied_as_it_is_under_an_envelope_of_its_own(tmp_path: Path) -> None:
+def test_a_batch_of_one_bucket_is_copied_unchanged_under_a_new_envelope(tmp_path: Path) -> None:
     schedule = opened(tmp_path)
     region, crc = delayed([START + 5, START + 3], number=3)
     schedule.take(7, START - 9, *delayed([START], number=2))
@@ -351,7 +351,7 @@ def test_damage_in_the_dispatch_log_is_found_when_it_is_first_needed(tmp_path: P
     assert opened(tmp_path, state).settled(BUCKET).tolist() == [True, True]
 
 
-def test_bodies_that_cannot_be_decompressed_are_kept_and_said_to_be_damaged(tmp_path: Path) -> None:
+def test_bodies_that_cannot_be_decompressed_are_kept_and_marked_damaged(tmp_path: Path) -> None:
     region, _ = delayed([START + SECOND, START], bodies=[b"x" * 99, b"y" * 99], compression=Compression.ZSTD)
     broken = region[:-16] + bytes(16)
     schedule = opened(tmp_path)
@@ -438,7 +438,7 @@ def test_a_large_scan_reads_a_bucket_several_times_and_returns_each_once(tmp_pat
     assert [each.due_ms for each in schedule.scan("", START + 10, START + 20)] == [due for due, _ in every if 10 <= due - START < 20]
 
 
-def test_pending_messages_are_told_of_in_the_order_of_their_batch(tmp_path: Path) -> None:
+def test_pending_messages_are_reported_in_the_order_of_their_batch(tmp_path: Path) -> None:
     schedule = opened(tmp_path)
     told: list[Places] = []
     schedule.subscribe(told.append)
@@ -467,7 +467,7 @@ def test_a_copied_folder_is_opened_by_another_process_of_the_same_state(tmp_path
     assert contents(other) == contents(schedule)
 
 
-def test_what_nobody_can_take_apart_is_passed_over_by_every_replica_alike(tmp_path: Path) -> None:
+def test_every_replica_skips_a_batch_that_cannot_be_parsed(tmp_path: Path) -> None:
     """An older version let it in; an apply that raised would end all replicas, at every start."""
     schedule = opened(tmp_path)
     region, _ = delayed([START])

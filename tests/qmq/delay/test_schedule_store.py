@@ -189,7 +189,7 @@ def test_a_slave_has_the_masters_bytes_once_it_commits_and_nothing_before(tmp_pa
     master.store.close()
 
 
-def test_what_a_deposed_master_wrote_and_nobody_committed_leaves_no_trace(tmp_path: Path) -> None:
+def test_uncommitted_writes_of_a_deposed_master_leave_no_trace(tmp_path: Path) -> None:
     random = Random(1)
     master = DelayStore(tmp_path / "m", is_replicated=True)
     master.store.append_barrier(1)

@@ -110,7 +110,7 @@ async def test_a_clock_step_that_witnesses_confirm_is_accepted_and_logged(caplog
     assert ["was accepted" in record.getMessage() for record in caplog.records] == [True]
 
 
-async def test_who_does_not_answer_or_does_not_know_is_no_witness() -> None:
+async def test_a_silent_or_unsure_server_does_not_count_as_a_witness() -> None:
     machine, town, asking = fresh()
     town.silent = {"a:1", "b:1"}
     town.errors["c:1"] = -machine.true_ms()

@@ -115,7 +115,7 @@ def test_a_step_is_not_accepted_as_long_as_witnesses_deny_it(wall_off: int) -> N
     assert machine.timekeeper.step.is_denied
 
 
-def test_the_minute_begins_anew_when_the_last_denial_has_gone_stale() -> None:
+def test_the_minute_restarts_when_the_last_denial_is_stale() -> None:
     machine = Machine().attested()
     machine.wall_off = HOUR
     machine.run(100_000, witnesses=HONEST)
@@ -172,7 +172,7 @@ def test_witnesses_that_say_neither_count_as_none() -> None:
     assert machine.run(1000)[-1] == HOUR
 
 
-def test_who_answers_late_is_no_witness() -> None:
+def test_a_late_answer_does_not_count_as_a_witness() -> None:
     machine = Machine().attested()
     machine.wall_off = HOUR
     machine.run(5000)
@@ -193,7 +193,7 @@ def test_a_word_agrees_within_a_second_and_its_doubt() -> None:
         assert machine.off == (HOUR if is_accepted else 0)
 
 
-def test_a_doubtful_word_speaks_for_what_it_is_nearer_to() -> None:
+def test_an_uncertain_time_supports_the_clock_that_it_is_nearer_to() -> None:
     machine = Machine().attested()
     machine.wall_off = 1500
     machine.run(5000)
@@ -242,7 +242,7 @@ def test_a_clock_that_was_behind_at_the_start_is_put_right_by_two() -> None:
     assert machine.off == 0
 
 
-def test_who_speaks_after_the_first_ones_corrects_nothing() -> None:
+def test_later_witnesses_do_not_correct_the_clock() -> None:
     machine = Machine().attested()
     machine.run(60_000, witnesses={"a": -HOUR, "b": -HOUR})
     assert machine.off == 0

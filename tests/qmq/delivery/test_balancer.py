@@ -94,7 +94,7 @@ def test_asking_which_group_is_next_uses_up_no_turn() -> None:
     assert picked(found, 1) == first
 
 
-def test_a_group_without_room_is_passed_over_and_told_so_and_loses_its_turn() -> None:
+def test_a_group_without_room_is_skipped_and_loses_its_turn() -> None:
     heard: list[tuple[str | None, list[str]]] = []
     found = Balancer(
         FakeGroup,

@@ -95,7 +95,7 @@ async def test_only_the_absent_consumer_of_a_broadcast_group_is_forgotten(tmp_pa
             assert await take(caches, 2) == [b"before", b"1"]
 
 
-async def test_nobody_else_can_take_part_as_a_consumer_of_a_broadcast_group(node: Node) -> None:
+async def test_no_stranger_can_consume_as_a_consumer_of_a_broadcast_group(node: Node) -> None:
     async with qmq.connect(node.address) as mq:
         with pytest.raises(qmq.errors.InvalidName):
             mq.consumer("prices", "caches%a", name="b")

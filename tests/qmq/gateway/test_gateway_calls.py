@@ -59,7 +59,7 @@ async def test_a_call_without_a_client_id_is_refused(gateway: GatewayStub) -> No
     assert answer.status.code == api.CLIENT_ID_REQUIRED
 
 
-async def test_a_client_of_an_unknown_type_is_told_so(gateway: GatewayStub) -> None:
+async def test_a_client_of_an_unknown_type_gets_an_error(gateway: GatewayStub) -> None:
     answer = await gateway.stub.Heartbeat(calls.HeartbeatRequest(client_type=api.LITE_PUSH_CONSUMER), metadata=gateway.headers)
     assert answer.status.code == api.UNRECOGNIZED_CLIENT_TYPE
 
@@ -90,7 +90,7 @@ async def test_settings_come_back_with_what_the_server_decides(gateway: GatewayS
 # --- sending -----------------------------------------------------------------------------------------------------------
 
 
-async def test_what_is_sent_is_received_once_it_is_acknowledged_no_more(gateway: GatewayStub) -> None:
+async def test_sent_messages_are_received_until_acknowledged(gateway: GatewayStub) -> None:
     sent = message("orders", b"a tie", tag="red", keys=["k1", "k2"], colour="blue")
     answer = await gateway.send(sent)
     assert answer.status.code == api.OK
@@ -162,7 +162,7 @@ async def test_a_consumer_may_come_before_the_first_message(gateway: GatewayStub
 # --- delays ------------------------------------------------------------------------------------------------------------
 
 
-async def test_a_delayed_message_comes_when_it_is_due_and_not_before() -> None:
+async def test_a_delayed_message_is_delivered_when_due_and_never_early() -> None:
     async with TestCluster(clock=virtual()) as cluster, gateway_on(cluster) as gateway:
         due_ms = cluster.clock.time_ms() + 86_400_000 * 365
         answer = await gateway.send(message("later", b"a year", kind=api.DELAY, due_ms=due_ms))
@@ -307,7 +307,7 @@ async def test_what_a_client_did_not_read_any_more_is_received_by_another(gatewa
     assert (got.body, got.system_properties.delivery_attempt) == (b"left", 1)
 
 
-async def test_a_message_that_nobody_asks_for_here_goes_to_another_gateway() -> None:
+async def test_a_message_without_a_reader_at_this_gateway_goes_to_another() -> None:
     async with TestCluster() as cluster, gateway_on(cluster) as one, gateway_on(cluster, client_id="stub@2@2") as two:
         await one.send(message("orders", b"0"))
         [got] = await one.receive("orders")
@@ -410,7 +410,7 @@ async def test_a_fifo_message_that_is_given_up_sets_its_group_aside(gateway: Gat
     assert not await gateway.receive("fifo", wait_s=0.1)
 
 
-async def test_what_is_not_served_is_answered_as_unsupported(gateway: GatewayStub) -> None:
+async def test_unsupported_calls_are_answered_as_unsupported(gateway: GatewayStub) -> None:
     answer = await gateway.stub.SyncLiteSubscription(calls.SyncLiteSubscriptionRequest(), metadata=gateway.headers)
     assert answer.status.code == api.UNSUPPORTED
     assert (await gateway.send(message("orders", kind=api.LITE))).status.code == api.UNSUPPORTED

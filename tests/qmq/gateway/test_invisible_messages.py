@@ -64,7 +64,7 @@ def test_a_renewed_message_stays_while_its_client_is_alive_and_no_longer_than_to
     assert len(held.remove_over(100, lambda _: False)) == 1
 
 
-def test_another_gateways_handle_finds_nothing() -> None:
+def test_a_handle_of_another_gateway_finds_no_message() -> None:
     handle = add(table(b"gateway2"))
     held = table()
     add(held)

@@ -53,7 +53,7 @@ def test_a_condition_holds_as_sql_says(text: str, expected: bool | None) -> None
     "text",
     ["", "price", "price >", "price > 1 AND", "(price > 1", "a = 'b", "a LIKE 'b'", "a IN ()", "a BETWEEN 1", "a = b = c", "1; DROP"],
 )
-def test_what_is_no_condition_is_refused(text: str) -> None:
+def test_an_invalid_condition_is_refused(text: str) -> None:
     with pytest.raises(Refused):
         condition_of(text)
 

@@ -90,7 +90,7 @@ async def test_a_producer_is_asked_about_a_transaction_that_it_forgot(gateway: G
     stream.cancel()
 
 
-async def test_a_transaction_that_nobody_decides_is_rolled_back_without_any_gateway() -> None:
+async def test_an_undecided_transaction_is_rolled_back_without_any_gateway() -> None:
     async with TestCluster(clock=virtual()) as cluster:
         async with gateway_on(cluster, GatewayConfig(port=0)) as gateway:
             transaction = await half(gateway, "orders")

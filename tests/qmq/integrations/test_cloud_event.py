@@ -46,7 +46,7 @@ def test_an_event_comes_back_from_structured_mode(extensions: dict[str, str], da
         {**REQUIRED, "data_base64": "?"},
     ],
 )
-def test_what_is_no_event_is_refused(found: Any) -> None:
+def test_an_invalid_event_is_refused(found: Any) -> None:
     with pytest.raises(InvalidArgument):
         cloud_event.of_structured(found)
 

@@ -110,7 +110,7 @@ def test_a_task_that_raises_has_failed_with_its_traceback(tasks: Any, worker: No
     assert result.started_at <= result.finished_at
 
 
-def test_a_task_that_returns_what_is_no_json_has_failed(tasks: Any, worker: None) -> None:
+def test_a_task_whose_result_is_not_json_has_failed(tasks: Any, worker: None) -> None:
     result = finished(tasks.returns_no_json.enqueue())
     assert result.status == "FAILED"
     assert result._return_value is None
@@ -134,7 +134,7 @@ def test_a_result_is_found_by_its_id_and_its_task(tasks: Any, backend: Any, work
         backend.get_result("123")
 
 
-def test_what_the_backend_cannot_keep_is_refused_before_it_is_stored(tasks: Any) -> None:
+def test_unsupported_options_are_refused_before_the_task_is_stored(tasks: Any) -> None:
     from datetime import datetime
 
     before = records().count()

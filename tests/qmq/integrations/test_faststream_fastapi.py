@@ -220,7 +220,7 @@ async def test_faststreams_own_defaults_are_refused(memory: Place, subject: str,
             pass
 
 
-async def test_a_router_takes_routers_of_the_broker_and_none_of_its_own_kind(memory: Place, subject: str) -> None:
+async def test_a_router_includes_only_routers_of_the_broker(memory: Place, subject: str) -> None:
     router, plain = router_of(memory), QmqRouter(f"{subject}-")
     publisher = router.publisher(f"{subject}-out")
 

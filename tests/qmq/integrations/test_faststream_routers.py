@@ -126,7 +126,7 @@ def test_options_of_brokers_and_routers_add_up(make: Callable[[Any], Any]) -> No
 
 @pytest.mark.parametrize("of_router", [True, False, None])
 @pytest.mark.parametrize("of_include", [True, False])
-def test_a_subject_is_described_unless_somebody_hides_it(of_router: bool | None, of_include: bool) -> None:
+def test_a_subject_is_described_unless_hidden(of_router: bool | None, of_include: bool) -> None:
     broker, router = QmqBroker(), QmqRouter(include_in_schema=of_router)
     made = [router.subscriber("x", group="g"), router.publisher("x")]
     broker.include_router(router, include_in_schema=of_include)

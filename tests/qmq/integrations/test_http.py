@@ -60,7 +60,7 @@ async def settled(http: Any, subject: str, *receipts: str, **how: object) -> Any
     return (await http.post(f"/subjects/{subject}/groups/g/settle", json={"receipts": receipts, **how})).json()
 
 
-async def test_a_body_is_a_message_as_it_is(http: Any, mq: qmq.Client, subject: str) -> None:
+async def test_a_body_is_a_message_unchanged(http: Any, mq: qmq.Client, subject: str) -> None:
     answer = await http.post(f"/subjects/{subject}?key=k&tag=a&tag=b", content=b"\x00hello", headers={"content-type": "text/plain"})
     message = await anext(aiter(mq.consumer(subject, "g")))
     assert (message.body, message.key, message.tags, message.headers) == (b"\x00hello", "k", ("a", "b"), {"content-type": b"text/plain"})
@@ -90,7 +90,7 @@ async def test_events_in_structured_and_batch_mode_are_stored_as_binary_ones(htt
     assert base64.b64decode(found[0]["body_base64"]) == b'{"n": 1}'
 
 
-async def test_a_message_is_the_callers_until_it_is_settled(http: Any, subject: str) -> None:
+async def test_a_message_belongs_to_the_caller_until_it_is_settled(http: Any, subject: str) -> None:
     await http.post(f"/subjects/{subject}", content=b"x")
     (first,) = await received(http, subject)
     assert await received(http, subject, wait_s=0) == []
@@ -123,7 +123,7 @@ async def test_a_rejected_message_is_in_the_dead_letter_queue(http: Any, mq: qmq
     assert (letter.body, letter.headers["qmq-error"]) == (b"poison", b"no")
 
 
-async def test_between_requests_others_of_the_group_get_what_nobody_asked_for(http: Any, mq: qmq.Client, subject: str) -> None:
+async def test_between_requests_unrequested_messages_go_to_others_of_the_group(http: Any, mq: qmq.Client, subject: str) -> None:
     for n in range(3):
         await http.post(f"/subjects/{subject}", content=str(n))
     (first,) = await received(http, subject, messages_max=1)
@@ -211,7 +211,7 @@ async def test_a_message_without_a_key_to_an_ordered_subject_is_a_problem_that_s
     assert "key" in answer.json()["error"]
 
 
-async def test_keys_go_to_others_when_nobody_asks_here(mq: qmq.Client, ordered: str) -> None:
+async def test_keys_go_to_another_gateway_without_requests_here(mq: qmq.Client, ordered: str) -> None:
     reading = OrderedReading(mq, ordered, "g", idle_s=0)
     await mq.send(ordered, b"1", key="k")
     (first,) = await reading.receive(1, 20)

@@ -55,7 +55,7 @@ def test_mark_is_as_its_format_says_and_comes_back_as_it_was() -> None:
     assert commit_mark.decode(data) == SOME
 
 
-def test_mark_with_any_bit_flipped_or_cut_short_is_no_mark() -> None:
+def test_a_mark_with_a_flipped_bit_or_cut_short_is_refused() -> None:
     data = commit_mark.encode(SOME)
     for at in range(len(data)):
         assert commit_mark.decode(data[:at] + bytes([data[at] ^ 0x10]) + data[at + 1 :]) is None
@@ -110,7 +110,7 @@ def test_mark_follows_the_commits_at_most_once_an_interval(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_mark_of_a_master_names_nothing_that_is_not_committed(tmp_path: Path, seed: int) -> None:
+def test_a_masters_mark_names_only_committed_entries(tmp_path: Path, seed: int) -> None:
     random = Random(seed)
     traffic = master_at(tmp_path, seed=seed, steps=5)
     store, now_ms, committed = traffic.store, 0, 0
@@ -132,7 +132,7 @@ def test_mark_of_a_master_names_nothing_that_is_not_committed(tmp_path: Path, se
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_mark_of_a_slave_names_nothing_that_is_not_committed_although_it_is_written(tmp_path: Path, seed: int) -> None:
+def test_a_slaves_mark_names_only_committed_entries(tmp_path: Path, seed: int) -> None:
     random = Random(seed)
     traffic = master_at(tmp_path / "master", seed=seed, steps=10)
     slave = opened(tmp_path / "slave")
@@ -254,7 +254,7 @@ def test_mark_without_the_logs_that_it_was_written_for_is_taken_back(tmp_path: P
     assert not (tmp_path / FILE).exists()
 
 
-def test_log_that_begins_anew_has_no_mark(tmp_path: Path) -> None:
+def test_a_log_that_starts_over_has_no_commit_mark(tmp_path: Path) -> None:
     store = master_at(tmp_path, steps=20).store
     store.write_actions()
     store.commit(store.index)

@@ -72,7 +72,7 @@ def test_a_search_finds_what_looking_at_every_entry_finds(tmp_path: Path, in_fil
         assert index.find_time(1 << 60) == count
 
 
-def test_retention_reads_nothing_of_queues_that_lost_nothing(tmp_path: Path) -> None:
+def test_retention_skips_queues_without_deleted_messages(tmp_path: Path) -> None:
     disk = CountingDisk()
     store = open_store(tmp_path, LogConfig(), ManualClock(), disk=disk)
     for queue in [store.open_queue(f"s{number}", 0) for number in range(20)]:

@@ -34,7 +34,7 @@ def test_a_batch_with_the_flag_again_is_stored_once_after_its_producer_expired(t
     store.close()
 
 
-def test_what_fell_out_of_the_window_is_found_whatever_the_producers_clock_said(tmp_path: Path) -> None:
+def test_batches_outside_the_window_are_found_for_any_producer_clock(tmp_path: Path) -> None:
     clock = ManualClock()
     store = open_store(tmp_path, LogConfig(), clock)
     queue = store.open_queue("s", 0)

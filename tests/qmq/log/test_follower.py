@@ -130,7 +130,7 @@ def another(tmp_path: Path, index: int, *, was_cut: bool) -> Store:
 
 
 @pytest.mark.parametrize("was_cut", [False, True], ids=["never had it", "was cut too"])
-def test_cutting_back_keeps_what_is_before_and_another_history_can_follow(tmp_path: Path, was_cut: bool) -> None:
+def test_cutting_back_keeps_earlier_entries_and_another_history_can_follow(tmp_path: Path, was_cut: bool) -> None:
     """The other history begins after any index, also where a segment began that the new master never had or has deleted."""
     traffic = master_at(tmp_path / "m", seed=was_cut, steps=40)
     random = Random(was_cut)
@@ -163,7 +163,7 @@ def test_cutting_back_keeps_what_is_before_and_another_history_can_follow(tmp_pa
             shutil.rmtree(tmp_path / f"{name}{index}")
 
 
-def test_what_is_applied_is_not_cut_in_place(tmp_path: Path) -> None:
+def test_applied_entries_are_not_cut_in_place(tmp_path: Path) -> None:
     traffic = master_at(tmp_path / "m")
     slave = fed_slave(traffic.store, tmp_path / "s")
     slave.commit(20)
@@ -294,7 +294,7 @@ def started_over(master: Store, folder: Path) -> Store:
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_a_replica_that_begins_anew_gets_the_state_of_a_master_with_a_short_log(tmp_path: Path, seed: int) -> None:
+def test_a_replica_that_starts_over_gets_the_state_of_a_master_with_a_short_log(tmp_path: Path, seed: int) -> None:
     config, clock = small(retention_ms=1000), ManualClock()
     traffic = master_at(tmp_path / "m", seed=seed, steps=60 + 10 * seed, config=config, clock=clock)
     master = traffic.store
@@ -433,7 +433,7 @@ def test_a_stretch_says_which_indexes_it_holds(tmp_path: Path) -> None:
             follower.check_stretch(runs, after, end)
 
 
-def test_an_empty_run_is_no_run() -> None:
+def test_an_empty_run_is_refused() -> None:
     with pytest.raises(CorruptBatch):
         follower.unpack_runs(b"".join(follower.pack_runs([WriteRun(0, 0, 0, 0, ())])))
 

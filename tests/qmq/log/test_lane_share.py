@@ -149,7 +149,7 @@ def test_neighbours_that_come_to_the_same_point_are_one_again() -> None:
     assert share.progress == [LaneProgress(LpRange(0, 8), 10)]
 
 
-def test_parking_what_is_parked_already_counts_once() -> None:
+def test_parking_a_parked_key_again_counts_once() -> None:
     """A consumer parks the key again when the answer was lost."""
     share = LaneShare()
     share.apply(LaneBegin(*NAMES, 0, 8, 0, 0))
@@ -159,7 +159,7 @@ def test_parking_what_is_parked_already_counts_once() -> None:
     assert share.parked[b"k"].sequences == [5, 9]
 
 
-def test_a_range_of_sequences_has_none_done_if_it_lies_between_what_is_done() -> None:
+def test_a_range_between_finished_ranges_has_no_finished_sequence() -> None:
     part = LaneProgress(LpRange(0, 8), 4, [(6, 8), (12, 14)])
     spans = [(4, 6), (8, 12), (14, 99)]
     assert all(part.has_none_done(*each) for each in spans)

@@ -56,7 +56,7 @@ def test_a_run_never_crosses_a_segments_end(traffic: Traffic) -> None:
         assert run.position + run.size <= logs(traffic.store)[run.log].segment_end(run.base)
 
 
-def test_what_retention_took_is_said_to_be_gone(traffic: Traffic) -> None:
+def test_expired_messages_are_reported_as_gone(traffic: Traffic) -> None:
     store = traffic.store
     store.messages.drop_files_before(store.messages.bases[2])
     assert read_merged(logs(store), (0, 0), 0, 100) is None
@@ -65,7 +65,7 @@ def test_what_retention_took_is_said_to_be_gone(traffic: Traffic) -> None:
 
 
 @pytest.mark.parametrize("offset", [3, ENVELOPE_BYTES + 1])
-def test_damage_is_told_with_its_place_and_what_is_whole_before_it_is_served(traffic: Traffic, offset: int) -> None:
+def test_damage_is_reported_with_its_place_and_entries_before_it_are_served(traffic: Traffic, offset: int) -> None:
     store = traffic.store
     entries = in_order(store)
     for at, (log, entry) in list(enumerate(entries))[1::7]:

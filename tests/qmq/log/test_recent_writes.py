@@ -32,7 +32,7 @@ def test_an_index_within_a_write_or_not_here_is_not_served() -> None:
     assert tail.read((20, 0), 4, 1000) is None
 
 
-def test_one_write_is_given_however_large_it_is_and_no_second_one_beyond_the_limit() -> None:
+def test_one_write_of_any_size_is_given_but_no_second_one_over_the_limit() -> None:
     tail = Tail(1000)
     for number in range(3):
         tail.add(write(number + 1, number + 1, 100 * number, 100))

@@ -162,7 +162,7 @@ def test_damage_behind_the_last_flush_is_a_torn_tail(tmp_path: Path) -> None:
     store.close()
 
 
-def test_a_bit_that_flips_under_a_checkpoint_is_seen_when_it_is_read(tmp_path: Path) -> None:
+def test_a_bit_that_flips_under_a_checkpoint_is_noticed_at_the_read(tmp_path: Path) -> None:
     store = opened(tmp_path)
     fill(store, 10)
     close_store(store)

@@ -121,7 +121,7 @@ def test_a_killed_process_lost_nothing_wherever_it_was_killed(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("part", ["envelope", "region"])
-def test_a_flipped_bit_in_the_last_entry_is_no_torn_tail(tmp_path: Path, part: str) -> None:
+def test_a_flipped_bit_in_the_last_entry_is_damage_and_not_a_torn_tail(tmp_path: Path, part: str) -> None:
     """The entry was complete once and may have been acknowledged, so this replica must not vote before it has caught up."""
     traffic = master_at(tmp_path / "m", steps=14, config=LARGE)
     traffic.store.close()
@@ -262,7 +262,7 @@ def test_crash_after_crash_the_slave_stays_a_prefix_and_catches_up(tmp_path: Pat
     assert replay(slave) == state_of(traffic.store)
 
 
-def test_a_folder_begun_anew_is_empty_and_begins_at_its_place(tmp_path: Path) -> None:
+def test_a_folder_that_starts_over_is_empty_and_begins_at_its_position(tmp_path: Path) -> None:
     traffic = master_at(tmp_path / "m", steps=50)
     traffic.store.commit(traffic.store.index)
     close_store(traffic.store)

@@ -85,7 +85,7 @@ def test_the_next_slice_continues_behind_the_damage(traffic: Traffic) -> None:
     assert [each.position for each in a_round(Scrubber(store))] == places
 
 
-def test_retention_under_way_is_no_damage(tmp_path: Path) -> None:
+def test_a_running_retention_is_not_reported_as_damage(tmp_path: Path) -> None:
     config, clock = small(retention_ms=1000), ManualClock()
     traffic = master_at(tmp_path / "m", steps=60, config=config, clock=clock)
     store = traffic.store

@@ -100,7 +100,7 @@ def test_hazard_4_missing_parent_progress_is_not_read_as_done(tmp_path: Path) ->
     store.close()
 
 
-def test_a_sealed_partition_of_which_retention_took_all_counts_as_done(tmp_path: Path) -> None:
+def test_a_sealed_partition_that_retention_emptied_counts_as_done(tmp_path: Path) -> None:
     store = sealed_store(tmp_path)
     queue = store.open_queue("s", 1)
     queue.start_sequence = 2

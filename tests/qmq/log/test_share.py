@@ -30,7 +30,7 @@ def joined(*consumers: str) -> Share:
     return share
 
 
-def test_what_is_acknowledged_never_comes_back() -> None:
+def test_acknowledged_messages_never_come_back() -> None:
     share = joined("a")
     pull(share, "a", (0, 10, 1))
     assert settle(share, "a", (0, 9, Verdict.ACK, 0)) == (10, 0)
@@ -96,7 +96,7 @@ def test_dead_messages_are_numbered_and_not_done_before_their_copy_is_recorded()
     assert (share.dying, share.deaths) == ([], 3)
 
 
-def test_a_share_that_an_older_release_kept_has_nobody_dying() -> None:
+def test_a_share_stored_by_an_older_release_has_no_dying_messages() -> None:
     share = joined("a")
     pull(share, "a", (0, 3, 1))
     old = share.to_state()[:5]

@@ -128,7 +128,7 @@ def test_the_beginning_of_each_segment_is_known_without_reading_elsewhere(tmp_pa
     assert elsewhere.reads == 0
 
 
-def test_without_the_object_store_the_error_says_what_is_missing(tmp_path: Path) -> None:
+def test_without_the_object_store_the_error_names_the_missing_segment(tmp_path: Path) -> None:
     elsewhere = Elsewhere()
     with grown(tmp_path) as store:
         move(store, elsewhere, 1)

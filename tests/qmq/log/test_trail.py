@@ -202,7 +202,7 @@ def test_what_others_settle_or_settle_too_late_is_not_about_it() -> None:
     assert story(*actions) == [("pull", "a", 1), ("lost", "a", 1), ("pull", "a", 2)]
 
 
-def test_how_it_went_back_is_told() -> None:
+def test_the_story_tells_why_a_message_went_back() -> None:
     begun = (join("a"), pull("a", (0, 10, 1)))
     assert story(*begun, Return(*QUEUE, "a", 2))[-1] == ("return", "a", 1)
     assert story(*begun, Return(*QUEUE, "a", 5)) == [("pull", "a", 1)]
@@ -211,7 +211,7 @@ def test_how_it_went_back_is_told() -> None:
     assert story(*begun, settle("a", (0, 9, Verdict.RELEASE, 0)))[-1] == ("release", "a", 1)
 
 
-def test_how_it_was_done_without_being_worked_on_is_told() -> None:
+def test_the_story_tells_why_an_unworked_message_is_done() -> None:
     assert story(Begin(*QUEUE, "", 6, 1)) == [("skip", "", 0)]
     assert story(join("a"), pull("a", (0, 5, 1), (8, 0, 1))) == [("passed", "", 0)]
     assert story(join("a"), pull("a", (0, 10, 1)), settle("a", (0, 9, Verdict.NACK, 0)), pull("a", (0, 10, 0)))[-1] == ("expired", "", 0)
@@ -268,7 +268,7 @@ def test_a_message_of_a_lane_is_done_by_who_holds_its_lane() -> None:
     assert (holder.consumer, holder.lps) == ("a", LpRange(0, 4))
 
 
-def test_failing_parking_and_giving_back_are_told() -> None:
+def test_failures_parking_and_replays_are_reported() -> None:
     token = LaneShare().next_token
     events, trail = lane_story(
         *BEGUN,
@@ -284,7 +284,7 @@ def test_failing_parking_and_giving_back_are_told() -> None:
         assert where(copy.share, 5, 3) is after
 
 
-def test_a_lane_that_is_let_go_or_moved_is_told_only_if_that_changes_something() -> None:
+def test_a_released_or_moved_lane_is_reported_only_if_something_changes() -> None:
     token = LaneShare().next_token
     assert lane_story(*BEGUN, LaneRelease(*LANES, "a", token))[0] == [("grant", "a", 0)]
     assert lane_story(*BEGUN, LaneReset(*LANES, "", 0, 8, 6))[0][-1] == ("reset", "", 0)

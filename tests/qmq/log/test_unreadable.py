@@ -86,7 +86,7 @@ def test_only_the_messages_of_the_sector_cannot_be_read(tmp_path: Path) -> None:
     store.close()
 
 
-def test_another_error_than_an_unreadable_sector_is_no_damage(tmp_path: Path) -> None:
+def test_only_an_unreadable_sector_counts_as_damage(tmp_path: Path) -> None:
     class Gone(Disk):
         def read(self, fd: int, size: int, at: int) -> bytes:
             raise PermissionError("not allowed (in this test)")
@@ -177,7 +177,7 @@ def test_an_unreadable_consume_log_is_rebuilt_at_the_next_start(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("field", [0, 1, 7, 8], ids=["base_sequence", "position", "total_bytes", "count"])
-def test_a_flipped_bit_of_a_consume_log_is_told_and_never_moves_a_reader(tmp_path: Path, field: int) -> None:
+def test_a_flipped_bit_of_a_consume_log_is_reported_and_never_moves_a_reader(tmp_path: Path, field: int) -> None:
     """A count that is too high would have a group skip messages; a place that is wrong is no damage of the log."""
     store = opened(tmp_path, Disk())
     fill(store, 20)
@@ -202,7 +202,7 @@ def test_a_flipped_bit_of_a_consume_log_is_told_and_never_moves_a_reader(tmp_pat
     store.close()
 
 
-def test_a_damaged_message_is_no_damage_of_the_consume_log(tmp_path: Path) -> None:
+def test_a_damaged_message_is_not_reported_as_a_damaged_consume_log(tmp_path: Path) -> None:
     store = opened(tmp_path, Disk())
     fill(store, 20)
     checkpoint(store)

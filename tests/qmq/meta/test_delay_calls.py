@@ -151,7 +151,7 @@ async def test_what_the_group_raises_arrives_with_its_outcome(failure: QmqError)
             assert caught.value.outcome is failure.outcome
 
 
-async def test_the_new_master_is_asked_when_the_old_one_says_that_it_is_none(store: CoordinationStore) -> None:
+async def test_the_new_master_is_asked_when_the_old_one_refuses(store: CoordinationStore) -> None:
     async with delay_groups(store, "d2") as (old,), metaserver(store) as (call, _):
         new = FakeDelayGroup("d2", "d2-b")
         await new.start()

@@ -51,7 +51,7 @@ async def test_a_consumer_of_a_deleted_subject_hears_so() -> None:
 
 
 @pytest.mark.rotating
-async def test_an_ordered_subject_begins_anew_also_behind_a_split_and_a_restart() -> None:
+async def test_an_ordered_subject_starts_over_after_a_split_and_a_restart_too() -> None:
     async with TestCluster(delay=False) as cluster:
         mq = cluster.client()
         config = SubjectConfig("o", order=Order.STRICT, logical_partitions=16)

@@ -116,7 +116,7 @@ async def test_a_subject_from_before_placement_lives_on_every_group(store: Coord
         assert [(route[0], route[3]) for route in await routes(call, "old")] == [("g2", True), ("g1", False)]
 
 
-async def test_a_new_master_is_located_and_a_group_without_one_is_said(store: CoordinationStore) -> None:
+async def test_a_new_master_is_located_and_a_group_without_one_is_reported(store: CoordinationStore) -> None:
     async with brokers(store, "g1"), metaserver(store) as (call, view):
         await create(call, "a")
         await store.put(group_key("g1", "master"), MasterRecord("g1-b", 2, "x", "data-g1-b:1", "127.0.0.1:1").encode())
@@ -229,7 +229,7 @@ async def test_a_description_of_the_cluster_leaves_out_silent_replicas(store: Co
 # --- watching -----------------------------------------------------------------------------------------------------------
 
 
-async def test_a_watch_tells_what_is_to_be_located_again(store: CoordinationStore) -> None:
+async def test_a_watch_reports_the_names_to_locate_again(store: CoordinationStore) -> None:
     async with brokers(store, "g1"), metaserver(store) as (call, _):
         watch = call.stub.Watch(pb.WatchRequest())
         answers = aiter(watch)

@@ -231,7 +231,7 @@ async def test_a_change_from_another_version_or_over_another_one_is_refused() ->
 
 @pytest.mark.parametrize("side", ["before", "behind", *Fault])
 @pytest.mark.parametrize("name", OPERATIONS)
-async def test_a_group_that_is_out_of_reach_is_fenced_whoever_dies_at_the_fence(name: str, side: str | Fault) -> None:
+async def test_an_unreachable_group_is_fenced_even_if_servers_die_at_the_fence(name: str, side: str | Fault) -> None:
     world = World()
     await world.create()
     await world.lose_master("a")
@@ -341,7 +341,7 @@ async def test_of_several_sources_the_one_that_is_out_of_reach_is_closed_first()
     assert state.changes[2].sealed == {1: 0, 2: FENCED}
 
 
-async def test_where_a_fenced_group_sealed_is_learnt_when_it_is_back() -> None:
+async def test_the_seal_of_a_fenced_group_is_learnt_after_its_return() -> None:
     world = World()
     await world.create()
     await world.lose_master("a")

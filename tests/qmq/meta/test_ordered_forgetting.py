@@ -81,7 +81,7 @@ async def test_a_deletion_whose_answer_is_lost_ends_with_no_group(world: World, 
     assert await is_gone(world)
 
 
-async def test_a_broker_group_that_is_lost_is_named_and_the_rest_is_done_when_it_is_back(world: World) -> None:
+async def test_a_lost_broker_group_is_named_and_its_part_is_done_after_its_return(world: World) -> None:
     world.brokers.down.add("a")
     with pytest.raises(NotConnected, match="a: broker group a does not answer"):
         await world.forgetting().delete(SUBJECT, "g")

@@ -88,7 +88,7 @@ def world() -> Grouped:
 # --- advancing ----------------------------------------------------------------------------------------------------------
 
 
-async def test_hazard_1_a_child_is_nobodys_before_its_parent_is_finished(world: Grouped) -> None:
+async def test_hazard_1_a_child_is_not_assigned_before_its_parent_is_finished(world: Grouped) -> None:
     await world.begun("x")
     world.brokers.append(1, 10)
     await world.change("split", 1, at=[50])
@@ -192,7 +192,7 @@ async def test_hazard_4_a_broker_group_that_is_silent_finished_nothing_and_keeps
     assert (await world.round()).steps == 1
 
 
-async def test_a_silent_group_holds_up_nobody_elses_ranges(world: Grouped) -> None:
+async def test_a_silent_group_holds_up_only_its_own_ranges(world: Grouped) -> None:
     await world.create(partitions=2, groups=("a", "b"))
     world.brokers.parts.update({1: Lanes(LpRange(0, 50)), 2: Lanes(LpRange(50, 100))})
     await world.join("x")
@@ -220,7 +220,7 @@ async def test_parked_keys_are_parked_behind_a_change_before_it_opens(world: Gro
     assert len(revisions) == 1
 
 
-async def test_parked_keys_go_through_versions_that_nobody_wrote_to(world: Grouped) -> None:
+async def test_parked_keys_pass_versions_without_messages(world: Grouped) -> None:
     await world.begun("x")
     world.brokers.part(1).parked["g"] = {b"k": 7}
     await world.change("split", 1, at=[50])
@@ -233,7 +233,7 @@ async def test_parked_keys_go_through_versions_that_nobody_wrote_to(world: Group
     assert world.brokers.part(4).parked["g"] == {b"k": 7}
 
 
-async def test_what_cannot_be_told_of_parked_keys_does_not_open_and_others_do(world: Grouped) -> None:
+async def test_partitions_with_unknown_parked_keys_do_not_open_and_others_do(world: Grouped) -> None:
     await world.create(partitions=2, groups=("a", "b"))
     world.brokers.parts.update({1: Lanes(LpRange(0, 50)), 2: Lanes(LpRange(50, 100))})
     await world.join("x")
@@ -290,7 +290,7 @@ async def test_hazard_6_a_parent_emptied_by_retention_is_passed_as_its_broker_sa
     assert await world.pieces() == [(0, 100, 2)]
 
 
-async def test_hazard_9_a_crash_behind_the_publication_is_no_matter_for_consumers(world: Grouped) -> None:
+async def test_hazard_9_a_crash_after_the_publication_does_not_affect_consumers(world: Grouped) -> None:
     await world.begun("x")
     changes = world.changes(arrow=Killer("behind publish"))
     await changes.prepare(SUBJECT, lambda route: split(route, 1, [50], change_id="c"))
@@ -405,7 +405,7 @@ async def test_who_finished_a_sealed_partition_keeps_its_lane_until_there_is_a_s
     assert await world.lanes() == [(1, 50, 100, "y"), (2, 0, 50, "x")]
 
 
-async def test_a_partition_that_nobody_ever_wrote_to_is_open_and_not_finished(world: Grouped) -> None:
+async def test_a_partition_without_messages_is_open_and_not_finished(world: Grouped) -> None:
     await world.begun("x")
     world.brokers.parts.clear()
     assert not (await world.round()).silent
@@ -438,7 +438,7 @@ async def test_a_group_that_does_not_exist_has_no_rounds(world: Grouped) -> None
 
 
 @pytest.mark.parametrize("arrow", ["before begin", "behind begin", "before place", "behind place", "before ready", "behind ready"])
-async def test_a_beginning_at_the_latest_is_finished_by_whoever_finds_it(world: Grouped, arrow: str) -> None:
+async def test_an_unfinished_start_at_latest_is_finished_by_the_next_finder(world: Grouped, arrow: str) -> None:
     await world.create(partitions=2, groups=("a", "b"))
     world.brokers.append(1, 4)
     world.brokers.append(2, 6)
@@ -467,7 +467,7 @@ async def test_a_lost_answer_while_a_group_begins_makes_no_second_group(world: G
     assert (record.is_ready, record.gate, record.start) == (True, Gate.STRICT, "latest")
 
 
-async def test_a_group_waits_for_a_silent_broker_before_it_is_there_for_anybody(world: Grouped) -> None:
+async def test_a_group_is_created_only_after_the_silent_broker_answered(world: Grouped) -> None:
     await world.create(partitions=2, groups=("a", "b"))
     world.brokers.down.add("b")
     assert not (await world.placing().begin(SUBJECT, "g", LATEST, Gate.LANES)).is_ready
@@ -478,7 +478,7 @@ async def test_a_group_waits_for_a_silent_broker_before_it_is_there_for_anybody(
     assert (await world.placing().make_ready(SUBJECT, "g")).is_ready
 
 
-async def test_a_group_that_is_there_stays_as_it_is_whatever_a_newcomer_asks_for(world: Grouped) -> None:
+async def test_an_existing_group_keeps_its_kind_whatever_a_new_consumer_asks_for(world: Grouped) -> None:
     await world.begun()
     before = await world.record()
     assert await world.placing().begin(SUBJECT, "g", LATEST, Gate.STRICT) == before
@@ -534,7 +534,7 @@ async def test_hazard_18_a_reset_names_a_version_its_places_and_later_begins(
 
 
 @pytest.mark.parametrize("arrow", ["before reset", "behind reset", "before place", "behind place", "before ready", "behind ready"])
-async def test_a_reset_that_a_crash_cut_short_is_finished_and_nobody_reads_meanwhile(world: Grouped, arrow: str) -> None:
+async def test_a_reset_cut_short_by_a_crash_is_finished_before_anyone_reads(world: Grouped, arrow: str) -> None:
     await three_versions(world)
     start = Start.parse("reset:earliest")
     with pytest.raises(KilledError):

@@ -97,7 +97,7 @@ async def test_who_asks_for_an_hour_and_vanishes_is_gone_in_five_minutes(embedde
     await embedded.close()
 
 
-async def test_who_leaves_is_gone_at_once_and_takes_nobody_elses_place_along(embedded: EmbeddedStore, clock: Clock) -> None:
+async def test_a_consumer_that_leaves_is_removed_at_once_and_alone(embedded: EmbeddedStore, clock: Clock) -> None:
     here = members(embedded, clock)
     await here.keep(X, "1", 3_000, generation=0)
     await here.keep(GroupMember("s", "g", "y"), "1", 3_000, generation=0)
@@ -139,7 +139,7 @@ async def test_a_lease_that_ended_while_the_process_stood_still_is_replaced(stor
 # --- two lives ----------------------------------------------------------------------------------------------------------
 
 
-async def test_of_two_lives_the_newcomer_wins_and_the_other_one_is_told(embedded: EmbeddedStore, clock: Clock) -> None:
+async def test_a_restarted_consumer_replaces_the_older_one(embedded: EmbeddedStore, clock: Clock) -> None:
     first, second = members(embedded, clock), members(embedded, clock)
     await first.keep(X, "old", 3_000, generation=0)
     await second.keep(X, "new", 3_000, generation=0)
@@ -258,14 +258,14 @@ def test_a_range_is_finished_if_brokers_say_so_of_every_part_of_it() -> None:
     assert not said.is_finished(2, LpRange(0, 1))
 
 
-def test_cuts_hold_every_logical_partition_once_whatever_was_said() -> None:
+def test_cuts_hold_every_logical_partition_once_for_any_load() -> None:
     for said in (progress(), progress(status(1, 0)), progress(status(1, 9, (5, 10, 1, False), (20, 30, 2, True)))):
         cuts = said.cuts(1)
         assert (cuts[0].first, cuts[-1].end) == EVERYTHING
         assert all(a.end == b.first for a, b in pairwise(cuts))
 
 
-def test_what_is_finished_is_not_open_and_what_is_silent_stays_as_it_was_dealt() -> None:
+def test_finished_ranges_close_and_silent_ones_keep_their_consumer() -> None:
     part, silent = PhysicalPartition(1, LpRange(0, 50), "a"), PhysicalPartition(2, LpRange(50, 100), "b")
     said = progress(status(1, 9, (0, 10, 9, True), (10, 20, 3, False), (20, 30, 9, True), (30, 50, 0, False)))
     readable = [Readable(part, part.range, 4), Readable(silent, silent.range, 4)]

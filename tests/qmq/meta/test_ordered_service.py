@@ -220,7 +220,7 @@ async def test_routes_are_split_merged_and_moved_and_located_at_once(store: Coor
         assert dict(history[0].sealed) == {1: 0}
 
 
-async def test_a_change_is_told_to_whoever_watches(store: CoordinationStore) -> None:
+async def test_watchers_are_told_of_a_change(store: CoordinationStore) -> None:
     async with ordered(store) as here:
         await here.create("a")
         watch = here.call.stub.Watch(pb.WatchRequest())
@@ -453,7 +453,7 @@ async def _nothing(_: str) -> None:
     return None
 
 
-async def test_of_two_lives_of_one_name_the_older_one_is_told_wherever_it_asks(store: CoordinationStore) -> None:
+async def test_a_restarted_consumer_replaces_the_older_one_at_every_metaserver(store: CoordinationStore) -> None:
     async with ordered(store) as here, metaserver(store) as (other, _):
         await here.create("a")
         here.lanes.part(1)
@@ -470,7 +470,7 @@ async def test_of_two_lives_of_one_name_the_older_one_is_told_wherever_it_asks(s
         assert list((await here.sync("x", call=other, incarnation="new", generation=new.generation, wait_ms=50)).lanes) == list(new.lanes)
 
 
-async def test_a_group_that_nobody_asks_for_advances_all_the_same_when_the_leader_looks(store: CoordinationStore) -> None:
+async def test_the_leader_advances_a_group_that_no_consumer_polls(store: CoordinationStore) -> None:
     async with ordered(store, timing=OFTEN) as here:
         await here.create("a")
         here.lanes.part(1)
@@ -484,7 +484,7 @@ async def test_a_group_that_nobody_asks_for_advances_all_the_same_when_the_leade
         assert not (await here.describe()).groups[0].lanes
 
 
-async def test_a_group_from_the_latest_is_begun_at_its_partitions_ends_before_it_is_there(store: CoordinationStore) -> None:
+async def test_a_group_from_latest_is_placed_at_the_partitions_ends_before_it_exists(store: CoordinationStore) -> None:
     async with ordered(store) as here:
         await here.create("a", "b")
         here.lanes.append(1, 5)
@@ -661,7 +661,7 @@ async def test_the_leader_deletes_a_group_wholly_once_its_lost_broker_group_is_b
             await here.call("DeleteGroup", control.DeleteGroupRequest(subject="s", group="g"))
 
 
-async def test_a_consumer_of_a_deleted_group_is_told_so_and_a_new_one_starts_over(store: CoordinationStore) -> None:
+async def test_a_consumer_of_a_deleted_group_gets_an_error_and_a_new_one_starts_over(store: CoordinationStore) -> None:
     async with ordered(store) as here:
         await here.create("a")
         here.lanes.part(1)

@@ -25,7 +25,7 @@ async def two_groups() -> AsyncIterator[tuple[Caller, list[FakeBroker]]]:
     await store.close()
 
 
-async def test_subjects_and_groups_are_told_without_a_lost_broker_group() -> None:
+async def test_subjects_and_groups_are_reported_without_a_lost_broker_group() -> None:
     async with two_groups() as (call, found):
         found[1].is_master = False
         subjects = await call("ListSubjects", pb.ListSubjectsRequest())

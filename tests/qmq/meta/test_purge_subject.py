@@ -102,7 +102,7 @@ async def purged_again(mq: Client, subject: str) -> None:
             return
 
 
-async def test_what_is_no_subject_is_not_purged() -> None:
+async def test_a_purge_of_an_invalid_subject_is_refused() -> None:
     async with TestCluster(delay=False) as cluster:
         mq = cluster.client()
         with pytest.raises(UnknownSubject):

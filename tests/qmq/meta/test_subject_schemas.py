@@ -47,7 +47,7 @@ async def store() -> FaultyStore:
     return found
 
 
-async def test_versions_count_up_and_the_newest_one_again_is_no_new_one(store: FaultyStore) -> None:
+async def test_versions_count_up_and_the_same_schema_adds_none(store: FaultyStore) -> None:
     here, there = Meta(store), Meta(store)
     first, second = text(x=INT), text(x=INT, y=INT)
     assert [await here.declare(first), await there.declare(first), await there.declare(second), await here.declare(second)] == [1, 1, 2, 2]

@@ -119,7 +119,7 @@ async def test_the_view_has_all_that_is_there_and_follows(store: CoordinationSto
     await view.stop()
 
 
-async def test_who_changed_a_key_sees_it_at_once_and_a_listener_that_fails_hurts_nobody(store: CoordinationStore) -> None:
+async def test_a_writer_sees_its_key_at_once_and_a_failing_listener_does_no_harm(store: CoordinationStore) -> None:
     view = ClusterView(store)
     await view.start()
     told: list[ViewChange] = []
@@ -161,7 +161,7 @@ class Deaf(FaultyStore):
         yield
 
 
-async def test_a_watch_that_says_nothing_delays_a_change_and_loses_none() -> None:
+async def test_a_silent_watch_delays_a_change_and_loses_none() -> None:
     inner = EmbeddedStore()
     view = ClusterView(Deaf(inner), relist_s=0.01, probe_s=0.01)  # type: ignore[arg-type]
     await view.start()
@@ -196,7 +196,7 @@ async def test_while_the_store_is_away_the_view_answers_and_knows_for_how_long()
     await inner.close()
 
 
-async def test_a_store_that_refuses_is_said_at_the_start() -> None:
+async def test_a_store_that_refuses_is_reported_at_the_start() -> None:
     store = EmbeddedStore()
     await store.close()
     with pytest.raises(CoordinationError, match="closed"):

@@ -40,7 +40,7 @@ async def test_a_delay_group_is_founded_with_its_settings_in_one_step() -> None:
         (None, HOUR, "is a broker group: start its replicas with `qmq broker`"),
     ],
 )
-async def test_whoever_comes_as_something_else_is_refused_and_changes_nothing(
+async def test_founding_a_group_with_another_kind_is_refused(
     founded: DelaySettings | None, wanted: DelaySettings | None, says: str
 ) -> None:
     store = EmbeddedStore()
@@ -71,7 +71,7 @@ async def test_a_lost_answer_is_read_back() -> None:
     await store.close()
 
 
-def test_a_group_that_is_not_there_may_become_of_any_kind() -> None:
+def test_a_group_that_does_not_exist_may_get_any_kind() -> None:
     bootstrap.check_group(BrokerGroupState("new"), HOUR)
     bootstrap.check_group(BrokerGroupState("new"), None)
 
@@ -88,7 +88,7 @@ def test_a_folder_remembers_its_kind_while_the_store_is_away(tmp_path: Path) -> 
         bootstrap.check_folder(tmp_path, "d", HOUR)
 
 
-def test_a_brokers_folder_is_no_delay_servers(tmp_path: Path) -> None:
+def test_a_delay_server_refuses_the_folder_of_a_broker(tmp_path: Path) -> None:
     bootstrap.note_folder(Disk(), tmp_path, None)
     bootstrap.check_folder(tmp_path, "g", None)
     with pytest.raises(InvalidArgument, match="is a broker group"):

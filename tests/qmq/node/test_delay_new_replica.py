@@ -205,7 +205,7 @@ async def test_it_leads_without_serving_until_it_has_the_schedule_and_serves_the
         await eventually(lambda: cluster.delivered("s") == 1)
 
 
-async def test_a_replica_whose_master_has_its_whole_log_needs_nothing_from_anybody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_replica_whose_log_the_master_has_needs_no_repair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ReplicaScheduleFiles, "read", _refuse)
     async with running_delay(tmp_path) as (cluster, address), qmq.connect(address) as mq:
         await mq.send_many("s", [b"%d" % number for number in range(300)], delays=LATER)

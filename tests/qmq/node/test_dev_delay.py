@@ -40,7 +40,7 @@ async def test_a_delayed_message_is_delivered_and_not_before_it_is_due(tmp_path:
         assert found[1].append_time_ms >= receipt.due_ms - 5  # the broker goes by another clock than the delay group
 
 
-async def test_what_is_scheduled_survives_a_restart(tmp_path: Path) -> None:
+async def test_schedules_survive_a_restart(tmp_path: Path) -> None:
     async with running(config(tmp_path)) as node, qmq.connect(node.address) as mq:
         soon = await mq.send("s", b"soon", delay=timedelta(seconds=1))
         late = await mq.send("s", b"late", delay=timedelta(days=700))
@@ -51,7 +51,7 @@ async def test_what_is_scheduled_survives_a_restart(tmp_path: Path) -> None:
         await eventually(lambda: (queue := node.store.queue("s", 0)) is not None and queue.next_sequence == 1)
 
 
-async def test_it_is_a_group_of_its_own_and_says_goodbye(tmp_path: Path) -> None:
+async def test_a_delay_server_has_its_own_group_and_leaves_it_at_the_stop(tmp_path: Path) -> None:
     async with running(config(tmp_path)) as node, qmq.connect(node.address) as mq:
         groups = {each.broker_group: each for each in (await mq.metadata.cluster()).groups}
         assert {name: each.is_delay for name, each in groups.items()} == {"broker-0": False, "delay": True}
@@ -85,7 +85,7 @@ async def test_other_settings_than_the_folders_are_refused_and_nothing_stays_loc
         assert node.delay is not None
 
 
-async def test_a_schedule_that_is_not_whole_is_not_taken_for_an_empty_one(tmp_path: Path) -> None:
+async def test_an_incomplete_schedule_is_not_taken_for_an_empty_one(tmp_path: Path) -> None:
     """There is no replica to fetch the schedule from."""
     log = LogConfig(segment_bytes=64 * KIB, action_segment_bytes=64 * KIB, retention_ms=1, checkpoint_interval_ms=100)
     async with running(config(tmp_path, log)) as node, qmq.connect(node.address) as mq:

@@ -97,7 +97,7 @@ def test_who_insists_is_warned_and_the_gauge_shows_it(caplog: pytest.LogCaptureF
     assert list(ExposureSource("127.0.0.1", etcd).read()) == [one(INSECURE, 1)]
 
 
-async def test_a_guarded_node_shows_that_it_is(tmp_path: Path) -> None:
+async def test_a_secured_node_reports_insecure_as_zero(tmp_path: Path) -> None:
     async with running(node_config(tmp_path)) as node:
         assert [reading for source in node.sources() for reading in source.read() if reading and reading.figure is INSECURE] == [
             one(INSECURE, 0)

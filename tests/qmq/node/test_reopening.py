@@ -125,7 +125,7 @@ def lose_the_role_with_something_unwritten(node: ReplicaNode) -> None:
     node.driver.act(lambda now_ms: node.driver.core.superseded(now_ms, node.driver.core.state.promised + 1))
 
 
-async def test_who_lost_the_role_opens_its_store_anew_and_holds_up_nobody(tmp_path: Path) -> None:
+async def test_a_deposed_master_reopens_its_store_without_blocking_the_loop(tmp_path: Path) -> None:
     async with running(tmp_path) as (group, mq):
         name = await group.master()
         node, disk = group.nodes[name], group.disks[name]
@@ -148,7 +148,7 @@ async def test_who_lost_the_role_opens_its_store_anew_and_holds_up_nobody(tmp_pa
 
 
 @pytest.mark.rotating
-async def test_a_tail_that_was_never_committed_is_cut_and_nobody_is_held_up(tmp_path: Path) -> None:
+async def test_an_uncommitted_tail_is_cut_without_delay_for_others(tmp_path: Path) -> None:
     async with running(tmp_path) as (group, mq):
         name = await group.master()
         others = [each for each in NAMES if each != name]
@@ -173,7 +173,7 @@ async def test_a_tail_that_was_never_committed_is_cut_and_nobody_is_held_up(tmp_
         assert group.fatal == []
 
 
-async def test_who_is_stopped_while_it_opens_its_store_anew_lacks_nothing_then(tmp_path: Path) -> None:
+async def test_a_replica_stopped_while_it_reopens_its_store_loses_nothing(tmp_path: Path) -> None:
     async with running(tmp_path) as (group, mq):
         name = await group.master()
         node, disk = group.nodes[name], group.disks[name]
@@ -192,7 +192,7 @@ async def test_who_is_stopped_while_it_opens_its_store_anew_lacks_nothing_then(t
         assert group.fatal == []
 
 
-async def test_a_store_that_cannot_be_opened_anew_ends_the_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_store_that_cannot_be_reopened_ends_the_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with running(tmp_path) as (group, _):
         name = await group.master()
         node, failure = group.nodes[name], OSError("the disk is gone")

@@ -43,7 +43,7 @@ async def readiness(node: ReplicaNode) -> tuple[int, str]:
     return int(head.split()[1]), body
 
 
-async def test_a_replica_is_ready_while_it_is_master_or_hears_one(nodes: dict[str, ReplicaNode]) -> None:
+async def test_a_replica_is_ready_while_it_is_master_or_follows_one(nodes: dict[str, ReplicaNode]) -> None:
     await nodes["a"].start()
     assert (await readiness(nodes["a"]))[0] == 503, "one replica of three is no majority"
     await nodes["b"].start()

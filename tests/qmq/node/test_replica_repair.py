@@ -207,7 +207,7 @@ async def test_damage_on_two_of_three_at_different_places_is_mended_on_both(fold
             assert files(folders[mine]) == before
 
 
-async def test_damage_at_the_same_place_everywhere_stays_what_it_is(folders: list[Path]) -> None:
+async def test_damage_at_the_same_place_on_all_replicas_is_not_mended(folders: list[Path]) -> None:
     stores = [opened(folder) for folder in folders]
     found = entries(stores[0], 0)
     for folder in folders:
@@ -339,7 +339,7 @@ async def test_a_place_that_is_whole_is_not_touched(folders: list[Path]) -> None
 # --- being asked ---------------------------------------------------------------------------------------------------------
 
 
-def test_whoever_is_asked_gives_whole_entries_up_to_its_own_damage(folders: list[Path]) -> None:
+def test_a_replica_gives_whole_entries_up_to_its_own_damage(folders: list[Path]) -> None:
     mine = opened(folders[0])
     found = entries(mine, 0)
     spoil(folders[0], 0, found[10].position, 70)

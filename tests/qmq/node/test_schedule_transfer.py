@@ -198,7 +198,7 @@ async def test_another_replica_is_asked_if_one_has_no_checkpoint_schedule_or_ans
         assert no_checkpoint.reads == no_schedule.reads == []
 
 
-async def test_it_waits_for_ever_for_somebody_who_has_a_schedule(tmp_path: Path) -> None:
+async def test_a_master_without_a_schedule_waits_for_a_replica_that_has_one(tmp_path: Path) -> None:
     async with running(tmp_path) as (replica, (donor,)):
         donor.has_schedule = False
         asked: list[int] = []
@@ -263,7 +263,7 @@ async def test_what_a_crash_left_of_an_earlier_try_does_not_matter(tmp_path: Pat
         assert replica.adopted == [{LOG: b"whole", "state": described([(LOG, 5)])}]
 
 
-async def test_when_the_log_begins_anew_again_it_begins_again_too(tmp_path: Path) -> None:
+async def test_the_transfer_starts_over_when_the_log_starts_over_again(tmp_path: Path) -> None:
     async with running(tmp_path) as (replica, (donor,)):
         replica.committed = 0
         donor.write(LOG, b"1")
@@ -305,7 +305,7 @@ async def test_who_has_its_schedule_fetches_nothing_and_keeps_the_mastership(tmp
         assert (donor.reads, replica.handed_to, replica.is_master) == ([], [], True)
 
 
-async def test_a_master_without_a_schedule_hands_over_to_whoever_has_one_and_takes_over(tmp_path: Path) -> None:
+async def test_a_master_without_a_schedule_hands_over_to_a_replica_that_has_one(tmp_path: Path) -> None:
     async with running(tmp_path, "b", "c", "d") as (replica, (lacks_it_too, unwilling, whole)):
         replica.committed = 0
         lacks_it_too.has_schedule = False

@@ -61,7 +61,7 @@ def test_a_shard_that_does_not_stop_cleanly_is_in_the_exit_status() -> None:
 
 
 @given(st.lists(st.tuples(st.sampled_from(["ready", "end", "start", "stop"]), st.integers(1, 3)), max_size=40))
-def test_whatever_happens_it_is_over_once_all_ended_after_a_stop(events: list[tuple[str, int]]) -> None:
+def test_supervision_is_over_once_all_shards_ended_after_a_stop(events: list[tuple[str, int]]) -> None:
     supervision, now_ms = ShardSupervision(3), 0
     for event, shard in events:
         now_ms += 700

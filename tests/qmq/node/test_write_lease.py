@@ -65,7 +65,7 @@ async def it(tmp_path: Path) -> AsyncIterator[World]:
     await world.store.close()
 
 
-async def test_there_is_no_right_before_the_store_has_said_that_the_lease_lives(it: World) -> None:
+async def test_there_is_no_mastership_before_the_store_confirmed_the_lease(it: World) -> None:
     assert not it.right()
     it.right.held(3, Holding(3, NO_LEASE), it.clock.now_ms)
     it.right.held(3, Holding(4, LeaseId(1)), it.clock.now_ms)

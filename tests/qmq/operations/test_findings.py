@@ -378,7 +378,7 @@ CASES: dict[str, Case] = {
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-def test_what_is_unusual_is_found_once_with_its_severity(case: Case) -> None:
+def test_each_unusual_state_is_one_finding_with_a_severity(case: Case) -> None:
     snapshot, previous, code, severity, text = case
     of_kind = [each for each in findings(snapshot, previous) if each.code == code]
     assert [(each.severity, f"{each.about} {each.what}") for each in of_kind] == [(severity, text)]
@@ -466,12 +466,12 @@ def test_a_finding_is_json_with_all_that_people_see() -> None:
     ("duration_ms", "text"),
     [(0, "0 ms"), (999, "999 ms"), (1_000, "1 s"), (59_999, "59 s"), (200_000, "3 min 20 s"), (3_600_000, "1 h"), (190_800_000, "2 d 5 h")],
 )
-def test_durations_are_told_in_their_largest_unit(duration_ms: int, text: str) -> None:
+def test_durations_are_shown_in_their_largest_unit(duration_ms: int, text: str) -> None:
     assert in_words(duration_ms) == text
 
 
 @pytest.mark.parametrize(("size", "text"), [(0, "0 bytes"), (2048, "2 KiB"), (64 << 20, "64 MiB"), (5 << 50, "5.12e+03 TiB")])
-def test_sizes_are_told_in_binary_units(size: int, text: str) -> None:
+def test_sizes_are_shown_in_binary_units(size: int, text: str) -> None:
     assert size_in_words(size) == text
 
 

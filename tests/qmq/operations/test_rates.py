@@ -29,7 +29,7 @@ def figures(found: ClusterRates) -> tuple[float | None, float | None]:
     return found.in_per_s, found.out_per_s
 
 
-def test_what_came_and_what_was_done_is_told_a_second() -> None:
+def test_rates_of_arrivals_and_completions_are_shown() -> None:
     found = rates(look(100, 40), look(300, 140, at_ms=2_000))
     assert figures(found) == (100.0, 50.0)
     (subject,), (consumers,) = found.subjects, found.groups
@@ -55,7 +55,7 @@ def test_a_new_subject_counts_from_zero_and_a_new_group_not_at_all() -> None:
     assert figures(rates(look(9, 9, subject="other"), look(7, 3, at_ms=1_000))) == (7.0, 0.0)
 
 
-def test_a_broker_group_that_was_silent_brings_no_burst_when_it_is_back() -> None:
+def test_a_broker_group_that_returns_causes_no_burst() -> None:
     away = changed(subjects=(SubjectFacts("flights", "", ("g1",), ()),), groups=(), silent={"g1": "no master"})
     assert figures(rates(earlier(away), look(1_000_000, 0))) == (0.0, 0.0)
     refused = changed(subjects=(), groups=(), missing={"subjects": "timed out"})
@@ -67,7 +67,7 @@ def test_a_broker_group_that_falls_silent_takes_nothing_away() -> None:
     assert figures(rates(earlier(look(1_000, 0)), away)) == (0.0, 0.0)
 
 
-def test_the_fullest_disk_of_a_broker_group_is_told() -> None:
+def test_the_fullest_disk_of_a_broker_group_is_reported() -> None:
     (g1,) = rates(None, changed(broker_groups=(broker_group("g1"),))).broker_groups
     assert (g1.replicas, g1.answering, g1.disk_free_bytes) == (3, 3, 500 << 30)
 

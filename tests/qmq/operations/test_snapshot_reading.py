@@ -91,7 +91,7 @@ async def test_a_cluster_without_a_metaserver_is_one_critical_finding(qmq_cluste
 
 
 @pytest.mark.qmq_cluster(delay=False)
-async def test_only_what_is_wanted_is_asked_for(qmq_cluster: TestCluster) -> None:
+async def test_only_the_requested_parts_are_read(qmq_cluster: TestCluster) -> None:
     await qmq_cluster.client().send("flights", b"1")
     found = await read_snapshot(qmq_cluster.client().metadata, qmq_cluster.clock, parts={CLUSTER})
     assert found.broker_groups

@@ -68,6 +68,6 @@ def test_what_has_no_column_is_refused_with_the_fields_name(node: Any, says: str
 
 
 @pytest.mark.parametrize("text", ["{", '"string"', "[]", '{"type": "map", "values": "int"}'])
-def test_what_is_no_record_is_refused(text: str) -> None:
+def test_an_invalid_record_is_refused(text: str) -> None:
     with pytest.raises(InvalidArgument):
         parse(text)

@@ -102,6 +102,6 @@ def test_what_has_no_column_is_refused_with_the_fields_name(properties: dict[str
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"type": "array", "items": {"type": "string"}}', "7", '{"type": "string"}'])
-def test_what_is_no_schema_of_an_object_is_refused(text: str) -> None:
+def test_a_schema_that_describes_no_object_is_refused(text: str) -> None:
     with pytest.raises(InvalidArgument):
         parse(text)

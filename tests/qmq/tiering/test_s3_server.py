@@ -100,7 +100,7 @@ def stored(folder: Path, segment: SealedSegment) -> bytes:
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_each_fault_says_that_the_store_is_away_and_leaves_no_part(
+def test_each_fault_reports_an_unavailable_store_and_leaves_no_partial_object(
     tmp_path: Path, server: str, monkeypatch: pytest.MonkeyPatch, fault: str
 ) -> None:
     with faulty(server, lambda _method, _number: fault) as address:

@@ -52,7 +52,7 @@ async def test_sealed_segments_are_stored_and_the_one_being_written_is_not(tmp_p
             assert copier.counters.copied_bytes == 0
 
 
-async def test_a_lost_catalog_is_made_anew_without_copying_again(tmp_path: Path) -> None:
+async def test_a_lost_catalog_is_rebuilt_without_copying_again(tmp_path: Path) -> None:
     objects = in_memory()
     with log_at(tmp_path) as store:
         async with running(store, objects) as copier:
@@ -63,7 +63,7 @@ async def test_a_lost_catalog_is_made_anew_without_copying_again(tmp_path: Path)
             assert copier.counters.copied_bytes == 0
 
 
-async def test_a_store_that_is_away_gets_everything_when_it_is_back(tmp_path: Path) -> None:
+async def test_a_store_that_returns_gets_everything_it_missed(tmp_path: Path) -> None:
     random = Random(1)
     objects = FaultyObjects(in_memory(), lambda call: call < 20 or random.random() < 0.4)
     with log_at(tmp_path) as store:

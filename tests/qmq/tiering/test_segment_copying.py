@@ -163,7 +163,7 @@ def test_a_copy_ends_soon_when_the_broker_stops(tmp_path: Path) -> None:
         assert objects.calls < segment.chunk_count(CHUNK_BYTES)
 
 
-def test_a_store_that_nobody_serves_is_away_and_a_wrong_url_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreachable_store_is_unavailable_and_a_wrong_url_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:  # accepts, and says nothing
         monkeypatch.setenv("AWS_ENDPOINT", f"http://127.0.0.1:{silent.getsockname()[1]}")
         monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")

@@ -52,7 +52,7 @@ async def reads(objects: Objects, folder: Path, cache_bytes: int = 100_000) -> A
         found.close()
 
 
-async def test_any_range_is_read_and_a_read_of_what_is_not_here_says_so_at_once(tmp_path: Path) -> None:
+async def test_any_range_is_read_and_a_missing_one_is_an_error_at_once(tmp_path: Path) -> None:
     random = Random(2)
     async with reads(filled(), tmp_path) as stored:
         with pytest.raises(ColdRead):

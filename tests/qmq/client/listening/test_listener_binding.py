@@ -122,7 +122,7 @@ def _what_is_this(body: bytes, what: Any) -> None: ...
     ],
     ids=lambda each: getattr(each, "__name__", ""),
 )
-def test_a_handler_that_cannot_be_called_is_refused_when_it_is_registered(handler: Callable[..., Any], words: str) -> None:
+def test_a_handler_with_a_wrong_signature_is_refused_at_registration(handler: Callable[..., Any], words: str) -> None:
     mq = qmq.connect()
     with pytest.raises(InvalidArgument, match=words):
         mq.listener("s", "g")(handler)
@@ -207,13 +207,13 @@ POLICY = Policy((SECOND, 2 * SECOND))
         "undecodable inside",
     ],
 )
-def test_how_a_handler_ended_decides_what_becomes_of_its_message(
+def test_the_end_of_a_handler_decides_the_outcome_of_its_message(
     failure: BaseException | None, attempt: int, policy: Policy, expected: object
 ) -> None:
     assert decide(failure, attempt, policy) == expected
 
 
-def test_a_retry_that_cannot_be_is_an_error_where_it_is_raised() -> None:
+def test_an_impossible_retry_is_an_error_at_the_raise() -> None:
     with pytest.raises(DelayTooLong):
         Retry(after=timedelta(days=1000))
     with pytest.raises(InvalidArgument):

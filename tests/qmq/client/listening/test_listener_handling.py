@@ -194,7 +194,7 @@ async def test_a_thread_that_times_out_keeps_its_place_and_its_late_verdict_is_v
         assert len(await mq.consumer("s", "g").pull(10, TINY)) == 0
 
 
-async def test_a_verdict_said_early_holds_whatever_the_handler_does_after_it(node: Node) -> None:
+async def test_an_early_verdict_holds_whatever_the_handler_does_later(node: Node) -> None:
     async with qmq.connect(node.address) as mq:
         seen: list[tuple[str, int]] = []
 
@@ -248,7 +248,7 @@ class Settler:
         self.threads.append(threading.get_ident())
 
 
-async def test_what_a_thread_says_of_its_message_is_said_in_the_event_loops_thread() -> None:
+async def test_verdicts_of_threads_are_given_in_the_event_loops_thread() -> None:
     settler = Settler()
     _, region = encode(b"s", Columns([b"x"]), producer_id=1, batch_sequence=1, create_time_ms=1)
     message = qmq.Message(settler, Decoded(BatchView(Envelope(0, 0, 0, 0, 0, 0, 0, 0), region)), 0, 1, 5)
@@ -315,7 +315,7 @@ async def test_interceptors_are_around_each_handler_and_see_how_it_ends(node: No
         assert sorted(spy.seen) == ["batch OSError", "loop ValueError", "poison UndecodableBody", "thread KeyError"]
 
 
-async def test_what_is_provided_is_made_for_each_message_and_sees_how_the_handler_ends(node: Node) -> None:
+async def test_a_provider_runs_for_each_message_and_sees_the_handlers_end(node: Node) -> None:
     async with qmq.connect(node.address) as mq:
         told: list[str] = []
 

@@ -62,7 +62,7 @@ class Memory:
 
 
 @pytest.mark.parametrize("is_async", [True, False], ids=["async", "plain"])
-async def test_an_effect_happens_once_whatever_becomes_of_the_handler_or_the_commit(node: Node, is_async: bool) -> None:
+async def test_an_effect_happens_once_even_if_the_handler_or_the_commit_fails(node: Node, is_async: bool) -> None:
     async with qmq.connect(node.address) as mq:
         memory = Memory()
         memory.lost_commits = 1
@@ -97,7 +97,7 @@ async def test_an_effect_happens_once_whatever_becomes_of_the_handler_or_the_com
         assert (threading.get_ident() in memory.begun) is is_async
 
 
-async def test_what_does_not_go_with_a_store_is_said_when_the_handler_is_registered(node: Node) -> None:
+async def test_options_that_exclude_a_store_are_refused_at_registration(node: Node) -> None:
     async with qmq.connect(node.address) as mq:
         memory = Memory()
         memory.lost_commits = -1

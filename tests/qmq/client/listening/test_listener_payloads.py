@@ -117,7 +117,7 @@ ORDER = Order(uuid.UUID(int=7), datetime(2026, 1, 2, tzinfo=UTC), Currency.EUR, 
         "union",
     ],
 )
-def test_what_is_sent_is_what_arrives(value: object, kind: Any, body: bytes | None) -> None:
+def test_messages_arrive_as_they_were_sent(value: object, kind: Any, body: bytes | None) -> None:
     encoded = qmq.payload.encode(value)
     assert body is None or encoded == body
     assert qmq.payload.decode(encoded, kind) == value
@@ -141,7 +141,7 @@ def test_a_body_that_does_not_decode_says_what_is_wrong_with_it(kind: Any, body:
 
 
 @pytest.mark.parametrize("kind", [Stranger, WithStranger, complex, list[Stranger], "Order", 7], ids=str)
-def test_what_is_no_payload_is_known_before_a_message_comes(kind: Any) -> None:
+def test_an_unusable_payload_type_is_refused_before_the_first_message(kind: Any) -> None:
     with pytest.raises(InvalidArgument, match=r"payload|JSON"):
         codec_of(kind)
 
@@ -154,7 +154,7 @@ def test_what_cannot_be_sent_is_a_typed_error(value: object) -> None:
         qmq.payload.encode(value)
 
 
-def test_bytes_and_models_need_no_library_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bytes_and_models_need_no_missing_library(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "msgspec", None)
     assert qmq.payload.decode(qmq.payload.encode("x"), bytes) == b"x"
     assert qmq.payload.decode(b'{"n":3}', Model) == Model(n=3)

@@ -148,7 +148,7 @@ async def test_who_cancels_run_or_closes_the_client_stops_with_grace_too(node: N
             assert await rest(other, 0) == []
 
 
-async def test_a_batch_that_is_being_gathered_is_finished_when_it_is_time_to_stop(node: Node) -> None:
+async def test_a_batch_that_is_being_gathered_is_finished_before_the_stop(node: Node) -> None:
     async with qmq.connect(node.address) as mq:
         batches: list[list[bytes]] = []
 

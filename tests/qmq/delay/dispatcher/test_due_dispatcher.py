@@ -32,7 +32,7 @@ def all_done(world: World, count: int) -> bool:
 # --- unordered ---------------------------------------------------------------------------------------------------------
 
 
-def test_messages_leave_as_they_were_sent_but_for_what_is_the_delay_servers() -> None:
+def test_delayed_messages_keep_all_fields_except_those_of_the_delay_server() -> None:
     async def scene() -> None:
         world = World(1)
         world.add()
@@ -211,7 +211,7 @@ def test_messages_of_a_deleted_subject_wait_for_it_while_others_continue() -> No
     play(scene)
 
 
-def test_a_subject_that_is_deleted_under_way_delivers_again_when_it_is_back() -> None:
+def test_a_subject_deleted_meanwhile_delivers_again_when_recreated() -> None:
     async def scene() -> None:
         world = World(1)
         world.add()

@@ -27,7 +27,7 @@ def all_done(world: World, count: int) -> bool:
 
 
 @pytest.mark.parametrize("failure", [Overloaded("busy"), RightLapsed("lapsed"), DiskFull("full")])
-def test_what_is_refused_in_the_middle_takes_all_behind_it_along(failure: QmqError) -> None:
+def test_a_refusal_in_the_middle_fails_all_packets_behind_it(failure: QmqError) -> None:
     async def scene() -> None:
         world = World(1, [Fault.NONE, Fault.REFUSED, Fault.NONE, Fault.NONE, Fault.REFUSED] * 5)
         world.add(is_ordered=True)

@@ -77,7 +77,7 @@ class Driven:
         return [batch for batch, _ in self.window.take_done()]
 
 
-def test_nothing_leaves_before_it_is_planned_and_nothing_overtakes() -> None:
+def test_messages_leave_only_after_their_plan_and_in_order() -> None:
     it = Driven()
     first, second = it.admit(2, is_planned=False)
     it.plan(second)
@@ -182,7 +182,7 @@ def test_batches_of_another_producer_id_wait_until_the_former_are_decided() -> N
     assert it.window.may_admit(it.now)
 
 
-def test_what_is_before_a_stored_batch_of_its_producer_is_stored_too() -> None:
+def test_batches_before_a_stored_batch_of_the_same_producer_are_stored() -> None:
     it = Driven()
     first, second = it.admit(2)
     it.sent()
