@@ -199,7 +199,7 @@ def parse_envelope(buffer: bytes | memoryview, offset: int = 0) -> Envelope:
 
 
 def entry_bytes(buffer: bytes | memoryview, offset: int) -> int:
-    """How long the entry at `offset` says it is: nothing is checked. Raises CorruptBatch if the buffer ends before that."""
+    """The length that the entry at `offset` states, unchecked. Raises CorruptBatch if the buffer ends before that."""
     try:
         size: int = _TOTAL.unpack_from(buffer, offset + _TOTAL_AT)[0]
     except error:

@@ -8,49 +8,51 @@
     │   ├── ClientClosed            E104  the client, producer or consumer was closed before the call
     │   ├── UnknownSubject          E105  the subject does not exist and may not be created by sending
     │   ├── UnknownGroup            E106  the group has never consumed this subject
-    │   ├── SubjectExists           E107  creating a subject that is there, with other settings
+    │   ├── SubjectExists           E107  the subject exists with other settings
     │   ├── UnknownConsumer         E108  the broker knows no such consumer session: attach again
     │   ├── StaleDelivery           E109  the messages were handed to another consumer since (lease lost, group reset)
     │   ├── MessagesExpired         E110  retention deleted the group's next messages
     │   ├── MessageNotFound         E111  no stored message has this id
     │   ├── BufferFull              E112  the producer's buffer is full: await drain() first
     │   ├── OrderMismatch           E113  an ordered subject was used as an unordered one, or the other way round
-    │   ├── RouteConflict           E114  another change is under way, or the route is not what the request took it for
-    │   ├── LaneLost                E115  the lane is another consumer's now, or its lease is over: attach again
+    │   ├── RouteConflict           E114  another change is in progress, or the route has changed since the request was prepared
+    │   ├── LaneLost                E115  the lane belongs to another consumer now, or its lease has ended: attach again
     │   ├── UnknownPartition        E116  the subject has no such partition
     │   ├── DelayTooLong            E117  a delay beyond what the delay servers keep (two years by default)
-    │   ├── TooLate                 E118  the delayed message is on its way or delivered: it cannot be cancelled or moved any more
-    │   ├── ProducerFenced          E121  a newer session of this producer has written to the partition: an older one can store nothing more
+    │   ├── TooLate                 E118  the delayed message is being delivered or was delivered: it can no longer be cancelled or moved
+    │   ├── ProducerFenced          E121  a newer session of this producer has written to the partition: the older session can store nothing
     │   ├── NumberTaken             E122  another batch of this producer has the number: send this one under a new number
-    │   ├── AccessDenied            E123  no rule allows it, or one denies it: an operator can (`qmq acl allow`)
-    │   ├── NotAuthenticated        E124  the certificate or the token does not say who this is
+    │   ├── AccessDenied            E123  no rule allows the request, or a rule denies it: an operator can allow it (`qmq acl allow`)
+    │   ├── NotAuthenticated        E124  neither the certificate nor the token identifies the caller
     │   ├── QuotaExceeded           E125  the quota is used up: delete some, or raise it (`qmq quota set`)
     │   ├── BackupNotFound          E126  there is no such backup, or it was not finished
     │   ├── NotEmpty                E127  a restore goes into an empty folder and an empty coordination store only
     │   ├── SchemaMismatch          E128  a body does not fit its subject's schema
     │   └── IncompatibleSchema      E129  a new version of a schema breaks the subject's compatibility
     ├── PeerError                   the other side broke the protocol; the connection is closed
-    │   ├── ProtocolViolation       E201  bytes that are no frame, or a frame out of place
-    │   └── CorruptBatch            E202  a checksum does not hold
+    │   ├── ProtocolViolation       E201  bytes that are not a frame, or a frame that is not allowed here
+    │   └── CorruptBatch            E202  a checksum is wrong
     ├── Unavailable                 try again after retry_after_ms
-    │   ├── NotConnected            E301  no connection to the server could be had
+    │   ├── NotConnected            E301  the server cannot be reached
     │   ├── Overloaded              E302  a limit of the server is reached for now
     │   ├── DiskFull                E303  the broker refuses writes until there is space again
     │   ├── Stopping                E304  the server is shutting down
     │   ├── DeadlineExceeded        E305  no answer in time
-    │   ├── NotMaster               E306  this replica is not its group's master (any more): ask where the master is
+    │   ├── NotMaster               E306  this replica is not the master of its group: ask a metaserver for the master
     │   ├── NoQuorum                E307  the master reaches no majority of its group
     │   ├── ReadOnly                E308  the broker group takes no messages for now (drained): send to another group
-    │   ├── RouteChanged            E309  the partition is sealed, or not (yet) known there: ask for the route, send to its successor
+    │   ├── RouteChanged            E309  the partition is sealed, or not known there yet: ask for the route, send to the successor
     │   ├── OutOfSequence           E310  an earlier batch of this producer is missing: send that one first
-    │   ├── LaneHeld                E311  another consumer still has (part of) the lane
-    │   ├── LaneNotOpen             E312  the group has not finished what comes before the lane
+    │   ├── LaneHeld                E311  another consumer still holds the lane or a part of it
+    │   ├── LaneNotOpen             E312  the group has not finished the partitions before the lane
     │   ├── RightLapsed             E313  the master may not take ordered messages: its lease in the coordination store has run out
     │   └── TlsFailed               E314  no TLS with the server: a certificate is not trusted, or only one side speaks TLS
     ├── StorageError                the server's own data
-    │   ├── LogDamaged              E401  damage that recovery must not cut away
-    │   ├── FlushFailed             E402  fsync failed: the log stops, for good
-    │   └── FolderInUse             E403  another process has this data folder
+    │   ├── LogDamaged              E401  the log is damaged in a place that recovery must not cut away
+    │   ├── FlushFailed             E402  fsync failed: the log stops, and the broker must be restarted
+    │   ├── FolderInUse             E403  another process uses this data folder
+    │   ├── BackupDamaged           E404  an object of a backup is missing or damaged: use another backup
+    │   └── BackupVersion           E405  a newer release of QMQ wrote the backup: use that release
     └── CoordinationError           the coordination store
         ├── Compacted               E501  the revision is compacted away: list again, then watch from there
         ├── LeaseNotFound           E502  the lease has ended, and its keys are deleted
@@ -58,7 +60,7 @@
         │   └── CoordinationTlsFailed E505  no TLS with the coordination store: one side does not trust the other's certificate
         └── CoordinationUnknown     E504  the answer to a change was lost: read back the outcome
 
-Each error says what happened, to what, and what to do next. `outcome` tells a sender what became of its message: stored, not stored, or
+Each error says what happened, to what, and what to do next. `outcome` is the outcome of the message that was sent: stored, not stored, or
 unknown; an error never guesses.
 """
 

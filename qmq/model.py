@@ -233,7 +233,7 @@ class SubjectConfig:
     """For an ordered subject."""
     flush: SubjectFlush = SubjectFlush.DEFAULT
     created_by: str = ""
-    """The principal that created it, as the metaserver knows it; empty if unknown. Counts for the principal's quota, and is no setting."""
+    """The principal that created it; empty if unknown to the metaserver. It counts for the principal's quota, and is not a setting."""
 
     def __post_init__(self) -> None:
         check_name("subject", self.name)

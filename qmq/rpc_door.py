@@ -40,7 +40,7 @@ class RpcBounds:
     ping_timeout_ms: int = 20_000
 
     def fitting(self, descriptors: int) -> Self:
-        """With no more connections than this process can have, if each takes so many file descriptors."""
+        """These bounds, with at most as many connections as this process can have if each takes so many file descriptors."""
         return replace(self, connections_max=connections_max(self.connections_max, limit() // descriptors))
 
 

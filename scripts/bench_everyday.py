@@ -272,7 +272,7 @@ async def columns(mq: qmq.Client, count: int, _size: int) -> Measured:
 
 
 async def clocked(mq: qmq.Client, count: int, _size: int) -> Measured:
-    """How long each message was on its way."""
+    """The time from sending to receiving, of each message."""
     took_ns: list[int] = []
     async with mq.consumer(SUBJECT, GROUP) as consumer:
         watch = Watch()

@@ -140,7 +140,7 @@ def _log_mib(group: ReplicaSet) -> float:
 
 
 def _until_within(group: ReplicaSet, mib: float) -> float:
-    """Wait until local retention has deleted what is over; returns the largest size seen."""
+    """Wait until local retention has deleted the segments over its limit; returns the largest size seen."""
     until, largest = time.monotonic() + WAIT_S, 0.0
     while (size := _log_mib(group)) > mib:
         if time.monotonic() > until:

@@ -176,7 +176,7 @@ class Module:
         return next(node for node in self.tree.body if isinstance(node, ast.ClassDef) and node.name == name)
 
     def literal(self, node: ast.expr) -> ast.expr:
-        """A default value as it is; in place of a constant's name its value, so that nothing is imported for it."""
+        """The source text of a default value. A constant's name is replaced by its value, so that nothing is imported for it."""
         return self._constants[node.id] if isinstance(node, ast.Name) else node
 
     def rename(self, node: ast.expr, found: dict[str, str]) -> ast.expr:

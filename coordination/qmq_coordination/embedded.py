@@ -189,7 +189,7 @@ class EmbeddedStore:
             self._txn((), [Delete(item.key) for item in keys], ())
 
     def expire_leases(self) -> None:
-        """End the leases whose time is over."""
+        """End the expired leases."""
         now = self._monotonic_s()
         for lease in [each for each, until in self._until.items() if until <= now]:
             self._end_lease(lease)

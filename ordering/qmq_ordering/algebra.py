@@ -86,8 +86,8 @@ def merge(route: Route, numbers: Sequence[int], *, change_id: str, group: str = 
 def move(route: Route, number: int, group: str, *, change_id: str, reason: str = "") -> Change:
     """Close a partition and open a fresh one for the same range on a broker group.
 
-    It may be the group where it is. That closes a queue and begins a new one, which leaves behind what belongs to the queue: a log that
-    retention should be able to forget as a whole, a fence, a place that is damaged. Raises UnknownPartition, InvalidName.
+    The group may be the partition's present one. The new queue then leaves behind a fence, a damaged place, or a log that retention should
+    delete as a whole. Raises UnknownPartition, InvalidName.
     """
     source = _source(route, number)
     return _change(route, ChangeKind.MOVE, (source,), _numbered(route.next_number, [source.range], [group]), change_id, reason)
@@ -96,7 +96,7 @@ def move(route: Route, number: int, group: str, *, change_id: str, reason: str =
 def next_route(route: Route, change: Change) -> Route:
     """The route that a change leads to.
 
-    Raises RouteConflict if the change was made for another route: another version, sources that are not there, targets that do not cover
+    Raises RouteConflict if the change was made for another route: another version, sources that do not exist, targets that do not cover
     exactly what the sources held, or a number that was given out before.
     """
     if change.to_version != route.version + 1:

@@ -70,8 +70,8 @@ class Frontier:
 class GroupRecord:
     """A consumer group of an ordered subject, as stored in `/qmq/routes/S/g/G`.
 
-    `is_ready` is false while a group that begins at the latest version is being begun at its partitions' ends, and while a reset is
-    under way: nobody attaches then.
+    `is_ready` is false while a new group is placed at the ends of its partitions (start "latest"), and during a reset: no consumer can
+    attach then.
     """
 
     frontier: Frontier

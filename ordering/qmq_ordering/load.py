@@ -28,15 +28,15 @@ class ReshardPolicy:
     split_bytes_per_s: float = 50e6
     """The same in bytes: with two slaves it fills most of a gigabit link, since each byte leaves the master twice."""
     split_backlog: int = 1_000_000
-    """Messages of the slowest group that wait in one partition: 100 s of what is hot, so a short stop of consumers is none."""
+    """Messages of the slowest group that wait in one partition: 100 s of a hot partition's load, more than a short stop of consumers."""
     merge_messages_per_s: float = 1_000.0
-    """Neighbours that take less together are cold: a tenth of what is hot, so daily ups and downs split and merge nothing."""
+    """Neighbours that together take less are cold. A tenth of the hot limit, so that daily ups and downs cause no split and no merge."""
     merge_bytes_per_s: float = 5e6
     """The same limit in bytes."""
     merge_quiet_ms: int = 300_000
-    """How long they must have been cold without a break: a partition too many costs little, so there is no hurry."""
+    """How long they must stay cold without a break. One partition too many costs little, so there is no hurry."""
     cool_down_ms: int = 60_000
-    """No change follows another within this time, so that the figures show the effect of the first change."""
+    """The shortest time between two changes, so that the figures show the effect of the first one."""
     partitions_min: int = 1
     """No merge makes fewer partitions than this."""
     partitions_max: int = 64

@@ -58,7 +58,7 @@ class FolderEvidence:
 
 
 def look_into(data: Path) -> FolderEvidence:
-    """Raises InvalidArgument: it is no replica's folder. FolderInUse: the replica runs. LogDamaged."""
+    """Raises InvalidArgument: it is not a replica's folder. FolderInUse: the replica runs. LogDamaged."""
     if not (data / identities.FILE).is_file():
         raise InvalidArgument(f"{data} is no data folder of a replica: it has no {identities.FILE}")
     names = json.loads(json.loads((data / identities.FILE).read_bytes())["content"])

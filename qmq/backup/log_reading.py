@@ -28,7 +28,7 @@ from qmq.rpc import typed_error
 PIECE_BYTES: Final = MIB
 CALL_S: Final = 30.0
 COLD_TRIES: Final = 600
-"""For a segment whose file the broker has no more, and which it reads from its object store first: a minute or two."""
+"""Tries for a segment that the broker first reads from its object store: a minute or two."""
 
 Told = Callable[[int], None]
 """Called with the bytes that were read, or did not have to be."""

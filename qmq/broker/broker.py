@@ -193,7 +193,7 @@ class Broker:
             self.master_address = master_address
 
     def begin_stop(self) -> None:
-        """Take no more messages: the process is about to end."""
+        """Refuse further messages: the process is about to end."""
         self.is_stopping = True
 
     def pause(self) -> None:
@@ -511,7 +511,7 @@ class Broker:
     def begin_checkpoint(self) -> CheckpointPlan | None:
         """Capture all derived state. A frame may have changed it since the last turn: that is written to the log first.
 
-        None if it cannot be written because this replica is a master no more: the store is about to be reopened. Raises DiskFull.
+        None if it cannot be written because this replica is no longer master: the store is about to be reopened. Raises DiskFull.
         """
         must_write = bool(self.store.unwritten)
         if must_write and not self.is_serving:

@@ -291,7 +291,7 @@ def messages_end(queue: Queue) -> int:
 
 
 def lag_ms(queue: Queue, done_before: int, now_ms: int) -> int:
-    """Age of the oldest message that is not done; 0 if all are done. A command message is no message."""
+    """Age of the oldest message that is not done; 0 if all are done. Command messages do not count."""
     if max(done_before, queue.start_sequence) >= messages_end(queue) or queue.index.count == queue.index.first:
         return 0
     entry = queue.index.entry(queue.index.find_sequence(max(done_before, queue.start_sequence)))

@@ -35,7 +35,7 @@ class CheckTimes(Generic[T]):
             heappush(self._heap, (time_ms, next(self._numbers), item))
 
     def due(self, now_ms: int) -> Iterator[T]:
-        """Items whose time has come, the earliest first. What is asked for meanwhile, and is due too, comes with the next call."""
+        """The due items, the earliest first. An item that is added meanwhile comes with the next call, even if it is due."""
         found: list[T] = []
         while self._heap and self._heap[0][0] <= now_ms:
             time_ms, _, item = heappop(self._heap)

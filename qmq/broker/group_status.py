@@ -67,7 +67,7 @@ class SingleGroupStatus:
 
     async def transfer(self, to: str) -> pb.TransferResponse:
         """Raises InvalidArgument."""
-        raise InvalidArgument("this node has no other replica to hand over to")
+        raise InvalidArgument("a `qmq dev` node has no other replica to transfer the mastership to")
 
     async def change(self, *, add: str = "", remove: str = "") -> pb.ChangeReplicasResponse:
         """Raises InvalidArgument."""
@@ -83,8 +83,8 @@ class SingleGroupStatus:
 
     async def held_logs(self, token: str) -> pb.HeldLogs:
         """Raises InvalidArgument."""
-        raise InvalidArgument("this node holds no writes")
+        raise InvalidArgument("a `qmq dev` node cannot hold writes: only replicas of a broker group can")
 
     def release(self, token: str) -> None:
         """Raises InvalidArgument."""
-        raise InvalidArgument("this node holds no writes")
+        raise InvalidArgument("a `qmq dev` node cannot hold writes: only replicas of a broker group can")

@@ -113,7 +113,7 @@ class Maintenance:
         self._flush = None
 
     async def pause(self) -> None:
-        """Begin no more work, and wait until none runs on the store, which is about to be reopened."""
+        """Start no further work, and wait until the running work has ended: the store is about to be reopened."""
         self._is_paused = True
         while self._running or self._checkpoint is not None:
             under_way = [asyncio.wrap_future(each, loop=self._loop) for each in self._running]

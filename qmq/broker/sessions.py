@@ -133,7 +133,7 @@ class QueueGroup:
         ]
 
     def next_look_ms(self, lease_ms_max: int) -> int:
-        """When the next lease ends, if no consumer says a word until then; there must be a consumer, and each was seen."""
+        """The time at which the next lease ends if no consumer sends anything until then. There must be a consumer, and each was seen."""
         return 1 + min([self.seen_ms[name] + min(holder.lease_ms, lease_ms_max) for name, holder in self.share.holders.items()])
 
     def take_late(self, now_ms: int) -> list[Waiter]:

@@ -137,7 +137,7 @@ class MigrateOptions(CatalogFlags):
 @app.command("follow")
 @taking(FollowOptions)
 def follow(_: typer.Context, options: FollowOptions) -> None:
-    """Write committed messages into tables, until SIGTERM or Ctrl-C. Each is there once, also if several run."""
+    """Write committed messages into tables, until SIGTERM or Ctrl-C. Each message is in its table once, even if several writers run."""
     with _loaded():
         from pyspark_qmq.lake.lake_writer import LakeOptions, LakeWriter
 

@@ -43,7 +43,7 @@ def parse_when(text: str) -> datetime:
     except ValueError:
         raise InvalidArgument(f"{text!r} is not a time: write 2027-01-01T09:00:00+01:00, or ...Z for UTC") from None
     if found.utcoffset() is None:
-        raise InvalidArgument(f"{text!r} has no time zone: write {found.isoformat()}+01:00, say, or {found.isoformat()}Z for UTC")
+        raise InvalidArgument(f"{text!r} has no time zone: write {found.isoformat()}+01:00, or {found.isoformat()}Z for UTC")
     return found
 
 

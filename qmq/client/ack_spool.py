@@ -310,7 +310,7 @@ class QueueSpool:
         """Requests that were unanswered when the session began, and still are."""
 
     def given(self, settlement: Settlement) -> None:
-        """A verdict was given while there is no session."""
+        """Record a verdict that was given without a session."""
         if self._file is not None and not self._is_attached:
             if not self._given.messages:
                 self._loop.call_soon(self._write)

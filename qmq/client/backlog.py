@@ -62,7 +62,7 @@ class Backlog:
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing is undecided, and nobody waits for room."""
+        """True if every batch is decided, and no sender waits for room."""
         return not (self._undecided or self._drained or self._has_open)
 
     @property

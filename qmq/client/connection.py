@@ -128,7 +128,7 @@ class Connection:
             self.stream.flush()
 
     async def call(self, kind: int, payload: bytes, *, timeout_s: float, deadline_ms: int = 0) -> Frame:
-        """Send a request and wait for its answer, whose payload is copied. Raises the error that the broker answered."""
+        """Send a request, and return the answer with a copy of its payload. Raises the error that the broker answered."""
         future: asyncio.Future[Frame] = self.loop.create_future()
 
         def answered(answer: Frame | QmqError) -> None:

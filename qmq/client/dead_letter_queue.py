@@ -99,7 +99,7 @@ class DeadLetters:
         """Send dead letters to their subjects again, for this group only, and return their number. They keep their ids and headers;
         attempts count from 1 again. None is sent twice, however often a replay is ended and begun again.
 
-        `edit` gives a letter as it shall be sent: its key, tags, headers and body count (`dataclasses.replace`). At most `messages_max`,
+        `edit` returns the letter to send: its key, tags, headers and body count (`dataclasses.replace`). At most `messages_max`,
         and at most `per_second` each second, if these are not 0; `progress` is called with the number that is done. Raises as
         `Client.send`, and what `edit` raises; dead letters before the failure have been replayed. Needs `browse` on the subjects, too.
         """

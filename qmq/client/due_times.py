@@ -143,7 +143,7 @@ def check_recurrence(cron: object, zone: object) -> tuple[str, str]:
     if len(fields) != 5 or len(cron) > CRON_CHARS_MAX or not all(map(_FIELD.fullmatch, fields)):
         raise InvalidArgument(f'cron is five fields (minute, hour, day, month, weekday), such as "0 9 * * *", not {cron[:80]!r}')
     if not isinstance(zone, str) or len(zone) > limits.NAME_CHARS_MAX or not _ZONE.fullmatch(zone):
-        raise InvalidArgument(f'cron={cron!r} needs a time zone: zone="Europe/Berlin", say, not {zone!r}')
+        raise InvalidArgument(f'cron={cron!r} needs a time zone, such as zone="Europe/Berlin", not {zone!r}')
     return " ".join(fields), zone
 
 

@@ -55,7 +55,7 @@ class IdleProducers(Generic[K, P]):
                 self._queue.append((key, producer.tickets if producer.is_idle else -1))
 
     def close(self) -> None:
-        """End no more producers."""
+        """Stop ending idle producers."""
         self._queue.clear()
         if self._timer is not None:
             self._timer.cancel()

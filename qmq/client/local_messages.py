@@ -50,7 +50,7 @@ def local_batch(subject: str, contents: Iterable[LocalMessage], *, attempt: int 
 
 
 def chosen(messages: Messages, wants: Callable[[Message], bool]) -> Messages:
-    """The messages that somebody wants."""
+    """The messages for which `wants` is true."""
     ones = (one for each in messages.slices for one in _ones(each))
     return Messages([each for each in ones if wants(each.message(0))])
 

@@ -53,7 +53,7 @@ class MetadataClient(DeliveryClient):
         """Where the subject's queues are. Raises UnknownSubject, NotConnected."""
         found: pb.LocateResponse = await self._call("Locate", pb.LocateRequest(subject=subject, create_if_missing=create))
         if not found.routes:
-            raise NotConnected(f"no broker has subject {subject!r} just now")
+            raise NotConnected(f"no broker has subject {subject!r} now: try again soon")
         return found
 
     async def routes(self, subject: str, *, create: bool = False, delayed: bool = False) -> Placement:
@@ -72,7 +72,9 @@ class MetadataClient(DeliveryClient):
             self.turn()
             raise NotConnected(f"the metaserver could not say where {subject!r} is: {cause}") from cause
         if not found.routes:
-            raise NotConnected(f"no {'delay group takes messages of' if delayed else 'broker has'} subject {subject!r} just now")
+            raise NotConnected(
+                f"no {'delay group takes messages of' if delayed else 'broker has'} subject {subject!r} at the moment: try again soon"
+            )
         return placement_of(subject, found)
 
     async def watch(self) -> AsyncIterator[Pushed]:

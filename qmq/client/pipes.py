@@ -135,7 +135,7 @@ class Pipes:
                     continue
                 if self._balancer.is_writable:
                     return
-                self._trouble = ReadOnly(f"no broker group takes messages of {spoken(self._target)} just now: all are drained")
+                self._trouble = ReadOnly(f"all broker groups of {spoken(self._target)} are drained: resume one with `qmq broker resume`")
         finally:
             self._finding = None
             self._changed()

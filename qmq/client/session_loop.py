@@ -94,7 +94,7 @@ class SessionUser(Protocol[GrantedT]):
 
 
 class SessionLoop(Generic[GrantedT]):
-    """`session` is None while there is none."""
+    """`session` is None while no session is attached."""
 
     def __init__(self, links: Links, user: SessionUser[GrantedT], *, subject: str, group: str, name: str, lease_ms: int) -> None:
         """`group` is the broker group, `name` the consumer's, `lease_ms` what the consumer asks for: a broker may grant less."""

@@ -37,7 +37,7 @@ class TailPace:
         self.shown = self.skipped = 0
 
     def take(self, now_s: float) -> tuple[bool, tuple[int, int] | None]:
-        """True if the message is shown; with it (shown, skipped) of the last second, if that second is over and skipped any."""
+        """Returns (whether the message is shown, (shown, skipped) of the last second if it has ended and messages were skipped)."""
         ended = None
         if int(now_s) != self._second:
             ended = (self.shown, self.skipped) if self.skipped else None

@@ -94,7 +94,7 @@ def moment_ms(text: str) -> int:
         found = datetime.fromisoformat(text.replace("Z", "+00:00"))
         return int((found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp() * 1000)
     except (ValueError, OverflowError):
-        raise InvalidArgument(f"{text!r} is no time: write 2027-01-01T09:00, or ...+01:00 for a zone") from None
+        raise InvalidArgument(f"{text!r} is not a time: write 2027-01-01T09:00, or ...+01:00 for a zone") from None
 
 
 def shown_message(message: BrowsedMessage, masked: Collection[str]) -> ShownMessage:

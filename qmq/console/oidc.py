@@ -244,5 +244,5 @@ def _object(body: bytes) -> dict[str, Any]:
     except ValueError:
         found = None
     if not isinstance(found, dict):
-        raise NotAuthenticated("the identity provider answered with something else than JSON")
+        raise NotAuthenticated("the identity provider did not answer with JSON")
     return found

@@ -186,7 +186,7 @@ class Pieces:
     # --- batches of one ------------------------------------------------------------------------------------------------
 
     def decide(self) -> None:
-        """Half messages are half no more."""
+        """Make the batch's half messages ordinary delayed messages."""
         self.header = self.header._replace(flags=self.header.flags & ~_HALF)
 
     def moved(self, place: int, due_ms: int) -> bytes:

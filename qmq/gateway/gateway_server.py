@@ -34,8 +34,8 @@ BOUNDS: Final = RpcBounds(connections_max=SESSIONS_MAX, calls_max=SESSIONS_MAX)
 class GatewayServer:
     """`start`, then `stop`.
 
-    Without `credentials` everybody is served with `client`, which is its owner's, who closes it after `stop`. With them each access key is
-    served with a client of its own, which `connect` makes for its token. `network` is for the gateway's port.
+    Without `credentials` all clients are served with `client`; the caller closes it after `stop`. With `credentials` each access key is
+    served with its own client, which `connect` makes from its token. `network` is for the gateway's port.
     `audit` gets the handshakes of TLS that fail there, and the calls whose signature is missing or wrong.
     """
 

@@ -17,7 +17,7 @@ Ended = Callable[[QmqError | None], None]
 
 
 class ColdRead(Overloaded):
-    """The bytes are being fetched from the object store. Whoever cannot wait passes this error on: the request is to be repeated."""
+    """The bytes are being fetched from the object store. A caller that cannot wait passes this error on, and the request is repeated."""
 
     retry_after_ms = 100
 

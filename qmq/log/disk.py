@@ -168,7 +168,7 @@ class Disk:
         self.sync_folder(path.parent)
 
     def delete(self, path: Path) -> None:
-        """Delete a file, if it is there. Raises OSError."""
+        """Delete a file if it exists. Raises OSError."""
         path.unlink(missing_ok=True)
 
     def free_bytes(self, folder: Path) -> int:

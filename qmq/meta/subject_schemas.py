@@ -28,7 +28,7 @@ class SchemaService:
         self._clock = clock
 
     async def declare(self, request: pb.SetSubjectSchemaRequest) -> pb.SubjectSchema:
-        """Store the next version; the newest one again is no new version.
+        """Store the next version. Declaring the newest version again stores nothing.
 
         Raises InvalidName, InvalidArgument, UnknownSubject, IncompatibleSchema, CoordinationError.
         """

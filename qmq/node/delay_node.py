@@ -121,7 +121,7 @@ class DelayParts:
         )
 
     def _witness_addresses(self) -> Iterator[str]:
-        """The other replicas first, then everybody else who is registered."""
+        """The other replicas first, then all other registered servers."""
         yield from self._context.donors().values()
         view = self._context.view
         for state in view.groups():

@@ -32,7 +32,7 @@ class Weakness(NamedTuple):
 
 
 def _is_guarded(host: str, tls: Tls | None) -> bool:
-    """Whether only this machine, or who has a certificate, reaches a port on this host."""
+    """True if only this machine, or only clients with a certificate, can reach a port on this host."""
     return is_local(host) or (tls is not None and tls.requires_clients)
 
 

@@ -132,7 +132,7 @@ async def ask(
 
 
 async def answering_replicas(addresses: Mapping[str, str], damage: LogDamaged, network: Network = NETWORK) -> int:
-    """How many of these replicas answer what they have at the damaged place, be it that they are damaged there as well."""
+    """The number of these replicas that answer for the damaged place, whether or not they are damaged there too."""
     count = 0
     for address in addresses.values():
         async with network.channel(address) as channel:

@@ -64,7 +64,7 @@ class WriteLease:
             self._looking = asyncio.ensure_future(self._look())
 
     def end(self) -> None:
-        """The mastership is over."""
+        """End the mastership."""
         self._until_ms, self._lease, self._epoch = 0, NO_LEASE, 0
         if self._looking is not None:
             self._looking.cancel()

@@ -57,7 +57,7 @@ class Struct:
 Type: TypeAlias = Scalar | ListOf | MapOf | Struct
 
 WIDER = frozenset({(Scalar.INT, Scalar.LONG), (Scalar.FLOAT, Scalar.DOUBLE)})
-"""Pairs (from, to) of types, of which the second holds every value of the first: Iceberg changes a column so, and no other way."""
+"""Pairs (from, to) of types where `to` holds every value of `from`: the only changes of a column's type that Iceberg allows."""
 
 
 def spoken(kind: Type) -> str:

@@ -112,7 +112,7 @@ class CertificateNames:
 
     @property
     def is_of_nobody(self) -> bool:
-        """Whether a certificate was shown that has no principal, as another authority makes them."""
+        """True if the peer showed a certificate without a principal, such as a certificate of another authority."""
         return not self._principals() and self != CertificateNames()
 
     def _principals(self) -> list[re.Match[str]]:

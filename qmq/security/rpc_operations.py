@@ -24,10 +24,10 @@ NeedsNow = Callable[[Any, AccessState], tuple[Need, ...]]
 class RpcRule(NamedTuple):
     """The permission that one method requires.
 
-    is_change: whether it changes something, which the audit log tells.
-    needs_now: what it needs besides, which depends on the record that the request names.
+    is_change: whether it changes something; the audit log records changes.
+    needs_now: the further permissions, which depend on the record that the request names.
     by_delayed_id: the operation on the subject of the delayed message whose id the request has.
-    keeps: which of an answer's items somebody may see who may not describe the cluster; (the field, the item -> what it needs).
+    keeps: the answer's items that a principal may see without permission to describe the cluster; (the field, the item -> its needs).
     servers_only: no rule grants it.
     """
 

@@ -92,7 +92,7 @@ class TlsNetwork(Network):
 
 
 def network_of(tls: Tls | None = None, token: Token = None, environment: Mapping[str, str] | None = None) -> Network:
-    """With TLS and a token as they are given, or as the environment says: this process's, if none is given. Raises InvalidArgument."""
+    """A network with the given TLS settings and token, or those of the environment (default: this process's). Raises InvalidArgument."""
     tls, source = tls or Tls.from_environment(environment), token_source(token, environment)
     found = NETWORK if tls is None else TlsNetwork(Credentials(tls))
     return found if source is None else TokenNetwork(found, source)

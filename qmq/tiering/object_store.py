@@ -34,7 +34,7 @@ class Objects(Protocol):
     """An object store. Every method may raise StoreAway."""
 
     def create(self, name: str, data: bytes) -> bool:
-        """Put an object, all or nothing; False if one of this name is there."""
+        """Put an object, all or nothing; False if the name exists."""
         ...
 
     def get(self, name: str) -> bytes | None:
@@ -42,12 +42,12 @@ class Objects(Protocol):
         ...
 
     def delete(self, name: str) -> None:
-        """Delete an object, if it is there."""
+        """Delete an object if it exists."""
         ...
 
 
 def put_checked(objects: Objects, name: str, data: bytes) -> bool:
-    """Put an object, if it is not there, read it back and compare. Whether it is new. Raises StoreAway, ObjectConflict."""
+    """Put an object if it does not exist, read it back and compare. Returns whether it is new. Raises StoreAway, ObjectConflict."""
     is_new = objects.create(name, data)
     stored = objects.get(name)
     if stored is None:

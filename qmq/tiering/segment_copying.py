@@ -100,7 +100,7 @@ class SegmentCopying:
         return found is not None
 
     def _copy_chunk(self, fd: int, manifest: Manifest, number: int) -> int:
-        """Put a chunk, if it is not there, and read it back. Returns the bytes that were put."""
+        """Put a chunk if it does not exist, and read it back. Returns the bytes that were put."""
         self._require_going_on()
         name = self._names.chunk(manifest.segment, number)
         at = number * self._chunk_bytes

@@ -83,7 +83,7 @@ class Election:
             self._evaluate()
 
     def _is_alone(self) -> bool:
-        """Whether a majority gets no messages from a master: who has not answered yet, such as a dead master, need not be waited for."""
+        """True if a majority says that it hears no master. Replicas that do not answer, such as a dead master, do not count."""
         deaf = [name for name, reply in self._replies.items() if not reply.hears_master]
         return self._state.membership.is_majority([*deaf, self._state.name])
 

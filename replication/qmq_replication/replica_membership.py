@@ -47,14 +47,14 @@ class ReplicaMembership:
         return replace(self, version=self.version + 1, learners=(*self.learners, name))
 
     def with_voter(self, name: str) -> ReplicaMembership:
-        """Next version: the learner becomes a voter. Raises InvalidArgument if it is no learner."""
+        """Next version: the learner becomes a voter. Raises InvalidArgument if it is not a learner."""
         if name not in self.learners:
             raise InvalidArgument(f"{name!r} is not a learner of this group")
         left = tuple(each for each in self.learners if each != name)
         return ReplicaMembership(self.version + 1, (*self.voters, name), left)
 
     def without(self, name: str) -> ReplicaMembership:
-        """Next version: without the replica `name`. Raises InvalidArgument if `name` is no replica, or the last voter."""
+        """Next version: without the replica `name`. Raises InvalidArgument if `name` is not a replica, or is the last voter."""
         if name not in self.replicas:
             raise InvalidArgument(f"{name!r} is not a replica of this group")
         if self.voters == (name,):

@@ -86,7 +86,7 @@ class Launcher:
         return argv
 
     def outside(self) -> Translator:
-        """The words of a client on this machine, which is no service."""
+        """The settings of a client on this machine, which is not a service."""
         return Translator(self.network.addresses, "", {})
 
     def run(self, argv: Sequence[str], name: str) -> tuple[list[str], dict[str, str]]:

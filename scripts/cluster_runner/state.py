@@ -31,7 +31,7 @@ class State:
     is_claimed: bool = False
     """Whether the network's slot is held now."""
     order: list[str] = field(default_factory=list)
-    """The services, by the number in their address. New ones come at the end, so that a changed file moves nobody."""
+    """The services, by the number in their address. New services come last, so that a changed file keeps the other addresses."""
     processes: dict[str, Process] = field(default_factory=dict)
     cuts: list[tuple[str, str]] = field(default_factory=list)
     """Source and target of each cut."""

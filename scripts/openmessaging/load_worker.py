@@ -40,7 +40,7 @@ class DriverConfig:
 
     @classmethod
     def parse(cls, text: bytes) -> DriverConfig:
-        """Raises ValueError if it is no mapping in YAML."""
+        """Raises ValueError if it is not a mapping in YAML."""
         given = yaml.safe_load(text)
         if not isinstance(given, dict):
             raise ValueError("a driver's file is a mapping: server, topicNamePrefix, ordered, acks, compression")

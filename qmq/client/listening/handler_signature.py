@@ -118,7 +118,7 @@ def _payload_kind(kind: Any, spoken: str, name: str, *, is_batch: bool) -> Any:
             f"{spoken} is a method without an object: register the method of an object, mq.listen(subject, thing.method, group)"
         )
     if kind is inspect.Parameter.empty:
-        raise InvalidArgument(f"{spoken}: say what {name!r} is: `bytes`, `qmq.Message`, or the type to which JSON is decoded")
+        raise InvalidArgument(f"{spoken}: annotate {name!r}: `bytes`, `qmq.Message`, or the type to which JSON is decoded")
     if is_batch and get_origin(kind) is not list:
         raise InvalidArgument(f"{spoken}: with `batch` the first parameter is a list, such as `list[bytes]`, not {kind}")
     if kind is Context:

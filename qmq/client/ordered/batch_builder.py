@@ -50,7 +50,7 @@ class Keys(dict[Key, int]):
     def __missing__(self, key: Key) -> int:
         data = message_checks.key_bytes(key)
         if not data:
-            raise InvalidArgument("a message to an ordered subject needs a key, not empty: the order is that of its key's messages")
+            raise InvalidArgument("a message to an ordered subject needs a key that is not empty: QMQ orders the messages of each key")
         if not self.count:
             return 0
         if len(self) >= KEYS_MAX:

@@ -90,7 +90,7 @@ class OrderedConsumer:
         on_closed: Callable[[Self], object] = ignored,
     ) -> None:
         if ack not in ("auto", "explicit") or start not in ("earliest", "latest") or gate not in ("", "strict", "lanes"):
-            raise InvalidArgument("ack is 'auto' or 'explicit', start 'earliest' or 'latest', gate 'strict', 'lanes' or '' for as it is")
+            raise InvalidArgument("ack is 'auto' or 'explicit', start 'earliest' or 'latest', gate 'strict', 'lanes' or '' (unchanged)")
         check_limits(prefetch, prefetch_bytes)
         self.subject = check_name("subject", subject)
         self.group = check_name("group", group)

@@ -170,7 +170,7 @@ class BalancedDispatcher:
         count = sum([len(batch.draft.messages) for group in troubled for batch in group.flight])
         why: QmqError | None = next((group.trouble for group in troubled if group.trouble is not None), None)
         if not self._balancer.is_writable:
-            why = why or ReadOnly(f"no broker group takes messages of {self.subject!r} just now: all are drained")
+            why = why or ReadOnly(f"all broker groups of {self.subject!r} are drained: resume one with `qmq broker resume`")
         if all(group in troubled for group in self._balancer if group.is_writable):
             count += len(self._batcher)
         return count, str(why) if why is not None else ""

@@ -122,8 +122,8 @@ def _options_of(body: Any) -> MessageOptions:
 
 
 def aligned(bodies: Sequence[Any], options: Sequence[MessageOptions], wanted: Sequence[Any]) -> list[MessageOptions]:
-    """The options of the `wanted` bodies: those of the first equal body that is not taken yet. If the number is the same, a body that was
-    not there before has the options of the next one that is gone.
+    """The options of the `wanted` bodies. A body gets the options of the first equal body that has not been taken. If the numbers of
+    `bodies` and `wanted` are equal, a new body gets the options of the next body that was replaced.
     """
     left = list(zip(bodies, options, strict=False))
     found: list[MessageOptions | None] = []

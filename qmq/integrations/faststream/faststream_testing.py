@@ -146,5 +146,5 @@ class MemoryClient:
     async def close(self) -> None: ...
 
     def end(self) -> None:
-        """The test is over."""
+        """End the test."""
         self._closed.set()

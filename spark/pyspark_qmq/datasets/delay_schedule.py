@@ -48,7 +48,7 @@ class ScheduleContents:
 
 
 def of_checkpoint(projection: Any) -> ScheduleContents:
-    """A checkpoint's projection, as MessagePack decodes it. Raises LogDamaged if that is no schedule this program knows."""
+    """A checkpoint's projection, as MessagePack decodes it. Raises LogDamaged if this program does not know its version."""
     try:
         version, bucket_ms, index, _, _, plans, _, buckets, *_ = projection
         if version != VERSION:

@@ -60,7 +60,7 @@ class LakeTable:
         return DataFolder(f"{self.iceberg.location().rstrip('/')}/data", dict(self.iceberg.io.properties))
 
     def delete(self, locations: Iterable[str]) -> None:
-        """Delete files that no snapshot names; one that is gone already is no error."""
+        """Delete files that no snapshot names. A file that does not exist is not an error."""
         for each in locations:
             with suppress(FileNotFoundError):
                 self.iceberg.io.delete(each)

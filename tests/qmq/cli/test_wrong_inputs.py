@@ -31,7 +31,7 @@ WRONG = {
     "produce ../etc": NO_NAME,
     "produce orders --delay soon": NO_DURATION,
     "produce orders --at tomorrow": NO_TIME,
-    "produce orders --at 2027-01-01T09:00": "has no time zone: write 2027-01-01T09:00:00+01:00, say, or 2027-01-01T09:00:00Z",
+    "produce orders --at 2027-01-01T09:00": "has no time zone: write 2027-01-01T09:00:00+01:00, or 2027-01-01T09:00:00Z",
     "produce orders --at 2027-01-01T09:00Z --delay 1d": "give --delay or --at, not both",
     "produce orders --format xml": "--format must be 'lines' or 'json', not 'xml'",
     "produce orders --file /nowhere/lines": "/nowhere/lines cannot be read: No such file or directory",

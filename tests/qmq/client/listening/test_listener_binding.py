@@ -112,7 +112,7 @@ def _what_is_this(body: bytes, what: Any) -> None: ...
     ("handler", "words"),
     [
         (_no_payload, "takes no payload"),
-        (_no_annotation, "say what 'body' is"),
+        (_no_annotation, "annotate 'body'"),
         (Shop.on_order, "method without an object"),
         (_keyword_only, "takes no payload"),
         (_no_type_of_a_payload, "parameter 'body': Session is not a payload type"),
