@@ -44,8 +44,65 @@ if TYPE_CHECKING:
     from qmq.schemas.declared_schema import Compatibility, DeclaredSchema, SchemaFormat
 
 
-class BlockingBrowsing(BlockingClientBase):
-    """The part of a blocking client that reads without a group."""
+class BlockingClient(BlockingClientBase):
+    """Sends and consumes. Make it with `qmq.blocking.connect`; use it with `with`. Any thread may call."""
+
+    def send(
+        self,
+        subject: str,
+        body: object,
+        *,
+        key: str | bytes | None = None,
+        tags: Iterable[str] | None = None,
+        headers: Mapping[str, str | bytes] | None = None,
+        delay: timedelta | None = None,
+        at: datetime | None = None,
+        cron: str | None = None,
+        zone: str | None = None,
+        acks: str = "quorum",
+    ) -> Receipt:
+        """Send a message and wait until it is stored. On an ordered subject it needs a key, and is stored behind earlier messages of the
+        key.
+
+        The body is bytes, or a value that `qmq.payload.encode` takes: a str, a dataclass, a model, anything that JSON can express.
+
+        With `delay`, or `at` (a datetime with a time zone), the message is delivered at that time, or at once if the time is past;
+        `delayed` finds it by the receipt's `delayed_id`. With `cron` (five fields) and `zone` (such as "Europe/Berlin") the message is
+        recurring; `at` is the earliest time of its first delivery.
+
+        `acks` is as for `producer`. On an ordered subject, the messages of a key are in order among those sent with the same `acks`.
+
+        Raises InvalidName, InvalidArgument, MessageTooLarge, UnknownSubject, DelayTooLong, DeadlineExceeded (see its `outcome`),
+        ClientClosed.
+        """
+        return self._thread.run(
+            self._client.send(subject, body, key=key, tags=tags, headers=headers, delay=delay, at=at, cron=cron, zone=zone, acks=acks)
+        )
+
+    def send_many(
+        self,
+        subject: str,
+        bodies: Sequence[bytes],
+        *,
+        keys: Sequence[str | bytes | None] | None = None,
+        tags: Sequence[Iterable[str]] | None = None,
+        headers: Sequence[Mapping[str, str | bytes]] | None = None,
+        delays: Sequence[timedelta] | timedelta | None = None,
+        ats: Sequence[datetime] | datetime | None = None,
+        acks: str = "quorum",
+    ) -> Receipts:
+        """Send many messages and wait until all are stored. `keys`, `tags` and `headers` have one item for each message, if they are given.
+
+        `delays` or `ats` (with time zones) delay the messages: one item for each message, or one for all. Raises as `send`.
+        """
+        return self._thread.run(
+            self._client.send_many(subject, bodies, keys=keys, tags=tags, headers=headers, delays=delays, ats=ats, acks=acks)
+        )
+
+    @property
+    def metadata(self) -> BlockingMetadata:
+        """Administration: subjects, groups, routes and broker groups, as a metaserver sees them."""
+        return BlockingMetadata(self._thread, self._thread.call(lambda: self._client.metadata))
 
     def browse(
         self,
@@ -102,10 +159,6 @@ class BlockingBrowsing(BlockingClientBase):
         """
         return self._thread.run(self._client.queue_ends(subject))
 
-
-class BlockingClient(BlockingBrowsing):
-    """Sends and consumes. Make it with `qmq.blocking.connect`; use it with `with`. Any thread may call."""
-
     @property
     def metrics(self) -> Collector:
         """For prometheus_client: `REGISTRY.register(mq.metrics)`. Raises InvalidArgument if that is not installed."""
@@ -124,66 +177,9 @@ class BlockingClient(BlockingBrowsing):
         return BlockingAccess(self._thread, self._thread.call(lambda: self._client.access))
 
     @property
-    def metadata(self) -> BlockingMetadata:
-        """Administration: subjects, groups, routes and broker groups, as a metaserver sees them."""
-        return BlockingMetadata(self._thread, self._thread.call(lambda: self._client.metadata))
-
-    @property
     def delayed(self) -> BlockingDelayed:
         """Pending delayed messages: cancel, move, show and list them."""
         return BlockingDelayed(self._thread, self._thread.call(lambda: self._client.delayed))
-
-    def send(
-        self,
-        subject: str,
-        body: object,
-        *,
-        key: str | bytes | None = None,
-        tags: Iterable[str] | None = None,
-        headers: Mapping[str, str | bytes] | None = None,
-        delay: timedelta | None = None,
-        at: datetime | None = None,
-        cron: str | None = None,
-        zone: str | None = None,
-        acks: str = "quorum",
-    ) -> Receipt:
-        """Send a message and wait until it is stored. On an ordered subject it needs a key, and is stored behind earlier messages of the
-        key.
-
-        The body is bytes, or a value that `qmq.payload.encode` takes: a str, a dataclass, a model, anything that JSON can express.
-
-        With `delay`, or `at` (a datetime with a time zone), the message is delivered at that time, or at once if the time is past;
-        `delayed` finds it by the receipt's `delayed_id`. With `cron` (five fields) and `zone` (such as "Europe/Berlin") the message is
-        recurring; `at` is the earliest time of its first delivery.
-
-        `acks` is as for `producer`. On an ordered subject, the messages of a key are in order among those sent with the same `acks`.
-
-        Raises InvalidName, InvalidArgument, MessageTooLarge, UnknownSubject, DelayTooLong, DeadlineExceeded (see its `outcome`),
-        ClientClosed.
-        """
-        return self._thread.run(
-            self._client.send(subject, body, key=key, tags=tags, headers=headers, delay=delay, at=at, cron=cron, zone=zone, acks=acks)
-        )
-
-    def send_many(
-        self,
-        subject: str,
-        bodies: Sequence[bytes],
-        *,
-        keys: Sequence[str | bytes | None] | None = None,
-        tags: Sequence[Iterable[str]] | None = None,
-        headers: Sequence[Mapping[str, str | bytes]] | None = None,
-        delays: Sequence[timedelta] | timedelta | None = None,
-        ats: Sequence[datetime] | datetime | None = None,
-        acks: str = "quorum",
-    ) -> Receipts:
-        """Send many messages and wait until all are stored. `keys`, `tags` and `headers` have one item for each message, if they are given.
-
-        `delays` or `ats` (with time zones) delay the messages: one item for each message, or one for all. Raises as `send`.
-        """
-        return self._thread.run(
-            self._client.send_many(subject, bodies, keys=keys, tags=tags, headers=headers, delays=delays, ats=ats, acks=acks)
-        )
 
     def consumer(
         self,

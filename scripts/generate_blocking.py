@@ -42,26 +42,22 @@ class Source:
     methods: frozenset[str] = frozenset()
     """These alone; empty: all public ones."""
     left_out: frozenset[str] = frozenset()
+    parents: tuple[tuple[str, str], ...] = ()
+    """The module and the name of each class that the class inherits methods from."""
 
 
 SOURCES: Final = (
     Source(
-        "qmq/client/browse_entry.py",
-        "BrowsingClient",
-        "BlockingBrowsing",
-        "BlockingClientBase",
-        "The part of a blocking client that reads without a group.",
-        frozenset({"browse", "queue_ends"}),
-    ),
-    Source(
         "qmq/client/client.py",
         "Client",
         "BlockingClient",
-        "BlockingBrowsing",
+        "BlockingClientBase",
         "Sends and consumes. Make it with `qmq.blocking.connect`; use it with `with`. Any thread may call.",
         frozenset(
-            {"send", "send_many", "serve_metrics", "metrics", "delayed", "metadata", "access", "consumer", "is_paused", "pause", "resume"}
+            {"send", "send_many", "browse", "queue_ends", "serve_metrics", "metrics", "delayed", "metadata", "access", "consumer"}
+            | {"is_paused", "pause", "resume"}
         ),
+        parents=(("qmq/client/sending_client.py", "SendingClient"), ("qmq/client/browse_entry.py", "BrowsingClient")),
     ),
     Source(
         "qmq/client/consumer.py",
@@ -197,7 +193,7 @@ class Module:
 
 def made(source: Source, module: Module, imports: Imports) -> str:
     """The text of a blocking class."""
-    target = "_consumer" if source.name == "Consumer" else "_client" if source.name in ("Client", "BrowsingClient") else "_part"
+    target = {"Consumer": "_consumer", "Client": "_client"}.get(source.name, "_part")
     parts = [f'class {source.blocking}({source.base}):\n    """{source.about}"""\n']
     if source.base == "BlockingPart":
         imports.types[source.name] = f"from {module.name} import {source.name}"
@@ -205,7 +201,10 @@ def made(source: Source, module: Module, imports: Imports) -> str:
             f"    def __init__(self, thread: LoopThread, part: {source.name}) -> None:\n"
             "        super().__init__(thread)\n        self._part = part\n"
         )
-    parts += [method(each, target, module, imports) for each in chosen(source, module.class_of(source.name))]
+    methods: dict[str, str] = {}
+    for own, name in [*[(Module(path), parent) for path, parent in source.parents], (module, source.name)]:
+        methods.update({each.name: method(each, target, own, imports) for each in chosen(source, own.class_of(name))})
+    parts += methods.values()
     return "\n".join(parts)
 
 

@@ -4,19 +4,14 @@ imported at first use.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Iterable
 from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from qmq.client.route_book import Ordering
+from qmq.client.sending_client import SendingClient
 
 if TYPE_CHECKING:
-    from qmq.client.client_timing import ClientTiming
-    from qmq.client.delayed_producer import DelayedProducer
-    from qmq.client.interceptors import Chain
-    from qmq.client.ordered.ordered_producer import OrderedProducer
-    from qmq.client.producer import Producer, ProducerIds
     from qmq.sql.debezium_outbox import DebeziumTable
     from qmq.sql.outbox import Outbox, Outboxes
     from qmq.sql.outbox_watchdog import Watchdogs
@@ -25,21 +20,10 @@ GRACE: Final = timedelta(seconds=5)
 LEASE: Final = timedelta(seconds=10)
 
 
-class OutboxClient:
-    interceptors: Chain
-    producer: Callable[..., Producer]
-    ordered_producer: Callable[..., OrderedProducer]
-    delayed_producer: Callable[..., DelayedProducer]
-    _now_ns: Callable[[], int]
-    _producer_ids: ProducerIds
-    _timing: ClientTiming
+class OutboxClient(SendingClient):
+    """The part of `qmq.Client` that sends messages in database transactions."""
+
     _own_outboxes: Outboxes | None = None
-
-    def _ordering(self, target: str) -> Awaitable[Ordering | None]:
-        raise NotImplementedError
-
-    def _check_open(self) -> None:
-        raise NotImplementedError
 
     @property
     def _outboxes(self) -> Outboxes:

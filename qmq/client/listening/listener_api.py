@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final, TypeVar, Unpack, cast
@@ -26,10 +26,8 @@ class ListenerApi:
     _now_ns: Callable[[], int]
     _for_threads: ForThreads
     _timing: ClientTiming
+    _ordering: Callable[[str], Awaitable[Ordering | None]]
     _own_listeners: Listeners | None = None
-
-    async def _ordering(self, target: str) -> Ordering | None:
-        raise NotImplementedError
 
     @property
     def _listeners(self) -> Listeners:
