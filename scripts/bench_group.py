@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -62,14 +61,16 @@ class ReplicaSet:
         return process
 
     def kill(self, name: str) -> None:
-        process = self.processes.pop(name)
-        process.kill()
-        process.wait()
+        _kill(self.processes.pop(name))
 
     def stop(self) -> None:
         """End everything, and its data."""
         for process in self.processes.values():
-            process.send_signal(signal.SIGKILL)
-            process.wait()
+            _kill(process)
         self.etcd.stop()
         shutil.rmtree(self.folder)
+
+
+def _kill(process: subprocess.Popen[str]) -> None:
+    with process:  # closes its output
+        process.kill()

@@ -230,6 +230,13 @@ def epoch_of(epochs: Sequence[tuple[int, int]], index: int) -> int:
     return next((epoch for epoch, first in reversed(epochs) if first <= index), -1)
 
 
+def with_epoch(epochs: Sequence[tuple[int, int]], epoch: int, index: int) -> list[tuple[int, int]]:
+    """The same (epoch, first index) pairs, where an entry of `epoch` is known at `index`, too; it may lie before others that are known."""
+    firsts = dict(epochs)
+    firsts[epoch] = min(firsts.get(epoch, index), index)
+    return sorted(firsts.items())
+
+
 def first_index(log: int, segments: Segments, last_index: int) -> int:
     """Index of the oldest entry of a log; the next index if the log is empty and started over, 1 if nothing was ever deleted."""
     if segments.start == 0:

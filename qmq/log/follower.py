@@ -153,7 +153,10 @@ def _note(store: Store, run: WriteRun, entries: list[PendingEntry]) -> None:
     store.index = entries[-1].envelope.index
     store.epoch = entries[-1].envelope.epoch
     store.last_time_ms = max(store.last_time_ms, entries[-1].envelope.append_time_ms)
-    store.tail.add(Write(first, store.index, run))
+    if store.index - first + 1 == len(entries):
+        store.tail.add(Write(first, store.index, run))
+    else:  # entries between them are in the other log already: slaves that have neither read both from the files
+        store.tail.clear()
 
 
 # --- cutting and starting over ----------------------------------------------------------------------------------------

@@ -80,7 +80,9 @@ class Tail:
         self._bytes = 0
 
     def read(self, place: Place, after: int, bytes_max: int) -> WriteStretch | None:
-        """The writes after index `after`; None if they are not all in memory."""
+        """The writes after index `after`, whose place is `place`. None if they are not all in memory, or lie elsewhere: the reader has a
+        part of the message log already.
+        """
         number = self._numbers.get(after + 1)
         if number is None:
             return None
@@ -88,13 +90,13 @@ class Tail:
         size, last = 0, after
         for at in range(number - self._dropped, len(self._writes)):
             write = self._writes[at]
-            if runs and size + write.run.size > bytes_max:
+            if (runs and size + write.run.size > bytes_max) or write.run.position != place[write.run.log]:
                 break
             runs.append(write.run)
             place = behind(place, write.run)
             size += write.run.size
             last = write.last
-        return WriteStretch(last, tuple(runs), place, size)
+        return WriteStretch(last, tuple(runs), place, size) if runs else None
 
 
 class TailCache:

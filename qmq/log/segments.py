@@ -4,7 +4,7 @@ The file for a position is found by binary search. Only the last segment is writ
 * `append` writes at the known end; after a partial failure the next append overwrites the remains, and `truncate` removes them at once.
 * A gap between two segments is damage: retention deletes only at the front.
 * A segment is flushed before the next one begins, so that after a power cut only the last one can be short.
-* A segment that a cut would leave empty is deleted, unless it is the only one: the log may continue in the one before it.
+* A segment that a cut would leave empty is deleted, unless the one before it has no file here: the log may continue in that one.
 * A file that a thread may be syncing is not closed: `truncate` and `drop_before` set it aside; `close` or `close_set_aside` close it when
   that sync has ended.
 * The oldest sealed segments may have no file here: their bytes are in an object store (docs/TIERING.md), and their index is here.
@@ -242,7 +242,7 @@ class Segments:
         check(position >= self._local_start, f"a cut to {position} would reach what is only in the object store")
         self.flushed = min(self.flushed, position)  # both lowered and counted first, for readers in other threads
         self.cuts += 1
-        while self._bases[-1] >= position and len(self._bases) > 1:
+        while self._bases[-1] >= position and self._bases[-1] > self._local_start:
             self._drop_last()
         self.disk.truncate(self._active, position - self._bases[-1])
         self.end = position
@@ -260,7 +260,7 @@ class Segments:
 
     def drop_empty(self) -> None:
         """Remove an empty new segment: its opening snapshot did not fit on the disk, or was cut."""
-        if self.end == self._bases[-1] and len(self._bases) > 1:
+        if self.end == self._bases[-1] > self._local_start:
             self.truncate(self.end)
 
     def drop_before(self, position: int) -> list[Path]:
@@ -299,6 +299,14 @@ class Segments:
             return False
         self._indexes[base] = index
         return True
+
+    def begin_with(self, indexes: Sequence[SegmentIndex]) -> None:
+        """Begin this log, which is empty, with segments whose indexes are written, and which have no files."""
+        bases = [*[each.base for each in indexes], self.start]
+        ends = [each.end for each in indexes]
+        check(ends == bases[1:] and self.end == self.start, f"segments up to {ends[-1:]} do not end where the log begins, at {self.start}")
+        self._bases[:0] = bases[:-1]
+        self._indexes.update({each.base: each for each in indexes})
 
     def release_before(self, position: int) -> list[Path]:
         """Do without the files of the segments that end before `position`, the oldest first, up to the first without an index. Returns

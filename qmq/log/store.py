@@ -35,7 +35,7 @@ from qmq.log.cold_read import StoredBytes
 from qmq.log.command_messages import QueueErasure
 from qmq.log.consume_log import IndexEntry
 from qmq.log.disk import Disk, FreeSpace, Unflushed
-from qmq.log.envelopes import begins_at, entry_at, epoch_of, first_index, unwrap, wrap
+from qmq.log.envelopes import begins_at, entry_at, epoch_of, first_index, unwrap, with_epoch, wrap
 from qmq.log.folder_lock import FolderLock
 from qmq.log.lane_share import LaneShare
 from qmq.log.log_config import Flush, LogConfig
@@ -113,6 +113,8 @@ class Store:
         self.flushed_index = 0
         self.committed_index = 0
         self.pending: deque[PendingEntry] = deque()
+        self.gaps_until = 0
+        """Up to this index the message log came from the object store at once, and the other entries follow one by one."""
         self.base_positions = [self.messages.start, self.actions.start]
         """For each log, the position of the snapshot on which everything is based; -1 after other entries, or if a
         checkpoint was loaded.
@@ -217,8 +219,10 @@ class Store:
 
     def note_epoch(self, epoch: int, index: int) -> None:
         """An entry of `epoch` was written at `index`."""
-        if not self.epochs or self.epochs[-1][0] != epoch:
+        if not self.epochs or self.epochs[-1][0] < epoch:
             self.epochs.append((epoch, index))
+        elif index < self.epochs[-1][1]:  # the message log was here before
+            self.epochs = with_epoch(self.epochs, epoch, index)
 
     def _stored(self, entries: list[tuple[Queue, IndexEntry]], buffers: list[bytes], first: int) -> None:
         put = self.cache.put
@@ -260,12 +264,12 @@ class Store:
         return epoch_of(self.epochs, index) if index > 0 else 0
 
     def begin_at(self, index: int, epoch: int) -> None:
-        """Make this an empty log that begins after `index`, which was written in `epoch`."""
-        check(not self.epochs, "the log is not empty")
+        """Make this a log that begins after `index`, which was written in `epoch`; of later entries it has at most stored segments."""
+        check(self.index == 0, "the log is not empty")
         self.index = self.flushed_index = self.committed_index = index
         self.epoch = epoch
         if epoch > 0:
-            self.epochs = [(epoch, index)]
+            self.epochs = with_epoch(self.epochs, epoch, index)
 
     @property
     def applied_index(self) -> int:

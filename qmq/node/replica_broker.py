@@ -171,6 +171,7 @@ class ReplicaBroker:
             timing=environment.timing,
             network=environment.network,
             lease_clock=context.clock,
+            asks_reset=self._opener.begins_in_store and context.view.group(identity.group).claim.epoch > 0,
         )
         return BrokerParts(
             self.driver,
@@ -290,7 +291,7 @@ class ReplicaBroker:
         if place is not None:
             self.own.log_starts_over()
             self._kind.discard()
-        self.broker.reopened(await asyncio.to_thread(self._opener.open_at, until, place))
+        self.broker.reopened(await self._opener.reopen(until, place))
         past.close()
         self._is_opening = False
         self.maintenance.go_on()

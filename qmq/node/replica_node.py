@@ -45,6 +45,7 @@ from qmq.security.audit import AuditLog
 from qmq.security.cluster_access import follow_access
 from qmq.tiering.object_store import READ_RETRY_S, READ_S, open_objects
 from qmq.tiering.segment_copier import SegmentCopier
+from qmq.tiering.stored_beginning import StoredBeginnings
 from qmq.tiering.stored_reads import StoredReads
 
 if TYPE_CHECKING:
@@ -68,13 +69,13 @@ class ReplicaNode:
         self._environment = environment
         self._kind = kind
         self._stored = _stored_reads(config)
-        self._opener = StoreOpener(context, kind, self._stored)
+        url = config.log.object_store_url
+        self._objects = open_objects(url) if url else None
+        self._opener = StoreOpener(context, kind, self._stored, self._beginnings())
         self._audit = audit_subject_of(
             config.access, context.coordination, self.view, environment.network, f"{config.group}/{config.replica}"
         )
         self.access = follow_access(self.view, config.access, AuditLog(sink=self._audit), context.clock)
-        url = config.log.object_store_url
-        self._objects = open_objects(url) if url else None
         self._copier: SegmentCopier | None = None
         self.metrics: MetricsServer | None = None
 
@@ -129,6 +130,12 @@ class ReplicaNode:
             access=self.access,
             process=process_status(config.host, config.etcd, self._environment.network.credentials),
         )
+
+    def _beginnings(self) -> StoredBeginnings | None:
+        """Segments for a log that starts over; without a local retention, the disk is to have all of them."""
+        if self._objects is None or not self.config.log.is_local_retention_set:
+            return None
+        return StoredBeginnings(self._objects, self.config.group)
 
     def _make_copier(self) -> SegmentCopier | None:
         """Copies sealed segments to the object store, if there is one."""
@@ -292,6 +299,7 @@ class ReplicaNode:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
         await self._running.repair.stop()
+        self._opener.stop()
         await self.driver.stop()
         await self._registration.stop()
         await self._running.stop_serving(abruptly=abruptly)

@@ -32,7 +32,7 @@ from qmq.log import checkpoint as checkpoints
 from qmq.log.disk import Disk
 from qmq.log.envelopes import entry_at, epoch_of, walk
 from qmq.log.follower import entries_of, split_entries
-from qmq.log.recent_writes import WriteRun
+from qmq.log.recent_writes import MESSAGES, WriteRun
 from qmq.log.segments import Segments
 from qmq.log.store import PendingEntry, Store
 from qmq.network import NETWORK, Network
@@ -128,6 +128,21 @@ async def ask(
                     damage.position,
                     _NAMES[damage.log],
                 )
+    return None
+
+
+async def ask_entry(addresses: Mapping[str, str], position: int, network: Network = NETWORK) -> PendingEntry | None:
+    """The entry at a position of the message log, from the first replica that has it, by control address."""
+    place = LogDamaged("", log=MESSAGES, position=position)
+    for name, address in addresses.items():
+        async with network.channel(address) as channel:
+            donor = Donor(control_pb2_grpc.BrokerControlStub(channel), place)
+            try:
+                found = parse(MESSAGES, position, donor.data) if await donor.more() else None
+                if found:
+                    return found[0]
+            except grpc.RpcError as cause:
+                log.warning("replica %s does not give its entry at %d: %s", name, position, typed_error(cause, address))
     return None
 
 

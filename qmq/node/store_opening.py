@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol
 
-from qmq.errors import LogDamaged
+from qmq.errors import DiskFull, LogDamaged
 from qmq.log import follower
 from qmq.log.cold_read import StoredBytes
-from qmq.log.recent_writes import Place
+from qmq.log.recent_writes import ACTIONS, MESSAGES, Place
 from qmq.log.recovery import open_store
-from qmq.log.store import Store
+from qmq.log.segment_index import SegmentIndex
+from qmq.log.store import PendingEntry, Store
+from qmq.log.taken_segments import CannotTake, take_segments
 from qmq.node import replica_repair
 from qmq.node.replica_context import ReplicaContext
+from qmq.tiering.stored_beginning import StoredBeginnings
 
 if TYPE_CHECKING:
     from qmq.log.projection import Projection
+
+log = logging.getLogger("qmq.node")
 
 MEND_TRIES: Final = 1_000
 
@@ -33,10 +40,17 @@ class ProjectionFolder(Protocol):
 
 
 class StoreOpener:
-    def __init__(self, context: ReplicaContext, projections: ProjectionFolder, stored: StoredBytes | None = None) -> None:
-        """`stored` reads the segments that are only in the object store."""
+    def __init__(
+        self,
+        context: ReplicaContext,
+        projections: ProjectionFolder,
+        stored: StoredBytes | None = None,
+        beginnings: StoredBeginnings | None = None,
+    ) -> None:
+        """`stored` reads the segments that are only in the object store; a log that starts over begins with `beginnings`."""
         self._context = context
         self._stored = stored
+        self._beginnings = beginnings
         self._projections = projections
 
     @property
@@ -63,6 +77,52 @@ class StoreOpener:
         context = self._context
         where = context.donors(), self._folder, context.config.log.segment_bytes, damage
         return await replica_repair.repair_folder(*where, context.environment.network, context.environment.disk)
+
+    @property
+    def begins_in_store(self) -> bool:
+        """Whether a log that starts over begins with what the object store has."""
+        return self._beginnings is not None
+
+    def stop(self) -> None:
+        """Read no more of the object store: the process ends."""
+        if self._beginnings is not None:
+            self._beginnings.stop()
+
+    async def reopen(self, until: int | None, place: Place | None) -> Store:
+        """As `open_at`, in a thread. A log that starts over begins with the segments that the object store has from that place on. Raises
+        LogDamaged.
+        """
+        store = await self._begun_in_store(place) if place is not None else None
+        return await asyncio.to_thread(self.open_at, until, place) if store is None else store
+
+    async def _begun_in_store(self, place: Place) -> Store | None:
+        """None if the object store has nothing, or cannot be read now: everything then comes from the master."""
+        if self._beginnings is None:
+            return None
+        try:
+            segments = await asyncio.to_thread(self._beginnings.find, place[MESSAGES])
+            if not segments:
+                return None
+            end = segments[-1].end
+            opening = await replica_repair.ask_entry(self._context.donors(), end, self._context.environment.network)
+            if opening is None:
+                raise CannotTake(f"no other replica says how the log continues at {end}")
+            store = await asyncio.to_thread(self._open_with, self._beginnings, segments, (end, place[ACTIONS]), opening)
+        except (CannotTake, DiskFull) as failure:
+            log.warning("the log does not begin with the object store's segments, the master sends everything: %s", failure)
+            return None
+        log.info("the log begins with the object store's segments from %d to %d, the master sends what follows", place[MESSAGES], end)
+        return store
+
+    def _open_with(self, beginnings: StoredBeginnings, segments: list[SegmentIndex], place: Place, opening: PendingEntry) -> Store:
+        """Begin with these segments, which end at `place`. Raises CannotTake, DiskFull."""
+        store = self.open_at(None, place)
+        try:
+            take_segments(store, segments, beginnings.entries, opening)
+        except BaseException:
+            store.close()
+            raise
+        return store
 
     def open_at(self, until: int | None = None, place: Place | None = None) -> Store:
         """Open the store, with everything after index `until` cut, or with a log that starts over at a place. Raises LogDamaged."""

@@ -58,6 +58,9 @@ EPOCH_SLACK: Final = 16
 EPOCH_MAX: Final = 1 << 52
 """No group reaches this by winning epochs. A higher promise cannot have been requested by a member."""
 
+UNKNOWN_EPOCH: Final = -1
+"""No log agrees with one that begins in this epoch, not even an empty one, so a master answers with a Reset."""
+
 EXCUSES_MAX: Final = 3
 """A late slave waits this many times in a row for the master again. A machine that is always late must suspect the master eventually."""
 
@@ -77,11 +80,14 @@ class Replica:
         random: Random,
         now_ms: int,
         commit: int = 0,
+        asks_reset: bool = False,
     ) -> None:
+        """`asks_reset`: as long as the log is empty, a master is to say where its log begins, before it sends entries."""
         self.state = ReplicaState(name, membership, state, history, log, timing=timing, now_ms=now_ms, commit=commit)
         self.random = random
         self.flush_wanted = 0
         """The master of the promised epoch wants a report when entries up to this index are flushed."""
+        self._asks_reset = asks_reset
         self.in_step = False
         self.master = ""
         """The master in the highest promised epoch, as far as known."""
@@ -401,11 +407,17 @@ class Replica:
             )
         self.state.history = History((), message.start_index, message.start_index, message.start_epoch)
         self.state.durable = self.state.commit = self.state.flushed_index = message.start_index
-        self.state.is_whole, self.state.resetting_until = False, message.until_index
+        self.state.is_whole, self.state.resetting_until, self._asks_reset = False, message.until_index, False
         self.in_step, self.round = True, max(self.round, message.round)
         self.state.save()
         self.state.ready.reset = message
         self._acknowledge()
+
+    def lacks_until(self, index: int) -> None:
+        """The log that starts over has later entries already, and lacks some up to `index`: it is not whole before."""
+        if self.state.resetting_until < index:
+            self.state.resetting_until = index
+            self.state.save()
 
     def _acknowledge(self) -> None:
         last = self.state.history.last_index
@@ -416,11 +428,10 @@ class Replica:
 
     def _mismatch(self, round: int) -> None:
         tail = self.state.history.tail(HISTORY_RUNS_MAX)
+        epoch = UNKNOWN_EPOCH if self._asks_reset and tail.last_index == 0 else tail.start_epoch
         self.state.send(
             self.master,
-            Mismatch(
-                self.state.promised, round, tail.last_index, tail.start_index, tail.start_epoch, tuple(tail.runs), self.state.log.place()
-            ),
+            Mismatch(self.state.promised, round, tail.last_index, tail.start_index, epoch, tuple(tail.runs), self.state.log.place()),
         )
 
     def _become_whole(self) -> None:

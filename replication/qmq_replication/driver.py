@@ -132,6 +132,7 @@ class Driver:
         timing: Timing | None = None,
         network: Network = NETWORK,
         lease_clock: Clock | None = None,
+        asks_reset: bool = False,
     ) -> None:
         """The callbacks:
 
@@ -143,7 +144,8 @@ class Driver:
         on_role    gets each new role
         on_held    gets the store's answer that a lease lives: the epoch, the answer, the time of the request (by `lease_clock`)
 
-        `lease_clock` is the clock of leases in the coordination store, if it differs from the driver's clock.
+        `lease_clock` is the clock of leases in the coordination store, if it differs from the driver's clock. `asks_reset`: an empty log
+        starts over where the master's begins (`reopen`), before it gets entries.
         """
         self.host = host
         self.identity = identity
@@ -162,7 +164,7 @@ class Driver:
         self._timing = timing or Timing()
         self.secret = Secret(identity.secret.encode())
         self.mesh = Mesh(PeerHello(identity.group, identity.replica), self.secret, self._disconnected, network)
-        self.core = self._new_core(membership)
+        self.core = self._new_core(membership, asks_reset=asks_reset)
         self.requests = CoordinationRequests(
             self.core, coordinator, lease_clock or clock, tell=self._with_core, spawn=self._spawn, on_held=on_held
         )
@@ -175,7 +177,7 @@ class Driver:
         self._waiting: list[Callable[[int], object]] = []
         """Calls of the core that wait until the store is reopened."""
 
-    def _new_core(self, membership: ReplicaMembership) -> Replica:
+    def _new_core(self, membership: ReplicaMembership, *, asks_reset: bool) -> Replica:
         store = self.host.store
         index, epoch = store.start()
         history = History([EpochRun(*each) for each in store.epochs if each[1] > index], store.index, index, epoch)
@@ -189,6 +191,7 @@ class Driver:
             random=Random(),  # noqa: S311
             now_ms=self._clock.monotonic_ms(),
             commit=min(store.committed_index, store.index),
+            asks_reset=asks_reset,
         )
 
     def start(self) -> None:
@@ -391,6 +394,7 @@ class Driver:
         store = await self._reopen(until, place)
         if ready.reset is not None:
             store.begin_at(ready.reset.start_index, ready.reset.start_epoch)
+            self.core.lacks_until(store.gaps_until)
             ready.reset = None
         self._opening = None
         self._with_core(lambda _: self._opened(ready))

@@ -74,7 +74,10 @@ class Group:
         timing: Timing | None = None,
         read_max: int = 100,
         voters: str = "",
+        asking: str = "",
     ) -> None:
+        self.asking = asking
+        """Replicas that ask for a Reset while their logs are empty."""
         self.membership = ReplicaMembership(1, tuple(voters or names))
         self.timing = timing or Timing()
         self.now_ms = 0
@@ -104,6 +107,7 @@ class Group:
             random=Random(1),
             now_ms=self.now_ms,
             commit=log.start_index,
+            asks_reset=name in self.asking,
         )
 
     def step(self, sender: str, to: str, message: Message) -> list[Message]:

@@ -89,6 +89,41 @@ def test_an_empty_replica_begins_where_the_masters_files_begin() -> None:
     assert group.core["a"].state.may_count
 
 
+def test_an_empty_replica_that_asks_is_told_where_the_log_begins_and_only_once() -> None:
+    group = Group(logs={"a": (1, 1, 2), "b": (1, 1, 2)}, doubtful="c", asking="c")
+    resets: list[LogReset] = []
+    group.campaign("a")
+    while group.queue:
+        resets += [message for _, _, message in group.queue if isinstance(message, LogReset)]
+        group.deliver()
+    assert [(each.start_index, each.place) for each in resets] == [(0, 0)]
+    for _ in range(3):
+        group.beat()
+    assert group.log["c"].epochs == group.log["a"].epochs
+    assert group.core["c"].state.may_count
+
+
+def test_a_new_groups_empty_replicas_are_not_told_to_start_over() -> None:
+    group = Group()
+    group.elect("a")
+    assert group.log["c"].epochs == group.log["a"].epochs
+    assert group.core["c"].state.may_count
+
+
+def test_a_replica_with_later_entries_is_not_whole_before_it_has_those_between() -> None:
+    """It took the message log's part from the object store, and the master has told an earlier end."""
+    group = Group()
+    group.step("b", "a", LogReset(1, 1, 1, 10, 10, 12))
+    group.core["a"].lacks_until(13)
+    group.step("b", "a", Append(1, 1, 1, 10, (EpochRun(1, 11),), 12, 12, False, (1, 1)))
+    group.step("b", "a", Append(1, 1, 1, 12, (), 12, 12, False, None))
+    assert group.disk["a"].resetting_until == 13
+    assert not group.core["a"].state.may_count
+    group.step("b", "a", Append(1, 1, 1, 12, (EpochRun(1, 13),), 13, 13, False, (1,)))
+    group.step("b", "a", Append(1, 1, 1, 13, (), 13, 13, False, None))
+    assert group.core["a"].state.may_count
+
+
 def test_a_reset_below_what_is_committed_is_refused() -> None:
     group = Group(logs={"a": (1, 1, 1)})
     group.step("b", "a", Append(2, 0, 1, 3, (), 3, 3, False, None))

@@ -24,7 +24,8 @@ from qmq.log.log_config import LogConfig
 from qmq.log.recent_writes import MESSAGES
 from qmq.log.retention import begin_retention, end_retention
 from qmq.log.segments import segment_name
-from qmq.node.metering.tiering_metrics import READ_FAILURES
+from qmq.metrics.figures import Figure
+from qmq.node.metering.tiering_metrics import READ, READ_FAILURES
 from qmq.node.replica_node import ReplicaNode
 from qmq.testing import TestCluster
 from qmq.testing.machine import ReplicaMachine
@@ -104,6 +105,85 @@ async def test_a_consumer_of_lanes_gets_old_keys_in_order(tmp_path: Path) -> Non
         assert [each for key in range(3) for each in got if int(each[:3]) % 3 == key] == [each for key in range(3) for each in sent[key::3]]
 
 
+@pytest.mark.parametrize("tail_bytes", [0, 64 << 20], ids=["from-files", "from-memory"])
+async def test_a_replica_on_a_new_disk_takes_the_stored_part_from_the_store(tmp_path: Path, tail_bytes: int) -> None:
+    """The master reads nothing for it from the store, and has no file of it; and the replica can lead."""
+    sent = bodies(40)
+    async with TestCluster(brokers=3, delay=False, log=replace(log_config(tmp_path), tail_bytes=tail_bytes)) as cluster:
+        mq = cluster.client()
+        for body in sent:
+            await mq.send("s", body)
+        await acknowledge(mq, 20)
+        await until_cold(cluster)
+        before, lost = cluster.master(), slave_of(cluster)
+        data = running(cluster, lost).config.data
+        await cluster.kill(lost)
+        shutil.rmtree(data)
+        await cluster.restart(lost)
+        master, new = running(cluster, before), running(cluster, lost)
+        end = master.broker.store.messages.bases[-1]
+        await eventually(lambda: new.broker.store.messages.end == master.broker.store.messages.end and new.standing.describe().is_whole)
+        assert new.broker.store.messages.bases == master.broker.store.messages.bases
+        assert [path.name for path in new.broker.store.messages.folder.glob("*.log")] == [segment_name(end)]
+        assert reading(master, READ) == 0
+        assert new.broker.store.epochs == master.broker.store.epochs
+        for body in (more := bodies(3)):
+            await mq.send("s", body)
+        await mq.metadata.transfer(next(iter(cluster.groups)), lost)
+        assert await cluster.until_master(other_than=before) == lost
+        assert [message.body async for message in mq.browse("s")] == sent + more
+        assert await acknowledge(mq, 23) == sent[20:] + more
+        await cluster.kill(lost)
+        await cluster.restart(lost)
+        await cluster.until_master()
+        assert [message.body async for message in mq.browse("s")] == sent + more
+
+
+async def test_a_replica_that_dies_while_it_begins_with_the_store_begins_again(tmp_path: Path) -> None:
+    sent = bodies(40)
+    async with TestCluster(brokers=3, delay=False, log=log_config(tmp_path)) as cluster:
+        mq = cluster.client()
+        for body in sent:
+            await mq.send("s", body)
+        await until_cold(cluster)
+        before, lost = cluster.master(), slave_of(cluster)
+        data = running(cluster, lost).config.data
+        await cluster.kill(lost)
+        shutil.rmtree(data)
+        for _ in range(3):
+            await cluster.restart(lost)
+            await eventually(lambda: running(cluster, lost).driver.is_opening or running(cluster, lost).standing.describe().is_whole)
+            await cluster.kill(lost)
+        await cluster.restart(lost)
+        master, new = running(cluster, cluster.master()), running(cluster, lost)
+        await eventually(lambda: new.broker.store.messages.end == master.broker.store.messages.end and new.standing.describe().is_whole)
+        await mq.metadata.transfer(next(iter(cluster.groups)), lost)
+        assert await cluster.until_master(other_than=before) == lost
+        assert [message.body async for message in mq.browse("s")] == sent
+
+
+async def acknowledge(mq: qmq.Client, count: int) -> list[bytes]:
+    """The next messages of group `g`, acknowledged."""
+    consumer = mq.consumer("s", group="g", ack="explicit")
+    got: list[bytes] = []
+    while len(got) < count:
+        for message in await consumer.pull(count - len(got), SOON):
+            got.append(message.body)
+            await message.ack_sync()
+    await consumer.close()
+    return got
+
+
+def slave_of(cluster: TestCluster) -> str:
+    return next(name for name in next(iter(cluster.groups.values())) if name != cluster.master())
+
+
+def running(cluster: TestCluster, name: str) -> ReplicaNode[Any]:
+    found = replica(cluster, name).node
+    assert found is not None
+    return found
+
+
 async def test_a_replica_on_a_new_disk_gets_the_log_from_a_master_that_reads_the_store(tmp_path: Path) -> None:
     """While the store is away it waits, and the master continues with the other replica."""
     sent, objects = bodies(40), tmp_path / "objects"
@@ -140,9 +220,13 @@ async def test_a_replica_on_a_new_disk_gets_the_log_from_a_master_that_reads_the
 
 
 def failed_reads(node: ReplicaNode[Any]) -> float:
+    return reading(node, READ_FAILURES)
+
+
+def reading(node: ReplicaNode[Any], figure: Figure) -> float:
     """The replica's metric."""
     readings = [reading for source in node.sources() for reading in source.read() if reading is not None]
-    return sum(float(value) for reading in readings if reading.figure is READ_FAILURES for _, value in reading.rows)  # type: ignore[arg-type]
+    return sum(float(value) for reading in readings if reading.figure is figure for _, value in reading.rows)  # type: ignore[arg-type]
 
 
 async def test_readers_of_the_log_itself_get_every_entry(tmp_path: Path) -> None:
