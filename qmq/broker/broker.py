@@ -36,7 +36,7 @@ from qmq.broker.ordered_writes import Admission, must_be_judged
 from qmq.broker.pending_responses import PendingResponses
 from qmq.broker.produce_checks import Destination, FindQueue, read_batches
 from qmq.broker.serving_parts import ServingParts
-from qmq.broker.sessions import HeldAnswer, Peer
+from qmq.broker.sessions import Flushable, HeldAnswer, Peer
 from qmq.clock import Clock
 from qmq.errors import (
     DiskFull,
@@ -142,6 +142,10 @@ class Broker:
         self._is_scheduled = self._wants_turn = False
         self._is_receiving = False
         """Whether frames of a connection are being handled: the turn that they need is decided on behind them."""
+        self._is_turning = False
+        """Whether a turn is running: it does itself what is scheduled meanwhile."""
+        self.turns = 0
+        """How many turns have begun."""
         self._sole_sender: object = None
         """The connection that alone brought what the last turn handled."""
         self._is_action_log_full = False
@@ -322,7 +326,7 @@ class Broker:
 
     def schedule(self) -> None:
         """Schedule a turn for the end of this round of the event loop."""
-        if not self._is_scheduled and not self._is_receiving:
+        if not (self._is_scheduled or self._is_receiving or self._is_turning):
             self._is_scheduled = True
             self.loop.call_soon(self.turn)
         self._wants_turn = True
@@ -349,10 +353,22 @@ class Broker:
     def turn(self) -> None:
         """Write what was staged and done, wake consumers, send answers. Any failure that a client did not cause is fatal."""
         self._is_scheduled = False
+        self._is_turning = True
+        self.turns += 1
         try:
             self._turn()
         except Exception as cause:
             self.fatal(cause)
+        finally:
+            self._is_turning = False
+        if self._has_rest:
+            self.schedule()
+
+    @property
+    def _has_rest(self) -> bool:
+        """Whether a turn has left something for the next one: what came up after the step that does it."""
+        is_unwritten = self.store.unwritten and not self._is_action_log_full
+        return bool(self._full or self._staged or (self.is_serving and (self.dispatch.to_wake or is_unwritten)))
 
     def _turn(self) -> None:
         if self._staged:
@@ -591,10 +607,3 @@ class Broker:
             self.dispatch.writable(peer)
             self.lanes.writable(peer)
         self.schedule()
-
-
-class Flushable:
-    """Something with an outbox."""
-
-    def flush(self) -> None:
-        raise NotImplementedError

@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import Final, TypeVar
 
 from qmq import limits
-from qmq.broker.broker import Broker, Flushable
+from qmq.broker.broker import Broker
 from qmq.broker.connection_access import ConnectionAccess
 from qmq.broker.dispatch import Dispatch
 from qmq.broker.fetches import messages_in, pack
@@ -18,7 +18,7 @@ from qmq.broker.lanes import FIRST_SESSION, Lanes
 from qmq.broker.peers import ReplicaPeer
 from qmq.broker.produce_checks import Destination
 from qmq.broker.producer_owners import ProducerOwners
-from qmq.broker.sessions import HeldAnswer
+from qmq.broker.sessions import Flushable, HeldAnswer
 from qmq.broker.stalled_connections import Ending, StallWatch
 from qmq.errors import Overloaded, PeerError, ProtocolViolation, QmqError, UnknownConsumer
 from qmq.file_descriptors import SHORT_OF, refusal_of

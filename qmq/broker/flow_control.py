@@ -324,21 +324,31 @@ class TurnTaker(Protocol):
 
 
 class RoundBudget:
-    """Shares each round among the connections. `call_soon` calls in the next round of the event loop."""
+    """Shares each round among the connections. `call_soon` calls in the next round of the event loop. `turns` counts the broker's turns:
+    what came before the last one is written, and no longer counted. So a small batch needs no call in the next round.
+    """
 
     def __init__(
-        self, call_soon: Callable[[Callable[[], None]], object], bytes_max: int = ROUND_BYTES_MAX, small_bytes: int = SMALL_BYTES
+        self,
+        call_soon: Callable[[Callable[[], None]], object],
+        turns: Callable[[], int],
+        bytes_max: int = ROUND_BYTES_MAX,
+        small_bytes: int = SMALL_BYTES,
     ) -> None:
-        self._call_soon, self._bytes_max, self._small_bytes = call_soon, bytes_max, small_bytes
-        self._bytes = 0
+        self._call_soon, self._turns, self._bytes_max, self._small_bytes = call_soon, turns, bytes_max, small_bytes
+        self._bytes = self._turn = 0
         self._is_planned = False
         self._waiting: deque[tuple[TurnTaker, int]] = deque()
         """The waiting connections, with the bytes they brought last."""
 
     def took(self, connection: TurnTaker, count: int) -> None:
         """A connection has received `count` bytes in this round."""
+        if not self._is_planned and self._turn != self._turns():
+            self._bytes, self._turn = 0, self._turns()
         self._bytes += count
-        if self._bytes > self._bytes_max and count > self._small_bytes:
+        if count <= self._small_bytes:
+            return
+        if self._bytes > self._bytes_max:
             connection.wait_for_turn()
             self._waiting.append((connection, count))
         if not self._is_planned:

@@ -149,9 +149,14 @@ class Maintenance:
 
     def _flush_in_time(self) -> None:
         self._flush_timer = None
+        # The timer may be early: uvloop counts whole milliseconds, and calls at once what is due in less than half of one.
+        self._flush_at = self._loop.time()
         self.after_turn()
 
     def _begin_flush(self) -> None:
+        if self._flush_timer is not None:
+            self._flush_timer.cancel()
+            self._flush_timer = None
         store = self._store
         plan = store.begin_flush()
         self._flush_at = self._loop.time() + store.config.flush_interval_ms / 1000

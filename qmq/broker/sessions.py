@@ -35,6 +35,14 @@ class Cancellable(Protocol):
         ...
 
 
+class Flushable:
+    """Something with an outbox."""
+
+    def flush(self) -> None:
+        """Write what it holds."""
+        raise NotImplementedError
+
+
 class Peer(Protocol):
     """The connection of a session."""
 

@@ -40,7 +40,7 @@ class Producer:
 @given(st.lists(st.lists(st.integers(1, 80), max_size=12), min_size=1, max_size=12))
 def test_a_round_brings_little_more_than_the_budget_and_all_come_to_their_end(batches: list[list[int]]) -> None:
     planned = list[Callable[[], None]]()
-    budget = RoundBudget(planned.append, BUDGET, 0)
+    budget = RoundBudget(planned.append, lambda: 0, BUDGET, 0)
     producers = [Producer(list(each)) for each in batches]
     largest = max((size for each in batches for size in each), default=0)
     rounds = 0
@@ -66,7 +66,7 @@ def test_a_round_brings_little_more_than_the_budget_and_all_come_to_their_end(ba
 
 def test_who_went_over_is_read_again_in_that_order() -> None:
     planned = list[Callable[[], None]]()
-    budget = RoundBudget(planned.append, BUDGET, 1)
+    budget = RoundBudget(planned.append, lambda: 0, BUDGET, 1)
     first, second, third, small = (Producer([]) for _ in range(4))
     for each in (first, second, third):
         budget.took(each, 80)
@@ -80,12 +80,25 @@ def test_who_went_over_is_read_again_in_that_order() -> None:
 
 def test_a_producer_within_the_budget_never_waits() -> None:
     planned = list[Callable[[], None]]()
-    budget, producer = RoundBudget(planned.append, BUDGET), Producer([])
+    budget, producer = RoundBudget(planned.append, lambda: 0, BUDGET, 1), Producer([])
     for _ in range(5):
         for _ in range(4):
             budget.took(producer, BUDGET // 4)
         assert producer.is_read
         planned.pop()()
+
+
+def test_small_batches_count_until_they_are_written_and_need_no_call_for_that() -> None:
+    planned, turn = list[Callable[[], None]](), 0
+    budget, small, large = RoundBudget(planned.append, lambda: turn, BUDGET, 10), Producer([]), Producer([])
+    for turn in range(20):  # noqa: B007 - read by the budget
+        for _ in range(9):
+            budget.took(small, 10)
+    assert not planned
+    budget.took(large, 20)
+    assert not large.is_read, "the small ones of this round filled it"
+    planned.pop()()
+    assert large.is_read
 
 
 async def test_large_batches_of_many_producers_are_all_stored(tmp_path: Path) -> None:
@@ -159,7 +172,7 @@ def test_a_client_that_does_not_read_its_answers_is_not_read_from() -> None:
 
 def test_all_reasons_must_be_over_before_a_connection_is_read_again() -> None:
     socket, rounds = Socket(), list[Callable[[], None]]()
-    flow = flow_of(socket, RoundBudget(rounds.append, 50, 10))
+    flow = flow_of(socket, RoundBudget(rounds.append, lambda: 0, 50, 10))
     flow.began(0, 120)
     flow.produced(0, 120, [])
     flow.answered(0)

@@ -13,6 +13,7 @@ from qmq.batch import encode
 from qmq.batch_columns import Columns
 from qmq.broker.broker import Broker
 from qmq.broker.broker_config import BrokerConfig
+from qmq.broker.sessions import Flushable
 from qmq.log.log_config import LogConfig
 from qmq.log.recovery import open_store
 from qmq.log.store import Store
@@ -93,3 +94,43 @@ async def test_a_connection_that_joins_ends_the_others_privilege(store: Store) -
     assert first.answers == 3, "the second may talk in this round, too"
     await asyncio.sleep(0)
     assert first.answers == 4
+
+
+class Connection(Talker, Flushable):
+    """A connection whose answers wait for the end of the turn, as a real one's do."""
+
+    flushed = 0
+
+    def send(self, *buffers: bytes) -> None:
+        super().send(*buffers)
+        self._broker.register_outbox(self)
+
+    def flush(self) -> None:
+        self.flushed = self.answers
+
+
+async def test_a_message_costs_one_turn_since_its_answer_leaves_with_it(store: Store) -> None:
+    broker = broker_on(store)
+    connection = Connection(broker, 1)
+    connection.talk()
+    await asyncio.sleep(0)
+    for turns in range(broker.turns, broker.turns + 5):
+        connection.talk()
+        assert connection.flushed == connection.sent
+        await asyncio.sleep(0)
+        assert broker.turns == turns + 1
+
+
+async def test_an_answer_behind_the_last_step_of_a_turn_leaves_with_the_next(store: Store) -> None:
+    broker = broker_on(store)
+    connection = Connection(broker, 1)
+
+    class Late(Flushable):
+        def flush(self) -> None:
+            connection.send(b"late")
+
+    broker.register_outbox(Late())
+    await asyncio.sleep(0)
+    assert (connection.answers, connection.flushed) == (1, 0)
+    await asyncio.sleep(0)
+    assert connection.flushed == 1
