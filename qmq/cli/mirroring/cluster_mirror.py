@@ -88,7 +88,8 @@ class ClusterMirror:
                 if mirrored is None:
                     mirrored = self._mirrored[name] = await self._begin(described.settings)
                 ends, starts = places_in(described)
-                if mirrored.subject.record.lag(ends, starts) or not mirrored.subject.record.notes:
+                mirrored.lag = mirrored.subject.record.lag(ends, starts)  # shown while the round runs, which may take hours
+                if mirrored.lag or not mirrored.subject.record.notes:
                     await mirrored.subject.round(ends)
                 mirrored.lag = mirrored.subject.record.lag(ends, starts)
                 if self._moves_groups:

@@ -69,7 +69,17 @@ class MirrorSubject:
         self._load = {"mirror": [here, there], "subject": subject}
         self._journal = LoadJournal(self._path, self._load)
         self.record = read_record(folder, subject)
-        self.copied = self.left_out = 0
+        self._copied = self._left_out = 0
+        self._running: tuple[RecordLoader, MirrorSource] | None = None
+
+    @property
+    def copied(self) -> int:
+        """Messages, with those of a round that runs."""
+        return self._copied + (self._running[0].sent if self._running else 0)
+
+    @property
+    def left_out(self) -> int:
+        return self._left_out + (self._running[1].left_out if self._running else 0)
 
     async def round(self, ends: Places) -> None:
         """Copy what is there now. `ends` are the source's ends, read before. Raises what `RecordLoader.load` raises; another round then
@@ -79,11 +89,11 @@ class MirrorSubject:
         state = self._journal.state
         source = MirrorSource(self._source, self.subject, self._here, self._there, None if state is None else state.mark)
         loader = RecordLoader(self._target, self.subject, self._journal)
+        self._running = loader, source
         try:
             await loader.load(source)
         finally:
-            self.copied += loader.sent
-            self.left_out += source.left_out
+            self._copied, self._left_out, self._running = self.copied, self.left_out, None
         state = self._journal.state
         if state is None:
             raise InvariantBroken("a load ended and noted nothing")
