@@ -2,14 +2,16 @@
 
 chunks/AB/DIGEST        up to 8 MiB of a log, a schedule's file or the coordination store's keys
 backups/ID/manifest     written last, read back: a backup without it does not exist
+running/…               see qmq/backup/running_marks.py
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final, Protocol
 
 from qmq.backup.backup_manifest import (
+    CHUNK_PREFIX,
     MANIFEST_PREFIX,
     BackupManifest,
     ChunkedBytes,
@@ -30,13 +32,17 @@ class ListedObjects(Objects, Protocol):
     """An object store whose objects can be listed."""
 
     def names(self, prefix: str) -> list[str]:
-        """Raises StoreAway."""
+        """The names of the objects whose names begin with `prefix`, a whole path. Raises StoreAway."""
+        ...
+
+    def delete_all(self, names: Sequence[str]) -> None:
+        """Delete objects, those that are there. Raises StoreAway."""
         ...
 
 
 class BackupObjects:
     def __init__(self, objects: ListedObjects, *, chunk_bytes: int = CHUNK_BYTES) -> None:
-        self._objects = objects
+        self.store = objects
         self.chunk_bytes = chunk_bytes
         self.copied_bytes = 0
         """The bytes of chunks that were not there before."""
@@ -48,7 +54,7 @@ class BackupObjects:
         digest = digest_of(data)
         name = chunk_name(digest)
         try:
-            if put_checked(self._objects, name, data):
+            if put_checked(self.store, name, data):
                 self.copied_bytes += len(data)
         except ObjectConflict as cause:
             raise BackupDamaged(f"{name} is damaged in the object store: delete it, and create the backup again") from cause
@@ -64,7 +70,7 @@ class BackupObjects:
         size = 0
         for digest in content.chunks:
             name = chunk_name(digest)
-            data = self._objects.get(name)
+            data = self.store.get(name)
             if data is None:
                 raise BackupDamaged(f"{name} is missing: use another backup")
             if digest_of(data) != digest:
@@ -78,18 +84,22 @@ class BackupObjects:
         """Raises StoreAway, BackupDamaged."""
         return b"".join(self.read_chunks(content))
 
+    def chunk_names(self) -> list[str]:
+        """Raises StoreAway."""
+        return self.store.names(CHUNK_PREFIX)
+
     # --- manifests -----------------------------------------------------------------------------------------------------
 
     def put_manifest(self, manifest: BackupManifest) -> None:
         """Now the backup exists. Raises StoreAway, BackupDamaged."""
         try:
-            put_checked(self._objects, manifest_name(manifest.id), manifest.encode())
+            put_checked(self.store, manifest_name(manifest.id), manifest.encode())
         except ObjectConflict as cause:
             raise BackupDamaged(f"there is another backup {manifest.id} already") from cause
 
     def ids(self) -> list[str]:
         """The backups, oldest first. Raises StoreAway."""
-        return sorted(filter(None, map(id_of, self._objects.names(MANIFEST_PREFIX))))
+        return sorted(filter(None, map(id_of, self.store.names(MANIFEST_PREFIX))))
 
     def manifest(self, backup_id: str = LATEST) -> BackupManifest:
         """A backup's manifest, by default the newest one's. Raises StoreAway, BackupNotFound, BackupDamaged, BackupVersion."""
@@ -98,7 +108,7 @@ class BackupObjects:
             if not known:
                 raise BackupNotFound("there is no backup here: `qmq backup create` makes one")
             backup_id = known[-1]
-        data = self._objects.get(manifest_name(backup_id))
+        data = self.store.get(manifest_name(backup_id))
         if data is None:
             raise BackupNotFound(f"there is no backup {backup_id!r}: `qmq backup list` shows those that there are")
         return decode_manifest(backup_id, data)

@@ -1,12 +1,13 @@
 """`qmq backup create`: what it does, in this order.
 
-    1. the newest backup's manifest: its sealed segments are referred to, not copied
-    2. each delay group's newest checkpoint, before the moment, so that the logs go further than it
-    3. the moment (qmq/backup/moment.py)
-    4. the coordination store's keys, each group's logs and schedule
-    5. the manifest
+    1. its mark, so that no prune deletes chunks that it counts on (qmq/backup/running_marks.py)
+    2. the newest backup's manifest: its sealed segments are referred to, not copied
+    3. each delay group's newest checkpoint, before the moment, so that the logs go further than it
+    4. the moment (qmq/backup/moment.py)
+    5. the coordination store's keys, each group's logs and schedule
+    6. the manifest; then a look whether the mark is still there
 
-A crash anywhere before 5 leaves chunks that the next backup finds, and no backup. Nothing is ever overwritten.
+A crash anywhere before 6 leaves chunks that the next backup finds, and no backup. Nothing is ever overwritten.
 """
 
 from __future__ import annotations
@@ -24,11 +25,12 @@ from qmq_coordination.broker_groups import GROUPS, group_states
 from qmq_coordination.coordination_store import CoordinationStore
 
 import qmq
-from qmq.backup.backup_manifest import VERSION, BackedUpGroup, BackedUpSchedule, BackupManifest
+from qmq.backup.backup_manifest import VERSION, BackedUpGroup, BackedUpSchedule, BackupManifest, manifest_name
 from qmq.backup.backup_objects import BackupObjects
 from qmq.backup.cluster_items import encode_items, kept, lineage_of
 from qmq.backup.log_reading import GroupLogReader, ScheduleReader
 from qmq.backup.moment import HeldGroup, find_moment
+from qmq.backup.running_marks import Mark, RunningMarks, Work
 from qmq.errors import BackupDamaged, BackupNotFound, Unavailable
 from qmq.network import Network
 from qmq.proto.v1 import control_pb2_grpc, delay_pb2, delay_pb2_grpc
@@ -36,6 +38,7 @@ from qmq.proto.v1 import control_pb2_grpc, delay_pb2, delay_pb2_grpc
 log = logging.getLogger("qmq.backup")
 
 TRIES: Final = 3
+PRUNE_POLL_S: Final = 1.0
 
 Progress = Callable[[int, int], None]
 """Called with the bytes done and the bytes in all."""
@@ -58,6 +61,7 @@ class BackupCreator:
         self._store = store
         self._network = network
         self._objects = objects
+        self._marks = RunningMarks(objects.store)
         self._now_ms = now_ms
         self._progress = progress
         self._done = self._total = 0
@@ -66,12 +70,29 @@ class BackupCreator:
         """Raises CoordinationError, Unavailable, LogDamaged, StoreAway, BackupDamaged, BackupVersion."""
         for tries_left in reversed(range(TRIES)):
             try:
-                return await self._create()
+                return await self._marked()
             except Unavailable as failure:
                 if not tries_left:
                     raise
                 log.warning("the backup begins again: %s", failure)
         raise AssertionError("the last try returns or raises")
+
+    async def _marked(self) -> BackupManifest:
+        mark = await asyncio.to_thread(self._marks.put, Work.CREATE, self._now_ms())
+        try:
+            await self._until_nobody_prunes(mark)
+            manifest = await self._create()
+            if not await asyncio.to_thread(self._marks.is_there, mark):
+                await asyncio.to_thread(self._objects.store.delete, manifest_name(manifest.id))
+                raise Unavailable("the backup took more than a day, and backups were pruned meanwhile: it may lack what was deleted")
+            return manifest
+        finally:
+            await asyncio.to_thread(self._marks.end, mark)
+
+    async def _until_nobody_prunes(self, own: Mark) -> None:
+        while any(each.work is Work.PRUNE and each.counts(self._now_ms()) for each in await asyncio.to_thread(self._marks.others, own)):
+            log.info("backups are pruned here: waiting until that has ended")
+            await asyncio.sleep(PRUNE_POLL_S)
 
     async def _create(self) -> BackupManifest:
         previous = await asyncio.to_thread(self._previous)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 import typer
 from rich.progress import BarColumn, DownloadColumn, TextColumn, TransferSpeedColumn
 
-from qmq.cli.output import Json, errors, fail, run, say, show, time_text
+from qmq.cli.output import DryRun, Json, errors, fail, run, say, show, time_text
 from qmq.cli.progress_bar import progress_of
 from qmq.cli.roles import EtcdFlags, taking
 from qmq.errors import BackupDamaged, InvalidArgument, QmqError, Unavailable
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from qmq.backup.backup_manifest import BackupManifest
     from qmq.backup.backup_objects import BackupObjects
+    from qmq.backup.pruning import BackupPruner, KeepRule, Pruned
     from qmq.backup.replica_folder import ReplicaTarget
     from qmq.network import Network
 
@@ -163,6 +164,35 @@ def _listed(objects: BackupObjects, backup_id: str) -> tuple[Any, ...]:
         return _row(objects.manifest(backup_id))
     except BackupDamaged:
         return backup_id, time_text(0), 0, "damaged: its manifest cannot be read", 0, 0, ""
+
+
+@app.command("prune")
+def prune(
+    where: Url,
+    keep: Annotated[int, typer.Option("--keep", help="The newest so many backups stay.")] = 0,
+    keep_days: Annotated[int, typer.Option("--keep-days", help="Backups of the last so many days stay.")] = 0,
+    dry_run: DryRun = False,
+    as_json: Json = False,
+) -> None:
+    """Delete old backups, and the chunks that no other backup has. What --keep or --keep-days names stays, and the newest always does.
+
+    While a backup is created in this place, nothing is deleted. If the command is interrupted, run it again.
+    """
+    from qmq.backup.pruning import BackupPruner, KeepRule
+
+    try:
+        rule, objects = KeepRule(keep, keep_days), _opened(where)
+    except QmqError as failure:
+        fail(failure)
+    pruner = BackupPruner(objects, now_ms=lambda: time.time_ns() // 1_000_000)
+    done = run(_away(_prune(pruner, rule, dry_run)))
+    verb = "would delete" if dry_run else "deleted"
+    sentence = f"{verb} {len(done.deleted)} backups and {done.chunks:,} chunks; {len(done.kept)} backups stay"
+    say(sentence, ("kept", "deleted", "chunks"), (list(done.kept), list(done.deleted), done.chunks), as_json=as_json)
+
+
+async def _prune(pruner: BackupPruner, rule: KeepRule, dry_run: bool) -> Pruned:
+    return pruner.look(rule) if dry_run else pruner.prune(rule)
 
 
 @app.command("restore")

@@ -139,7 +139,7 @@ async def test_a_flipped_bit_or_a_missing_chunk_is_found(cluster: LiveCluster, h
     again = await cluster.back_up(objects)
     assert objects.ids() == [manifest.id, again.id]
     BackupVerifier(objects).verify(objects.manifest())
-    objects._objects.delete(manifest_name(again.id))
+    objects.store.delete(manifest_name(again.id))
     path.unlink()
     with pytest.raises(BackupNotFound):
         objects.manifest()

@@ -25,6 +25,7 @@ MAPS = {"headers", "times_ms", "sealed"}
 NOT_RUN = {
     "qmq backup create": "needs etcd and replicas that write to a store: tests/qmq/backup/test_interrupted_backup.py",
     "qmq backup list": "needs etcd and replicas that write to a store: tests/qmq/backup/test_interrupted_backup.py",
+    "qmq backup prune": "needs a place with backups: tests/qmq/backup/test_pruning.py",
     "qmq backup rebuild": "needs etcd and replicas that write to a store: tests/qmq/backup/test_interrupted_backup.py",
     "qmq backup restore": "needs etcd and replicas that write to a store: tests/qmq/backup/test_interrupted_backup.py",
     "qmq backup verify": "needs etcd and replicas that write to a store: tests/qmq/backup/test_interrupted_backup.py",

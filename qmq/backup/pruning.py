@@ -1,0 +1,124 @@
+"""`qmq backup prune`: deletes old backups, and the chunks that no other backup has. What it does, in this order:
+
+1. its mark (qmq/backup/running_marks.py): while a backup is created, nothing is deleted
+2. the manifests of the backups that stay: all must be readable
+3. the list of chunks
+4. the manifests of the others are deleted: from now on these backups do not exist
+5. every chunk that no backup has which stays
+
+A crash after 4 leaves chunks of nobody. The next prune deletes them, as it deletes those of a backup that was never finished.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Final
+
+from qmq.backup.backup_manifest import chunk_name, manifest_name
+from qmq.backup.backup_objects import BackupObjects
+from qmq.backup.running_marks import RunningMarks, Work
+from qmq.errors import BackupDamaged, InvalidArgument, Unavailable
+
+log = logging.getLogger("qmq.backup")
+
+RUNS_S: Final = 1_800.0
+"""A prune stops after this time, so that it never runs when its mark no longer counts; the next one continues."""
+DELETED_AT_ONCE: Final = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class KeepRule:
+    """Which backups stay: the newest `count`, and all that are younger than `days`. Raises InvalidArgument."""
+
+    count: int = 0
+    days: int = 0
+
+    def __post_init__(self) -> None:
+        if self.count < 0 or self.days < 0 or not (self.count or self.days):
+            raise InvalidArgument("say which backups stay: --keep NUMBER, --keep-days DAYS, or both; each at least 1")
+
+
+@dataclass(frozen=True, slots=True)
+class Pruned:
+    """The ids of the backups that stay and of those that are deleted, oldest first, and the number of deleted chunks."""
+
+    kept: tuple[str, ...]
+    deleted: tuple[str, ...]
+    chunks: int
+
+
+def time_of(backup_id: str) -> datetime | None:
+    """When a backup was made, by its id; None if it is not an id of ours."""
+    try:
+        return datetime.strptime(backup_id.partition("Z-")[0], "%Y%m%dT%H%M%S%f").replace(tzinfo=UTC)
+    except ValueError:
+        return None
+
+
+def split_by(rule: KeepRule, ids: Sequence[str], now_ms: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """(what stays, what goes) of the backups, oldest first. The newest stays, and so does one whose age is unknown."""
+    since = datetime.fromtimestamp(now_ms / 1000, UTC) - timedelta(days=rule.days)
+    times = {each: found for each in sorted(ids) if (found := time_of(each)) is not None}
+    newest = list(times)[-max(rule.count, 1) :]
+    deleted = [each for each, found in times.items() if each not in newest and not (rule.days and found >= since)]
+    return tuple(each for each in sorted(ids) if each not in deleted), tuple(deleted)
+
+
+class BackupPruner:
+    """Blocks: call it in a thread, if at all in an event loop."""
+
+    def __init__(
+        self, objects: BackupObjects, *, now_ms: Callable[[], int], seconds: Callable[[], float] = time.monotonic, runs_s: float = RUNS_S
+    ) -> None:
+        self._objects = objects
+        self._now_ms = now_ms
+        self._seconds = seconds
+        self._runs_s = runs_s
+
+    def look(self, rule: KeepRule) -> Pruned:
+        """What `prune` would do now. Raises StoreAway, BackupDamaged, BackupVersion."""
+        pruned, _ = self._plan(rule)
+        return pruned
+
+    def prune(self, rule: KeepRule) -> Pruned:
+        """Raises StoreAway, BackupDamaged, BackupVersion, Unavailable: another command works here, or the time is over."""
+        ends_s = self._seconds() + self._runs_s
+        marks = RunningMarks(self._objects.store)
+        own = marks.put(Work.PRUNE, self._now_ms())
+        try:
+            for other in marks.others(own):
+                if other.counts(self._now_ms()):
+                    began = datetime.fromtimestamp(other.since_ms / 1000, UTC)
+                    raise Unavailable(f"`qmq backup {other.work}` works here since {began:%Y-%m-%d %H:%M:%S} UTC: prune when it has ended")
+                marks.take(other)
+            pruned, chunks = self._plan(rule)
+            self._delete([manifest_name(each) for each in pruned.deleted], ends_s)
+            self._delete(chunks, ends_s)
+            return pruned
+        finally:
+            marks.end(own)
+
+    def _plan(self, rule: KeepRule) -> tuple[Pruned, list[str]]:
+        kept, deleted = split_by(rule, self._objects.ids(), self._now_ms())
+        needed: set[str] = set()
+        for backup_id in kept:
+            try:
+                contents = self._objects.manifest(backup_id).contents()
+            except BackupDamaged as cause:
+                advice = f"delete backups/{backup_id}/manifest yourself if it is of no use"
+                raise BackupDamaged(
+                    f"backup {backup_id} is to stay and its manifest is damaged, so nothing is deleted: {advice}"
+                ) from cause
+            needed.update(chunk_name(digest) for each in contents for digest in each.chunks)
+        chunks = [each for each in self._objects.chunk_names() if each not in needed]
+        return Pruned(kept, deleted, len(chunks)), chunks
+
+    def _delete(self, names: list[str], ends_s: float) -> None:
+        for at in range(0, len(names), DELETED_AT_ONCE):
+            if self._seconds() >= ends_s:
+                raise Unavailable(f"{len(names) - at:,} objects are still to be deleted: prune again, it continues")
+            self._objects.store.delete_all(names[at : at + DELETED_AT_ONCE])

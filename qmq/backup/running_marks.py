@@ -1,0 +1,94 @@
+"""Marks in the place of backups, so that no chunk is deleted that a backup in the making counts on.
+
+running/WORK-TIME-TOKEN    WORK is create or prune, TIME its begin in ms; empty of content
+
+Each puts its own mark first and lists the others then, so of two that begin at the same time at least one sees the other. A prune
+that sees anybody gives up. A create that sees a prune waits. A process that is killed leaves its mark, which counts for a time only: a
+prune ends by itself long before, and a create looks for its mark when it is done.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+from qmq.backup.backup_objects import ListedObjects
+from qmq.tiering.object_store import StoreAway
+
+log = logging.getLogger("qmq.backup")
+
+RUNNING_PREFIX: Final = "running"
+HOUR_MS: Final = 3_600_000
+
+
+class Work(StrEnum):
+    CREATE = "create"
+    PRUNE = "prune"
+
+
+COUNTS_MS: Final = {Work.CREATE: 24 * HOUR_MS, Work.PRUNE: HOUR_MS}
+"""How long a mark counts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    work: Work
+    since_ms: int
+    token: str
+
+    @property
+    def name(self) -> str:
+        return f"{RUNNING_PREFIX}/{self.work}-{self.since_ms}-{self.token}"
+
+    def counts(self, now_ms: int) -> bool:
+        return now_ms - self.since_ms < COUNTS_MS[self.work]
+
+
+def mark_of(name: str) -> Mark | None:
+    """The mark that an object's name says; None if it says another thing."""
+    prefix, _, rest = name.partition("/")
+    work, _, since = rest.partition("-")
+    since_ms, _, token = since.partition("-")
+    if prefix != RUNNING_PREFIX or work not in tuple(Work) or not since_ms.isdecimal() or not token:
+        return None
+    return Mark(Work(work), int(since_ms), token)
+
+
+class RunningMarks:
+    """The calls block: make them in a thread."""
+
+    def __init__(self, objects: ListedObjects) -> None:
+        self._objects = objects
+
+    def put(self, work: Work, now_ms: int) -> Mark:
+        """Raises StoreAway."""
+        mark = Mark(work, now_ms, secrets.token_hex(4))
+        self._objects.create(mark.name, b"")
+        return mark
+
+    def is_there(self, mark: Mark) -> bool:
+        """Raises StoreAway."""
+        return self._objects.get(mark.name) is not None
+
+    def take(self, mark: Mark) -> None:
+        """Delete a mark. Raises StoreAway."""
+        self._objects.delete(mark.name)
+
+    def end(self, own: Mark) -> None:
+        """Take one's own mark. What was done stays done if that fails."""
+        try:
+            self.take(own)
+        except StoreAway as failure:
+            log.warning("%s stays: %s; until it no longer counts, backups in this place are not pruned", own.name, failure)
+
+    def others(self, own: Mark) -> list[Mark]:
+        """All marks but one's own, the oldest first. Raises StoreAway."""
+        return sorted(_other(self._objects.names(RUNNING_PREFIX), own), key=lambda each: each.since_ms)
+
+
+def _other(names: Iterable[str], own: Mark) -> list[Mark]:
+    return [mark for mark in map(mark_of, names) if mark is not None and mark != own]
