@@ -86,6 +86,9 @@ def test_a_chinese_page_has_the_english_page_s_code_in_its_order(name: str) -> N
         "TESTING.md",
         "CONSOLE.md",
         "TRACING.md",
+        "METRICS.md",
+        "BACKUP.md",
+        "INTEGRATIONS.md",
         *(f"integrations/{page}.md" for page in ("celery", "django", "dramatiq", "fastapi", "faststream", "http", "taskiq")),
     ],
 )
