@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Final
@@ -21,6 +20,7 @@ from qmq.client.metrics import collector_of, serve
 from qmq.client.ordered.ordered_consumer import OrderedConsumer
 from qmq.client.outbox_entry import OutboxClient
 from qmq.client.route_book import Placement, is_delayed, subject_of
+from qmq.client.sending_client import now_by
 from qmq.client.state_folder import StateDir, store_of
 from qmq.clock import Clock
 from qmq.errors import InvalidArgument
@@ -75,7 +75,7 @@ class Client(OutboxClient, ListenerApi, BrowsingClient):
         self._metadata: MetadataClient | None = None
         self._delayed: Delayed | None = None
         chain = Chain(interceptors)
-        now_ns = time.time_ns if clock is None else lambda: clock.time_ms() * 1_000_000
+        now_ns = now_by(clock)
         links = Links(
             Locator(self._locate, lambda: self.metadata.watch(), lambda: self.metadata.turn(), look=self._look, timing=timing),
             self.name,

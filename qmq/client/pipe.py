@@ -8,11 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Final, Protocol
 
-from qmq.client.batch_pool import BatchPool
 from qmq.client.connection import Connection
 from qmq.client.links import Links
 from qmq.client.open_batch import Batch
-from qmq.client.pipe_window import PipeWindow
+from qmq.client.pipe_window import BatchPool, PipeWindow
 from qmq.delivery.master_connection import MasterConnection
 from qmq.errors import QmqError
 from qmq.wire.frame_payloads import Produced

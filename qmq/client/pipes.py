@@ -18,10 +18,10 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
 from qmq import limits
-from qmq.client.batch_pool import BatchPool, DecidedBatch
 from qmq.client.links import Links
 from qmq.client.open_batch import Batch
 from qmq.client.pipe import BatchDestination, Pipe
+from qmq.client.pipe_window import BatchPool, DecidedBatch
 from qmq.client.route_book import spoken
 from qmq.delivery.balancer import Balancer
 from qmq.errors import CallerError, QmqError, ReadOnly

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Final
@@ -19,12 +20,17 @@ from qmq.client.ordered.ordered_producer import OrderedProducer
 from qmq.client.producer import Producer, ProducerIdentity, ProducerIds
 from qmq.client.receipts import Receipt, Receipts
 from qmq.client.route_book import Ordering, delayed_target, spoken
-from qmq.clock import ms_of
+from qmq.clock import Clock, ms_of
 from qmq.compression import Compression
 from qmq.errors import ClientClosed, DeadlineExceeded, InvalidArgument, OrderMismatch, Unavailable
 from qmq.model import check_name
 
 DELIVERY_TIMEOUT_S: Final = TIMING.delivery_timeout_s
+
+
+def now_by(clock: Clock | None) -> Callable[[], int]:
+    """Tells nanoseconds since 1970, by the machine's clock if none is given."""
+    return time.time_ns if clock is None else lambda: clock.time_ms() * 1_000_000
 
 
 def _compression(name: str | None) -> Compression:
