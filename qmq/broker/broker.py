@@ -18,10 +18,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Final
 
-from qmq import limits
 from qmq.broker.broker_config import BrokerConfig
 from qmq.broker.broker_counters import BrokerCounters
 from qmq.broker.broker_parts import Admit, BrokerParts
@@ -31,12 +28,12 @@ from qmq.broker.destinations import QueueDestinations
 from qmq.broker.dispatch import Dispatch
 from qmq.broker.fetches import Fetching
 from qmq.broker.lanes import Lanes
-from qmq.broker.load_meters import LoadMeters
-from qmq.broker.ordered_writes import Admission, must_be_judged
 from qmq.broker.pending_responses import PendingResponses
 from qmq.broker.produce_checks import Destination, FindQueue, read_batches
 from qmq.broker.serving_parts import ServingParts
-from qmq.broker.sessions import Flushable, HeldAnswer, Peer
+from qmq.broker.sessions import Peer
+from qmq.broker.staged_produces import StagedProduces
+from qmq.broker.turn_schedule import TurnSchedule
 from qmq.clock import Clock
 from qmq.errors import (
     DiskFull,
@@ -49,7 +46,6 @@ from qmq.errors import (
     Stopping,
     UnknownSubject,
 )
-from qmq.file_descriptors import refusal_of
 from qmq.log.actions import ScheduleAction
 from qmq.log.checkpoint_writing import CheckpointPlan, begin_checkpoint
 from qmq.log.log_config import Flush
@@ -64,23 +60,8 @@ from qmq.wire.frame_payloads import Produced
 
 log = logging.getLogger("qmq.broker")
 
-WRITE_BYTES_MAX: Final = 8 * limits.MIB
-"""Larger batches of a turn are written by several writes."""
-
 LookUpSubject = Callable[[str], SubjectConfig | None]
 MakeParts = Callable[["Broker"], BrokerParts]
-
-
-@dataclass(slots=True)
-class _Staged:
-    """A PRODUCE that waits for the end of the turn."""
-
-    peer: Peer
-    request_id: int
-    batches: list[Intake]
-    is_fast: bool
-    """Whether the request is answered when this broker has written it (`acks=master`)."""
-    awaits_flush: bool
 
 
 class Broker:
@@ -117,7 +98,7 @@ class Broker:
         self._admit_first = parts.kind.admission
         self._destinations = parts.kind.destinations or QueueDestinations(parts.routing)
         self._on_turn_end = parts.on_turn_end
-        self.may_write = parts.may_write
+        self._may_write = parts.may_write
         self.is_stopping = False
         self.is_serving = is_serving
         self.is_paused = False
@@ -126,28 +107,16 @@ class Broker:
         """Drained by an operator: no new messages."""
         self.master_address = ""
         """The master's address, if it is known and is not this broker's."""
+        self.turns = TurnSchedule(loop, self.turn)
+        self.schedule = self.turns.schedule
         self.responses = PendingResponses()
         self.counters = BrokerCounters()
         if is_serving:
             self.counters.begin(store)
         self._look_up = look_up
-        self.loads = LoadMeters(clock)
         self._routes: dict[tuple[bytes, int], Destination] = {}
-        self._staged: list[_Staged] = []
         self._flushed_index = 0
         """Committed, and flushed on a majority, up to this index."""
-        self._full: dict[Flushable, None] = {}
-        self.leisurely: dict[Flushable, None] = {}
-        """Connections whose answers may wait for the next tick."""
-        self._is_scheduled = self._wants_turn = False
-        self._is_receiving = False
-        """Whether frames of a connection are being handled: the turn that they need is decided on behind them."""
-        self._is_turning = False
-        """Whether a turn is running: it does itself what is scheduled meanwhile."""
-        self.turns = 0
-        """How many turns have begun."""
-        self._sole_sender: object = None
-        """The connection that alone brought what the last turn handled."""
         self._is_action_log_full = False
         self._begin_on(store)
         if is_serving and self._work is not None:
@@ -170,6 +139,9 @@ class Broker:
             turns=self,
             queues=self,
         )
+        self.produces = StagedProduces(
+            parts, self.committer, admit_first=self._admit_first, may_write=self._may_write, tell_written=self._appended
+        )
         self.dispatch = Dispatch(parts, DeadLetterWriter(parts, self.append_own))
         self.lanes = Lanes(parts, self.routing)
         self.fetching = Fetching(parts, self)
@@ -179,7 +151,6 @@ class Broker:
         self.counters.begin(store)
         self._routes.clear()
         self._begin_on(store)
-        self.loads = LoadMeters(self.clock)
         self._flushed_index = 0
         self.is_serving, self.is_paused = True, False
         if self._work is not None:
@@ -207,7 +178,7 @@ class Broker:
     @property
     def has_staged(self) -> bool:
         """Whether batches were taken that are not in the log yet."""
-        return bool(self._staged)
+        return bool(self.produces)
 
     def resume(self) -> None:
         self.is_paused = False
@@ -228,11 +199,9 @@ class Broker:
             self._work.end()
         self.is_serving = False
         self.counters.end(self.store)
-        for staged in self._staged:
-            self.answer_error(staged.peer, staged.request_id, NotMaster(self._not_master()))
+        self.produces.refuse(NotMaster(self._not_master()))
         for held in self.responses.abandon(self._unknown_here):
             self.answer_error(held.peer, held.request_id, self._unknown_here())
-        self._staged.clear()
         self.dispatch.stop(NotMaster(self._not_master()))
         self.lanes.stop(NotMaster(self._not_master()))
         self._routes.clear()
@@ -282,8 +251,7 @@ class Broker:
             admit(batches)
         if self.is_read_only and not all(map(self._may_pass_drain, batches)):
             raise ReadOnly(f"the broker group of {self.config.name} is drained: send to another one, or resume it")
-        awaits_flush = awaits_flush or any([batch.awaits_flush for batch in batches])  # noqa: C419 - faster than a generator
-        self._staged.append(_Staged(peer, request_id, batches, is_fast, awaits_flush))
+        self.produces.stage(peer, request_id, batches, is_fast=is_fast, awaits_flush=awaits_flush)
         self.schedule()
         return batches
 
@@ -324,43 +292,15 @@ class Broker:
 
     # --- the turn ------------------------------------------------------------------------------------------------------
 
-    def schedule(self) -> None:
-        """Schedule a turn for the end of this round of the event loop."""
-        if not (self._is_scheduled or self._is_receiving or self._is_turning):
-            self._is_scheduled = True
-            self.loop.call_soon(self.turn)
-        self._wants_turn = True
-
-    def begin_frames(self) -> None:
-        """The frames of one read are about to be handled; `end_frames` follows."""
-        self._is_receiving, self._wants_turn = True, False
-
-    def end_frames(self, sender: object) -> None:
-        """The frames of one read are handled. If only this connection sent frames of late, the turn is now: no other one's frames would
-        join it, and going round the event loop first costs as much as half of the turn. Otherwise it waits for the others of this round.
-        """
-        self._is_receiving = False
-        if not self._wants_turn:
-            return
-        if self._is_scheduled:
-            self._sole_sender = None
-        elif self._sole_sender is sender:
-            self.turn()
-        else:
-            self._sole_sender = sender
-            self.schedule()
-
     def turn(self) -> None:
         """Write what was staged and done, wake consumers, send answers. Any failure that a client did not cause is fatal."""
-        self._is_scheduled = False
-        self._is_turning = True
-        self.turns += 1
+        self.turns.begin()
         try:
             self._turn()
         except Exception as cause:
             self.fatal(cause)
         finally:
-            self._is_turning = False
+            self.turns.end()
         if self._has_rest:
             self.schedule()
 
@@ -368,88 +308,18 @@ class Broker:
     def _has_rest(self) -> bool:
         """Whether a turn has left something for the next one: what came up after the step that does it."""
         is_unwritten = self.store.unwritten and not self._is_action_log_full
-        return bool(self._full or self._staged or (self.is_serving and (self.dispatch.to_wake or is_unwritten)))
+        return bool(self.turns.has_answers or self.produces or (self.is_serving and (self.dispatch.to_wake or is_unwritten)))
 
     def _turn(self) -> None:
-        if self._staged:
-            self._append()
+        if self.produces:
+            self.produces.append()
         if self.is_serving:
             self.dispatch.wake_due()
-        self.flush_outboxes()
+        self.turns.flush_outboxes()
         if self.is_serving and self.store.unwritten:
             self._write_actions()
-            self.flush_outboxes()
+            self.turns.flush_outboxes()
         self._on_turn_end()
-
-    def _append(self) -> None:
-        """Write the staged batches, in writes of a size that a slave takes in one frame."""
-        staged, self._staged = self._staged, []
-        begin, size = 0, 0
-        for end, each in enumerate(staged):
-            if size > WRITE_BYTES_MAX:
-                self._append_some(staged[begin:end])
-                begin, size = end, 0
-            size += sum([len(batch.region) for batch in each.batches])
-        self._append_some(staged[begin:])
-
-    def _append_some(self, staged: list[_Staged]) -> None:
-        batches = [batch for each in staged for batch in each.batches]
-        admit = self._admission(batches)
-        if admit is not None:
-            staged = self._admitted(staged, admit)
-            batches = [batch for each in staged for batch in each.batches]
-            if not staged:
-                return
-        try:
-            results = self.store.append(batches)
-        except DiskFull as failure:
-            for each in staged:
-                self.answer_error(each.peer, each.request_id, failure)
-            return
-        if self.store.commits_at_once:
-            self._wake_queues([batch.queue for batch in batches])
-        at, index = 0, self.store.index
-        for each in staged:
-            produced = results[at : at + len(each.batches)]
-            at += len(each.batches)
-            answer = frames.frame(FrameKind.PRODUCED, each.request_id, wire.pack_produced(produced))
-            if each.is_fast and not each.awaits_flush:
-                each.peer.send(answer)
-            else:
-                self.responses.hold(HeldAnswer(index, each.peer, each.request_id, answer), for_flush=each.awaits_flush)
-        if any([each.awaits_flush for each in staged]):  # noqa: C419 - faster than a generator
-            self.store.flush_wanted = index
-            self.committer.flush_wanted(index)
-        self._written(index)
-
-    def _admission(self, batches: list[Intake]) -> Admit | None:
-        """The check for each request of one write, in their order; None: all may be appended."""
-        admit = Admission(self.store, self._has_right).admit if must_be_judged(batches) else None
-        first = self._admit_first(self.store) if self._admit_first is not None else None
-        if first is None or admit is None:
-            return first or admit
-
-        def both(request: list[Intake]) -> None:
-            first(request)
-            admit(request)
-
-        return both
-
-    def _admitted(self, staged: list[_Staged], admit: Admit) -> list[_Staged]:
-        """The requests that may be appended; the others are answered with their error."""
-        admitted: list[_Staged] = []
-        for each in staged:
-            try:
-                admit(each.batches)
-            except (QmqError, OSError) as cause:  # a duplicate is compared with the stored batch: reading that may fail
-                self.answer_error(each.peer, each.request_id, refusal_of(cause))
-                continue
-            self.loads.note(each.batches)
-            admitted.append(each)
-        return admitted
-
-    def _has_right(self, queue: Queue) -> bool:
-        return self.may_write() or not self.find_queue(queue.id.subject.encode(), queue.id.partition).needs_right
 
     def act(self, action: ScheduleAction) -> None:
         """Write the action with the next turn, after earlier ones. The actions of one turn are one entry: all or none. Raises NotMaster."""
@@ -465,10 +335,14 @@ class Broker:
         return produced
 
     def _own_written(self, queues: list[Queue]) -> None:
+        self._appended(queues)
+        self.schedule()
+
+    def _appended(self, queues: list[Queue]) -> None:
+        """Messages are appended to these queues."""
         if self.store.commits_at_once:
             self._wake_queues(queues)
         self._written(self.store.index)
-        self.schedule()
 
     # --- ordered subjects ----------------------------------------------------------------------------------------------
 
@@ -573,17 +447,6 @@ class Broker:
         peer.send(frames.frame(FrameKind.ERROR, request_id, wire.pack_error(failure)))
         self.schedule()
 
-    def register_outbox(self, outbox: Flushable) -> None:
-        """`outbox` has answers to write at the end of the turn."""
-        self._full[outbox] = None
-        self.schedule()
-
-    def flush_outboxes(self) -> None:
-        """Write the answers of all connections."""
-        full, self._full = self._full, {}
-        for outbox in full:
-            outbox.flush()
-
     # --- time ----------------------------------------------------------------------------------------------------------
 
     def tick(self) -> None:
@@ -591,9 +454,7 @@ class Broker:
         if self.is_serving:
             self.dispatch.tick()
             self.lanes.tick()
-        self._full.update(self.leisurely)
-        self.leisurely.clear()
-        if self._full or (self.is_serving and (self.responses.has_unwritten or self.store.unwritten)):
+        if self.turns.tick() or (self.is_serving and (self.responses.has_unwritten or self.store.unwritten)):
             self.schedule()
 
     def disconnected(self, peer: Peer) -> None:

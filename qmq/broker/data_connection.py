@@ -109,10 +109,10 @@ class DataConnection(Flushable):
         self.stream.put(*buffers)
         self._outbox_bytes += sum(map(len, buffers))
         if kind == FrameKind.SETTLED and request_id not in self._hurried:
-            self._broker.leisurely[self] = None
+            self._broker.turns.leisurely[self] = None
             return
         self._hurried.discard(request_id)
-        self._broker.register_outbox(self)
+        self._broker.turns.register_outbox(self)
 
     def delivered(self, subject: str, messages: int, size: int) -> None:
         """Count what was sent against the quotas of who receives it and of the subject."""
@@ -133,13 +133,13 @@ class DataConnection(Flushable):
     # --- frames --------------------------------------------------------------------------------------------------------
 
     def _on_frames(self, received: list[Frame]) -> None:
-        self._broker.begin_frames()
+        self._broker.turns.begin_frames()
         try:
             for each in received:
                 if not self._guarded(each.kind, each.request_id, self._handle, each):
                     return
         finally:
-            self._broker.end_frames(self)
+            self._broker.turns.end_frames(self)
 
     def _guarded(self, kind: int, request_id: int, serve: Callable[[_T], None], asked: _T) -> bool:
         """Serve a request and answer if it fails. False if the failure ends the connection."""

@@ -35,7 +35,7 @@ class DataServer:
         self._connections_max = connections_max(broker.config.connections_max, descriptors or limit())
         self._network = network
         self._received = bytearray(BUFFER_BYTES)
-        self._budget = RoundBudget(broker.loop.call_soon, lambda: broker.turns)
+        self._budget = RoundBudget(broker.loop.call_soon, lambda: broker.turns.count)
         self.throttle = Throttle(broker.access, broker.loop.time)
         self._owners = ProducerOwners()
         self._partial = PartialFrames(broker.config.partial_frames_bytes_max, self._exceeded)

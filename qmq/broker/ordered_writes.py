@@ -69,17 +69,6 @@ Key = tuple[int, int, int]
 """(queue, producer id, batch number)."""
 
 
-def must_be_judged(batches: list[Intake]) -> bool:
-    """Whether `Admission` has anything to say of the batches of one write: of batches that are new, to unordered subjects, it has not."""
-    seen: set[Key] = set()
-    for batch in batches:
-        queue, header = batch.queue, batch.header
-        if queue.is_ordered or queue.find_duplicate(header) is not None:
-            return True
-        seen.add((id(queue), header.producer_id, header.batch_sequence))
-    return len(seen) < len(batches)
-
-
 class Admission:
     """Decides for the batches of one write, in their order, whether they may be appended."""
 

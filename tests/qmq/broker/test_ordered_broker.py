@@ -106,10 +106,10 @@ async def test_hazard_20_an_old_client_that_ignores_versions_is_refused_by_the_s
 
 async def test_a_master_without_its_lease_takes_no_ordered_messages(tmp_path: Path) -> None:
     async with world(tmp_path) as it:
-        it.node.broker.may_write = lambda: False
+        it.node.broker.produces.may_write = lambda: False
         with pytest.raises(RightLapsed):
             await it.produce(KEYS[:1])
-        it.node.broker.may_write = lambda: True
+        it.node.broker.produces.may_write = lambda: True
         await it.produce(KEYS[:1])
 
 

@@ -38,12 +38,12 @@ class Talker:
 
     def talk(self, frames: int = 1) -> None:
         """The frames of one read arrive, each with a message."""
-        self._broker.begin_frames()
+        self._broker.turns.begin_frames()
         for _ in range(frames):
             batch = encode(b"s", Columns([b"x"]), producer_id=self._producer, batch_sequence=self.sent, create_time_ms=1)
             self._broker.produce(self, self.sent + 1, memoryview(b"".join(batch)))
             self.sent += 1
-        self._broker.end_frames(self)
+        self._broker.turns.end_frames(self)
 
 
 @pytest.fixture
@@ -114,11 +114,11 @@ async def test_a_message_costs_one_turn_since_its_answer_leaves_with_it(store: S
     connection = Connection(broker, 1)
     connection.talk()
     await asyncio.sleep(0)
-    for turns in range(broker.turns, broker.turns + 5):
+    for turns in range(broker.turns.count, broker.turns.count + 5):
         connection.talk()
         assert connection.flushed == connection.sent
         await asyncio.sleep(0)
-        assert broker.turns == turns + 1
+        assert broker.turns.count == turns + 1
 
 
 async def test_an_answer_behind_the_last_step_of_a_turn_leaves_with_the_next(store: Store) -> None:

@@ -1,0 +1,155 @@
+"""The PRODUCE requests of a turn: checked when they arrive, admitted and written together at its end. Their answers wait for the commit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from qmq import limits
+from qmq.broker.broker_parts import Admit
+from qmq.broker.committer import Committer
+from qmq.broker.load_meters import LoadMeters
+from qmq.broker.ordered_writes import Admission, Key
+from qmq.broker.serving_parts import ServingParts
+from qmq.broker.sessions import HeldAnswer, Peer
+from qmq.errors import DiskFull, QmqError
+from qmq.file_descriptors import refusal_of
+from qmq.log.queue import Queue
+from qmq.log.store import Intake, Store
+from qmq.wire import frame as frames
+from qmq.wire import frame_payloads as wire
+from qmq.wire.frame import FrameKind
+
+WRITE_BYTES_MAX: Final = 8 * limits.MIB
+"""Larger batches of a turn are written by several writes."""
+
+
+@dataclass(slots=True)
+class _Staged:
+    """A PRODUCE that waits for the end of the turn."""
+
+    peer: Peer
+    request_id: int
+    batches: list[Intake]
+    is_fast: bool
+    """Whether the request is answered when this broker has written it (`acks=master`)."""
+    awaits_flush: bool
+
+
+class StagedProduces:
+    """Made when the broker begins to serve from a store."""
+
+    def __init__(
+        self,
+        parts: ServingParts,
+        committer: Committer,
+        *,
+        admit_first: Callable[[Store], Admit | None] | None,
+        may_write: Callable[[], bool],
+        tell_written: Callable[[list[Queue]], None],
+    ) -> None:
+        """`admit_first` and `may_write` are those of `BrokerParts`. `tell_written` is called with the queues of each write."""
+        self._parts = parts
+        self._committer = committer
+        self._admit_first = admit_first
+        self.may_write = may_write
+        self._tell_written = tell_written
+        self._staged: list[_Staged] = []
+        self.loads = LoadMeters(parts.clock)
+        """The loads of the partitions of ordered subjects."""
+
+    def __bool__(self) -> bool:
+        return bool(self._staged)
+
+    def stage(self, peer: Peer, request_id: int, batches: list[Intake], *, is_fast: bool, awaits_flush: bool) -> None:
+        """Write the batches at the end of the turn, and answer."""
+        awaits_flush = awaits_flush or any([batch.awaits_flush for batch in batches])  # noqa: C419 - faster than a generator
+        self._staged.append(_Staged(peer, request_id, batches, is_fast, awaits_flush))
+
+    def refuse(self, failure: QmqError) -> None:
+        """Answer all requests with an error: none of them is written."""
+        staged, self._staged = self._staged, []
+        for each in staged:
+            self._parts.turns.answer_error(each.peer, each.request_id, failure)
+
+    def append(self) -> None:
+        """Write the staged batches, in writes of a size that a slave takes in one frame."""
+        staged, self._staged = self._staged, []
+        begin, size = 0, 0
+        for end, each in enumerate(staged):
+            if size > WRITE_BYTES_MAX:
+                self._append_some(staged[begin:end])
+                begin, size = end, 0
+            size += sum([len(batch.region) for batch in each.batches])
+        self._append_some(staged[begin:])
+
+    def _append_some(self, staged: list[_Staged]) -> None:
+        batches = [batch for each in staged for batch in each.batches]
+        admit = self._admission(batches)
+        if admit is not None:
+            staged = self._admitted(staged, admit)
+            batches = [batch for each in staged for batch in each.batches]
+            if not staged:
+                return
+        store, responses = self._parts.store, self._parts.responses
+        try:
+            results = store.append(batches)
+        except DiskFull as failure:
+            for each in staged:
+                self._parts.turns.answer_error(each.peer, each.request_id, failure)
+            return
+        at, index = 0, store.index
+        for each in staged:
+            produced = results[at : at + len(each.batches)]
+            at += len(each.batches)
+            answer = frames.frame(FrameKind.PRODUCED, each.request_id, wire.pack_produced(produced))
+            if each.is_fast and not each.awaits_flush:
+                each.peer.send(answer)
+            else:
+                responses.hold(HeldAnswer(index, each.peer, each.request_id, answer), for_flush=each.awaits_flush)
+        if any([each.awaits_flush for each in staged]):  # noqa: C419 - faster than a generator
+            store.flush_wanted = index
+            self._committer.flush_wanted(index)
+        self._tell_written([batch.queue for batch in batches])
+
+    def _admission(self, batches: list[Intake]) -> Admit | None:
+        """The check for each request of one write, in their order; None: all may be appended."""
+        store = self._parts.store
+        admit = Admission(store, self._has_right).admit if _must_be_judged(batches) else None
+        first = self._admit_first(store) if self._admit_first is not None else None
+        if first is None or admit is None:
+            return first or admit
+
+        def both(request: list[Intake]) -> None:
+            first(request)
+            admit(request)
+
+        return both
+
+    def _admitted(self, staged: list[_Staged], admit: Admit) -> list[_Staged]:
+        """The requests that may be appended; the others are answered with their error."""
+        admitted: list[_Staged] = []
+        for each in staged:
+            try:
+                admit(each.batches)
+            except (QmqError, OSError) as cause:  # a duplicate is compared with the stored batch: reading that may fail
+                self._parts.turns.answer_error(each.peer, each.request_id, refusal_of(cause))
+                continue
+            self.loads.note(each.batches)
+            admitted.append(each)
+        return admitted
+
+    def _has_right(self, queue: Queue) -> bool:
+        return self.may_write() or not self._parts.queues.find_queue(queue.id.subject.encode(), queue.id.partition).needs_right
+
+
+def _must_be_judged(batches: list[Intake]) -> bool:
+    """Whether `Admission` has anything to say of the batches of one write: of batches that are new, to unordered subjects, it has not."""
+    seen: set[Key] = set()
+    for batch in batches:
+        queue, header = batch.queue, batch.header
+        if queue.is_ordered or queue.find_duplicate(header) is not None:
+            return True
+        seen.add((id(queue), header.producer_id, header.batch_sequence))
+    return len(seen) < len(batches)
