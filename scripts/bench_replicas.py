@@ -1,4 +1,4 @@
-"""The cost of replication: one broker against a group of three on this machine, `acks=quorum`, consumed by nobody.
+"""The cost of replication: one broker against a group of three on this machine, `acks=quorum`, without consumers.
 
 `scripts/bench --only replicated` runs it. All processes share the machine's cores, so the rate falls with all CPU time together; the CPU
 time of master and slaves, apart, says where it goes.

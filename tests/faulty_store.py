@@ -16,7 +16,7 @@ from qmq.errors import CoordinationUnavailable, CoordinationUnknown
 
 
 class Fault(Enum):
-    """The fate of a transaction whose answer is lost."""
+    """The outcome of a transaction whose answer is lost."""
 
     LOST = "lost"
     """The request is lost."""

@@ -19,7 +19,7 @@ PATTERNS: Final = (
     re.compile(r"-----BEGIN (?:[A-Z]+ )?PRIVATE KEY-----"),
 )
 HINTS: Final = ("qmq_", "eyJ", "PRIVATE KEY")
-"""Without one of them no pattern fits: most texts need no more than this look."""
+"""A text without any of these matches no pattern, so most texts need only this check."""
 OUTPUTS: Final = ("*.log", "*.out", "*.err", "audit*", "stdout", "stderr")
 """Files that processes of a test write for people."""
 
@@ -33,7 +33,7 @@ def plant(secret: str) -> str:
 
 
 def found_in(text: str) -> str:
-    """The first secret in a text, without most of its characters; empty if there is none."""
+    """The first secret in a text, mostly masked; empty if there is none."""
     for secret in _planted:
         if secret in text:
             return f"the planted {secret[:4]}..."

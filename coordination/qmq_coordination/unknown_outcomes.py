@@ -2,7 +2,7 @@
 
 A lost answer leaves three possibilities: the transaction was done; it was not, and never will be; or it is not done *yet*: the request may
 still be in the buffer of a stopped member, which executes it when it continues. So the caller must not simply repeat it. Instead one of its
-puts is a *proof*: a value that nobody else ever writes and that no other attempt of ours writes (a fresh token for each attempt). Then
+puts is a *proof*: a value that no other process ever writes and that no other attempt of ours writes (a fresh token for each attempt). Then
 
     proof.key holds the value                                         DONE
     it held the value at a revision since the attempt began           DONE     (read from the key's history, by a watch)

@@ -6,8 +6,8 @@ While all are held, no group's log gets what a client wrote after it saw another
 entry before them follows from (the message that a consumer handled before it acknowledged another, the delivery that a delay group has
 noted) lies before them, too. The route of the revision and the command messages in the logs belong together for the same reason.
 
-Each master says at its release whether it was held all the time. If one was not, or another replica was elected meanwhile, nothing is
-taken, and it is tried again.
+Each master says at its release whether it was held without a break. If one was not, or another replica was elected meanwhile, the attempt
+fails, and `create` tries again.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@
 4. the manifests of the others are deleted: from now on these backups do not exist
 5. every chunk that no backup has which stays
 
-A crash after 4 leaves chunks of nobody. The next prune deletes them, as it deletes those of a backup that was never finished.
+A crash after 4 leaves chunks without a backup. The next prune deletes them, as it deletes those of a backup that was never finished.
 """
 
 from __future__ import annotations

@@ -3,13 +3,13 @@
     the coordination store   one replica's data folder of each group
     ──────────────────────   ─────────────────────────────────────────
     1. `restored`: under way
-    2. the backup's keys; for each group its next epoch, a new secret, and a membership of nobody
+    2. the backup's keys; for each group its next epoch, a new secret, and an empty membership
     3. `restored`: the keys are there
                              4. logs and schedule, each file flushed
                              5. `replica.json`: from now on it is a replica's folder
     6. the group's only member is this replica
 
-No process can found a group before 6, since the group exists from 2 on and nobody is its member. So a server that is started too early
+No process can found a group before 6, since the group exists from 2 on and has no members. So a server that is started too early
 waits, and cannot begin with an empty log. A crash anywhere is mended by the same command: it continues a restore of the same backup.
 Groups on other machines are restored there, by the same command with their `--data`.
 

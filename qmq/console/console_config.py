@@ -129,7 +129,7 @@ def _weaknesses(config: ConsoleConfig) -> list[str]:
     found = []
     if config.login is LoginMode.OWN:
         found.append(
-            f"whoever learns the key may act as you from everywhere that reaches {config.host}: --login token asks each for a token"
+            f"everyone who learns the key may act as you from everywhere that reaches {config.host}: --login token asks each for a token"
         )
     if not config.is_tls:
         found.append(f"tokens and bodies would travel to {config.host} in clear text: --cert and --key encrypt them")

@@ -4,7 +4,7 @@
 
 What must hold:
 * A code is exchanged only by the browser that began the login: `state` is bound to a cookie, and is used once.
-* A code that somebody stole is worth nothing without the verifier, which never leaves the console (PKCE, S256).
+* A stolen code is worthless without the verifier, which never leaves the console (PKCE, S256).
 * The id token is the provider's: its signature by the provider's keys, its issuer, that it is for this client, its end and its `nonce` are
   checked. Nothing of it decides about rights: the cluster checks the token that the session shows, each time (`--jwt-issuer`).
 * Nothing is stored. A restart of the console forgets logins under way; people log in again.

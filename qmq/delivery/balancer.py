@@ -6,7 +6,7 @@ Rules:
   a producer of lone messages; never switching would load one group. With `stay_bytes` 0 each batch goes to the next group.
 * A group without room (back-pressure, a pause, no connection) is skipped at once, so a slow group gets what it can take.
 * A group that is stalled (it does not answer) is used only if there is no other, and keeps the turn for one batch only.
-* A group that is drained, or that the subject has no more, gets nothing new; it stays known, since what may be stored there is asked for
+* A group that is drained, or that no longer has the subject, gets nothing new; it stays known, since lookups of batches that it may have go
   there. While no group is writable, batches wait, and the caller asks a metaserver for others.
 
 The producer and the delay server use it. Spark's sink does not (`BalancedRows`): several attempts of one task may run at once and must

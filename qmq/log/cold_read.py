@@ -1,4 +1,4 @@
-"""Reading sealed segments whose file is not on the disk any more: their bytes are in an object store (docs/TIERING.md).
+"""Reading sealed segments without a local file: their bytes are in an object store (docs/TIERING.md).
 
 The event loop never waits for the store. A read of bytes that are not at hand raises `ColdRead`, and they are fetched meanwhile. What was
 asked is asked again when they are here; so a read must come before everything that changes a state.

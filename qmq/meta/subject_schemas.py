@@ -1,6 +1,6 @@
 """Subjects' schemas at a metaserver: declared, listed and deleted (docs/SCHEMAS.md).
 
-They are read from the store for each request, since nobody needs them often. A new version is one transaction: it requires that the version
+They are read from the store for each request, since they are needed rarely. A new version is one transaction: it requires that the version
 it was compared with is still the newest one. Of two that are declared at the same time, the second is compared with the first.
 """
 

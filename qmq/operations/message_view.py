@@ -251,7 +251,7 @@ def _in_lane(found: Followed, state: control.MessageState) -> str:
             f"its lane is held by {state.consumer}, whose lease ends in {span_text(state.lease_left_ms)} unless it sends a heartbeat"
         )
     else:
-        parts.append("nobody holds its lane")
+        parts.append("no consumer holds its lane")
     return "; ".join(filter(None, parts))
 
 

@@ -395,7 +395,7 @@ class AccessControl(OpenAccess):
         if decision.rule is not None:
             return f"{caller.principal} may not {need}: rule {decision.rule.id!r} denies it"
         if caller.principal == ANONYMOUS:
-            return f"somebody unknown may not {need}: show a certificate (QMQ_TLS_CERT, QMQ_TLS_KEY) or a token (QMQ_TOKEN_FILE)"
+            return f"an unknown caller may not {need}: show a certificate (QMQ_TLS_CERT, QMQ_TLS_KEY) or a token (QMQ_TOKEN_FILE)"
         command = f"qmq acl allow {caller.principal} {need.operation.value} {need.kind.value} {need.name}".rstrip()
         implied = "; a rule for any other operation on it allows that, too" if need.operation is Operation.DESCRIBE else ""
         return f"{caller.principal} may not {need}: no rule allows it (`{command}`{implied})"

@@ -8,7 +8,7 @@
 
 A proof is an HMAC (RFC 2104) with SHA-256 over both names, the group, both nonces and the direction. An overheard proof therefore fits no
 other connection, and cannot be sent back to its sender. The secret itself never travels between replicas. Later messages are not signed:
-only TLS protects against somebody who can write into an established connection.
+only TLS protects against an attacker who can write into an established connection.
 """
 
 from __future__ import annotations

@@ -71,7 +71,7 @@ class Loopback:
         return {name: f"127.77.{high}.{low + at}" for at, name in enumerate(self._services, 1)}
 
     def claim(self) -> None:
-        """Take the slot that follows from the folder, or the next one that nobody listens in."""
+        """Take the slot that follows from the folder, or the next one without a listener."""
         listeners = set(listening())
         for slot in [self.slot] if self.slot >= 0 else candidates(self._folder, SLOTS):
             self.slot = slot

@@ -51,7 +51,7 @@ def spawn(argv: Sequence[str], environment: Mapping[str, str], log: Path, *, die
     except OSError as cause:
         raise ClusterError(f"{argv[0]} does not start: {cause.strerror}") from cause
     found = _stat(pid)
-    assert found is not None, "a child that nobody waited for has an entry"
+    assert found is not None, "a child that was not waited for has an entry"
     return Process(pid, found.started)
 
 

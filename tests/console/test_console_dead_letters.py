@@ -53,7 +53,7 @@ async def operator(cluster: TestCluster) -> AsyncIterator[PlainBrowser]:
 
 
 async def job_done(browser: PlainBrowser, page: str) -> str:
-    """The page of the job that a page is of, when it is over."""
+    """The page of the job, once it has ended."""
     path = re.search(r'action="(/jobs/\w+)/stop"', page)
     while path is not None and "running" in page:
         await asyncio.sleep(0.01)

@@ -67,7 +67,7 @@ def addresses(text: str, message_id: str) -> list[str]:
 
 
 async def check(page: Any, address: str) -> None:
-    """Nothing of what a page shows has become a part of the page."""
+    """Check that no text of a page has become markup."""
     await page.goto(address, wait_until="domcontentloaded")
     assert await page.evaluate(MADE_BY_TEXT) == [None], address
     # The browser logs each answer that is an error; anything else that it logs stays.

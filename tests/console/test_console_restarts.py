@@ -52,7 +52,7 @@ class Console:
 
 
 async def done_of(console: Console, job: str) -> tuple[int, bool]:
-    """How many a job has done, and whether it is over."""
+    """The number of letters that a job has sent, and whether it has ended."""
     text = await asyncio.to_thread(console.get, job)
     count = re.search(r"([\d,]+) dead letters so far", text)
     assert count is not None, text

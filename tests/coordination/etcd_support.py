@@ -158,7 +158,7 @@ async def history(store: CoordinationStore, prefix: str, start: int, end: int) -
 
 
 async def put_surely(store: CoordinationStore, key: str, value: bytes) -> int:
-    """Put until the value is there, over any outage; its revision."""
+    """Put until the value is stored, through any outage; returns its revision."""
     async with asyncio.timeout(60):
         while True:
             with contextlib.suppress(CoordinationUnknown, CoordinationUnavailable):

@@ -66,7 +66,7 @@ MEANINGS: Final = {
     End.REBUILT: "The group serves. A damaged master answers E401 where it needs the file, until it is restarted, which rebuilds the file.",
     End.ELSEWHERE: "The group serves. A damaged master does not deliver the damaged messages, and counts them; another one does "
     "(`qmq transfer`).",
-    End.REPORTED: "The group serves everything; the scrubber reports damage that nobody can repair, where a checkpoint replaces it.",
+    End.REPORTED: "The group serves everything; the scrubber reports damage that no replica can repair, where a checkpoint replaces it.",
 }
 
 

@@ -56,7 +56,7 @@ class Found:
     refusals: dict[str, str] = field(default_factory=dict)
     """Why replicas did not start."""
     lost: set[bytes] = field(default_factory=set)
-    """Acknowledged messages that nobody can read any more."""
+    """Acknowledged messages that can no longer be read."""
     refused_reads: list[str] = field(default_factory=list)
     unknown: set[bytes] = field(default_factory=set)
     """Messages that were read and never sent."""
@@ -124,7 +124,7 @@ class Run:
     # --- the fault -----------------------------------------------------------------------------------------------------
 
     async def fault(self) -> None:
-        """Both faults, until all that is over."""
+        """Both faults, until the run has ended."""
         master = self.cluster.master(self.group)
         slaves = [name for name in self.cluster.groups[self.group] if name != master]
         harmed = self.harmed = [*slaves, master][: self.cell.replicas]

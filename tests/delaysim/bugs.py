@@ -87,7 +87,7 @@ BUGS: dict[str, tuple[Any, str, Callable[..., Any]]] = {
 
 @contextmanager
 def planted(name: str) -> Iterator[None]:
-    """The bug is there until the end of the block."""
+    """The bug is planted until the end of the block."""
     owner, attribute, bug = BUGS[name]
     with patch.object(owner, attribute, bug):
         yield

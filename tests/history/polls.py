@@ -31,7 +31,7 @@ class _Reading:
     top: int = -1
     last: Poll | None = None
     is_unsure: bool = False
-    """Whether a poll before the next one may have taken messages that nobody saw."""
+    """Whether a poll before the next one may have taken messages that were not recorded."""
     excused_below: int = 0
 
 

@@ -33,7 +33,7 @@ def splits_of(versions: int) -> dict[int, Route]:
 
 
 def done(*pairs: tuple[int, LpRange]) -> Finished:
-    """The answer of a broker that keeps progress: without a record, nothing is done."""
+    """The answer of a broker that keeps progress: without a record, no message is done."""
     return lambda number, lps: any(number == each and known.contains(lps) for each, known in pairs)
 
 
@@ -78,7 +78,7 @@ def test_hazard_04_missing_progress_is_not_done(gate: Gate) -> None:
 
 @pytest.mark.parametrize("gate", Gate)
 def test_hazard_10_two_command_messages_at_once_are_two_steps(gate: Gate) -> None:
-    """All is finished everywhere, six versions on: each step is one version, and nothing is passed over."""
+    """Everything is finished, six versions ahead: each step is one version, and none is skipped."""
     routes = splits_of(7)
     begin = first_frontier(LOGICAL, 1)
     once = advance(begin, gate, routes, 7, lambda *_: True)

@@ -198,7 +198,7 @@ class Replica(Process):
         """See Committer."""
 
     def commit(self, index: int) -> None:
-        """A majority has everything up to `index`, if there is one."""
+        """Let a majority, if there is one, store everything up to `index`."""
         if self.is_deposed or not self.epoch or not self.group.may_commit(self) or index > self.store.index:
             return
         if index > self.group.committed:

@@ -116,7 +116,7 @@ class Nemesis:
         return 0
 
     def _write_without_answer(self, group: BrokerGroup) -> None:
-        """The group writes what is on its way, and does not commit it for a while."""
+        """The group writes the requests in flight, and does not commit them for a while."""
         group.has_majority = False
         self._world.after(self._random.randint(300, 1_500), self._cut_all)
         after_ms = self._random.randint(600, 3_000)

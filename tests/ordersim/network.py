@@ -153,7 +153,7 @@ class Network:
         """What is on its way over connections that are held."""
 
     def delay_ms(self) -> int:
-        """How long a message is on its way."""
+        """The network delay of a message."""
         random = self.world.random
         if not self.is_calm and random.random() < self.plan.slow:
             return random.randint(5, self.plan.slow_ms)

@@ -34,7 +34,7 @@ class Group:
 
 
 class Routes:
-    """All that was ever seen of them."""
+    """Every route that was ever stored."""
 
     def __init__(self, simulation: Simulation, subject: str) -> None:
         self._simulation = simulation

@@ -307,7 +307,7 @@ async def test_acts_and_refusals_are_recorded_without_secrets(tmp_path: Path, ca
 async def test_a_call_is_recorded_under_the_name_that_its_caller_gave_it(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async with guarded(tmp_path) as cluster, grpc.aio.insecure_channel(cluster.node.address) as channel:
         for name in ("release-41", "x" * 65):
-            with pytest.raises(grpc.aio.AioRpcError, match="somebody unknown"):
+            with pytest.raises(grpc.aio.AioRpcError, match="an unknown caller"):
                 await meta_pb2_grpc.MetaStub(channel).DeleteSubject(
                     control_pb2.DropSubjectRequest(subject=name[:20]), metadata=(("x-request-id", name),)
                 )
@@ -360,7 +360,7 @@ async def test_a_user_of_this_machine_is_known_by_the_socket_that_the_kernel_vou
             await mq.send("orders", b"x")
         for socket in folder.iterdir():
             socket.chmod(0o777)
-        with pytest.raises(AccessDenied, match="somebody unknown"):
+        with pytest.raises(AccessDenied, match="an unknown caller"):
             await mq.access.rules()
 
 

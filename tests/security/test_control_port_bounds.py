@@ -46,7 +46,7 @@ class ControlPort:
         self._network = network
 
     async def call(self) -> None:
-        """Ask something over a connection of its own. Raises typed errors."""
+        """Make one call over a separate connection. Raises typed errors."""
         if self.role == "meta":
             asker = MetadataClient([self.address], self._network)
             try:

@@ -56,7 +56,7 @@ async def leave(listener: TlsListener, strangers: list[socket.socket]) -> None:
 
 
 async def taken_bytes(folder: Path) -> int:
-    """What 400 strangers take who stand still."""
+    """The memory of 400 handshakes that stand still."""
     async with listening(folder) as listener:
         await leave(listener, await stand_still(listener, 50))
         before = resident_bytes()
@@ -67,7 +67,7 @@ async def taken_bytes(folder: Path) -> int:
 
 
 async def grown_bytes(folder: Path) -> int:
-    """What 600 strangers leave who fail."""
+    """The memory that remains after 600 failed handshakes."""
     async with listening(folder) as listener:
         await fail(listener, 100)
         before = resident_bytes()

@@ -28,7 +28,7 @@ class Violation(AssertionError):
 
 
 class Checks:
-    """All that was ever seen in one run. `committed[i]` is the entry at index i + 1."""
+    """Everything that was observed in one run. `committed[i]` is the entry at index i + 1."""
 
     def __init__(self, nodes: dict[str, Node]) -> None:
         self._nodes = nodes

@@ -254,7 +254,7 @@ class Nemesis:
     # --- weak moments --------------------------------------------------------------------------------------------------
 
     def _do_provoke(self, node: Node, _: ReplicaMembership) -> None:
-        """A TakeOver that was long on its way: two replicas want to lead."""
+        """A delayed TakeOver arrives: two replicas want to lead."""
         if node.core is not None:
             other = next(each for each in self._nodes if each != node.name)
             node.receive(other, TakeOver(node.core.state.promised))

@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 SECRET = b"known to the store and the replicas"
 EVERY_MS = 5_000
 SEEDS_EACH = 4
-"""Every so manyth seed has a stranger."""
+"""One seed in this many has a stranger."""
 
 
 class NoConnection:
-    """A connection whose answers only the stranger reads, who can do nothing with them."""
+    """A connection whose answers reach only the stranger, which cannot use them."""
 
     def may_be(self, _replica: str) -> bool:
         """See `InboundConnection`."""
@@ -97,7 +97,7 @@ class Stranger:
         return self._random.sample(everything, 4)
 
     def _forge(self, node: Node, name: str, message: Message) -> None:
-        """Proofs that fit another connection, another direction, another secret."""
+        """Proofs for another connection, another direction or another secret."""
         hello = PeerHello("g", name, node.name, "nonce")
         proof = self._random.choice(
             [prove(*each) for each in ((SECRET, DIALS, hello, "before"), (SECRET, LISTENS, hello, "before"), (b"guess", DIALS, hello, ""))]
@@ -117,7 +117,7 @@ class Stranger:
 
 
 def arrivals_of(node: Node, kind: type[InboundLinks]) -> InboundLinks:
-    """A replica's port for connections."""
+    """A replica's listening port."""
     return kind(
         "g",
         node.name,

@@ -46,7 +46,7 @@ def postgres() -> Iterator[PostgresServer]:
 
 @pytest.fixture
 def rest(tmp_path: Path) -> Iterator[Callable[[], CatalogAddress]]:
-    """Starts a REST catalog, whose warehouse is in the test's folder."""
+    """Start a REST catalog with its warehouse in the test's folder."""
     running: list[subprocess.Popen[str]] = []
 
     def start() -> CatalogAddress:

@@ -220,7 +220,7 @@ def swapped_in_a_stream(history: History) -> bytes:
 
 
 def sent_again(history: History, key: bytes, first: int, places: list[int], *, stored: int) -> None:
-    """A producer with one batch of a key's messages, of which a fenced partition stored so many; the next one got those at `places`."""
+    """A producer with one batch of a key's messages. A fenced partition stored so many of them; the next one got those at `places`."""
     producer = history.new_producer()
     stream = Stream(producer)
     for place in range(stored):

@@ -18,7 +18,7 @@ ORDER_AUDIT = ["--subject", "orders", "-o", "a=b", "--dry-run", "--", "-x", "--h
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, list[str]]]:
-    """The jobs that were requested; none is run."""
+    """The requested jobs; none runs."""
     found: list[tuple[str, list[str]]] = []
 
     def run(name: str, argv: Sequence[str]) -> int:

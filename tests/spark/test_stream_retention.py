@@ -43,7 +43,7 @@ class Reading:
 
 
 def lose_the_beginning(traffic: Traffic) -> int:
-    """More messages, of which retention takes all but the newest; the oldest sequence that is left."""
+    """Send more messages, and let retention delete all but the newest. Returns the oldest remaining sequence."""
     for _ in range(100):
         traffic.send("a", count=5)
     forget_old(traffic.store, retention_ms=200)

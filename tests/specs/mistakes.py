@@ -19,7 +19,7 @@ class Mistake:
     limits: Mapping[str, Any] = field(default_factory=dict)
 
     def made_in(self, text: str) -> str:
-        """The text with the mistake. Raises ValueError unless the piece is there exactly once."""
+        """The text with the mistake. Raises ValueError unless the piece occurs exactly once."""
         if text.count(self.old) != 1:
             raise ValueError(f"{self.name}: the piece is there {text.count(self.old)} times")
         return text.replace(self.old, self.new)

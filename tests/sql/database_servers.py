@@ -270,7 +270,7 @@ class PostgresServer(DatabaseServer):
         self._administer(f"DROP DATABASE {database.name} WITH (FORCE)")
 
     def kill(self) -> None:
-        """The processes that serve sessions outlive a killed master for a moment; this ends them all, and nothing is checkpointed."""
+        """Kill all server processes without a checkpoint: processes of sessions outlive a killed master for a moment."""
         self._end(signal.SIGQUIT)
 
 

@@ -140,9 +140,9 @@ async def _all_acknowledged(mq: qmq.Client, groups: Sequence[str]) -> None:
 
 
 _EVERY = re.compile("(?!dedup_alchemy.py:(__init__|_connection_of)|database_connection.py:(__init__|finish|settle))")
-"""Every line, but for those that only look something up."""
+"""Every line except those that only look something up."""
 _ON_THE_WHOLE = re.compile(f"dedup.py|dedup_records.py|dedup_handlers.py|handling.py|{BEHIND}")
-"""Every line, but for those that only lead from these to SQLAlchemy or a driver."""
+"""Every line except those that only call SQLAlchemy or a driver."""
 _AGAIN = re.compile(f"dedup.py:once|dedup_records.py|{BEHIND}")
 _AROUND = re.compile(f"dedup.py:once|dedup_(alchemy|driver).py:commit|dedup_handlers.py|handling.py:(conclude|settle)|{BEHIND}")
 

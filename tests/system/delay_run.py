@@ -150,7 +150,7 @@ class DelayRun:
         return f"crash at {point}" if has_crashed else "kill"
 
     async def _hand_to(self, name: str) -> None:
-        """Make it master; what becomes of it is seen elsewhere."""
+        """Transfer the mastership; the caller checks the outcome."""
         found = await self.cluster.statuses(self.cluster.delays)
         serving = [each for each, status in found.items() if status.is_serving]
         if not serving or serving == [name]:

@@ -46,7 +46,7 @@ BULK = 200
 
 
 def share_of(key: str, shares: int) -> int:
-    """Whose key it is."""
+    """The producer that owns a key."""
     return crc32(key.encode()) % shares
 
 

@@ -1,4 +1,4 @@
-"""The judge of delayed messages finds what it is there to find."""
+"""The judge of delayed messages finds planted violations."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ class Load:
         """Whether the node of this round was killed."""
 
     async def produce(self, mq: qmq.Client) -> None:
-        """Send until the round is over; a batch counts when its ticket is resolved."""
+        """Send until the end of the round; a batch counts when its ticket is resolved."""
         producer = mq.producer("s", batch_messages=20, delivery_timeout_s=0.2)
         waiting = []
         while not self.is_over:
@@ -90,7 +90,7 @@ async def one_round(node: NodeProcess, load: Load, number: int) -> None:
 
 
 async def drain(node: NodeProcess) -> Counter[bytes]:
-    """Everything that is stored, by a group of its own."""
+    """All stored messages, read by a separate group."""
     async with qmq.connect(node.address) as mq:
         consumer, found = mq.consumer("s", "audit", prefetch=50_000), Counter[bytes]()
         while part := await consumer.pull(5000, timedelta(seconds=1)):

@@ -25,7 +25,7 @@ from system.ordered_workload import Follower, OrderedWorkload, binlog_sources, f
 
 ROWS = int(os.environ.get("QMQ_BINLOG_ROWS", "20000"))
 SLOW_S = 10.0
-"""How long anything takes is no matter here."""
+"""Durations do not matter here."""
 
 
 async def create(server: str, subject: str, partitions: int) -> None:
@@ -89,7 +89,7 @@ async def test_a_table_that_follows_a_binlog_through_route_changes_equals_the_so
 
 
 async def test_a_change_that_comes_out_of_order_stops_the_workload(node_process: NodeProcess, tmp_path: Path) -> None:
-    """The follower is no ornament: here the producer itself leaves out one change of each key."""
+    """The follower detects it: here the producer itself leaves out one change of each key."""
     server, follower = node_process.start(), Follower()
     await create(server, "binlog", 1)
     changes = [Item(each.key, each.encode()) for each in Source(seed=3, keys=5).changes(500) if each.serial != 2]

@@ -4,7 +4,7 @@ request with its correlation id:
     request ──▶ subject, with `reply_to` and a correlation id ──▶ handler ──▶ subject of answers ──▶ the broker that asked
 
 The first request joins the subject of answers; from then on no answer is missed. QMQ stores requests like any message: a request whose
-time is over is still handled, and nobody waits for its answer.
+time is over is still handled, but its answer is dropped.
 """
 
 from __future__ import annotations

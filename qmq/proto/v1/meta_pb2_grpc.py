@@ -486,7 +486,7 @@ class MetaServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def SetPause(self, request, context):
-        """Pause or resume a group, a consumer or a client. Whoever is so already is left as it is.
+        """Pause or resume a group, a consumer or a client. Repeating a pause or a resume changes nothing.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -101,7 +101,7 @@ class MetaStub:
     """
     DescribeGroupSettings: _grpc.UnaryUnaryMultiCallable[_meta_pb2.DescribeGroupSettingsRequest, _meta_pb2.DescribeGroupSettingsResponse]
     SetPause: _grpc.UnaryUnaryMultiCallable[_meta_pb2.SetPauseRequest, _meta_pb2.SetPauseResponse]
-    """Pause or resume a group, a consumer or a client. Whoever is so already is left as it is."""
+    """Pause or resume a group, a consumer or a client. Repeating a pause or a resume changes nothing."""
     ListPauses: _grpc.UnaryUnaryMultiCallable[_meta_pb2.ListPausesRequest, _meta_pb2.ListPausesResponse]
     DescribeDeadLetters: _grpc.UnaryUnaryMultiCallable[_meta_pb2.DescribeDeadLettersRequest, _meta_pb2.DescribeDeadLettersResponse]
     """Dead-letter queues, of all groups or one."""
@@ -179,7 +179,7 @@ class MetaAsyncStub(MetaStub):
     """
     DescribeGroupSettings: _aio.UnaryUnaryMultiCallable[_meta_pb2.DescribeGroupSettingsRequest, _meta_pb2.DescribeGroupSettingsResponse]  # type: ignore[assignment]
     SetPause: _aio.UnaryUnaryMultiCallable[_meta_pb2.SetPauseRequest, _meta_pb2.SetPauseResponse]  # type: ignore[assignment]
-    """Pause or resume a group, a consumer or a client. Whoever is so already is left as it is."""
+    """Pause or resume a group, a consumer or a client. Repeating a pause or a resume changes nothing."""
     ListPauses: _aio.UnaryUnaryMultiCallable[_meta_pb2.ListPausesRequest, _meta_pb2.ListPausesResponse]  # type: ignore[assignment]
     DescribeDeadLetters: _aio.UnaryUnaryMultiCallable[_meta_pb2.DescribeDeadLettersRequest, _meta_pb2.DescribeDeadLettersResponse]  # type: ignore[assignment]
     """Dead-letter queues, of all groups or one."""
@@ -476,7 +476,7 @@ class MetaServicer(metaclass=_abc_1.ABCMeta):
         request: _meta_pb2.SetPauseRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_meta_pb2.SetPauseResponse, _abc.Awaitable[_meta_pb2.SetPauseResponse]]:
-        """Pause or resume a group, a consumer or a client. Whoever is so already is left as it is."""
+        """Pause or resume a group, a consumer or a client. Repeating a pause or a resume changes nothing."""
 
     @_abc_1.abstractmethod
     def ListPauses(

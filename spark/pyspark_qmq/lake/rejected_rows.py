@@ -4,8 +4,8 @@ The files are written first. The commit to the subject's table, which says that 
 `qmq.rejected` in the same commit. Then they are added to the table of rejected messages, whose property `qmq.round` says which round it
 has. A writer does the second step before it commits the next round, so at most one round is missing there, and any writer can add it.
 
-Whoever adds reads the rejected table first and the subject's table then, and its commit requires that the rejected table has not changed
-since. So a round that another process added in between is not added again.
+A writer reads the rejected table first and the subject's table then. Its commit requires that the rejected table has not changed
+since, so a round that another process added in between is not added again.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """A typed table's column follows the subject's schema, by Iceberg's rules.
 
-A field that is new is added, int becomes long, float becomes double. A field that the schema has no more stays, and is null in new rows. A
-field that is narrower in the schema than in the table keeps the table's type. Every other change is refused: the rows that are there have
-the old type.
+A new field is added, int becomes long, float becomes double. A field that the schema no longer has stays, and is null in new rows. A field
+that is narrower in the schema than in the table keeps the table's type. Every other change is refused, because existing rows have the old
+type.
 """
 
 from __future__ import annotations

@@ -63,7 +63,7 @@ class Deliveries:
     id: list[int]
     at_ns: list[int]
     began_ns: list[int]
-    """When the settlement began; the delivery's own time where nobody said."""
+    """When the settlement began; the delivery's own time if unknown."""
     end: list[Type]
     """The settlement's; `invoke` if there is none."""
 

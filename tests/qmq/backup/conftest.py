@@ -33,6 +33,6 @@ def history() -> History:
 
 @pytest.fixture
 def empty_cluster(shared_etcd: EtcdProcess, tmp_path: Path) -> LiveCluster:
-    """Nothing runs; its replicas have other names and ports."""
+    """A cluster that does not run; its replicas have other names and ports."""
     groups = {"b1": ("north-1",), "b2": ("north-2",), "d": ("north-3",)}
     return LiveCluster(shared_etcd.endpoint, f"/{secrets.token_hex(8)}", tmp_path / "second", groups)

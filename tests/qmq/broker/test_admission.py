@@ -46,7 +46,7 @@ class World:
         return Intake(queue, region, sent_sizes(envelope)[1], parse_header(region), 0)
 
     def write(self, *batches: Intake) -> list[int]:
-        """Admit them in one write, each a request of its own, and store them: the sequences."""
+        """Admit batches in one write, each as a separate request, store them, and return the sequences."""
         admission = Admission(self.store, lambda _: True)
         for each in batches:
             admission.admit([each])

@@ -48,7 +48,7 @@ async def resume(node: Node, whom: Whom) -> None:
 
 
 async def begun(asking: Coroutine[Any, Any, _R]) -> asyncio.Task[_R]:
-    """A request on its way, before all later requests of its connection."""
+    """A request in flight, before all later requests of its connection."""
     task = asyncio.create_task(asking)
     await asyncio.sleep(0)
     return task

@@ -73,7 +73,7 @@ def checkpoint(store: Store) -> None:
 
 
 class NoMajority:
-    """A committer whose majority is away."""
+    """A committer without a majority."""
 
     def written(self, index: int) -> None:
         return

@@ -143,7 +143,7 @@ def test_a_message_of_a_lane_is_reported_with_the_lanes_holder() -> None:
         "Group billing: failed 2 times so far; waits behind 7 others of its partition; its lane is held by host-1, whose lease ends in 9 s "
         "unless it sends a heartbeat."
     )
-    assert told("new", stored) == "Group billing: is the next one of its lane; nobody holds its lane."
+    assert told("new", stored) == "Group billing: is the next one of its lane; no consumer holds its lane."
     text = told("parked", stored, parked_first=4700, last=event("park"))
     assert text == (
         f"Group billing: set aside with its key k1 since {AT}, behind 4700 of the same key: "

@@ -35,7 +35,7 @@ class Lane:
 
 
 class Nobody:
-    """Takes no verdicts: the tests give them to the dispatcher."""
+    """Accepts no verdicts: the tests give them to the dispatcher."""
 
     def finish(self, message: OrderedMessage) -> None:
         raise AssertionError

@@ -446,7 +446,7 @@ async def test_a_partition_that_its_broker_does_not_know_yet_is_tried_until_it_d
 
 
 async def _fenced(it: Cluster, order: FakeOrder, producer: OrderedProducer) -> list[qmq.Ticket]:
-    """Ten messages, of which the group stores five and falls silent; it is fenced, and its partition moved."""
+    """Ten messages: the group stores five and falls silent; it is fenced, and its partition is moved."""
     await producer.send(b"a:0", LOW[0])
     group = it.groups[0]
     group.on_produce = group.store_silently

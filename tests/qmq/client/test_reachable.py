@@ -18,7 +18,7 @@ SO_ATTACH_FILTER = 26
 
 
 def unplug(found: socket.socket) -> None:
-    """Let no packet reach the socket, by a filter that lets 0 bytes of each packet through. So nothing is acknowledged."""
+    """Drop all packets to the socket with a filter that passes 0 bytes of each, so the kernel acknowledges nothing."""
     drop = ctypes.create_string_buffer(pack("=HBBI", 0x06, 0, 0, 0))
     program = pack("HxxxxxxP", 1, ctypes.addressof(drop))
     found.setsockopt(socket.SOL_SOCKET, SO_ATTACH_FILTER, program)

@@ -50,7 +50,7 @@ async def copies(mq: qmq.Client, subject: str = "orders") -> Counter[bytes]:
 
 
 def killed_at(address: str, done: int) -> None:
-    """A replay in a process of its own, killed with SIGKILL as soon as it tells so many."""
+    """A replay in a separate process, killed with SIGKILL as soon as it has reported so many letters."""
     command = [sys.executable, REPLAYING, address, "billing", "0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None

@@ -73,7 +73,7 @@ class Relay(asyncio.BufferedProtocol):
     # --- the test's side ---
 
     def leave(self) -> None:
-        """The client takes it for dead; what it wrote is on its way still."""
+        """The client takes the broker for dead; the bytes that it wrote are still in flight."""
         self.is_left = True
         asyncio.get_running_loop().call_soon(self.inner.connection_lost, ConnectionResetError("of the test"))
 

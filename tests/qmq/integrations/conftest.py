@@ -28,7 +28,7 @@ def subject() -> str:
 
 @pytest.fixture(params=["memory", "node"])
 def place(request: pytest.FixtureRequest) -> Any:
-    """Where a case of FastStream is told: in memory, and on the node."""
+    """Where a case of FastStream runs: in memory, and on the node."""
     from faststream_places import Place
 
     return Place(None if request.param == "memory" else request.getfixturevalue("address"))
@@ -36,7 +36,7 @@ def place(request: pytest.FixtureRequest) -> Any:
 
 @pytest.fixture
 def node(address: str) -> Any:
-    """A case of FastStream that is told on the node only."""
+    """A case of FastStream that runs on the node only."""
     from faststream_places import Place
 
     return Place(address)
@@ -44,7 +44,7 @@ def node(address: str) -> Any:
 
 @pytest.fixture
 def memory() -> Any:
-    """A case of FastStream that is told in memory only."""
+    """A case of FastStream that runs in memory only."""
     from faststream_places import Place
 
     return Place(None)

@@ -111,7 +111,7 @@ class Brokers:
         return found
 
     def finish(self, group: str, number: int, first: int = 0, end: int = LPS) -> None:
-        """A group has done all that is there, in a range."""
+        """Let a group finish all stored messages in a range."""
         part = self.part(number)
         rows = [[first, end, part.next_sequence]]
         for row in part.done.get(group, []):

@@ -164,7 +164,7 @@ async def test_the_new_master_is_asked_when_the_old_one_refuses(store: Coordinat
 
 
 class Deposed(FakeDelayGroup):
-    """A master that is asked for a change, begins it, and is master no longer before it knows what became of it."""
+    """A master that starts a requested change and loses the mastership before it knows the outcome."""
 
     def __init__(self, store: CoordinationStore, successor: FakeDelayGroup) -> None:
         super().__init__("d2", "d2-a")

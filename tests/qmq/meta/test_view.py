@@ -67,7 +67,7 @@ def test_in_any_order_of_arrival_the_view_ends_as_the_store_and_reports_changes(
 
 
 def _tell(change: ViewChange, picture: Picture, told: dict[str, SubjectConfig]) -> None:
-    """Tell a listener that looks only at the keys it is told about."""
+    """Notify a listener that reads only the changed keys."""
     for name in change.subjects:
         if name in picture.subjects:
             told[name] = picture.subjects[name]

@@ -32,7 +32,7 @@ from qmq.node.replica_node import ReplicaNode
 NAMES = ("a", "b", "c")
 SETTINGS = DelaySettings(3_600_000, 10**11)
 SHORT = LogConfig(segment_bytes=64 * KIB, action_segment_bytes=64 * KIB, retention_ms=1, checkpoint_interval_ms=100, tail_bytes=KIB)
-"""A log whose beginning is gone soon, from memory too."""
+"""A log that soon loses its beginning, in memory too."""
 NOWHERE = EtcdOptions(("127.0.0.1:1",))
 
 

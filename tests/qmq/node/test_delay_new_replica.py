@@ -37,7 +37,7 @@ SENT = 600
 
 @asynccontextmanager
 async def without_a_beginning(tmp_path: Path) -> AsyncIterator[tuple[DelayCluster, qmq.Client, str]]:
-    """A delay group whose logs have lost their beginning, of which one replica has lost all that it had: its name."""
+    """A delay group whose logs have lost their beginning. Returns the name of the replica that lost all its data."""
     async with running_delay(tmp_path, SHORT, NodeTiming(schedule_retry_s=0.05)) as (cluster, address), qmq.connect(address) as mq:
         victim = await cluster.slave()
         for number in range(6):
@@ -131,7 +131,7 @@ async def test_a_replica_that_is_killed_in_the_middle_of_the_transfer_begins_it_
 async def test_a_replica_that_is_killed_when_it_takes_the_schedule_over_has_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_before: bool
 ) -> None:
-    """The files are in their place, and the store was not opened with them yet, or just now: no checkpoint of its own knows them."""
+    """The files are in place, but the store was not opened with them yet, or only just: no checkpoint of the replica has them."""
     async with without_a_beginning(tmp_path) as (cluster, _, victim):
         adopt = ReplicaBroker.reopen_now
         images: list[Path] = []

@@ -86,7 +86,7 @@ async def test_other_settings_than_the_folders_are_refused_and_nothing_stays_loc
 
 
 async def test_an_incomplete_schedule_is_not_taken_for_an_empty_one(tmp_path: Path) -> None:
-    """There is no replica to fetch the schedule from."""
+    """No other replica has the schedule."""
     log = LogConfig(segment_bytes=64 * KIB, action_segment_bytes=64 * KIB, retention_ms=1, checkpoint_interval_ms=100)
     async with running(config(tmp_path, log)) as node, qmq.connect(node.address) as mq:
         for _ in range(4):

@@ -105,7 +105,7 @@ class Peer(control_pb2_grpc.BrokerControlServicer):
 
 @asynccontextmanager
 async def serving(*stores: Store) -> AsyncIterator[tuple[dict[str, str], list[Peer]]]:
-    """Control ports of other replicas; the last one is not there at all."""
+    """Control ports of other replicas; the last one does not exist."""
     servers, addresses, peers = [], {}, []
     for number, store in enumerate(stores):
         server = rpc_server(RpcDoor(RpcBounds(10, 10)))

@@ -60,9 +60,9 @@ class Fault(Enum):
     REFUSED = auto()
     """With `World.refusal`."""
     UNKNOWN = auto()
-    """Stored, and answered: nobody knows."""
+    """Stored, but answered as unknown."""
     UNKNOWN_NOT = auto()
-    """Not stored, and answered: nobody knows."""
+    """Not stored, but answered as unknown."""
     CUT = auto()
     """Stored, and the connection breaks before the answer."""
     CUT_NOT = auto()
