@@ -74,6 +74,8 @@ def is_left_out(item: pytest.Item) -> bool:
     """Whether this form leaves out this test. A test named by its id always runs."""
     if forms.FORM == "all" or any("::" in each for each in item.config.args):
         return False
+    if item.get_closest_marker("longest"):
+        return True
     if item.get_closest_marker("long") and forms.FORM == "gate":
         return True
     return takes_turns(item) and not forms.is_turn_of(item.nodeid)

@@ -3,7 +3,7 @@
     gate   scripts/test         every promise: no tests marked `long`, a quarter of the examples, few seeds, a third of the planted bugs and
                                 a fifth of the tests that take turns, another fifth in each run
     ci     .ci/run              the same, the tests marked `long`, all planted bugs, a third of those that take turns, and changing seeds
-    all    scripts/test --all   every test, all examples, many seeds, and seeds that change from run to run
+    all    scripts/test --all   every test, also those marked `longest`, all examples, many seeds, and seeds that change from run to run
 
 Tests take turns if they are marked `rotating`, are in tests/system, or share Spark, a browser or a cluster of processes (GROUPS_IN_TURN).
 Quicker tests prove most of what they show; a test marked `smoke` is the one of its kind that every run has.

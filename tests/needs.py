@@ -24,6 +24,8 @@ NO_PROMTOOL = "no promtool: apt-get install prometheus, or set QMQ_PROMTOOL"
 NO_CHROMIUM = "no Chromium: apt-get install chromium"
 NO_NODE = "no Node: put node and npm on the PATH"
 NO_HELM = "no helm with schemas of Kubernetes: run scripts/kubernetes_tools"
+NO_KUBE_TOOLS = "no kubeconform and kube-score: put Go on the PATH and run scripts/kubernetes_tools"
+NO_CONFTEST = "no conftest: put Go on the PATH and run scripts/kubernetes_tools --all"
 NO_S3_SERVER = "no versitygw, an S3 server: put Go on the PATH and run scripts/judges"
 NO_ICEBERG_REST = "no REST catalog of Iceberg: put java and mvn on the PATH and run scripts/judges"
 NO_ENGINE = "no container engine: no DOCKER_HOST and no docker socket"
@@ -47,6 +49,12 @@ def find_kubernetes_tools() -> Path | None:
     """The folder with helm, kubectl and Kubernetes' schemas."""
     folder = CACHE / "kubernetes"
     return folder if (folder / "complete").exists() else None
+
+
+def find_kube_tool(name: str) -> Path | None:
+    """kubeconform, kube-score or conftest."""
+    found = CACHE / "kubernetes" / "go" / name
+    return found if found.exists() and (CACHE / "kubernetes" / "schemas" / "complete").exists() else None
 
 
 def find_s3_server() -> Path | None:
@@ -76,4 +84,6 @@ promtool = pytest.mark.skipif(find_promtool() is None, reason=NO_PROMTOOL)
 chromium = pytest.mark.skipif(shutil.which("chromium") is None, reason=NO_CHROMIUM)
 node = pytest.mark.skipif(shutil.which("node") is None or shutil.which("npm") is None, reason=NO_NODE)
 s3_server = pytest.mark.skipif(find_s3_server() is None, reason=NO_S3_SERVER)
+kube_tools = pytest.mark.skipif(find_kube_tool("kubeconform") is None or find_kube_tool("kube-score") is None, reason=NO_KUBE_TOOLS)
+conftest = pytest.mark.skipif(find_kube_tool("conftest") is None, reason=NO_CONFTEST)
 helm = pytest.mark.skipif(find_kubernetes_tools() is None, reason=NO_HELM)

@@ -13,18 +13,15 @@ import jsonschema_rs
 import needs
 import pytest
 import yaml
+from kubelet.chart import CHART, EVERYTHING, OPTIONAL, ROOT, helm, rendered, tools
 from typer.main import get_command
 
 from qmq.cli.app import app
 from qmq.node.exposure import require_guarded
 from qmq.security.tls import CA_VARIABLE, CERT_VARIABLE, KEY_VARIABLE, Tls
 
-ROOT = Path(__file__).resolve().parents[2]
-CHART = ROOT / "deploy" / "helm" / "qmq"
 BASE = ROOT / "deploy" / "kubernetes" / "base"
 ZONES = ROOT / "deploy" / "kubernetes" / "overlays" / "three-zones"
-EVERYTHING = "tls.enabled=true,tls.issuer.name=ca,gateway.enabled=true,console.enabled=true,podMonitor.enabled=true,etcd.tlsSecret=etcd"
-OPTIONAL = "tls.enabled=true,tls.issuer.name=ca,tls.clients=optional"
 VALUES = {
     "defaults": "",
     "everything": EVERYTHING,
@@ -35,23 +32,6 @@ OWN_KINDS = {"Certificate", "PodMonitor"}
 """Of cert-manager and of the Prometheus operator: Kubernetes has no schemas of them."""
 
 pytestmark = needs.helm
-
-
-def tools() -> Path:
-    found = needs.find_kubernetes_tools()
-    assert found is not None
-    return found
-
-
-def helm(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([tools() / "helm" / "helm", *arguments], capture_output=True, text=True)
-
-
-def rendered(values: str) -> list[dict[str, Any]]:
-    more = ("--set", values) if values else ()
-    done = helm("template", "qmq", str(CHART), "--namespace", "qmq", "--api-versions", "monitoring.coreos.com/v1", *more)
-    assert done.returncode == 0, done.stderr
-    return [each for each in yaml.safe_load_all(done.stdout) if each]
 
 
 def pods(objects: list[dict[str, Any]]) -> list[tuple[str, dict[str, Any]]]:
