@@ -106,7 +106,7 @@ def _writer(options: dict[str, str], folder: str) -> Any:
 
 def _drained(options: dict[str, str], count: int) -> tuple[float, float, float]:
     with tempfile.TemporaryDirectory(prefix="qmq-bench-lake-") as folder:
-        writer, _ = _writer(options, folder)
+        writer, catalog = _writer(options, folder)
         rows = 0
 
         def report(done: Any) -> None:
@@ -118,6 +118,7 @@ def _drained(options: dict[str, str], count: int) -> tuple[float, float, float]:
             writer.drain(report)
         spent = time.monotonic() - begin, time.process_time() - cpu
         assert rows == count, (rows, count)
+        catalog.close()
         return *spent, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 import qmq.blocking
+from qmq.cli.arguments import port_option
 from qmq.cli.output import SERVER, Json, Server, fail, show
 from qmq.cli.roles import taking
 from qmq.client.listening.process_signals import asked_in_main_thread
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from pyspark_qmq.lake.lake_table import LakeTable
     from pyspark_qmq.lake.lake_writer import RoundResult
     from pyspark_qmq.read_options import ReadOptions
+
+    from qmq.node.metering.lake_metrics import LakeCounts
 
 app = typer.Typer(no_args_is_help=True, help="Subjects as Apache Iceberg tables.")
 
@@ -88,6 +91,35 @@ class FollowOptions(CatalogFlags, LogFlags):
     ] = False
     once: Annotated[bool, typer.Option("--once", help="Write the messages that are committed now, and exit.")] = False
     interval_s: Annotated[float, typer.Option("--interval", min=0.1, help="Seconds between commits.")] = 10.0
+    metrics_port: Annotated[int | None, port_option("Serve Prometheus metrics at /metrics on this port", "QMQ_METRICS_PORT")] = None
+    metrics_host: Annotated[
+        str, typer.Option(envvar="QMQ_METRICS_HOST", help="Address of the metrics port; without it, this machine only.")
+    ] = ""
+
+    @contextmanager
+    def showing(self, counts: LakeCounts) -> Iterator[None]:
+        """Serve the metrics in a thread of their own, if there is a port for them. Raises OSError if it is taken."""
+        from qmq.blocking_base import LoopThread
+        from qmq.metrics.readiness import Readiness
+        from qmq.network import NETWORK
+        from qmq.node.metering import serving
+        from qmq.node.metering.lake_metrics import LakeMetrics
+
+        if self.metrics_port is None:
+            yield
+            return
+        thread, host = LoopThread(), serving.metrics_host("127.0.0.1", self.metrics_host)
+        thread.start()
+        try:
+            served = thread.run(serving.serve(host, self.metrics_port, [LakeMetrics(counts)], lambda: Readiness(True, "ok"), NETWORK))
+            if served is not None:
+                typer.echo(f"qmq lake follow: metrics at {served.address}")
+                try:
+                    yield
+                finally:
+                    thread.run(served.stop())
+        finally:
+            thread.stop()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,7 +182,7 @@ def follow(_: typer.Context, options: FollowOptions) -> None:
                 writer.drain(_told)
                 return
             stopping = threading.Event()
-            with asked_in_main_thread(stopping.set):
+            with options.showing(writer.counters), asked_in_main_thread(stopping.set):
                 writer.run(stopping, options.interval_s, _told)
 
 

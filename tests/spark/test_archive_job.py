@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import publishing
@@ -16,8 +17,11 @@ from pyspark_qmq.source_schema import default_schema
 from support import NodeProcess
 
 
-def catalog_of(folder: Path) -> Catalog:
-    return load_catalog("lake", uri=f"sqlite:///{folder}/catalog.db", warehouse=f"file://{folder}/warehouse")
+@pytest.fixture
+def catalog(tmp_path: Path) -> Iterator[Catalog]:
+    found = load_catalog("lake", uri=f"sqlite:///{tmp_path}/catalog.db", warehouse=f"file://{tmp_path}/warehouse")
+    yield found
+    found.close()
 
 
 def archived(spark: SparkSession, node: Path, out: Path, *more: str) -> int:
@@ -46,7 +50,7 @@ def send(node: NodeProcess, count: int) -> None:
 
 
 def test_the_job_takes_what_is_new_once_and_verify_finds_it_the_same_as_the_log(
-    spark: SparkSession, node_process: NodeProcess, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    spark: SparkSession, node_process: NodeProcess, catalog: Catalog, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = node_process.data
     send(node_process, 120)
@@ -62,7 +66,7 @@ def test_the_job_takes_what_is_new_once_and_verify_finds_it_the_same_as_the_log(
     assert archived(spark, folder, tmp_path, "--verify") == 0
 
     log = spark.read.format("qmq").options(**{"qmq.path": str(folder), "subscribe": "orders", "includeHeaders": "true"}).load()
-    assert everything(read_archive(spark, catalog_of(tmp_path), "orders")) == everything(log)
+    assert everything(read_archive(spark, catalog, "orders")) == everything(log)
 
     drop_a_row(next((tmp_path / "warehouse" / "qmq" / "orders").rglob("*.parquet")))
     capsys.readouterr()

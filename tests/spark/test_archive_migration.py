@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,11 +19,13 @@ OLD = Path(__file__).resolve().parents[1] / "golden" / "archive"
 
 
 @pytest.fixture
-def catalog(tmp_path: Path) -> Catalog:
-    return load_catalog("lake", uri=f"sqlite:///{tmp_path}/catalog.db", warehouse=f"file://{tmp_path}/warehouse")
+def catalog(tmp_path: Path) -> Iterator[Catalog]:
+    found = load_catalog("lake", uri=f"sqlite:///{tmp_path}/catalog.db", warehouse=f"file://{tmp_path}/warehouse")
+    yield found
+    found.close()
 
 
-def test_every_row_is_in_the_tables_once_with_the_positions_behind_them(tmp_path: Path) -> None:
+def test_every_row_is_in_the_tables_once_with_the_positions_behind_them(catalog: Catalog, tmp_path: Path) -> None:
     words = [
         "lake",
         "migrate",
@@ -32,7 +35,6 @@ def test_every_row_is_in_the_tables_once_with_the_positions_behind_them(tmp_path
         "--warehouse",
         f"file://{tmp_path}/warehouse",
     ]
-    catalog = load_catalog("lake", uri=f"sqlite:///{tmp_path}/catalog.db", warehouse=f"file://{tmp_path}/warehouse")
     for _ in range(2):  # who begins again finds that all is there
         assert CliRunner().invoke(app, words).exit_code == 0
         for subject in ("orders", "pay"):

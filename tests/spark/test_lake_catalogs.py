@@ -5,7 +5,11 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
+import threading
+import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,7 +17,7 @@ import needs
 import pytest
 import test_lake
 from publishing import send
-from pyspark_qmq.lake.catalogs import open_catalog
+from pyspark_qmq.lake.catalogs import CatalogAway, answering_catalog, open_catalog
 from sql.database_servers import PostgresServer
 from support import NodeProcess
 from typer.testing import CliRunner
@@ -96,6 +100,84 @@ def lake(node_process: NodeProcess, address: CatalogAddress) -> Iterator[test_la
 )
 def test_the_promises_about_sqlite_hold(lake: test_lake.Lake, promise: Callable[[test_lake.Lake], None]) -> None:
     promise(lake)
+
+
+def test_a_database_that_goes_away_is_waited_for_and_each_message_is_there_once(
+    node_process: NodeProcess, postgres: PostgresServer, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is killed three times under a writer, which continues by itself."""
+    node_process.start()
+    catalog = open_catalog("lake", postgres.create_database().sync_url, f"file://{tmp_path}/warehouse")
+    lake = test_lake.Lake(catalog, node_process.address)
+    writer, stopping = lake.writer(lake.asked("orders")), threading.Event()
+    send(lake.server, "orders", sent := ["first"])
+    running = threading.Thread(target=writer.run, args=(stopping, 0.05, lambda _: None))
+    running.start()
+    try:
+        until(lambda: writer.counters.rows.get("orders") == 1)
+        for number in range(3):
+            waits = writer.counters.waits["catalog"]
+            postgres.kill()
+            try:
+                send(lake.server, "orders", more := [f"{number} {each}" for each in range(10)])
+                sent += more
+                until(lambda waits=waits: writer.counters.waits["catalog"] > waits + 1)  # type: ignore[misc]
+                assert writer.counters.rows["orders"] == len(sent) - len(more)
+            finally:
+                postgres.start()
+            until(lambda all_sent=sent: writer.counters.rows["orders"] == len(all_sent))  # type: ignore[misc]
+    finally:
+        stopping.set()
+        running.join()
+    assert lake.bodies("orders") == sent
+    assert writer.counters.waits["cluster"] == 0
+    assert "the lake waits for the catalog: [E300] OperationalError" in caplog.text
+    lake.close()
+
+
+def test_a_rest_catalog_that_cannot_work_now_or_is_gone_is_away() -> None:
+    with listening("127.0.0.1") as server:
+        found = open_catalog("lake", f"http://127.0.0.1:{server.server_port}", "")
+        with pytest.raises(CatalogAway, match="ServiceUnavailableError"), answering_catalog():
+            found.load_table("qmq.orders")
+    with pytest.raises(CatalogAway, match="ConnectionError"), answering_catalog():
+        found.load_table("qmq.orders")
+    found.close()
+
+
+class Unable(BaseHTTPRequestHandler):
+    """A REST catalog that answers what it can do, and does nothing."""
+
+    def do_GET(self) -> None:  # the server looks for this name
+        is_config = self.path.startswith("/v1/config")
+        body = b'{"defaults": {}, "overrides": {}}' if is_config else b'{"error": {"message": "later", "type": "Busy", "code": 503}}'
+        self.send_response(200 if is_config else 503)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def do_HEAD(self) -> None:
+        self.do_GET()
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@contextmanager
+def listening(host: str) -> Iterator[ThreadingHTTPServer]:
+    with ThreadingHTTPServer((host, 0), Unable) as server:
+        serving = threading.Thread(target=server.serve_forever)
+        serving.start()
+        yield server
+        server.shutdown()
+        serving.join()
+
+
+def until(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.02)
 
 
 def test_expiry_deletes_what_no_snapshot_names(lake: test_lake.Lake, tmp_path: Path) -> None:

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import sys
 from pathlib import Path
+from urllib.request import urlopen
 
 import pytest
 from publishing import send
@@ -40,6 +44,23 @@ def test_a_subject_becomes_a_table_that_can_be_looked_at_compacted_and_expired(s
     assert (queue["partition"], queue["next_sequence"]) == (0, 3)
     assert json.loads(shell.lake("compact", "--subject", "orders", "--json").stdout) == []  # today is not over
     assert json.loads(shell.lake("expire", "--subject", "orders", "--json").stdout) == [{"snapshots": 0, "files": 0}]
+
+
+def test_follow_shows_its_metrics_and_ends_by_a_signal(shell: Shell, node_process: NodeProcess, tmp_path: Path) -> None:
+    send(node_process.address, "orders", ["a", "b", "c"])
+    where = ["--catalog-uri", f"sqlite:///{tmp_path}/catalog.db", "--warehouse", f"file://{tmp_path}/warehouse"]
+    words = ["lake", "follow", "--subject", "orders", "--metrics-port", "0", "--server", node_process.address, *where]
+    command = [sys.executable, "-m", "qmq.cli", *words]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        address = process.stdout.readline().removeprefix("qmq lake follow: metrics at ").strip()
+        assert process.stdout.readline() == "orders: 3 messages in 1 files\n"
+        with urlopen(f"http://{address}/metrics", timeout=30) as answer:
+            page = answer.read().decode()
+        process.send_signal(signal.SIGTERM)
+    assert process.returncode == 0
+    assert 'qmq_lake_rows_total{subject="orders"} 3' in page
+    assert 'qmq_lake_waits_total{reason="catalog"} 0' in page
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import asyncio
 import threading
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
@@ -107,7 +107,8 @@ def archive_run(
     finally:
         driver.kill()
     wrong = [] if status == 0 else [f"the last driver ended with {status}: {last.tail()}"]
-    wrong += archive_anomalies(load_catalog("lake", **lake), subject, table)
+    with closing(load_catalog("lake", **lake)) as catalog:
+        wrong += archive_anomalies(catalog, subject, table)
     return Outcome(rows, made, moments, wrong)
 
 

@@ -69,6 +69,7 @@ def figures_by_role() -> dict[str, Sequence[Figure]]:
     from qmq.node.metering.access_metrics import AccessSource
     from qmq.node.metering.coordination_metrics import CoordinationSource
     from qmq.node.metering.exposure_metrics import ExposureSource
+    from qmq.node.metering.lake_metrics import LakeMetrics
     from qmq.node.metering.meta_metrics import MetaSource
     from qmq.node.metering.mirror_metrics import MirrorMetrics
 
@@ -81,4 +82,5 @@ def figures_by_role() -> dict[str, Sequence[Figure]]:
         "delay": (*both, *DelaySource.figures),
         "gateway": (*GatewaySource.figures, LEFT_OUT),
         "mirror": (*MirrorMetrics.figures, LEFT_OUT),
+        "lake": (*LakeMetrics.figures, LEFT_OUT),
     }

@@ -2,12 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from urllib.parse import urlparse
 
 from pyiceberg.catalog import Catalog, load_catalog
+from pyiceberg.exceptions import ServerError, ServiceUnavailableError, TooManyRequestsError
+from requests.exceptions import ConnectionError as NoConnection
+from requests.exceptions import Timeout
 
-from qmq.errors import InvalidArgument
+from qmq.errors import InvalidArgument, Unavailable
+
+
+class CatalogAway(Unavailable):
+    """The catalog did not answer, or could not do its work now. A commit under way is done or not: the table's positions tell."""
+
+
+@contextmanager
+def answering_catalog() -> Iterator[None]:
+    """Turn the errors of a catalog that does not answer, which are those of several libraries, into CatalogAway."""
+    try:
+        yield
+    except Exception as cause:
+        if not is_away(cause):
+            raise
+        raise CatalogAway(f"{type(cause).__name__}: {str(cause).strip().partition(chr(10))[0]}") from cause
+
+
+def is_away(cause: Exception) -> bool:
+    """Whether an error says that the catalog's server or database does not answer, not that a request is wrong."""
+    if isinstance(cause, (ServerError, ServiceUnavailableError, TooManyRequestsError, NoConnection, Timeout)):
+        return True
+    try:
+        from sqlalchemy import exc
+    except ImportError:  # PyIceberg needs it for SQL catalogs only
+        return False
+    is_lost = isinstance(cause, exc.DBAPIError) and cause.connection_invalidated
+    return is_lost or isinstance(cause, (exc.OperationalError, exc.InterfaceError, exc.TimeoutError))
 
 
 def open_catalog(name: str, uri: str, warehouse: str, properties: Iterable[str] = ()) -> Catalog:

@@ -10,7 +10,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from pyiceberg.catalog import Catalog
@@ -18,6 +18,7 @@ from pyiceberg.catalog import Catalog
 from pyspark_qmq.admission import Limit, admit
 from pyspark_qmq.committed_log import CommittedLog
 from pyspark_qmq.lake import rejected_rows
+from pyspark_qmq.lake.catalogs import CatalogAway, answering_catalog
 from pyspark_qmq.lake.lake_table import LakeTable, open_table
 from pyspark_qmq.lake.task_runner import TaskOutput, TaskRunner, TaskSource, write_tasks
 from pyspark_qmq.lake.typed_evolution import held_struct
@@ -49,6 +50,16 @@ class RoundResult(NamedTuple):
     """Whether another writer was faster."""
     rejected: int = 0
     """Messages that do not fit the subject's schema, and are in the table of rejected messages."""
+
+
+@dataclass(slots=True)
+class LakeCounters:
+    """The work since the writer was made."""
+
+    rows: dict[str, int] = field(default_factory=dict)
+    """Messages that it committed, by subject."""
+    waits: dict[str, int] = field(default_factory=lambda: {"catalog": 0, "cluster": 0})
+    """Rounds that ended early because one of them did not answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +99,7 @@ class LakeWriter:
         self._source = TaskSource(address_of(asked.where), asked.skips_lost)
         self._tables: dict[str, LakeTable] = {}
         self._typed = None if schemas is None else TypedTables(catalog, options.namespace, schemas)
+        self.counters = LakeCounters()
 
     def round(self) -> Iterator[RoundResult]:
         """One round of each subject that has something new.
@@ -97,18 +109,22 @@ class LakeWriter:
             IncompatibleSchema: a typed table cannot follow the subject's schema.
             MessagesExpired: retention deleted what a table does not have.
             NotConnected: a broker group did not answer in time.
+            CatalogAway: the catalog did not answer.
             LogDamaged: log or table do not hold together.
         """
         topology = look(self._log(), self._asked.choice)
         for subject in sorted({key.subject for key in topology.queues}):
-            found = self._subject_round(subject, _only(topology, subject))
+            with answering_catalog():
+                found = self._subject_round(subject, _only(topology, subject))
             if found is not None:
+                taken = 0 if found.is_refused else found.rows
+                self.counters.rows[subject] = self.counters.rows.get(subject, 0) + taken
                 yield found
 
     def run(self, stopping: threading.Event, interval_s: float, report: Callable[[RoundResult], None]) -> None:
         """Rounds until `stopping` is set, which begin `interval_s` apart; a round of a subject that is under way is finished.
 
-        While the cluster does not answer, it is asked again after `interval_s`. Raises the other errors of `round`.
+        While the cluster or the catalog does not answer, it is asked again after `interval_s`. Raises the other errors of `round`.
         """
         while not stopping.is_set():
             is_behind, begin = False, self._monotonic()
@@ -119,9 +135,18 @@ class LakeWriter:
                     if stopping.is_set():
                         return
             except Unavailable as failure:
-                log.warning("the lake waits for the cluster: %s", failure)
+                is_behind = False
+                self._wait_for("catalog" if isinstance(failure, CatalogAway) else "cluster", failure)
             if not is_behind:
                 stopping.wait(max(begin + interval_s - self._monotonic(), 0.0))
+
+    def _wait_for(self, what: str, failure: Unavailable) -> None:
+        """Whether the last commit is there is unknown: the tables are opened again."""
+        self.counters.waits[what] += 1
+        log.warning("the lake waits for the %s: %s", what, failure)
+        self._tables.clear()
+        if self._typed is not None:
+            self._typed.forget()
 
     def drain(self, report: Callable[[RoundResult], None]) -> None:
         """Rounds until the tables have what was committed when `drain` began. Raises as `round`."""
@@ -138,7 +163,8 @@ class LakeWriter:
         return log_at(self._source.address)
 
     def _reached(self, key: QueueKey) -> int:
-        return self._table(key.subject).positions().get(key, 0)
+        with answering_catalog():
+            return self._table(key.subject).positions().get(key, 0)
 
     def _subject_round(self, subject: str, topology: Topology) -> RoundResult | None:
         table = self._table(subject)

@@ -30,6 +30,11 @@ class TypedTables:
             self._types[table.subject] = known = evolve(table, versions)
         return TaskOutput(table.folder, known, self._of(table.subject).folder)
 
+    def forget(self) -> None:
+        """Open the tables again before they are used."""
+        self._rejected.clear()
+        self._types.clear()
+
     def complete(self, table: LakeTable) -> None:
         """See `rejected_rows.complete`."""
         rejected_rows.complete(table, self._of(table.subject))
