@@ -391,7 +391,7 @@ def test_the_console_says_each_finding_in_chinese(case: Case) -> None:
         if each.code == code:
             for text in (each.about, each.what, each.why):
                 said = translated(text, "zh").removesuffix("op:bob may not describe the cluster")  # a server's own words
-                assert said != text
+                assert said != text or text == f"metaserver {text.split()[-1]}"  # the word is the same in both languages
                 assert re.search(r"[a-z]{2,} [a-z]{2,} [a-z]{2,}", said) is None, said
 
 
