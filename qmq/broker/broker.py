@@ -178,7 +178,7 @@ class Broker:
     @property
     def has_staged(self) -> bool:
         """Whether batches were taken that are not in the log yet."""
-        return bool(self.produces)
+        return bool(self.produces.staged)
 
     def resume(self) -> None:
         self.is_paused = False
@@ -308,10 +308,10 @@ class Broker:
     def _has_rest(self) -> bool:
         """Whether a turn has left something for the next one: what came up after the step that does it."""
         is_unwritten = self.store.unwritten and not self._is_action_log_full
-        return bool(self.turns.has_answers or self.produces or (self.is_serving and (self.dispatch.to_wake or is_unwritten)))
+        return bool(self.turns.has_answers or self.produces.staged or (self.is_serving and (self.dispatch.to_wake or is_unwritten)))
 
     def _turn(self) -> None:
-        if self.produces:
+        if self.produces.staged:
             self.produces.append()
         if self.is_serving:
             self.dispatch.wake_due()

@@ -14,14 +14,13 @@ from typing import Final
 
 from qmq import limits
 from qmq.broker.broker_config import LEASE_MS_MAX, LEASE_MS_MIN, LOOK_MS
-from qmq.broker.check_times import CheckTimes
 from qmq.broker.cold_reads import ColdReads
 from qmq.broker.dead_letter_writer import DeadLetterWriter
 from qmq.broker.failure_counts import failures_in
 from qmq.broker.pull_results import PullResult, TagFilter, check_tags, collect, lay_out, readable_messages
 from qmq.broker.redelivery import Begun, Decided, Failures, decide, put_back
 from qmq.broker.serving_parts import ServingParts
-from qmq.broker.sessions import HeldAnswer, Peer, QueueGroup, QueueGroups, Session, Waiter
+from qmq.broker.sessions import CheckTimes, HeldAnswer, Peer, QueueGroup, QueueGroups, Session, Waiter
 from qmq.errors import InvalidArgument, LogDamaged, OrderMismatch, Overloaded, QmqError, UnknownConsumer
 from qmq.file_descriptors import refusal_of
 from qmq.log.actions import Begin, Cause, Forget, Join, Leave, PullAction, Reset, Return, SettleAction

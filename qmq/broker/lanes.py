@@ -22,12 +22,11 @@ from qmq.batch import BatchView
 from qmq.batch_columns import UNREADABLE
 from qmq.broker.broker_config import LEASE_MS_MAX, LEASE_MS_MIN
 from qmq.broker.broker_counters import GroupCounters
-from qmq.broker.check_times import CheckTimes
 from qmq.broker.lane_results import LaneResultReader
 from qmq.broker.ordered_writes import Routing
 from qmq.broker.pull_results import lay_out, readable_messages
 from qmq.broker.serving_parts import ServingParts
-from qmq.broker.sessions import HeldAnswer, Peer
+from qmq.broker.sessions import CheckTimes, HeldAnswer, Peer
 from qmq.errors import (
     InvalidArgument,
     LaneHeld,

@@ -26,7 +26,7 @@ WRITE_BYTES_MAX: Final = 8 * limits.MIB
 
 
 @dataclass(slots=True)
-class _Staged:
+class StagedProduce:
     """A PRODUCE that waits for the end of the turn."""
 
     peer: Peer
@@ -55,27 +55,25 @@ class StagedProduces:
         self._admit_first = admit_first
         self.may_write = may_write
         self._tell_written = tell_written
-        self._staged: list[_Staged] = []
+        self.staged: list[StagedProduce] = []
+        """The requests that wait for the end of the turn."""
         self.loads = LoadMeters(parts.clock)
         """The loads of the partitions of ordered subjects."""
-
-    def __bool__(self) -> bool:
-        return bool(self._staged)
 
     def stage(self, peer: Peer, request_id: int, batches: list[Intake], *, is_fast: bool, awaits_flush: bool) -> None:
         """Write the batches at the end of the turn, and answer."""
         awaits_flush = awaits_flush or any([batch.awaits_flush for batch in batches])  # noqa: C419 - faster than a generator
-        self._staged.append(_Staged(peer, request_id, batches, is_fast, awaits_flush))
+        self.staged.append(StagedProduce(peer, request_id, batches, is_fast, awaits_flush))
 
     def refuse(self, failure: QmqError) -> None:
         """Answer all requests with an error: none of them is written."""
-        staged, self._staged = self._staged, []
+        staged, self.staged = self.staged, []
         for each in staged:
             self._parts.turns.answer_error(each.peer, each.request_id, failure)
 
     def append(self) -> None:
         """Write the staged batches, in writes of a size that a slave takes in one frame."""
-        staged, self._staged = self._staged, []
+        staged, self.staged = self.staged, []
         begin, size = 0, 0
         for end, each in enumerate(staged):
             if size > WRITE_BYTES_MAX:
@@ -84,7 +82,7 @@ class StagedProduces:
             size += sum([len(batch.region) for batch in each.batches])
         self._append_some(staged[begin:])
 
-    def _append_some(self, staged: list[_Staged]) -> None:
+    def _append_some(self, staged: list[StagedProduce]) -> None:
         batches = [batch for each in staged for batch in each.batches]
         admit = self._admission(batches)
         if admit is not None:
@@ -127,9 +125,9 @@ class StagedProduces:
 
         return both
 
-    def _admitted(self, staged: list[_Staged], admit: Admit) -> list[_Staged]:
+    def _admitted(self, staged: list[StagedProduce], admit: Admit) -> list[StagedProduce]:
         """The requests that may be appended; the others are answered with their error."""
-        admitted: list[_Staged] = []
+        admitted: list[StagedProduce] = []
         for each in staged:
             try:
                 admit(each.batches)

@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from qmq.broker.check_times import CheckTimes
+from qmq.broker.sessions import CheckTimes
 
 
 class Thing:

@@ -103,7 +103,7 @@ class Connection(Talker, Flushable):
 
     def send(self, *buffers: bytes) -> None:
         super().send(*buffers)
-        self._broker.register_outbox(self)
+        self._broker.turns.register_outbox(self)
 
     def flush(self) -> None:
         self.flushed = self.answers
@@ -129,7 +129,7 @@ async def test_an_answer_behind_the_last_step_of_a_turn_leaves_with_the_next(sto
         def flush(self) -> None:
             connection.send(b"late")
 
-    broker.register_outbox(Late())
+    broker.turns.register_outbox(Late())
     await asyncio.sleep(0)
     assert (connection.answers, connection.flushed) == (1, 0)
     await asyncio.sleep(0)
