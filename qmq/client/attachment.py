@@ -123,7 +123,7 @@ class Attachment:
         if not self.slices or self._loop.time() > self._sessions.sure_until_s:
             return None
         first = self.slices[0]
-        if first.attempt > 1 or not first.batch.is_decoded:
+        if first.attempt > 1 or first.batch.decoded is None:
             return None
         message = Message(first.settler, first.batch, first.offset, first.attempt, first.pull)
         if first.count == 1:

@@ -148,7 +148,7 @@ class Consumer:
     def next_ready(self) -> Message | None:
         """The next message, if it can be handed out without waiting or checking. This is the fast path: one object for each message."""
         attachment = self._serving
-        if attachment is None or not self._left_of_turn or self._has_failed or self.is_paused:
+        if attachment is None or not self._left_of_turn or self._has_failed or self._is_paused or self._links.is_paused:
             return None
         message = attachment.next_ready()
         if message is not None:

@@ -32,7 +32,8 @@ class WaitingTask:
     __slots__ = ("_asyncio_future_blocking", "_context", "_is_cancelled", "_loop", "_message", "_wakeup", "is_done")
 
     def __init__(self) -> None:
-        self._asyncio_future_blocking = False
+        self._asyncio_future_blocking = True
+        """For the task: that it was yielded by an `__await__`, and not by mistake. The task sets it to False."""
         self._loop = asyncio.get_running_loop()
         self._wakeup: Wakeup | None = None
         self._context: Context | None = None
@@ -42,8 +43,7 @@ class WaitingTask:
         """Whether the task was woken or cancelled."""
 
     def __await__(self) -> Generator[WaitingTask, None, None]:
-        """Suspend the task until it is woken. Raises CancelledError."""
-        self._asyncio_future_blocking = True
+        """Suspend the task until it is woken; at most once. Raises CancelledError."""
         yield self
 
     def wake_soon(self) -> None:
@@ -98,6 +98,16 @@ class LoopRound:
         if not waiter.is_done:
             waiter.is_done = True
             self._woken.append(waiter)
+            self._expect()
+
+    def wake_all(self, waiters: list[WaitingTask]) -> None:
+        """Wake tasks at the end of the round, in this order."""
+        woken = self._woken
+        for waiter in waiters:
+            if not waiter.is_done:
+                waiter.is_done = True
+                woken.append(waiter)
+        if woken:
             self._expect()
 
     def at_end(self, call: Callable[[], object]) -> None:

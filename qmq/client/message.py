@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from itertools import groupby
+from itertools import chain, groupby, repeat
 from typing import Any, Protocol
 
 from qmq import limits
@@ -43,27 +43,23 @@ class Settler(Protocol):
 class Decoded:
     """A batch that decodes each column at its first use. All messages of the batch share it."""
 
-    __slots__ = ("_bodies", "_columns", "_unreadable", "server", "view")
+    __slots__ = ("_columns", "_unreadable", "decoded", "server", "view")
 
     def __init__(self, view: BatchView, server: str | None = None) -> None:
         self.view = view
         self.server = server
         """The address of the broker that the batch was read from."""
-        self._bodies: list[bytes] | None = None
+        self.decoded: list[bytes] | None = None
+        """The bodies, once they were decoded; `bodies` decodes them."""
         self._unreadable: CorruptBatch | None = None
         self._columns: dict[str, Any] = {}
 
     @property
-    def is_decoded(self) -> bool:
-        """Whether the bodies are decoded and readable."""
-        return self._bodies is not None
-
-    @property
     def readable_bodies(self) -> list[bytes] | None:
         """All bodies of the batch, None if they are `unreadable`. Raises InvalidArgument if a library is not installed."""
-        if self._bodies is None and self.unreadable is None:
-            self._bodies = self.view.bodies()
-        return self._bodies
+        if self.decoded is None and self.unreadable is None:
+            self.decoded = self.view.bodies()
+        return self.decoded
 
     @property
     def message_bytes(self) -> int:
@@ -74,9 +70,9 @@ class Decoded:
     def unreadable(self) -> CorruptBatch | None:
         """Why the bodies cannot be decompressed; None if they can. Raises InvalidArgument if a library is not installed."""
         # Called for each message of an ordered subject: if the bodies are decoded, the first check is enough.
-        if self._bodies is None and self._unreadable is None and self.view.header.compression:
+        if self.decoded is None and self._unreadable is None and self.view.header.compression:
             try:
-                self._bodies = self.view.bodies()
+                self.decoded = self.view.bodies()
             except CorruptBatch as failure:
                 self._unreadable = failure
         return self._unreadable
@@ -84,9 +80,9 @@ class Decoded:
     @property
     def bodies(self) -> list[bytes]:
         """All bodies of the batch. Raises CorruptBatch, and InvalidArgument if a library is not installed."""
-        if self._bodies is None:
-            self._bodies = self.view.bodies()
-        return self._bodies
+        if self.decoded is None:
+            self.decoded = self.view.bodies()
+        return self.decoded
 
     def column(self, name: str) -> Any:
         """Another column of the batch, by the name of its method in `BatchView`."""
@@ -117,6 +113,11 @@ class Slice:
     def message(self, index: int) -> Message:
         """One of these messages."""
         return Message(self.settler, self.batch, self.offset + index, self.attempt, self.pull + index)
+
+    def messages(self) -> Iterator[Message]:
+        """These messages, each made when it is asked for."""
+        places, pulls = range(self.offset, self.offset + self.count), range(self.pull, self.pull + self.count)
+        return map(Message, repeat(self.settler), repeat(self.batch), places, repeat(self.attempt), pulls)
 
     def by_failures(self) -> Iterator[Slice]:
         """The messages of a directed batch in slices with the same number of earlier failures; `attempt` includes these."""
@@ -212,8 +213,9 @@ class Message(StoredMessage):
     __slots__ = ("_settler", "pull_sequence")
 
     def __init__(self, settler: Settler, batch: Decoded, index: int, attempt: int, pull: int) -> None:
-        # Without super(), because this runs for every message.
-        self.body = batch.bodies[index]
+        # Without super(), and without the property for decoded bodies, because this runs for every message.
+        bodies = batch.decoded
+        self.body = batch.bodies[index] if bodies is None else bodies[index]
         self.attempt = attempt
         self.is_settled = False
         self._batch = batch
@@ -311,9 +313,7 @@ class Messages:
         return sum([each.count for each in self.slices])
 
     def __iter__(self) -> Iterator[Message]:
-        for each in self.slices:
-            for index in range(each.count):
-                yield each.message(index)
+        return chain.from_iterable(map(Slice.messages, self.slices))
 
     def __getitem__(self, index: int) -> Message:
         place = index + len(self) if index < 0 else index

@@ -75,7 +75,7 @@ def checked(decoder: Decode, body: bytes) -> Any:
 def codec_of(kind: Any) -> Decode:
     """The decoder for a type. Raises InvalidArgument if the type has no codec, or its library is missing."""
     if kind is bytes:
-        return _same
+        return same
     if kind is str:
         return bytes.decode
     if isinstance(kind, type) and hasattr(kind, "model_validate_json"):
@@ -99,7 +99,8 @@ def codec_of(kind: Any) -> Decode:
     )
 
 
-def _same(body: bytes) -> bytes:
+def same(body: bytes) -> bytes:
+    """The decoder for bytes."""
     return body
 
 

@@ -21,6 +21,7 @@ from concurrent.futures import Executor
 from contextlib import AsyncExitStack, ExitStack, contextmanager, nullcontext
 from datetime import timedelta
 from itertools import chain, repeat
+from operator import attrgetter
 from typing import Any, Final, NamedTuple
 
 from qmq.client.any_message import AnyMessage
@@ -34,7 +35,7 @@ from qmq.client.listening.outcomes import GIVEN_BACK, Act, HandlerDecision, Reje
 from qmq.client.listening.providers import Providers
 from qmq.client.listening.thread_acks import say_from_threads
 from qmq.client.ordered.ordered_message import LaneMessage, OrderedMessage
-from qmq.client.payloads import Undecodable, UndecodableBody, checked
+from qmq.client.payloads import Undecodable, UndecodableBody, checked, same
 from qmq.clock import ms_of
 from qmq.errors import Unavailable
 
@@ -95,6 +96,7 @@ class MessageHandling:
     def __init__(self, options: Options, binding: Binding, around: Surroundings) -> None:
         self.options = options
         self._binding = binding
+        self._payload: Callable[[AnyMessage], Any] = attrgetter("body") if binding.decode is same else self._decoded_payload
         self._provided = binding.provided
         self._around = around
         self._chain, self._group = around.chain, options.group
@@ -126,7 +128,10 @@ class MessageHandling:
             failure = error
         except Exception as error:
             failure = self._timed_out() if limit.expired() and isinstance(error, TimeoutError) else error
-        self.conclude(message, failure)
+        if failure is not None:
+            self.conclude(message, failure)
+        elif not message.is_settled:
+            message.ack_later()
         if threads:
             await asyncio.wait(threads)
 
@@ -192,7 +197,7 @@ class MessageHandling:
 
     # --- the parts -----------------------------------------------------------------------------------------------------
 
-    def _payload(self, message: AnyMessage) -> Any:
+    def _decoded_payload(self, message: AnyMessage) -> Any:
         decode = self._binding.decode
         if decode is None:
             return message

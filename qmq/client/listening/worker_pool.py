@@ -106,12 +106,10 @@ class Singles:
 
     def __init__(self, consumer: Consumer, *, is_most_once: bool) -> None:
         self._consumer = consumer
+        self.ready: Callable[[], Message | None] = consumer.next_ready
         self._is_most_once = is_most_once
         self._wait = _GLANCE if is_most_once else _WAIT
         self.may_cancel = not is_most_once
-
-    def ready(self) -> Message | None:
-        return self._consumer.next_ready()
 
     async def first(self) -> Messages:
         return await self._consumer.pull(1, self._wait)

@@ -16,6 +16,7 @@ from opentelemetry.trace import SpanKind, StatusCode
 
 import qmq
 from qmq.client.interceptors import Chain, Outgoing
+from qmq.client.receipts import BatchReceipt
 from qmq.client.settle_report import SettleReport
 from qmq.errors import InvalidArgument, NotConnected, QmqError
 from qmq.model import MessageId
@@ -62,7 +63,7 @@ def settled(error: QmqError | None = None, server: str = "host:7", **verdicts: i
 
 
 def receipt() -> qmq.Receipt:
-    return qmq.Receipt("s", 0, 5, ID, 1, "g1")
+    return BatchReceipt("s", 0, 5, 1, ID.producer_id, ID.batch_sequence, 1, "g1", [ID.to_bytes()]).receipt(0)
 
 
 def test_a_message_sent_is_a_producer_span_that_lasts_until_it_is_stored(spans: Spans) -> None:
