@@ -15,6 +15,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any, Final, TypeVar
 
 from qmq.broker.broker import Broker
+from qmq.broker.index_memory import IndexMemory
 from qmq.errors import DiskFull, LogDamaged
 from qmq.limits import MIB
 from qmq.log.checkpoint_writing import CheckpointPlan, end_checkpoint
@@ -68,6 +69,7 @@ class Maintenance:
         self._running: set[Future[Any]] = set()
         self._scrubber = Scrubber(broker.store)
         self._marker = Marker(broker.store)
+        self._index_memory = IndexMemory()
         self._retention = Retention(broker.store)
         self._is_stopping = False
         self._is_paused = False
@@ -255,10 +257,9 @@ class Maintenance:
     def _is_checkpoint_due(self, now_ms: int) -> bool:
         store, (messages, actions) = self._store, self._checkpoint_positions
         grown = store.messages.end - messages + store.actions.end - actions
-        in_memory = sum([queue.index.tail_bytes for queue in store.queues.values()])
         is_late = grown > 0 and now_ms - self._checkpoint_ms >= store.config.checkpoint_interval_ms
         few = 1024 * len(store.queues)
-        return is_late or grown >= store.config.checkpoint_bytes or in_memory > _INDEX_BYTES_MAX + few
+        return is_late or grown >= store.config.checkpoint_bytes or self._index_memory.exceeds(store, _INDEX_BYTES_MAX + few)
 
     async def _take_checkpoint(self) -> bool:
         """True if it was written."""
