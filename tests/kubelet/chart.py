@@ -27,8 +27,8 @@ def helm(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([tools() / "helm" / "helm", *arguments], capture_output=True, text=True, check=False)
 
 
-def rendered(values: str = "") -> list[dict[str, Any]]:
-    more = ("--set", values) if values else ()
+def rendered(values: str = "", *options: str) -> list[dict[str, Any]]:
+    more = (*(("--set", values) if values else ()), *options)
     done = helm("template", "qmq", str(CHART), "--namespace", "qmq", "--api-versions", "monitoring.coreos.com/v1", *more)
     assert done.returncode == 0, done.stderr
     return [each for each in yaml.safe_load_all(done.stdout) if each]

@@ -1,0 +1,187 @@
+"""What a kubelet and the controllers need of rendered manifests. Pure.
+
+Whatever a pod asks for that is not honoured here is refused, so that a test never passes because a field was overlooked.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+POD_FIELDS: Final = frozenset(
+    [
+        "serviceAccountName",
+        "automountServiceAccountToken",
+        "enableServiceLinks",
+        "securityContext",
+        "topologySpreadConstraints",
+        "affinity",
+        "terminationGracePeriodSeconds",
+        "containers",
+        "volumes",
+    ]
+)
+CONTAINER_FIELDS: Final = frozenset(
+    [
+        "name",
+        "image",
+        "imagePullPolicy",
+        "securityContext",
+        "command",
+        "env",
+        "ports",
+        "startupProbe",
+        "livenessProbe",
+        "readinessProbe",
+        "lifecycle",
+        "resources",
+        "volumeMounts",
+    ]
+)
+PROBE_FIELDS: Final = frozenset(["httpGet", "tcpSocket", "periodSeconds", "timeoutSeconds", "failureThreshold", "successThreshold"])
+HOSTNAME: Final = "kubernetes.io/hostname"
+
+
+class NotHonoured(Exception):
+    """A manifest asks for something that this Kubernetes does not do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    port: int
+    path: str
+    """Empty: it is enough that a connection opens."""
+    period_s: float
+    timeout_s: float
+    failures: int
+
+
+@dataclass(frozen=True, slots=True)
+class PodTemplate:
+    labels: Mapping[str, str]
+    image: str
+    command: tuple[str, ...]
+    env: tuple[tuple[str, str], ...]
+    """In order; a value may name the variables before it, and POD_NAME."""
+    folders: Mapping[str, str]
+    """Each path of the container, and the volume that is there."""
+    startup: Probe | None
+    liveness: Probe | None
+    readiness: Probe | None
+    pre_stop: tuple[str, ...]
+    grace_s: float
+    spreads_hosts: bool
+    """Whether pods of these labels are kept apart, one on a node."""
+    revision: str
+
+    def variables(self, pod: str) -> dict[str, str]:
+        """Its environment, with `$(NAME)` replaced."""
+        found: dict[str, str] = {}
+        for name, value in self.env:
+            text = pod if value == "metadata.name" else value
+            found[name] = re.sub(r"\$\((\w+)\)", lambda match: found.get(match[1], match[0]), text)
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class PodSet:
+    """A StatefulSet or a Deployment."""
+
+    name: str
+    is_stateful: bool
+    replicas: int
+    min_ready_s: float
+    service: str
+    """The headless Service that names its pods; empty for a Deployment."""
+    template: PodTemplate
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """A PodDisruptionBudget."""
+
+    name: str
+    labels: Mapping[str, str]
+    unavailable_max: int
+
+    def covers(self, labels: Mapping[str, str]) -> bool:
+        return self.labels.items() <= labels.items()
+
+
+def pod_sets(objects: Iterable[Mapping[str, Any]]) -> list[PodSet]:
+    """Raises NotHonoured."""
+    return [_pod_set(each) for each in objects if each["kind"] in ("StatefulSet", "Deployment")]
+
+
+def budgets(objects: Iterable[Mapping[str, Any]]) -> list[Budget]:
+    found = [each for each in objects if each["kind"] == "PodDisruptionBudget"]
+    return [Budget(each["metadata"]["name"], each["spec"]["selector"]["matchLabels"], each["spec"]["maxUnavailable"]) for each in found]
+
+
+def _pod_set(found: Mapping[str, Any]) -> PodSet:
+    spec, name = found["spec"], found["metadata"]["name"]
+    is_stateful = found["kind"] == "StatefulSet"
+    if is_stateful:
+        _require(spec["podManagementPolicy"] == "Parallel" and spec["updateStrategy"] == {"type": "RollingUpdate"}, name, "its strategy")
+    else:
+        _require(spec["strategy"]["rollingUpdate"] == {"maxUnavailable": 0, "maxSurge": 1}, name, "its strategy")
+    template = _template(name, spec["template"])
+    return PodSet(name, is_stateful, spec["replicas"], spec.get("minReadySeconds", 0), spec.get("serviceName", ""), template)
+
+
+def _template(name: str, found: Mapping[str, Any]) -> PodTemplate:
+    spec = found["spec"]
+    _require(not spec.keys() - POD_FIELDS, name, f"fields {sorted(spec.keys() - POD_FIELDS)} of its pods")
+    (container,) = spec["containers"]
+    _require(not container.keys() - CONTAINER_FIELDS, name, f"fields {sorted(container.keys() - CONTAINER_FIELDS)} of its container")
+    ports = {each["name"]: each["containerPort"] for each in container["ports"]}
+    stop = container.get("lifecycle", {}).get("preStop", {"exec": {"command": []}})
+    _require(stop.keys() == {"exec"}, name, "a preStop that is no command")
+    return PodTemplate(
+        labels=found["metadata"]["labels"],
+        image=container["image"],
+        command=tuple(container["command"]),
+        env=tuple((each["name"], _value(name, each)) for each in container["env"]),
+        folders={each["mountPath"]: each["name"] for each in container["volumeMounts"]},
+        startup=_probe(name, container.get("startupProbe"), ports),
+        liveness=_probe(name, container.get("livenessProbe"), ports),
+        readiness=_probe(name, container.get("readinessProbe"), ports),
+        pre_stop=tuple(stop["exec"]["command"]),
+        grace_s=spec["terminationGracePeriodSeconds"],
+        spreads_hosts=any(
+            each["topologyKey"] == HOSTNAME and each["whenUnsatisfiable"] == "DoNotSchedule" and each["maxSkew"] == 1
+            for each in spec["topologySpreadConstraints"]
+        ),
+        revision=hashlib.sha256(json.dumps(found, sort_keys=True).encode()).hexdigest()[:10],
+    )
+
+
+def _value(name: str, variable: Mapping[str, Any]) -> str:
+    if "value" in variable:
+        return str(variable["value"])
+    _require(variable["valueFrom"] == {"fieldRef": {"fieldPath": "metadata.name"}}, name, f"the source of {variable['name']}")
+    return "metadata.name"
+
+
+def _probe(name: str, found: Mapping[str, Any] | None, ports: Mapping[str, int]) -> Probe | None:
+    if found is None:
+        return None
+    _require(not found.keys() - PROBE_FIELDS, name, f"fields {sorted(found.keys() - PROBE_FIELDS)} of a probe")
+    asked = found.get("httpGet") or found["tcpSocket"]
+    _require(asked.get("scheme", "HTTP") == "HTTP", name, "a probe over HTTPS")
+    return Probe(
+        ports[asked["port"]],
+        asked.get("path", ""),
+        found.get("periodSeconds", 10),
+        found.get("timeoutSeconds", 1),
+        found.get("failureThreshold", 3),
+    )
+
+
+def _require(is_honoured: bool, name: str, what: str) -> None:
+    if not is_honoured:
+        raise NotHonoured(f"{name}: {what}")

@@ -1,0 +1,182 @@
+"""A small Kubernetes: the controllers' decisions (controllers.py) on pods that are local processes (process_pod.py).
+
+Nodes are names. Each pod has an address of its own on loopback, the same one whenever it comes back, as names in DNS are the same. A volume
+claim is a folder that follows the pod.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from cluster_runner.network import Loopback
+from cluster_runner.translate import NOT_INHERITED, program
+
+from kubelet.controllers import SURGE, PodView, allows_eviction, choose_node, next_step
+from kubelet.manifests import PodSet, budgets, pod_sets
+from kubelet.process_pod import ProcessPod
+
+LOOK_S: Final = 0.1
+EVICT_S: Final = 0.5
+
+
+class ProcessKubernetes:
+    """`hosts` are other names that pods know, such as etcd's, each with its address and port."""
+
+    def __init__(self, folder: Path, objects: Sequence[Mapping[str, Any]], nodes: Sequence[str], hosts: Mapping[str, str]) -> None:
+        self._folder = folder
+        self._nodes = tuple(nodes)
+        self._cordoned: frozenset[str] = frozenset()
+        self._hosts = dict(hosts)
+        self._pods: dict[str, ProcessPod] = {}
+        self.killed: list[str] = []
+        """Pods that did not end within their grace."""
+        self.fewest_ready: dict[str, int] = {}
+        """Of each budget, the fewest pods that were ready at a time since the first roll-out."""
+        self.apply(objects)
+        names = [name for each in self._sets for name in _pod_names(each)]
+        self._network = Loopback(folder, names)
+        self._network.claim()
+        for each in self._sets:
+            for name in _pod_names(each):
+                self._hosts[f"{name}.{each.service}.qmq.svc"] = self._network.addresses[name]
+        self._controlling = asyncio.create_task(self._control())
+
+    def apply(self, objects: Sequence[Mapping[str, Any]]) -> None:
+        """From now on these are wanted. The sets must be the same ones."""
+        self._sets, self._budgets = pod_sets(objects), budgets(objects)
+
+    def addresses(self, pod_set: str) -> list[str]:
+        """The addresses of all pods that a set may have."""
+        (found,) = [each for each in self._sets if each.name == pod_set]
+        return [self._network.addresses[name] for name in _pod_names(found)]
+
+    def restarts(self) -> dict[str, int]:
+        return {name: pod.restarts for name, pod in self._pods.items() if pod.restarts}
+
+    # --- controllers ------------------------------------------------------------------------------------------------------
+
+    async def _control(self) -> None:
+        while True:
+            for name in [name for name, pod in self._pods.items() if pod.is_gone]:
+                pod = self._pods.pop(name)
+                self.killed += [name] if pod.was_killed else []
+            for wanted in self._sets:
+                self._step(wanted)
+            self._count_ready()
+            await asyncio.sleep(LOOK_S)
+
+    def _step(self, wanted: PodSet) -> None:
+        step = next_step(wanted, self._views(wanted))
+        for name in step.delete:
+            self._pods[name].delete()
+        for name in step.create:
+            node = choose_node(wanted, self._nodes, self._cordoned, self._views())
+            if node is not None:
+                self._pods[name] = self._start(wanted, name, node)
+
+    def _start(self, wanted: PodSet, name: str, node: str) -> ProcessPod:
+        template, address = wanted.template, self._network.addresses[name]
+        volume = self._folder / "volumes" / name
+        volume.mkdir(parents=True, exist_ok=True)
+        environment = {key: value for key, value in os.environ.items() if not NOT_INHERITED.search(key)}
+        for variable, value in template.variables(name).items():
+            environment[variable] = self._here(value, address, volume)
+        command, *words = template.command
+        argv = [program(command), *[self._here(each, address, volume) for each in words]]
+        before = [program(template.pre_stop[0]), *template.pre_stop[1:]] if template.pre_stop else []
+        return ProcessPod(name, node, address, template, argv, before, environment, self._folder / f"{name}.log")
+
+    def _here(self, text: str, address: str, volume: Path) -> str:
+        """A word of a container in words of this machine."""
+        if text in ("0.0.0.0", "/data"):
+            return address if text == "0.0.0.0" else str(volume)
+        for name, place in self._hosts.items():
+            text = text.replace(name, place)
+        return text
+
+    def _views(self, wanted: PodSet | None = None) -> list[PodView]:
+        names = set(self._pods) if wanted is None else set(_pod_names(wanted)) & self._pods.keys()
+        return [
+            PodView(name, pod.template.labels, pod.template.revision, pod.node, pod.ready_s, pod.is_terminating)
+            for name, pod in sorted(self._pods.items())
+            if name in names
+        ]
+
+    def _count_ready(self) -> None:
+        for budget in self._budgets:
+            if budget.name in self.fewest_ready:
+                ready = sum(each.is_ready and budget.covers(each.labels) for each in self._views())
+                self.fewest_ready[budget.name] = min(ready, self.fewest_ready[budget.name])
+
+    # --- what an operator does --------------------------------------------------------------------------------------------
+
+    async def rolled_out(self, *, within_s: float = 300.0) -> None:
+        """Wait until all that is wanted is there and available, and nothing else."""
+        await self._until(self._is_rolled_out, within_s)
+        for budget in self._budgets:
+            self.fewest_ready.setdefault(budget.name, self._expected()[budget.name])
+
+    def _is_rolled_out(self) -> bool:
+        for wanted in self._sets:
+            views = self._views(wanted)
+            is_current = all(each.revision == wanted.template.revision and each.is_available(wanted.min_ready_s) for each in views)
+            if len(views) != wanted.replicas or not is_current:
+                return False
+        return True
+
+    def _expected(self) -> dict[str, int]:
+        return {budget.name: sum(each.replicas for each in self._sets if budget.covers(each.template.labels)) for budget in self._budgets}
+
+    def node_of(self, pod: str) -> str:
+        return self._pods[pod].node
+
+    async def drain(self, node: str, *, within_s: float = 120.0) -> float:
+        """As `kubectl drain`: no new pods there, and every pod is evicted as soon as its budget allows. Returns the seconds it took."""
+        begin_s = time.monotonic()
+        self._cordoned |= {node}
+        leaving = [pod for pod in self._pods.values() if pod.node == node]
+        async with asyncio.timeout(within_s):
+            while waiting := [each for each in leaving if not each.is_terminating]:
+                for pod in waiting:
+                    (view,) = [each for each in self._views() if each.name == pod.name]
+                    if allows_eviction(self._budgets, view, self._views(), self._expected()):
+                        pod.delete()
+                self._raise_failures()
+                await asyncio.sleep(EVICT_S)
+            await asyncio.gather(*[each.gone() for each in leaving])
+        return time.monotonic() - begin_s
+
+    async def _until(self, is_so: Callable[[], bool], within_s: float) -> None:
+        try:
+            async with asyncio.timeout(within_s):
+                while not is_so():
+                    self._raise_failures()
+                    await asyncio.sleep(LOOK_S)
+        except TimeoutError as cause:
+            logs = {name: pod.log.read_text(errors="replace")[-400:] for name, pod in self._pods.items() if pod.ready_s is None}
+            raise TimeoutError(f"not ready: {logs}") from cause
+
+    def _raise_failures(self) -> None:
+        if self._controlling.done():
+            self._controlling.result()
+        for pod in self._pods.values():
+            pod.raise_failure()
+
+    async def stop(self) -> None:
+        """End everything."""
+        self._controlling.cancel()
+        await asyncio.gather(self._controlling, return_exceptions=True)
+        for pod in self._pods.values():
+            pod.delete()
+        await asyncio.gather(*[pod.gone() for pod in self._pods.values()])
+
+
+def _pod_names(wanted: PodSet) -> list[str]:
+    """All that its pods may have: a Deployment's new ones come while the old ones still end."""
+    count = wanted.replicas if wanted.is_stateful else 2 * wanted.replicas + SURGE
+    return [f"{wanted.name}-{number}" for number in range(count)]

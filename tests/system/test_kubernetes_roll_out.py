@@ -1,0 +1,59 @@
+"""The chart's pods as local processes, with their probes, grace and budgets: what clients see of an upgrade and of a drained node.
+
+`QMQ_ROLL_OUT_PRODUCERS=8 … pytest -n 0 -s` loads more and prints the figures.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import needs
+import pytest
+from kubelet.chart import rendered
+from kubelet.process_kubernetes import ProcessKubernetes
+from qmq_coordination.etcd.etcd_process import EtcdProcess
+
+from system.workload import Workload
+
+pytestmark = [pytest.mark.xdist_group("faults"), pytest.mark.long, needs.helm, needs.etcd]
+OPTIONS = ("--set", "etcd.endpoints={etcd.test:2379}", "--set-json", 'groups=[{"name":"g1","kind":"broker"},{"name":"g2","kind":"broker"}]')
+GROUPS = ("qmq-g1", "qmq-g2")
+NODES = ("n1", "n2", "n3", "n4")
+PRODUCERS = int(os.environ.get("QMQ_ROLL_OUT_PRODUCERS", "2"))
+
+
+async def test_clients_see_no_error_of_a_rolling_upgrade_and_of_a_drained_node(own_etcd: EtcdProcess, tmp_path: Path) -> None:
+    hosts = {"etcd.test:2379": own_etcd.endpoint.removeprefix("http://")}
+    kubernetes = ProcessKubernetes(tmp_path, rendered("image.tag=first", *OPTIONS), NODES, hosts)
+    try:
+        await kubernetes.rolled_out()
+        server = ",".join(f"{address}:20880" for address in kubernetes.addresses("qmq-meta"))
+        work = Workload(server, "orders", tmp_path / "history.jsonl", producers=PRODUCERS)
+        await work.start()
+        begin_s = time.monotonic()
+        await work.wait_for_acks(500, within_s=120.0)
+
+        work.note("upgrade")
+        kubernetes.apply(rendered("image.tag=second", *OPTIONS))
+        await kubernetes.rolled_out(within_s=600.0)
+        await work.wait_for_acks(500, within_s=120.0)
+
+        node = kubernetes.node_of("qmq-g1-0")
+        work.note(f"drain {node}")
+        print(f"drained in {await kubernetes.drain(node):.1f} s")
+        await kubernetes.rolled_out()
+        assert kubernetes.node_of("qmq-g1-0") != node
+        await work.wait_for_acks(500, within_s=120.0)
+
+        seconds = time.monotonic() - begin_s
+        report = await work.stop()
+        print(f"{report}; {report.acked / seconds:,.0f} messages/s")
+    finally:
+        await kubernetes.stop()
+    assert not report.anomalies, [*map(str, report.anomalies)]
+    assert (report.counts["failed"], report.counts["unknown"]) == (0, 0)
+    assert [kubernetes.fewest_ready[group] for group in GROUPS] == [2, 2], "the budget's one, and never more, is away"
+    assert kubernetes.killed == [], "every pod ends within its grace"
+    assert kubernetes.restarts() == {}
