@@ -283,7 +283,7 @@ async def test_a_click_on_the_ring_chooses_a_boundary_and_the_plan_comes_before_
     assert "qmq route split accounts" in await page.locator("main").inner_text()
 
 
-async def test_a_split_is_made_watched_and_drawn_for_who_types_the_name(stage: Stage, page: Any) -> None:
+async def test_a_split_is_made_and_shown_after_the_name_was_typed(stage: Stage, page: Any) -> None:
     await stage.mq.metadata.create_subject(SubjectConfig("ledger", order=Order.STRICT, logical_partitions=1024), partitions=1)
     await page.goto(f"{stage.base}/subjects/ledger/route?verb=split&partitions=1&at=256")
     await page.get_by_label("Type ledger to confirm").fill("ledger")

@@ -78,7 +78,7 @@ async def test_a_filter_in_the_address_chooses_and_shows_its_command(operator: P
     assert (await operator.get("/dead-letters/billing?id=zz")).status == 400
 
 
-async def test_a_replay_gives_back_what_the_filter_chose_and_nothing_else(cluster: TestCluster, operator: PlainBrowser) -> None:
+async def test_a_replay_sends_only_the_letters_that_the_filter_chose(cluster: TestCluster, operator: PlainBrowser) -> None:
     page = await operator.post("/dead-letters/billing", {"verb": "replay", "error": "timeout", "rate": "1000"})
     page_text = await job_done(operator, page.text)
     assert "2 dead letters so far" in page_text

@@ -29,7 +29,7 @@ async def test_a_lane_has_its_holder_and_its_range(cluster: TestCluster, writabl
         assert 'href="/subjects/payments/lanes"' in (await writable.get("/subjects/payments")).text
 
 
-async def test_a_parked_key_is_skipped_only_for_who_types_it(cluster: TestCluster, writable: PlainBrowser) -> None:
+async def test_a_parked_key_is_skipped_only_after_it_was_typed(cluster: TestCluster, writable: PlainBrowser) -> None:
     async with parked_subject(cluster.client(), "payments", "audit", ["customer-1", "customer-2"]):
         form = {"verb": "skip", "group": "audit", "key": "customer-1"}
         assert (await writable.post("/subjects/payments/lanes", form)).status == 400

@@ -8,7 +8,7 @@ from qmq.console.console_config import MaskRule
 from qmq.testing import TestCluster
 
 
-async def test_a_message_tells_its_life_and_what_it_waits_for(cluster: TestCluster, browser: PlainBrowser) -> None:
+async def test_why_shows_a_messages_life_and_its_reason_to_wait(cluster: TestCluster, browser: PlainBrowser) -> None:
     mq = cluster.client()
     receipt = await mq.send("orders", b'{"total": 5}', key="k")
     async with mq.consumer("orders", "billing") as consumer:
@@ -42,7 +42,7 @@ async def test_the_cluster_shows_groups_with_their_replicas(browser: PlainBrowse
         assert shown in page.text, shown
 
 
-async def test_a_mastership_is_handed_over_for_who_types_the_group_s_name() -> None:
+async def test_a_mastership_is_transferred_after_the_groups_name_was_typed() -> None:
     async with TestCluster(brokers=3, delay=False) as cluster:
         site = site_of(cluster, is_writable=True)
         browser = await PlainBrowser(site).log_in()

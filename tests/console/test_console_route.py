@@ -47,7 +47,7 @@ async def test_a_plan_shows_what_a_split_would_do_and_does_nothing(cluster: Test
         assert (await ordered.get(f"/subjects/accounts/route?verb={wrong}")).status == 400, wrong
 
 
-async def test_a_split_is_made_once_for_who_types_the_subject_s_name(cluster: TestCluster, ordered: PlainBrowser) -> None:
+async def test_a_split_is_made_once_after_the_subjects_name_was_typed(cluster: TestCluster, ordered: PlainBrowser) -> None:
     form = {"verb": "split", "partitions": "1", "at": "512", "version": "1"}
     assert (await ordered.post("/subjects/accounts/route", form)).status == 400
     page = await ordered.post("/subjects/accounts/route", {**form, "confirm": "accounts"})

@@ -121,7 +121,7 @@ async def test_a_second_process_on_the_file_is_refused(tmp_path: Path) -> None:
     await EmbeddedStore(tmp_path / "c.db").close()
 
 
-async def test_a_watch_that_keeps_up_is_not_hurt_by_compaction_of_what_does_not_concern_it() -> None:
+async def test_a_watch_that_keeps_up_is_not_affected_by_compaction() -> None:
     store = EmbeddedStore()
     start = await store.put("w/0", b"")
     follower = Follower(store, "w/", start)

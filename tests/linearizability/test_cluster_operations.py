@@ -72,7 +72,7 @@ async def test_changes_of_routes_are_linearizable_where_servers_are_killed(tmp_p
         linearizable(history, tmp_path, count)
 
 
-async def test_a_reset_that_answers_what_another_call_replaced_is_found(tmp_path: Path) -> None:
+async def test_a_reset_answered_after_another_call_replaced_it_is_found(tmp_path: Path) -> None:
     async with TestCluster(delay=False) as cluster:
         history = await group_histories([cluster.client() for _ in range(CLIENTS)], 3)
     resets = [number for number, each in enumerate(history) if each.kind == "exchange"]

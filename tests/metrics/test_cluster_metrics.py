@@ -111,7 +111,7 @@ async def test_a_replica_that_starts_shows_no_place_yet() -> None:
     assert (await read([ReplicaSource("g1", starting)])).rows("qmq_serving") == []
 
 
-async def test_a_slave_ahead_of_what_was_noted_has_no_negative_lag() -> None:
+async def test_a_slave_ahead_of_the_noted_index_has_no_negative_lag() -> None:
     peer = control.Peer(replica="b", match_index=9, in_step=True, silent_ms=250)
     info = control.ReplicaStatus(replica="a", role="master", last_index=7, peers=[peer])
     values = await read([ReplicaSource("g1", lambda: info, {"master": 2})])

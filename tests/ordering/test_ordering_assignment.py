@@ -125,7 +125,7 @@ def test_a_version_that_changes_nothing_moves_nothing() -> None:
     assert (later.generation, {lane.version for lane, _ in later.lanes}) == (found.generation + 1, {2})
 
 
-def test_a_splits_targets_go_to_who_read_the_source() -> None:
+def test_a_splits_targets_go_to_the_reader_of_the_source() -> None:
     before = assign(NOBODY, ["x", "y"], [opened(1, 0, 500), opened(2, 500, 1000)], no_backlog)
     after = assign(before, ["x", "y"], [opened(1, 0, 500, 2), opened(3, 500, 700, 2), opened(4, 700, 1000, 2)], no_backlog)
     assert short(after) == ["1 [0, 500) x", "3 [500, 700) y", "4 [700, 1000) y"]

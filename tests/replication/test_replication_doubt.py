@@ -89,7 +89,7 @@ def test_an_empty_replica_begins_where_the_masters_files_begin() -> None:
     assert group.core["a"].state.may_count
 
 
-def test_an_empty_replica_that_asks_is_told_where_the_log_begins_and_only_once() -> None:
+def test_an_empty_replica_learns_the_beginning_of_the_log_only_once() -> None:
     group = Group(logs={"a": (1, 1, 2), "b": (1, 1, 2)}, doubtful="c", asking="c")
     resets: list[LogReset] = []
     group.campaign("a")

@@ -55,7 +55,7 @@ def test_figure_8_an_older_epochs_flushed_entries_do_not_count_alone() -> None:
     assert core.leader.flushed == 3
 
 
-def test_a_cut_takes_back_what_was_flushed() -> None:
+def test_a_cut_lowers_the_flushed_index() -> None:
     group = Group(logs={"a": (1, 1), "b": (1, 1, 1, 1), "c": (1, 1)}, epoch=1)
     core = group.core["b"]
     core.flushed(4)

@@ -252,7 +252,7 @@ def test_an_acknowledgement_names_only_stored_entries() -> None:
     assert group.core["a"].state.ready.messages == [("b", Ack(1, 0, 2, 2, 2))]
 
 
-def test_a_flush_from_before_a_cut_does_not_speak_for_what_came_after() -> None:
+def test_a_flush_before_a_cut_does_not_count_for_later_entries() -> None:
     group = Group(logs={"a": (1, 1, 1)})
     group.flushes["a"] = False
     group.step("b", "a", heartbeat(2, 1, 1, cut=True))

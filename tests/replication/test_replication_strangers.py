@@ -57,7 +57,7 @@ def test_a_promise_to_an_epoch_that_never_existed_is_given_up(far: int) -> None:
     assert group.disk["a"].promised == 5
 
 
-def test_a_refusal_tells_above_what_the_next_epoch_must_be() -> None:
+def test_a_refusal_names_the_bound_of_the_next_epoch() -> None:
     group = Group()
     group.elect("a")
     group.step("b", "a", Refusal(FAR))
@@ -68,7 +68,7 @@ def test_a_refusal_tells_above_what_the_next_epoch_must_be() -> None:
 
 
 @pytest.mark.parametrize(("stored", "last"), [(1 << 40, 1 << 40), (3, 2), (-1, 1), (2, 1 << 40)])
-def test_an_acknowledgement_of_what_there_is_not_is_refused(stored: int, last: int) -> None:
+def test_an_acknowledgement_of_a_missing_message_is_refused(stored: int, last: int) -> None:
     group = Group()
     group.elect("a")
     leader = group.core["a"].leader

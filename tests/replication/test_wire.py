@@ -104,7 +104,7 @@ def test_an_append_that_was_cut_anywhere_is_refused(append: Append) -> None:
             wire.unpack(memoryview(data)[:end])
 
 
-def test_an_append_does_not_promise_what_it_does_not_carry(append: Append) -> None:
+def test_an_append_with_contradictory_fields_is_refused(append: Append) -> None:
     for wrong in (append._replace(last_index=5), append._replace(prev_index=1), append._replace(payload=None)):
         with pytest.raises(CorruptBatch):
             wire.unpack(memoryview(sent(wrong)))

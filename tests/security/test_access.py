@@ -77,7 +77,7 @@ async def guarded(
             yield Cluster(node, admin)
 
 
-async def test_a_principal_does_what_it_may_and_nothing_else(tmp_path: Path) -> None:
+async def test_a_principal_can_do_only_what_the_rules_allow(tmp_path: Path) -> None:
     async with guarded(tmp_path) as cluster:
         await cluster.allow("app:orders", "produce,create", "subject", "orders.*")
         async with cluster.client("app:orders") as orders:

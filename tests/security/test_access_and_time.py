@@ -188,7 +188,7 @@ async def test_a_providers_token_is_renewed_on_an_open_connection_and_cut_at_its
         assert "the token has expired" in await ended(connection)
 
 
-async def test_a_newer_token_of_somebody_else_is_refused_and_recorded(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_newer_token_of_another_principal_is_refused_and_recorded(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async with closed_port(tmp_path) as port:
         connection = await port.connect(port.heard.token(ORDERS))
         with pytest.raises(AccessDenied, match="app:orders's"):

@@ -62,7 +62,7 @@ def test_a_node_and_its_clients_are_secured_by_three_commands(tmp_path: Path, no
     assert "QMQ_TLS_CA" in said
 
 
-def test_a_certificate_says_who_it_is_for_and_where(tmp_path: Path) -> None:
+def test_a_certificate_names_its_holder_and_hosts(tmp_path: Path) -> None:
     create_authority(tmp_path, now=NOW)
     made = issue(tmp_path, "broker0", "node", ["127.0.0.1", "[::1]", "broker0.example"], now=NOW, days=30)
     cert = x509.load_pem_x509_certificate(made.cert.read_bytes())

@@ -203,7 +203,7 @@ async def test_an_idle_connection_is_closed(tmp_path: Path, role: str) -> None:
 
 
 @pytest.mark.parametrize("is_encrypted", [False, True])
-async def test_a_flood_of_handshakes_waits_and_all_who_wait_are_served(tmp_path: Path, is_encrypted: bool) -> None:
+async def test_a_flood_of_handshakes_waits_and_all_are_served(tmp_path: Path, is_encrypted: bool) -> None:
     papers = Papers(tmp_path / "papers") if is_encrypted else None
     async with listening(tmp_path, "meta", replace(BOUNDS, handshakes_per_s=5), papers, REACHABLE) as port:
         strangers = [Stranger(port.port) for _ in range(3)]

@@ -56,7 +56,7 @@ def token(key: Any = EC, algorithm: str = "ES256", kid: str = "one", **claims: A
 @pytest.mark.parametrize(
     ("key", "algorithm", "kid"), [(EC, "ES256", "one"), (RSA, "RS256", "two"), (ED, "EdDSA", "three")], ids=["EC", "RSA", "Ed25519"]
 )
-def test_a_token_says_who_it_is_for(key: Any, algorithm: str, kid: str) -> None:
+def test_a_token_names_its_principal(key: Any, algorithm: str, kid: str) -> None:
     assert verifier().verify(token(key, algorithm, kid)) == (Principal("app", "orders"), (CLAIMS["exp"] + LEEWAY_S) * 1000)
 
 

@@ -31,7 +31,7 @@ def test_large_bodies_end_a_chunk_before_its_rows_do() -> None:
     assert len(groups) == 3
 
 
-def test_compressed_bodies_count_as_what_they_will_be() -> None:
+def test_compressed_bodies_count_with_their_uncompressed_size() -> None:
     batches = [stored(Columns([bytes(3 * limits.MIB)]), sequence, compression=Compression.ZSTD) for sequence in range(3)]
     assert [len(group) for group in chunks(spans(batches, whole(), with_directed=False))] == [1, 1, 1]
 

@@ -51,7 +51,7 @@ def test_lag_is_what_was_not_handed_out_and_what_came_back() -> None:
     assert found == GroupLag("s", "ops", 37, 0, 4, 3, 0, 0, 0, 0)
 
 
-def test_a_group_behind_retention_has_lost_what_it_was_never_handed() -> None:
+def test_a_group_behind_retention_has_lost_undelivered_messages() -> None:
     (found,) = group_lags([position(20)], {KEY: SourceQueue(KEY, 50, 100)})
     assert (found.lag, found.lost) == (50, 30)
     (held,) = group_lags([position(60, done=20, held=5)], {KEY: SourceQueue(KEY, 50, 100)})

@@ -85,7 +85,7 @@ def lake(node_process: NodeProcess, tmp_path: Path) -> Iterator[TypedLake]:
     catalog.close()
 
 
-def test_bodies_become_columns_and_what_does_not_fit_is_kept_apart_with_its_reason(lake: TypedLake) -> None:
+def test_bodies_become_columns_and_misfits_are_kept_apart_with_a_reason(lake: TypedLake) -> None:
     lake.send('{"id":1,"note":"a"}', "no JSON", '{"id":2}', '{"id":"3"}')
     lake.declare({"id": INT, "note": STRING}, "id")
     assert lake.drain() == (4, 2)

@@ -52,7 +52,7 @@ def test_options_are_read_whatever_their_case_and_spark_may_add_its_own() -> Non
         ({"path": "/somewhere"}, "without a path"),
     ],
 )
-def test_an_option_that_is_misspelt_or_senseless_is_refused_with_what_would_be_right(options: dict[str, str], said: str) -> None:
+def test_a_misspelt_or_senseless_option_is_refused_with_a_correction(options: dict[str, str], said: str) -> None:
     with pytest.raises(InvalidArgument, match=said):
         SinkOptions.parse(SERVERS | options)
 
@@ -130,6 +130,6 @@ def test_ids_and_numbers_say_which_row_it_is() -> None:
     assert writer.number_of(row_identity.ROWS_MAX - 1) < writer.numbers_end <= row_identity.NUMBERS_END
 
 
-def test_an_epoch_beyond_what_an_id_holds_is_refused() -> None:
+def test_an_epoch_too_large_for_an_id_is_refused() -> None:
     with pytest.raises(InvalidArgument, match="new checkpoint"):
         RowWriter("query", 0, 1 << 32)

@@ -172,7 +172,7 @@ def test_an_end_that_was_noted_is_not_passed_though_more_came() -> None:
     assert admit(topology, done, until={one: 100, two: 4}) == {one: 100, two: 4}
 
 
-def test_a_limit_is_shared_out_in_proportion_and_starves_nobody() -> None:
+def test_a_limit_is_shared_in_proportion_and_starves_no_queue() -> None:
     keys = [QueueKey("s", 0, f"g{number}") for number in range(3)]
     queues = {key: SourceQueue(key, 0, 1000, 100_000) for key in keys}
     shared = share_out(dict(zip(keys, (900, 99, 1), strict=True)), queues, Limit(100))

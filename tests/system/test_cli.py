@@ -109,7 +109,7 @@ def test_a_user_can_look_at_a_node_as_a_cluster_and_administer_it(node_process: 
         assert (done.returncode, says in done.stderr.replace(b"\n", b" ")) == (2, True), done.stderr
 
 
-def test_a_status_that_continues_shows_what_changes_and_ends_by_ctrl_c(node_process: NodeProcess) -> None:
+def test_a_watched_status_shows_changes_and_ends_by_ctrl_c(node_process: NodeProcess) -> None:
     node_process.start()
     words = ("cluster", "status", "--watch", "--json", "--interval", "0.1", "--server", node_process.address)
     command = ["env", "--default-signal=INT", sys.executable, "-m", "qmq.cli", *words]  # who runs the tests may ignore it

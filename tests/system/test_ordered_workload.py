@@ -135,7 +135,7 @@ async def given(path: Path, group: str, count: int) -> None:
             await asyncio.sleep(0.1)
 
 
-def test_a_body_says_who_sent_it() -> None:
+def test_a_body_names_its_sender() -> None:
     assert parse(b"p0 17\nAda,1\n2") == ("p0", 17, b"Ada,1\n2")
 
 

@@ -146,7 +146,7 @@ async def test_a_subject_that_forgets_does_so_by_the_time_that_is_moved(qmq_clus
     assert message.create_time_ms == before == message.append_time_ms
 
 
-async def test_a_clock_says_what_cannot_be_done() -> None:
+async def test_an_unsupported_use_of_a_clock_is_an_error() -> None:
     clock = virtual(datetime(2030, 1, 1, tzinfo=UTC))
     assert clock.now() == datetime(2030, 1, 1, tzinfo=UTC)
     with pytest.raises(InvalidArgument, match="no cluster yet"):

@@ -213,6 +213,16 @@ def test_prose_uses_plain_words() -> None:
             assert found is None, f"{name(path)}:{number}: say {found and found[0]!r} in plain words"
 
 
+RIDDLES = re.compile(r"nobody|whoever|somebody|(becomes|became)_of|_(is|are)_said(_|$)|_an" + "ew")
+"""Parts of names that a reader has to translate: name who does it, and what is reported."""
+
+
+def test_names_of_tests_are_plain() -> None:
+    tests = [(path, test) for path in SOURCES for test in re.findall(r"def (test_\w+)\(", path.read_text())]
+    assert len(tests) > 3000
+    assert [f"{name(path)}: {test}" for path, test in tests if RIDDLES.search(test)] == [], "say it in plain words"
+
+
 def test_a_document_has_one_title() -> None:
     for path in DOCS:
         body = re.sub(r"```.*?```", "", path.read_text(), flags=re.DOTALL)

@@ -233,9 +233,7 @@ def test_nothing_is_deleted_while_a_backup_that_stays_cannot_be_read(tmp_path: P
     assert is_whole(objects, new)
 
 
-async def test_a_backup_waits_for_a_prune_and_one_whose_mark_was_taken_is_none(
-    cluster: LiveCluster, history: History, tmp_path: Path
-) -> None:
+async def test_a_backup_waits_for_a_prune_and_fails_if_its_mark_was_taken(cluster: LiveCluster, history: History, tmp_path: Path) -> None:
     objects = objects_in(tmp_path / "backups")
     marks = RunningMarks(objects.store)
     async with cluster.client() as mq:

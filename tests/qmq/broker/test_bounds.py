@@ -118,7 +118,7 @@ async def test_a_settle_as_large_as_older_clients_send_is_taken(tmp_path: Path) 
         assert wire.unpack_settled(answer.payload) == (1, 19_999)
 
 
-async def test_a_settle_of_what_was_never_handed_out_changes_no_counter(tmp_path: Path) -> None:
+async def test_settling_undelivered_messages_changes_no_counter(tmp_path: Path) -> None:
     async with served(tmp_path) as (broker, connection):
         session = await attach(connection)
         await connection.call(FrameKind.PULL, wire.pack_pull(wire.Pull(session, MESSAGES, 1 << 20, 1000)), timeout_s=10)

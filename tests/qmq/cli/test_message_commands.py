@@ -90,7 +90,7 @@ def test_a_message_that_will_be_retried_is_reported_with_time_and_reason() -> No
     )
 
 
-def test_a_copy_for_one_group_counts_what_failed_before_it() -> None:
+def test_a_copy_for_one_group_counts_earlier_failures() -> None:
     headers = [control.Header(name="qmq-group", value=b"billing"), control.Header(name="qmq-attempt", value=b"2")]
     copy = place(is_directed=True, headers=headers)
     text = told("waiting", copy, attempt=2, attempts_max=5, due_ms=NOW + 1_000, last=event("nack"))

@@ -102,6 +102,6 @@ def test_a_key_is_printed_as_text_where_nothing_is_lost(key: bytes, text: str) -
 
 
 @pytest.mark.parametrize("text", ["hex:zz", "hex:123", "base64:!", "base64:AP8"])
-def test_a_key_that_cannot_be_read_says_what_a_key_is(text: str) -> None:
+def test_an_unreadable_key_is_an_error_that_describes_a_key(text: str) -> None:
     with pytest.raises(InvalidArgument, match="a key is text, hex:00ff or base64:AP8="):
         parse_key(text)

@@ -270,7 +270,7 @@ def test_an_explanation_says_what_would_be_done_and_why(meta: FakeMeta, qmq: Com
     assert "now: nothing" in shown
 
 
-def test_a_policy_is_changed_in_what_is_given_and_kept_in_the_rest(meta: FakeMeta, qmq: Command) -> None:
+def test_only_the_given_settings_of_a_policy_change(meta: FakeMeta, qmq: Command) -> None:
     meta.answers["ExplainReshard"] = explained()
     meta.answers["SetReshardPolicy"] = lambda request: request.policy
     (now,) = qmq.json("route", "policy", "orders")

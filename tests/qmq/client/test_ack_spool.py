@@ -217,7 +217,7 @@ def test_verdicts_older_than_a_week_are_dropped_with_a_warning(store: AckSpool, 
     assert left(store) == []
 
 
-def test_a_full_disk_is_a_warning_and_what_was_written_before_counts_no_more(
+def test_a_full_disk_is_a_warning_and_earlier_writes_no_longer_count(
     store: AckSpool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     file = file_of(store)

@@ -291,7 +291,7 @@ async def test_a_list_has_bounds_and_nothing_is_a_list_too() -> None:
 @pytest.mark.parametrize(
     "options", [{"start": datetime(2027, 1, 1)}, {"end": 5}, {"limit": -1}, {"limit": True}, {"limit": 1.5}, {"subject": "~s"}]
 )
-async def test_a_list_of_what_cannot_be_is_refused(options: Any) -> None:
+async def test_an_impossible_list_is_refused(options: Any) -> None:
     async with delay_cluster(timing=QUICK) as it:
         with pytest.raises((InvalidArgument, InvalidName)):
             await anext(it.mq.delayed.list(**options))

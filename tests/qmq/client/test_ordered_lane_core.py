@@ -95,7 +95,7 @@ def test_an_end_without_a_message_is_settled_too() -> None:
     assert lane.is_finished
 
 
-def test_a_resumed_lane_says_again_what_was_not_answered_and_pulls_on() -> None:
+def test_a_resumed_lane_repeats_unanswered_requests_and_continues_pulling() -> None:
     lane = core()
     cells = arrive(lane, 4, 0, 1, 2, 3)
     finish(lane, cells[0])
@@ -229,7 +229,7 @@ def test_a_run_is_split_between_messages_and_its_parts_are_settled_separately() 
     assert (lane.open, lane.open_bytes) == (2, 40)
 
 
-def test_a_released_lane_finishes_what_handlers_have_and_nothing_else() -> None:
+def test_a_released_lane_finishes_only_the_messages_of_running_handlers() -> None:
     lane = core()
     cells = arrive(lane, 6, 0, 2, 4, is_end=True)
     lane.begin(cells[1])

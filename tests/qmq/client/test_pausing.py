@@ -68,7 +68,7 @@ async def test_a_consumer_paused_from_the_beginning_still_joins_its_group(node: 
         assert (await waiting).body == b"0"
 
 
-async def test_a_loop_that_is_paused_finishes_what_it_has_in_hand(node: Node) -> None:
+async def test_a_paused_loop_finishes_its_current_messages(node: Node) -> None:
     async with qmq.connect(node.address) as mq, mq.consumer("s", "g") as consumer:
         await mq.send_many("s", [b"0", b"1"])
         assert (await anext(consumer)).body == b"0"

@@ -22,7 +22,7 @@ def test_an_older_epoch_is_ignored_and_a_newer_one_counts_for_all_subjects() -> 
     assert book.groups("s") == {"g1": True}
 
 
-def test_a_doubt_is_cleared_only_by_what_was_asked_after_it() -> None:
+def test_a_doubt_is_cleared_only_by_a_later_request() -> None:
     book = RouteBook()
     learned(book, SubjectRoute("g1", "a:1", 4, True))
     under_way = book.ask()

@@ -39,7 +39,7 @@ def test_the_scan_by_columns_finds_what_a_slow_one_finds(tmp_path: Path, monkeyp
             assert index.find_batch(producer, number, 0) == next((each for each in expected if each.batch_sequence == number), None)
 
 
-def test_a_table_is_what_the_entries_are(tmp_path: Path) -> None:
+def test_a_table_equals_the_entries_of_the_consume_log(tmp_path: Path) -> None:
     index = ConsumeLog(Disk(), tmp_path, QueueId("s", Partition(0)))
     for number in range(10):
         index.append(IndexEntry(number, 2, 3, 4, 5, (1 << 64) - 1, 7, 8, 9))

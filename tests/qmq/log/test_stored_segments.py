@@ -106,7 +106,7 @@ def test_messages_without_a_file_are_read_before_and_after_a_restart(tmp_path: P
         assert everything(again) == before
 
 
-def test_a_lost_consume_log_is_rebuilt_from_what_has_no_file(tmp_path: Path) -> None:
+def test_a_lost_consume_log_is_rebuilt_from_segments_without_a_file(tmp_path: Path) -> None:
     elsewhere = Elsewhere()
     store = open_store(tmp_path, LOG, ManualClock(), stored=elsewhere)
     grow(store, 13)

@@ -254,7 +254,7 @@ def lane_story(*actions: LaneAction, lp: int = 3) -> tuple[list[tuple[object, ..
 BEGUN = (LaneBegin(*LANES, "", 0, 8, 0, 0), LaneGrant(*LANES, "a", 0, 4, "i", 1000), LaneGrant(*LANES, "b", 4, 8, "i", 1000))
 
 
-def test_a_message_of_a_lane_is_done_by_who_holds_its_lane() -> None:
+def test_a_message_of_a_lane_is_settled_by_the_lanes_holder() -> None:
     token = LaneShare().next_token
     events, trail = lane_story(*BEGUN, LaneDone(*LANES, "b", token + 1, ((0, 9),)), LaneDone(*LANES, "a", token, ((4, 6),)))
     assert events == [("grant", "a", 0), ("done", "a", 0)]

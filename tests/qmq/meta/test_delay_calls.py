@@ -177,7 +177,7 @@ class Deposed(FakeDelayGroup):
         raise NotMaster("lost it", outcome=Outcome.UNKNOWN)
 
 
-async def test_a_successors_refusal_of_what_may_be_done_already_has_an_unknown_outcome(store: CoordinationStore) -> None:
+async def test_a_successors_refusal_of_a_possibly_done_request_is_unknown(store: CoordinationStore) -> None:
     successor = FakeDelayGroup("d2", "d2-b")
     await successor.start()
     old = Deposed(store, successor)

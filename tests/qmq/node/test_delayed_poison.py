@@ -96,7 +96,7 @@ async def test_one_poison_message_does_not_stop_the_others_of_its_batch(tmp_path
         await eventually(lambda: stored(node, "o", 1) == 2 and bad_messages(node) == 3)
 
 
-async def test_a_plan_that_cannot_be_read_again_is_given_up_and_what_can_be_read_goes(tmp_path: Path) -> None:
+async def test_an_unreadable_plan_is_given_up_and_its_readable_messages_go(tmp_path: Path) -> None:
     """Its messages were planned by the master before; one of them is damaged since."""
     async with running(node_config(tmp_path, delay=True)) as node, qmq.connect(node.address) as mq:
         await mq.metadata.create_subject(qmq.SubjectConfig("s"))
