@@ -34,14 +34,14 @@ class PeerProgress:
 
     __slots__ = ("flushed", "goal", "heard_ms", "inflight", "inflight_bytes", "is_in_step", "match", "next", "place", "round")
 
-    def __init__(self, now_ms: int) -> None:
+    def __init__(self, now_ms: int, round: int = 0) -> None:
         self.match = self.flushed = 0
         self.goal = 0
         """A learner becomes a voter when it stores entries up to this index."""
         self.next = 0
         self.place: Place = None
         self.is_in_step = False
-        self.round = 0
+        self.round = round
         self.heard_ms = now_ms
         self.inflight: deque[tuple[int, int]] = deque()
         self.inflight_bytes = 0
@@ -73,6 +73,8 @@ class Leader:
         self.barrier = state.history.last_index + 1
         """The index of this epoch's first entry. When it is committed, all earlier entries are committed, and serving begins."""
         self.peers: dict[str, PeerProgress] = {}
+        self._next_rounds: dict[str, int] = {}
+        """Of replicas that left: if they come back, what they sent before does not count."""
         self.change: ReplicaMembership | None = None
         self.transfer_to = ""
         self.flushed = 0
@@ -88,9 +90,9 @@ class Leader:
         members = [*self.state.membership.replicas, *(self.change.replicas if self.change else ())]
         for name in members:
             if name != self.state.name and name not in self.peers:
-                self.peers[name] = PeerProgress(self.state.now_ms)
+                self.peers[name] = PeerProgress(self.state.now_ms, self._next_rounds.pop(name, 0))
         for name in [each for each in self.peers if each not in members]:
-            del self.peers[name]
+            self._next_rounds[name] = self.peers.pop(name).round + 1
 
     @property
     def is_serving(self) -> bool:

@@ -7,8 +7,10 @@ from itertools import combinations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from qmq_replication.history import EpochRun
 from qmq_replication.ready import Campaign, MembershipChange
 from qmq_replication.replica_membership import ReplicaMembership
+from qmq_replication.replica_messages import Ack, Mismatch
 from replication_world import Group
 
 from qmq.errors import InvalidArgument, Unavailable
@@ -177,6 +179,23 @@ def test_a_change_that_was_not_made_leaves_everything_as_it_was() -> None:
     assert group.core["a"].state.membership == group.membership
     assert set(leader.peers) == {"b", "c"}
     assert leader.may_change()
+
+
+def test_what_a_replica_acknowledged_before_it_left_does_not_count_when_it_is_back() -> None:
+    """It left, lost its last entries, and is back. An answer of its first membership, which comes now, is about entries that it lost."""
+    group = grown()
+    leader = group.core["a"].leader
+    assert leader is not None
+    group.append("a", 3)
+    group.settle()
+    late = Ack(leader.epoch, leader.peers["c"].round, 4, 4, 4)
+    for after in (group.membership.without("c"), group.membership.without("c").with_learner("c")):
+        leader.propose(ReplicaMembership(leader.state.membership.version + 1, after.voters, after.learners))
+        leader.changed(leader.change)
+    lost = Mismatch(leader.epoch, leader.peers["c"].round, 2, 0, 0, (EpochRun(leader.epoch, 1),), 2)
+    for message in (lost, late):
+        group.core["a"].step(group.now_ms, "c", message)
+    assert leader.peers["c"].match == 0
 
 
 def test_a_replica_without_a_vote_does_not_campaign() -> None:
