@@ -19,7 +19,7 @@ CONSTANTS
     MaxCuts        \* power cuts of single replicas
 
 VARIABLES
-    store,         \* the coordination store: the epoch, the owner of each epoch, the voters, and the last change that it made
+    store,         \* the coordination store: the epoch, the claim to each epoch (its owner, and the voters then), the voters, and the last change
     requests,      \* changes of the membership on their way to the store
     promised,      \* on disk: nothing older is accepted
     log,           \* on disk
@@ -56,7 +56,7 @@ Divergence(ours, theirs) ==
         /\ \A later \in (index + 1)..Least(Len(ours), Len(theirs)) : EpochAt(ours, later) # EpochAt(theirs, later)
 
 Init ==
-    /\ store = [epoch |-> 0, owners |-> <<>>, voters |-> FirstVoters, madeIn |-> 0]
+    /\ store = [epoch |-> 0, claims |-> <<>>, voters |-> FirstVoters, madeIn |-> 0]
     /\ requests = {}
     /\ promised = [r \in Replicas |-> 0]
     /\ log = [r \in Replicas |-> <<>>]
@@ -87,19 +87,23 @@ PromiseEpoch(r, epoch) ==
 
 Claim(r) == [last |-> LastOf(log[r]), whole |-> whole[r]]
 
-(* A compare-and-swap of the epoch and the membership gives the epoch one owner, who uses the membership of that moment. A master may step
-   down first; nothing depends on whether it does. *)
-WinEpoch(r) ==
+(* A compare-and-swap of the epoch and the membership gives the epoch one owner, who uses the membership of that moment. *)
+GiveEpoch(r) ==
     /\ store.epoch < MaxEpoch
     /\ r \in store.voters
-    /\ store.epoch + 1 > promised[r]
-    /\ store' = [store EXCEPT !.epoch = @ + 1, !.owners = Append(@, r)]
-    /\ PromiseEpoch(r, store.epoch + 1)
+    /\ store' = [store EXCEPT !.epoch = @ + 1, !.claims = Append(@, [owner |-> r, voters |-> store.voters])]
+    /\ UNCHANGED <<requests, promised, log, whole, role, commit, slave, promises, view, peers, messages, committed, count>>
+
+(* The owner learns it later, or never. A master may step down first; nothing depends on whether it does. *)
+WinEpoch(r, epoch) ==
+    /\ store.claims[epoch].owner = r
+    /\ epoch > promised[r]
+    /\ PromiseEpoch(r, epoch)
     /\ role' = [role EXCEPT ![r] = "fencing"]
     /\ promises' = [promises EXCEPT ![r] = (r :> Claim(r))]
-    /\ view' = [view EXCEPT ![r] = [voters |-> store.voters, change |-> NoChange, changedAt |-> 0]]
+    /\ view' = [view EXCEPT ![r] = [voters |-> store.claims[epoch].voters, change |-> NoChange, changedAt |-> 0]]
     /\ peers' = [peers EXCEPT ![r] = <<>>]
-    /\ UNCHANGED <<requests, log, whole, commit, messages, committed, count>>
+    /\ UNCHANGED <<store, requests, log, whole, commit, messages, committed, count>>
 
 (* The promises that count: those of whole voters; those of all voters once all have promised. *)
 Judges(r) ==
@@ -126,11 +130,11 @@ Replace(received, answers) == messages' \in {(messages \ {received}) \union answ
 (* A request for promises is not a message of the model: it may reach a replica at any moment after its epoch was won. *)
 AnswerPromiseRequest(r, epoch) ==
     /\ epoch >= promised[r]
-    /\ store.owners[epoch] # r
+    /\ store.claims[epoch].owner # r
     /\ IF epoch > promised[r]
        THEN PromiseEpoch(r, epoch) /\ NoLongerMaster(r)
        ELSE UNCHANGED <<promised, slave, role, promises, view, peers>>
-    /\ messages' = messages \union {[kind |-> "Promise", from |-> r, to |-> store.owners[epoch], epoch |-> epoch, claim |-> Claim(r)]}
+    /\ messages' = messages \union {[kind |-> "Promise", from |-> r, to |-> store.claims[epoch].owner, epoch |-> epoch, claim |-> Claim(r)]}
     /\ UNCHANGED <<store, requests, log, whole, commit, committed, count>>
 
 TakePromise(m) ==
@@ -153,13 +157,13 @@ AppendMessage(r, p, prev, last, cut, round) ==
     [kind |-> "Append", from |-> r, to |-> p, epoch |-> promised[r], prev |-> prev, prevEpoch |-> EpochAt(log[r], prev),
      entries |-> SubSeq(log[r], prev + 1, last), commit |-> commit[r], cut |-> cut, round |-> round]
 
-(* A peer in step gets what follows; another one gets an Append without entries, and answers whether its log ends there. *)
+(* A peer in step gets some of what follows, or nothing; another one gets an Append without entries, and answers whether its log ends there. *)
 Send(r, p) ==
     /\ role[r] = "master"
     /\ p # r
     /\ LET peer == peers[r][p] IN
        IF peer.inStep
-       THEN \E last \in {peer.next - 1, Len(log[r])} :
+       THEN \E last \in (peer.next - 1)..Len(log[r]) :
             /\ messages' = messages \union {AppendMessage(r, p, peer.next - 1, last, FALSE, peer.round)}
             /\ peers' = [peers EXCEPT ![r][p].next = last + 1]
        ELSE /\ messages' = messages \union {AppendMessage(r, p, Len(log[r]), Len(log[r]), FALSE, peer.round)}
@@ -204,6 +208,15 @@ AnswerAppend(m) ==
     /\ whole' = [whole EXCEPT ![r] = @ \/ (result.answer = "Ack" /\ IsWhole(r, after, result.log))]
     /\ Replace(m, {reply})
     /\ UNCHANGED <<store, requests, committed, count>>
+
+(* A slave in step may report again what it stores. *)
+Report(r) ==
+    /\ role[r] = "slave"
+    /\ slave[r].inStep
+    /\ messages' = messages \union
+        {[kind |-> "Ack", from |-> r, to |-> store.claims[promised[r]].owner, epoch |-> promised[r],
+          round |-> slave[r].round, stored |-> Len(log[r])]}
+    /\ UNCHANGED <<store, requests, promised, log, whole, role, commit, slave, promises, view, peers, committed, count>>
 
 TakeAck(m) ==
     LET r == m.to IN
@@ -293,10 +306,27 @@ LearnChange(r) ==
     /\ view' = [view EXCEPT ![r] = [voters |-> @.change, change |-> NoChange, changedAt |-> commit[r]]]
     /\ UNCHANGED <<store, requests, promised, log, whole, role, commit, slave, promises, peers, messages, committed, count>>
 
+(* The store refused the change, as it has given a later epoch. *)
+ForgetChange(r) ==
+    /\ role[r] = "master"
+    /\ view[r].change # NoChange
+    /\ store.epoch > promised[r]
+    /\ view' = [view EXCEPT ![r].change = NoChange]
+    /\ UNCHANGED <<store, requests, promised, log, whole, role, commit, slave, promises, peers, messages, committed, count>>
+
+(* A replica that has left, a learner too, is no peer any more. Should it return, what it sent before is of an earlier round. *)
+ForgetPeer(r, p) ==
+    /\ role[r] = "master"
+    /\ p \notin view[r].voters \union view[r].change \union {r}
+    /\ count.changes < MaxChanges
+    /\ count' = [count EXCEPT !.changes = @ + 1]
+    /\ peers' = [peers EXCEPT ![r][p] = [FreshPeer EXCEPT !.round = peers[r][p].round + 1]]
+    /\ UNCHANGED <<store, requests, promised, log, whole, role, commit, slave, promises, view, messages, committed>>
+
 ------------------------------------------------------------------------------
 (* Faults. *)
 
-(* A connection ends with its process: nothing sent to a process reaches its successor. *)
+(* A connection ends with its process: nothing sent to a process reaches its successor, which may know less of what is committed. *)
 Without(r) == {m \in messages : m.to # r}
 
 Kill(r) ==
@@ -304,13 +334,15 @@ Kill(r) ==
     /\ count' = [count EXCEPT !.kills = @ + 1]
     /\ NoLongerMaster(r)
     /\ slave' = [slave EXCEPT ![r] = FreshSlave]
+    /\ \E known \in 0..commit[r] : commit' = [commit EXCEPT ![r] = known]
     /\ messages' = Without(r)
-    /\ UNCHANGED <<store, requests, promised, log, whole, commit, committed>>
+    /\ UNCHANGED <<store, requests, promised, log, whole, committed>>
 
 (* The contract: no majority of the voters forgets at one time. *)
 MayForget(r) ==
     LET doubtful == {p \in Replicas : ~whole[p]} \union {r}
-        memberships == {store.voters} \union {q.after : q \in requests}
+        possible == {q \in requests : q.epoch = store.epoch /\ q.before = store.voters}
+        memberships == {store.voters} \union {q.after : q \in possible}
     IN \A voters \in memberships : (voters \ doubtful) \in Majorities(voters)
 
 PowerCut(r) ==
@@ -318,7 +350,7 @@ PowerCut(r) ==
     /\ MayForget(r)
     /\ \E kept \in 0..Len(log[r]) :
         /\ log' = [log EXCEPT ![r] = Prefix(@, kept)]
-        /\ commit' = [commit EXCEPT ![r] = Least(@, kept)]
+        /\ \E known \in 0..Least(commit[r], kept) : commit' = [commit EXCEPT ![r] = known]
     /\ whole' = [whole EXCEPT ![r] = FALSE]
     /\ count' = [count EXCEPT !.cuts = @ + 1]
     /\ NoLongerMaster(r)
@@ -329,11 +361,11 @@ PowerCut(r) ==
 ------------------------------------------------------------------------------
 Next ==
     \/ \E r \in Replicas :
-        \/ WinEpoch(r) \/ BecomeMaster(r) \/ Write(r)
-        \/ \E epoch \in 1..store.epoch : AnswerPromiseRequest(r, epoch)
-        \/ \E p \in Replicas : Send(r, p)
+        \/ GiveEpoch(r) \/ BecomeMaster(r) \/ Write(r) \/ Report(r)
+        \/ \E epoch \in 1..store.epoch : WinEpoch(r, epoch) \/ AnswerPromiseRequest(r, epoch)
+        \/ \E p \in Replicas : Send(r, p) \/ ForgetPeer(r, p)
         \/ \E index \in 1..Len(log[r]) : Commit(r, index)
-        \/ Propose(r) \/ LearnChange(r)
+        \/ Propose(r) \/ LearnChange(r) \/ ForgetChange(r)
         \/ Kill(r) \/ PowerCut(r)
     \/ \E m \in messages : TakePromise(m) \/ AnswerAppend(m) \/ TakeAck(m) \/ TakeMismatch(m)
     \/ \E q \in requests : StoreChanges(q)

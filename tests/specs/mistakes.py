@@ -36,8 +36,8 @@ REPLICATION_MISTAKES: Final = (
     ),
     Mistake(
         "keep promises in memory",
-        "    /\\ UNCHANGED <<store, requests, promised, log, whole, commit, committed>>",
-        "    /\\ promised' = [promised EXCEPT ![r] = 0]\n    /\\ UNCHANGED <<store, requests, log, whole, commit, committed>>",
+        "    /\\ UNCHANGED <<store, requests, promised, log, whole, committed>>",
+        "    /\\ promised' = [promised EXCEPT ![r] = 0]\n    /\\ UNCHANGED <<store, requests, log, whole, committed>>",
         {"MaxKills": 1},
     ),
     Mistake("let replicas in doubt judge", "ELSE {p \\in found : promises[r][p].whole}", "ELSE found", {"MaxCuts": 1}),
