@@ -251,8 +251,11 @@ class BatchView:
 
     @property
     def subject(self) -> str:
-        """The subject that the batch was sent to; empty for a snapshot."""
-        return self.region[REGION_BYTES : REGION_BYTES + self.header.subject_bytes].decode()
+        """The subject that the batch was sent to; empty for a snapshot. Raises CorruptBatch."""
+        try:
+            return self.region[REGION_BYTES : REGION_BYTES + self.header.subject_bytes].decode()
+        except UnicodeDecodeError as cause:
+            raise CorruptBatch(f"the name of the subject is not UTF-8: {cause}") from cause
 
     def bodies(self) -> list[bytes]:
         """All bodies, decompressed. Raises CorruptBatch."""

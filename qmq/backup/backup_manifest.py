@@ -13,7 +13,7 @@ from typing import Final
 import msgspec
 
 from qmq.errors import BackupDamaged, BackupVersion
-from qmq.log.checked_payload import checked_payload, with_checksum
+from qmq.log.checked_payload import UNREADABLE, checked_payload, with_checksum
 
 VERSION: Final = 1
 CHUNK_PREFIX: Final = "chunks"
@@ -128,12 +128,13 @@ def decode_manifest(backup_id: str, data: bytes) -> BackupManifest:
     payload = checked_payload(_MAGIC, data)
     if payload is None:
         raise BackupDamaged(f"the manifest of backup {backup_id} is damaged: use another backup")
-    written = msgspec.msgpack.decode(payload, type=_Version)
-    if written.version != VERSION:
-        raise BackupVersion(f"backup {backup_id} has version {written.version}, of release {written.release}: use that release to read it")
     try:
+        written = msgspec.msgpack.decode(payload, type=_Version)
+        if written.version != VERSION:
+            release = f"backup {backup_id} has version {written.version}, of release {written.release}"
+            raise BackupVersion(f"{release}: use that release to read it")
         return msgspec.msgpack.decode(payload, type=BackupManifest)
-    except msgspec.ValidationError as cause:
+    except UNREADABLE as cause:
         raise BackupDamaged(f"the manifest of backup {backup_id} cannot be read ({cause})") from cause
 
 

@@ -18,6 +18,7 @@ from qmq_replication.replica_membership import ReplicaMembership
 
 from qmq.backup.backup_manifest import BackedUpGroup
 from qmq.errors import BackupDamaged
+from qmq.log.checked_payload import UNREADABLE
 
 ROOT: Final = "/qmq/"
 RESTORED: Final = ROOT + "restored"
@@ -49,7 +50,7 @@ def decode_items(data: bytes) -> Items:
     """Raises BackupDamaged."""
     try:
         return dict(msgspec.msgpack.decode(data, type=list[tuple[str, bytes]]))
-    except msgspec.MsgspecError as cause:
+    except UNREADABLE as cause:
         raise BackupDamaged(f"the coordination store's keys cannot be read ({cause})") from cause
 
 

@@ -21,6 +21,7 @@ from qmq.delay.bucket import DONE, IDX, LOG, ROW_BYTES, Bucket, name_of
 from qmq.delay.interfaces import SchedulePlace
 from qmq.errors import LogDamaged
 from qmq.log.actions import PlanAction, decode_actions, encode_actions
+from qmq.log.checked_payload import UNREADABLE
 from qmq.log.disk import Disk
 
 VERSION: Final = 1
@@ -92,7 +93,7 @@ def restore(bucket_ms: int | None, state: Any) -> ScheduleState:
         return state
     try:
         found = msgspec.convert(state, ScheduleState)
-    except msgspec.ValidationError as cause:
+    except UNREADABLE as cause:
         raise LogDamaged(f"the checkpoint's schedule cannot be read ({cause}): delete the checkpoint") from cause
     if found.version != VERSION:
         raise LogDamaged(f"the schedule has version {found.version}, this program supports {VERSION}: use the program that wrote it")
@@ -111,7 +112,11 @@ def read_mark(folder: Path, bucket_ms: int) -> ScheduleState | None:
         return None
     if data[:4] != _MAGIC or int(crc32c(data[8:])).to_bytes(4, "little") != data[4:8]:
         return None
-    return restore(bucket_ms, msgspec.msgpack.decode(data[8:]))
+    try:
+        state = msgspec.msgpack.decode(data[8:])
+    except UNREADABLE:
+        return None
+    return restore(bucket_ms, state)
 
 
 def write_mark(disk: Disk, folder: Path, state: bytes) -> None:

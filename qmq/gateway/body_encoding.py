@@ -11,6 +11,7 @@ import hashlib
 import zlib
 from typing import Final
 
+from qmq.gateway.rocketmq_names import name_of
 from qmq.gateway.status_codes import Refused
 from qmq.proto.rocketmq import definition_pb2 as api
 
@@ -30,7 +31,9 @@ def check_digest(body: bytes, digest: api.Digest) -> None:
     else:
         is_right = told == hashlib.sha1(body, usedforsecurity=False).hexdigest().upper()
     if not is_right:
-        raise Refused(api.MESSAGE_CORRUPTED, f"the body does not have the {api.DigestType.Name(digest.type)} digest {told}: send it again")
+        raise Refused(
+            api.MESSAGE_CORRUPTED, f"the body does not have the {name_of(api.DigestType, digest.type)} digest {told}: send it again"
+        )
 
 
 def digest_of(body: bytes) -> api.Digest:

@@ -12,6 +12,7 @@ from __future__ import annotations
 from typing import Final
 
 from qmq.gateway.message_mapping import duration_of
+from qmq.gateway.rocketmq_names import name_of
 from qmq.gateway.status_codes import Refused
 from qmq.model import GroupSettings
 from qmq.proto.rocketmq import definition_pb2 as api
@@ -30,7 +31,9 @@ CONSUMERS: Final = (api.PUSH_CONSUMER, api.SIMPLE_CONSUMER, api.PULL_CONSUMER)
 def check_client_type(kind: api.ClientType.ValueType) -> None:
     """Raises Refused for a client type that the gateway does not serve."""
     if kind not in (api.PRODUCER, *CONSUMERS):
-        raise Refused(api.UNRECOGNIZED_CLIENT_TYPE, f"clients of type {api.ClientType.Name(kind)} are not served here: docs/ROCKETMQ.md")
+        raise Refused(
+            api.UNRECOGNIZED_CLIENT_TYPE, f"clients of type {name_of(api.ClientType, kind)} are not served here: docs/ROCKETMQ.md"
+        )
 
 
 def settings_for_producer(told: api.Settings, body_bytes_max: int) -> api.Settings:

@@ -31,7 +31,7 @@ from qmq.client.delayed_message import DelayedMessage
 from qmq.client.due_times import time_ms
 from qmq.client.message import StoredMessage
 from qmq.gateway.body_encoding import check_digest, digest_of, plain_body
-from qmq.gateway.rocketmq_names import subject_of_topic, topic_of_subject
+from qmq.gateway.rocketmq_names import name_of, subject_of_topic, topic_of_subject
 from qmq.gateway.status_codes import Refused
 from qmq.headers import PREFIX
 from qmq.proto.rocketmq import definition_pb2 as api
@@ -107,7 +107,7 @@ def _kind_of(system: api.SystemProperties, *, is_delayed: bool) -> api.MessageTy
         found = api.FIFO if system.message_group else api.DELAY if is_delayed else api.NORMAL
     if found not in ORDERED_TYPES:
         raise Refused(
-            api.UNSUPPORTED, f"messages of type {api.MessageType.Name(found)} are not supported: docs/ROCKETMQ.md lists the types"
+            api.UNSUPPORTED, f"messages of type {name_of(api.MessageType, found)} are not supported: docs/ROCKETMQ.md lists the types"
         )
     is_timed = found == api.DELAY or (found == api.FIFO and is_delayed)
     if (found == api.FIFO) != bool(system.message_group) or is_timed != is_delayed:

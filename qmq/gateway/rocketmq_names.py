@@ -8,7 +8,7 @@ A RocketMQ topic has no dot in its name, so the dot tells the namespace. The sam
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 from qmq.errors import InvalidName
 from qmq.gateway.status_codes import Refused
@@ -32,6 +32,11 @@ def group_of_resource(group: api.Resource) -> str:
         return _joined("group", group)
     except InvalidName as failure:
         raise Refused(api.ILLEGAL_CONSUMER_GROUP, failure.message) from failure
+
+
+def name_of(kind: Any, number: int) -> str:
+    """The name of a value of an enum of RocketMQ's protocol; the number itself if this release does not know it."""
+    return str(kind.Name(number)) if number in kind.values() else str(number)
 
 
 def _joined(kind: str, resource: api.Resource) -> str:

@@ -48,6 +48,7 @@ from typing import Final
 import msgspec
 
 from qmq.errors import CorruptBatch
+from qmq.log.checked_payload import UNREADABLE
 
 
 class ActionKind(IntEnum):
@@ -277,5 +278,5 @@ def decode_actions(payload: bytes) -> list[AnyAction]:
     """Decode what `encode_actions` made. Raises CorruptBatch."""
     try:
         return _DECODER.decode(payload)
-    except msgspec.MsgspecError as cause:
+    except UNREADABLE as cause:
         raise CorruptBatch(f"an entry of the action log cannot be read: {cause}") from cause

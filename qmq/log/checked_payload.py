@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from struct import Struct
-from typing import Final
+from typing import Any, Final, TypeVar
 
+import msgspec
 from google_crc32c import value as crc32c
 
+_T = TypeVar("_T")
+
+UNREADABLE: Final = (msgspec.MsgspecError, UnicodeDecodeError)
+"""What msgspec raises for bytes that are not the wanted MessagePack."""
 _CHECKSUM: Final = Struct("<I")
 
 
@@ -22,3 +27,12 @@ def checked_payload(magic: bytes, data: bytes) -> bytes | None:
         return None
     payload = data[head_bytes:]
     return payload if _CHECKSUM.unpack_from(data, len(magic))[0] == crc32c(payload) else None
+
+
+def versioned_content(payload: bytes, version: int, kind: type[_T]) -> _T | None:
+    """The content behind a version number; None for another version. Raises ValueError if it is not of `kind`."""
+    try:
+        found, *content = msgspec.msgpack.decode(payload, type=list[Any])
+        return msgspec.convert(content, kind) if found == version else None
+    except UNREADABLE as cause:
+        raise ValueError(str(cause)) from cause

@@ -14,6 +14,7 @@ from typing import Any, Final
 import msgspec
 from google_crc32c import value as crc32c
 
+from qmq.log.checked_payload import UNREADABLE
 from qmq.log.disk import Disk
 from qmq.private_files import make_private
 
@@ -65,7 +66,7 @@ def decode(data: bytes) -> Checkpoint | None:
         return None
     try:
         found = msgspec.msgpack.decode(payload, type=Checkpoint)
-    except msgspec.MsgspecError:
+    except UNREADABLE:
         return None
     return found if found.version == VERSION else None
 

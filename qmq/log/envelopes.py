@@ -61,7 +61,7 @@ def wrap(kind: Kind, payload: bytes, *, count: int, epoch: int, index: int, time
 
 def unwrap(region: bytes) -> bytes:
     """The payload of an entry made by `wrap`. Raises CorruptBatch."""
-    size: int = _PAYLOAD.unpack_from(region)[0]
+    size: int = _PAYLOAD.unpack_from(region)[0] if len(region) >= _PAYLOAD.size else len(region)
     if size > len(region) - _PAYLOAD.size:
         raise CorruptBatch("the payload does not fit into its entry")
     return region[_PAYLOAD.size : _PAYLOAD.size + size]

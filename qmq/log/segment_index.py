@@ -11,7 +11,7 @@ from typing import Final
 
 import msgspec
 
-from qmq.log.checked_payload import checked_payload, with_checksum
+from qmq.log.checked_payload import checked_payload, versioned_content, with_checksum
 from qmq.log.disk import Disk
 
 SUFFIX: Final = ".stored"
@@ -60,11 +60,11 @@ def decode_index(data: bytes) -> SegmentIndex | None:
     payload = checked_payload(_MAGIC, data)
     if payload is None:
         return None
-    version, *content = msgspec.msgpack.decode(payload)
-    if version != _VERSION:
+    try:
+        content = versioned_content(payload, _VERSION, tuple[int, int, int, tuple[int, ...], bytes])
+    except ValueError:
         return None
-    base, size, chunk_bytes, checksums, head = content
-    return SegmentIndex(base, size, chunk_bytes, tuple(checksums), head)
+    return SegmentIndex(*content) if content is not None else None
 
 
 def read_indexes(folder: Path, disk: Disk) -> dict[int, SegmentIndex]:

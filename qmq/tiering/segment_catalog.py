@@ -13,7 +13,7 @@ from typing import Final
 
 import msgspec
 
-from qmq.log.checked_payload import checked_payload, with_checksum
+from qmq.log.checked_payload import checked_payload, versioned_content, with_checksum
 from qmq.tiering.stored_segment import SealedSegment
 
 _MAGIC: Final = b"QMT1"
@@ -121,8 +121,11 @@ def decode_catalog(data: bytes) -> SegmentCatalog | None:
     payload = checked_payload(_MAGIC, data)
     if payload is None:
         return None
-    version, *lists = msgspec.msgpack.decode(payload)
-    if version != _VERSION:
+    try:
+        lists = versioned_content(payload, _VERSION, tuple[list[tuple[int, int]], list[tuple[int, int]]])
+    except ValueError:
+        return None
+    if lists is None:
         return None
     stored, noted = ([SealedSegment(base, size) for base, size in each] for each in lists)
     return SegmentCatalog(stored, noted)

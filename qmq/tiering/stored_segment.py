@@ -9,7 +9,7 @@ import msgspec
 from google_crc32c import extend
 
 from qmq.limits import MIB
-from qmq.log.checked_payload import checked_payload, with_checksum
+from qmq.log.checked_payload import checked_payload, versioned_content, with_checksum
 
 CHUNK_BYTES: Final = 8 * MIB
 _MAGIC: Final = b"QMG1"
@@ -73,11 +73,14 @@ def decode_manifest(data: bytes) -> Manifest:
     payload = checked_payload(_MAGIC, data)
     if payload is None:
         raise BadManifest("it is damaged, or something else")
-    version, *content = msgspec.msgpack.decode(payload)
-    if version != _VERSION:
-        raise BadManifest(f"it has version {version}: upgrade this replica")
+    try:
+        content = versioned_content(payload, _VERSION, tuple[int, int, int, tuple[int, ...]])
+    except ValueError as cause:
+        raise BadManifest(f"it cannot be read ({cause})") from cause
+    if content is None:
+        raise BadManifest("it has another version: upgrade this replica")
     base, size, chunk_bytes, checksums = content
-    return Manifest(SealedSegment(base, size), chunk_bytes, tuple(checksums))
+    return Manifest(SealedSegment(base, size), chunk_bytes, checksums)
 
 
 class ChunkChecksums:

@@ -77,7 +77,7 @@ def unpack(data: memoryview) -> Message:
         if _checksum(number, head) != checksum:
             raise ProtocolViolation("the checksum of a replica message's head is wrong")
         message = _DECODERS[number].decode(head)
-    except (error, IndexError, msgspec.MsgspecError) as cause:
+    except (error, IndexError, UnicodeDecodeError, msgspec.MsgspecError) as cause:
         raise ProtocolViolation(f"not a replica message: {cause}") from None
     if isinstance(message, Ack | Mismatch | LogReset) and not _is_place(message.place):
         raise ProtocolViolation(f"no place in two logs: {str(message.place)[:80]}")
