@@ -20,10 +20,13 @@ from qmq.errors import Outcome, QmqError, StaleDelivery
 
 BATCH = 20
 PAUSE_S = 0.002
+ALONE = "alone"
 
 
 class Workload:
-    """Producers and consumers of one subject, until `stop`."""
+    """Producers and consumers of one subject, until `stop`. A group `alone` has one consumer, whose polls must never go back or leave
+    messages out; what several consumers of a group get says nothing about that.
+    """
 
     def __init__(self, server: str, subject: str, path: Path, *, producers: int = 2, consumers: int = 2, group: str = "g") -> None:
         self.server = server
@@ -40,14 +43,16 @@ class Workload:
         self._producing: list[asyncio.Task[None]] = []
         self._consuming: list[asyncio.Task[None]] = []
         self._acked_values: set[int] = set()
-        self._got: set[int] = set()
+        self._got: dict[str, set[int]] = {group: set(), ALONE: set()}
+        """The values that each group got."""
         self._stops = asyncio.Event()
 
     async def start(self) -> None:
         """Begin. One client for each producer and consumer, as separate processes would have."""
         producers, consumers = self._counts
         for number in range(consumers):
-            self._consuming.append(asyncio.create_task(self._consume(f"c{number}", self._client())))
+            self._consuming.append(asyncio.create_task(self._consume(f"c{number}", self.group, self._client())))
+        self._consuming.append(asyncio.create_task(self._consume("lone", ALONE, self._client())))
         for number in range(producers):
             self._producing.append(asyncio.create_task(self._produce(f"p{number}", self._client())))
 
@@ -87,33 +92,33 @@ class Workload:
 
     # --- consuming -----------------------------------------------------------------------------------------------------
 
-    async def _consume(self, name: str, client: qmq.Client) -> None:
-        async with client.consumer(self.subject, self.group, name=name, ack="explicit", lease_ms=5_000) as consumer:
+    async def _consume(self, name: str, group: str, client: qmq.Client) -> None:
+        async with client.consumer(self.subject, group, name=name, ack="explicit", lease_ms=5_000) as consumer:
             while True:
                 with suppress(QmqError):
-                    await self._poll(name, consumer)
+                    await self._poll(name, group, consumer)
 
-    async def _poll(self, name: str, consumer: qmq.Consumer) -> None:
-        invoked = self.recorder.record(Poll(process=name, type="invoke", group=self.group))
+    async def _poll(self, name: str, group: str, consumer: qmq.Consumer) -> None:
+        invoked = self.recorder.record(Poll(process=name, type="invoke", group=group))
         found = await consumer.pull(500, timedelta(seconds=1))
         by_queue: dict[str, list[Record]] = {}
         for message in found:
             queue = f"{self.subject}/0@{message.broker_group}"
             by_queue.setdefault(queue, []).append(Record(message.sequence, int(message.body), message.attempt))
-            self._got.add(int(message.body))
+            self._got[group].add(int(message.body))
         if not by_queue:
             self.recorder.record(invoked.ended("ok"))
             return
         for number, (queue, records) in enumerate(by_queue.items()):
             if number:
-                invoked = self.recorder.record(Poll(process=name, type="invoke", group=self.group))
+                invoked = self.recorder.record(Poll(process=name, type="invoke", group=group))
             self.recorder.record(invoked.ended("ok", queue=queue, records=tuple(records)))
-        await self._ack(name, found, by_queue)
+        await self._ack(name, group, found, by_queue)
 
-    async def _ack(self, name: str, found: qmq.Messages, by_queue: dict[str, list[Record]]) -> None:
+    async def _ack(self, name: str, group: str, found: qmq.Messages, by_queue: dict[str, list[Record]]) -> None:
         invoked = [
             self.recorder.record(
-                Ack(process=name, type="invoke", group=self.group, queue=queue, op=number, values=tuple(each.value for each in records))
+                Ack(process=name, type="invoke", group=group, queue=queue, op=number, values=tuple(each.value for each in records))
             )
             for number, (queue, records) in enumerate(by_queue.items())
         ]
@@ -147,7 +152,7 @@ class Workload:
         self._stops.set()
         async with asyncio.timeout(within_s):
             await asyncio.gather(*self._producing)
-            while not self._acked_values <= self._got:
+            while not all(self._acked_values <= got for got in self._got.values()):
                 self._raise_failures()
                 await asyncio.sleep(0.05)
         for task in self._consuming:
