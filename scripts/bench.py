@@ -29,6 +29,7 @@ import bench_everyday as everyday
 import bench_lake as lake
 import bench_large as large
 import bench_many as many
+import bench_new_replica as new_replica
 import bench_ordered as ordered
 import bench_replicas as replicas
 import bench_spark as spark
@@ -349,6 +350,8 @@ def scenarios(scale: float) -> dict[str, dict[str, Callable[[], Any]]]:
             "1 M of 1 KB into a table": lambda: lake.backfill(n(1_000_000), 1024),
             "4 GiB in a folder, 1 GiB on the disk": lambda: tiering.in_folder(int(4096 * scale)),
             "4 GiB on an S3 server, 1 GiB on the disk": lambda: tiering.on_s3(int(4096 * scale)),
+            "2 GiB, a new replica from a store": lambda: new_replica.from_store(int(2048 * scale)),
+            "2 GiB, a new replica from the master": lambda: new_replica.from_master(int(2048 * scale)),
             "100,000 messages/s, followed": lambda: lake.visible(100_000, max(40 * scale, 15)),
         },
         "others": {
