@@ -5,7 +5,7 @@ client and of the node. CPU time says more than the rate where the machine is sh
 
 `scripts/bench --only everyday` measures all rows in turn. `python scripts/bench_everyday.py --against PATH` measures this checkout and
 the one at PATH alternately, and prints the medians side by side; `--row` chooses rows by a part of their names, and with `--fast` the
-clients run by `qmq.run`.
+clients run by `qmq.run`. With `--awake` no processor sleeps meanwhile (docs/BENCH.md).
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -458,6 +459,29 @@ def _compare(trees: list[Path], rows: list[Row], runs: int, scale: float) -> Non
             print(f"{row.name:42} {figure:11}" + "".join(f"{each:14,.2f}" for each in medians) + ratio, flush=True)
 
 
+def _spin(processor: int) -> None:
+    """Keep a processor busy whenever nothing else wants it."""
+    os.sched_setaffinity(0, {processor})
+    os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+    while True:
+        pass
+
+
+@contextmanager
+def _awake() -> Iterator[None]:
+    """No processor sleeps: waking one takes a virtual machine longer than the broker takes for a message."""
+    context = mp.get_context("spawn")
+    spinning = [context.Process(target=_spin, args=(each,), daemon=True) for each in os.sched_getaffinity(0)]
+    for each in spinning:
+        each.start()
+    try:
+        yield
+    finally:
+        for each in spinning:
+            each.terminate()
+            each.join()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--against", type=Path, help="another checkout, measured alternately with this one")
@@ -465,6 +489,7 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--scale", type=float, default=1.0, help="the part of the usual number of messages")
     parser.add_argument("--fast", action="store_true", help="run the clients by qmq.run in the place of asyncio.run")
+    parser.add_argument("--awake", action="store_true", help="keep the processors awake by processes of the lowest priority")
     parser.add_argument("--one", help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.fast:
@@ -475,7 +500,8 @@ def main() -> None:
         return
     here = Path(__file__).resolve().parent.parent
     rows = [row for row in ROWS if not asked.row or any(part in row.name for part in asked.row)]
-    _compare([here, *([asked.against.resolve()] if asked.against else [])], rows, asked.runs, asked.scale)
+    with _awake() if asked.awake else nullcontext():
+        _compare([here, *([asked.against.resolve()] if asked.against else [])], rows, asked.runs, asked.scale)
 
 
 if __name__ == "__main__":
