@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from qmq.client.delayed_message import DelayedMessage, DelayStats
     from qmq.client.due_times import When
     from qmq.client.metadata import MetadataClient
+    from qmq.client.metadata_answers import FoundSubject
     from qmq.client.partial import Partial
     from qmq.client.receipts import Receipt, Receipts
     from qmq.errors import QmqError
@@ -357,6 +358,10 @@ class BlockingMetadata(BlockingPart):
     def list_subjects(self, prefix: str = "") -> Partial[meta_pb2.SubjectDescription]:
         """Subjects with their queues, except those on broker groups that do not answer."""
         return self._thread.run(self._part.list_subjects(prefix))
+
+    def find_subject(self, name: str) -> FoundSubject | None:
+        """The subject, without its queues on broker groups that do not answer: `silent` has those. None if it does not exist."""
+        return self._thread.run(self._part.find_subject(name))
 
     def describe_groups(self, subject: str = "", group: str = "") -> Partial[control_pb2.Group]:
         """The progress of groups, on the broker groups that answer. Raises UnknownSubject, UnknownGroup; NotConnected if none answers."""

@@ -111,8 +111,8 @@ async def _export(
 
 async def stored_count(mq: qmq.Client, subject: str) -> int:
     """The number of messages, for the progress bar."""
-    known = await mq.metadata.list_subjects(subject)
-    queues = [queue for each in known if each.settings.name == subject for queue in each.queues]
+    found = await mq.metadata.find_subject(subject)
+    queues = found.description.queues if found is not None else ()
     return sum(queue.next_sequence - queue.start_sequence for queue in queues)
 
 

@@ -9,6 +9,7 @@ import typer
 
 import qmq
 from qmq.cli.group_settings import set_settings, show_settings
+from qmq.cli.known_names import ordered_subjects
 from qmq.cli.output import SERVER, Json, Server, console, fail, run, say, show, tell_silent
 from qmq.cli.route_commands import emit
 from qmq.cli.route_view import group_view
@@ -37,7 +38,7 @@ def list_groups(
 
 async def _rows(server: str, subject: str) -> Partial[tuple[Any, ...]]:
     async with qmq.connect(server) as mq:
-        ordered = await _ordered(mq, subject)
+        ordered = await ordered_subjects(mq, subject)
         rows: Partial[tuple[Any, ...]] = Partial()
         if subject not in ordered:
             known = await mq.metadata.describe_groups(subject)
@@ -47,12 +48,6 @@ async def _rows(server: str, subject: str) -> Partial[tuple[Any, ...]]:
             rows.silent = _silent(found) | rows.silent
             rows += [_ordered_row(name, group, each) for group in found["groups"] for each in group["partitions"]]
         return rows
-
-
-async def _ordered(mq: qmq.Client, subject: str) -> list[str]:
-    """All ordered subjects; or, given a name, that subject if it is ordered."""
-    found = await mq.metadata.list_subjects(subject)
-    return [each.settings.name for each in found if each.settings.order and subject in ("", each.settings.name)]
 
 
 def _silent(found: dict[str, Any]) -> dict[str, str]:
@@ -144,7 +139,7 @@ def lag(
 async def _lag(server: str, subject: str, group: str) -> Partial[Any] | dict[str, Any]:
     """A group's progress on each queue; for an ordered subject, of the group as a whole."""
     async with qmq.connect(server) as mq:
-        if not await _ordered(mq, subject):
+        if not await ordered_subjects(mq, subject):
             return await mq.metadata.describe_groups(subject, group)
         found = await described(mq, subject)
     for each in found["groups"]:
@@ -187,7 +182,7 @@ def reset(
     async def _reset() -> list[Any]:
         target = parse_target(to)
         async with qmq.connect(server) as mq:
-            if broker_group is not None and await _ordered(mq, subject):
+            if broker_group is not None and await ordered_subjects(mq, subject):
                 raise InvalidArgument(f"{subject!r} is ordered: its groups can only be reset as a whole, so leave out the broker group")
             return await mq.metadata.reset_group(subject, group, **target, broker_group=broker_group)
 

@@ -38,8 +38,7 @@ def broker_group_names(server: str) -> list[str]:
 
 async def groups_of(mq: qmq.Client, subject: str = "") -> list[str]:
     """The groups that consumed a subject, or any subject. Raises QmqError."""
-    found = await mq.metadata.list_subjects(subject)
-    ordered = [each.settings.name for each in found if each.settings.order and subject in ("", each.settings.name)]
+    ordered = await ordered_subjects(mq, subject)
     names = {each.group for each in await mq.metadata.describe_groups(subject)} if subject not in ordered else set()
     for name in ordered:
         names |= {each.group for each in (await mq.metadata.describe_route(name)).groups}
@@ -47,9 +46,23 @@ async def groups_of(mq: qmq.Client, subject: str = "") -> list[str]:
     return sorted(names)
 
 
+async def ordered_subjects(mq: qmq.Client, subject: str = "") -> list[str]:
+    """All ordered subjects; or, given a name, that subject if it is ordered. Raises QmqError."""
+    if subject:
+        found = await mq.metadata.find_subject(subject)
+        return [subject] if found is not None and found.settings.order else []
+    return [each.settings.name for each in await mq.metadata.list_subjects() if each.settings.order]
+
+
 async def require_subject(mq: qmq.Client, subject: str) -> None:
     """For a command that found no data of a subject. Raises UnknownSubject if the cluster says that the subject does not exist."""
-    if subject and subject not in await _or_none(_subjects(mq, subject), subject):
+    if not subject:
+        return
+    try:
+        is_known = await mq.metadata.find_subject(subject) is not None
+    except QmqError:  # the cluster does not say
+        return
+    if not is_known:
         raise UnknownSubject(f"there is no subject {subject!r}: `qmq subject list` shows all")
 
 

@@ -166,11 +166,10 @@ def describe(name: Annotated[str, typer.Argument(help="The subject.")], as_json:
 
 async def _find(mq: qmq.Client, name: str) -> tuple[Any, dict[str, str]]:
     """The subject, and its broker groups that did not answer, with the reason."""
-    known = await mq.metadata.list_subjects(name)
-    found = [each for each in known if each.settings.name == name]
-    if not found:
+    found = await mq.metadata.find_subject(name)
+    if found is None:
         raise UnknownSubject(f"there is no subject {name!r}: `qmq subject list` shows all")
-    return found[0], known.silent
+    return found.description, found.silent
 
 
 @app.command("flush")

@@ -103,12 +103,11 @@ class BrowsingClient:
     async def _queues(self, subject: str, *, partial: bool, broker_group: str = "") -> list[BrowsedQueue]:
         from qmq.client.browse_selection import BrowsedQueue
 
-        found = await self.metadata.list_subjects(subject)
+        found = await self.metadata.find_subject(subject)
+        if found is None:
+            raise UnknownSubject(f"there is no subject {subject!r}: `qmq subject list` shows all")
         silent = {name: why for name, why in found.silent.items() if broker_group in ("", name)}
         if silent and not partial:
             raise NotConnected(f"messages of {', '.join(sorted(silent))} are missing: {'; '.join(silent.values())}")
-        described = next((each for each in found if each.settings.name == subject), None)
-        if described is None:
-            raise UnknownSubject(f"there is no subject {subject!r}: `qmq subject list` shows all")
-        queues = [each for each in described.queues if broker_group in ("", each.broker_group)]
+        queues = [each for each in found.description.queues if broker_group in ("", each.broker_group)]
         return [BrowsedQueue(subject, each.broker_group, each.partition, each.next_sequence) for each in queues]

@@ -14,7 +14,7 @@ from qmq_ordering.lane import Lane
 
 from qmq.client.delivery_client import DeliveryClient
 from qmq.client.locator import Pushed
-from qmq.client.metadata_answers import assigned_lane, is_answer_to, lanes_of, placement_of, schema_of
+from qmq.client.metadata_answers import FoundSubject, assigned_lane, is_answer_to, lanes_of, placement_of, schema_of
 from qmq.client.metaserver_calls import CALL_TIMEOUT_S
 from qmq.client.ordered.lane_membership import Assigned, Member
 from qmq.client.partial import Partial
@@ -124,6 +124,11 @@ class MetadataClient(DeliveryClient):
         """Subjects with their queues, except those on broker groups that do not answer."""
         found: pb.ListSubjectsResponse = await self._call("ListSubjects", pb.ListSubjectsRequest(prefix=prefix))
         return Partial(found.subjects, found.silent)
+
+    async def find_subject(self, name: str) -> FoundSubject | None:
+        """The subject, without its queues on broker groups that do not answer: `silent` has those. None if it does not exist."""
+        listed = await self.list_subjects(name)
+        return next((FoundSubject(each, listed.silent) for each in listed if each.settings.name == name), None)
 
     async def describe_groups(self, subject: str = "", group: str = "") -> Partial[control.Group]:
         """The progress of groups, on the broker groups that answer. Raises UnknownSubject, UnknownGroup; NotConnected if none answers."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from qmq_ordering.lane import Lane
 from qmq_ordering.route import LpRange, PhysicalPartition
 from qmq_ordering.route import Route as OrderedRoute
@@ -13,6 +15,19 @@ from qmq.model import Order
 from qmq.proto.v1 import control_pb2 as control
 from qmq.proto.v1 import meta_pb2 as pb
 from qmq.schemas.declared_schema import DeclaredSchema, compatibility_of, format_of
+
+
+@dataclass(frozen=True, slots=True)
+class FoundSubject:
+    """A subject, as the broker groups that answer describe it."""
+
+    description: pb.SubjectDescription
+    silent: dict[str, str]
+    """The broker groups that did not answer, with the reasons: the description lacks their queues."""
+
+    @property
+    def settings(self) -> pb.SubjectSettings:
+        return self.description.settings
 
 
 def is_answer_to(request: pb.ChangeRouteRequest, change: pb.RouteChangeInfo) -> bool:

@@ -89,20 +89,17 @@ async def look_at_subject(mq: Client, subject: str, now_s: float) -> ClusterLook
     groups: list[ConsumerGroupFacts] = []
     subjects: list[SubjectFacts] = []
     try:
-        described = await metadata.list_subjects(subject)
-        missing |= {f"broker group {name}": why for name, why in described.silent.items()}
-        for each in described:
-            if each.settings.name != subject:
-                continue
-            route = await metadata.describe_route(subject) if each.settings.order else None
-            subjects.append(subject_facts(each, route))
+        found = await metadata.find_subject(subject)
+        if found is not None:
+            missing |= {f"broker group {name}": why for name, why in found.silent.items()}
+            route = await metadata.describe_route(subject) if found.settings.order else None
+            subjects.append(subject_facts(found.description, route))
             if route is not None:
                 groups += ordered_groups(route)
-                continue
-            told = await metadata.describe_groups(subject)
-            groups += unordered_groups(
-                told, {(subject, queue.partition, queue.broker_group): queue.start_sequence for queue in each.queues}
-            )
+            else:
+                told = await metadata.describe_groups(subject)
+                queues = found.description.queues
+                groups += unordered_groups(told, {(subject, each.partition, each.broker_group): each.start_sequence for each in queues})
     except QmqError as failure:
         missing["groups" if subjects else "subjects"] = str(failure)
     snapshot = ClusterSnapshot(0, 0, subjects=tuple(subjects), groups=tuple(groups))

@@ -116,7 +116,7 @@ class ClusterLink:
 
     def exists(self, subject: str) -> bool:
         """Whether there is such a subject."""
-        return any(each.settings.name == subject for each in self.run(self.client.metadata.list_subjects(subject)))
+        return self.run(self.client.metadata.find_subject(subject)) is not None
 
     def waiting(self, subject: str, group: str) -> int:
         """The number of messages that wait for the group: never handed out, or given back."""

@@ -109,17 +109,14 @@ class ClusterMirror:
 
     async def _make(self, settings: pb.SubjectSettings) -> None:
         """Make the subject in the target, if it is not there. Raises InvalidArgument if it is of another kind there."""
-        found = next(
-            (each.settings for each in await self._target.metadata.list_subjects(settings.name) if each.settings.name == settings.name),
-            None,
-        )
+        found = await self._target.metadata.find_subject(settings.name)
         if found is None:
             try:
                 await self._target.metadata.create_subject(config_of(settings))
             except SubjectExists:
                 return await self._make(settings)
-        elif found.order != settings.order:
-            kinds = f"{settings.order or 'unordered'} in {self._here} and {found.order or 'unordered'} in {self._there}"
+        elif found.settings.order != settings.order:
+            kinds = f"{settings.order or 'unordered'} in {self._here} and {found.settings.order or 'unordered'} in {self._there}"
             raise InvalidArgument(f"subject {settings.name!r} is {kinds}: delete it in the target, or leave it out by --subject")
         return None
 

@@ -81,11 +81,10 @@ class RecordLoader:
         await producer.close()
 
     async def _producer(self) -> Producer | OrderedProducer:
-        known = await self._mq.metadata.list_subjects(self._subject)
-        settings = next((each.settings for each in known if each.settings.name == self._subject), None)
-        if settings is None:
+        found = await self._mq.metadata.find_subject(self._subject)
+        if found is None:
             raise UnknownSubject(f"there is no subject {self._subject!r}: create it with `qmq subject create {self._subject}`")
-        make = self._mq.ordered_producer if settings.order else self._mq.producer
+        make = self._mq.ordered_producer if found.settings.order else self._mq.producer
         return make(self._subject, compression=self._compression)
 
     async def _stored_already(self) -> Counter[bytes]:

@@ -49,6 +49,22 @@ async def test_the_client_says_which_broker_groups_are_missing() -> None:
             await client.close()
 
 
+async def test_a_subject_is_found_by_its_whole_name_and_says_which_groups_are_silent() -> None:
+    async with two_groups() as (call, found):
+        await call("CreateSubject", pb.CreateSubjectRequest(settings=pb.SubjectSettings(name="orders", broker_groups=["g1"])))
+        found[1].is_master = False
+        client = MetadataClient([call.address])
+        try:
+            subject = await client.find_subject("s")
+            assert subject is not None
+            assert subject.settings.name == "s"
+            assert [queue.broker_group for queue in subject.description.queues] == ["g1"]
+            assert list(subject.silent) == ["g2"]
+            assert await client.find_subject("order") is None, "orders is another one"
+        finally:
+            await client.close()
+
+
 async def test_subjects_are_known_though_no_broker_answers() -> None:
     async with two_groups() as (call, found):
         for each in found:
