@@ -20,7 +20,7 @@ from qmq.backup.backup_objects import BackupObjects
 from qmq.delay.schedule import Schedule
 from qmq.errors import CorruptBatch, LogDamaged, NotConnected, Overloaded, Unavailable
 from qmq.limits import MIB
-from qmq.log.envelopes import walk_bytes
+from qmq.log.envelopes import walk_rising
 from qmq.proto.v1 import control_pb2 as pb
 from qmq.proto.v1 import delay_pb2
 from qmq.rpc import typed_error
@@ -40,9 +40,7 @@ def check_entries(data: bytes, position: int, after: int) -> int:
     def read(at: int, size: int) -> bytes:
         return data[at - position : at - position + size]
 
-    for entry in walk_bytes(read, position, lambda: position + len(data)):
-        if entry.envelope.index <= after:
-            raise CorruptBatch(f"the entry at {entry.position} has index {entry.envelope.index}, and one before it has {after}")
+    for entry in walk_rising(read, position, position + len(data), after):
         after = entry.envelope.index
     return after
 

@@ -18,7 +18,7 @@ from qmq.backup.backup_objects import BackupObjects
 from qmq.backup.cluster_items import decode_items
 from qmq.delay.schedule import Schedule
 from qmq.errors import BackupDamaged, CorruptBatch, LogDamaged
-from qmq.log.envelopes import walk_bytes
+from qmq.log.envelopes import walk_rising
 
 LOGS = ("message", "action")
 
@@ -54,9 +54,7 @@ class BackupVerifier:
                 raise BackupDamaged(f"{what}: a segment ends at {segments[at - 1].end}, and the next one begins at {segment.base}")
             reader = _ForwardReader(segment.base, self._chunks(segment))
             try:
-                for entry in walk_bytes(reader.read, segment.base, lambda end=segment.end: end):  # type: ignore[misc]
-                    if entry.envelope.index <= index:
-                        raise BackupDamaged(f"{what}: index {entry.envelope.index} follows {index} at {entry.position}")
+                for entry in walk_rising(reader.read, segment.base, segment.end, index):
                     entries, index = entries + 1, entry.envelope.index
             except CorruptBatch as cause:
                 raise BackupDamaged(f"{what}: the segment at {segment.base} has a damaged entry ({cause.message})") from cause

@@ -114,6 +114,15 @@ def walk_bytes(read: Callable[[int, int], bytes], position: int, end: Callable[[
         position = entry.end
 
 
+def walk_rising(read: Callable[[int, int], bytes], position: int, end: int, after: int) -> Iterator[Entry]:
+    """As `walk_bytes`, of entries whose indexes rise, above `after` too. Raises CorruptBatch also if they do not."""
+    for entry in walk_bytes(read, position, lambda: end):
+        if entry.envelope.index <= after:
+            raise CorruptBatch(f"the entry at {entry.position} has index {entry.envelope.index}, and one before it has {after}")
+        after = entry.envelope.index
+        yield entry
+
+
 def entry_at(segments: Segments, position: int) -> Entry:
     """The entry at `position`, checked. Raises CorruptBatch."""
     return _entry(ReadWindow(segments.read, 0), position)
