@@ -19,10 +19,10 @@ pytestmark = [pytest.mark.long, pytest.mark.rotating, pytest.mark.skipif(not is_
 
 REFUSED_AT = {
     "commit without the others": 1,
-    "commit all that a slave has": 1,
+    "commit entries of an older epoch by counting": 2,
     "answer a promise request without promising": 5,
     "skip the promises": 1,
-    "count as in step with every new master": 1,
+    "count half as a majority": 1,
 }
 """Planted bugs of the simulator, with a seed at which the specification does not allow what they do."""
 
