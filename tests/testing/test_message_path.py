@@ -61,13 +61,19 @@ async def path_of_a_message(cluster: TestCluster, delay: timedelta | None = None
     """The modules of a later message, from `send` to its acknowledgement: connections and sessions are there."""
     mq = cluster.client()
     consumer = mq.consumer("s", "g")
-    for is_first in (True, False):
-        timers = set() if is_first else await idle()
+
+    async def pass_through() -> set[Function]:
         with functions_run() as found:
             received = asyncio.ensure_future(anext(consumer))
             await mq.send("s", b"body", delay=delay)
             await (await received).ack()
             await asyncio.sleep(0.05)
+        return found
+
+    await pass_through()
+    timers = await idle()
+    # What each of them runs: a rare timer falls into the time of one message, not of all.
+    found = set.intersection(*[await pass_through() for _ in range(4)])
     return modules(found, timers)
 
 
@@ -90,11 +96,13 @@ async def test_a_split_passes_at_most_74_files() -> None:
         mq = cluster.client()
         await mq.metadata.create_subject(SubjectConfig("o", order=Order.STRICT, logical_partitions=64), partitions=2)
         await mq.send("o", b"body", key="k")
-        route = (await mq.metadata.describe_route("o")).route
-        timers = await idle()
-        with functions_run() as found:
-            split = pb.SplitOperation(partition=route.partitions[0].number, parts=2)
-            await mq.metadata.change_route("o", split=split, from_version=route.version)
-    passed = modules(found, timers)
+        timers, runs = await idle(), []
+        for _ in range(2):
+            route = (await mq.metadata.describe_route("o")).route
+            with functions_run() as found:
+                split = pb.SplitOperation(partition=route.partitions[0].number, parts=2)
+                await mq.metadata.change_route("o", split=split, from_version=route.version)
+            runs.append(found)
+    passed = modules(set.intersection(*runs), timers)
     assert {"qmq/meta/ordered/changes.py", "qmq/broker/lane_admin.py"} <= set(passed)
     assert len(passed) <= 74, passed
