@@ -59,13 +59,13 @@ async def run(command: list[str], home: Path) -> list[tuple[str, list[Seen]]]:
     """The messages that each program of a process received."""
     environment = {**os.environ, "HOME": str(home)}  # there the clients write their logs
     pipe = asyncio.subprocess.PIPE
-    process = await asyncio.create_subprocess_exec(*command, env=environment, stdout=pipe, stderr=asyncio.subprocess.STDOUT)
+    process = await asyncio.create_subprocess_exec(*command, env=environment, stdout=pipe, stderr=pipe)  # a warning does not cut a line
     try:
-        out, _ = await asyncio.wait_for(process.communicate(), PROGRAM_S)
+        out, errors = await asyncio.wait_for(process.communicate(), PROGRAM_S)
     except TimeoutError:
         process.kill()
         raise
-    assert process.returncode == 0, out.decode()
+    assert process.returncode == 0, (out + errors).decode()
     found: list[tuple[str, list[Seen]]] = []
     for kind, *parts in [line.split("\t") for line in out.decode().splitlines()]:
         if kind == "program":
