@@ -14,14 +14,13 @@ from struct import Struct
 from typing import Any, Final, cast
 
 import msgspec
-from google_crc32c import value as crc32c
 
 from qmq.delay.append_files import AppendFiles, Grown
 from qmq.delay.bucket import DONE, IDX, LOG, ROW_BYTES, Bucket, name_of
 from qmq.delay.interfaces import SchedulePlace
 from qmq.errors import LogDamaged
 from qmq.log.actions import PlanAction, decode_actions, encode_actions
-from qmq.log.checked_payload import UNREADABLE
+from qmq.log.checked_payload import UNREADABLE, checked_payload, with_checksum
 from qmq.log.disk import Disk
 
 VERSION: Final = 1
@@ -110,10 +109,11 @@ def read_mark(folder: Path, bucket_ms: int) -> ScheduleState | None:
         data = (folder / MARK_FILE).read_bytes()
     except FileNotFoundError:
         return None
-    if data[:4] != _MAGIC or int(crc32c(data[8:])).to_bytes(4, "little") != data[4:8]:
+    payload = checked_payload(_MAGIC, data)
+    if payload is None:
         return None
     try:
-        state = msgspec.msgpack.decode(data[8:])
+        state = msgspec.msgpack.decode(payload)
     except UNREADABLE:
         return None
     return restore(bucket_ms, state)
@@ -121,7 +121,7 @@ def read_mark(folder: Path, bucket_ms: int) -> ScheduleState | None:
 
 def write_mark(disk: Disk, folder: Path, state: bytes) -> None:
     """Mark the folder's files as those of `state` (MessagePack). Raises DiskFull, FlushFailed."""
-    disk.replace(folder / MARK_FILE, _MAGIC + int(crc32c(state)).to_bytes(4, "little") + state)
+    disk.replace(folder / MARK_FILE, with_checksum(_MAGIC, state))
 
 
 class PendingCounts:

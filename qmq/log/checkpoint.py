@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import Any, Final
 
 import msgspec
-from google_crc32c import value as crc32c
 
-from qmq.log.checked_payload import UNREADABLE
+from qmq.log.checked_payload import UNREADABLE, checked_payload, with_checksum
 from qmq.log.disk import Disk
 from qmq.private_files import make_private
 
@@ -55,14 +54,13 @@ class Checkpoint(msgspec.Struct, array_like=True):
 
 
 def encode(checkpoint: Checkpoint) -> bytes:
-    payload: bytes = msgspec.msgpack.encode(checkpoint)
-    return _MAGIC + int(crc32c(payload)).to_bytes(4, "little") + payload
+    return with_checksum(_MAGIC, msgspec.msgpack.encode(checkpoint))
 
 
 def decode(data: bytes) -> Checkpoint | None:
     """Decode a checkpoint; None if the file is damaged, empty or of another version."""
-    payload = data[8:]
-    if data[:4] != _MAGIC or crc32c(payload).to_bytes(4, "little") != data[4:8]:
+    payload = checked_payload(_MAGIC, data)
+    if payload is None:
         return None
     try:
         found = msgspec.msgpack.decode(payload, type=Checkpoint)
