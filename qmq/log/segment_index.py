@@ -5,11 +5,13 @@ message/BASE.stored    written, and synced, before the segment's file may be del
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 import msgspec
+from google_crc32c import value as crc32c
 
 from qmq.log.checked_payload import checked_payload, versioned_content, with_checksum
 from qmq.log.disk import Disk
@@ -43,6 +45,18 @@ class SegmentIndex:
     def chunks_of(self, at: int, size: int) -> range:
         """The numbers of the chunks that have `size` bytes from byte `at` on."""
         return range(at // self.chunk_bytes, -(-min(at + size, self.size) // self.chunk_bytes))
+
+    def is_chunk(self, number: int, data: bytes) -> bool:
+        """Whether the bytes are the chunk's, by their checksum."""
+        return len(data) == self.chunk_size(number) and crc32c(data) == self.checksums[number]
+
+    def read(self, at: int, size: int, chunk: Callable[[int], bytes]) -> bytes:
+        """`size` bytes from byte `at` on; fewer where the segment ends. `chunk` gives a chunk's bytes by its number."""
+        pieces: list[bytes] = []
+        for number in self.chunks_of(at, size):
+            first = number * self.chunk_bytes
+            pieces.append(chunk(number)[max(at - first, 0) : at + size - first])
+        return b"".join(pieces)
 
     def encode(self) -> bytes:
         """Its bytes in its file."""

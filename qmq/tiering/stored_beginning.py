@@ -8,9 +8,8 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache, partial
 from typing import Final, TypeVar
-
-from google_crc32c import value as crc32c
 
 from qmq.errors import CorruptBatch
 from qmq.log.envelopes import Entry, walk_bytes
@@ -78,19 +77,10 @@ class StoredBeginnings:
 
     def entries(self, index: SegmentIndex) -> Iterator[Entry]:
         """The entries of a segment, every checksum checked. Raises CannotTake."""
-        held: dict[int, bytes] = {}
+        chunk = lru_cache(_CHUNKS_HELD)(partial(self._chunk, index))
 
         def read(position: int, size: int) -> bytes:
-            at = position - index.base
-            numbers = index.chunks_of(at, size)
-            for number in numbers:
-                if number not in held:
-                    held[number] = self._chunk(index, number)
-            while len(held) > max(_CHUNKS_HELD, len(numbers)):
-                del held[min(held)]
-            data = b"".join([held[number] for number in numbers])
-            begin = at - numbers.start * index.chunk_bytes
-            return data[begin : begin + size]
+            return index.read(position - index.base, size, chunk)
 
         try:
             yield from walk_bytes(read, index.base, lambda: index.end)
@@ -102,18 +92,18 @@ class StoredBeginnings:
         data = self._patiently(lambda: self._objects.get(name))
         if data is None:
             raise CannotTake(f"the object store does not have {name}")
-        if len(data) != index.chunk_size(number) or crc32c(data) != index.checksums[number]:
+        if not index.is_chunk(number, data):
             raise CannotTake(f"the object store gives other bytes than were put for {name}")
         return data
 
     def _patiently(self, ask: Callable[[], _R]) -> _R:
-        for pause_s in (*self._pauses_s, None):
-            if self._stopping.is_set():
-                raise CannotTake("the broker stops")
+        pauses = iter(self._pauses_s)
+        while not self._stopping.is_set():
             try:
                 return ask()
             except StoreAway as cause:
+                pause_s = next(pauses, None)
                 if pause_s is None:
                     raise CannotTake(f"the object store does not answer ({cause})") from cause
                 self._stopping.wait(pause_s)
-        raise CannotTake("the object store does not answer")
+        raise CannotTake("the broker stops")

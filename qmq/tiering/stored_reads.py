@@ -21,8 +21,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from google_crc32c import value as crc32c
-
 from qmq.errors import Overloaded, QmqError
 from qmq.log.cold_read import ColdRead, Ended
 from qmq.log.segment_index import SegmentIndex
@@ -153,12 +151,7 @@ class StoredReads:
     # --- in threads ----------------------------------------------------------------------------------------------------
 
     def read_waiting(self, index: SegmentIndex, at: int, size: int) -> bytes:
-        pieces: list[bytes] = []
-        for number in index.chunks_of(at, size):
-            first = number * index.chunk_bytes
-            data = self._chunk(index, number)
-            pieces.append(data[max(at - first, 0) : at + size - first])
-        return b"".join(pieces)
+        return index.read(at, size, lambda number: self._chunk(index, number))
 
     def _work(self) -> None:
         while (fetch := self._orders.get()) is not None:
@@ -184,7 +177,7 @@ class StoredReads:
             raise _away(f"messages are in the object store, which does not give them ({cause}): try again") from cause
         if data is None:
             raise _away(f"the object store does not have {name}: was it deleted there, or by a replica with a shorter retention?")
-        if len(data) != index.chunk_size(number) or crc32c(data) != index.checksums[number]:
+        if not index.is_chunk(number, data):
             raise _away(f"the object store gives other bytes than were put for {name}")
         return data
 
