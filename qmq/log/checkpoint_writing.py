@@ -7,6 +7,7 @@ entries, then the checkpoint itself: so a checkpoint never contains more than th
 from __future__ import annotations
 
 import os
+from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,14 +56,19 @@ class CheckpointPlan:
         if len(paths) > _SYNC_ALL_FILES:
             os.sync()
             return
-        for path in paths:
-            fd = self.disk.open_append(path)
-            try:
-                self.disk.sync(fd)
-            finally:
-                self.disk.close(fd)
-        if paths:
-            self.disk.sync_folder(paths[0].parent)
+        sync_files(self.disk, paths)
+
+
+def sync_files(disk: Disk, paths: Collection[Path]) -> None:
+    """Flush files of one folder, and the folder. Raises FlushFailed."""
+    for path in paths:
+        fd = disk.open_append(path)
+        try:
+            disk.sync(fd)
+        finally:
+            disk.close(fd)
+    for folder in {path.parent for path in paths}:
+        disk.sync_folder(folder)
 
 
 def begin_checkpoint(store: Store) -> CheckpointPlan:

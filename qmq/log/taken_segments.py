@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from qmq.batch import Envelope, Kind
+from qmq.log.checkpoint_writing import sync_files
 from qmq.log.envelopes import Entry, unwrap
 from qmq.log.recent_writes import MESSAGES
 from qmq.log.segment_index import SegmentIndex
@@ -51,7 +52,7 @@ def take_segments(
     if last is None:
         raise CannotTake("the segments have no entries")
     _require_continues(store, last, opening)
-    _sync(store, written)
+    sync_files(store.disk, written)
     for index in taken:
         store.messages.write_index(index)
     store.messages.begin_with(taken)
@@ -88,14 +89,3 @@ def _spill(store: Store) -> set[Path]:
             written |= set(queue.index.write_spill(spill))
             queue.index.spilled(spill)
     return written
-
-
-def _sync(store: Store, paths: set[Path]) -> None:
-    for path in paths:
-        fd = store.disk.open_append(path)
-        try:
-            store.disk.sync(fd)
-        finally:
-            store.disk.close(fd)
-    if paths:
-        store.disk.sync_folder(store.consume_folder)
