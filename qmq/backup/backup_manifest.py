@@ -6,7 +6,9 @@ chunk that changed is found by its name alone.
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from hashlib import blake2b
 from typing import Final
 
@@ -146,6 +148,20 @@ def chunk_name(digest: bytes) -> str:
     """The first byte is a folder, so that no folder has too many files."""
     text = digest.hex()
     return f"{CHUNK_PREFIX}/{text[:2]}/{text}"
+
+
+def new_id(time_ms: int) -> str:
+    """A backup's id, by the time at which it is made. Ids sort as the times do."""
+    time = datetime.fromtimestamp(time_ms / 1000, UTC)
+    return f"{time:%Y%m%dT%H%M%S}{time_ms % 1000:03d}Z-{secrets.token_hex(2)}"
+
+
+def time_of(backup_id: str) -> datetime | None:
+    """When a backup was made, by its id; None if it is not an id of ours."""
+    try:
+        return datetime.strptime(backup_id.partition("Z-")[0], "%Y%m%dT%H%M%S%f").replace(tzinfo=UTC)
+    except ValueError:
+        return None
 
 
 def manifest_name(backup_id: str) -> str:

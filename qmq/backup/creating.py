@@ -14,10 +14,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import secrets
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from datetime import UTC, datetime
 from typing import Any, Final
 
 import grpc
@@ -25,7 +23,7 @@ from qmq_coordination.broker_groups import GROUPS, group_states
 from qmq_coordination.coordination_store import CoordinationStore
 
 import qmq
-from qmq.backup.backup_manifest import VERSION, BackedUpGroup, BackedUpSchedule, BackupManifest, manifest_name
+from qmq.backup.backup_manifest import VERSION, BackedUpGroup, BackedUpSchedule, BackupManifest, manifest_name, new_id
 from qmq.backup.backup_objects import BackupObjects
 from qmq.backup.cluster_items import encode_items, kept, lineage_of
 from qmq.backup.log_reading import GroupLogReader, ScheduleReader
@@ -170,9 +168,3 @@ class BackupCreator:
 
 def _log_bytes(held: HeldGroup) -> int:
     return sum(each.end - each.bases[0] for each in (held.logs.message, held.logs.action))
-
-
-def new_id(time_ms: int) -> str:
-    """Sorted as the times are."""
-    time = datetime.fromtimestamp(time_ms / 1000, UTC)
-    return f"{time:%Y%m%dT%H%M%S}{time_ms % 1000:03d}Z-{secrets.token_hex(2)}"

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
-from qmq.backup.backup_manifest import chunk_name, manifest_name
+from qmq.backup.backup_manifest import chunk_name, manifest_name, time_of
 from qmq.backup.backup_objects import BackupObjects
 from qmq.backup.running_marks import RunningMarks, Work
 from qmq.errors import BackupDamaged, InvalidArgument, Unavailable
@@ -49,14 +49,6 @@ class Pruned:
     kept: tuple[str, ...]
     deleted: tuple[str, ...]
     chunks: int
-
-
-def time_of(backup_id: str) -> datetime | None:
-    """When a backup was made, by its id; None if it is not an id of ours."""
-    try:
-        return datetime.strptime(backup_id.partition("Z-")[0], "%Y%m%dT%H%M%S%f").replace(tzinfo=UTC)
-    except ValueError:
-        return None
 
 
 def split_by(rule: KeepRule, ids: Sequence[str], now_ms: int) -> tuple[tuple[str, ...], tuple[str, ...]]:

@@ -16,10 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from live_cluster import LiveCluster, objects_in, running
 
-from qmq.backup.backup_manifest import VERSION, BackedUpGroup, BackedUpSegment, BackupManifest, ChunkedBytes
+from qmq.backup.backup_manifest import VERSION, BackedUpGroup, BackedUpSegment, BackupManifest, ChunkedBytes, new_id, time_of
 from qmq.backup.backup_objects import BackupObjects
-from qmq.backup.creating import new_id
-from qmq.backup.pruning import BackupPruner, KeepRule, split_by, time_of
+from qmq.backup.pruning import BackupPruner, KeepRule, split_by
 from qmq.backup.running_marks import HOUR_MS, Mark, RunningMarks, Work
 from qmq.backup.verifying import BackupVerifier
 from qmq.errors import BackupDamaged, BackupNotFound, InvalidArgument, Unavailable
