@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -98,8 +99,7 @@ async def _master(group: ReplicaSet) -> str:
             await asyncio.sleep(0.05)
 
 
-async def _until(condition: object, what: str) -> None:
-    assert callable(condition)
+async def _until(condition: Callable[[], bool], what: str) -> None:
     try:
         async with asyncio.timeout(WAIT_S):
             while not condition():
