@@ -158,7 +158,8 @@ async def find_messages(
                 return found
     except TimeoutError:
         last_ms = max(last_ms, seen.time_ms)
-    found.looked, found.next_ms = seen.looked if options["content"] else read, last_ms
+    found.looked = seen.looked if options["content"] else read
+    found.next_ms = last_ms or 1  # the time was over before the first message came: 0 would say that everything was read
     return found
 
 
