@@ -1,6 +1,6 @@
 """Log collection: lines of many services' log files to one subject, from there into archives, an alarm and dashboards.
 
-    python examples/log_collection.py                             on a node of its own; 30,000 lines
+    python examples/log_collection.py                             on its own node; 30,000 lines
     python examples/log_collection.py --server localhost:20880    on a cluster that is there
     python examples/log_collection.py --lines 300000 --json
 
@@ -230,7 +230,7 @@ async def run(chosen: argparse.Namespace) -> int:
 
 def main() -> int:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("--server", default="", help="a metaserver's address; without it, a node of its own")
+    options.add_argument("--server", default="", help="a metaserver's address; without it, its own node")
     options.add_argument("--lines", type=int, default=30_000)
     options.add_argument("--json", action="store_true")
     return asyncio.run(run(options.parse_args()))

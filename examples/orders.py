@@ -1,6 +1,6 @@
 """Order processing: an order and its messages in one transaction, payments that happen once, a reminder that comes later, and dead letters.
 
-    python examples/orders.py                             on a node of its own; 300 orders
+    python examples/orders.py                             on its own node; 300 orders
     python examples/orders.py --server localhost:20880    on a cluster that is there
     python examples/orders.py --orders 2000 --json
 
@@ -198,7 +198,7 @@ async def run(chosen: argparse.Namespace) -> int:
 
 def main() -> int:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("--server", default="", help="a metaserver's address; without it, a node of its own")
+    options.add_argument("--server", default="", help="a metaserver's address; without it, its own node")
     options.add_argument("--orders", type=int, default=300)
     options.add_argument("--remind", type=float, default=8.0, help="seconds after which unpaid orders are reminded of")
     options.add_argument("--json", action="store_true")

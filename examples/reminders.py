@@ -1,6 +1,6 @@
 """Flight reminders: for every flight of a month of 2013 a message that is due an hour before its scheduled departure.
 
-    python examples/reminders.py                             on a node of its own; January plays in three minutes
+    python examples/reminders.py                             on its own node; January plays in three minutes
     python examples/reminders.py --server localhost:20880    on a cluster that is there
     python examples/reminders.py --month 7 --minutes 10 --json
 
@@ -186,7 +186,7 @@ async def run(chosen: argparse.Namespace) -> int:
 
 def main() -> int:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("--server", default="", help="a metaserver's address; without it, a node of its own")
+    options.add_argument("--server", default="", help="a metaserver's address; without it, its own node")
     options.add_argument("--month", type=int, default=1, choices=range(1, 13))
     options.add_argument("--minutes", type=float, default=3.0, help="in which the month plays")
     options.add_argument("--rows", type=int, default=0, help="only so many flights")

@@ -1,6 +1,6 @@
 """Binlog replication: the changes of a table, sent as ordered messages, applied to a table in SQLite, which ends byte-equal.
 
-    python examples/replication.py                             on a node of its own; 20,000 changes
+    python examples/replication.py                             on its own node; 20,000 changes
     python examples/replication.py --server localhost:20880    on a cluster that is there
     python examples/replication.py --changes 200000 --keys 5000 --json
 
@@ -148,7 +148,7 @@ async def run(chosen: argparse.Namespace) -> int:
 
 def main() -> int:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("--server", default="", help="a metaserver's address; without it, a node of its own")
+    options.add_argument("--server", default="", help="a metaserver's address; without it, its own node")
     options.add_argument("--changes", type=int, default=20_000)
     options.add_argument("--keys", type=int, default=1_000)
     options.add_argument("--json", action="store_true")

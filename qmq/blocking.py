@@ -5,7 +5,7 @@
         for message in mq.consumer("flight.departed", group="ops"):
             ...
 
-An event loop runs in a thread of its own; any thread may call.
+An event loop runs in its own thread; any thread may call.
 """
 
 # Made by scripts/generate_blocking.py: change the asyncio client, and run that again.

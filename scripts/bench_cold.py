@@ -1,4 +1,5 @@
-"""A backlog that is on the disk only is read while a producer sends at a steady rate: the reader's throughput, and what the producer feels.
+"""Reads a backlog that is only on disk while a producer sends at a steady rate. Measures the reader's throughput and the producer's
+latency.
 
 `scripts/bench --only cold` runs it. The log's files are put out of the page cache first; the default is 2 GiB of 1 KB messages.
 """
@@ -36,7 +37,7 @@ async def fill(address: str, count: int) -> None:
 
 
 def forget(folder: Path) -> None:
-    """Put the files out of the page cache."""
+    """Drop the files from the page cache."""
     for path in folder.rglob("*"):
         if not path.is_file():
             continue
@@ -83,7 +84,7 @@ async def pace(address: str, seconds: float) -> list[float]:
 
 
 def cold(count: int, seconds: float = 5.0) -> Figures:
-    """So many messages are read cold; without and with that, a producer sends."""
+    """Read `count` messages from the disk. A producer's latency is measured without and with that."""
     node = Node("--no-delay")
     together((fill, node.address, count))
     node.stop(keep=True)

@@ -46,7 +46,7 @@ class Console:
         self._opener.open(self.url).read()
 
     def get(self, path: str) -> float:
-        """Seconds until the whole page is there."""
+        """Seconds until the whole page has arrived."""
         begun_s = time.monotonic()
         self._opener.open(self.base + path).read()
         return time.monotonic() - begun_s
@@ -81,7 +81,7 @@ async def fill(address: str) -> None:
 
 
 async def fill_log(address: str) -> None:
-    """MIB of messages that do not hold what is searched for, and one at the end that does."""
+    """Send MIB of messages without the text of the search, and one last message with it."""
     body = b'{"order": 1, "text": "' + b"a" * (BODY_BYTES - 24) + b'"}'
     async with qmq.connect(address) as mq:
         left = MIB * (1 << 20) // BODY_BYTES

@@ -1,6 +1,6 @@
 """Benchmarks of what programs do: message by message or in bulk, through the public client alone, with its defaults and plain asyncio.
 
-Each row runs on a node of its own, with the client's parts in processes of their own, and tells the rate and the CPU time a message of the
+Each row runs on its own node, and the client's parts run in separate processes. A row has the rate, and the CPU time a message of the
 client and of the node. CPU time says more than the rate where the machine is shared.
 
 `scripts/bench --only everyday` measures all rows in turn. `python scripts/bench_everyday.py --against PATH` measures this checkout and
@@ -83,7 +83,7 @@ async def one_sender(mq: qmq.Client, count: int, size: int) -> Measured:
 
 
 async def many_senders(mq: qmq.Client, count: int, size: int) -> Measured:
-    """The same by many tasks."""
+    """Many tasks; each awaits each of its sends."""
     body = os.urandom(size)
 
     async def sender(messages: int) -> None:
@@ -114,7 +114,7 @@ async def fill(mq: qmq.Client, count: int, size: int) -> Measured:
 
 
 async def send_each(mq: qmq.Client, count: int, size: int) -> Measured:
-    """One by one, not awaited."""
+    """Send messages one by one without awaiting them."""
     bodies = [os.urandom(size) for _ in range(1_000)]
     await mq.send(SUBJECT, FIRST)
     await asyncio.sleep(0.3)
@@ -129,7 +129,7 @@ async def send_each(mq: qmq.Client, count: int, size: int) -> Measured:
 
 
 async def send_ordered(mq: qmq.Client, count: int, size: int) -> Measured:
-    """One by one, not awaited, with keys."""
+    """Send messages with keys one by one without awaiting them."""
     bodies = [os.urandom(size) for _ in range(1_000)]
     keys = [b"%d" % number for number in range(KEYS)]
     await mq.send(SUBJECT, FIRST, key="first")
@@ -195,7 +195,7 @@ async def each_acked(mq: qmq.Client, count: int, _size: int) -> Measured:
 
 
 async def each_acked_surely(mq: qmq.Client, count: int, _size: int) -> Measured:
-    """The same, waiting until the broker has each acknowledgement."""
+    """`async for`; the program waits for the broker's answer to each acknowledgement."""
     left = count
     async with mq.consumer(SUBJECT, GROUP, ack="explicit") as consumer:
         watch = Watch()
@@ -375,7 +375,7 @@ def _in_process(results: Any, work: Work, address: str, count: int, size: int) -
 
 
 def _together(jobs: list[tuple[Work, str, int, int]]) -> list[Measured]:
-    """Run jobs, each in a process of its own with plain asyncio; their results in order."""
+    """Run jobs, each in its own process with plain asyncio. Returns their results in the same order."""
     context = mp.get_context("spawn")
     queues = [context.Queue() for _ in jobs]
     children = [context.Process(target=_in_process, args=(queue, *job)) for queue, job in zip(queues, jobs, strict=True)]
@@ -399,7 +399,7 @@ async def _create_ordered(address: str, partitions: int) -> None:
 
 
 def measured(row: Row, count: int) -> dict[str, float]:
-    """One row, on a node of its own. The client's CPU time is that of all its processes."""
+    """Measure one row on a new node. The client's CPU time is the sum over its processes."""
     node = Node("--no-delay")
     try:
         if row.partitions:
@@ -425,7 +425,7 @@ def measured(row: Row, count: int) -> dict[str, float]:
 
 
 def scenarios(scale: float) -> dict[str, Callable[[], dict[str, float]]]:
-    """For scripts/bench: the rows by name."""
+    """The rows by name, for scripts/bench."""
     return {row.name: lambda row=row: measured(row, _scaled(row, scale)) for row in ROWS}  # type: ignore[misc]
 
 
@@ -447,7 +447,7 @@ def _child(tree: Path, row: Row, scale: float) -> dict[str, float]:
 
 
 def _compare(trees: list[Path], rows: list[Row], runs: int, scale: float) -> None:
-    """Alternate between the checkouts, which of them begins too, and print medians and ratios."""
+    """Alternate between the checkouts, and which of them is first. Print medians and ratios."""
     for row in rows:
         found: list[list[dict[str, float]]] = [[] for _ in trees]
         for run in range(runs):
@@ -460,7 +460,7 @@ def _compare(trees: list[Path], rows: list[Row], runs: int, scale: float) -> Non
 
 
 def _spin(processor: int) -> None:
-    """Keep a processor busy whenever nothing else wants it."""
+    """Keep a processor busy while no other process needs it."""
     os.sched_setaffinity(0, {processor})
     os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
     while True:
@@ -469,7 +469,7 @@ def _spin(processor: int) -> None:
 
 @contextmanager
 def _awake() -> Iterator[None]:
-    """No processor sleeps: waking one takes a virtual machine longer than the broker takes for a message."""
+    """Keep all processors awake: on a virtual machine, waking a processor takes longer than the broker's work for a message."""
     context = mp.get_context("spawn")
     spinning = [context.Process(target=_spin, args=(each,), daemon=True) for each in os.sched_getaffinity(0)]
     for each in spinning:

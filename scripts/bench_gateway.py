@@ -1,4 +1,4 @@
-"""Figures of the RocketMQ gateway: messages a second and latency with RocketMQ's own clients, beside RocketMQ 5's own broker and proxy.
+"""Figures of the RocketMQ gateway: messages a second and latency with RocketMQ's own clients, beside RocketMQ 5's broker and proxy.
 
     .venv/bin/python scripts/bench_gateway.py [--count N] [--runs N]
 
@@ -40,7 +40,7 @@ class Place(NamedTuple):
 
 
 class Scenario(NamedTuple):
-    """`kind` is the client and what it does; `at_once` are messages under way, or of one batch."""
+    """`kind` is the client and its operation; `at_once` is the number of messages in flight, or in one batch."""
 
     kind: str
     bytes: int
@@ -61,7 +61,7 @@ SCENARIOS: Final = (
 
 
 def python_send(address: str, count: int, size: int, at_once: int) -> dict[str, Any]:
-    """With RocketMQ's Python client, in a process of its own: it and QMQ both bring RocketMQ's API."""
+    """Send with RocketMQ's Python client, in a separate process: the client and QMQ both have modules of RocketMQ's API."""
     environment = {**os.environ, "HOME": tempfile.mkdtemp(prefix="rocketmq-load-")}
     command = [
         sys.executable,

@@ -1,4 +1,4 @@
-"""Broker groups of their own for benchmarks: etcd, a metaserver and some replicas, as processes on free loopback ports, without pauses."""
+"""Broker groups for benchmarks: etcd, a metaserver and some replicas, as processes on free loopback ports, without pauses."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class ReplicaSet:
         _kill(self.processes.pop(name))
 
     def stop(self) -> None:
-        """End everything, and its data."""
+        """Stop all processes, and delete their data."""
         for process in self.processes.values():
             _kill(process)
         self.etcd.stop()

@@ -3,7 +3,7 @@
     .venv/bin/python scripts/bench_integrations.py [--count N] [--runs N] [--only celery,dramatiq,taskiq]
 
 One process sends tasks that do nothing, one at a time; then one worker with one thread runs them all. The places of a framework take
-turns, each run has a queue of its own, and the figures are medians. Each setting is the framework's default, without results: Celery
+turns, each run has its own queue, and the figures are medians. Each setting is the framework's default, without results: Celery
 acknowledges a task before it runs and prefetches four. CPU time is that of the framework's process for each task sent and run, and that of
 the server for both. Redis writes its append-only file and flushes every second; RabbitMQ keeps persistent messages in classic queues,
 without confirms, as Celery does. Needs Debian's redis-server and rabbitmq-server, and Redis's client: `.venv/bin/pip install 'redis<9'`. A
@@ -142,7 +142,7 @@ FRAMEWORKS: Final = {"celery": celery, "dramatiq": dramatiq, "taskiq": taskiq}
 
 
 def program(framework: str, role: str, place: str, address: str, queue: str, count: int) -> dict[str, float]:
-    """Run a role in a process of its own, and what it measured."""
+    """Run a role in a separate process. Returns what the process measured."""
     command = [sys.executable, __file__, "--role", role, framework, place, address, queue, str(count)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     lines = [line for line in done.stdout.splitlines() if line.startswith("{")]

@@ -1,4 +1,6 @@
-"""Benchmarks of `qmq lake follow`: filling a table from a backlog, and how soon a message that is sent can be read from the table."""
+"""Benchmarks of `qmq lake follow`: filling a table from a backlog, and the time from sending a message until it can be read from the
+table.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,7 @@ async def paced(address: str, rate: int, seconds: float) -> None:
 
 
 def backfill(count: int, size: int) -> dict[str, float]:
-    """A table from a backlog, by files and by brokers, each in a process of its own."""
+    """Write a table from a backlog, once from files and once from brokers, each in a separate process."""
     node = Node()
     try:
         in_loop(fill, node.address, count, size)
@@ -64,7 +66,7 @@ def backfill(count: int, size: int) -> dict[str, float]:
 
 
 def visible(rate: int, seconds: float, interval_s: float = 10.0) -> dict[str, float]:
-    """From `send` to a snapshot that has the message, while `rate` messages a second come."""
+    """The time from `send` to a snapshot with the message, while `rate` messages a second arrive."""
     node = Node()
     try:
         in_loop(fill, node.address, 1000, 100)
@@ -80,7 +82,7 @@ def visible(rate: int, seconds: float, interval_s: float = 10.0) -> dict[str, fl
 
 
 def _apart(work: Callable[..., Any], *words: Any) -> Any:
-    """Run in a process of its own: its CPU time and memory are the writer's alone."""
+    """Run in a separate process, so that the CPU time and memory are those of the writer only."""
     context = mp.get_context("spawn")
     results = context.Queue()
     process = context.Process(target=_told, args=(results, work, *words))

@@ -1,4 +1,4 @@
-"""Bodies of some MiB: throughput of one producer and one consumer, beside what the disk takes, and the node's memory meanwhile.
+"""Bodies of some MiB: throughput of one producer and one consumer compared with the disk's, and the node's memory meanwhile.
 
 `scripts/bench --only large` runs it.
 """
@@ -82,7 +82,7 @@ def disk(mib: int) -> float:
 
 
 def bodies(mib: int, count: int) -> Figures:
-    """So many bodies of about `mib` MiB (15 at most)."""
+    """`count` bodies of about `mib` MiB (15 at most)."""
     node = Node("--no-delay")
     try:
         idle_mib = node.resident_mib()

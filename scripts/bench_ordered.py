@@ -252,7 +252,7 @@ async def split_over_groups(address: str, seconds: float, groups: Sequence[str])
 
 
 def of_replicas(work: Any, *words: Any, groups: int = 1) -> Any:
-    """Run against `groups` broker groups of one replica each, with etcd and a metaserver as processes of their own."""
+    """Run against `groups` broker groups of one replica each, with separate etcd and metaserver processes."""
     cluster = ReplicaSet(1, groups=groups)
     try:
         return together((work, cluster.address, *words, list(cluster.groups)))[0]

@@ -1,7 +1,7 @@
 """The cost of replication: one broker against a group of three on this machine, `acks=quorum`, without consumers.
 
 `scripts/bench --only replicated` runs it. All processes share the machine's cores, so the rate falls with all CPU time together; the CPU
-time of master and slaves, apart, says where it goes.
+times of master and slaves show where the time is spent.
 """
 
 from __future__ import annotations
@@ -45,7 +45,9 @@ def cpu_s(pid: int) -> tuple[float, float]:
 
 
 def replicated(replicas: int, count: int, size: int, flush: str = "async") -> Figures:
-    """One producer to a group of so many replicas: acknowledged messages a second, and microseconds of CPU time for each."""
+    """One producer sends to a group of this many replicas. Returns acknowledged messages a second, and microseconds of CPU time a
+    message.
+    """
     group = ReplicaSet(replicas, "--flush", flush)
     try:
         before = {name: cpu_s(group.processes[name].pid) for name in group.names}

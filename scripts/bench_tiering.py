@@ -1,7 +1,7 @@
-"""A backlog whose old part is in an object store only: how fast it is read, and whether memory and the time of a start grow with it.
+"""A backlog whose old part is only in an object store: how fast it is read, and whether memory and start time grow with the backlog.
 
-`scripts/bench --only lake` runs it, with 4 GiB of 1 KB messages and 1 GiB on the disk; `--scale 25` makes it 100 GiB, which the store's
-folder needs as free space (TMPDIR says where). versitygw, which scripts/judges fetches, is the S3 server.
+`scripts/bench --only lake` runs it, with 4 GiB of 1 KB messages and 1 GiB on the disk; `--scale 25` makes 100 GiB, which the store's folder
+(in TMPDIR) needs as free space. versitygw, which scripts/judges fetches, is the S3 server.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ LOCAL_MIB: Final = 1024
 SEGMENT_MIB: Final = 64
 CACHE_MIB: Final = 256
 READ_MIB: Final = 2048
-"""The most that is read back."""
+"""The largest amount that is read back."""
 STEP_MIB: Final = 512
 WAIT_S: Final = 600
-"""How long the store may take to get the rest, after a step."""
+"""The longest time that the upload of the remaining segments may take after a step."""
 SERVER: Final = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "qmq-tests", "judges", "versitygw")
 
 Figures = dict[str, float]
@@ -52,7 +52,7 @@ def folder_store() -> Iterator[str]:
 
 @contextmanager
 def s3_store() -> Iterator[str]:
-    """The URL of a bucket of an S3 server on this machine; the brokers that start now find it."""
+    """The URL of a bucket of an S3 server on this machine. Sets the credentials for brokers that start later."""
     folder, port = Path(tempfile.mkdtemp(prefix="qmq-bench-s3-")), free_ports(1)[0]
     (folder / "data" / "qmq").mkdir(parents=True)
     (folder / "sidecar").mkdir()
@@ -80,13 +80,13 @@ def _is_healthy(address: str) -> bool:
 
 
 def in_folder(mib: int) -> Figures:
-    """A backlog of so many MiB, the store being a folder."""
+    """A backlog of `mib` MiB, with a folder as the store."""
     with folder_store() as url:
         return backlog(url, mib)
 
 
 def on_s3(mib: int) -> Figures | None:
-    """The same with an S3 server; None if there is none."""
+    """A backlog of `mib` MiB, with an S3 server as the store. None without an S3 server."""
     if not SERVER.exists():
         return None
     with s3_store() as url:
@@ -125,7 +125,7 @@ def backlog(url: str, mib: int) -> Figures:
 
 
 def _message_folders(url: str) -> list[Path]:
-    """The store's own files, if they are here: what was just put is still in memory."""
+    """The store's files, if they are on this machine: recently uploaded objects are still in the page cache."""
     return [Path(url.removeprefix("file://"))] if url.startswith("file://") else []
 
 

@@ -1,4 +1,4 @@
-"""Kill, stop, hand over and cut off a delay group's replicas and jump their clocks, under load; judge every message by a plain model.
+"""Kill, stop, hand over and cut off a delay group's replicas and jump their clocks, under load; check every message against a simple model.
 
 Exit status 1 if a message was early, duplicated, lost, or delivered although it was cancelled. `--seed` repeats a run's choices.
 """
@@ -24,7 +24,7 @@ from rich.table import Table  # noqa: E402
 from system.delay_run import FAULTS, DelayRun, Outcome  # noqa: E402
 
 PER_RUN: Final = 20
-"""Rounds with one cluster; then a new one, with another seed."""
+"""Rounds with one cluster, before a new cluster with another seed."""
 
 
 def percentile(sorted_values: list[int], share: float) -> int:

@@ -60,7 +60,7 @@ class Outcome:
 
 
 def start_node(data: Path) -> tuple[subprocess.Popen[str], str]:
-    """Run `qmq dev` on free ports; the process and its address."""
+    """Run `qmq dev` on free ports. Returns the process and its address."""
     command = [
         sys.executable,
         "-m",
@@ -89,7 +89,7 @@ def start_node(data: Path) -> tuple[subprocess.Popen[str], str]:
 
 
 async def publish(address: str, rows: list[Flight], bar: Progress) -> float:
-    """Send the flights as fast as they go; messages a second."""
+    """Send the flights as fast as possible. Returns messages a second."""
     task = bar.add_task("published", total=len(rows))
     async with qmq.connect(address) as mq, mq.producer(SUBJECT) as producer:
         begin = time.perf_counter()
@@ -116,11 +116,11 @@ async def publish_live(address: str, rows: list[Flight], bar: Progress) -> None:
             bar.update(task, completed=at + 1)
 
 
-# --- a consumer, in a process of its own ---------------------------------------------------------------------------------
+# --- a consumer, in its own process ---------------------------------------------------------------------------------
 
 
 def consume(number: int, address: str, start: Event, stop: Event, results: Any) -> None:
-    """Take part in the group from `start` until `stop`; report every row."""
+    """Consume as a member of the group from `start` until `stop`, and report every row."""
     asyncio.run(_consume(number, address, start, stop, results))
 
 
@@ -141,7 +141,7 @@ async def _consume(number: int, address: str, start: Event, stop: Event, results
 
 
 async def read_in_batches(address: str, count: int) -> float:
-    """Read `count` messages as one more group, in whole batches; messages a second."""
+    """Read `count` messages as one more group, in whole batches. Returns messages a second."""
     async with qmq.connect(address) as mq, mq.consumer(SUBJECT, BATCH_GROUP, prefetch=100_000) as consumer:
         got, begin = 0, time.perf_counter()
         while got < count:
@@ -155,7 +155,7 @@ async def read_in_batches(address: str, count: int) -> float:
 
 
 def watch(results: Any, starts: list[Event], total: int, live: int, bar: Progress, on_backlog_done: Any) -> Outcome:
-    """Collect what the consumers report; start the second and third while the first is at work."""
+    """Collect the consumers' reports. Start the second and third consumer while the first one works."""
     outcome, blobs, done = Outcome(live=live), list[str](), 0
     task = bar.add_task("consumed", total=total + live)
     join_at = {total // 12: 1, total // 6: 2}

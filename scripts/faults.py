@@ -52,7 +52,7 @@ async def settled(group: ReplicaSet) -> str:
 
 
 async def strike(group: ReplicaSet, work: Workload, name: str, kind: str) -> float:
-    """One fault; seconds without an acknowledged write after it."""
+    """Make one fault. Returns the seconds without an acknowledged write after it."""
     work.note(f"{kind} {name}")
     process = group.processes[name]
     before = max(len(work.ok_ns) - 1, 0)

@@ -1,6 +1,6 @@
-"""Fuzz the targets of tests/fuzz, each in a process of its own, for a share of the time. What took a new way through the code is kept in
-tests/fuzz/corpus, as far as no shorter input takes it; the inputs are counted in counts.json there. An input that ends a target with
-anything but a typed error is shown, and the exit code is 1.
+"""Fuzz the targets of tests/fuzz, each in its own process, for a share of the time. An input that reaches new code is kept in
+tests/fuzz/corpus, unless a shorter input reaches the same code; counts.json there has the number of inputs. If an input ends a target with
+anything but a typed error, the script prints the input and exits with 1.
 """
 
 from __future__ import annotations
@@ -47,7 +47,9 @@ def main() -> int:
 
 
 def fuzz(name: str, seconds: int, folder: Path) -> tuple[int, bool]:
-    """How many inputs a target was given, and whether it took them all. Its corpus is replaced by what is worth keeping."""
+    """Fuzz a target. Returns the number of inputs, and whether the target accepted all of them. Replaces the corpus by the inputs that are
+    kept.
+    """
     grown, least, found = folder / "grown", folder / "least", folder / "found"
     for each in (grown, least, found):
         each.mkdir(parents=True)
@@ -71,7 +73,7 @@ def fuzz(name: str, seconds: int, folder: Path) -> tuple[int, bool]:
 
 
 def run(name: str, *arguments: object) -> str:
-    """What libFuzzer says."""
+    """Run libFuzzer. Returns its output."""
     command = [sys.executable, str(ONE_TARGET), name, *map(str, arguments)]
     environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
     return subprocess.run(command, capture_output=True, text=True, errors="replace", env=environment, check=False).stderr

@@ -32,7 +32,7 @@ MADE: Final = "# Made by scripts/generate_blocking.py: change the asyncio client
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A class of the asyncio client, and the blocking class that is made of it."""
+    """A class of the asyncio client, and the blocking class that is generated from it."""
 
     path: str
     name: str
@@ -40,7 +40,7 @@ class Source:
     base: str
     about: str
     methods: frozenset[str] = frozenset()
-    """These alone; empty: all public ones."""
+    """Only these methods; empty means all public methods."""
     left_out: frozenset[str] = frozenset()
     parents: tuple[tuple[str, str], ...] = ()
     """The module and the name of each class that the class inherits methods from."""
@@ -92,7 +92,7 @@ HEAD: Final = '''"""The client without asyncio, for scripts: the same names, eac
         for message in mq.consumer("flight.departed", group="ops"):
             ...
 
-An event loop runs in a thread of its own; any thread may call.
+An event loop runs in its own thread; any thread may call.
 """
 '''
 TAIL: Final = '''
@@ -141,7 +141,7 @@ from qmq.security.tls_network import network_of
 
 @dataclass(slots=True)
 class Imports:
-    """What the annotations of the made file need, by name: imported only where types are checked."""
+    """The names that annotations of the generated file need. They are imported for type checking only."""
 
     types: dict[str, str] = field(default_factory=dict)
 

@@ -110,7 +110,7 @@ def default_of(parameter: Any) -> str:
 
 
 def usage(name: str, arguments: list[Any]) -> str:
-    """How the command is written."""
+    """The command's usage line."""
     words = [(each.metavar or each.name).upper() for each in arguments]
     return " ".join([name, *(word if each.required else f"[{word}]" for word, each in zip(words, arguments, strict=True)), "[OPTIONS]"])
 
@@ -206,7 +206,7 @@ def parameter_text(each: inspect.Parameter) -> str:
 
 
 def signature(name: str, function: Any) -> list[str]:
-    """How it is called, a parameter a line where they are many."""
+    """The signature, with one parameter on each line if there are many."""
     found = inspect.signature(function)
     given: list[str] = []
     for each in found.parameters.values():
@@ -222,7 +222,7 @@ def signature(name: str, function: Any) -> list[str]:
 
 
 def text_of(found: Any) -> list[str]:
-    """Its docstring, which has no tables and no headings; indented lines are code."""
+    """The text of a docstring, which has no tables and no headings. Indented lines are code."""
     return [inspect.cleandoc(found.__doc__ or ""), ""]
 
 
@@ -259,7 +259,7 @@ def class_lines(name: str, kind: type[Any]) -> list[str]:
 
 
 def api_page() -> str:
-    """All that `import qmq` gives."""
+    """The page of all public names of `qmq`."""
     lines = [
         "# Python",
         "",

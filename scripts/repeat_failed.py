@@ -1,4 +1,4 @@
-"""Runs the tests that failed in the last run once more, by themselves, with the same seed. Fails if one fails again, or if many failed.
+"""Runs the failed tests of the last run once more, alone and with the same seed. Fails if one fails again, or if many failed.
 
     .venv/bin/python scripts/repeat_failed.py [--most N] [arguments of pytest]
 

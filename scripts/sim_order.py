@@ -47,7 +47,7 @@ def hunt(job: tuple[str, int]) -> tuple[str, Result | None, float]:
 
 
 def spread(options: argparse.Namespace, work: Any, jobs: list[Any], what: str) -> Iterator[Any]:
-    """Do the jobs in processes of their own; results as they come."""
+    """Run the jobs in separate processes. Yields results in the order of completion."""
     with mp.get_context("spawn").Pool(options.processes) as pool:
         chunk = CHUNK if len(jobs) > 100 else 1
         yield from track(pool.imap_unordered(work, jobs, chunk), what, len(jobs), console=errors, disable=options.json)

@@ -32,7 +32,7 @@ STORE_AS_MASTER: Final = Cost(0.14, 0.00221)
 STORE_AS_SLAVE: Final = Cost(0.06, 0.00168)
 DELIVER: Final = Cost(0.59, 0.00108)
 BATCH_US: Final = 28.0
-"""Of a batch, whatever is in it, each time that it is stored or delivered."""
+"""The cost of a batch of any content, each time that it is stored or delivered."""
 BATCH_BYTES: Final = 160
 """Stored with each batch, beside the consume log's entry of 72 bytes."""
 MESSAGE_BYTES: Final = 8

@@ -62,7 +62,7 @@ def run_in_terminal(
 
 
 def _parts(screen: FileIO) -> Iterator[bytes]:
-    """What a terminal is written, until the other end is closed."""
+    """The output on a terminal, until the other end is closed."""
     while True:
         try:
             part = screen.read(65_536)

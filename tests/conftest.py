@@ -39,7 +39,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Print why a broker in this process stopped the process: captured output would be lost with it."""
+    """Print why a broker stopped this process. Captured output would be lost with the process."""
     capture, stop = config.pluginmanager.getplugin("capturemanager"), os._exit
 
     def shown(status: int) -> None:
@@ -143,7 +143,7 @@ def node_process(tmp_path: Path) -> Iterator[NodeProcess]:
 
 @pytest.fixture(scope="session")
 def shared_etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdProcess]:
-    """An etcd for tests that do not disturb it: each uses a namespace of its own."""
+    """An etcd for tests that do not disturb etcd. Each test uses its own namespace."""
     yield from _etcd_on(tmp_path_factory.mktemp("etcd"))
 
 

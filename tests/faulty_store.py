@@ -1,4 +1,4 @@
-"""A coordination store with a faulty connection, and one that a test shares among several nodes."""
+"""A coordination store with a faulty connection, and a store that several nodes of a test share."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ sys.path.append(str(Path(__file__).resolve().parents[1] / "scripts"))
 from cluster_runner.netns import unavailable
 
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "qmq-tests")
-"""What scripts fetched for tests: scripts/judges, scripts/kubernetes_tools, scripts/rocketmq_clients."""
+"""The folder of tools that scripts fetch for tests: scripts/judges, scripts/kubernetes_tools, scripts/rocketmq_clients."""
 
 NO_ETCD = "no etcd: run scripts/setup, put etcd on the PATH, or set QMQ_ETCD_BIN"
 NO_NAMESPACES = "no network namespaces: they need root and apt-get install iproute2"
@@ -32,7 +32,7 @@ NO_ENGINE = "no container engine: no DOCKER_HOST and no docker socket"
 
 
 def can_use_namespaces() -> bool:
-    """Whether partitions can be made here, as `scripts/cluster` finds it out: the rights to make them, `ip` and `nsenter`."""
+    """Whether this machine can make network partitions. As in `scripts/cluster`, that needs the rights, `ip` and `nsenter`."""
     return not unavailable()
 
 

@@ -13,7 +13,7 @@ from qmq.batch_columns import REGION, REGION_BYTES, Columns
 
 @dataclass(frozen=True, slots=True)
 class Lie:
-    """A field of a region's header, by its place in `REGION`, and what it is overwritten with."""
+    """A field of a region's header, by its place in `REGION`, and the value that overwrites the field."""
 
     field: int
     value: int

@@ -117,7 +117,7 @@ async def running(config: NodeConfig, clock: Clock | None = None) -> AsyncIterat
 
 
 class NodeProcess:
-    """`qmq dev` as a process of its own, on the folder it is given."""
+    """`qmq dev` in a separate process, on a given data folder."""
 
     def __init__(self, data: Path, *options: str, python: Path = Path(sys.executable)) -> None:
         self.data = data

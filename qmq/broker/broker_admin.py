@@ -49,7 +49,7 @@ class BrokerAdmin:
 
     @property
     def retries(self) -> GroupSettings:
-        """The retry settings of groups that have none of their own."""
+        """The default retry settings of groups."""
         return self._broker.config.retries
 
     @property

@@ -143,7 +143,7 @@ class MessageSearch:
 
 
 def _look_for_own_id(store: Store, queue: Queue, entry: IndexEntry, message_id: MessageId) -> FoundMessage | None:
-    """The message, if it is in this batch under an id of its own."""
+    """The message, if it is in this batch under its own id."""
     return _look_into(store, queue, entry, message_id) if entry.producer_id and _has_own_ids(store, entry) else None
 
 

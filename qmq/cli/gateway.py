@@ -180,7 +180,7 @@ async def _serve_together(options: GatewayOptions) -> int:
 
 
 def _one_of(options: GatewayOptions, number: int) -> GatewayOptions:
-    """The options of one process of several. Each has ports of its own for metrics and HTTP, one after another: only the process that gave
+    """The options of one process of several. Each has its own ports for metrics and HTTP, one after another: only the process that gave
     a receipt of HTTP knows it. Raises InvalidArgument if a port would be out of range.
     """
 

@@ -98,7 +98,7 @@ class FollowOptions(CatalogFlags, LogFlags):
 
     @contextmanager
     def showing(self, counts: LakeCounts) -> Iterator[None]:
-        """Serve the metrics in a thread of their own, if there is a port for them. Raises OSError if it is taken."""
+        """Serve the metrics in their own thread, if there is a port for them. Raises OSError if it is taken."""
         from qmq.blocking_base import LoopThread
         from qmq.metrics.readiness import Readiness
         from qmq.network import NETWORK

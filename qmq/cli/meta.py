@@ -44,7 +44,7 @@ class MetaOptions(ProcessFlags, MetaPlace, GuardFlags, EtcdFlags):
 
 @taking(MetaOptions)
 def meta(_: typer.Context, options: MetaOptions) -> None:
-    """Run a metaserver, which locates subjects for clients and administers the cluster. It has no state of its own, so run two or more.
+    """Run a metaserver, which locates subjects for clients and administers the cluster. A metaserver has no state, so run two or more.
 
     Prints one line, `qmq meta is ready at HOST:PORT`, when clients can connect. Ctrl-C or SIGTERM stops it cleanly.
     """

@@ -183,7 +183,7 @@ class DelayedProducer(Producer):
     ) -> Ticket:
         """Send a recurring message: it is delivered at the times of `cron`, in the time zone `zone`, from `start_ms` (default: now) on.
 
-        The message has a batch of its own. Its first run is the first time after `start_ms`. Raises as `send`.
+        The message is the only one of its batch. Its first run is the first time after `start_ms`. Raises as `send`.
         """
         cron, zone = due_times.check_recurrence(cron, zone)
         now_ns = self._links.now_ns()
@@ -196,7 +196,7 @@ class DelayedProducer(Producer):
         return ticket
 
     def put(self, columns: Columns, flags: int = 0, *, create_time_ms: int | None = None) -> Tickets:
-        """Send columns unchecked, in batches of their own: for messages that QMQ itself makes.
+        """Send columns unchecked, in separate batches: for messages that QMQ itself makes.
 
         Their create time is now, or `create_time_ms` plus the columns' `create_deltas`.
 

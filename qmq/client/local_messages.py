@@ -32,7 +32,7 @@ class LocalBatch(NamedTuple):
 
 
 def local_batch(subject: str, contents: Iterable[LocalMessage], *, attempt: int = 1) -> LocalBatch:
-    """Messages as a consumer of the subject would get them, with ids of their own. Raises InvalidName, InvalidArgument, MessageTooLarge."""
+    """Messages as a consumer of the subject would get them, with their own ids. Raises InvalidName, InvalidArgument, MessageTooLarge."""
     check_name("subject", subject)
     opened = OpenBatch()
     for each in contents:

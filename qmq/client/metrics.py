@@ -1,7 +1,7 @@
 """A client's figures for Prometheus. docs/METRICS.md has the table.
 
     prometheus_client.REGISTRY.register(mq.metrics)      into the application's own registry
-    await mq.serve_metrics(9400)                         or on a port of their own
+    await mq.serve_metrics(9400)                         or on their own port
 
 Needs prometheus_client (`pip install qmq[metrics]`), which is imported at first use. A registry may be read in another thread, so this
 module reads only numbers, and copies of lists.

@@ -197,14 +197,14 @@ class Producer(Backlog):
         return self._put(columns)
 
     def put(self, columns: Columns, flags: int = 0, *, create_time_ms: int | None = None) -> Tickets:
-        """Send columns unchecked, in batches of their own: for messages that QMQ itself makes.
+        """Send columns unchecked, in separate batches: for messages that QMQ itself makes.
 
         The create time is now, or `create_time_ms` plus the columns' `create_deltas`. Raises BufferFull, ClientClosed.
         """
         return self._put(columns, flags, create_time_ms)
 
     def _put(self, columns: Columns, flags: int = 0, create_time_ms: int | None = None) -> Tickets:
-        """Send columns in batches of their own."""
+        """Send columns in separate batches."""
         bodies = columns.bodies
         self._close_open()
         if not self._is_awake or self._closed_bytes > BUFFER_BYTES_MAX:

@@ -13,7 +13,7 @@ Rules:
   next caller asks again.
 * An answer with an older route of an ordered subject than the known one is ignored for the subject, and used for masters.
 
-Delayed messages of a subject go to delay groups. Their placement has a *target* of its own, "~" and the subject's name (no name begins with
+Delayed messages of a subject go to delay groups. Their placement has its own *target*, "~" and the subject's name (no name begins with
 "~"). Any other target is the subject's name.
 
 Worked example: group g1 is known as (a:1, epoch 4). A broker says NotMaster: doubted. Locate answers (a:1, 3): ignored. Locate answers
@@ -136,7 +136,7 @@ class RouteBook:
         return learned
 
     def forget(self, subject: str) -> None:
-        """The subject is deleted: a later one of the same name has a route of its own."""
+        """The subject is deleted: a later one of the same name has its own route."""
         self._places.pop(subject, None)
         self._orders.pop(subject, None)
 

@@ -157,7 +157,7 @@ class TraceContext(BaseInterceptor):
         self._random_bytes = random_bytes
 
     def sending(self, outgoing: Outgoing) -> Headers | list[dict[str, str]]:
-        """Adds the headers to messages that have none of their own."""
+        """Adds the headers to messages that have none of these headers."""
         context = _current.get() or (begin(self._random_bytes) if self._begins else None)
         if context is None:
             return {}

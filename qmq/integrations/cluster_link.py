@@ -1,5 +1,5 @@
-"""One client of QMQ for a task queue with threads: an event loop in a thread of its own, and a descriptor that becomes readable when
-messages arrive, for kombu's event loop or for `drain_events`.
+"""One client of QMQ for a task queue with threads: an event loop in a separate thread, and a descriptor that becomes readable when messages
+arrive, for kombu's event loop or for `drain_events`.
 
 Celery and others fork. A child has a copy of its parent's links without their threads. The child must not use them, and must not free them
 either: closing a gRPC channel waits for threads that only the parent has. So open links are kept in `_OPEN`, and `is_usable` says whether a

@@ -16,7 +16,7 @@ from qmq.sql.outbox import Outbox
 
 
 def outbox(messaging: QmqLifespan, engine: Any, **options: Any) -> Any:
-    """A dependency: an outbox in a transaction of its own on a SQLAlchemy engine, committed before the response is sent. If the path
+    """A dependency: an outbox in its own transaction on a SQLAlchemy engine, committed before the response is sent. If the path
     function raises, the transaction is rolled back and no message is sent; if the commit fails, the response is an error. `options` are
     those of `Client.outbox`.
     """

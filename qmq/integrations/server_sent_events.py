@@ -15,7 +15,7 @@ _POSITION = re.compile(r"([^/,]+)/(-?\d+)/(\d+)")
 
 
 def event(id: str, data: str) -> str:
-    """The text of one event: each line of the data has a field of its own, as the format requires."""
+    """The text of one event: each line of the data has its own field, as the format requires."""
     return f"id: {id}\n" + "".join(f"data: {line}\n" for line in _LINE_END.split(data)) + "\n"
 
 

@@ -45,7 +45,7 @@ class QmqLifespan:
     """The client of a web application, from its start to its end. It is the application's lifespan, or part of a larger one:
     `async with messaging(app): ...`.
 
-    Each process of the web server has a client and listeners of its own; the listeners of one group share its messages.
+    Each process of the web server has its own client and listeners; the listeners of one group share its messages.
     """
 
     def __init__(

@@ -5,7 +5,7 @@ that, and a thread would be worse: each of the loop's system calls would then wa
 `figures.SLICE` rows at a time, and other tasks run in between. A page is therefore not a snapshot of one moment. A figure that only one
 source has is written as soon as it is read, to save memory.
 
-`Page` is for an endpoint of our own. `Collector` is the same for a registry of the application's: it reads all at once.
+`Page` is for QMQ's endpoint. `Collector` does the same for an application's registry: one call reads all metrics.
 """
 
 from __future__ import annotations

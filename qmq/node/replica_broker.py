@@ -1,4 +1,4 @@
-"""The broker of a replica with all its parts, and what a broker group and a delay group have of their own in it (`ReplicaKind`).
+"""The broker of a replica with all its parts, and the parts that differ between broker groups and delay groups (`ReplicaKind`).
 
 `broker_assembly.py` has the table of a broker's parts.
 """

@@ -131,7 +131,7 @@ def _change_facts(told: pb.RouteChangeInfo) -> RouteChangeFacts:
 def unordered_groups(told: Iterable[control.Group], queues: Mapping[tuple[str, int, str], int]) -> list[ConsumerGroupFacts]:
     """The groups of unordered subjects; `queues` are the first kept sequences, by subject, partition and broker group.
 
-    The consumers of a broadcast group are groups of their own at the broker, and one here. Groups of dead-letter queues are left out:
+    Each consumer of a broadcast group is a group at the broker; here they are one group. Groups of dead-letter queues are left out:
     `DeadLetterFacts` says what waits there.
     """
     found: dict[tuple[str, str], list[control.Group]] = {}

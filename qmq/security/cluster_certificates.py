@@ -92,7 +92,7 @@ def _papers(members: Sequence[CertificateHolder]) -> list[_Paper]:
     papers = [_Paper(ETCD_ROOT_MEMBER, True, True, ETCD_ROOT, "op")] if has_etcd else []
     twice = [name for name, count in Counter([*(each.name for each in members), ETCD_ROOT_MEMBER]).items() if count > 1]
     if twice:
-        raise InvalidArgument(f"{', '.join(twice)}: each member needs a name of its own, and {ETCD_ROOT_MEMBER} is taken")
+        raise InvalidArgument(f"{', '.join(twice)}: each member needs its own name, and {ETCD_ROOT_MEMBER} is taken")
     for each in members:
         if each.kind == ETCD:
             papers.append(_Paper(each.name, True, False, ETCD_MEMBER_USER, "node", each.hosts))

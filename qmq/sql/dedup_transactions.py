@@ -3,8 +3,8 @@
 An *opener* opens one transaction after another. A transaction is closed when its block is left; uncommitted changes are rolled back. It has
 the connection for the handler (`handed`), and runs our own statements in the same transaction (`run`), as sync code on an `Executor`.
 
-The handler must not end the transaction: after a commit of its own, a crash could lose its later writes although the record exists. So
-commits are refused while the handler runs: SQLAlchemy's by an event (`dedup_alchemy.py`), a driver's by a wrapper without these methods
+The handler must not end the transaction: after such a commit, a crash could lose its later writes although the record exists. So commits
+are refused while the handler runs: SQLAlchemy's by an event (`dedup_alchemy.py`), a driver's by a wrapper without these methods
 (`dedup_driver.py`).
 """
 

@@ -38,7 +38,7 @@ class Step(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """A lease that this watchdog holds or held: since when and until when, in seconds of its own monotonic clock."""
+    """A lease that this watchdog holds or held: since when and until when, in seconds of the watchdog's monotonic clock."""
 
     token: int
     asked_at: float

@@ -205,8 +205,8 @@ class TestCluster:
 
     def client(self, *, at: str = "", token: Token = None, **options: Any) -> Client:
         """A new client, closed with the cluster. `token` and `options` are those of `qmq.connect`; environment variables are ignored. `at`
-        is the machine on which the client runs, whose partitions it shares: one of the cluster's machines, or any other name for a machine
-        of its own. The default is `clients`. Raises InvalidArgument.
+        is the machine on which the client runs, whose partitions it shares: one of the cluster's machines, or any other name for a new
+        machine. The default is `clients`. Raises InvalidArgument.
         """
         self._require_running()
         if at in (META, COORDINATION) or "/" in at:

@@ -1,6 +1,6 @@
 """Copies a broker's sealed segments to the object store in the background, and deletes there what retention has ended.
 
-One step at a time (qmq/tiering/segment_catalog.py), each in a daemon thread of its own: neither the event loop nor the end of the process
+One step at a time (qmq/tiering/segment_catalog.py), each in its own daemon thread: neither the event loop nor the end of the process
 waits for the store.
 """
 

@@ -109,7 +109,7 @@ class History:
         return tuple(found)
 
     def tail(self, runs_max: int) -> History:
-        """The last `runs_max` runs as a history of their own."""
+        """The last `runs_max` runs as a new history."""
         if len(self.runs) <= runs_max:
             return History(self.runs, self.last_index, self.start_index, self.start_epoch)
         kept, before = self.runs[-runs_max:], self.runs[-runs_max - 1]

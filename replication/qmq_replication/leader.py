@@ -268,7 +268,7 @@ class Leader:
         return index if self.change is None else min(index, self.change.quorum_index(held))
 
     def may_commit(self, index: int) -> bool:
-        """True if the entry is of our own epoch: only such an entry commits."""
+        """True if the entry is of this master's epoch: only such an entry commits."""
         return self.state.history.epoch_at(index) == self.epoch
 
     # --- membership ----------------------------------------------------------------------------------------------------

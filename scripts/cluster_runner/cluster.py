@@ -58,7 +58,7 @@ class Cluster:
     ) -> None:
         """`network` is 'loopback' or 'netns', empty for the remembered one; `environment` is for the file's ${...}, at `up`.
 
-        With `secure` it is docker-compose.secure.yml on top of the file, and `up` begins with making what is missing of the certificates.
+        With `secure`, docker-compose.secure.yml is merged into the file, and `up` first makes the missing certificates.
         """
         self.folder, self._network = StateFolder(state_dir), check_name(network)
         self._environment, self._file, self._progress = environment or {}, file, progress
@@ -103,7 +103,7 @@ class Cluster:
         self._start(names, wait=wait, within_s=within_s)
 
     def install(self, release: Path | None, *names: str) -> None:
-        """From their next start on, services run the packages in this folder; with None, those of this checkout."""
+        """Services run the packages in this folder after their next start. None means this checkout."""
         for name in _known(names, self.services):
             if release is None:
                 self._releases.pop(name, None)

@@ -1,5 +1,5 @@
-"""The one error of the runner: it says what failed, and where to look."""
+"""The runner's error. Its message says what failed and where to look."""
 
 
 class ClusterError(Exception):
-    """The cluster could not do what it was told; the message is for a person."""
+    """The cluster could not do what was requested. The message is for a person."""

@@ -1,4 +1,4 @@
-"""A service, ready to be started here: the file's words, translated for a network and a state folder."""
+"""A service that can be started on this machine: the compose file's values, translated for a network and a state folder."""
 
 from __future__ import annotations
 
@@ -37,13 +37,12 @@ class Launcher:
         return [*self.network.prefix(name), *self.translator(service).argv(service.command)]
 
     def environment(self, name: str) -> dict[str, str]:
-        """Its environment."""
         service = self.services[name]
         found = self.translator(service).environment(service)
         return {**found, "PYTHONPATH": str(self._releases[name])} if name in self._releases else found
 
     def check(self, name: str) -> Check | None:
-        """Its health check, if it has one."""
+        """The service's health check; None without one."""
         service = self.services[name]
         if not service.health:
             return None
@@ -61,11 +60,11 @@ class Launcher:
         return Check(argv, environment, address, port, service.health_timeout_s)
 
     def start(self, name: str, *, dies_with_us: bool = False) -> Process:
-        """Start it, with its volumes made and its command at the head of what it logs."""
+        """Make the service's volumes, write its command to the log, and start it."""
         return processes.spawn(self._prepared(name), self.environment(name), self.folder.log(name), dies_with_us=dies_with_us)
 
     def complete(self, name: str, within_s: float) -> int:
-        """Run it to its end; its exit status. Raises ClusterError."""
+        """Run the service until it ends. Returns the exit status. Raises ClusterError."""
         argv = self._prepared(name)
         with self.folder.log(name).open("ab") as log:
             try:

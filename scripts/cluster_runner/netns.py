@@ -112,7 +112,7 @@ class NetworkNamespaces:
         _ip("-n", inside, "rule", "del", "pref", "0")
 
     def own(self, service: str) -> str:
-        """A namespace has a "localhost" of its own."""
+        """Each namespace has its own "localhost"."""
         return ""
 
     def prefix(self, service: str) -> list[str]:

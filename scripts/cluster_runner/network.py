@@ -1,6 +1,6 @@
 """The addresses of services. The default network is the loopback interface, which needs no privileges.
 
-All of 127.0.0.0/8 is this machine, so every service gets an address of its own and keeps the port numbers of the file. A cluster owns a
+All of 127.0.0.0/8 is this machine, so every service gets its own address and keeps the port numbers of the file. A cluster owns a
 slot of 32 addresses, 127.77.N.M; which of the 2048 slots follows from the state folder, so that two clusters of one machine (two
 checkouts, two workers of a test run) do not meet, and one cluster comes back where it was: etcd's members remember their addresses.
 """
@@ -114,7 +114,7 @@ def candidates(folder: Path, count: int) -> Iterator[int]:
 
 
 def listening() -> Iterator[str]:
-    """The IPv4 addresses that someone listens on."""
+    """The IPv4 addresses with a listening socket."""
     for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
         _, local, _, state = line.split()[:4]
         if state == LISTEN:

@@ -1,4 +1,4 @@
-"""Which network a cluster has, and taking hold of it. A cluster that has data keeps its network: etcd's members remember addresses."""
+"""Chooses and claims a cluster's network. A cluster that has data keeps its network: etcd's members remember addresses."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def network_of(state: State, folder: StateFolder) -> Network:
 
 
 def claim(wanted: str, state: State, folder: StateFolder, services: Sequence[str]) -> None:
-    """Take hold of the wanted network, or of the one that the cluster has, and note it in the state."""
+    """Claim the wanted network, or the cluster's present one, and record it in the state."""
     name = wanted or state.network or DEFAULT
     if state.network not in ("", name):
         if state.is_claimed or folder.has_data:

@@ -37,7 +37,7 @@ class Process:
 
 
 def spawn(argv: Sequence[str], environment: Mapping[str, str], log: Path, *, dies_with_us: bool = False) -> Process:
-    """Start a command in a session of its own, with its output at the log's end."""
+    """Start a command in its own session, with its output at the log's end."""
     if dies_with_us:
         argv = [shutil.which("setpriv") or "setpriv", "--pdeathsig", "KILL", "--", *argv]
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
@@ -84,7 +84,7 @@ def kill(process: Process) -> None:
 
 
 def stop(processes: Mapping[Process, float]) -> list[Process]:
-    """SIGTERM, then SIGKILL to what is left after the grace (in seconds) that each was given; those are returned."""
+    """Send SIGTERM, then SIGKILL to processes that still run after their grace period (in seconds). Returns the killed processes."""
     begin = time.monotonic()
     families = {each: members(each) for each in processes}
     for each in processes:
@@ -123,7 +123,7 @@ def members(process: Process) -> list[Process]:
 
 
 def until(condition: Callable[[], bool], within_s: float) -> bool:
-    """Wait for a condition; what it was at the end."""
+    """Wait for a condition. Returns its last value."""
     deadline = time.monotonic() + within_s
     while not condition():
         if time.monotonic() >= deadline:

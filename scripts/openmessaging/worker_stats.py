@@ -1,4 +1,4 @@
-"""What a worker of the OpenMessaging Benchmark counts between two questions of its coordinator, and in all."""
+"""Counters of a worker of the OpenMessaging Benchmark, for the time between two requests of the coordinator and in total."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class WorkerStats:
         self.reset_latencies()
 
     def reset_latencies(self) -> None:
-        """Forget the latencies. The counters go on."""
+        """Forget the latencies. The counters continue."""
         self._latencies, self._all_latencies = Latencies(), Latencies()
 
     def probed(self) -> None:

@@ -1,4 +1,5 @@
-"""QMQ beside its peers: the same work through each one's Python client, on this machine, in turns. docs/PEERS.md says what it means.
+"""QMQ beside its peers: the same work through each peer's Python client, on this machine, in alternating runs. docs/PEERS.md explains the
+results.
 
 `scripts/bench --peers` runs it. Each round starts each server again, warms it, and measures all rows; medians of the rounds are printed as
 a table in Markdown, with QMQ's ratio to each peer. Only loopback is used.
@@ -37,7 +38,7 @@ Rounds = dict[str, dict[str, list[Figures]]]
 
 
 def measure_peer(peer: Peer, cache: Path, python: Path, seconds: float, found: Rounds) -> None:
-    """All rows once, on a server of its own for each size."""
+    """Measure all rows once, with a new server for each size."""
     for size in (100, 1024):
         server = peer.start(cache)
         try:

@@ -60,7 +60,7 @@ def clients(cache: Path) -> Path:
 
 
 def fetch_all(cache: Path) -> Path:
-    """Everything that this machine can have; returns the Python that has the clients."""
+    """Fetch everything that runs on this machine. Returns the Python with the clients."""
     for name in ("kafka", "rocketmq"):
         jars(cache, name)
     nats_server(cache)

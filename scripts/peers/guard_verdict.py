@@ -13,7 +13,7 @@ RISE_MAX: Final = 0.10
 class Compared:
     """One figure of both trees: the least CPU time of all rounds, in microseconds a message.
 
-    Whatever disturbs a round adds time, so the least is nearest to what the code takes.
+    Disturbances of a round only add time, so the least is closest to the code's own time.
     """
 
     row: str
@@ -30,5 +30,5 @@ class Compared:
 
 
 def compared(base: Mapping[str, Sequence[float]], new: Mapping[str, Sequence[float]]) -> list[Compared]:
-    """By row. A row that only one tree has is left out."""
+    """The comparison by row, without rows that only one tree has."""
     return [Compared(row, min(values), min(new[row])) for row, values in base.items() if new.get(row) and values and min(values) > 0]

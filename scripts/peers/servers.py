@@ -1,4 +1,6 @@
-"""The servers that are compared: each alone, on free loopback ports, in a folder of its own, and as it ships where nothing is said."""
+"""The servers that are compared. Each runs alone, on free loopback ports, in its own folder, with its default settings unless this file
+says otherwise.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,7 @@ JAVA: Final = ("java", "-XX:+UseG1GC")
 
 
 class Missing(Exception):
-    """The server cannot be had on this machine; says why."""
+    """The server is not available on this machine. The message says why."""
 
 
 def free_ports(count: int) -> list[int]:
@@ -40,7 +42,7 @@ def free_ports(count: int) -> list[int]:
 
 @dataclass
 class Server:
-    """One that runs."""
+    """A running server."""
 
     address: str
     folder: Path
@@ -56,7 +58,7 @@ class Server:
         return process
 
     def wait_for(self, port: int) -> None:
-        """Until something listens there."""
+        """Wait until a process listens on the port."""
         end_s = time.monotonic() + START_S
         while time.monotonic() < end_s:
             with socket.socket() as probe:
@@ -69,7 +71,7 @@ class Server:
         raise Missing(f"it did not start: {said}")
 
     def cpu_s(self) -> float:
-        """CPU time of its processes and their children."""
+        """CPU time of the server's processes and their children."""
         found = 0
         for pid in _tree([each.pid for each in self.processes]):
             with suppress(OSError):
@@ -78,7 +80,7 @@ class Server:
         return found * TICK_S
 
     def stop(self) -> None:
-        """End it, and its data."""
+        """Stop the server, and delete its data."""
         for process in reversed(self.processes):
             pids = _tree([process.pid])
             process.send_signal(signal.SIGTERM)
@@ -109,7 +111,7 @@ def _children(pid: int) -> list[int]:
 
 @contextmanager
 def _starting(port: int) -> Iterator[Server]:
-    """A server that is ended if it does not start as it should."""
+    """A server. It is stopped if its start fails."""
     server = Server(f"{HOST}:{port}", Path(tempfile.mkdtemp(prefix="qmq-peer-")))
     try:
         yield server
@@ -163,7 +165,7 @@ def kafka(cache: Path) -> Server:
 
 
 def rocketmq(cache: Path) -> Server:
-    """Its ports cannot all be bound to loopback, so it runs only where loopback is all there is."""
+    """Not all of RocketMQ's ports can be bound to loopback, so it runs only where loopback is the only network."""
     if {name for _, name in socket.if_nameindex()} != {"lo"}:
         raise Missing("it listens on all addresses, and this machine cannot have a network namespace")
     folder = jars(cache, "rocketmq")
@@ -274,7 +276,7 @@ def rabbitmq(_: Path) -> Server:
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """A server and a client of it."""
+    """A server with a client."""
 
     name: str
     start: Callable[[Path], Server]

@@ -1,4 +1,4 @@
-"""The rows of a comparison, measured on one server: a client process for each, and CPU time of both sides."""
+"""The rows of a comparison, measured on one server: each with its own client process, with the CPU time of both sides."""
 
 from __future__ import annotations
 

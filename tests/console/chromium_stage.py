@@ -34,7 +34,7 @@ class Stage:
     console: ConsoleServer
     browser: Any
     ids: list[str]
-    """Of the hostile messages."""
+    """The ids of the hostile messages."""
     invoice: str
     """The id of a message that was given up."""
 

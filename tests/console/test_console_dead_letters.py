@@ -42,7 +42,7 @@ async def until_dead_lettered(mq: Client, count: int) -> None:
 
 @pytest.fixture
 async def operator(cluster: TestCluster) -> AsyncIterator[PlainBrowser]:
-    """Logged in at a console that may change things; two letters that timed out and one that is broken."""
+    """A browser logged in at a console with the right to change things. There are three dead letters: two timed out, one is broken."""
     mq = cluster.client()
     await die(mq, "orders", [b"one", b"two"], "timeout of the bank")
     await die(mq, "refunds", [b"three"], "broken <b>body</b>")

@@ -1,6 +1,5 @@
-"""Nothing that a name, a header, a key, a body or an address holds acts on any page of the console: in Chromium, on every screen.
-
-What is checked is stronger than that no script ran: a page has no element and no attribute that the text would make.
+"""Text in a name, a header, a key, a body or an address cannot run on any page of the console: in Chromium, on every screen. The check is
+stronger than "no script ran": a page has no element and no attribute that comes from such text.
 """
 
 from __future__ import annotations

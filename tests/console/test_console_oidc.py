@@ -32,7 +32,7 @@ from qmq.security.access_config import AccessConfig, JwtConfig
 
 @dataclass
 class Stage:
-    """A cluster that takes the provider's tokens, and a console of it."""
+    """A cluster that accepts the provider's tokens, and a console for the cluster."""
 
     provider: IdentityProvider
     site: ConsoleSite

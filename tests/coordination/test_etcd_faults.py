@@ -1,6 +1,6 @@
 """The etcd store when members are killed, stopped, cut off, and when answers are lost. Real members, real sockets.
 
-A watch is judged by a second one that nothing happened to: both must give the same changes, which is "every event, once, in order".
+Each watch is compared with a second watch that met no fault. Both must give the same changes: "every event, once, in order".
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ class Damage(Enum):
 
 
 class Beside(Enum):
-    """What happens to the master at the same time; it is over when the damaged replicas have been started again."""
+    """What happens to the master at the same time. The fault ends when the damaged replicas have been started again."""
 
     PAUSE = "paused"
     KILL = "killed"
@@ -45,7 +45,7 @@ class Beside(Enum):
 
 
 class End(Enum):
-    """What a cell ends in; see MEANINGS. In none is a wrong message served."""
+    """The outcome of a cell; see MEANINGS. No outcome allows a wrong message to be served."""
 
     WHOLE = "whole"
     REFUSED = "refused"
@@ -82,14 +82,16 @@ class Cell:
         return f"{self.kind.value}, {self.damage.value}, {self.replicas}, {self.beside.value}"
 
     def allows(self, end: End) -> bool:
-        """Whether the cell may end so: as the table says, or better where it depends on which replica becomes master."""
+        """Whether this outcome is allowed: the outcome in the table, or a better one where the outcome depends on which replica becomes
+        master.
+        """
         is_found_by_masters = self.kind in (Kind.CONSUME, Kind.SCHEDULE, Kind.DISPATCH) and self.damage is not Damage.CUT
         depends = is_found_by_masters or self.damage is Damage.CUT_TAIL
         return end is self.end or (end is End.WHOLE and depends and self.replicas < REPLICAS)
 
     @property
     def end(self) -> End:
-        """What the cell must end in: the same beside each of the other faults."""
+        """The outcome that the cell must have, with each of the other faults."""
         return ENDS[self.kind, self.damage][self.replicas - 1]
 
 

@@ -50,7 +50,7 @@ CAUGHT_UP_TRIES: Final = 30
 
 @dataclass(slots=True)
 class Found:
-    """What a cell ended in."""
+    """The outcome of a cell's run."""
 
     end: End
     refusals: dict[str, str] = field(default_factory=dict)
@@ -155,7 +155,7 @@ class Run:
             yield
 
     async def _start(self, names: list[str]) -> None:
-        """Start them at once: they repair each other's damage."""
+        """Start the replicas together, because they repair each other's damage."""
         ended = await asyncio.gather(*[self.cluster.restart(name) for name in names], return_exceptions=True)
         for name, failure in zip(names, ended, strict=True):
             if isinstance(failure, LogDamaged):
@@ -164,7 +164,7 @@ class Run:
                 raise failure
 
     async def recovered(self) -> Found:
-        """What the group is worth after an operator did what the error says: the folders moved away; or, if all are damaged, restored."""
+        """The group's state after an operator followed the error's advice: the folders moved away or, if all are damaged, restored."""
         is_lost_everywhere = self.cell.replicas == REPLICAS
         for name in self.harmed:
             if self._machine(name).is_running:
@@ -190,7 +190,7 @@ class Run:
     # --- judging -------------------------------------------------------------------------------------------------------
 
     async def judge(self) -> Found:
-        """What the group is worth now."""
+        """The group's state now."""
         found = Found(End.REFUSED, self.refusals)
         try:
             self._assert_majority()
@@ -242,7 +242,7 @@ class Run:
                 self.cluster._failures.remove(failure)
 
     async def _read_elsewhere(self, found: Found, before: set[bytes]) -> set[bytes]:
-        """What is read after what an operator does: restart the master, or let another replica lead, or pass over the message."""
+        """What consumers read after an operator restarted the master, made another replica the master, or skipped the message."""
         seen = set[bytes]()
         for name in self.folders:
             if self.flushed <= before | seen or self.refusals:
@@ -261,7 +261,7 @@ class Run:
         return seen
 
     async def _read(self, found: Found, group: str = "") -> set[bytes]:
-        """What a new group gets until a message that cannot be read."""
+        """What a new group gets before the first message that cannot be read."""
         mq, seen = self.cluster.client(), set[bytes]()
         async with mq.consumer(SUBJECT, group or f"judge-{next(self._groups)}", ack="explicit") as consumer:
             while not self.flushed | self.loose <= seen:
@@ -277,7 +277,7 @@ class Run:
         return seen
 
     async def _read_behind(self, found: Found) -> set[bytes]:
-        """What comes behind the one message that cannot be read: an operator passes over it, as the error says."""
+        """The messages after the one that cannot be read: an operator skips that message, as the error says."""
         mq = self.cluster.client()
         behind, group = int(found.refused_reads.pop().rpartition("--to ")[2]), f"behind-{next(self._groups)}"
         async with mq.consumer(SUBJECT, group, ack="explicit") as consumer:

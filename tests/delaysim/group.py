@@ -1,8 +1,8 @@
 """A model of a delay group without disks and networks between replicas: one log with a committed prefix, and masters that take over.
 
 The real schedule, engine, plan log, wheel, loader and admin run on it. A master writes the actions of one turn as one entry, which is
-committed a little later. When a master dies, the committed entries stay, and perhaps some of the others. A master that is *cut off*
-continues without knowing it: it commits nothing more, and sends only plans that were committed.
+committed a little later. When a master dies, the committed entries stay, and perhaps some of the others. A master that is *cut off* does
+not notice and continues. Such a master commits nothing more, and sends only plans that were committed.
 """
 
 from __future__ import annotations
@@ -164,7 +164,6 @@ class SimMaster:
 
     @property
     def is_up(self) -> bool:
-        """Whether it lives."""
         return self.loop.is_alive
 
     def act(self, action: ScheduleAction) -> None:
@@ -181,7 +180,7 @@ class SimMaster:
             self._write(None, staged)
 
     def _write(self, region: bytes | None, actions: tuple[ScheduleAction, ...]) -> int:
-        """Append an entry. A deposed master appends to a log of its own, which no other replica reads."""
+        """Append an entry. A deposed master appends to its own log, which no other replica reads."""
         index = self.schedule.index + 1
         entry = Entry(index, self.world.now, region, actions)
         if not self.is_deposed:

@@ -29,7 +29,7 @@ VALUES = {
     "optional certificates": OPTIONAL,
 }
 OWN_KINDS = {"Certificate", "PodMonitor"}
-"""Of cert-manager and of the Prometheus operator: Kubernetes has no schemas of them."""
+"""Kinds of cert-manager and of the Prometheus operator. Kubernetes has no schemas for them."""
 
 pytestmark = needs.helm
 

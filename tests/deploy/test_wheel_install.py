@@ -22,7 +22,7 @@ ROOT: Final = Path(__file__).resolve().parents[2]
 PROGRAM: Final = ROOT / "tests" / "system" / "release_program.py"
 SAID: Final = [f"{qmq.__version__} says wheel to {qmq.__version__}", "wheel later", "wheel now", "wheel ordered"]
 LIGHT: Final = {"google-crc32c", "grpcio", "pip", "protobuf", "qmq", "setuptools", "tenacity", "typing_extensions", "typing-extensions"}
-"""What a client installs; pip and setuptools were there."""
+"""The packages after the installation of a client, with pip and setuptools, which were there before."""
 
 
 def _runs(python: str) -> bool:

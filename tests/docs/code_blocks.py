@@ -72,6 +72,6 @@ def printed_by(block: Block, address: str, folder: Path) -> str:
 
 
 def is_shown(shown: str, printed: str) -> bool:
-    """Whether what was printed is what the page shows."""
+    """Whether the output equals what the page shows."""
     lines = [r"(?:.*\n)*?" if line == "..." else re.escape(line).replace(r"\.\.\.", ".*?") + r"\n" for line in shown.splitlines()]
     return re.fullmatch("".join(lines), "".join(line.rstrip() + "\n" for line in printed.splitlines())) is not None

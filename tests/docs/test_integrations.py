@@ -23,9 +23,9 @@ MODULES = {
     "fastapi": "fastapi",
     "faststream": "faststream",
 }
-"""What a page needs, beside QMQ."""
+"""The packages that a page needs, besides QMQ."""
 PORT = "8089"
-"""Of pages that start a server; the test takes a free one."""
+"""The port in pages that start a server. The test replaces it by a free port."""
 
 
 def free_port() -> int:
@@ -35,7 +35,7 @@ def free_port() -> int:
 
 @pytest.fixture(scope="module")
 def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A node as the pages start it; each page has subjects of its own."""
+    """A node, started as the pages say. Each page has its own subjects."""
     node = NodeProcess(tmp_path_factory.mktemp("node"))
     yield node.start()
     node.kill()

@@ -16,7 +16,7 @@ PAGES = [page for page in sorted((ROOT / "docs" / "tutorial").glob("*.md")) if p
 
 @pytest.fixture(scope="module")
 def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A node as the tutorial starts it, for all pages; each page has subjects of its own."""
+    """One node for all pages, started as the tutorial says. Each page has its own subjects."""
     node = NodeProcess(tmp_path_factory.mktemp("node"))
     yield node.start()
     node.kill()
@@ -54,7 +54,7 @@ CHINESE = sorted(page.name for page in (ROOT / "docs" / "zh").glob("*.md") if pa
 
 @pytest.mark.parametrize("name", CHINESE)
 def test_a_chinese_page_has_the_english_page_s_code_in_its_order(name: str) -> None:
-    """Some pages leave parts to the English page; those that are whole are compared below."""
+    """Some Chinese pages refer to the English page for some parts. Complete pages are compared below."""
     code, translated = (FENCES.findall((ROOT / "docs" / folder / name).read_text()) for folder in ("", "zh"))
     rest = iter(code)
     assert [each for each in translated if each not in rest] == []

@@ -77,13 +77,13 @@ def frames(data: bytes) -> None:
 
 
 def payloads(data: bytes) -> None:
-    """What a frame contains."""
+    """The payloads of frames."""
     with suppress(QmqError):
         PAYLOADS[(data[0] if data else 0) % len(PAYLOADS)](data[1:])
 
 
 def replica_messages(data: bytes) -> None:
-    """What replicas send each other. The first two bytes: how long the head is, and which message it is."""
+    """Messages between replicas. The first two bytes give the length of the head and the kind of message."""
     if len(data) < 2:
         return
     number, head, rest = data[1] % 12, data[2 : 2 + data[0]], data[2 + data[0] :]
@@ -100,7 +100,7 @@ def runs(data: bytes) -> None:
 
 
 def handshakes(data: bytes) -> None:
-    """What replicas prove to each other."""
+    """The proofs in handshakes between replicas."""
     for kind in (PeerHello, ProofStep):
         with suppress(QmqError):
             kind.unpack(memoryview(data))
@@ -131,7 +131,7 @@ def batches(data: bytes) -> None:
 
 
 def regions(data: bytes) -> None:
-    """What a producer made, with its checksum."""
+    """A producer's batch, with a correct checksum."""
     with suppress(QmqError):
         check_region(data, crc32c(data))
         _read_all(BatchView(Envelope(0, ENVELOPE_BYTES + len(data), crc32c(data), 1, 1, 1, 1, 1), data))

@@ -10,7 +10,7 @@ from typing import Final
 FOLDER: Final = Path(__file__).parent / "corpus"
 COUNTS: Final = FOLDER / "counts.json"
 TARGET_BYTES_MAX: Final = 40 << 10
-"""What the inputs of one target may have; the longest are left out."""
+"""The limit for the inputs of one target. The longest inputs are left out."""
 
 
 def inputs_of(target: str) -> list[bytes]:

@@ -82,7 +82,7 @@ def sends(data: bytes) -> None:
 
 
 def settings(data: bytes) -> None:
-    """What RocketMQ's clients tell of themselves."""
+    """The settings that RocketMQ's clients send."""
     with suppress(DecodeError):
         told = api.Settings.FromString(data)
         for read in (
@@ -109,7 +109,7 @@ def _command() -> Any:
 
 
 def arguments(data: bytes) -> None:
-    """Arguments of the command line, separated by line ends. Nothing is done with them."""
+    """Arguments of the command line, separated by line ends. The command is parsed but does not run."""
     words = data.decode(errors="replace").split("\n")
     with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()), suppress(ClickException, typer.Exit, typer.Abort, QmqError):
         command, context = _command(), None

@@ -57,7 +57,7 @@ _LINES: Final = (
 
 
 def seeds_of(target: str) -> list[bytes]:
-    """The first inputs of a target; some have none of their own."""
+    """The first inputs of a target. Some targets have none."""
     log, actions = (_entries((GOLDEN / name).read_bytes()) for name in ("message.log", "action.log"))
     resource = api.Resource(name="orders", resource_namespace="shop")
     system = api.SystemProperties(message_id="0", tag="late", keys=["a", "b"], message_group="g", message_type=api.FIFO)

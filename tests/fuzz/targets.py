@@ -1,5 +1,5 @@
-"""What is fuzzed, by name. A target takes any bytes, and may raise nothing. It catches what its callers expect: QmqError, the gateway's
-Refused, the command line's complaints.
+"""The fuzz targets by name. A target accepts any bytes and must not raise. A target catches the errors that its callers expect: QmqError,
+the gateway's Refused, usage errors of the command line.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What fuzzing kept, and what once ended with another error than a typed one, is answered as its reader promises."""
+"""Inputs that the fuzzer kept, and inputs that once raised an untyped error, lead to a result or a typed error."""
 
 from __future__ import annotations
 

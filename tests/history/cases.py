@@ -12,7 +12,7 @@ from history.making import Q, R, done, done_at, got, lost_poll, refused, reset, 
 
 
 class Case(NamedTuple):
-    """A history and what is wrong with it, one name for each anomaly."""
+    """A history, and the names of its anomalies."""
 
     name: str
     events: list[Event]
@@ -87,7 +87,7 @@ GOOD = [
     Case("a poll without an end took what comes later", THREE + ZEROTH + lost_poll()[:1] + got((2, 3)) + got((1, 2))),
     Case("a reset starts over, in the middle too", THREE + ALL + reset() + got((2, 3))),
     Case("retention or a power cut left a gap", sent(1, at=0) + sent(2, at=9) + got((0, 1), (9, 2))),
-    Case("the second queue has places of its own", sent(1, 2, at=5) + sent(3, at=0, queue=R) + got((5, 1), (6, 2)) + got((0, 3), queue=R)),
+    Case("the second queue has its own places", sent(1, 2, at=5) + sent(3, at=0, queue=R) + got((5, 1), (6, 2)) + got((0, 3), queue=R)),
     Case("a poll of unknown outcome", [*ONE, Poll(process="c1", type="info", group="billing", queue=Q), *GOT_ONE]),
     Case("an empty poll", ONE + GOT_ONE + got(by="c2")),
 ]

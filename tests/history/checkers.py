@@ -16,8 +16,8 @@
 | delivered_after_ack | a message was handed out again after its acknowledgement was answered | deliveries.py |
 
 The report counts, without judging: sent, acked, unknown, failed and polled values; deliveries, and how many of them were repetitions
-(`delivered_twice`); values that were stored although their outcome was unknown (`recovered`); values that were acknowledged and that nobody
-has polled yet (`unseen`); the longest gaps between acknowledged sends.
+(`delivered_twice`); values that were stored although their outcome was unknown (`recovered`); values that were acknowledged and that no
+consumer has polled yet (`unseen`); the longest gaps between acknowledged sends.
 
 Jepsen's words for the same: lost-write is `lost` and `lost_below`, duplicate is `duplicate_stored`, inconsistent-offsets is
 `inconsistent_positions`, nonmonotonic-send is `send_order` ("reordered" of its queue tests), G1a is `phantom`.
@@ -79,7 +79,7 @@ class Report:
 
     @property
     def ok(self) -> bool:
-        """No promise was broken. A run that did nothing is ok too: look at `acked`."""
+        """True if no promise was broken. A run without any message is ok too: check `acked`."""
         return not self.anomalies
 
     @property

@@ -63,7 +63,7 @@ class Operation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Send(Operation):
-    """A batch of values; at `ok` value i of it is at `sequence + i` of `queue`, and `replica` was the master in `epoch`."""
+    """A batch of values. With `ok`, value i of the batch is at `sequence + i` of `queue`, and `replica` was the master in `epoch`."""
 
     f: ClassVar[str] = "send"
     subject: str
@@ -164,9 +164,8 @@ def brief(event: Operation) -> str:
 
 
 class Recorder:
-    """Appends events to a file as they happen: one write a line, so a killed process has told all that it knew.
-
-    Threads may share one, and processes may share a file: appended lines do not mix. The clock must be one that all of them share, as
+    """Appends events to a file as they happen, with one write for each line: a killed process has written all that it knew. Threads may
+    share a recorder, and processes may share a file: appended lines do not mix. The clock must be one that all of them share, as
     CLOCK_MONOTONIC is on one machine; a simulator hands in its own.
     """
 
@@ -194,7 +193,7 @@ class Recorder:
 
 
 def load(*paths: Path) -> list[Any]:
-    """The events of a file in its order; of several files in the order of time. A torn last line is one that nobody finished: left out."""
+    """The events of one file in the file's order, or of several files in the order of time. An incomplete last line is left out."""
     if len(paths) == 1:
         return list(_lines(paths[0]))
     return list(heapq.merge(*map(_lines, paths), key=lambda event: event.t_ns))

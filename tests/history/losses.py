@@ -1,4 +1,4 @@
-"""Finds messages that were lost, and messages that nobody sent.
+"""Finds messages that were lost, and messages that were never sent.
 
     sent ok    1 2 3 4 5      at sequences 0..4
     polled     1 2   4
@@ -30,10 +30,9 @@ def lost(history: History, *, drained: bool, groups: Collection[str] = ()) -> li
 
 
 def lost_below(history: History, *, slack_ns: int = 0, groups: Collection[str] = ()) -> list[Anomaly]:
-    """Acknowledged values that nobody was handed although later ones of the same queue were.
-
-    A message in the hands of a consumer that died is on its way, not lost, until its lease is over; so is a delayed one. `slack_ns` is how
-    long that may take: only what was passed over at least that long before the history's end counts.
+    """Acknowledged values that no consumer got although a consumer got later values of the same queue. A message whose consumer died is not
+    lost before its lease expires; nor is a delayed message before it is due. `slack_ns` is how long that may take: a skipped value counts
+    only if it was skipped at least that long before the history's end.
     """
     found = []
     for group, seen in _readers(history, groups):

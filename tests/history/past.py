@@ -1,10 +1,8 @@
-"""A history with what several checkers ask about it: who tried which value, what became of it, when an operation began.
-
-`History` is a value: everything it knows follows from its events, and each index is made once, when somebody asks first. Checkers are
-plain functions of it, so a million events are walked a few times in all and not a few times for each checker.
-
-What became of a value is the best that any attempt says: one `ok` and it is acknowledged; otherwise one attempt without a certain end
-(`info`, or an `invoke` and nothing more) and it is unknown; only if every attempt said `fail` it failed.
+"""A history with indexes that several checkers need: who tried which value, the outcome of the value, when an operation began. `History` is
+a value: everything in it follows from its events, and each index is made once, at its first use. Checkers are plain functions of a
+`History`, so a million events are walked a few times in all and not a few times for each checker. The outcome of a value is the best
+outcome of its attempts: one `ok` and it is acknowledged; otherwise one attempt without a certain end (`info`, or an `invoke` and nothing
+more) and it is unknown; only if every attempt said `fail` it failed.
 
     invoke 7, fail 7                  failed      a poll that shows 7 is wrong
     invoke 7, info 7                  unknown     a poll may show 7 or not

@@ -61,7 +61,7 @@ def _anomalies(history: History) -> Iterator[Anomaly]:
 
 
 def _alone(history: History) -> set[tuple[str, str]]:
-    """The groups, with a queue, that have one consumer of it."""
+    """The pairs of group and queue with exactly one consumer."""
     consumers: defaultdict[tuple[str, str], set[str]] = defaultdict(set)
     for poll, queue in history.polls:
         consumers[poll.group, queue].add(poll.process)

@@ -29,7 +29,7 @@ def pick(data: st.DataObject, choices: list[T]) -> T:
 
 
 SKIPS = {"poll_skip", "int_poll_skip", "nonmonotonic_poll", "int_nonmonotonic_poll"}
-"""What a message that is not, or elsewhere, shows in addition where a queue has one consumer."""
+"""The additional anomalies of a missing or misplaced message where a queue has one consumer."""
 
 
 def names(events: list[Event], *, drained: bool = True) -> set[str]:
@@ -124,7 +124,7 @@ def test_a_polled_value_whose_send_failed_is_a_phantom(events: list[Event], data
 @lies
 @given(LONG_HISTORIES, DRAW)
 def test_a_value_at_a_second_place_is_stored_twice(events: list[Event], data: st.DataObject) -> None:
-    """The false line is the last one, by a group of its own, so that it causes no other anomaly."""
+    """The false line is the last one and belongs to a new group, so that it causes no other anomaly."""
     value = pick(data, sorted(History(events).seen_by_any))
     begun = Poll(process="x", type="invoke", group="x")
     lie = [*events, begun, begun.ended("ok", queue=pick(data, list(QUEUES)), records=(Record(NOWHERE, value),))]

@@ -46,7 +46,9 @@ def next_step(wanted: PodSet, pods: Sequence[PodView]) -> Step:
 
 
 def _stateful(wanted: PodSet, pods: Sequence[PodView]) -> Step:
-    """All that are missing at once (`Parallel`). Else the highest ordinal of another revision, when all above it are available."""
+    """With `Parallel`, all missing pods together. Otherwise the highest ordinal of another revision, once all pods with higher ordinals are
+    available.
+    """
     by_name = {each.name: each for each in pods}
     names = [f"{wanted.name}-{ordinal}" for ordinal in range(wanted.replicas)]
     missing = tuple(each for each in names if each not in by_name)

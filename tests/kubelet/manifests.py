@@ -1,6 +1,5 @@
-"""What a kubelet and the controllers need of rendered manifests. Pure.
-
-Whatever a pod asks for that is not honoured here is refused, so that a test never passes because a field was overlooked.
+"""The parts of rendered manifests that a kubelet and the controllers need. Pure. A pod with a field that this module does not support is
+refused, so that no test passes because a field was ignored.
 """
 
 from __future__ import annotations

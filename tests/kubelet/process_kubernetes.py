@@ -1,7 +1,7 @@
 """A small Kubernetes: the controllers' decisions (controllers.py) on pods that are local processes (process_pod.py).
 
-Nodes are names. Each pod has an address of its own on loopback, the same one whenever it comes back, as names in DNS are the same. A volume
-claim is a folder that follows the pod.
+Nodes are names. Each pod has its own address on loopback. A restarted pod has the same address, as a pod in Kubernetes keeps its DNS name.
+A volume claim is a folder that follows the pod.
 """
 
 from __future__ import annotations
@@ -177,6 +177,6 @@ class ProcessKubernetes:
 
 
 def _pod_names(wanted: PodSet) -> list[str]:
-    """All that its pods may have: a Deployment's new ones come while the old ones still end."""
+    """All names that the pods may have: new pods of a Deployment start while the old ones still end."""
     count = wanted.replicas if wanted.is_stateful else 2 * wanted.replicas + SURGE
     return [f"{wanted.name}-{number}" for number in range(count)]

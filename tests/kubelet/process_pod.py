@@ -139,7 +139,7 @@ class ProcessPod:
     # --- the end ----------------------------------------------------------------------------------------------------------
 
     def delete(self) -> None:
-        """Begin to end it: preStop, SIGTERM, and SIGKILL when the grace is over, which counts from now."""
+        """Begin to end the pod: preStop, SIGTERM, and SIGKILL at the end of the grace period, which begins now."""
         if self._ending is None:
             self._is_terminating = True
             self._ready_since_s = None

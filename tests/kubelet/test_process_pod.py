@@ -31,7 +31,7 @@ signal.signal(signal.SIGTERM, end)
 http.server.HTTPServer((sys.argv[2], 20890), Answer).serve_forever()
 """
 ADDRESS = f"127.78.{os.getpid() // 256 % 256}.{os.getpid() % 256}"
-"""A process of its own on this machine has an address of its own."""
+"""A separate process on this machine has its own address."""
 
 
 def start(folder: Path, **changes: object) -> ProcessPod:

@@ -1,4 +1,4 @@
-"""Clients that change routes and reset groups of a running cluster at once, and the history of their calls.
+"""Concurrent clients that change routes and reset groups of a running cluster, and the history of their calls.
 
     route   a register whose value is the latest version; a change `from_version` is a compare-and-swap on it
     group   a register whose value is the group's position; a reset sets it, and answers where the group was
@@ -27,7 +27,7 @@ from qmq.proto.v1 import meta_pb2 as pb
 MESSAGES: Final = 100
 SOON: Final = timedelta(seconds=20)
 RESETS: Final = 5
-"""Of each client on each group."""
+"""The calls of each client on each group."""
 CHANGES: Final = 3
 LOGICAL: Final = 256
 
@@ -99,7 +99,7 @@ class GroupClient:
 async def route_histories(
     clients: list[qmq.Client], count: int, random: Random, disturb: Callable[[], Awaitable[None]] = lambda: asyncio.sleep(0)
 ) -> list[Call]:
-    """The clients change `count` routes, one after the other, all at once on each; `disturb` runs beside them."""
+    """The clients change `count` routes, one route after another and all clients concurrently on each. `disturb` runs meanwhile."""
     history: list[Call] = []
     users = [RouteClient(number, mq, random, history) for number, mq in enumerate(clients)]
     for number in range(count):
@@ -114,7 +114,9 @@ async def route_histories(
 async def group_histories(
     clients: list[qmq.Client], count: int, disturb: Callable[[], Awaitable[None]] = lambda: asyncio.sleep(0)
 ) -> list[Call]:
-    """The clients reset `count` groups of a subject, one after the other, all at once on each; `disturb` runs beside them."""
+    """The clients reset `count` groups of a subject, one group after another and all clients concurrently on each. `disturb` runs
+    meanwhile.
+    """
     history: list[Call] = []
     users = [GroupClient(number, mq, "orders", history) for number, mq in enumerate(clients)]
     await clients[0].send_many("orders", [b"%d" % number for number in range(MESSAGES)])

@@ -1,4 +1,4 @@
-"""Clients that read and write registers of a coordination store at once, and the history of their calls."""
+"""Concurrent clients that read and write registers of a coordination store, and the history of their calls."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from qmq.errors import CoordinationUnavailable, CoordinationUnknown
 
 JUDGE: Final = needs.CACHE / "judges" / "linearizability"
 OPERATIONS: Final = 6
-"""Calls of each client on each register. A check's time grows with the number of calls at once."""
+"""Calls of each client on each register. The time of a check grows with the number of concurrent calls."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,9 @@ class Client:
 async def histories_of(
     stores: Sequence[CoordinationStore], registers: int, random: Random, disturb: Callable[[], Awaitable[None]] | None = None
 ) -> list[Call]:
-    """Let one client for each store use the registers one after the other, all at once on each; `disturb` is awaited before each."""
+    """One client for each store uses the registers, one register after another and all clients concurrently on each. `disturb` is awaited
+    before each register.
+    """
     history: list[Call] = []
     clients = [Client(number, store, Random(random.random()), history) for number, store in enumerate(stores)]
     for number in range(registers):

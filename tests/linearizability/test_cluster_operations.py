@@ -25,7 +25,7 @@ pytestmark = [
 
 CLIENTS = 3
 HISTORIES = int(os.environ.get("QMQ_TEST_HISTORIES", {"gate": "20", "ci": "40", "all": "300"}[forms.FORM]))
-"""Of groups; of routes a quarter, since a change takes longer."""
+"""The number of groups. The number of routes is a quarter of this, since a change takes longer."""
 
 
 def nemesis(cluster: TestCluster, random: Random, *, with_meta: bool) -> Callable[[], Awaitable[None]]:

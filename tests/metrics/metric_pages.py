@@ -32,7 +32,7 @@ async def ask(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, reques
 
 
 async def get(port: int, path: str = "/metrics", *headers: str, method: str = "GET") -> Response:
-    """A request over a connection of its own."""
+    """A request over a new connection."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     try:
         return await ask(reader, writer, "\n".join([f"{method} {path} HTTP/1.1", "Host: test", *headers]), has_body=method != "HEAD")

@@ -29,7 +29,7 @@ LABELS = {
     "language",
     "reason",
 }
-"""None that grows with consumers, clients or messages."""
+"""Allowed labels: none of them grows with consumers, clients or messages."""
 NO_BASE_UNITS = r"_(milliseconds|ms|microseconds|minutes|hours|days|kilobytes|kib|mib|gib|megabytes|bits|percent)(_|$)"
 
 

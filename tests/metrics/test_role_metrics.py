@@ -1,4 +1,4 @@
-"""Each role as a process of its own, as operators start it: the address of its metrics port, and the metrics on it."""
+"""Each role as a process, as operators start it: the address of its metrics port, and the metrics on that port."""
 
 from __future__ import annotations
 

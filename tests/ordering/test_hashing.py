@@ -69,7 +69,7 @@ def test_logical_partitions_of_a_multiple_refine_those_of_the_count(key: bytes, 
 @pytest.mark.parametrize("pattern", ["order-{:08}", "{}", "user:{}:cart", "{:x}", "DE{:010}X"])
 @pytest.mark.parametrize("count", [7, 1000, 1024])
 def test_keys_that_count_up_are_spread_evenly(pattern: str, count: int) -> None:
-    """Chi-square over 50,000 keys: within four standard deviations of what even chance gives. The sample is fixed, so is the result."""
+    """Chi-square over 50,000 keys: within four standard deviations of a uniform distribution. The sample is fixed, and so is the result."""
     keys = 50_000
     found = Counter(logical_partition(pattern.format(i).encode(), count) for i in range(keys))
     expected = keys / count

@@ -130,7 +130,7 @@ class Advance(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def finish_some(self, data: st.DataObject) -> None:
-        """The group gets to the end of a closed partition that it reads, in a part of what it reads of it."""
+        """The group reaches the end of a closed partition in some of the logical partitions that it reads there."""
         closed = [each for each in readable(self.frontier, self.routes) if not self._is_live(each.partition.number)]
         if closed:
             chosen = data.draw(st.sampled_from(closed))

@@ -61,7 +61,7 @@ def test_hazard_01_no_assignment_hands_out_a_child_early(gate: Gate) -> None:
 
 @pytest.mark.parametrize("gate", Gate)
 def test_hazard_04_missing_progress_is_not_done(gate: Gate) -> None:
-    """A merge of 1 and 2; nothing is known of 2's right half. Everything else being finished must not open it."""
+    """A merge of 1 and 2 without progress of 2's right half. The merged partition must not open although everything else is finished."""
     first = first_route(LOGICAL, 2, ["a"])
     routes = {1: first, 2: next_route(first, merge(first, [1, 2], change_id="x"))}
     known = done((1, LpRange(0, 50)), (2, LpRange(50, 75)))

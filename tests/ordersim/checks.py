@@ -1,4 +1,4 @@
-"""Compares what producers and handlers were told with the ledger.
+"""Compares the results that producers and handlers got with the ledger.
 
 * A producer gets "stored" only for a committed message, with its position.
 * A handler gets only committed messages, and none of a parked key. In a range of logical partitions it gets messages of a version only

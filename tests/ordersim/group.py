@@ -55,7 +55,7 @@ class BrokerGroup:
         return replica.name in cut and not all(name in cut for name in self.replicas)
 
     def may_commit(self, replica: Replica) -> bool:
-        """Whether a majority follows it."""
+        """Whether a majority follows the master."""
         return self.has_majority and not self._is_alone(replica) and self.leader is replica
 
     def may_promise(self, replica: Replica) -> bool:

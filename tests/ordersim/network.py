@@ -160,7 +160,7 @@ class Network:
         return random.randint(1, 4)
 
     def reaches(self, one: str, another: str) -> bool:
-        """Whether they can talk."""
+        """Whether the two processes can reach each other."""
         if one == another or not (self.cut or self.hidden or self.silent or self.held):
             return True
         if one in self.cut or another in self.cut:
@@ -175,7 +175,7 @@ class Network:
         return broker in self.silent and another.startswith("p")
 
     def is_held(self, one: str, another: str) -> bool:
-        """Whether what is sent between the two waits."""
+        """Whether data between the two processes is held."""
         return bool(self.held) and ((one in self.held and another.startswith("p")) or (another in self.held and one.startswith("p")))
 
     def let_go(self, name: str, late_ms: Callable[[], int]) -> None:

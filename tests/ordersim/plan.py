@@ -104,7 +104,7 @@ class Plan:
 
 
 def draw(random: Random) -> Plan:
-    """A plan of its own for each seed."""
+    """A different plan for each seed."""
     is_obsessed = random.random() < 0.4
     faults = random.choice(OBSESSIONS) if is_obsessed else random.sample(FAULTS, random.randint(4, 14))
     return Plan(
@@ -141,7 +141,9 @@ def draw(random: Random) -> Plan:
 
 
 def with_holds(plan: Plan, random: Random) -> Plan:
-    """Some plans hold connections, for longer than a producer waits. From a `random` of its own: the others stay as they were drawn."""
+    """Some plans hold connections for longer than a producer waits. They are drawn from a separate `random`, so that the other parts of the
+    plan do not change.
+    """
     if random.random() >= HOLDS:
         return plan
     return replace(

@@ -52,7 +52,6 @@ class Process:
 
     @property
     def is_up(self) -> bool:
-        """Whether it lives."""
         return self.loop.is_alive
 
     def kill(self) -> None:

@@ -111,7 +111,7 @@ def test_a_new_groups_empty_replicas_are_not_told_to_start_over() -> None:
 
 
 def test_a_replica_with_later_entries_is_not_whole_before_it_has_those_between() -> None:
-    """It took the message log's part from the object store, and the master has told an earlier end."""
+    """The replica took the message log's part from the object store, and the master has reported an earlier end."""
     group = Group()
     group.step("b", "a", LogReset(1, 1, 1, 10, 10, 12))
     group.core["a"].lacks_until(13)

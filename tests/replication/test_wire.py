@@ -122,8 +122,9 @@ HEADS: dict[type, str] = {
     Refusal: "080200000058e930a99106",
     TakeOver: "0902000000d288211f9105",
 }
-"""Every message's bytes in version 2 of what replicas speak. A replica refuses a message with a field more: whoever changes one raises
-VERSION in peer_proof.py, so that two that do not understand each other say so when they meet."""
+"""Every message's bytes in version 2 of what replicas speak. A replica refuses a message with an additional field. A change of a message
+therefore raises VERSION in peer_proof.py, so that replicas of different versions refuse each other in the handshake.
+"""
 
 
 @pytest.mark.parametrize("message", MESSAGES, ids=lambda each: type(each).__name__)

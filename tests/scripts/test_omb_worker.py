@@ -27,7 +27,7 @@ PAYLOADS = [b"a" * 100, b"b" * 100]
 
 @pytest.fixture
 def worker() -> Iterator[httpx.Client]:
-    """A worker as a process of its own."""
+    """A worker in a separate process."""
     command = [sys.executable, str(ROOT / "scripts" / "omb_worker.py"), "--port", "0"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None

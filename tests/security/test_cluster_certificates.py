@@ -1,4 +1,4 @@
-"""`qmq cert cluster`: all certificates of a cluster at once, and what each member is given."""
+"""`qmq cert cluster` makes all certificates of a cluster. Each member gets its own files."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_without_etcd_there_is_one_authority(tmp_path: Path) -> None:
     "members", [[CertificateHolder("op", "a"), CertificateHolder("app", "a")], [CertificateHolder("app", "etcd-root")]]
 )
 def test_two_members_cannot_have_one_folder(tmp_path: Path, members: list[CertificateHolder]) -> None:
-    with pytest.raises(InvalidArgument, match="name of its own"):
+    with pytest.raises(InvalidArgument, match="needs its own name"):
         make_certificates(tmp_path, members)
 
 

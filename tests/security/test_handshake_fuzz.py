@@ -1,4 +1,4 @@
-"""Malformed handshakes: whatever is sent first, nobody becomes somebody, nothing is stored, and the broker continues.
+"""Malformed handshakes authenticate no client and store nothing, and the broker continues.
 
 Frames are fed to connections of a running broker that have no socket, so that a million of them take a minute or two. `scripts/test --all`
 sends a million; any other number:

@@ -76,7 +76,7 @@ async def grown_bytes(folder: Path) -> int:
 
 
 def measured(work: Callable[[Path], Coroutine[Any, Any, int]], folder: Path) -> int:
-    """The result in a process of its own, on the event loop of servers: the memory of a test's process depends on the tests before."""
+    """The result, measured in a new process on the servers' event loop: the memory of a test's process depends on the tests before."""
     with ProcessPoolExecutor(1, get_context("spawn")) as process:
         return process.submit(_run, work, folder).result()
 

@@ -123,7 +123,7 @@ def environment_of(tls: Tls, **more: str) -> dict[str, str]:
 
 
 async def refusals(server: str, tls: Tls, tokens: Iterable[str]) -> AsyncIterator[str]:
-    """What clients with these tokens hear when they do what they may not do, or are not known at all."""
+    """The answers to clients with these tokens: to known clients without the permission, and to unknown clients."""
     for token in tokens:
         async with qmq.connect(server, tls=tls, token=token) as mq:
             for attempt in (mq.send("forbidden", b"1"), mq.metadata.cluster(), mq.access.rules()):
@@ -145,7 +145,7 @@ def signed(access_key: str, secret_key: str) -> tuple[tuple[str, str], ...]:
 
 
 async def use_gateway(address: str, ca: bytes, known: tuple[str, str], wrong: tuple[str, str]) -> AsyncIterator[str]:
-    """Send through the gateway as a client that it knows and as one that it does not know. Yields its answers."""
+    """Send through the gateway, as a known client and as an unknown client. Yields the gateway's answers."""
     options = [("grpc.use_local_subchannel_pool", 1)]
     async with grpc.aio.secure_channel(address, grpc.ssl_channel_credentials(ca), options=options) as channel:
         stub: Any = MessagingServiceStub(channel)

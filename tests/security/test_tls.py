@@ -187,7 +187,7 @@ async def test_a_client_with_tls_hears_that_the_server_has_no_tls(tmp_path: Path
 
 
 async def data_port_refuses(address: str, tls: Tls | None) -> bool:
-    """Whether a connection ends before it is greeted."""
+    """Whether the server closes the connection before its greeting."""
     with pytest.raises((NotConnected, qmq.QmqError)):
         await connect(address, "stranger", network_of(tls))
     return True

@@ -72,14 +72,14 @@ class Nemesis:
         self._world.after(self._world.random.randint(0, 400), act, *args)
 
     def _isolate(self, node: Node, **ways: bool) -> None:
-        """Cut off; whether the others' connections break at once is chance."""
+        """Cut off a replica. By chance the others' connections break immediately or later."""
         self._network.isolate(node.name, **ways)
         if self._world.random.random() < 0.5:
             self._network.tell_of_loss(node.name)
         self._later(self._network.heal)
 
     def _may_lose(self, name: str, members: ReplicaMembership) -> bool:
-        """Whether a majority of whole voters is left if this one forgets; the contract demands that."""
+        """Whether a majority of voters with complete state is left if this one loses its state. The contract requires that."""
         whole = [each for each in members.voters if each != name and not self._nodes[each].is_doubtful]
         return len(whole) >= members.majority
 
@@ -137,7 +137,7 @@ class Nemesis:
             node.core.state.history.drop_before(index + 1)
 
     def _do_outrun(self, node: Node, members: ReplicaMembership) -> None:
-        """The master continues without one replica, and at once deletes what that replica lacks."""
+        """The master continues without one replica, and immediately deletes the entries that this replica lacks."""
         master = self._master()
         if master is None or master is node:
             return
@@ -151,8 +151,8 @@ class Nemesis:
             self._forget_before(node, node.core.state.commit)
 
     def _do_amnesia(self, node: Node, members: ReplicaMembership) -> None:
-        """One replica alone hears the master, and its answers are delayed; it dies and loses its state; then all its answers arrive at
-        once.
+        """Only one replica hears the master, and its answers are delayed. The replica dies and loses its state. Then all its answers arrive
+        together.
         """
         master = self._master()
         if master is None or master is node or not self._may_lose(node.name, members):

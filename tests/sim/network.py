@@ -21,7 +21,7 @@ REMEMBERED = 40
 
 
 class Network:
-    """All links. `cut` holds the (from, to) pairs that let nothing through, `clogged` what waits in those that are stopped."""
+    """All links. `cut` has the (from, to) pairs that drop everything, `clogged` the messages that wait in stopped links."""
 
     def __init__(self, world: World, plan: Plan, nodes: dict[str, Node], faults: Counter[str]) -> None:
         self._world = world
@@ -102,7 +102,7 @@ class Network:
         self.cut |= {(a, b) for a in left for b in right} | {(b, a) for a in left for b in right}
 
     def clog(self, link: tuple[str, str]) -> None:
-        """Stop a link; nothing is lost."""
+        """Stop a link without losing messages."""
         self.clogged.setdefault(link, [])
 
     def flow(self, link: tuple[str, str]) -> None:
@@ -118,7 +118,7 @@ class Network:
             self._world.after(1 + number * within_ms // len(waiting), self._deliver, self._nodes[link[1]], boot, link[0], message)
 
     def echo(self, name: str) -> None:
-        """Deliver copies of recent and of old messages to a replica at once."""
+        """Deliver copies of recent and of old messages to a replica, all in one step."""
         self._faults["echo"] += 1
         for (sender, _), (boot, message) in self._remembered.pop(name, {}).items():
             self._world.after(1 + int(self._world.random.random() * 30), self._deliver, self._nodes[name], boot, sender, message)

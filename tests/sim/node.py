@@ -45,7 +45,7 @@ class Node:
     wants_flush = False
     """Whether its producers wait until a majority has flushed what they sent."""
     checks_places = True
-    """The log checks what the core returns to it; not with planted bugs, which the simulator must find by their effects."""
+    """Whether the log checks what the core returns. Not with planted bugs, which the simulator must find by their effects."""
 
     def __init__(self, simulation: Simulation, name: str) -> None:
         self.simulation = simulation
@@ -74,7 +74,7 @@ class Node:
 
     @property
     def is_doubtful(self) -> bool:
-        """Whether it may lack what it acknowledged, and knows it or will at its next start."""
+        """Whether the replica may lack entries that it acknowledged, and knows that now or will know at its next start."""
         state = self.disk.state
         forgot = self._lost_power and not self.plan.is_sync
         return not state.is_whole or state.resetting_until > 0 or self.disk.folder != self._folder or forgot

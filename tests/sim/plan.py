@@ -16,7 +16,7 @@ class Plan:
     is_sync: bool = True
     """Whether an entry counts once it is synced; otherwise once it is written (`flush=async`)."""
     is_ordered: bool = True
-    """Whether a link keeps the order of messages that fare well, as one TCP connection does."""
+    """Whether a link keeps the order of the messages that it delivers, as one TCP connection does."""
     drop: float = 0.0
     double: float = 0.0
     late: float = 0.0
@@ -32,7 +32,7 @@ class Plan:
     aim: float = 0.0
     """How often a fault goes for the master."""
     regicide: float = 0.0
-    """How often a new master is struck at once; as often, by a tenth, one that just committed."""
+    """How often a fault hits a new master immediately. A tenth as often, a fault hits a master that has just committed."""
     fault_every_ms: int = 10_000
     proposal_every_ms: int = 1_000
     read_entries: int = 8
@@ -77,7 +77,7 @@ WEAK_MOMENTS = ("outrun", "amnesia", "provoke", "usurp", "usurp", "shrink", "sto
 
 
 def draw(random: Random, minutes: int) -> Plan:
-    """A plan of its own for each seed."""
+    """A different plan for each seed."""
     is_obsessed = random.random() < 0.4
     kinds = random.sample(FAULTS, random.randint(0, 2) if is_obsessed else random.randint(4, len(FAULTS)))
     if is_obsessed:

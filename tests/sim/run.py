@@ -85,7 +85,7 @@ class Simulation:
         return Store(self.etcd, lambda: self.is_etcd_cut(name), self.plan.etcd_loss, self.plan.etcd_late)
 
     def is_etcd_cut(self, name: str) -> bool:
-        """Whether it cannot be reached from there."""
+        """Whether the replica cannot reach etcd."""
         return name in self.nemesis.etcd_cut or "*" in self.nemesis.etcd_cut
 
     @property
@@ -125,7 +125,6 @@ class Simulation:
         self.world.after(1 + int(self.world.random.expovariate(1 / self.plan.proposal_every_ms)), self._load)
 
     def run(self) -> Result:
-        """All of it."""
         failure = ""
         try:
             self.world.after(1_000, self._load)

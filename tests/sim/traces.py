@@ -21,7 +21,7 @@ from sim.run import EPOCH, MEMBERS, SPARES, Simulation
 from sim.world import World
 
 LEFT_OUT: Final = ("wipe", "retention", "outrun")
-"""Faults after which a trace would end at once."""
+"""Faults that would end a trace immediately."""
 LONGEST_MS: Final = 600_000
 
 Line = dict[str, Any]

@@ -31,6 +31,6 @@ def _entry(kind: Kind, payload: bytes, time_ms: int, index: int) -> Entry:
 
 
 def timed(actions: Iterable[AnyAction], start_ms: int = START_MS, step_ms: int = 10) -> Iterator[Entry]:
-    """Each action an entry of its own, `step_ms` apart, from `start_ms` on."""
+    """One entry for each action, `step_ms` apart, from `start_ms` on."""
     for number, action in enumerate(actions):
         yield entry(start_ms + number * step_ms, action, index=number + 1)

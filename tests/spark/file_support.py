@@ -101,7 +101,7 @@ def forget_old(store: Store, retention_ms: int) -> None:
 
 @dataclass
 class Traffic:
-    """A store without replicas in `data/broker`, and what was sent to it."""
+    """A store without replicas in `data/broker`, and the messages that were sent to the store."""
 
     data: Path
     random: Random
@@ -139,7 +139,7 @@ def opened(*paths: Path | str, committed: str = "", routes: str = "") -> FileLog
 
 
 def rows_of(pieces: Sequence[QueuePiece], selection: ReadSelection = ALL, *, skips_lost: bool = False) -> list[Row]:
-    """The rows that tasks read from these pieces, each in a log of its own that has the piece only."""
+    """The rows that tasks read from these pieces. The log of each task contains only its piece."""
     found: list[Row] = []
     for piece in pieces:
         log = FileAddress(("/nowhere",)).open()

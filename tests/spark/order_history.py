@@ -111,7 +111,7 @@ class History:
         return self
 
     def send(self) -> None:
-        """A client puts some messages into its streams: each client has keys of its own."""
+        """A client puts some messages into its streams: each client has its own keys."""
         self.now_ms += self.random.randrange(3)
         at = self.random.randrange(len(self._clients))
         mine = self.keys[at :: len(self._clients)]
@@ -169,7 +169,7 @@ class History:
             stream.producer_id, stream.next_batch, stream.stored = self.new_producer(), 0, []
 
     def say(self, key: bytes, *, number: int = 0, create_ms: int = 0, message_id: str = "") -> Row:
-        """Store one message of the first client, as a batch of its own; by default later than all before."""
+        """Store one message of the first client as a batch; by default later than all before."""
         self.now_ms += 1
         partition = self._holder(key)
         message = Message(key, number or self.number(key), create_ms or self.now_ms, message_id)
@@ -177,7 +177,7 @@ class History:
         return self.rows[-1]
 
     def change(self, *, is_fenced: bool = False) -> None:
-        """Some change, by chance."""
+        """Make a random change."""
         self.apply(self._chosen(), is_fenced=is_fenced)
 
     def apply(self, change: Change, *, is_fenced: bool = False) -> None:
@@ -249,9 +249,8 @@ class History:
 
 
 def side_by_side(histories: Sequence[History]) -> tuple[list[Row], Routes]:
-    """Several histories as if they were one: each has its own keys and producers, and here its own partitions and versions.
-
-    So what retention took of one leaves what was lost in another to be told.
+    """Several histories joined into one. Each has its own keys, producers, partitions and versions, so that the retention of one history
+    does not hide a loss in another.
     """
     rows: list[Row] = []
     parts: dict[int, RoutePartition] = {}

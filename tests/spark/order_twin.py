@@ -41,7 +41,7 @@ def twin(rows: list[Row], routes: Routes, *, is_exact: bool = False, is_dense: b
 
 
 def is_carried(row: Row) -> bool:
-    """Whether it bears another producer's id."""
+    """Whether the message has another producer's id."""
     return row.message_id[:16] != row.producer_id
 
 

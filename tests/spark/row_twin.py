@@ -66,7 +66,6 @@ def stored(
 
 
 def whole(end: int = 2**62) -> QueuePiece:
-    """All of the queue."""
     return QueuePiece(QUEUE, 0, end)
 
 

@@ -58,7 +58,7 @@ class ServerCluster:
         return node
 
     async def master(self, group: str, *, other_than: str = "") -> ReplicaNode:
-        """The one that serves, waited for."""
+        """Wait for a replica that serves as master."""
 
         def serving() -> list[ReplicaNode]:
             names = [name for name in self.nodes if name in self.shape[group] and name != other_than]

@@ -1,4 +1,4 @@
-"""Record batches of a size that suits Spark, whatever the size of the stored ones."""
+"""Record batches of a size that suits Spark, for stored batches of any size."""
 
 from __future__ import annotations
 

@@ -257,7 +257,7 @@ async def test_parked_keys_are_given_back_by_the_brokers(spark: SparkSession, tm
 
 
 async def send_dead(address: str) -> None:
-    """20 dead letters, of two subjects, for two reasons, and one that does not say where it is from."""
+    """20 dead letters of two subjects, for two reasons, and one without an origin."""
     async with qmq.connect(address) as mq:
         for subject in ("s", "t"):
             await mq.metadata.create_subject(SubjectConfig(subject))

@@ -77,7 +77,7 @@ def frame(spark: SparkSession, messages: list[Stored]) -> DataFrame:
 
 
 def told(found: DataFrame) -> set[tuple[str, str, int, int, int]]:
-    """(cause, subject, partition, sequence, sequence of the earlier one)."""
+    """The reported rows: (cause, subject, partition, sequence, sequence of the earlier message)."""
     return {(row["cause"], row["subject"], row["partition"], row["sequence"], row["earlier_sequence"]) for row in found.collect()}
 
 

@@ -1,4 +1,4 @@
-"""Files that were damaged, cut or taken away: nothing is passed over in silence, and errors name the file, the byte and what to do."""
+"""Files that were damaged, cut or removed: no data is skipped silently, and errors name the file, the byte and what to do."""
 
 from __future__ import annotations
 

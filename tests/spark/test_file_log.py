@@ -1,4 +1,4 @@
-"""The committed log in files: the reader gets what was sent, whatever the broker does to the files meanwhile."""
+"""The committed log in files: the reader gets all sent messages although the broker changes the files meanwhile."""
 
 from __future__ import annotations
 

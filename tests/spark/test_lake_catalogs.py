@@ -1,4 +1,4 @@
-"""The same tables in PostgreSQL and in a REST catalog: that of Apache Iceberg's own tests, a process of its own."""
+"""The same tables in PostgreSQL and in a REST catalog: the one of Apache Iceberg's tests, in a separate process."""
 
 from __future__ import annotations
 

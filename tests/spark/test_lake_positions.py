@@ -1,4 +1,4 @@
-"""The place where a table records its position in each queue, whatever other tools do to the table."""
+"""A table records its position in each queue, and keeps the record when other tools change the table."""
 
 from __future__ import annotations
 

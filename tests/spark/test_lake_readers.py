@@ -40,7 +40,7 @@ def lake(node_process: NodeProcess, tmp_path: Path) -> Iterator[test_lake.Lake]:
 
 @pytest.fixture
 def bank(lake: test_lake.Lake) -> LakeTable:
-    """600 messages of seven keys through a split, a merge and a move of their route; the table is made when all that is over."""
+    """600 messages of seven keys through a split, a merge and a move of their route; the table is made after these changes."""
     create_ordered(lake.server, "bank", 1)
     pairs = [(f"k{number % 7}", str(number)) for number in range(600)]
     send_ordered(lake.server, "bank", pairs[:200])

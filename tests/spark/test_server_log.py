@@ -37,7 +37,7 @@ def opened(it: ServerCluster, retry_ms: int = 20_000) -> ServerLog:
 
 
 def everything(log: ServerLog, selection: ReadSelection | None = None) -> dict[QueueKey, list[SourceBatch]]:
-    """All batches of the subject, by queue; each piece's once."""
+    """All batches of the subject by queue, with the batches of each piece once."""
     found = {}
     for each in log.topology(["s"]).queues.values():
         found[each.key] = read_all(log, log.pieces(each.key, each.start, each.end, 4096), selection)

@@ -1,4 +1,6 @@
-"""The sink's cores against a simulated cluster: whatever fails, moves, dies or runs on as a ghost, each row is stored once, in order."""
+"""The sink's cores against a simulated cluster: each row is stored once and in order, despite failures, moves, dead tasks and zombie
+tasks.
+"""
 
 from __future__ import annotations
 

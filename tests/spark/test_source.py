@@ -19,7 +19,7 @@ from qmq.proto.v1 import meta_pb2 as pb
 
 @pytest.fixture(scope="module")
 def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NodeProcess]:
-    """One node for all of these tests; each has subjects of its own."""
+    """One node for all of these tests; each has its own subjects."""
     found = NodeProcess(tmp_path_factory.mktemp("node"))
     found.start()
     yield found
@@ -35,7 +35,7 @@ def bodies(frame: DataFrame) -> list[str]:
 
 
 def refusal(frame_of: Any) -> str:
-    with pytest.raises(Exception) as caught:  # noqa: PT011 - Spark wraps ours in one of several of its own
+    with pytest.raises(Exception) as caught:  # noqa: PT011 - Spark wraps our error in one of several errors
         frame_of().collect()
     return str(caught.value)
 

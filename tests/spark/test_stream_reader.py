@@ -19,7 +19,7 @@ from qmq.proto.v1 import meta_pb2 as pb
 
 @pytest.fixture(scope="module")
 def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NodeProcess]:
-    """One node for all of these tests; each has subjects of its own."""
+    """One node for all of these tests; each has its own subjects."""
     found = NodeProcess(tmp_path_factory.mktemp("node"))
     found.start()
     yield found

@@ -99,7 +99,7 @@ ORDERING: Final = Model(
 
 
 def is_there() -> bool:
-    """Whether TLC can be run: scripts/judges fetches it, and it needs Java."""
+    """Whether TLC can run. TLC needs Java, and scripts/judges fetches it."""
     return JAR.is_file() and shutil.which("java") is not None
 
 

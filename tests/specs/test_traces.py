@@ -1,6 +1,5 @@
-"""What simulated groups do are behaviours of the specifications, and what groups with planted bugs do are not (docs/JUDGES.md).
-
-`scripts/traces` checks as many seeds as there is time for.
+"""Traces of simulated groups are behaviours of the specifications, and traces of groups with planted bugs are not (docs/JUDGES.md).
+`scripts/traces` checks more seeds, for a given time.
 """
 
 from __future__ import annotations

@@ -58,7 +58,7 @@ def database_server() -> Iterator[Callable[[str], DatabaseServer]]:
 
 @pytest.fixture(params=KINDS)
 def database(request: pytest.FixtureRequest, tmp_path: Path, database_server: Callable[[str], DatabaseServer]) -> Iterator[Database]:
-    """An empty database of its own."""
+    """A new, empty database."""
     if request.param == "sqlite":
         yield sqlite_database(tmp_path / "business.sqlite")
         return
@@ -75,7 +75,7 @@ def database(request: pytest.FixtureRequest, tmp_path: Path, database_server: Ca
 
 @pytest.fixture
 def node_address(tmp_path: Path) -> Iterator[str]:
-    """A node in a thread of its own, for tests without asyncio."""
+    """A node in a separate thread, for tests without asyncio."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever)
     thread.start()

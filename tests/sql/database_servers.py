@@ -38,9 +38,9 @@ class Database:
     sync_url: str
     async_url: str
     name: str
-    """Of SQLite, the file's path."""
+    """With SQLite, the file's path."""
     server: DatabaseServer | None
-    """None for SQLite."""
+    """None with SQLite."""
 
     @property
     def dialect(self) -> str:

@@ -120,7 +120,7 @@ def effects(database: Database) -> list[str]:
 
 
 def rows(database: Database, statement: str) -> list[Any]:
-    """The rows of a query, on a connection of its own."""
+    """The rows of a query, read on a new connection."""
     connection = database.connect()
     try:
         cursor = connection.cursor()

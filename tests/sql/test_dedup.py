@@ -1,4 +1,4 @@
-"""SqlDedup on every kind of database, by every way into it: record and effect are one."""
+"""SqlDedup on every kind of database, through every API: the record and the effect are written together or not at all."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ async def test_of_two_consumers_with_the_same_message_the_second_waits_and_finds
                     is_inside.set()
                     assert may_go.wait(30)
 
-                # A thread and a loop of its own: an async handler that waits holds up its loop.
+                # Run in another thread with its own loop: an async handler that waits blocks its loop.
                 slow = asyncio.create_task(asyncio.to_thread(_run_elsewhere, database, first.name, number, hold))
                 await asyncio.to_thread(is_inside.wait, 30)
                 quick = asyncio.create_task(second.work(message(number)))

@@ -77,7 +77,7 @@ def url_of(database: Database, way: str) -> str:
 
 
 async def kill_at_lines(node: Node, database: Database, way: str, first: re.Pattern[str], again: re.Pattern[str]) -> None:
-    """A consumer dies at each of these places, each time in a group of its own; then another takes over. One message goes to all groups.
+    """A consumer dies at each of these places, each time in its own group; then another takes over. One message goes to all groups.
 
     `first` are groups that have not had the effect when the consumer begins, `again` those that had it from one that died before.
     """

@@ -1,6 +1,6 @@
 """The tests of Django's integration (tests/qmq/integrations), on database servers: on SQLite they run by themselves.
 
-A process of its own runs them, because a process has one Django project.
+They run in a separate process, because a process has one Django project.
 """
 
 from __future__ import annotations

@@ -140,7 +140,6 @@ class DelayCluster:
         self.processes[name].send_signal(number)
 
     def is_running(self, name: str) -> bool:
-        """Whether its process lives."""
         process = self.processes.get(name)
         return process is not None and process.poll() is None
 

@@ -79,7 +79,7 @@ class Gateway:
 
 
 class RocketMQ:
-    """RocketMQ's name server, broker and proxy, each in a JVM of its own, with default settings except sizes, folders and ports."""
+    """RocketMQ's name server, broker and proxy, each in its own JVM, with default settings except sizes, folders and ports."""
 
     def __init__(self, *topics: str) -> None:
         self.home = Path(tempfile.mkdtemp(prefix="rocketmq-"))

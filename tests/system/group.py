@@ -28,7 +28,7 @@ METAS = ("meta0", "meta1")
 REPLICAS = ("g1-a", "g1-b", "g1-c")
 CONTROL_PORT = 20882
 SECURE: Final = os.environ.get("QMQ_TEST_SECURE") == "1"
-"""Whether clusters of faults are secured ones: `scripts/test --secure`."""
+"""Whether the clusters of fault tests are secured: `scripts/test --secure`."""
 
 
 async def describe(control: str, network: Network = NETWORK) -> pb.ReplicaStatus | None:
@@ -94,7 +94,7 @@ class Group:
         return next(name for name in REPLICAS if name != master)
 
     async def settled(self, *, within_s: float = 240.0) -> None:
-        """All replicas are there, whole, in step, and hold the same."""
+        """True if all replicas run, are complete and in step, and have the same data."""
         async with asyncio.timeout(within_s):
             while True:
                 found = await self.describe_all()

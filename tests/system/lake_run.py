@@ -37,7 +37,7 @@ class LakeOutcome:
     rows: int = 0
     rejected: int = 0
     sum: int = 0
-    """Of the numbers in the bodies."""
+    """The sum of the numbers in the bodies."""
     snapshots: int = 0
     kills: int = 0
     kills_between_commits: int = 0
@@ -110,8 +110,9 @@ def _follow(server: str, uri: str, warehouse: str, *more: str) -> list[str]:
 
 
 def _started(words: list[str]) -> tuple[Any, Any]:
-    """`qmq` in a process of its own, and its output. The processes are forked from one that has loaded the libraries: that saves most of
-    their time."""
+    """`qmq` in a separate process, and its output. The process is forked from one that has loaded the libraries, which saves most of the
+    start time.
+    """
     context = mp.get_context("forkserver")
     context.set_forkserver_preload(["qmq.cli.app", "pyspark_qmq.lake.lake_writer", "pyiceberg.catalog.sql", "pyiceberg.io.pyarrow"])
     ours, theirs = context.Pipe(duplex=False)

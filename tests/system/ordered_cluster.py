@@ -94,7 +94,7 @@ def _copy(body: Mapping[str, Any], name: str, **environment: str) -> dict[str, A
 
 
 class OrderedCluster:
-    """Some broker groups of a running cluster, which control ports are asked about through `network`."""
+    """Some broker groups of a running cluster. Their control ports are reached through `network`."""
 
     def __init__(self, cluster: Cluster, shape: Shape, network: Network = NETWORK) -> None:
         self.cluster = cluster

@@ -25,7 +25,7 @@ GRACE_S = 20.0
 
 
 class ConsumerProcess:
-    """One consumer. Each of its processes has a name of its own in the history: its incarnation."""
+    """One consumer. Each process of the consumer has its own name in the history: the incarnation."""
 
     def __init__(
         self, server: str, subject: str, group: str, name: str, history: Path, *, lease_ms: int = LEASE_MS, gate: str = ""
@@ -56,7 +56,7 @@ class ConsumerProcess:
 
     @property
     def is_alive(self) -> bool:
-        """Whether it runs, stopped or not."""
+        """Whether the process exists, running or stopped."""
         return self._process is not None and self._process.poll() is None
 
     def kill(self) -> None:
@@ -72,7 +72,7 @@ class ConsumerProcess:
         self._signal(signal.SIGCONT)
 
     def stop(self) -> None:
-        """SIGTERM, and SIGKILL to one that does not end."""
+        """Send SIGTERM, and SIGKILL if the process does not end."""
         self._end(signal.SIGTERM)
 
     def _signal(self, number: signal.Signals) -> None:

@@ -31,7 +31,7 @@ CHANGE_S = 120.0
 """A change waits for a lost group's lease, an election, and perhaps for the other one's changes."""
 RETRY_S = 0.3
 LEASE_S = 5.0
-"""Of a master in the coordination store (docs/OPERATIONS.md)."""
+"""A master's lease in the coordination store (docs/OPERATIONS.md)."""
 FREEZE_S = LEASE_S + 3.0
 STOPPED_S = (0.5, 6.0)
 
@@ -163,7 +163,7 @@ class Nemesis:
         self.done[kind] += 1
 
     async def _group(self) -> str:
-        """One that has partitions."""
+        """Choose a broker group that has partitions."""
         route = await self._changer.route()
         return self._coin.choice(sorted({part.broker_group for part in route.partitions}))
 

@@ -1,6 +1,7 @@
 """The plan of a run of ordered faults: which changes of the route, which faults, and when. Pure, drawn from a seed before the run.
 
-Changes follow one another, and so do faults; both continue beside each other. A fault is over, and its damage healed, before the next.
+Changes follow one another, and so do faults; both continue beside each other. A fault ends, and its damage is healed, before the next
+fault.
 
 | fault | action |
 |---|---|
@@ -56,7 +57,7 @@ def held_by(route: pb.OrderedRoute, group: str) -> frozenset[int]:
 
 
 def is_share(lps: Collection[int], route: pb.OrderedRoute, groups: Sequence[str]) -> bool:
-    """Whether these are half of what each group has of an even route, or more: so many that writers notice what becomes of them."""
+    """Whether these are at least half of each group's share in an even route, so that a fault of them affects writers."""
     return 2 * len(groups) * len(lps) >= route.logical_partitions
 
 

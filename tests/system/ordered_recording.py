@@ -67,7 +67,7 @@ class PutRecorder:
         self._serials: Counter[str] = Counter()
 
     async def send(self, producer: OrderedProducer, items: Sequence[Item]) -> None:
-        """Send them in this order, and write down what became of each. Failures are written down, not raised."""
+        """Send the messages in this order, and record the outcome of each. Failures are recorded, not raised."""
         messages = [self._next(item.key) for item in items]
         begun = self._recorder.record(Put(process=self._name, type="invoke", subject=self._subject, messages=tuple(messages)))
         chosen: defaultdict[Ticket, list[tuple[Keyed, int]]] = defaultdict(list)
@@ -104,7 +104,7 @@ def _stored(receipt: BatchReceipt, place: int) -> Stored:
 
 
 def _is_resent(receipt: BatchReceipt, place: int) -> bool:
-    """Whether the message was sent again after a fence: then it keeps the id of its first sending, which its batch has to spell out."""
+    """Whether the message was sent again after a fence. Such a message keeps its first id, so its batch has a column of ids."""
     if isinstance(receipt, CutReceipt):
         return any(place in places and part.ids is not None for places, part in receipt.parts)
     return receipt.ids is not None
@@ -114,12 +114,10 @@ def _is_resent(receipt: BatchReceipt, place: int) -> bool:
 
 
 class DeliveryRecorder:
-    """One consumer's deliveries and acknowledgements. `process` is one life of it.
-
-    Deliveries are written at once, before they can be acknowledged. Acknowledgements that were answered together are one line.
-
-    A lane that is lost while an acknowledgement is on its way leaves nobody knowing: it may have been committed before. It was certainly
-    not if the lane was lost before any verdict.
+    """One consumer's deliveries and acknowledgements. `process` is one life of the consumer. Deliveries are written immediately, before
+    they can be acknowledged. Acknowledgements that were answered together are one line. If a lane is lost while an acknowledgement is on
+    its way, the outcome is unknown: the acknowledgement may have been committed before. It was certainly not committed if the lane was lost
+    before any verdict.
     """
 
     def __init__(self, recorder: Recorder, process: str, group: str) -> None:
@@ -208,7 +206,9 @@ class DeliveryRecorder:
 
 
 class RouteRecorder:
-    """The versions of a subject's route. `look` as often as you like; a version is written when more is known of it than before."""
+    """The versions of a subject's route. `look` may be called any number of times; a version is recorded when more is known about it than
+    before.
+    """
 
     def __init__(self, recorder: Recorder, metadata: MetadataClient, subject: str) -> None:
         self.latest = 0
@@ -270,7 +270,7 @@ def _monotonic_ns(times_ms: Mapping[str, int], phase: str) -> int | None:
 
 
 async def is_drained(metadata: MetadataClient, subject: str, groups: Iterable[str]) -> bool:
-    """Whether these groups have finished everything, by what brokers say. Raises QmqError."""
+    """Whether these groups have finished everything, according to the brokers. Raises QmqError."""
     described = await metadata.describe_route(subject)
     found = {group.group: group for group in described.groups}
     is_complete = not described.silent_groups and not described.route.fenced

@@ -44,10 +44,10 @@ class Options:
     rate: float = 2_000.0
     """Messages a second, of all producers together."""
     consumers: int = 2
-    """Of each group."""
+    """Consumers in each group."""
     workload: str = "flights"
     rows: int = 200_000
-    """Of the binlog, at most."""
+    """Rows of the binlog, at most."""
     shape: Shape = field(default_factory=Shape)
     network: str = ""
     secure: bool = False
@@ -185,7 +185,7 @@ async def _run(
 
 
 async def run_in(folder: Path, options: Options, done: Callable[[], None] = lambda: None) -> Result:
-    """The same with a cluster of its own."""
+    """The same with a new cluster."""
     manager = running_cluster(folder, options.shape, options.network, {"QMQ_FLUSH": options.flush}, secure=options.secure)
     cluster = await asyncio.to_thread(manager.__enter__)
     try:

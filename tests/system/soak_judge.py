@@ -40,7 +40,7 @@ class Verdict:
     dead_lettered: int = 0
     """Distinct messages in the dead-letter queue."""
     lost_consumers_dead_lettered: int = 0
-    """Of those, messages that did not fail by themselves: their consumers were lost too often."""
+    """Those of them that did not fail in the handler: their consumers were lost too often."""
     anomalies: list[str] = field(default_factory=list)
 
 

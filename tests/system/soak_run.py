@@ -59,7 +59,7 @@ class Report:
     verdict: Verdict = field(default_factory=Verdict)
 
     def to_json(self) -> str:
-        """All of it, for machines."""
+        """The whole result as JSON."""
         found = {"seconds": self.seconds, "seed": self.seed, "load": self.load, "capacity": self.capacity, "rate": self.rate}
         samples = {name: [each._asdict() for each in some] for name, some in self.samples.items()}
         return json.dumps({**found, "events": dict(self.events), "samples": samples, "verdict": asdict(self.verdict)}, indent=1)

@@ -40,11 +40,10 @@ class DriverProcess:
 
     @property
     def is_running(self) -> bool:
-        """Whether it has not ended."""
         return self._process is not None and self._process.poll() is None
 
     def kill(self) -> None:
-        """SIGKILL for all of it, and wait until it is gone."""
+        """Send SIGKILL to all processes of the driver, and wait until they have ended."""
         process, self._process = self._process, None
         if process is not None:
             try:

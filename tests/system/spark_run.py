@@ -23,7 +23,7 @@ from system.spark_workload import Row, anomalies, change_now_and_then, create, p
 
 SHAPE = Shape(etcds=1, metas=1, groups=3, replicas=1)
 SECURED_SHAPE = Shape(etcds=3, metas=1, groups=2, replicas=3)
-"""Of docker-compose.secure.yml."""
+"""The shape of docker-compose.secure.yml."""
 TESTS = Path(__file__).resolve().parents[1]
 FILES_PER_KILL = 20
 COMMITS_PER_KILL = 10
@@ -50,7 +50,7 @@ def cluster(folder: Path, *, secure: bool = False) -> Iterator[OrderedCluster]:
 
 
 class Beside:
-    """Runs a coroutine in a thread with a loop of its own."""
+    """Runs a coroutine in a thread with its own loop."""
 
     def __init__(self, work: Callable[[], Coroutine[Any, Any, int]]) -> None:
         self._work = work

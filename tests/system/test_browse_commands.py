@@ -1,4 +1,4 @@
-"""`qmq browse` and `qmq tail`, as typed, against a node in a process of its own."""
+"""`qmq browse` and `qmq tail`, as typed, against a node in its own process."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ LAKE = ["g3-a", "g3-b", "g3-c"]
 """The broker group with an object store, `s3`."""
 SPARK = ["spark-master", "spark-worker"]
 LOCKS = ["requirements-demo.lock", "requirements-spark.lock"]
-"""What the Dockerfile's LOCK may be: its default, and that of the services of Spark."""
+"""Values of LOCK in the Dockerfile: the default, and the one for the services of Spark."""
 
 
 def compose(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:

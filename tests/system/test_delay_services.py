@@ -17,7 +17,7 @@ DELAYS = ("d1-a", "d1-b", "d1-c")
 
 
 async def master(cluster: Cluster, network: Network, *, other_than: str = "") -> str:
-    """The one that serves, waited for."""
+    """Wait for a replica that serves as master."""
     async with asyncio.timeout(60):
         while True:
             for name in DELAYS:

@@ -1,4 +1,4 @@
-"""Through gateways no message is lost and order holds, whatever process is killed: short forms of scripts/gateway_faults."""
+"""Gateways lose no message and keep the order when any process is killed: short forms of scripts/gateway_faults."""
 
 from __future__ import annotations
 

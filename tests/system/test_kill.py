@@ -59,7 +59,7 @@ class Load:
         self.acknowledged.update(bodies)
 
     async def consume(self, mq: qmq.Client, name: str) -> None:
-        """Consume until the round is over, acknowledging each batch and waiting for the answer."""
+        """Consume until the round ends, acknowledging each batch and waiting for the answer."""
         consumer = mq.consumer("s", "g", name=name, ack="explicit", prefetch=200)
         while not self.is_over:
             try:

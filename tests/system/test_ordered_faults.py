@@ -17,7 +17,7 @@ from system.ordered_run import Options, run_in
 
 pytestmark = pytest.mark.xdist_group("faults")
 PATIENCE_S = 60.0
-"""A message that waits longer for no reason was forgotten; one that waits shorter may have waited for the processor of a busy machine."""
+"""A message that waits longer without a reason was forgotten. A shorter wait may come from a busy machine."""
 
 
 async def test_every_promise_is_kept_while_the_route_changes_and_processes_die(tmp_path: Path) -> None:

@@ -117,7 +117,7 @@ class FakeConsumer:
 
 
 class World:
-    """All fakes, and the story that they tell together with the history's lines."""
+    """All fakes, and the story of their calls together with the history's lines."""
 
     def __init__(self, folder: Path, *, replicas: int = 3, seed: int = 1) -> None:
         self.story: list[str] = []

@@ -134,7 +134,9 @@ async def test_a_delivery_is_written_at_once_and_acknowledgements_by_their_answe
 
 
 async def test_a_lane_lost_after_an_acknowledgement_leaves_the_outcome_unknown(tmp_path: Path) -> None:
-    """It may have been committed before the lane was lost: one acknowledgement at a time, and in bulk if part of it was still held."""
+    """The acknowledgement may have been committed before the lane was lost: a single one, and a bulk one if part of its messages was still
+    held.
+    """
     with Recorder(tmp_path / "h.jsonl") as recorder:
         log = DeliveryRecorder(recorder, "c.1", "g")
         one: Any = FakeMessage(0, LaneLost("lost"))

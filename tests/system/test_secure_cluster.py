@@ -1,4 +1,4 @@
-"""The secured cluster of docker-compose.secure.yml as processes: real certificates, etcd with TLS and users of its own."""
+"""The secured cluster of docker-compose.secure.yml as processes: real certificates, and etcd with TLS and users."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`qmq export`, `qmq import` and `qmq copy`, as typed, against a node in a process of its own (docs/TRANSFER.md)."""
+"""`qmq export`, `qmq import` and `qmq copy`, as typed, against a node in its own process (docs/TRANSFER.md)."""
 
 from __future__ import annotations
 

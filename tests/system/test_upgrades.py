@@ -43,7 +43,7 @@ def version_of(release: Path | None) -> str:
 
 
 def start(node: NodeProcess, release: Path | None, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Start a node of a release; None is this one."""
+    """Start a node of a release. None means this checkout."""
     with monkeypatch.context() as patch:
         if release is not None:
             patch.setenv("PYTHONPATH", str(release))

@@ -1,4 +1,5 @@
-"""How many files a message passes: whoever follows it through the code opens them. A ceiling, so that the number grows only on purpose.
+"""How many files a message passes, and so how many a reader must open. The test has an upper limit, so that the number grows only on
+purpose.
 
 A module counts if one of its functions runs while the message is on its way, and not also while the cluster is idle (timers).
 """

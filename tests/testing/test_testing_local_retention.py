@@ -107,7 +107,7 @@ async def test_a_consumer_of_lanes_gets_old_keys_in_order(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("tail_bytes", [0, 64 << 20], ids=["from-files", "from-memory"])
 async def test_a_replica_on_a_new_disk_takes_the_stored_part_from_the_store(tmp_path: Path, tail_bytes: int) -> None:
-    """The master reads nothing for it from the store, and has no file of it; and the replica can lead."""
+    """The master reads nothing from the store for the replica, and has no file of the stored part. The replica can become master."""
     sent = bodies(40)
     async with TestCluster(brokers=3, delay=False, log=replace(log_config(tmp_path), tail_bytes=tail_bytes)) as cluster:
         mq = cluster.client()

@@ -63,7 +63,7 @@ def test_names_of_tests_are_short_enough_to_read() -> None:
 
 
 FACES = ("qmq/__init__.py", "qmq/sql/__init__.py", "qmq/testing/__init__.py", "qmq/metrics/__init__.py", "spark/pyspark_qmq/__init__.py")
-"""What applications import from: the names in `__all__` there are the public ones."""
+"""The modules that applications import. The names in their `__all__` are public."""
 
 
 def definitions() -> list[tuple[Path, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef]]:
@@ -107,7 +107,7 @@ def test_a_docstring_says_more_than_where_to_look() -> None:
 
 NAMED_FILE = re.compile(r"[\w/]+\.(?:py|proto|md)\b")
 EXAMPLE_FILES = {"test_it.py", "manage.py"}
-"""Of an example in a docstring; of every Django project."""
+"""Files of an example in a docstring, and of every Django project."""
 
 
 def test_files_that_docstrings_and_pages_name_exist() -> None:
@@ -183,8 +183,8 @@ def packages_above(module: str) -> set[str]:
 
 
 def test_each_module_can_be_the_first_one_imported() -> None:
-    """Whoever imports `a.b` runs the package `a`, too. If `a` then imports who asked for it, half-made modules meet. Modules of `a` itself
-    never do that: `a` runs before them.
+    """An import of `a.b` runs the package `a`, too. If `a` then imports the importing module, that module is incomplete. Modules of `a`
+    itself never do that: `a` runs before them.
     """
     paths = {module_of(path): path for path in CODE}
     graph: dict[str, set[str]] = {}

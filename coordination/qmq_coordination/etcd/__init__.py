@@ -1,4 +1,4 @@
-"""The coordination store on etcd v3, by a thin asyncio client of our own on grpcio.
+"""The coordination store on etcd v3, by a thin asyncio client of QMQ on grpcio.
 
     from qmq_coordination.etcd.etcd_store import EtcdStore
 

@@ -51,7 +51,7 @@ class ClusterMirror:
             if not re.fullmatch(r"[\w.-]{1,64}", name):
                 raise InvalidArgument(f"a cluster's name has up to 64 letters, digits, dots and dashes, not {name!r}")
         if here == there:
-            raise InvalidArgument(f"source and target are both named {here!r}: give each cluster a name of its own")
+            raise InvalidArgument(f"source and target are both named {here!r}: give each cluster its own name")
         try:
             self._patterns = [re.compile(each) for each in patterns]
         except re.error as cause:

@@ -95,7 +95,7 @@ class Options:
             self._check_batch(*self.batch)
         _check(
             not self.broadcast or self.idempotent is None or self.name is not None,
-            "each consumer of a broadcast group has effects of its own: give it a `name` under which it finds what it did",
+            "each consumer of a broadcast group has its own effects: give it a `name` under which it finds what it did",
         )
         _check(
             not (self.most_once and (self.idempotent is not None or self.retry_delays)),

@@ -157,8 +157,8 @@ class OrderedProducer(Backlog):
         return SpreadTickets(chunks)
 
     def put(self, columns: Columns, *, create_time_ms: int | None = None) -> list[TicketChunk]:
-        """Send columns unchecked, in batches of their own, one for each partition: for messages that QMQ itself makes, which may have ids.
-        The create time is now, or `create_time_ms` plus the columns' `create_deltas`.
+        """Send columns unchecked, in separate batches, one for each partition: for messages that QMQ itself makes, which may have ids. The
+        create time is now, or `create_time_ms` plus the columns' `create_deltas`.
 
         Pass no more messages than fit one batch. Raises InvalidArgument without keys; OrderMismatch, BufferFull, ClientClosed.
         """

@@ -1,7 +1,7 @@
 """FastStream's router for FastAPI on QMQ: `app.include_router(FastApiQmqRouter("localhost:20880"))`.
 
 Handlers take FastAPI's dependencies, and the broker starts and stops with the application. FastStream keeps this kind of router in 0.7 and
-moves it to a package of its own for 1.0. QMQ's own support for FastAPI, which needs no FastStream, is `qmq.integrations.fastapi`.
+moves it to its own package for 1.0. QMQ's own support for FastAPI, which needs no FastStream, is `qmq.integrations.fastapi`.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ REQUEST_S: Final = 0.5
 
 
 class QmqResponse(Response):
-    """What a handler returns if its answer needs a key, tags or a delay; in `publish_batch`, one message with options of its own."""
+    """What a handler returns if its answer needs a key, tags or a delay; in `publish_batch`, one message with its own options."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class QmqResponse(Response):
 
 @dataclass(frozen=True, slots=True)
 class MessageOptions:
-    """What one message of a batch has of its own; the command's options are the defaults."""
+    """The options of one message of a batch; the command's options are the defaults."""
 
     key: str | bytes | None = None
     tags: tuple[str, ...] = ()
@@ -68,7 +68,7 @@ NO_OPTIONS: Final = MessageOptions()
 
 
 class QmqPublishCommand(BatchPublishCommand):
-    """Messages to send to the subject `destination`. Bodies that are a `QmqResponse` have options of their own."""
+    """Messages to send to the subject `destination`. Bodies that are a `QmqResponse` have their own options."""
 
     def __init__(
         self,

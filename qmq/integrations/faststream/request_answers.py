@@ -40,7 +40,7 @@ class RequestAnswers:
         """
         await self._join(mq)
         if correlation_id in self._waiting:
-            raise InvalidArgument(f"a request with the correlation id {correlation_id!r} waits already: give each an id of its own")
+            raise InvalidArgument(f"a request with the correlation id {correlation_id!r} waits already: give each its own id")
         answer: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
         self._waiting[correlation_id] = answer
         try:

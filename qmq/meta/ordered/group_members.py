@@ -173,5 +173,5 @@ def superseded(name: GroupMember) -> StaleDelivery:
     """The error for the older one of two incarnations."""
     return StaleDelivery(
         f"consumer {name.consumer!r} of group {name.group!r} was started again elsewhere, so this one must stop: "
-        "give each process a name of its own"
+        "give each process its own name"
     )

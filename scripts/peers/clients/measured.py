@@ -1,4 +1,4 @@
-"""One row of the comparison, by one client library, in a process of its own: `measured.py LIBRARY ROW ADDRESS SIZE SECONDS [COUNT]`.
+"""One row of the comparison, by one client library, in its own process: `measured.py LIBRARY ROW ADDRESS SIZE SECONDS [COUNT]`.
 
 Prints a line of JSON: messages, seconds, and this process's CPU seconds, all from when the client is connected.
 
@@ -22,14 +22,14 @@ from typing import Any
 
 
 class Clock:
-    """When a row may begin and must end, and what it took."""
+    """The time at which a row may begin and must end, and its duration and CPU time."""
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
         self.begin()
 
     def begin(self) -> None:
-        """The client is connected: from here on it counts."""
+        """Start measuring; called when the client is connected."""
         self._begin_s, self._cpu_s = time.monotonic(), _cpu_s()
 
     @property

@@ -40,7 +40,7 @@ async def awaited(address: str, clock: Any, bodies: list[bytes], tasks: int) -> 
             await client.xadd(STREAM, {"b": bodies[count % 1000]})
             count += 1
 
-    await asyncio.gather(*[client.ping() for _ in range(tasks)])  # each task has a connection of its own
+    await asyncio.gather(*[client.ping() for _ in range(tasks)])  # each task has its own connection
     clock.begin()
     await asyncio.gather(*[sender() for _ in range(tasks)])
     return count

@@ -34,7 +34,7 @@ def publish(address: str, clock: Any, bodies: list[bytes]) -> int:
 
 
 def awaited(address: str, clock: Any, bodies: list[bytes], tasks: int) -> int:
-    """So many messages are always in flight."""
+    """Keep this number of messages in flight."""
     producer, free, count = _producer(address), threading.Semaphore(tasks), 0
 
     def answered(sent: Any) -> None:

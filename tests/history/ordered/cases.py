@@ -15,7 +15,7 @@ S = 1_000_000_000
 
 
 class Case(NamedTuple):
-    """A history and what is wrong with it, one name for each anomaly."""
+    """A history, and the names of its anomalies."""
 
     name: str
     events: list[Operation]

@@ -40,7 +40,7 @@ from history.past import Anomaly
 
 SHOWN_MAX = 10
 FOUND_MAX = 1000
-"""Of each checker: who breaks one promise a million times need not be told a million times."""
+"""How many anomalies each checker reports at most."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +57,7 @@ class OrderedReport:
 
     @property
     def ok(self) -> bool:
-        """No promise was broken. A run that did nothing is ok too: look at the counts."""
+        """True if no promise was broken. A run without any message is ok too: check the counts."""
         return not self.anomalies
 
     @property

@@ -1,4 +1,4 @@
-"""Checks that every stored message reached every group and was settled there, and that no message appeared that nobody sent.
+"""Checks that every stored message reached every group and was settled there, and that every message was sent.
 
     stored    1 2 3 4
     given     1 2   4          3 is lost

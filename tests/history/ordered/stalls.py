@@ -107,7 +107,7 @@ def held(history: OrderedHistory, outage: Outaged, until_ns: int) -> frozenset[i
 def write_pauses(history: OrderedHistory) -> dict[str, Pauses]:
     """By occasion: how long no put was answered to the sources of a change, or to what a broker group held when its outage began.
 
-    A change that meets an outage of its ranges has to wait for it, and is an occasion of its own.
+    A change has to wait for an outage of its ranges. The two together count as one separate occasion.
     """
     columns = history.messages
     ends = sorted((columns.ended_ns[each], columns.line[each]) for each, fate in enumerate(columns.fate) if fate == "ok")
@@ -142,7 +142,7 @@ def _pauses(history: OrderedHistory, ends: Sequence[tuple[int, int]], occasions:
 
 
 def _longest_ns(history: OrderedHistory, ends: Sequence[tuple[int, int]], times_ns: list[int], excuse: Excuse) -> int:
-    """The longest time without any that has a moment in common with it; 0 if there were none around it."""
+    """The longest pause that overlaps the span; 0 if there is no pause around the span."""
     first = bisect_left(times_ns, excuse.since_ns - MARGIN_NS)
     last = bisect_right(times_ns, min(excuse.until_ns, history.last_ns) + MARGIN_NS)
     own = [at_ns for at_ns, line in ends[first:last] if history.lp_of_line[line] in excuse.lps]

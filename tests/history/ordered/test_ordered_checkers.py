@@ -144,7 +144,7 @@ def test_one_promise_broken_everywhere_is_reported_at_most_1000_times() -> None:
 
 @pytest.mark.rotating
 def test_a_million_messages_are_judged_in_linear_time() -> None:
-    """A tenth of it here, in chunks as clients send them; anything quadratic would run into the timeout."""
+    """Uses a tenth of a million messages, in chunks as clients send them. A quadratic checker would reach the timeout."""
     report = check_ordered(many(100_000, keys=500), drained=True)
     assert report.ok, report
     assert report.counts["deliveries"] == 100_000

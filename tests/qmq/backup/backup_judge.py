@@ -25,7 +25,7 @@ QUIET_S: Final = 2.0
 
 @dataclass
 class History:
-    """What clients were told."""
+    """The answers that clients got."""
 
     plain: list[bytes] = field(default_factory=list)
     ordered: dict[str, list[bytes]] = field(default_factory=lambda: {key: [] for key in KEYS})

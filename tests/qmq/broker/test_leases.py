@@ -1,4 +1,4 @@
-"""How long one that vanished keeps messages from the others, and how many there may be."""
+"""How long a vanished consumer keeps messages from the others, and how many consumers there may be."""
 
 from __future__ import annotations
 

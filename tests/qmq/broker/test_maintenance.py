@@ -53,7 +53,7 @@ Served = tuple[Broker, DataServer, list[BaseException]]
 
 @asynccontextmanager
 async def served(folder: Path, config: LogConfig, disk: Disk | None = None, *, ticks: bool = True, **options: int) -> AsyncIterator[Served]:
-    """A broker alone, with its data port, and what was fatal to it."""
+    """A broker alone, with its data port, and the fatal errors that it reported."""
     fatal: list[BaseException] = []
     store = open_store(folder, config, SystemClock(), disk=disk)
     running = alone(store, SystemClock(), BrokerConfig(**options), fatal=fatal.append, tick_s=TICK_S)

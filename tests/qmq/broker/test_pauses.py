@@ -150,7 +150,7 @@ class Puller:
 
 @pytest.fixture
 async def it(tmp_path: Path) -> AsyncIterator[tuple[Node, Puller, Puller]]:
-    """A node with four messages, and two consumers of one group on connections of clients of their own."""
+    """A node with four messages, and two consumers of one group. Each consumer has its own client and connection."""
     async with running(node_config(tmp_path), Shifted()) as node, qmq.connect(node.address) as mq:
         for number in range(4):
             await mq.send(SUBJECT, b"%d" % number)

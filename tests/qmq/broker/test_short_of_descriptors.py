@@ -1,4 +1,4 @@
-"""Being too few descriptors when a stored file is to be read is overload, and never the broker's end."""
+"""Too few file descriptors for reading a stored file is an overload. It does not end the broker."""
 
 from __future__ import annotations
 

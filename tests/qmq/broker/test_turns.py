@@ -1,4 +1,6 @@
-"""The time of a broker's turn: at once if only one connection has sent, otherwise after the others of the same round of the event loop."""
+"""When a broker's turn runs: immediately if only one connection has sent, otherwise after the other connections of the same round of the
+event loop.
+"""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ for _method in pb.DESCRIPTOR.services_by_name["Meta"].methods:
 
 @contextmanager
 def serving() -> Iterator[tuple[FakeMeta, str]]:
-    """The metaserver and its address. A thread of its own serves, since the command runs its own event loop."""
+    """A metaserver and its address. The metaserver runs in a separate thread, since the command runs its own event loop."""
     meta = FakeMeta()
     server = grpc.server(ThreadPoolExecutor(4))
     meta_pb2_grpc.add_MetaServicer_to_server(meta, server)
@@ -90,7 +90,7 @@ class Command:
         return CliRunner().invoke(app, words, env={"QMQ_SERVER": self._address}, obj=QUICK)
 
     def text(self, *words: str) -> str:
-        """Standard output of one that succeeds."""
+        """Standard output of a command that succeeds."""
         done = self(*words)
         assert done.exit_code == 0, done.output
         return done.stdout
@@ -100,7 +100,7 @@ class Command:
         return json.loads(self.text(*words, "--json"))
 
     def error(self, *words: str) -> tuple[int, str]:
-        """Exit status and standard error, in one line, of one that fails."""
+        """Exit status and standard error, joined to one line, of a command that fails."""
         done = self(*words)
         return done.exit_code, done.stderr.replace("\n", " ")
 

@@ -42,7 +42,7 @@ WITHOUT_JSON = {
     "qmq route export": "prints JSON",
     "qmq spark": "hands its words to a job",
 }
-"""Commands that have no answer of their own; docs/CLI.md lists them too."""
+"""Commands without a JSON answer; docs/CLI.md lists them too."""
 
 
 def test_every_command_with_an_answer_has_json() -> None:

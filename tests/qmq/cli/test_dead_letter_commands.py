@@ -23,7 +23,7 @@ from qmq.testing import TestCluster, virtual
 
 
 async def said(node: Node, *words: str) -> Any:
-    """The JSON that a command prints. The command runs in an event loop of its own, beside this one."""
+    """The JSON that a command prints. The command runs in another event loop."""
     result = await asyncio.to_thread(CliRunner().invoke, app, [*words, "--json", "--server", node.address])
     assert result.exit_code == 0, result.output
     return json.loads(result.stdout)

@@ -374,7 +374,7 @@ class Cluster(NamedTuple):
 
 @asynccontextmanager
 async def cluster(groups: int = 2, *, metas: int = 1, can_push: bool = False, timing: ClientTiming = TIMING) -> AsyncIterator[Cluster]:
-    """A cluster and a client of it."""
+    """A cluster with a client."""
     made = [FakeGroup(f"g{number}") for number in range(groups)]
     servers = [FakeMeta(made, can_push=can_push) for _ in range(metas)]
     async with AsyncExitStack() as stack:

@@ -27,7 +27,7 @@ _R = TypeVar("_R")
 
 
 async def apart(it: DelayCluster, work: Callable[[blocking.BlockingClient], _R]) -> _R:
-    """Run in a thread of its own, since it blocks."""
+    """Run in a separate thread, because the call blocks."""
 
     def run() -> _R:
         with blocking.connect(it.meta.address) as mq:

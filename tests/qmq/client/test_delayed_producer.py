@@ -1,4 +1,4 @@
-"""Delayed messages of a producer: they go to delay groups with due times, are stored once whatever fails, and bad input is refused at
+"""Delayed messages of a producer: they go to delay groups with due times, are stored once despite any failure, and bad input is refused at
 the call.
 """
 

@@ -1,4 +1,4 @@
-"""A client forgets waits that are over, closed consumers and producers, and expired leases."""
+"""A client forgets finished waits, closed consumers and producers, and expired leases."""
 
 from __future__ import annotations
 

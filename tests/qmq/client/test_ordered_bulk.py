@@ -34,7 +34,7 @@ def numbered(keys: Sequence[bytes], count: int, begin: int = 0) -> list[tuple[by
 
 
 def ordered(c: LaneCluster, name: str = "a", **options: object) -> OrderedConsumer:
-    """Its lease is short, since closing waits half of it for unfinished messages that a test leaves."""
+    """A consumer with a short lease: closing waits half a lease for messages that a test leaves unfinished."""
     return c.mq.ordered_consumer("s", "g", name=name, **{"lease_ms": 1_000} | options)  # type: ignore[arg-type]
 
 

@@ -45,7 +45,7 @@ KEYS = [f"k{each}".encode() for each in range(20)]
 
 
 class Recorder:
-    """A handler that remembers what it was given, and that no two messages of a key were in work at once."""
+    """A handler that remembers its messages, and checks that no two messages of a key are handled at the same time."""
 
     def __init__(self, *, wait_s: float = 0.0) -> None:
         self.wait_s = wait_s
@@ -90,7 +90,7 @@ async def stopped(*tasks: asyncio.Task[None]) -> None:
 
 
 def ordered(c: LaneCluster, name: str = "a", **options: object) -> OrderedConsumer:
-    """Its lease is short, since closing waits half of it for unfinished messages that a test leaves."""
+    """A consumer with a short lease: closing waits half a lease for messages that a test leaves unfinished."""
     return c.mq.ordered_consumer("s", "g", name=name, **{"lease_ms": 1_000} | options)  # type: ignore[arg-type]
 
 

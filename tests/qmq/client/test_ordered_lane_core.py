@@ -647,7 +647,7 @@ def test_a_long_random_walk_settles_exactly_the_finished_messages(seed: int, kin
 @given(st.data())
 @settings(max_examples=examples(300), deadline=None)
 def test_settlements_in_any_order_tile_what_was_pulled(data: st.DataObject) -> None:
-    """Every sequence is settled exactly once, in whatever order messages finish, and however verdicts are gathered."""
+    """Every sequence is settled exactly once, in any order of finishing and any grouping of verdicts."""
     length = data.draw(st.integers(1, 40))
     mine = data.draw(st.sets(st.integers(0, length - 1)))
     lane = core()

@@ -73,7 +73,7 @@ def silent(group: FakeGroup) -> None:
 
 
 def per_key_is_sorted(stored: dict[bytes, list[bytes]]) -> bool:
-    """Whether what is stored of each key is in the order of sending, each message once."""
+    """Whether the stored messages of each key are in the order of sending, each message once."""
     numbers = [[int(body.rpartition(b":")[2]) for body in bodies] for bodies in stored.values()]
     return all(each == sorted(set(each)) for each in numbers)
 

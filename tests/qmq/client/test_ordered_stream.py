@@ -320,7 +320,7 @@ def message(body: bytes) -> tuple[int, int]:
 
 
 class Machine(RuleBasedStateMachine):
-    """Random lives of a producer with everything that may happen to it."""
+    """Random lives of a producer, with all events that may happen."""
 
     @initialize(unknown=st.sampled_from(["resend", "fail"]), may_expire=st.booleans(), bends=st.integers(0, 3))
     def begin(self, unknown: str, may_expire: bool, bends: int) -> None:

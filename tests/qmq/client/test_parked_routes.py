@@ -1,4 +1,4 @@
-"""A parked key stays parked when its route changes: nothing newer of it is handled before its replay."""
+"""A parked key stays parked when its route changes: no newer message of the key is handled before the replay."""
 
 from __future__ import annotations
 

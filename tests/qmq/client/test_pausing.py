@@ -1,4 +1,4 @@
-"""Consumers and clients that their application pauses: nothing is handed out and nothing pulled, what is held stays held."""
+"""An application pauses consumers or clients: they hand out and pull no messages, and keep the messages that they hold."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sending to several broker groups: spread, refused, stalled, uncertain. No message twice, and every error says what became of it."""
+"""Sending to several broker groups: spread, refused, stalled, uncertain. No message is stored twice, and every error says the outcome."""
 
 from __future__ import annotations
 

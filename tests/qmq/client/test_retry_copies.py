@@ -441,7 +441,7 @@ class Nobody:
 
 
 def made(sizes: Sequence[int], created_ms: Sequence[int] | None = None) -> list[LongRetry]:
-    """Retries of messages of such sizes, each from a batch of its own."""
+    """Retries of messages of these sizes, each in its own batch."""
     found: list[LongRetry] = []
     for number, size in enumerate(sizes):
         created = created_ms[number] if created_ms else 0

@@ -33,7 +33,7 @@ async def worker(address: str, count: int) -> AsyncIterator[asyncio.subprocess.P
 
 
 async def told(process: asyncio.subprocess.Process, command: str = "") -> str:
-    """The next line that the process prints."""
+    """Read the next line that the process prints."""
     assert process.stdin is not None
     assert process.stdout is not None
     process.stdin.write(command.encode() + b"\n" if command else b"")

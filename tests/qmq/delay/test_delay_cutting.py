@@ -1,4 +1,4 @@
-"""Cutting delayed batches keeps each message's columns, whatever columns there are."""
+"""Cutting delayed batches keeps each message's columns, for every set of columns."""
 
 from __future__ import annotations
 

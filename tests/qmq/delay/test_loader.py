@@ -1,4 +1,4 @@
-"""The loader brings every message into the wheel once, whatever happens while a slice is read."""
+"""The loader brings every message into the wheel once, despite any change while a slice is read."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ from qmq.model import DelayedId, MessageId
 
 BUCKET = START // SECOND
 NAME = "20231114T221320Z"
-"""Of the bucket that begins at START."""
+"""The name of the bucket that begins at START."""
 
 
 def reloaded(schedule: Schedule, state: Any) -> Schedule:

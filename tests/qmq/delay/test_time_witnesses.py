@@ -1,4 +1,4 @@
-"""Asking others for the time: when, whom, and what becomes of those who do not answer."""
+"""Asking other servers for the time: when, which servers, and what happens to servers that do not answer."""
 
 from __future__ import annotations
 

@@ -321,7 +321,7 @@ class Model:
     offsets: list[float] = field(default_factory=list)
     """The offset after each reading."""
     gaps: list[float | None] = field(default_factory=list)
-    """Of each reading: the step that was left undecided."""
+    """For each reading, the step that was left undecided."""
     denials: list[float] = field(default_factory=list)
     words: list[tuple[str, float, float, float, float]] = field(default_factory=list)
     """(name, offset, doubt, sent, heard)"""

@@ -1,7 +1,5 @@
-"""Every window of the delivery core against one dumb destination: nothing is lost, nothing is stored twice, and every reported fate is
-true.
-
-What only one kind does (routes, plans, lookups) is tested beside it.
+"""Every window of the delivery core against one simple destination: nothing is lost, nothing is stored twice, and every reported outcome is
+true. Features of one kind of window (routes, plans, lookups) have separate tests.
 """
 
 from __future__ import annotations
@@ -70,7 +68,7 @@ class PipeKind:
     is_ordered = False
     is_blocking = False
     may_pardon = True
-    """Whether a batch that was refused for what is in it may be taken at another try."""
+    """Whether a batch that was refused because of its content may be accepted at another try."""
 
     def __init__(self) -> None:
         self.window: Any = PipeWindow(8, PRODUCER._replace(rest_s=rest))
@@ -243,7 +241,7 @@ class Wire:
 
 
 class World:
-    """A destination, the connections to it, and the reported fate of each batch."""
+    """A destination, its connections, and the reported outcome of each batch."""
 
     LOST: ClassVar = NotConnected("cut", outcome=Outcome.UNKNOWN)
 

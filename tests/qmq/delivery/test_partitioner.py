@@ -65,7 +65,9 @@ class Machine(RuleBasedStateMachine):
         self.hear()
 
     def _resume(self, lps: set[int]) -> None:
-        """What was sent before this life went to a partition that is gone; two of these had no logical partition in common."""
+        """Messages of an earlier life went to a partition that no longer exists. Two such partitions have no logical partition in
+        common.
+        """
         self.next_number += 1
         part = PhysicalPartition(1000 + self.next_number, LpRange(0, 0), "old")
         lps = {lp for lp in lps if self.partitioner.by_lp[lp].part.range.width}
@@ -95,7 +97,9 @@ class Machine(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def store(self, data: st.DataObject) -> None:
-        """A partition stores the first of what it has; one that is sealed may say so, and what it lacks is certain then."""
+        """A partition stores the first of its batches. A sealed partition may say that it is sealed; then the missing batches are
+        certain.
+        """
         window = data.draw(st.sampled_from(list(self.partitioner.partitions.values())))
         for lp, serial in window.messages[:2]:
             self.stored[lp].append(serial)

@@ -145,7 +145,7 @@ def message(
     due_ms: int = 0,
     **properties: str,
 ) -> api.Message:
-    """A message as a client makes it, with an id of its own."""
+    """A message as a client makes it, with its own id."""
     found = api.Message(
         topic=api.Resource(name=topic),
         user_properties=properties,

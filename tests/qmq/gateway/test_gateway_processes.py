@@ -1,4 +1,4 @@
-"""`qmq gateway --processes N`: one port, several processes, and one that dies is started again."""
+"""`qmq gateway --processes N`: several processes on one port. A process that dies is restarted."""
 
 from __future__ import annotations
 

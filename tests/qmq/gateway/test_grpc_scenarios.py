@@ -1,4 +1,4 @@
-"""The ten scenarios of RocketMQ's own integration tests of its gRPC API, told again against a gateway, by the same stub."""
+"""The ten scenarios of RocketMQ's integration tests of its gRPC API, run against a gateway by the same stub."""
 
 from __future__ import annotations
 

@@ -99,7 +99,7 @@ def check_pushed(seen: list[Seen]) -> None:
 
 
 def check_pulled(seen: list[Seen], sent: set[str]) -> None:
-    """All messages came, whatever groups have consumed, and the offset behind the last one is kept."""
+    """All messages came, no matter what groups have consumed, and the offset behind the last message is kept."""
     assert {each.body for each in seen if each.id == "pulled"} == sent
     [(_, end, end_offset, *_), (_, updated, *_), (_, kept, kept_offset, *_)] = [
         each for each in seen if each.id in ("end", "updated", "kept")

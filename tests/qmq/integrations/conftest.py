@@ -14,7 +14,7 @@ from support import NodeProcess
 
 @pytest.fixture(scope="package")
 def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """HOST:PORT of a node that all tests of a worker share; each test has names of its own."""
+    """HOST:PORT of a node that all tests of a worker share; each test has its own names."""
     node = NodeProcess(tmp_path_factory.mktemp("node"))
     yield node.start()
     node.kill()

@@ -10,7 +10,7 @@ from django.conf import settings
 
 
 def database() -> dict[str, Any]:
-    """What `QMQ_TEST_DATABASE` says: the path of an SQLite database, or Django's settings as JSON."""
+    """The database of `QMQ_TEST_DATABASE`, which has the path of an SQLite database, or Django's settings as JSON."""
     given = os.environ.get("QMQ_TEST_DATABASE", ":memory:")
     if not given.startswith("{"):
         return {"ENGINE": "django.db.backends.sqlite3", "NAME": given}

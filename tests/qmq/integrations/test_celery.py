@@ -1,4 +1,4 @@
-"""Celery on QMQ: a real worker process with a pool of processes, and the scenarios of Celery's smoke tests told again."""
+"""Celery on QMQ: a real worker process with a pool of processes, and the scenarios of Celery's smoke tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Dramatiq on QMQ: the tests of its own brokers for Redis and RabbitMQ told again, with its own worker."""
+"""Dramatiq on QMQ: the tests of Dramatiq's brokers for Redis and RabbitMQ, adapted to QMQ, with Dramatiq's worker."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ HOUR_MS = 3_600_000
 
 @pytest.fixture
 def broker(address: str) -> Iterator[DramatiqBroker]:
-    """A broker with queues and a group of its own, and Dramatiq's middleware except Prometheus."""
+    """A broker with its own queues and group, and Dramatiq's middleware except Prometheus."""
     name = uuid4().hex[:8]
     kinds = [each for each in default_middleware if each.__name__ != "Prometheus"]
     made = DramatiqBroker(address, group=name, prefix=f"{name}.", middleware=[each() for each in kinds])

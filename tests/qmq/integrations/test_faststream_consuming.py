@@ -1,4 +1,4 @@
-"""FastStream's base cases about consuming, told again in memory and on a node."""
+"""FastStream's base cases about consuming, in memory and on a node."""
 
 import asyncio
 from typing import Annotated, Any

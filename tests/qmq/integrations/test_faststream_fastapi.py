@@ -1,4 +1,4 @@
-"""FastStream's base cases about its router for FastAPI, told again in memory and on a node."""
+"""FastStream's base cases about its router for FastAPI, in memory and on a node."""
 
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager

@@ -1,4 +1,4 @@
-"""FastStream's base cases about publishing, answers, requests and batches, told again in memory and on a node."""
+"""FastStream's base cases about publishing, answers, requests and batches, in memory and on a node."""
 
 import asyncio
 from collections.abc import Sequence
@@ -53,7 +53,7 @@ VALUES = (
     (Model(r="hello!"), dict, {"r": "hello!"}),
     ({"r": "hello!"}, Model, Model(r="hello!")),
 )
-"""What is sent, the type that the handler asks for, and what it gets: FastStream's own table."""
+"""The sent value, the type in the handler's signature, and the value that the handler gets: FastStream's table."""
 
 
 async def test_a_value_comes_as_the_type_that_the_handler_asks_for(place: Place, subject: str) -> None:

@@ -1,4 +1,4 @@
-"""FastStream's base cases about routers, middlewares, parsers and codecs, told again in memory and on a node."""
+"""FastStream's base cases about routers, middlewares, parsers and codecs, in memory and on a node."""
 
 from collections.abc import Callable
 from typing import Annotated, Any

@@ -1,4 +1,4 @@
-"""`TestQmqBroker`: FastStream's base cases about test brokers, told again, and the messages that handlers get in memory."""
+"""`TestQmqBroker`: FastStream's base cases about test brokers, and the messages that handlers get in memory."""
 
 from typing import Annotated, Any
 from unittest.mock import Mock

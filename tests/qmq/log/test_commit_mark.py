@@ -1,4 +1,4 @@
-"""The commit mark may lag, but never lead, whatever happens to the store between two of its writes."""
+"""The commit mark may lag behind the store but is never ahead of it, for every event between two writes of the mark."""
 
 from __future__ import annotations
 

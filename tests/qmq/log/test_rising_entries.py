@@ -1,4 +1,4 @@
-"""A log's reader is told where an index does not rise: what it reads is then no log of a group."""
+"""A log's reader reports where an index does not rise: such data is not the log of a group."""
 
 from __future__ import annotations
 

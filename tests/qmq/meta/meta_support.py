@@ -135,7 +135,7 @@ class Caller:
 
 @asynccontextmanager
 async def metaserver(store: CoordinationStore, **options: Any) -> AsyncIterator[tuple[Caller, ClusterView]]:
-    """A metaserver on a store, and a client of it."""
+    """A metaserver on a store, with a client."""
     view = ClusterView(store, relist_s=0.3, probe_s=0.05)
     await view.start()
     server = MetaServer(store, view, MetaConfig("127.0.0.1", 0, **options))

@@ -48,7 +48,7 @@ class Lanes:
     done: dict[str, list[list[int]]] = field(default_factory=dict)
     """By group: [first, end, done_before]."""
     is_forgotten: bool = False
-    """Retention took all of it."""
+    """The retention deleted the whole partition."""
     parked: dict[str, dict[bytes, int]] = field(default_factory=dict)
     """By group: keys with their logical partitions."""
 

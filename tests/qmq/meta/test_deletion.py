@@ -1,4 +1,4 @@
-"""A subject that was deleted is gone, and one that is created again under its name is new; and so is a dead-letter queue."""
+"""A deleted subject no longer exists, and a subject created again under its name is new. The same holds for a dead-letter queue."""
 
 from __future__ import annotations
 

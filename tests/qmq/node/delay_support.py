@@ -96,7 +96,7 @@ class DelayCluster:
             await meta.stop()
 
     async def master(self, *, other_than: str = "") -> ReplicaNode:
-        """The one that serves."""
+        """The replica that serves as master."""
 
         def serving() -> list[ReplicaNode]:
             return [node for name, node in self.nodes.items() if node.broker.is_serving and name != other_than]
@@ -105,7 +105,7 @@ class DelayCluster:
         return serving()[0]
 
     async def slave(self) -> str:
-        """One that does not."""
+        """A replica that is not the master."""
         master = await self.master()
         return next(name for name in self.nodes if name != master.config.replica)
 

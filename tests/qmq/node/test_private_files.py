@@ -1,4 +1,4 @@
-"""A server's files are for its own user only, whatever the umask."""
+"""Only the server's user can read the server's files, with any umask."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ class HeldDisk(Disk):
 
 
 class Group:
-    """Three replicas, each on a disk of its own."""
+    """Three replicas, each on its own disk."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.coordination = folder, Shared()

@@ -78,7 +78,7 @@ class Donor:
 
 
 class Replica:
-    """The one that has no schedule."""
+    """A replica without a schedule."""
 
     def __init__(self, folder: Path, disk: Disk) -> None:
         self.folder = folder

@@ -29,7 +29,7 @@ COUNT = 200
 
 
 class Cluster:
-    """Three replicas, each on a disk of its own."""
+    """Three replicas, each on its own disk."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.coordination = folder, SharedStore()

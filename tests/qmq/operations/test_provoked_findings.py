@@ -235,7 +235,7 @@ async def test_a_server_that_strangers_may_reach(node: Node) -> None:
 
 
 class OddDisk(MortalDisk):
-    """Little of it is free, and flushes wait while `gate` is shut."""
+    """A disk with little free space whose flushes wait while `gate` is shut."""
 
     def __init__(self, free: int, gate: threading.Event) -> None:
         super().__init__()

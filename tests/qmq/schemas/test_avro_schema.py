@@ -1,4 +1,4 @@
-"""What an Avro schema comes to, and what it cannot say."""
+"""How Avro schemas are translated, and which of them are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a JSON Schema comes to, and what it cannot say."""
+"""How JSON Schemas are translated, and which of them are refused."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ FRAMES = st.lists(
 
 
 def feed(reader: FrameReader, data: bytes, sizes: list[int]) -> list[tuple[int, int, bytes, int]]:
-    """Give the reader `data` in pieces; what it found, payloads copied before they are overwritten."""
+    """Give the reader `data` in pieces. Returns the frames that the reader found, with copies of their payloads."""
     found, at, turn = [], 0, 0
     while at < len(data):
         buffer = reader.get_buffer()

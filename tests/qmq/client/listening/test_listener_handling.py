@@ -1,4 +1,4 @@
-"""Listeners of unordered subjects against a real node: what a handler does is what becomes of its message."""
+"""Listeners of unordered subjects against a real node: the handler's result decides the outcome of its message."""
 
 from __future__ import annotations
 

@@ -110,7 +110,7 @@ async def test_options_that_exclude_a_store_are_refused_at_registration(node: No
             mq.listen("s", handler, "g", idempotent=memory)
         with pytest.raises(InvalidArgument, match="leave out `batch`"):
             mq.listen("s", many, "g", idempotent=Memory(), batch=(10, NOW))
-        with pytest.raises(InvalidArgument, match="effects of its own"):
+        with pytest.raises(InvalidArgument, match="has its own effects"):
             mq.listen("s", handler, "g", idempotent=Memory(), broadcast=True)
         with pytest.raises(InvalidArgument, match="most_once"):
             mq.listen("s", handler, "g", idempotent=Memory(), most_once=True)

@@ -1,4 +1,4 @@
-"""How listeners stop: messages in progress are finished and acknowledged, the others are released at once."""
+"""How listeners stop: messages in progress are finished and acknowledged, the others are released immediately."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An event loop whose time jumps to the next timer, so that an hour passes at once."""
+"""An event loop whose time jumps to the next timer, so that an hour passes immediately."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Due messages, and a plan log whose log is a list. A forbidden request to it fails an assertion."""
+"""Due messages, and a plan log in a list. A forbidden request to the plan log fails an assertion."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Line:
 
 
 class MemoryLedger:
-    """A log of plans, dones and voids, in the order of the calls. What of it is committed follows a little later."""
+    """A log of plans, dones and voids, in the order of the calls. Entries are committed a little later."""
 
     def __init__(self, log: Sequence[tuple[str, PlanAction]] = (), commit_s: float = 0.003) -> None:
         self.log: list[tuple[str, PlanAction]] = []
