@@ -1,4 +1,4 @@
-"""QMQ: a distributed message broker. This module has everything that applications import.
+"""QMQ: a distributed message broker. Applications import everything from this module.
 
     async with qmq.connect("localhost:20880") as mq:
         await mq.send("flight.departed", body, key="N14228", tags=["UA"])

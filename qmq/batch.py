@@ -64,9 +64,9 @@ class Kind(IntEnum):
 
     DATA = 0
     SNAPSHOT = 1
-    """State before a segment, so that no replay needs an older segment. A segment may open with several."""
+    """The state before a segment, so that no replay needs an older segment. A segment may begin with several."""
     ACTIONS = 2
-    """In the action log: what consumers did."""
+    """The actions of consumers, in the action log."""
     BARRIER = 3
     """A new master's first entry. It holds only the epoch; committing it commits the entries before it."""
     COMMAND = 4

@@ -44,7 +44,7 @@ class Column(IntFlag):
 
 
 UNREADABLE: Final = (CorruptBatch, error, ValueError, IndexError, OverflowError)
-"""The errors of reading a region whose checksum holds: older versions stored batches that brokers refuse now. For `except`."""
+"""The errors of reading a region with a correct checksum, for `except`: older versions stored batches that brokers now refuse."""
 _KNOWN_COLUMNS: Final = sum(Column)
 _CREATE_DELTA, _MESSAGE_ID, _KEY, _LOGICAL_PARTITION, _TAGS, _HEADERS, _DUE = map(int, Column)
 """Plain numbers: every look at a batch tests each of them, and an enum's `&` creates a new member."""

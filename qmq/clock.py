@@ -1,4 +1,4 @@
-"""The clock that a component is given: production passes the system's, tests and the simulator pass their own."""
+"""The clock of a component: production passes the system's clock, tests and the simulator pass others."""
 
 from __future__ import annotations
 

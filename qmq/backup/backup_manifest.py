@@ -1,4 +1,4 @@
-"""The manifest of a backup: all that it has, and the digest of each chunk. Pure.
+"""The manifest of a backup: its content, and the digest of each chunk. Pure.
 
 A chunk's name is the digest of its bytes. So a chunk is never written twice, backups share the chunks that they have in common, and a
 chunk that changed is found by its name alone.
@@ -29,7 +29,7 @@ class ChunkedBytes(msgspec.Struct, frozen=True, array_like=True):
 
     size: int
     chunks: tuple[bytes, ...]
-    """The digest of each."""
+    """The digest of each chunk."""
 
 
 class BackedUpSegment(msgspec.Struct, frozen=True, array_like=True):
@@ -38,7 +38,7 @@ class BackedUpSegment(msgspec.Struct, frozen=True, array_like=True):
     base: int
     content: ChunkedBytes
     is_sealed: bool
-    """Whether a later segment follows: its bytes never change, and a later backup refers to it."""
+    """Whether a later segment follows. The bytes of such a segment never change, and later backups refer to it."""
 
     @property
     def end(self) -> int:
@@ -65,7 +65,7 @@ class BackedUpGroup(msgspec.Struct, frozen=True):
 
     name: str
     lineage: str
-    """The digest of the group's secret. Positions mean the same bytes in two backups only if it is the same."""
+    """The digest of the group's secret. Positions in two backups mean the same bytes only if this digest is the same."""
     index: int
     epoch: int
     message: tuple[BackedUpSegment, ...]
@@ -77,7 +77,7 @@ class BackedUpGroup(msgspec.Struct, frozen=True):
         return self.message, self.action
 
     def contents(self) -> Iterator[ChunkedBytes]:
-        """Everything of the group that has chunks."""
+        """All parts of the group that have chunks."""
         for segments in self.logs:
             yield from [each.content for each in segments]
         if self.schedule is not None:
@@ -92,27 +92,27 @@ class BackupManifest(msgspec.Struct, frozen=True):
     id: str
     time_ms: int
     revision: int
-    """The coordination store's."""
+    """The revision of the coordination store."""
     release: str
     """The release of QMQ that wrote it."""
     items: ChunkedBytes
     """The coordination store's keys: see qmq/backup/cluster_items.py."""
     groups: tuple[BackedUpGroup, ...]
     copied_bytes: int = 0
-    """What was written for this backup; the rest was there."""
+    """The bytes written for this backup. The other chunks existed before."""
 
     def group(self, name: str) -> BackedUpGroup | None:
         return next((each for each in self.groups if each.name == name), None)
 
     def contents(self) -> Iterator[ChunkedBytes]:
-        """Everything that has chunks."""
+        """All parts that have chunks."""
         yield self.items
         for group in self.groups:
             yield from group.contents()
 
     @property
     def size(self) -> int:
-        """The bytes of all that a restore writes."""
+        """The number of bytes that a restore writes."""
         return sum(each.size for each in self.contents())
 
     def encode(self) -> bytes:
@@ -145,19 +145,19 @@ def digest_of(data: bytes) -> bytes:
 
 
 def chunk_name(digest: bytes) -> str:
-    """The first byte is a folder, so that no folder has too many files."""
+    """The object name of a chunk. The digest's first byte names a folder, so that no folder has too many files."""
     text = digest.hex()
     return f"{CHUNK_PREFIX}/{text[:2]}/{text}"
 
 
 def new_id(time_ms: int) -> str:
-    """A backup's id, by the time at which it is made. Ids sort as the times do."""
+    """A backup's id, from its time. Ids sort in the order of time."""
     time = datetime.fromtimestamp(time_ms / 1000, UTC)
     return f"{time:%Y%m%dT%H%M%S}{time_ms % 1000:03d}Z-{secrets.token_hex(2)}"
 
 
 def time_of(backup_id: str) -> datetime | None:
-    """When a backup was made, by its id; None if it is not an id of ours."""
+    """The time of a backup, from its id; None if this is not the id of a backup."""
     try:
         return datetime.strptime(backup_id.partition("Z-")[0], "%Y%m%dT%H%M%S%f").replace(tzinfo=UTC)
     except ValueError:
@@ -169,7 +169,7 @@ def manifest_name(backup_id: str) -> str:
 
 
 def id_of(name: str) -> str:
-    """The backup's id, by its manifest's name; empty if the name is something else."""
+    """The backup's id, from its manifest's name; empty for any other name."""
     prefix, _, rest = name.partition("/")
     backup_id, _, last = rest.partition("/")
     return backup_id if (prefix, last) == (MANIFEST_PREFIX, "manifest") else ""

@@ -1,4 +1,4 @@
-"""Backups in an object store, or a folder. The calls block: make them in a thread.
+"""Backups in an object store or a folder. The calls block: use a thread.
 
 chunks/AB/DIGEST        up to 8 MiB of a log, a schedule's file or the coordination store's keys
 backups/ID/manifest     written last, read back: a backup without it does not exist
@@ -36,7 +36,7 @@ class ListedObjects(Objects, Protocol):
         ...
 
     def delete_all(self, names: Sequence[str]) -> None:
-        """Delete objects, those that are there. Raises StoreAway."""
+        """Delete these objects, as far as they exist. Raises StoreAway."""
         ...
 
 
@@ -66,7 +66,7 @@ class BackupObjects:
         return ChunkedBytes(len(data), tuple(chunks))
 
     def read_chunks(self, content: ChunkedBytes) -> Iterator[bytes]:
-        """The chunks, checked. Raises StoreAway, BackupDamaged."""
+        """Read chunks and check their digests. Raises StoreAway, BackupDamaged."""
         size = 0
         for digest in content.chunks:
             name = chunk_name(digest)
@@ -91,7 +91,7 @@ class BackupObjects:
     # --- manifests -----------------------------------------------------------------------------------------------------
 
     def put_manifest(self, manifest: BackupManifest) -> None:
-        """Now the backup exists. Raises StoreAway, BackupDamaged."""
+        """Write the manifest; with it the backup exists. Raises StoreAway, BackupDamaged."""
         try:
             put_checked(self.store, manifest_name(manifest.id), manifest.encode())
         except ObjectConflict as cause:

@@ -1,7 +1,5 @@
-"""Which keys of the coordination store are in a backup, and which a restored cluster begins with. Pure.
-
-Left out is what belongs to the old cluster's processes and machines (leased keys, addresses, memberships, assignments) and its secrets: a
-new cluster has its own.
+"""Which keys of the coordination store are in a backup, and with which keys a restored cluster begins. Pure. A backup leaves out the keys
+of the old cluster's processes and machines (leased keys, addresses, memberships, assignments) and its secrets: a new cluster makes its own.
 """
 
 from __future__ import annotations
@@ -22,7 +20,7 @@ from qmq.log.checked_payload import UNREADABLE
 
 ROOT: Final = "/qmq/"
 RESTORED: Final = ROOT + "restored"
-"""The backup from which this cluster was made, and how far its restore is."""
+"""The backup from which this cluster was made, and the progress of the restore."""
 _LEFT_OUT: Final = (REPLICAS, PRESENCE, ROOT + "members/", ROOT + "assignments/", ROOT + "meta/", RESTORED)
 _GROUP_KEYS: Final = ("members", "epoch", "master", "secret")
 _NOBODY: Final = "restore-under-way"
@@ -32,7 +30,7 @@ Items = dict[str, bytes]
 
 
 def kept(items: Iterable[KeyValue]) -> Items:
-    """The keys that a backup has."""
+    """The keys that a backup contains."""
     return {each.key: each.value for each in items if not each.lease and _is_kept(each.key)}
 
 
@@ -61,13 +59,13 @@ def delay_settings(items: Mapping[str, bytes], group: str) -> DelaySettings | No
 
 
 def lineage_of(state: BrokerGroupState) -> str:
-    """What tells two groups of one name apart: a restored group has another secret."""
+    """Distinguishes two groups of the same name: a restored group has another secret."""
     item = state.items.get("secret")
     return blake2b(b"" if item is None else item.value, digest_size=16).hexdigest()
 
 
 def group_items(group: BackedUpGroup, backup_id: str, secret: bytes) -> Items:
-    """The keys of a group whose data is not restored yet. Its next epoch is above all that its log has."""
+    """The keys of a group whose data is not restored yet. Its next epoch is above every epoch in its log."""
     return {
         group_key(group.name, "members"): ReplicaMembership(1, (_NOBODY,)).encode(),
         group_key(group.name, "epoch"): EpochClaim(group.epoch, _NOBODY, f"restored from {backup_id}").encode(),

@@ -1,11 +1,11 @@
-"""`qmq backup create`: what it does, in this order.
+"""`qmq backup create`, in these steps:
 
-    1. its mark, so that no prune deletes chunks that it counts on (qmq/backup/running_marks.py)
-    2. the newest backup's manifest: its sealed segments are referred to, not copied
+    1. write a mark, so that no prune deletes chunks that the backup needs (qmq/backup/running_marks.py)
+    2. read the newest backup's manifest: the new backup refers to its sealed segments instead of copying them
     3. each delay group's newest checkpoint, before the moment, so that the logs go further than it
     4. the moment (qmq/backup/moment.py)
     5. the coordination store's keys, each group's logs and schedule
-    6. the manifest; then a look whether the mark is still there
+    6. write the manifest; then check that the mark still exists
 
 A crash anywhere before 6 leaves chunks that the next backup finds, and no backup. Nothing is ever overwritten.
 """

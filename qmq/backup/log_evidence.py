@@ -1,4 +1,4 @@
-"""Reads what a replica's data folder says about its cluster. The replica must not run. Blocks.
+"""Reads a replica's data folder for information about its cluster. The replica must not run. The calls block.
 
 replica.json     the group, its members and their secret, the highest epoch that the replica promised
 delay.json       the settings of a delay group
@@ -37,7 +37,7 @@ class QueueEvidence:
     hull: LpRange | None = None
     sealed: tuple[int, str, int] | None = None
     lanes: list[str] = field(default_factory=list)
-    """Groups that read it by lanes."""
+    """The groups that read the queue by lanes."""
     is_bent: bool = False
 
     def widen(self, lps: LpRange) -> None:
@@ -58,7 +58,7 @@ class FolderEvidence:
 
 
 def look_into(data: Path) -> FolderEvidence:
-    """Raises InvalidArgument: it is not a replica's folder. FolderInUse: the replica runs. LogDamaged."""
+    """Read a replica's folder. Raises InvalidArgument if it is not a replica's folder, FolderInUse if the replica runs, LogDamaged."""
     if not (data / identities.FILE).is_file():
         raise InvalidArgument(f"{data} is no data folder of a replica: it has no {identities.FILE}")
     names = json.loads(json.loads((data / identities.FILE).read_bytes())["content"])

@@ -1,8 +1,8 @@
 """Reads a group's logs and schedule from a replica's control port, and puts them into the backup.
 
-A replica's logs are read and not its folder, so that the backup runs anywhere, from any replica, beside a live cluster: committed bytes
-never change, and all replicas have the same at the same positions. What another reader of `ReadLog` trusts is checked here as well: every
-entry's checksums, and that indexes rise.
+The backup reads logs over the network and not folders, so that it can run anywhere, from any replica, while the cluster works: committed
+bytes never change, and all replicas have the same bytes at the same positions. This module also checks what other readers of `ReadLog`
+trust: every entry's checksums, and that indexes rise.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from qmq.rpc import typed_error
 PIECE_BYTES: Final = MIB
 CALL_S: Final = 30.0
 COLD_TRIES: Final = 600
-"""Tries for a segment that the broker first reads from its object store: a minute or two."""
+"""Attempts to read a segment that the broker first fetches from its object store: a minute or two."""
 
 Told = Callable[[int], None]
-"""Called with the bytes that were read, or did not have to be."""
+"""Called with the number of bytes that were read or skipped."""
 
 
 def check_entries(data: bytes, position: int, after: int) -> int:
@@ -46,7 +46,7 @@ def check_entries(data: bytes, position: int, after: int) -> int:
 
 
 class Chunker:
-    """Cuts bytes into chunks and puts them, in threads."""
+    """Cuts bytes into chunks and stores these in threads."""
 
     def __init__(self, objects: BackupObjects) -> None:
         self._objects = objects
@@ -83,7 +83,9 @@ class GroupLogReader:
         self._told = told
 
     async def segments(self, log: int, held: pb.HeldLog, earlier: Iterable[BackedUpSegment]) -> tuple[BackedUpSegment, ...]:
-        """A log's segments up to its held end. One that an earlier backup has is not read. Raises LogDamaged, Unavailable, StoreAway."""
+        """A log's segments up to the held end. A segment in an earlier backup is not read again. Raises LogDamaged, Unavailable,
+        StoreAway.
+        """
         known = {each.base: each for each in earlier if each.is_sealed}
         bases = [base for base in held.bases if base < held.end]
         found: list[BackedUpSegment] = []
@@ -102,7 +104,7 @@ class GroupLogReader:
         return tuple(found)
 
     async def _read(self, log: int, base: int, end: int) -> ChunkedBytes | None:
-        """A segment's entries from its beginning to `end`; None if the log begins behind it now."""
+        """A segment's entries from its beginning to `end`; None if retention has deleted the segment."""
         chunker, position, index = Chunker(self._objects), base, 0
         while position < end:
             data = await self._piece(log, position)
@@ -147,7 +149,9 @@ class ScheduleReader:
         self._told = told
 
     async def describe(self) -> delay_pb2.ScheduleDescription | None:
-        """The newest checkpoint's state. Ask before the moment: the logs then go further. None: there is no checkpoint yet."""
+        """The newest checkpoint's state; None without a checkpoint. Call this before the moment, so that the logs reach beyond the
+        checkpoint.
+        """
         try:
             found: delay_pb2.ScheduleDescription = await self._stub.DescribeSchedule(delay_pb2.DescribeScheduleRequest(), timeout=CALL_S)
         except grpc.RpcError as cause:
@@ -158,7 +162,7 @@ class ScheduleReader:
         return found
 
     async def read(self, description: delay_pb2.ScheduleDescription) -> BackedUpSchedule:
-        """Raises Unavailable: a file was deleted meanwhile, describe the schedule again."""
+        """Read the schedule's files. Raises Unavailable if a file was deleted meanwhile: then call `describe` again."""
         state = description.state
         files = [BackedUpFile(name, await self._file(name, size)) for name, size in Schedule.files(msgspec.msgpack.decode(state))]
         stored = await asyncio.to_thread(self._objects.put_bytes, state)

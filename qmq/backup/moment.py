@@ -2,8 +2,8 @@
 
     hold the writes of every master ─▶ ask each for its logs' ends, and the store for its revision ─▶ release every master
 
-While all are held, no group's log gets what a client wrote after it saw another group's log grow. So the ends belong together: whatever an
-entry before them follows from (the message that a consumer handled before it acknowledged another, the delivery that a delay group has
+While all are held, no group's log gets an entry that a client wrote after it saw another group's log grow. So the ends belong together:
+every cause of an entry before them (the message that a consumer handled before it acknowledged another, the delivery that a delay group has
 noted) lies before them, too. The route of the revision and the command messages in the logs belong together for the same reason.
 
 Each master says at its release whether it was held without a break. If one was not, or another replica was elected meanwhile, the attempt
@@ -34,7 +34,7 @@ from qmq.rpc import typed_error
 log = logging.getLogger("qmq.backup")
 
 HOLD_MS: Final = 2_000
-"""The longest time that writes wait; usually some hundredths of a second."""
+"""The longest time that writes wait. Usually they wait for some hundredths of a second."""
 CALL_S: Final = 1.5
 TRIES: Final = 10
 RETRY_S: Final = 1.0
@@ -51,15 +51,15 @@ class HeldGroup:
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """Of a whole cluster."""
+    """One moment of a whole cluster."""
 
     listing: KeyListing
     groups: tuple[HeldGroup, ...]
-    """By name."""
+    """The groups by name."""
 
 
 async def find_moment(store: CoordinationStore, network: Network, *, retry_s: float = RETRY_S) -> Moment:
-    """Raises CoordinationError; Unavailable: a group has no master, or its writes could not be held."""
+    """Find one moment. Raises CoordinationError; Unavailable if a group has no master, or its writes could not be held."""
     for tries_left in reversed(range(TRIES)):
         try:
             return await _find(store, network)
@@ -90,7 +90,7 @@ async def _find(store: CoordinationStore, network: Network) -> Moment:
 
 
 def _matched(states: Mapping[str, BrokerGroupState], ends: Mapping[str, pb.HeldLogs], listing: KeyListing) -> tuple[HeldGroup, ...]:
-    """The groups, if those that were held are those of the revision, under the epochs of the revision."""
+    """The groups, if exactly the groups of this revision were held, under the epochs of this revision."""
     groups = KeyListing(listing.revision, tuple(each for each in listing.items if each.key.startswith(GROUPS)))
     now = {name: state for name, state in group_states(groups).items() if state.members is not None}
     if now.keys() != states.keys():
@@ -124,7 +124,7 @@ _Stubs = Mapping[str, tuple[str, Any]]
 
 
 async def _all(stubs: _Stubs, call: Callable[[Any], Coroutine[Any, Any, Any]]) -> dict[str, Any]:
-    """The answers of all, by group. Raises the first failure when all have answered, so that none is held afterwards by a late request."""
+    """The answers of all groups. Raises the first failure after all have answered, so that no late request holds a group afterwards."""
     answers = await asyncio.gather(*[_asked(address, call(stub)) for address, stub in stubs.values()], return_exceptions=True)
     for answer in answers:
         if isinstance(answer, BaseException):
@@ -141,7 +141,7 @@ async def _asked(address: str, answer: Coroutine[Any, Any, Any]) -> Any:
 
 
 async def _release(stubs: _Stubs, token: str) -> list[QmqError]:
-    """Release all that are held; the failures."""
+    """Release all held groups. Returns the failures."""
     request = pb.ReleaseWritesRequest(token=token)
     answers = await asyncio.gather(
         *[_asked(address, stub.ReleaseWrites(request, timeout=CALL_S)) for address, stub in stubs.values()], return_exceptions=True

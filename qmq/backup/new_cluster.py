@@ -1,4 +1,4 @@
-"""The keys of a new cluster, put into an empty coordination store; and the mark by which an interrupted attempt is continued."""
+"""Writes the keys of a new cluster into an empty coordination store, and a mark by which an interrupted restore can continue."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from qmq.backup.cluster_items import RESTORED, ROOT
 from qmq.errors import CoordinationUnknown, NotEmpty
 
 KEYS_PUT: Final = 64
-"""In one transaction: etcd takes 128 operations and 1.5 MiB."""
+"""Operations in one transaction. etcd allows 128 operations and 1.5 MiB."""
 BYTES_PUT: Final = 1 << 19
 
 
 @dataclass(frozen=True, slots=True)
 class RestoreMark:
-    """A restore, as the coordination store knows it."""
+    """The record of a restore in the coordination store."""
 
     backup: str
     token: str
-    """Also in the folders that it made, so that one of another cluster is never taken for one of this."""
+    """The token is also in the folders that the restore made, so that a folder of another cluster is never used for this one."""
     has_keys: bool = False
 
     def encode(self) -> bytes:
@@ -36,7 +36,7 @@ class RestoreMark:
 
 
 async def known_mark(store: CoordinationStore, backup: str) -> RestoreMark | None:
-    """The restore of this backup that was begun here. Raises NotEmpty: the store has something else."""
+    """The mark of an interrupted restore of this backup. Raises NotEmpty if the store has other keys."""
     found = await store.get(RESTORED)
     known = None if found is None else RestoreMark.decode(found.value)
     if known is not None and known.backup == backup:
@@ -56,7 +56,7 @@ async def begin(store: CoordinationStore, backup: str) -> RestoreMark:
 
 
 async def put_items(store: CoordinationStore, items: Mapping[str, bytes]) -> None:
-    """Put keys, in as few transactions as etcd allows. No server runs yet, so a put that arrives late finds what it would write."""
+    """Put keys, in as few transactions as etcd allows. No server runs yet, so a late put only finds the value that it would write."""
     puts: list[Put] = []
     size = 0
     for key, value in sorted(items.items()):

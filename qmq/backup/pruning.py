@@ -1,10 +1,10 @@
-"""`qmq backup prune`: deletes old backups, and the chunks that no other backup has. What it does, in this order:
+"""`qmq backup prune`: deletes old backups, and the chunks that no other backup has. The steps:
 
-1. its mark (qmq/backup/running_marks.py): while a backup is created, nothing is deleted
+1. write a mark (qmq/backup/running_marks.py): while a backup is created, nothing is deleted
 2. the manifests of the backups that stay: all must be readable
 3. the list of chunks
 4. the manifests of the others are deleted: from now on these backups do not exist
-5. every chunk that no backup has which stays
+5. delete every chunk that no remaining backup has
 
 A crash after 4 leaves chunks without a backup. The next prune deletes them, as it deletes those of a backup that was never finished.
 """
@@ -26,13 +26,13 @@ from qmq.errors import BackupDamaged, InvalidArgument, Unavailable
 log = logging.getLogger("qmq.backup")
 
 RUNS_S: Final = 1_800.0
-"""A prune stops after this time, so that it never runs when its mark no longer counts; the next one continues."""
+"""A prune stops after this time, so that it never runs after its mark has expired. The next prune continues."""
 DELETED_AT_ONCE: Final = 1_000
 
 
 @dataclass(frozen=True, slots=True)
 class KeepRule:
-    """Which backups stay: the newest `count`, and all that are younger than `days`. Raises InvalidArgument."""
+    """Which backups stay: the newest `count`, and all backups younger than `days`. Raises InvalidArgument."""
 
     count: int = 0
     days: int = 0
@@ -52,7 +52,7 @@ class Pruned:
 
 
 def split_by(rule: KeepRule, ids: Sequence[str], now_ms: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """(what stays, what goes) of the backups, oldest first. The newest stays, and so does one whose age is unknown."""
+    """(backups that stay, backups to delete), oldest first. The newest backup stays, and so does every backup of unknown age."""
     since = datetime.fromtimestamp(now_ms / 1000, UTC) - timedelta(days=rule.days)
     times = {each: found for each in sorted(ids) if (found := time_of(each)) is not None}
     newest = list(times)[-max(rule.count, 1) :]
@@ -61,7 +61,7 @@ def split_by(rule: KeepRule, ids: Sequence[str], now_ms: int) -> tuple[tuple[str
 
 
 class BackupPruner:
-    """Blocks: call it in a thread, if at all in an event loop."""
+    """Deletes old backups. The calls block: use a thread."""
 
     def __init__(
         self, objects: BackupObjects, *, now_ms: Callable[[], int], seconds: Callable[[], float] = time.monotonic, runs_s: float = RUNS_S
@@ -72,12 +72,12 @@ class BackupPruner:
         self._runs_s = runs_s
 
     def look(self, rule: KeepRule) -> Pruned:
-        """What `prune` would do now. Raises StoreAway, BackupDamaged, BackupVersion."""
+        """The result that `prune` would have now. Raises StoreAway, BackupDamaged, BackupVersion."""
         pruned, _ = self._plan(rule)
         return pruned
 
     def prune(self, rule: KeepRule) -> Pruned:
-        """Raises StoreAway, BackupDamaged, BackupVersion, Unavailable: another command works here, or the time is over."""
+        """Raises StoreAway, BackupDamaged, BackupVersion, Unavailable if another backup command runs, or after the time limit."""
         ends_s = self._seconds() + self._runs_s
         marks = RunningMarks(self._objects.store)
         own = marks.put(Work.PRUNE, self._now_ms())

@@ -1,9 +1,9 @@
 """`qmq backup rebuild`: the coordination store's keys from the replicas' data folders, when etcd is lost for good.
 
-    groups      exactly: the members, the secret and the highest promised epoch are in each `replica.json`; an election does the rest
-    subjects    from the queues in the logs; their settings from a backup, if there is one, else the defaults
-    routes      from a backup that is new enough, else deduced (qmq/backup/route_evidence.py)
-    consumer groups of ordered subjects    from their lanes; their progress is in the logs
+    groups exactly: the members, the secret and the highest promised epoch are in each `replica.json`; an election finds the master subjects
+    from the queues in the logs; their settings from a backup, if there is one, else the defaults routes      from a backup that is new
+    enough, else deduced (qmq/backup/route_evidence.py) consumer groups of ordered subjects    from their lanes; their progress is in the
+    logs
 
 All other keys (rules, quotas, retry settings, pauses) come from the backup, or are gone.
 """
@@ -33,19 +33,21 @@ from qmq.errors import InvalidArgument
 from qmq.model import Order, SubjectConfig, is_dead_letters
 
 REBUILT: Final = "rebuilt from the replicas' data"
-"""In place of a backup's id."""
+"""Takes the place of a backup's id."""
 
 
 @dataclass(frozen=True, slots=True)
 class RebuiltKeys:
-    """All keys, and what could not be rebuilt: subject -> why."""
+    """All keys, and the subjects that could not be rebuilt, with the reasons."""
 
     items: Items
     failed: dict[str, str]
 
 
 def rebuilt_keys(folders: Iterable[FolderEvidence], backup: Mapping[str, bytes]) -> RebuiltKeys:
-    """Pure. `backup` has the keys of the newest backup, if there is one. Raises InvalidArgument: the folders disagree."""
+    """The keys that follow from the folders. Pure. `backup` has the keys of the newest backup, if there is one. Raises InvalidArgument if
+    the folders contradict each other.
+    """
     groups: dict[str, list[FolderEvidence]] = defaultdict(list)
     for folder in folders:
         groups[folder.identity.group].append(folder)
@@ -92,7 +94,7 @@ def _group_keys(group: str, found: list[FolderEvidence]) -> Items:
 
 
 def _subject_keys(subject: str, queues: Mapping[tuple[str, int], QueueEvidence], count: CountEvidence, items: Mapping[str, bytes]) -> Items:
-    """Raises InvalidArgument: the routes cannot be deduced."""
+    """The keys of one subject. Raises InvalidArgument if the routes cannot be deduced."""
     key = subject_key(subject)
     config = decode_subject(_item(key, items[key])) if key in items else None
     hosts = tuple(sorted({group for group, _ in queues}))
@@ -129,7 +131,7 @@ def _is_new_enough(known: OrderedState, queues: Mapping[tuple[str, int], QueueEv
 def _lane_groups(
     subject: str, routes: Mapping[int, Route], queues: Mapping[tuple[str, int], QueueEvidence], known: Mapping[str, GroupRecord]
 ) -> Items:
-    """Records of the groups that have lanes and no record: at the oldest version in which they have any."""
+    """Records for groups that have lanes but no record, at the oldest version in which they have lanes."""
     first: dict[str, int] = {}
     for version, route in sorted(routes.items(), reverse=True):
         for part in route.partitions:
@@ -148,8 +150,8 @@ def _item(key: str, value: bytes) -> KeyValue:
 
 
 async def put_rebuilt(store: CoordinationStore, rebuilt: RebuiltKeys) -> None:
-    """Put the keys into an empty store; the groups last, so that no server works with half of them. Again: the rest of an interrupted
-    attempt. Raises NotEmpty, CoordinationError.
+    """Write the keys into an empty store; the groups last, so that no server starts with incomplete keys. A repeated call completes an
+    interrupted one. Raises NotEmpty, CoordinationError.
     """
     mark = await known_mark(store, REBUILT) or await begin(store, REBUILT)
     if mark.has_keys:

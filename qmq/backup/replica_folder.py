@@ -1,4 +1,4 @@
-"""Writes one group of a backup into the data folder of a replica. Blocks."""
+"""Writes one group of a backup into the data folder of a replica. The calls block."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from qmq.node.schedule_files import SCHEDULE
 from qmq.private_files import make_private
 
 MARK_FILE: Final = "restored.json"
-"""In a data folder: the token of the restore that made it."""
+"""The file in a data folder with the token of the restore that made the folder."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReplicaTarget:
-    """Where a group's data goes: a replica's name and its data folder."""
+    """The target of a group's data: a replica's name and its data folder."""
 
     group: str
     replica: str
@@ -37,18 +37,18 @@ class ReplicaTarget:
 
     @property
     def membership(self) -> ReplicaMembership:
-        """The group's first one: others join later."""
+        """The group's first membership. Other replicas join later."""
         return ReplicaMembership(1, (self.replica,))
 
     def made_by(self) -> str:
-        """The token of the restore that made the folder; empty if none did."""
+        """The token of the restore that made the folder; empty without one."""
         try:
             return str(json.loads((self.data / MARK_FILE).read_bytes()))
         except (FileNotFoundError, ValueError):
             return ""
 
     def require_empty(self, token: str) -> None:
-        """Raises InvalidArgument, NotEmpty: the folder has something, and not of the restore with this token."""
+        """Check the folder. Raises InvalidArgument; NotEmpty if the folder has files of something else than the restore with this token."""
         data = self.data
         if data.exists() and not data.is_dir():
             raise InvalidArgument(f"{data} is a file: give a folder")
@@ -65,7 +65,7 @@ class ReplicaFolderWriter:
         self._target = target
 
     def write(self, group: BackedUpGroup, settings: DelaySettings | None, secret: str, token: str) -> None:
-        """Write the folder again; the replica's identity last. Raises StoreAway, BackupDamaged, DiskFull, FlushFailed."""
+        """Write the folder from the beginning, with the replica's identity last. Raises StoreAway, BackupDamaged, DiskFull, FlushFailed."""
         data, disk = self._target.data, self._disk
         make_private(data)
         disk.replace(data / MARK_FILE, json.dumps(token).encode())
@@ -86,7 +86,7 @@ class ReplicaFolderWriter:
         self._identity(group, secret).save(disk, data)
 
     def _identity(self, group: BackedUpGroup, secret: str) -> identities.ReplicaIdentity:
-        """Of a replica that holds everything, and promises no epoch that the log has."""
+        """The identity of a replica with all data, which has promised no epoch of the log."""
         new = identities.new(group.name, self._target.replica)
         known = replace(new, boot=identities.CLEAN, membership=self._target.membership.encode().decode(), secret=secret)
         return known.with_state(DurableState(group.epoch, is_whole=True, resetting_until=0))

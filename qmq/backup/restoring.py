@@ -37,7 +37,7 @@ from qmq.model import check_name
 
 
 class Restore:
-    """Of one backup into one cluster."""
+    """A restore of one backup into one cluster."""
 
     def __init__(self, store: CoordinationStore, objects: BackupObjects, manifest: BackupManifest, disk: Disk | None = None) -> None:
         self._store = store
@@ -48,7 +48,8 @@ class Restore:
     async def run(self, targets: list[ReplicaTarget]) -> list[str]:
         """Restore the store's keys, if they are not there yet, and these replicas. Returns the groups whose data is still missing.
 
-        Raises CoordinationError, StoreAway, BackupDamaged, InvalidArgument, InvalidName; NotEmpty, BackupNotFound: nothing was changed.
+        Raises CoordinationError, StoreAway, BackupDamaged, InvalidArgument, InvalidName; NotEmpty, BackupNotFound; after these two, nothing
+        was changed.
         """
         groups = {target.group: self._group(target) for target in targets}
         known = await known_mark(self._store, self._manifest.id)

@@ -26,13 +26,15 @@ LP_BITS = 32
 
 @dataclass(frozen=True, slots=True)
 class PartitionEvidence:
-    """What the logs say of one partition. `hull`: the smallest range that has all that was seen; None: nothing was."""
+    """The information in the logs about one partition. `hull` is the smallest range with all logical partitions in the logs; None without
+    any.
+    """
 
     number: int
     group: str
     hull: LpRange | None = None
     sealed: tuple[int, str, int] | None = None
-    """Sequence of the command message, the change's id, the version that it led to."""
+    """The sequence of the command message, the change's id, and the version after the change."""
 
     def fits(self, lps: LpRange) -> bool:
         return self.hull is None or lps.contains(self.hull)
@@ -68,7 +70,7 @@ class DeducedRoutes:
 
 
 def deduce(count: int, found: Mapping[int, PartitionEvidence]) -> DeducedRoutes:
-    """The routes that explain what was found, with N = `count`. Raises InvalidArgument: none does."""
+    """The routes that explain the logs, with N = `count`. Raises InvalidArgument if no routes do."""
     highest = max(found)
     anywhere = found[min(found)].group
     known = {number: found.get(number, PartitionEvidence(number, anywhere)) for number in range(1, highest + 1)}
@@ -103,7 +105,7 @@ def _deduce(count: int, known: Mapping[int, PartitionEvidence], first: int) -> D
 
 
 def _change(route: Route, known: Mapping[int, PartitionEvidence], version: int) -> Change:
-    """The change that led to a version. Its partitions are closed already, so it is published."""
+    """The change that led to a version. Its partitions are closed, so the change is published."""
     sources = [each for each in route.partitions if each.number in known and _closed_by(known[each.number], version)]
     if not sources or any(a.range.end != b.range.first for a, b in pairwise(sources)):
         raise InvalidArgument(f"no adjacent partitions were closed for version {version}")
@@ -145,7 +147,7 @@ def _targets(number: int, region: LpRange, known: Mapping[int, PartitionEvidence
 
 
 def _cut(region: LpRange, parts: list[PartitionEvidence]) -> list[LpRange]:
-    """A range for each, in order, that has its hull. Raises InvalidArgument if there is no room for one."""
+    """A range for each partition, in order, that contains the partition's hull. Raises InvalidArgument if the ranges do not fit."""
     found: list[LpRange] = []
     first = region.first
     for at, part in enumerate(parts):

@@ -1,10 +1,10 @@
-"""Marks in the place of backups, so that no chunk is deleted that a backup in the making counts on.
+"""Marks in the place of backups, so that no prune deletes a chunk that a running `create` needs.
 
 running/WORK-TIME-TOKEN    WORK is create or prune, TIME its begin in ms; empty of content
 
-Each puts its own mark first and lists the others then, so of two that begin at the same time at least one sees the other. A prune
-that sees anybody gives up. A create that sees a prune waits. A process that is killed leaves its mark, which counts for a time only: a
-prune ends by itself long before, and a create looks for its mark when it is done.
+Each command first writes its mark and then lists the others, so of two commands that begin at the same time at least one sees the other. A
+prune that sees another mark gives up. A create that sees a prune waits. A killed process leaves its mark, which expires: a prune ends long
+before that, and a create looks for its mark when it is done.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Work(StrEnum):
 
 
 COUNTS_MS: Final = {Work.CREATE: 24 * HOUR_MS, Work.PRUNE: HOUR_MS}
-"""How long a mark counts."""
+"""How long a mark is valid."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class Mark:
 
 
 def mark_of(name: str) -> Mark | None:
-    """The mark that an object's name says; None if it says another thing."""
+    """The mark with this object name; None if the name is not one of a mark."""
     prefix, _, rest = name.partition("/")
     work, _, since = rest.partition("-")
     since_ms, _, token = since.partition("-")
@@ -59,7 +59,7 @@ def mark_of(name: str) -> Mark | None:
 
 
 class RunningMarks:
-    """The calls block: make them in a thread."""
+    """Writes and lists marks. The calls block: use a thread."""
 
     def __init__(self, objects: ListedObjects) -> None:
         self._objects = objects
@@ -79,14 +79,14 @@ class RunningMarks:
         self._objects.delete(mark.name)
 
     def end(self, own: Mark) -> None:
-        """Take one's own mark. What was done stays done if that fails."""
+        """Delete this command's mark. A failure does not undo the command's work."""
         try:
             self.take(own)
         except StoreAway as failure:
             log.warning("%s stays: %s; until it no longer counts, backups in this place are not pruned", own.name, failure)
 
     def others(self, own: Mark) -> list[Mark]:
-        """All marks but one's own, the oldest first. Raises StoreAway."""
+        """All marks of other commands, the oldest first. Raises StoreAway."""
         return sorted(_other(self._objects.names(RUNNING_PREFIX), own), key=lambda each: each.since_ms)
 
 

@@ -1,9 +1,8 @@
 """`qmq backup verify`: reads everything of a backup back, and checks it as a restore and a starting broker would.
 
-every chunk      is there, with the bytes that its name says
-every log        its segments join, and each entry's checksums hold; the indexes of a log rise, up to the backup's index
-every schedule   its state can be read, and its files have the lengths that the state names
-the keys         can be read; each group has what a restore needs
+every chunk exists, and its bytes have the digest in its name every log        its segments join, and each entry's checksums hold; the
+indexes of a log rise, up to the backup's index every schedule   its state can be read, and its files have the lengths that the state names
+the keys         can be read; each group has the parts that a restore needs
 """
 
 from __future__ import annotations
@@ -24,14 +23,14 @@ LOGS = ("message", "action")
 
 
 class BackupVerifier:
-    """Blocks: call it in a thread, if at all in an event loop. `told` is called with the bytes of each chunk."""
+    """Verifies one backup. The calls block: use a thread. `told` is called with the bytes of each chunk."""
 
     def __init__(self, objects: BackupObjects, told: Callable[[int], None] = lambda _: None) -> None:
         self._objects = objects
         self._told = told
 
     def verify(self, manifest: BackupManifest) -> int:
-        """Returns the number of entries. Raises StoreAway, BackupDamaged."""
+        """Verify the backup. Returns the number of entries. Raises StoreAway, BackupDamaged."""
         decode_items(self._objects.read_bytes(manifest.items))
         return sum(self._verify_group(group) for group in manifest.groups)
 
@@ -77,7 +76,7 @@ class BackupVerifier:
 
 
 class _ForwardReader:
-    """Random reads that only go forward, over chunks that come in order."""
+    """Forward reads over chunks that arrive in order."""
 
     def __init__(self, position: int, chunks: Iterator[bytes]) -> None:
         self._position = position

@@ -1,7 +1,7 @@
 """The broker's turns: all requests that arrive in one round of the event loop are handled together.
 
     frames in -> produce: checked, staged            \\
-                 pull, settle, attach: done at once   } -> end of turn: one write to the message log, consumers woken,
+                 pull, settle, attach: done immediately   } -> end of turn: one write to the message log, consumers woken,
                                                       /    one write to the action log, answers out, a flush begun if it is due
 
 An answer is sent only when its index is committed. The *committer* decides when that is: a single node commits what is written or flushed,
@@ -177,7 +177,7 @@ class Broker:
 
     @property
     def has_staged(self) -> bool:
-        """Whether batches were taken that are not in the log yet."""
+        """Whether there are accepted batches that are not in the log yet."""
         return bool(self.produces.staged)
 
     def resume(self) -> None:
@@ -277,8 +277,8 @@ class Broker:
         return config
 
     def subject_or_none(self, name: str) -> SubjectConfig | None:
-        """The settings by which this broker keeps the subject's messages, if the subject exists. A delay group keeps messages until they
-        are delivered, whatever the subject's settings are: None.
+        """The settings by which this broker keeps the subject's messages, if the subject exists. None in a delay group, which keeps
+        messages until they are delivered, regardless of the subject's settings.
         """
         return self._subject_or_none(name) if self.has_consumers else None
 
@@ -306,7 +306,7 @@ class Broker:
 
     @property
     def _has_rest(self) -> bool:
-        """Whether a turn has left something for the next one: what came up after the step that does it."""
+        """Whether a turn has left work for the next one: work that came up after its step."""
         is_unwritten = self.store.unwritten and not self._is_action_log_full
         return bool(self.turns.has_answers or self.produces.staged or (self.is_serving and (self.dispatch.to_wake or is_unwritten)))
 
@@ -347,8 +347,8 @@ class Broker:
     # --- ordered subjects ----------------------------------------------------------------------------------------------
 
     def seal(self, queue: Queue, change_id: str, to_version: int) -> int:
-        """Close a partition, once, and return the sequence of its command message. Await `committed` before telling anybody. Raises
-        RouteConflict if another change closed it, DiskFull.
+        """Close a partition, once, and return the sequence of its command message. Await `committed` before answering. Raises RouteConflict
+        if another change closed it, DiskFull.
         """
         sealed = queue.sealed
         if sealed is None:

@@ -205,9 +205,8 @@ class BrokerAdmin:
         return len(queues)
 
     async def purge_subject(self, subject: str) -> tuple[int, int]:
-        """Forget the messages of a subject, and move its groups behind them; of how many queues, and how many messages.
-
-        Raises UnknownSubject; Overloaded: a message is dying; DiskFull.
+        """Delete the messages of a subject, and move its groups behind them. Returns the numbers of queues and messages. Raises
+        UnknownSubject; Overloaded if a message is dying; DiskFull.
         """
         broker = self._broker
         broker.require_serving()
@@ -261,7 +260,7 @@ class BrokerAdmin:
     def read_committed(self, log: int, position: int, bytes_max: int) -> tuple[int, bytes]:
         """Committed entries of a log from a position on, or from its beginning: (position, bytes as in the file).
 
-        At least one if there is one, at most some MiB. Raises NotMaster, InvalidArgument, LogDamaged, ColdRead.
+        Returns at least one entry if there is one, and at most some MiB. Raises NotMaster, InvalidArgument, LogDamaged, ColdRead.
         """
         store = self._store
         if log not in (MESSAGES, ACTIONS):
@@ -291,7 +290,7 @@ def messages_end(queue: Queue) -> int:
 
 
 def lag_ms(queue: Queue, done_before: int, now_ms: int) -> int:
-    """Age of the oldest message that is not done; 0 if all are done. Command messages do not count."""
+    """The age of the oldest message that is not done; 0 if all are done. Command messages do not count."""
     if max(done_before, queue.start_sequence) >= messages_end(queue) or queue.index.count == queue.index.first:
         return 0
     entry = queue.index.entry(queue.index.find_sequence(max(done_before, queue.start_sequence)))

@@ -13,7 +13,7 @@ LEASE_MS_MAX: Final = 3_600_000
 """Longest lease that a consumer may ask for."""
 
 LOOK_MS: Final = 250
-"""How often a broadcast group's consumer that left, and still has dying messages, is looked at."""
+"""How often the broker checks a broadcast group's consumer that has left with dying messages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,9 +34,9 @@ class BrokerConfig:
     partial_frames_bytes_max: int = PARTIAL_FRAMES_BYTES_MAX
     """Memory for incomplete large frames, over all client connections."""
     lease_ms_max: int = 300_000
-    """Longest lease granted to a consumer: for so long the messages of a vanished one are kept from the others."""
+    """The longest lease granted to a consumer, and so the longest time that a vanished consumer keeps messages from the others."""
     recent_bytes: int = 64 * MIB
-    """Batches so near to the end of the message log are read by the event loop itself; a group farther behind is read ahead by threads."""
+    """The event loop reads batches within this distance from the end of the message log. For groups farther behind, threads read ahead."""
     retention_interval_ms: int = 30_000
     retries: GroupSettings = GroupSettings()  # noqa: RUF009 - it is frozen
     """The retry settings of groups that have none in the coordination store."""

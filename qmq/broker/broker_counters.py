@@ -45,7 +45,7 @@ class GroupCounters:
     """Messages handed out."""
     pulled_bytes: int = 0
     retried: int = 0
-    """Of the pulled messages, those that were handed out and worked on before."""
+    """The pulled messages that were handed out and worked on before."""
     acked: int = 0
     nacked: int = 0
     """Verdicts NACK."""
@@ -53,7 +53,7 @@ class GroupCounters:
     dead: int = 0
     """Messages that failed for good."""
     uncopied: int = 0
-    """Of the dead messages, those that could not be copied into the dead-letter queue."""
+    """The dead messages that could not be copied into the dead-letter queue."""
     leases_lost: int = 0
     lanes_granted: int = 0
 
@@ -64,7 +64,7 @@ class GroupCounters:
         self.retried += retried
 
     def settled(self, settlements: Sequence[Settlement], stale: int) -> None:
-        """Verdicts came; `stale` of their messages were no longer the consumer's, mostly because the request was sent again."""
+        """Verdicts arrived. The consumer no longer held `stale` of their messages, mostly because the request was sent again."""
         for each in settlements:
             verdict, count = each.verdict, each.last - each.first + 1
             if stale:
@@ -158,6 +158,6 @@ class BrokerCounters:
 
 
 def _reached(queue: Queue) -> Stored:
-    """How far a queue is, without its command message."""
+    """The end of a queue, without its command message."""
     command = queue.sealed is not None
     return Stored(queue.next_sequence - command, queue.cumulative_bytes, queue.index.count - command)

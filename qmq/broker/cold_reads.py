@@ -66,7 +66,7 @@ class ColdReads:
         self._loads = 0
 
     def allowance(self, state: QueueGroup) -> int:
-        """How many bytes of the group's new messages may be read by the loop now; 0: wait until the group is woken."""
+        """How many bytes of the group's new messages the event loop may read now; 0 means wait until the group is woken."""
         queue, share = state.queue, state.share
         number = state.reader.number_of(share.next_sequence)
         if share.requeued or number >= queue.index.count:

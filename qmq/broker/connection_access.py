@@ -92,17 +92,17 @@ class ConnectionAccess:
             self._access.require_replica(self.caller._replace(request=str(self.request_id)))
 
     def may_be_replica(self, replica: str) -> bool:
-        """Whether the peer's certificate is for the replica of this name, whatever the rules' mode is. Without TLS always."""
+        """Whether the peer's certificate is for the replica of this name, in every mode of the rules. Always true without TLS."""
         return not self._is_encrypted or self._names.names_server(replica)
 
     def refused(self, action: str, on: str, failure: QmqError) -> None:
-        """Tell the audit log of a refusal that no rule decided."""
+        """Record a refusal in the audit log that no rule decided."""
         self._access.refused(self.caller._replace(request=str(self.request_id)), action, on, failure.message)
 
     # --- what it may do ------------------------------------------------------------------------------------------------
 
     def require_produce(self, subject: bytes) -> None:
-        """Called for each batch, whether rules are enforced or not: one look into a set. Raises AccessDenied, NotAuthenticated."""
+        """Called for each batch in every mode: one lookup in a set. Raises AccessDenied, NotAuthenticated."""
         if self._version != self._access.version or len(self._subjects) > SUBJECTS_MAX:
             self._subjects.clear()
             self._version = self._access.version

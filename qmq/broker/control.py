@@ -32,8 +32,8 @@ CALLS_MAX: Final = 5_000
 
 
 class ControlService(control_pb2_grpc.BrokerControlServicer):
-    """Implements control.proto. `wall` is the machine's clock, which delay servers ask as a witness: never a kept time, which would only
-    repeat theirs.
+    """Implements control.proto. `wall` is the machine's clock, which delay servers use as a witness. It must not be a corrected time, which
+    would only repeat theirs.
     """
 
     def __init__(

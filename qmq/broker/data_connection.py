@@ -359,7 +359,7 @@ class DataConnection(Flushable):
             self.delivered(request.subject, messages_in(buffers), sum(map(len, buffers)))
 
     def _fetch_again(self, asked: tuple[int, wire.Fetch], failure: QmqError | None) -> None:
-        """What a FETCH waits for is here, or cannot be had from the object store."""
+        """The data that a FETCH waits for has arrived, or the object store cannot provide it."""
         self._cold_fetches -= 1
         if failure is not None:
             self._broker.answer_error(self, asked[0], failure)

@@ -75,7 +75,7 @@ class DataServer:
         return connection.stream
 
     def _refused(self, address: str, why: str) -> None:
-        """TLS did not accept a peer. Strangers repeat this as often as they like: equal ones are counted."""
+        """TLS refused a peer. Strangers can repeat this at will, so equal refusals are only counted."""
         self._broker.access.refused(Caller(address=address), "TLS handshake", why)
 
     def _limit_handshakes(self) -> None:
@@ -125,7 +125,7 @@ class DataServer:
         self._watching = asyncio.get_running_loop().call_later(ACCESS_LOOK_S, self._watch_clock)
 
     def look_at_clock(self) -> None:
-        """End what is not allowed any more because time has passed, and nothing else has changed."""
+        """End sessions and connections that are no longer allowed because time has passed."""
         was_stale, self._is_stale = self._is_stale, self._broker.access.is_stale
         has_turned = was_stale is not self._is_stale
         for connection in list(self._connections):

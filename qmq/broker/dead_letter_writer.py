@@ -63,7 +63,7 @@ class PendingCopies:
     not_before_ms: int = 0
 
     def committed(self, index: int) -> None:
-        """Everything up to `index` is."""
+        """Everything up to `index` is committed."""
         while self.steps and self.steps[0][0] <= index:
             self.deaths = self.steps.popleft()[1]
 
@@ -82,7 +82,7 @@ class Opened:
         self._header, self._ids = view.header, view.message_ids()
 
     def id_of(self, place: int) -> bytes:
-        """Made one by one: mostly one message of many is dead."""
+        """The id of one message. Ids are made one by one, because usually one message of many is dead."""
         if self._ids is not None:
             return self._ids[place]
         return MessageId(self._header.producer_id, self._header.batch_sequence, place).to_bytes()
@@ -259,7 +259,7 @@ class DeadLetterWriter:
         return count
 
     def _append(self, copies: Intake) -> int:
-        """How many of them, from the first, are in the dead-letter queue now. Raises DiskFull."""
+        """Append copies. Returns how many of them, from the first on, are now in the dead-letter queue. Raises DiskFull."""
         produced = self._append_own([copies])[0]
         entry = copies.queue.index.entry(copies.queue.index.find_sequence(produced.base_sequence))
         self.copied += entry.count
@@ -267,7 +267,7 @@ class DeadLetterWriter:
 
 
 def _size_of(batch: Opened, place: int, error: str) -> int:
-    """Most bytes of a copy: uncompressed, with the added headers."""
+    """The largest size of a copy in bytes: uncompressed, with the added headers."""
     copy = size_of_copy(batch.bodies[place], batch.keys[place], batch.tags[place], batch.headers[place])
     return copy + 4 * len(error) + _OTHERS_BYTES
 

@@ -1,5 +1,5 @@
-"""Where producers may send: a queue of this broker, and what a batch must satisfy there. The broker looks a destination up once, and again
-after the settings of subjects or routes changed.
+"""The destinations of producers: a queue of this broker, and the conditions for a batch. The broker looks a destination up once, and again
+after the settings of subjects or routes have changed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Destinations(Protocol):
 
 
 class QueueDestinations:
-    """Those of a broker group: the one queue of an unordered subject, the partitions here of an ordered one."""
+    """The destinations of a broker group: the one queue of an unordered subject, or the partitions of an ordered subject on this broker."""
 
     def __init__(self, routing: Routing) -> None:
         self._routing = routing

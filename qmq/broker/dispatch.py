@@ -1,7 +1,7 @@
 """Serves consumers of unordered subjects: they attach, pull, settle and leave; groups are woken when they have messages.
 
-Only committed messages are delivered. A delivery is sent at once, before its PULL is committed: if the process dies, or the mastership is
-lost before that, the messages are handed out again, and late verdicts on the first delivery are stale.
+Only committed messages are delivered. A delivery is sent immediately, before its PULL is committed: if the process dies, or the mastership
+is lost before that, the messages are handed out again, and late verdicts on the first delivery are stale.
 """
 
 from __future__ import annotations
@@ -189,7 +189,7 @@ class Dispatch:
         state.waiters.extendleft(reversed(blocked))
 
     def _read_again(self, state: QueueGroup, failure: QmqError | None) -> None:
-        """What the group's pulls wait for is here, or cannot be had from the object store."""
+        """The data that the group's pulls wait for has arrived, or the object store cannot provide it."""
         if failure is None:
             self.wake(state)
             return
@@ -244,7 +244,7 @@ class Dispatch:
         return Served.YES
 
     def _found(self, session: Session, messages_max: int, bytes_max: int) -> PullResult:
-        """What this consumer's next pull gets."""
+        """The result of this consumer's next pull."""
         state, now_ms = session.group, self._clock.time_ms()
         return collect(self._store, state.queue, state.name, state.share, state.reader, session.tags, messages_max, bytes_max, now_ms)
 
@@ -368,7 +368,7 @@ class Dispatch:
     # --- time ----------------------------------------------------------------------------------------------------------
 
     def tick(self) -> None:
-        """Answer pulls that waited long enough; take from consumers whose lease has ended."""
+        """Answer pulls that waited long enough; put back the messages of consumers whose lease has ended."""
         now_ms = self._clock.monotonic_ms()
         self.dead_letters.work()
         for state in self._late_pulls.due(now_ms):

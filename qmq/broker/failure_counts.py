@@ -14,7 +14,7 @@ from qmq.targeted import LOOK_INSIDE, failures
 
 
 def failures_in(store: Store, queue: Queue, reader: BatchReader) -> Failures:
-    """Returns a function that tells the failures for a range of the queue. Unreadable messages count as never failed: a damaged copy must
+    """Returns a function that returns the failures for a range of the queue. Unreadable messages count as never failed: a damaged copy must
     not stop the caller.
     """
 

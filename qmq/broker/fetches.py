@@ -75,7 +75,7 @@ class Selection(NamedTuple):
 
     @property
     def entries_max(self) -> int:
-        """Entries that one request examines: more, if the entries alone show whether a batch is wanted."""
+        """Entries that one request examines: more if the entries alone show whether a batch is wanted."""
         return ENTRIES_MAX if self.tags is not None or self.only_directed else BATCHES_MAX
 
     def candidates(self, blooms: npt.NDArray[np.uint64]) -> list[int]:
@@ -249,11 +249,9 @@ class Fetching:
             peer.send(frames.frame(FrameKind.FOUND, request_id, wire.FoundBatches(found).pack()))
 
     async def _find(self, store: Store, queue: Queue, request: wire.Find, count: int) -> list[list[int]]:
-        """The producer's window knows the newest numbers, and the consume log how many messages each has; for older ones, all of it is
-        looked through. `count`: so many entries are committed.
-
-        All of the index is searched, because a number may be stored after higher ones: when a batch was refused and sent again after
-        others.
+        """The producer's window has the newest numbers, and the consume log the number of messages of each. For older numbers the whole
+        consume log is searched, because a number may be stored after higher ones: when a batch was refused and sent again after others.
+        `count` is the number of committed entries.
         """
         producer_id = int(request.producer_id, 16)
         found, down_to = _of_window(queue, producer_id, request)
@@ -288,7 +286,7 @@ def _remember(known: dict[_K, int], key: _K, number: int) -> None:
 
 
 def _of_window(queue: Queue, producer_id: int, request: wire.Find) -> tuple[dict[int, list[int]], int]:
-    """What the producer's window knows, without counts; and down to which sequence the consume log is to be looked through besides."""
+    """The numbers in the producer's window, without counts; and the sequence down to which the consume log must be searched as well."""
     window = queue.producers.window(producer_id)
     if window is None:
         return {}, 0

@@ -33,11 +33,11 @@ class GroupStatus(Protocol):
         ...
 
     async def held_logs(self, token: str) -> pb.HeldLogs:
-        """What the logs hold, all of it committed. Raises Unavailable: the hold has ended."""
+        """The ends of the logs; everything before them is committed. Raises Unavailable if the hold has ended."""
         ...
 
     def release(self, token: str) -> None:
-        """End a hold. Raises Unavailable: it had ended before."""
+        """End a hold. Raises Unavailable if the hold had ended before."""
         ...
 
 

@@ -12,7 +12,7 @@ from qmq.log.store import Store
 
 
 class IndexMemory:
-    """Knows the bytes of entries in memory when it added them up last."""
+    """Remembers the bytes of entries in memory at the last addition."""
 
     def __init__(self) -> None:
         self._store: Store | None = None

@@ -1,6 +1,6 @@
 """Administration of partitions of ordered subjects on a broker: closing them, progress of groups, parked keys.
 
-Every answer is committed first: a metaserver opens the next version to a group because of it, and no new master may take it back.
+Every answer is committed first: a metaserver opens the next version to a group because of it, and no new master may undo it.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from qmq.model import check_name
 from qmq.proto.v1 import control_pb2 as pb
 
 FRESH_MS: Final = 5_000
-"""If reading the store took longer than this, the answer is too old: the metaserver may have given this request up, and let the group go
-on.
+"""If reading the store took longer than this, the answer is too old: the metaserver may have abandoned this request and let the group
+continue.
 """
 
 
@@ -111,7 +111,7 @@ class LaneAdmin:
         )
 
     async def place(self, subject: str, group: str, places: Iterable[pb.LanePlace], *, moves: bool, record_revision: int = 0) -> None:
-        """Let a group begin on partitions; with `moves`, move it there whatever it had done.
+        """Let a group begin on partitions; with `moves`, move it there regardless of its progress.
 
         Raises as `_queue`, NotMaster; and if it moves, or names a revision, RouteConflict, CoordinationError.
         """
@@ -204,7 +204,7 @@ class LaneAdmin:
         await self._broker.committed()
 
     def _act_on_holders(self, queue: Queue, share: LaneShare, action: LaneInherit | LaneUnpark) -> int:
-        """Apply an action that may take lanes from their holders, and tell these. Returns what `LaneShare.apply` returns."""
+        """Apply an action that may take lanes from their holders, and notify these. Returns the result of `LaneShare.apply`."""
         tokens = {each.token for each in share.holders}
         count = self._broker.store.act_on_lane(action)
         for token in tokens - {each.token for each in share.holders}:

@@ -276,7 +276,7 @@ class Lanes:
         self._turns.schedule()
 
     def _read_again(self, session: LaneSession, failure: QmqError | None) -> None:
-        """What the session's pull waits for is here, or cannot be had from the object store."""
+        """The data that the session's pull waits for has arrived, or the object store cannot provide it."""
         if failure is None:
             self._wake(session)
         elif session.waiting is not None:
@@ -358,7 +358,7 @@ class Lanes:
                 self._close(session, _lost(queue, group))
 
     def forget_group(self, queue: Queue, group: str, tokens: Iterable[int]) -> None:
-        """The group was deleted: end all its sessions, whatever their tokens."""
+        """The group was deleted: end all its sessions, with any token."""
         for token in tokens:
             self._seen_ms.pop((id(queue), group, token), None)
         for session in self._of_queue(queue):

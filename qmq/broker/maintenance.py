@@ -42,7 +42,7 @@ _R = TypeVar("_R")
 
 
 def stop_process(cause: BaseException) -> None:
-    """End the process at once, without another answer: what was not acknowledged was never promised."""
+    """End the process at once, without another answer. Messages that were not acknowledged are not promised."""
     print(f"qmq: fatal: {cause}", file=sys.stderr, flush=True)
     os._exit(EXIT_FATAL)
 
@@ -135,8 +135,8 @@ class Maintenance:
     # --- flushing ------------------------------------------------------------------------------------------------------
 
     def after_turn(self) -> None:
-        """At the end of a turn: flush what is not flushed, unless a flush is under way, whose end is a turn, too. So the next flush covers
-        everything that came meanwhile, and a slow disk makes fewer and larger flushes.
+        """At the end of a turn, flush unflushed data, unless a flush is under way; the end of a flush is a turn, too. So the next flush
+        covers everything that arrived meanwhile, and a slow disk makes fewer and larger flushes.
         """
         if self._is_paused:
             return
@@ -295,7 +295,7 @@ class Maintenance:
         self._broker.turn()
 
     async def _retain(self, retention: Retention) -> None:
-        """Drop what retention takes, record that in a checkpoint, and only then delete the files. Failed parts are retried next time."""
+        """Drop expired messages, record that in a checkpoint, and only then delete the files. Failed parts are retried next time."""
         if not await self._forget_old(retention):
             return
         may_hold_files = list(self._running)
@@ -345,12 +345,12 @@ class Maintenance:
 
 
 def _may_be_written(store: Store, plan: CheckpointPlan) -> bool:
-    """Whether the checkpoint may be written: its content must be committed, since it is never taken back."""
+    """Whether the checkpoint may be written: its content must be committed, because a checkpoint is never undone."""
     return not store.is_replicated or store.committed_index >= plan.checkpoint.index
 
 
 def _timed(run: Callable[[], None]) -> float:
-    """How many seconds it took. Raises what `run` raises."""
+    """The seconds that `run` took. Raises as `run`."""
     begin = time.perf_counter()
     run()
     return time.perf_counter() - begin

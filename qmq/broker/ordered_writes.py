@@ -139,8 +139,8 @@ class Admission:
 
 
 def _is_stored_at(store: Store, sequence: int, batch: Intake) -> bool:
-    """Whether this very batch is stored there; a batch that retention deleted counts as it. Reads the disk, so it is called for duplicates
-    only.
+    """Whether this very batch is stored there; a batch that retention deleted counts as the same. Reads the disk, so it is called for
+    duplicates only.
     """
     index = batch.queue.index
     if sequence < batch.queue.start_sequence or index.count == index.first:

@@ -1,4 +1,6 @@
-"""The two interfaces of a connection from another replica: what replication needs of the connection, and the reverse."""
+"""The two interfaces of a connection from another replica: what replication needs from the connection, and what the connection needs from
+replication.
+"""
 
 from __future__ import annotations
 

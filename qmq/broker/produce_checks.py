@@ -1,7 +1,7 @@
 """Checks the batches of a producer before they are stored. Pure.
 
 A batch is accepted or refused as a whole. The broker never decodes single messages: it checks the producer's checksum, finds the columns,
-and checks each column's offsets as a vector, so that no later reader of the log is led outside the batch.
+and checks each column's offsets as a vector, so that no later reader of the log reads outside the batch.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Which principal uses a producer id: the first one that sent under it to this broker, while rules are enforced. Pure.
 
-A message's id contains the id of its producer, so every consumer knows it. Without an owner, anybody who may produce to the same subject
-could begin a newer session under that id, and the broker would refuse the producer's own batches as those of an older one
+A message's id contains the id of its producer, so every consumer knows it. Without an owner, any principal that may produce to the same
+subject could begin a newer session under that id, and the broker would refuse the producer's own batches as those of an older one
 (`ProducerFenced`).
 
 Each principal keeps the `IDS_MAX` ids that it began to use last, so a principal that invents ids pushes out only its own. The next batch
@@ -22,7 +22,7 @@ IDS_MAX: Final = 10_000
 
 
 class ProducerOwners:
-    """Of one broker."""
+    """The owners of producer ids at one broker."""
 
     def __init__(self, ids_max: int = IDS_MAX) -> None:
         self._ids_max = ids_max
@@ -31,7 +31,7 @@ class ProducerOwners:
         """Of each principal, the oldest first."""
 
     def claim(self, producer_id: int, principal: Principal) -> None:
-        """A principal sends under an id. Raises AccessDenied if the id is another one's."""
+        """A principal sends under an id. Raises AccessDenied if another principal owns the id."""
         owner = self._owners.get(producer_id)
         if owner == principal:
             return

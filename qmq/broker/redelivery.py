@@ -1,10 +1,8 @@
 """The master's decision about failed messages and messages of lost consumers, by the group's settings. Pure.
 
-    NACK, attempt < attempts_max       requeued after its own delay, or the group's for this attempt
-    NACK, attempt = attempts_max       dead
-    lost, on its first attempt         requeued at once: it is not known which messages had been begun
-    lost, later, begun                 as NACK, with the group's delay
-    lost, later, never begun           released: the attempt stays the same
+    NACK, attempt < attempts_max       requeued after its own delay, or the group's for this attempt NACK, attempt = attempts_max       dead
+    lost, on its first attempt         requeued immediately: it is not known which messages had been begun lost, later, begun
+    as NACK, with the group's delay lost, later, never begun           released: the attempt stays the same
 
 The attempt of a directed message includes earlier failures (`qmq/targeted.py`). All other verdicts pass unchanged, even on messages that
 the consumer does not hold: the share ignores those.
@@ -31,7 +29,7 @@ _LOST_TEXT: Final = "its consumer was lost while it worked on it"
 
 
 class Decided(NamedTuple):
-    """Settlements as the action log has them."""
+    """Settlements in the form of the action log."""
 
     settlements: tuple[tuple[int, int, int, int], ...]
     errors: tuple[tuple[int, str], ...] = ()

@@ -49,7 +49,7 @@ class CheckTimes(Generic[T]):
         return len(self._at)
 
     def at(self, item: T, time_ms: int) -> None:
-        """Have the item looked at by then, unless it is to be looked at before."""
+        """Check the item at this time, unless it has an earlier time."""
         known = self._at.get(id(item))
         if known is None or time_ms < known:
             self._at[id(item)] = time_ms
@@ -78,7 +78,7 @@ class Flushable:
     """Something with an outbox."""
 
     def flush(self) -> None:
-        """Write what it holds."""
+        """Write the outbox."""
         raise NotImplementedError
 
 
@@ -180,7 +180,9 @@ class QueueGroup:
         ]
 
     def next_look_ms(self, lease_ms_max: int) -> int:
-        """The time at which the next lease ends if no consumer sends anything until then. There must be a consumer, and each was seen."""
+        """The time at which the next lease ends if no consumer sends anything until then. There must be at least one consumer, and each
+        must have sent something.
+        """
         return 1 + min([self.seen_ms[name] + min(holder.lease_ms, lease_ms_max) for name, holder in self.share.holders.items()])
 
     def take_late(self, now_ms: int) -> list[Waiter]:
@@ -229,7 +231,7 @@ class QueueGroups:
         self._by_queue[id(state.queue)].remove(state)
 
     def is_known(self, state: QueueGroup) -> bool:
-        """Whether the group was not deleted since."""
+        """Whether the group has not been deleted meanwhile."""
         return self._states.get((id(state.queue), state.name)) is state
 
     def of_queue(self, queue: Queue) -> list[QueueGroup]:

@@ -143,7 +143,7 @@ class StagedProduces:
 
 
 def _must_be_judged(batches: list[Intake]) -> bool:
-    """Whether `Admission` has anything to say of the batches of one write: of batches that are new, to unordered subjects, it has not."""
+    """Whether `Admission` must check the batches of one write. New batches to unordered subjects need no check."""
     seen: set[Key] = set()
     for batch in batches:
         queue, header = batch.queue, batch.header

@@ -54,7 +54,7 @@ class StallWatch:
         self._unsent_looks = self._unread_looks = 0
 
     def look(self, found: ConnectionProgress) -> Ending | None:
-        """Whether the connection must end now. While we do not read from the peer, its silence does not count."""
+        """Whether the connection must end now. While the broker does not read from the peer, the peer's silence does not count."""
         may_send = found.reader.awaits_rest and found.is_reading
         has_unread = found.unsent_bytes > 0
         self._unsent_looks = self._unsent_looks + 1 if may_send and found.received_bytes == self._received_bytes else 0

@@ -14,7 +14,7 @@ _R = TypeVar("_R")
 
 
 async def through_cold_reads(read: Callable[_P, _R], *args: _P.args, **options: _P.kwargs) -> _R:
-    """The result of a read that may be repeated; waits while it meets bytes that have to be fetched. Raises Overloaded if a fetch fails."""
+    """The result of a repeatable read. Waits while the read needs bytes that must be fetched. Raises Overloaded if a fetch fails."""
     while True:
         try:
             return read(*args, **options)

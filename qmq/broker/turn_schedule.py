@@ -1,7 +1,6 @@
-"""When the broker's next turn is, and whose answers are written in it.
-
-A turn is at the end of the round of the event loop in which it was asked for, or at once if only one connection sent frames of late: no
-other one's frames would join it, and going round the event loop first costs as much as half of the turn.
+"""When the broker's next turn runs, and which connections write answers in it. A turn runs at the end of the round of the event loop in
+which it was requested, or immediately if only one connection sent frames recently: then no other frames would join, and another round of
+the event loop costs as much as half of the turn.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ class TurnSchedule:
         self.count += 1
 
     def end(self) -> None:
-        """The turn has ended: what is scheduled from now on needs another one."""
+        """The turn has ended. Later requests need another turn."""
         self._is_turning = False
 
     @property
@@ -57,8 +56,8 @@ class TurnSchedule:
         self._is_receiving, self._wants_turn = True, False
 
     def end_frames(self, sender: object) -> None:
-        """The frames of one read are handled. If only this connection sent frames of late, the turn is now; otherwise it waits for the
-        others of this round.
+        """The frames of one read are handled. If only this connection sent frames recently, the turn runs now; otherwise it waits for the
+        other connections of this round.
         """
         self._is_receiving = False
         if not self._wants_turn:

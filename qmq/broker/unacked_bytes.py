@@ -50,7 +50,7 @@ class UnackedBytes:
 
 
 def bytes_of(index: ConsumeLog, held: Sequence[HeldMessages]) -> int:
-    """The bytes of the messages in these ranges, each its part of its batch. Deleted messages count nothing. Raises LogDamaged."""
+    """The bytes of the messages in these ranges, each its part of its batch. Deleted messages count as 0. Raises LogDamaged."""
     marks = np.array([[each.first, each.first + each.count] for each in held], np.int64).reshape(-1, 2)
     order = np.unique(marks)
     before = np.zeros(len(order))
@@ -62,7 +62,9 @@ def bytes_of(index: ConsumeLog, held: Sequence[HeldMessages]) -> int:
 
 
 def _count_before(index: ConsumeLog, order: npt.NDArray[np.int64], before: npt.NDArray[np.float64], at: int) -> int:
-    """Fill in, from `at` on, how many bytes of the queue lie before each sequence, as far as one look into the index goes; how many."""
+    """Fill in, from `at` on, how many bytes of the queue lie before each sequence, as far as one read of the index reaches. Returns the
+    number of filled places.
+    """
     if index.count <= index.first:
         return len(order) - at
     number = index.find_sequence(int(order[at]))

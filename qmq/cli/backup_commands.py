@@ -94,10 +94,8 @@ def backup() -> None:
 @app.command("create")
 @taking(CreateOptions)
 def create(_: typer.Context, options: CreateOptions) -> None:
-    """Back up the whole cluster while it runs. What an earlier backup in the same place has is not copied again.
-
-    The writes of all broker groups wait for an instant, so that all belong to one moment. Needs the access to etcd and the certificate that
-    servers have.
+    """Back up the whole cluster while it runs. Chunks of earlier backups in the same place are not copied again. The writes of all broker
+    groups wait for an instant, so that the whole backup belongs to one moment. Needs a server's access to etcd and a server's certificate.
     """
     try:
         objects, store, network = _opened(options.where), options.etcd_options().open(), options.network()
@@ -174,7 +172,8 @@ def prune(
     dry_run: DryRun = False,
     as_json: Json = False,
 ) -> None:
-    """Delete old backups, and the chunks that no other backup has. What --keep or --keep-days names stays, and the newest always does.
+    """Delete old backups, and the chunks that no other backup has. Backups that match --keep or --keep-days stay, and so does the newest
+    one.
 
     While a backup is created in this place, nothing is deleted. If the command is interrupted, run it again.
     """
@@ -219,7 +218,7 @@ def restore(_: typer.Context, options: RestoreOptions) -> None:
 def rebuild(_: typer.Context, options: RebuildOptions) -> None:
     """Make a new etcd's keys from the replicas' data, when the old etcd is lost for good and brokers' disks are not.
 
-    Stop all servers first. Give at least one folder of each broker group and delay group, better all that there are. Then start the
+    Stop all servers first. Give at least one folder of each broker group and delay group; all existing folders are better. Then start the
     replicas with the new etcd, on their data.
     """
     try:

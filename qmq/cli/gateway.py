@@ -163,7 +163,9 @@ def gateway(_: typer.Context, options: GatewayOptions) -> None:
 
 
 async def _serve_together(options: GatewayOptions) -> int:
-    """Several processes at one port. One that ends is started again; the exit status is that of the first that could not start."""
+    """Run several processes on one port. A process that ends is restarted. The exit status is that of the first process that could not
+    start.
+    """
     from qmq.node.shard_supervisor import ShardSupervisor
 
     if not options.port:
@@ -180,8 +182,8 @@ async def _serve_together(options: GatewayOptions) -> int:
 
 
 def _one_of(options: GatewayOptions, number: int) -> GatewayOptions:
-    """The options of one process of several. Each has its own ports for metrics and HTTP, one after another: only the process that gave
-    a receipt of HTTP knows it. Raises InvalidArgument if a port would be out of range.
+    """The options of one process of several. Each has its own ports for metrics and HTTP, in ascending order, because only the process that
+    gave an HTTP receipt knows it. Raises InvalidArgument if a port would be out of range.
     """
 
     def port(given: int | None) -> int | None:

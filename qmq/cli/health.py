@@ -88,7 +88,7 @@ def _asked(address: str, tls: Tls | None) -> str:
 
 
 class _NoHttp(NotConnected):
-    """The server ended the connection instead of an answer over HTTP."""
+    """The server closed the connection without an HTTP answer."""
 
 
 def _answer(connection: http.client.HTTPConnection, address: str) -> str:

@@ -136,7 +136,7 @@ class TableOptions(CatalogFlags, SubjectFlag):
 
     @contextmanager
     def found(self) -> Iterator[tuple[LakeTable, Any]]:
-        """The table, and what can be done with it."""
+        """The table, and the operations on it."""
         with _loaded():
             from pyspark_qmq.lake import table_maintenance
             from pyspark_qmq.lake.lake_table import find_table
@@ -145,7 +145,7 @@ class TableOptions(CatalogFlags, SubjectFlag):
                 yield find_table(catalog, self.namespace, self.subject, is_rejected=self.rejected), table_maintenance
 
     def complete(self) -> None:
-        """Add rejected messages that a writer died with, so that expiry does not take their files for leftovers."""
+        """Add the rejected messages of a writer that died, so that expiry does not delete their files as leftovers."""
         from pyspark_qmq.lake import rejected_rows
         from pyspark_qmq.lake.lake_table import find_table
 
@@ -209,7 +209,7 @@ def show_table(_: typer.Context, options: TableOptions) -> None:
 @app.command("positions")
 @taking(TableOptions)
 def show_positions(_: typer.Context, options: TableOptions) -> None:
-    """Show how far a table has each queue of its subject."""
+    """Show a table's position in each queue of its subject."""
     with options.found() as (table, _lake):
         rows = [(key.partition, key.broker_group, at) for key, at in sorted(table.positions().items())]
         show(f"positions of {options.subject}", ("partition", "broker group", "next sequence"), rows, as_json=options.as_json)
@@ -218,7 +218,7 @@ def show_positions(_: typer.Context, options: TableOptions) -> None:
 @app.command("compact")
 @taking(TableOptions)
 def compact(_: typer.Context, options: TableOptions) -> None:
-    """Make few sorted files of the many small ones of days that are over."""
+    """Merge the many small files of past days into a few sorted ones."""
     with options.found() as (table, lake):
         done = [(each.day.isoformat(), each.files_before, each.rows) for each in lake.compact(table, datetime.now(UTC).date())]
         show("compacted", ("day", "files before", "rows"), done, as_json=options.as_json)
@@ -237,7 +237,7 @@ def expire(_: typer.Context, options: ExpireOptions) -> None:
 
 @contextmanager
 def _loaded() -> Iterator[None]:
-    """Errors as the command line tells them; a library that is missing, too."""
+    """Turns errors, and a missing library, into messages of the command line."""
     try:
         yield
     except ModuleNotFoundError as cause:

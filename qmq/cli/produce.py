@@ -110,7 +110,8 @@ def _due(delay: str | None, at: str | None) -> When | None:
 
 
 async def _produce(job: ProduceJob, contents: Iterator[Content], total: int | None) -> tuple[dict[str, int], list[Receipt]]:
-    """The number of messages stored by each broker group; for delayed messages also the receipts, if they are printed or if there is one.
+    """The number of messages stored by each broker group; for delayed messages also the receipts, if they are printed or if there is only
+    one.
 
     The first message is sent alone, because an error of the first message is usually an error of all.
     """

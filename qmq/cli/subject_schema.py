@@ -91,7 +91,7 @@ def show_schema(
     as_json: Json = False,
     server: Server = SERVER,
 ) -> None:
-    """Print a subject's schema as it was declared."""
+    """Print a subject's schema in the declared form."""
     versions = run(_versions(subject, server))
     found = versions[-1] if version is None else next((each for each in versions if each.version == version), None)
     if found is None:

@@ -1,3 +1,3 @@
-"""The client library, asyncio first. `client.py` is what applications use; `producer.py` and `consumer.py` do the work, `links.py` holds
-the connections.
+"""The client library, asyncio first. Applications use `client.py`; `producer.py` and `consumer.py` do the work, `links.py` holds the
+connections.
 """

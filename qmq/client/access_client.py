@@ -17,15 +17,16 @@ class Metaservers(Protocol):
 
 
 class AccessClient:
-    """Every method but `whoami` needs the permission `administer`, and raises AccessDenied without it: on the cluster, or on a
-    namespace for what is below its prefix. Every call but `create_token`, which makes another token, may be repeated after a lost answer.
+    """Every method except `whoami` needs the permission `administer` and raises AccessDenied without it: the permission on the cluster, or
+    on a namespace for names with its prefix. Every call may be repeated after a lost answer, except `create_token`, which then makes
+    another token.
     """
 
     def __init__(self, metaservers: Metaservers) -> None:
         self._metaservers = metaservers
 
     async def whoami(self) -> pb.WhoAmIResponse:
-        """The principal that the cluster takes this client for."""
+        """The principal of this client, as the cluster authenticated it."""
         found: pb.WhoAmIResponse = await self._metaservers.call("WhoAmI", pb.WhoAmIRequest())
         return found
 

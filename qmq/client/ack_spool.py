@@ -108,8 +108,8 @@ def _kept(line: dict[str, Any]) -> Kept:
 
 
 def still_to_say(kept: Iterable[Kept], next_pull: int, now_ms: int) -> list[Settlement]:
-    """The verdicts to send to a master that will hand other messages out under pull sequences from `next_pull` on. Delays count from the
-    moment of the verdict.
+    """The verdicts that are still valid at a master which reuses the pull sequences from `next_pull` on. Delays count from the time of the
+    verdict.
     """
     found: list[Settlement] = []
     for each, time_ms in kept:
@@ -124,7 +124,7 @@ def still_to_say(kept: Iterable[Kept], next_pull: int, now_ms: int) -> list[Sett
 
 
 class SpoolFile:
-    """The file of one queue of a running consumer. Raises nothing: a failure is logged, once until something works again."""
+    """The file of one queue of a running consumer. Raises no errors: the first failure in a row is logged."""
 
     def __init__(self, path: Path, origin: Callable[[], Origin], now_ms: Callable[[], int]) -> None:
         self._path, self._origin, self._now_ms = path, origin, now_ms
@@ -199,7 +199,7 @@ class Left(NamedTuple):
     kept: list[Kept]
 
     def delete(self) -> None:
-        """Delete the file: its verdicts are answered, or of no use any more."""
+        """Delete the file: its verdicts are answered or no longer useful."""
         with suppress(OSError):
             self.path.unlink()
 
@@ -294,7 +294,7 @@ def _lock(path: Path) -> int:
 
 
 class QueueSpool:
-    """Decides when the verdicts of one queue are in its file.
+    """Decides when the verdicts of one queue are written to its file.
 
     `unanswered` returns all unanswered verdicts in the order in which they were given.
     """
@@ -383,9 +383,9 @@ class SpoolFolder:
     """The names of the files in a folder, which need not exist, by what stands before their first hyphen.
 
     Every consumer asks for its own files when it attaches, and again and again later. Reading the whole folder for each would take time
-    that grows with the square of the number of consumers, so the folder is read again only when it has changed. Its modification time tells
-    that. Files that come within one tick of the file system's clock leave the same time, so a list counts only if it was read `TICK_S`
-    after that time was seen first.
+    that grows with the square of the number of consumers, so the folder is read again only when it has changed. The folder's modification
+    time shows that. A file that is created within the same tick of the file system's clock does not change this time, so a list counts only
+    if it was read `TICK_S` after that time was seen first.
     """
 
     def __init__(

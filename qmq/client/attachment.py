@@ -97,8 +97,8 @@ class Attachment:
         return self.verdicts.outstanding.bytes + self.verdicts.postponed_bytes
 
     def may_hand_out(self) -> bool:
-        """Whether the messages here still belong to this consumer, as far as it can tell. If the last answered heartbeat is older than the
-        lease (this process was stopped, or cut off), other consumers may have them: the answer to the next ATTACH says so.
+        """Whether this consumer still holds its messages, as far as it knows. If the last answered heartbeat is older than the lease (this
+        process was stopped, or cut off), other consumers may have them: the answer to the next ATTACH says so.
         """
         if self._sessions.is_sure:
             return True
@@ -143,7 +143,7 @@ class Attachment:
         return self.asked == 0 and self.session is not None and self.failure is None and not self._is_closed
 
     def pull(self, messages: int, size: int, wait_ms: int) -> None:
-        """Ask for `messages` messages and about `size` bytes (the last batch may exceed them); `can_pull` must be true."""
+        """Pull up to `messages` messages and about `size` bytes (the last batch may exceed the limit). `can_pull` must be true."""
         session = self.session
         assert session is not None
         self.asked, self.asked_bytes = messages, size
@@ -264,7 +264,7 @@ class Attachment:
         return wire.Attached.unpack(answer.payload)
 
     def granted(self, answer: wire.Attached) -> None:
-        """Drop what is no longer held; the table at the top of the module says what that is."""
+        """Drop messages that the broker no longer counts as held, by the table at the top of the module."""
         self.verdicts.attempts_max = answer.attempts_max
         if not answer.resumed:
             self._void(0, answer.next_pull_sequence)
@@ -304,20 +304,20 @@ class Attachment:
         self._sessions.moved()
 
     def detached(self) -> None:
-        """All pulls and verdicts have ended."""
+        """The session has ended: no pull or verdict is in flight."""
         self.asked = self.asked_bytes = 0
         self.verdicts.detached()
 
     # --- the end -------------------------------------------------------------------------------------------------------
 
     def give_back(self) -> None:
-        """Return unseen messages to the group at once."""
+        """Return unseen messages to the group immediately."""
         unseen, self.slices = self.slices, deque()
         for each in unseen:
             each.settler.settle(each.pull, each.pull + each.count - 1, Verdict.RELEASE)
 
     async def close(self) -> None:
-        """Settle the rest and leave the group; unseen messages return to the group at once."""
+        """Send the remaining verdicts and leave the group. Unseen messages return to the group immediately."""
         self.give_back()
         self.verdicts.flush()
         self._is_closed = True

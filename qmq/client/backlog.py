@@ -71,7 +71,7 @@ class Backlog:
         return self._closed_bytes
 
     async def drain(self) -> None:
-        """Wait until there is room again."""
+        """Wait until `full` is false."""
         while self._closed_bytes > DRAIN_BYTES // 2:
             await self._wait_for_answer()
 

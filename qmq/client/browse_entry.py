@@ -46,13 +46,13 @@ class BrowsingClient:
         content: bytes = b"",
         progress: BrowseProgress | None = None,
     ) -> AsyncIterator[BrowsedMessage]:
-        """Stored messages of a subject, without a consumer group: those stored from `start` on (default: the oldest) and before `end`; with
-        `last`, that many of the newest messages of each queue. With `follow` the iterator then waits for messages that are stored later,
+        """Read stored messages of a subject without a consumer group: messages stored from `start` on (default: the oldest) and before
+        `end`, or, with `last`, the newest messages of each queue. With `follow` the iterator then waits for messages that are stored later,
         and does not end.
 
-        Messages of one queue come in its order; those of several queues come in the order in which they were stored. `partial=True` leaves
-        out broker groups that cannot be read. With `broker_group`, only what that one has. With `content`, only messages whose body holds
-        these bytes. `progress` is kept up to date with how far was read.
+        Messages of one queue come in its order; those of several queues come in the order in which they were stored. `partial=True` skips
+        broker groups that cannot be read. With `broker_group`, only what that one has. With `content`, only messages whose body holds these
+        bytes. `progress` is kept up to date with how far was read.
 
         Raises InvalidName, InvalidArgument, UnknownSubject, AccessDenied, NotConnected, LogDamaged, ClientClosed.
         """
@@ -81,8 +81,8 @@ class BrowsingClient:
         return browse(self._links, queues, selection, follow=follow, partial=partial, progress=progress)
 
     async def queue_ends(self, subject: str) -> dict[tuple[str, int], int]:
-        """Where each queue of a subject ends: by broker group and partition, the sequence of its next message. Everything that brokers
-        were sent before is decided: what is stored of it lies before the ends, and nothing of it comes later.
+        """Where each queue of a subject ends: by broker group and partition, the sequence of its next message. Everything sent to the
+        brokers before this call is decided: stored messages lie before the ends, and no other message is stored later.
 
         Needs `produce` and `browse` on the subject. Raises InvalidName, UnknownSubject, AccessDenied, NotConnected, ClientClosed.
         """

@@ -38,9 +38,8 @@ class BrowsedQueue:
 
 @dataclass(frozen=True, slots=True)
 class BrowseSelection:
-    """Which messages are wanted. Times of storing are milliseconds since 1970, 0 for no limit. `last` is a number of the newest messages of
-    each queue. `is_directed`: only messages that were sent to one consumer group; without it, only those for all. `content` is
-    what the body holds.
+    """Selects messages. Times of storing are milliseconds since 1970, 0 for no limit. `last` is a number of the newest messages of each
+    queue. `is_directed`: only messages that were sent to one consumer group; without it, only those for all. `content` must be in the body.
     """
 
     start_ms: int = 0

@@ -180,9 +180,9 @@ class Client(OutboxClient, ListenerApi, BrowsingClient):
 
         A new group begins at `start`: "earliest" (default) or "latest". With `broadcast` every consumer of the group gets every message,
         from "latest" on by default; a consumer that returns with the same `name` continues where it stopped. At most `prefetch` messages
-        and `prefetch_bytes` bytes (the last batch may exceed them) are unsettled at once. With `expired="skip"` the consumer continues with
-        the oldest stored message where retention deleted some; the default raises MessagesExpired. Raises InvalidName, InvalidArgument,
-        ClientClosed.
+        and `prefetch_bytes` bytes (the last batch may exceed them) are unsettled at a time. With `expired="skip"` the consumer continues
+        with the oldest stored message where retention deleted some; the default raises MessagesExpired. Raises InvalidName,
+        InvalidArgument, ClientClosed.
         """
         self._check_open()
         consumer = self._make_consumer(
@@ -271,7 +271,7 @@ class Client(OutboxClient, ListenerApi, BrowsingClient):
         self._links.is_paused = True
 
     def resume(self) -> None:
-        """Resume all consumers, except those that were paused one by one."""
+        """Resume all consumers, except those that were paused by `Consumer.pause`."""
         self._links.is_paused = False
         for consumer in list(self._consumers):
             consumer.look_again()

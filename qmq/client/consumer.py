@@ -278,7 +278,7 @@ class Consumer:
 
     @property
     def held(self) -> int:
-        """Messages that are here and have no verdict."""
+        """Messages that this consumer holds without a verdict."""
         return 0 if self._is_closed else sum([each.held for each in list(self._attachments)])
 
     @property
@@ -294,7 +294,7 @@ class Consumer:
         return self._is_paused or self._links.is_paused
 
     def limit(self, prefetch: int) -> None:
-        """Change `prefetch`. What was handed out beyond a lower one stays handed out. Raises InvalidArgument."""
+        """Change `prefetch`. Messages handed out beyond a lower limit stay handed out. Raises InvalidArgument."""
         check_limits(prefetch, self.prefetch_bytes)
         self.prefetch = prefetch
         self.look_again()
@@ -311,8 +311,8 @@ class Consumer:
         self.look_again()
 
     def rest(self) -> None:
-        """Pause, and return unseen messages to the group: for a program that asks for messages only now and then, so that others of the
-        group get them meanwhile. Messages that were handed out stay with this consumer. `resume` ends it.
+        """Pause, and return unseen messages to the group: for a program that asks for messages only from time to time, so that other
+        consumers of the group get them meanwhile. Messages that were handed out stay with this consumer. `resume` ends it.
         """
         self._is_paused = self._is_resting = True
         self._pull_more()
@@ -428,14 +428,16 @@ class Consumer:
     # --- the end -------------------------------------------------------------------------------------------------------
 
     def drain(self) -> None:
-        """Take no more messages, for good, and return unseen messages to the group at once. Settle what was handed out, then `close`."""
+        """Stop taking messages for good, and return unseen messages to the group immediately. Settle the messages that were handed out,
+        then `close`.
+        """
         self._is_draining = True
         for each in self._attachments:
             each.give_back()
 
     async def close(self, error: BaseException | None = None) -> None:
-        """Settle the rest and leave the group. The message that the loop is handling fails (with `error`, if there is one); unseen messages
-        return to the group at once.
+        """Send the remaining verdicts and leave the group. The message that the loop is handling fails (with `error`, if there is one);
+        unseen messages return to the group immediately.
 
         Waits until retries with a delay of more than an hour are stored, for two minutes at most.
         """

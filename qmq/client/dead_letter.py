@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
-    """A message that failed for good. Times are milliseconds since 1970."""
+    """A message that failed its last attempt or was rejected. Times are milliseconds since 1970."""
 
     group: str
     """The consumer group; for a broadcast group with the consumer, as GROUP%CONSUMER."""

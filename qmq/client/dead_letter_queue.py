@@ -3,9 +3,9 @@
     await mq.dead_letters("billing").show(10)
     await mq.dead_letters("billing").replay(lambda letter: letter.subject == "orders")
 
-Operators are a consumer group of the dead-letter queue like any other (`model.OPERATORS`): dead letters that the group settled were
-replayed or purged, the others are pending. So two operators at the same queue never handle a dead letter at the same time, and a crash
-loses none. A letter that was sent again and not settled is found by its copy, and settled then (`replayed_letters.py`).
+Operators are an ordinary consumer group of the dead-letter queue (`model.OPERATORS`): a dead letter that the group has settled was replayed
+or purged; the others are pending. So two operators at the same queue never handle a dead letter at the same time, and a crash loses none. A
+letter that was sent again and not settled is found by its copy, and settled then (`replayed_letters.py`).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ SendColumns = Callable[[str, Columns, int], Awaitable[None]]
 
 FIRST_WAIT: Final = timedelta(seconds=10)
 WAIT: Final = timedelta(seconds=1)
-"""A queue that delivers nothing for this long has no more dead letters for us."""
+"""After this long without a delivery, the queue has no more dead letters."""
 
 
 Progress = Callable[[int], None]
@@ -78,7 +78,7 @@ class DeadLetters:
         return await self._metadata.dead_letter_queues(self.group)
 
     async def show(self, messages_max: int = 100, choose: Choose = _all) -> list[DeadLetter]:
-        """The oldest pending dead letters among those that `choose` accepts; nothing changes. Raises NotConnected."""
+        """The oldest pending dead letters that `choose` accepts. Changes nothing. Raises NotConnected."""
         found: list[DeadLetter] = []
         async with aclosing(self._pages()) as pages:
             async for page in pages:
@@ -97,11 +97,11 @@ class DeadLetters:
         per_second: float = 0,
     ) -> int:
         """Send dead letters to their subjects again, for this group only, and return their number. They keep their ids and headers;
-        attempts count from 1 again. None is sent twice, however often a replay is ended and begun again.
+        attempts count from 1 again. No letter is sent twice, even if a replay is interrupted and repeated.
 
-        `edit` returns the letter to send: its key, tags, headers and body count (`dataclasses.replace`). At most `messages_max`,
-        and at most `per_second` each second, if these are not 0; `progress` is called with the number that is done. Raises as
-        `Client.send`, and what `edit` raises; dead letters before the failure have been replayed. Needs `browse` on the subjects, too.
+        `edit` returns the letter to send: its key, tags, headers and body count (`dataclasses.replace`). Sends at most `messages_max`
+        letters, at most `per_second` each second; 0 means no limit. `progress` is called with the number of letters that are done. Raises
+        as `Client.send`, and what `edit` raises; dead letters before the failure have been replayed. Needs `browse` on the subjects, too.
         """
         replayed = ReplayedLetters(self._list_ends, self._read_directed, self.group)
 

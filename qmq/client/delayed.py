@@ -1,6 +1,6 @@
 """Cancel, move, show and list pending delayed messages. Requests go through a metaserver to the master of the delay group.
 
-If the answer to a change is lost, the client repeats the request until it knows the outcome, or until its time is over:
+If the answer to a change is lost, the client repeats the request until it knows the outcome, or until its time limit:
 
 * Cancel: a cancelled message answers as cancelled, so repeating is harmless. TooLate means that the message is delivered, whichever request
   came first.
@@ -55,8 +55,8 @@ class Delayed:
         return message_of(found)
 
     async def move(self, id: str | DelayedId, when: When) -> DelayedMessage:
-        """Change the due time, by a timedelta from now or a datetime; a time in the past means at once. For a recurring message this moves
-        the next run.
+        """Change the due time, by a timedelta from now or a datetime; a time in the past means now. For a recurring message this moves the
+        next run.
 
         Raises as `cancel`, and DelayTooLong.
         """

@@ -1,7 +1,8 @@
 """The batching producer of delayed messages: like `Producer`, with a column of due times, and with delay groups instead of broker groups.
 
 Any delay group may take a message of an unordered subject. All delayed messages of an ordered subject go to one delay group, its home
-(delay_home.py), one batch at a time, so that messages of a key that are due in the same millisecond keep their order; and each needs a key.
+(delay_home.py), one batch at a time, so that messages of a key that are due in the same millisecond keep their order; and each message
+needs a key.
 
 The producer learns whether the subject is ordered when it locates its delay groups: before a batch leaves, but perhaps after its first
 messages were sent. If the producer knows, `send` refuses a message without a key; otherwise the whole batch is refused and not stored.
@@ -125,7 +126,7 @@ class DelayedProducer(Producer):
         """Put a message into the open batch; `await` the ticket to know that it is stored.
 
         `due` is a timedelta from now, or a datetime with a time zone. `due_ms`, milliseconds since 1970, is the fastest way. A time in the
-        past means at once. Raises as `Producer.send`, and DelayTooLong.
+        past means now. Raises as `Producer.send`, and DelayTooLong.
         """
         if type(body) is not bytes or len(body) > self._body_bytes_max:
             body = message_checks.body_bytes(body, self._body_bytes_max)

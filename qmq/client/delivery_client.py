@@ -48,8 +48,8 @@ class DeliveryClient(MetaserverCalls):
         return found
 
     async def delete_group(self, subject: str, group: str) -> int:
-        """Delete a group's progress. Returns on how many queues or partitions it had any. A later group of the same name starts as a new
-        one.
+        """Delete a group's progress. Returns the number of queues or partitions on which the group had progress. A later group of the same
+        name starts as a new one.
 
         The parked keys of a group of an ordered subject are deleted with it.
 
@@ -71,9 +71,11 @@ class DeliveryClient(MetaserverCalls):
         return found.queues
 
     async def purge_subject(self, name: str) -> int:
-        """Forget all messages of a subject that are stored now, for good; how many. The subject stays, and its groups continue behind them.
+        """Delete all messages that a subject has now, for good. Returns their number. The subject stays, and its groups continue after
+        these messages.
 
-        Raises UnknownSubject, InvalidArgument; NotConnected: a broker group is silent, and those that answer have done it.
+        Raises UnknownSubject, InvalidArgument; NotConnected if a broker group does not answer; the other broker groups have then deleted
+        theirs.
         """
         found: control.DropSubjectResponse = await self._call("PurgeSubject", control.DropSubjectRequest(subject=name))
         return found.messages

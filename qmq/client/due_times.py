@@ -3,7 +3,7 @@
 Rules:
 * A `timedelta` counts from now. A `datetime` needs a time zone, since without one it means another moment on each machine.
 * Fractions of a millisecond are rounded up: a message is never early.
-* A time in the past is allowed and means at once; a time before 1970 counts as 1970.
+* A time in the past is allowed and means now; a time before 1970 counts as 1970.
 * Delays longer than `limits.DELAY_MS_MAX` are refused here. A delay group may be configured for less, and refuses them itself.
 * Only the shape of a recurrence is checked here; the delay server knows cron's grammar and the time zones.
 """

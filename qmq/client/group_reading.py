@@ -1,4 +1,4 @@
-"""Reading of a subject for a group on behalf of callers that ask from time to time: what gateways have. One class for each kind of subject.
+"""Reads a subject for a group on behalf of callers that ask from time to time, as a gateway does. One class for each kind of subject.
 
     unordered   a Consumer; between calls, `rest` gives unseen messages back to other consumers of the group
     ordered     an OrderedConsumer; at most one message of a key is handed out at a time. Others get no messages of its lanes, so after
@@ -30,11 +30,11 @@ LEASE_MS: Final = 30_000
 """If this process is silent for this long, its messages go to other consumers."""
 
 Wants = Callable[[StoredMessage], bool]
-"""Whether callers want a message. One that they do not want is acknowledged, and not returned."""
+"""Whether callers want a message. Other messages are acknowledged and not returned."""
 
 
 class GroupReading(Protocol):
-    """Hands out messages of a subject for a group. `unsettled` counts those without a verdict. Not for two callers of `close` at once."""
+    """Hands out messages of a subject for a group. `unsettled` counts those without a verdict. Do not call `close` concurrently."""
 
     unsettled: int
 
@@ -47,7 +47,7 @@ class GroupReading(Protocol):
         ...
 
     def rest(self) -> None:
-        """No call waits for messages."""
+        """Called when no call waits for messages."""
         ...
 
     async def close(self) -> None:

@@ -1,7 +1,7 @@
 """Ends the shared producers of `Client.send` that are no longer used: a client that sends to ten thousand subjects holds memory for the
 busy ones only.
 
-A producer is ended when two looks, `idle_s` apart, find nothing undecided in it, and nothing was sent in between. The next `send` makes
+A producer is closed when two checks, `idle_s` apart, find no undecided message and no message was sent in between. The next `send` makes
 another one. Each tick looks at a part of the producers, so that many of them never hold up the event loop.
 """
 
@@ -15,14 +15,14 @@ from typing import Final, Generic, TypeVar
 from qmq.client.backlog import Backlog
 
 PARTS: Final = 60
-"""Ticks in which every producer is looked at once."""
+"""Ticks within which every producer is checked once."""
 
 K = TypeVar("K")
 P = TypeVar("P", bound=Backlog)
 
 
 class IdleProducers(Generic[K, P]):
-    """Looks after the producers in `shared`; `watch` begins for one of them."""
+    """Closes idle producers in `shared`. `watch` adds one of them."""
 
     def __init__(self, shared: MutableMapping[K, P], idle_s: float) -> None:
         self._shared = shared

@@ -145,7 +145,7 @@ def _headers(told: Outgoing) -> Sequence[Headers] | None:
 
 @contextmanager
 def _sending(chain: Chain, told: Outgoing) -> Iterator[None]:
-    """Around taking messages: calls `sending` first, and `failed` if the messages are refused."""
+    """Wraps the acceptance of messages: calls `sending` first, and `failed` if the messages are refused."""
     chain.sending(told)
     try:
         yield

@@ -91,7 +91,7 @@ class Interceptor(Protocol):
         ...
 
     def failed(self, outgoing: Outgoing, error: Exception) -> None:
-        """Called when the messages are not stored, or not known to be: see the error's `outcome`."""
+        """Called when the messages are not stored, or when that is unknown: see the error's `outcome`."""
         ...
 
     def handling(self, message: AnyMessage, group: str) -> AbstractContextManager[object]:

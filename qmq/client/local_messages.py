@@ -1,4 +1,6 @@
-"""Messages that were never sent, for tests of handlers: real messages, with the checks of sending, but no broker. Verdicts go nowhere."""
+"""Messages that were never sent, for tests of handlers: real messages, with the checks of sending, but no broker. Verdicts have no
+effect.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ from qmq.model import check_name
 
 
 class LocalMessage(NamedTuple):
-    """What `Client.send` would be given."""
+    """The arguments of `Client.send`."""
 
     body: bytes
     key: str | bytes | None = None
@@ -61,7 +63,7 @@ def _ones(part: Slice) -> Iterator[Slice]:
 
 
 class _NoSettler:
-    """Takes verdicts, and does nothing with them."""
+    """Accepts verdicts and ignores them."""
 
     broker_group = ""
 

@@ -27,13 +27,13 @@ log = logging.getLogger("qmq.client")
 
 PAUSE_S: Final = (0.05, 0.1)
 STEADY_ASKS: Final = 50
-"""Requests that keep the short pause: some 4 s, in which a failover should be over."""
+"""Requests that keep the short pause: about 4 s, longer than a failover."""
 PAUSE_S_MAX: Final = 1.0
 FIRST_JITTER_S: Final = 0.01
 """All clients of a master that dies notice at the same moment."""
 PUSH_JITTER_S: Final = 0.03
 REFRESHES_MAX: Final = 4
-"""Background requests at one time."""
+"""Concurrent background requests."""
 
 
 class Pushed(NamedTuple):

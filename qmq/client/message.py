@@ -115,7 +115,7 @@ class Slice:
         return Message(self.settler, self.batch, self.offset + index, self.attempt, self.pull + index)
 
     def messages(self) -> Iterator[Message]:
-        """These messages, each made when it is asked for."""
+        """These messages; each object is made when it is requested."""
         places, pulls = range(self.offset, self.offset + self.count), range(self.pull, self.pull + self.count)
         return map(Message, repeat(self.settler), repeat(self.batch), places, repeat(self.attempt), pulls)
 

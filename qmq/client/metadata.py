@@ -1,4 +1,6 @@
-"""What clients ask the metaservers: where subjects are, and administration. Calls fail over between metaservers (metaserver_calls.py)."""
+"""The client's calls to metaservers: the location of subjects, and administration. Calls fail over between metaservers
+(metaserver_calls.py).
+"""
 
 from __future__ import annotations
 
@@ -149,7 +151,8 @@ class MetadataClient(DeliveryClient):
     ) -> list[control.Moved]:
         """Move a group to "earliest" or "latest" (`to`), to a time, or to a sequence. Not repeated after a lost answer.
 
-        On every broker group of the subject, or on `broker_group` only, whose master is asked `directly`, or by the metaserver.
+        Applies to every broker group of the subject, or to `broker_group` only. `directly` calls that group's master without the
+        metaserver.
         """
         request = control.ResetGroupRequest(subject=subject, group=group)
         if sequence is not None:

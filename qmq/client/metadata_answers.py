@@ -31,7 +31,7 @@ class FoundSubject:
 
 
 def is_answer_to(request: pb.ChangeRouteRequest, change: pb.RouteChangeInfo) -> bool:
-    """Whether a change is the requested one, as far as the request says. Pure.
+    """Whether a change matches the request. Pure.
 
     Two callers with the same request at the same time may both get the same change, which is what both asked for.
     """

@@ -70,7 +70,7 @@ class OpenBatch:
         """Explicit create times: (milliseconds relative to the first for each message, the first)."""
 
     def stamp(self) -> None:
-        """Messages from here on are created now; once per round of the event loop is exact enough."""
+        """Set the create time of the following messages to now. Once per round of the event loop is exact enough."""
         now_ms = ms_of(self._now_ns())
         if not self._runs or self._runs[-1][1] != now_ms:
             self._runs.append((len(self.bodies), now_ms))
@@ -153,7 +153,7 @@ def cut(columns: Columns, begin: int, end: int) -> Columns:
 
 
 def size_of(columns: Columns) -> int:
-    """About how many bytes the columns take."""
+    """The approximate size of the columns in bytes."""
     size = sum(map(len, columns.bodies))
     if columns.due_times_ms:
         size += 8 * len(columns.due_times_ms)

@@ -49,9 +49,9 @@ class OutboxClient(SendingClient):
         """Send messages if, and only if, a database transaction commits: `async with mq.outbox(connection) as box: box.send(...)`.
 
         `connection` is the application's own, in its own transaction: of SQLAlchemy 2 (Connection, AsyncConnection, Session, AsyncSession),
-        or of a driver (see `Outbox.committed`). With an Engine or AsyncEngine the outbox makes the transaction: see `box.connection`.
-        Messages that are not sent `grace` after the block's end are sent by a watchdog. Raises InvalidArgument, also where SQLAlchemy is
-        not installed (`qmq[sql]`), InvalidName, ClientClosed.
+        or of a driver (see `Outbox.committed`). With an Engine or AsyncEngine the outbox makes the transaction: see `box.connection`. A
+        watchdog sends messages that are still unsent `grace` after the block's end. Raises InvalidArgument, also where SQLAlchemy is not
+        installed (`qmq[sql]`), InvalidName, ClientClosed.
         """
         return self._outboxes.outbox(connection, table=table, grace=grace)
 
@@ -66,9 +66,9 @@ class OutboxClient(SendingClient):
         """Send the messages that committed transactions left in outbox tables: `async with mq.outbox_watchdog(engine): ...`, or `await
         watchdog.run()`.
 
-        `engine` is SQLAlchemy's, sync or async, or several in a list. Run any number of watchdogs: one works on each table, and another
-        takes over `lease` after it died. With `debezium` it also sends the rows of a table in Debezium's layout, through the outbox table.
-        Raises InvalidArgument, InvalidName, ClientClosed.
+        `engine` is SQLAlchemy's, sync or async, or several in a list. Any number of watchdogs may run: one works on each table, and another
+        takes over within `lease` after that one has died. With `debezium` it also sends the rows of a table in Debezium's layout, through
+        the outbox table. Raises InvalidArgument, InvalidName, ClientClosed.
         """
         outboxes = self._outboxes
         from qmq.sql.outbox_watchdog import Watchdogs

@@ -9,7 +9,9 @@ _T = TypeVar("_T")
 
 
 class Partial(list[_T]):
-    """The answers of the groups that answered. `silent` has the others, with the reasons; empty if the answer is complete."""
+    """The answers of the groups that answered. `silent` has the groups that did not answer, with the reasons; empty if the answer is
+    complete.
+    """
 
     def __init__(self, found: Iterable[_T] = (), silent: Mapping[str, str] | None = None) -> None:
         super().__init__(found)

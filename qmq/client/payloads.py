@@ -35,7 +35,7 @@ class Undecodable(Exception):
 
 
 class UndecodableBody(Undecodable):
-    """The body of the message itself cannot be decoded, so its handler was not called."""
+    """The body cannot be decoded, so the handler was not called."""
 
 
 def encode(value: object) -> bytes:

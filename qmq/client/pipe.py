@@ -1,6 +1,6 @@
 """A pipe sends one producer's batches to one broker group, through changes of the group's master.
 
-`PipeWindow` decides about batches. The pipe has the connection, and puts what is decided into the pool.
+`PipeWindow` decides about batches. The pipe owns the connection, and puts decided batches into the pool.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ INFLIGHT_BATCHES_MAX: Final = 32
 
 
 class BatchDestination(Protocol):
-    """Where a producer's batches go, and as what: what the kinds of producers differ in."""
+    """The destination and the encoding of a producer's batches: the difference between the kinds of producers."""
 
     target: str
     """The target under which the locator knows the subject (route_book.py)."""
@@ -34,7 +34,7 @@ class BatchDestination(Protocol):
         ...
 
     def usable(self, groups: Mapping[str, bool]) -> Mapping[str, bool]:
-        """Of the broker groups (and whether each is writable), those to use."""
+        """Choose the groups to use among the broker groups (and whether each is writable)."""
         ...
 
     def encode(self, batch: Batch) -> tuple[bytes, bytes]:

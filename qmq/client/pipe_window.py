@@ -1,7 +1,7 @@
 """Where the closed batches of a producer of an unordered subject are: in the producer's pool, or in the in-flight window
 (qmq/delivery/window.py) of one of its pipes, which leads to one broker group. Pure.
 
-The pool has the batches that are at no broker group, and the outcomes that the producer has not taken yet:
+The pool has the batches that were sent to no broker group, and the outcomes that the producer has not taken yet:
 
     put ─▶ waiting ──take──▶ a pipe ──stored, failed──▶ decided ──take_decided──▶ the producer
               ▲                │

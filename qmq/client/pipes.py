@@ -27,7 +27,7 @@ from qmq.delivery.balancer import Balancer
 from qmq.errors import CallerError, QmqError, ReadOnly
 
 STAY_BYTES: Final = 2 * limits.MIB
-"""Bytes sent to a broker group before it is the next one's turn."""
+"""Bytes sent to a broker group before the next group's turn."""
 
 
 class Pipes:

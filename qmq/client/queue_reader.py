@@ -134,9 +134,9 @@ async def ask_master(links: Links, queue: BrowsedQueue, kind: FrameKind, request
 
 
 async def end_of(links: Links, queue: BrowsedQueue) -> int:
-    """Where a queue ends, when everything that its broker group was sent before is committed. Raises NotConnected, AccessDenied.
+    """The end of a queue, after everything sent to its broker group before this call is committed. Raises NotConnected, AccessDenied.
 
-    FIND waits for that; which producer it asks about does not matter.
+    FIND waits for that, for any producer id.
     """
     await ask_master(links, queue, FrameKind.FIND, wire.Find(queue.subject, queue.partition, "0" * 16, 1, 1).pack())
     request = wire.Fetch(queue.subject, queue.partition, 0, 0, 0, 0, [], [], [], 0)

@@ -40,7 +40,7 @@ class Receipt:
 
     @property
     def id(self) -> MessageId:
-        """Names the message everywhere."""
+        """The message's id, unique in the cluster."""
         return self.batch.id(self.index)
 
     @property
@@ -230,7 +230,7 @@ class Ticket:
         return self._receipt if self._receipt is not None else self._error
 
     def when_decided(self, watcher: Callable[[], None]) -> None:
-        """Call `watcher` when the batch is decided, at once if it is."""
+        """Call `watcher` when the batch is decided; immediately if it is decided already."""
         if self.is_done:
             watcher()
         elif self._watchers is None:

@@ -1,4 +1,4 @@
-"""The batches of a delivery, each checked and decoded once, also if it comes twice.
+"""The batches of a delivery, each checked and decoded once, even if it arrives twice.
 
 Batches travel whole, because the checksum is the producer's. A pull that ends inside a batch brings all of it, and so does the next pull,
 which begins there: with batches of 1,000 messages and room for 250 more, each batch comes four times. So the batch in which a delivery

@@ -1,4 +1,4 @@
-"""The part of `qmq.Client` that sends: the producers which it makes for others, and those that its own `send` shares."""
+"""The part of `qmq.Client` that sends: producers for applications, and the shared producers of `Client.send`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ DELIVERY_TIMEOUT_S: Final = TIMING.delivery_timeout_s
 
 
 def now_by(clock: Clock | None) -> Callable[[], int]:
-    """Tells nanoseconds since 1970, by the machine's clock if none is given."""
+    """A function that returns nanoseconds since 1970, by the machine's clock if none is given."""
     return time.time_ns if clock is None else lambda: clock.time_ms() * 1_000_000
 
 
@@ -85,7 +85,7 @@ class SendingClient:
 
         The body is bytes, or a value that `qmq.payload.encode` takes: a str, a dataclass, a model, anything that JSON can express.
 
-        With `delay`, or `at` (a datetime with a time zone), the message is delivered at that time, or at once if the time is past;
+        With `delay`, or `at` (a datetime with a time zone), the message is delivered at that time, or immediately if the time is past;
         `delayed` finds it by the receipt's `delayed_id`. With `cron` (five fields) and `zone` (such as "Europe/Berlin") the message is
         recurring; `at` is the earliest time of its first delivery.
 

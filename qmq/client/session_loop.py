@@ -1,7 +1,7 @@
 """Keeps a consumer's session with the current master of one broker group.
 
-The loop finds the master, asks for a session (ATTACH or LANE_ATTACH), sends heartbeats until the session ends, and begins again. Its
-user, an attachment (`attachment.py`) or a lane (`ordered/lane_reader.py`), knows what to ask for and what follows from the answer.
+The loop finds the master, asks for a session (ATTACH or LANE_ATTACH), sends heartbeats until the session ends, and begins again. The loop's
+user, an attachment (`attachment.py`) or a lane (`ordered/lane_reader.py`), builds the request and handles the answer.
 
     outcome                                        next
     no connection to the master                    try again at once: `Links.reach` keeps its own pauses
@@ -85,11 +85,11 @@ class SessionUser(Protocol[GrantedT]):
         ...
 
     def lost(self, failure: LaneLost) -> None:
-        """Another consumer has what the session was for."""
+        """Another consumer has the lane of this session."""
         ...
 
     def refused(self, failure: CallerError) -> None:
-        """No session is possible: tell the application."""
+        """No session is possible: report that to the application."""
         ...
 
 

@@ -1,7 +1,7 @@
 """Sends verdicts from the application to the current master of the queue.
 
-    settle      -> collected -> Request -> SETTLED          sent soon, with others
-    settle_now  ->              Request -> SETTLED          sent at once; the caller waits
+    settle      -> collected -> Request -> SETTLED          sent soon, with others settle_now  ->              Request -> SETTLED
+    sent immediately; the caller waits
 
 Rules:
 * A request is kept until it is answered. If the session ends first, its verdicts are sent again in the next one, if this consumer still
@@ -95,7 +95,7 @@ class Hold:
             self._verdicts.settle(first, last, verdict, delay, error)
 
     def _last_of_ours(self, first: int, last: int) -> int:
-        """The last one that is not void; void ones are counted."""
+        """The last pull sequence that is not void. Counts the void ones."""
         if last >= self.void_from:
             self._verdicts.count_lost(last - max(first, self.void_from) + 1)
         return min(last, self.void_from - 1)

@@ -1,7 +1,7 @@
-"""The logged-in browsers: each is known by a cookie, and has the credential that it showed.
+"""The logged-in browsers: a cookie identifies each one, and the session has the credential that the browser showed.
 
 Rules:
-* A cookie is 256 random bits and says nothing else. Tokens stay in this process's memory; a restart logs everybody out.
+* A cookie is 256 random bits and contains nothing else. Tokens stay in this process's memory; a restart logs everybody out.
 * A session ends after IDLE_S without a request, after LIFE_S in any case, and when there are SESSIONS_MAX newer ones.
 * The CSRF token belongs to the session: a form without it has no effect.
 """

@@ -1,4 +1,4 @@
-"""A caller asks the cluster on behalf of a session: a `qmq.Client` with the session's credential, and the last looks at the cluster."""
+"""A caller queries the cluster for a session: it has a `qmq.Client` with the session's credential, and the last looks at the cluster."""
 
 from __future__ import annotations
 

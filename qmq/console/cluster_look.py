@@ -1,7 +1,6 @@
-"""One look at a cluster, or at one subject of it, as pages show it: a snapshot, what is unusual in it, and rates between two looks.
-
-A part that could not be read is empty, and `missing` says why. Rates are of two looks at the same queues; a queue that only one of them
-has, or whose numbers went back, counts nothing.
+"""One look at a cluster, or at one subject, as pages show it: a snapshot, the findings in it, and rates between two looks. A part that
+could not be read is empty, and `missing` says why. Rates compare two looks at the same queues; a queue that is only in one of them, or
+whose numbers went back, counts as 0.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ class ClusterLook:
     subjects: tuple[SubjectFigures, ...] = ()
     groups: tuple[ConsumerGroupFacts, ...] = ()
     missing: dict[str, str] = field(default_factory=dict)
-    """By part that could not be read: the reason."""
+    """The reason for each part that could not be read."""
     findings: tuple[Finding, ...] = ()
 
     @property

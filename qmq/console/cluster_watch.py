@@ -36,7 +36,7 @@ class CurvePoint:
 
 
 class ClusterWatch:
-    """Looks at the cluster on request, if the last look is too old. `wall_s` is the time of day, `monotonic_s` measures the rests."""
+    """Looks at the cluster on request, if the last look is too old. `wall_s` is the time of day, `monotonic_s` measures the pauses."""
 
     def __init__(
         self,
@@ -83,5 +83,5 @@ class ClusterWatch:
 
 
 def rest_s(took_s: float) -> float:
-    """How long a look stays valid, by how long it took."""
+    """How long a look stays valid, from its duration."""
     return min(max(REST_S, RESTS * took_s), REST_S_MAX)

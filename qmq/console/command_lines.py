@@ -1,6 +1,6 @@
 """Builds the command lines that do what a page shows or does. Pure.
 
-Every argument is quoted for a shell, so that what is copied does what it says, whatever a name or a key holds.
+Every argument is quoted for a shell, so that a copied command is safe with any name or key.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The console as an ASGI application: addresses, who may see them, and how failures are shown.
 
-/login, /logout     who is asked for, by the login mode; /login/begin and /login/callback: by an identity provider
-/static/...         scripts and styles; open to all
-everything else     needs a session; a POST needs its CSRF token and `--writable`, and acts with the session's own rights
+/login, /logout     who is asked for, by the login mode; /login/begin and /login/callback: by an identity provider /static/...
+scripts and styles; open to all everything else needs a session; a POST needs its CSRF token and `--writable`, and acts with the session's
+rights
 """
 
 from __future__ import annotations
@@ -271,7 +271,7 @@ async def _posted(request: Request, name: str) -> str:
 
 
 def own_path(target: str) -> str:
-    """The path to show after a login. It always belongs to this console, whatever address the request gives. Pure."""
+    """The path to show after a login. The path always belongs to this console, for any address in the request. Pure."""
     parts = urlsplit(target)
     is_own = target.startswith("/") and not target.startswith(("//", "/\\")) and not parts.scheme and not parts.netloc
     return target if is_own and target.isprintable() and "\\" not in target else "/"

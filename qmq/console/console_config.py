@@ -37,7 +37,7 @@ class MaskRule:
 
     @classmethod
     def parse(cls, text: str) -> MaskRule:
-        """ "card", or "payments.*:card" for subjects that begin so. Raises InvalidArgument."""
+        """"card", or "payments.*:card" for subjects with the prefix "payments.". Raises InvalidArgument."""
         subject, _, field = text.rpartition(":")
         if not field or "*" in subject.removesuffix("*"):
             raise InvalidArgument(f"{text!r} masks nothing: write FIELD, or SUBJECT*:FIELD")
@@ -97,7 +97,7 @@ class ConsoleConfig:
 
     @property
     def is_https(self) -> bool:
-        """True if browsers reach the console by https: its own, or that of the proxy before it."""
+        """True if browsers reach the console by https, with the console's TLS or a proxy's."""
         return self.is_tls or (self.oidc is not None and self.oidc.redirect_url.startswith("https://"))
 
     @property
@@ -108,7 +108,9 @@ class ConsoleConfig:
 
 
 def check(config: ConsoleConfig, *, is_insecure: bool) -> tuple[str, ...]:
-    """Warnings about ways in for strangers. Raises InvalidArgument for impossible settings and, unless `is_insecure`, for these ways."""
+    """Warnings about settings that let strangers in. Raises InvalidArgument for impossible settings and, unless `is_insecure`, for these,
+    too.
+    """
     if (config.tls_cert is None) is not (config.tls_key is None):
         raise InvalidArgument("TLS needs a certificate and its key: --cert and --key together")
     if config.login is LoginMode.PROXY and not config.proxies:

@@ -1,7 +1,7 @@
-"""*Dead letters*: what groups gave up, by error and age; what a filter chooses; replay and purge of just that, edited, at a rate.
-
-A replay is planned first: the address says which letters, how they are edited and how fast, and the page shows what would be sent. Nothing
-is kept here. Which letters are done is in the cluster (`qmq/client/replayed_letters.py`), so the same address continues after a restart.
+"""*Dead letters*: the dead letters of groups by error and age, filters, and replay and purge of the filtered letters, with edits and a
+rate. A replay is planned first: the address has the filter, the edits and the rate, and the page shows what would be sent. The console
+keeps no state. The cluster records which letters are done (`qmq/client/replayed_letters.py`), so the same address continues after a
+restart.
 """
 
 from __future__ import annotations

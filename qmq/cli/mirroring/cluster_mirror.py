@@ -1,7 +1,7 @@
 """Mirrors the subjects of one cluster in another, with the progress of groups (docs/BACKUP.md).
 
-A pass: list the source's subjects, make those that the target lacks, and for each that has something new: a round of copying, then move its
-groups. A subject that fails is tried again in the next pass, and holds up no other.
+A pass: list the source's subjects, create the missing ones in the target, and for each subject with new messages copy one round, then move
+its groups. A subject that fails is retried in the next pass and does not delay the others.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ ROUNDS_AT_ONCE: Final = 8
 
 
 class _Mirrored:
-    """A subject, and how its mirror stands."""
+    """A subject, and the state of its mirror."""
 
     def __init__(self, subject: MirrorSubject, groups: MirroredGroups) -> None:
         self.subject, self.groups = subject, groups
@@ -66,7 +66,7 @@ class ClusterMirror:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
 
     async def pass_once(self) -> int:
-        """One pass. Returns the messages that are left. Raises NotConnected, AccessDenied: the source cannot be listed."""
+        """One pass. Returns the messages that are left. Raises NotConnected or AccessDenied if the source cannot be listed."""
         listed = await self._source.metadata.list_subjects()
         if listed.silent:
             raise NotConnected(f"{', '.join(sorted(listed.silent))} of the source did not answer")
@@ -108,7 +108,7 @@ class ClusterMirror:
         return _Mirrored(subject, MirroredGroups(self._source, self._target, settings.name, is_ordered=bool(settings.order)))
 
     async def _make(self, settings: pb.SubjectSettings) -> None:
-        """Make the subject in the target, if it is not there. Raises InvalidArgument if it is of another kind there."""
+        """Create the subject in the target, if it does not exist. Raises InvalidArgument if the target has it as another kind."""
         found = await self._target.metadata.find_subject(settings.name)
         if found is None:
             try:
@@ -121,7 +121,7 @@ class ClusterMirror:
         return None
 
     def states(self) -> list[MirrorState]:
-        """How each subject stands, for the metrics."""
+        """The state of each subject's mirror, for the metrics."""
         now_s = time.monotonic()
         return [
             MirrorState(name, each.lag, each.subject.copied, each.subject.left_out, each.groups.moves, each.failures, now_s - each.well_s)

@@ -1,7 +1,7 @@
 """Translates groups' progress from the source to the target of a mirror (mirror_notes.py).
 
 A group of the target is moved forward only, and only while it has no consumer there: after a fail-over its own progress counts. A group
-that the target does not know yet is made there.
+that the target does not know is created there.
 
 A place in an ordered subject of the target is a time, since routes differ. The mirror's clock, minus `CLOCKS_MS`, stands for the note: the
 clocks of the mirror and of the target's brokers may differ by so much. What came within that time is delivered again.
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from qmq.proto.v1 import meta_pb2 as pb
 
 Done = dict[tuple[str, int], float]
-"""Everything before it is done, by (broker group, partition)."""
+"""By (broker group, partition), the sequence before which everything is done."""
 
 CLOCKS_MS: Final = 60_000
 JOIN_S: Final = 30.0
@@ -39,7 +39,7 @@ _T = TypeVar("_T")
 
 
 async def plain_progress(source: qmq.Client, subject: str) -> dict[str, Done]:
-    """How far each group of an unordered subject is. Raises NotConnected: a broker group is silent."""
+    """The progress of each group of an unordered subject. Raises NotConnected if a broker group does not answer."""
     found: dict[str, Done] = defaultdict(dict)
     for each in _require_complete(await source.metadata.describe_groups(subject)):
         found[each.group][each.broker_group, each.partition] = each.settled_before
@@ -47,8 +47,9 @@ async def plain_progress(source: qmq.Client, subject: str) -> dict[str, Done]:
 
 
 def ordered_progress(described: pb.DescribeRouteResponse, mark_queues: list[tuple[str, int]]) -> dict[str, Done]:
-    """How far each group of an ordered subject is, on the queues of the mirror's mark. A partition that
-    a group has left behind is done. Pure."""
+    """The progress of each group of an ordered subject, on the queues of the mirror's mark. A partition of an older route version that the
+    group has left is done. Pure.
+    """
     found: dict[str, Done] = {}
     for group in described.groups:
         listed = {each.partition: each for each in group.partitions}
@@ -156,7 +157,7 @@ class MirroredGroups:
         return True
 
     async def _make_ordered(self, group: str) -> None:
-        """A member that comes and goes founds the group."""
+        """Create the group by a member that joins and leaves."""
         member = Member(self._subject, group, MAKER, secrets.token_hex(8), LEASE_MS, "earliest", "")
         await self._target.metadata.sync_member(member, 0, 0, ())
         await self._target.metadata.sync_member(member, 0, 0, (), leaves=True)

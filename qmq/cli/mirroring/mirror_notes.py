@@ -1,7 +1,7 @@
 """How far a mirror is with one subject: notes that pair places in the source with places in the target. Pure.
 
-    note      every message of the source before `mark` that is to be copied is in the target, before `ends`
-    thinned   the newest notes are all kept, older ones ever further apart: a group that is far behind gets an older place
+    note      every message of the source before `mark` that is to be copied is in the target, before `ends` thinned all recent notes are
+    kept, and older ones at growing distances: a group that is far behind gets an older place
 
 A group's progress is translated by the newest note whose messages it has all done (as Kafka's MirrorMaker 2 does by its offset syncs): what
 lies before the note's ends is done, so the group may begin there. What it has done behind them is delivered again.
@@ -38,7 +38,7 @@ class MirrorNote:
         return cls(places_of(found["mark"]), places_of(found["ends"]), found["time_ms"])
 
     def is_done(self, done: Mapping[tuple[str, int], float]) -> bool:
-        """Whether a group that is this far has done everything of the note."""
+        """Whether a group with this progress has done all messages of the note."""
         return all(done.get(queue, 0) >= place for queue, place in self.mark.items())
 
 
@@ -62,19 +62,19 @@ def with_note(notes: tuple[MirrorNote, ...], new: MirrorNote) -> tuple[MirrorNot
 
 
 def newest_done(notes: tuple[MirrorNote, ...], done: Mapping[tuple[str, int], float]) -> MirrorNote | None:
-    """The newest note of which a group has done everything; None: there is none."""
+    """The newest note whose messages a group has all done; None if there is no such note."""
     return next((each for each in reversed(notes) if each.is_done(done)), None)
 
 
 @dataclass(frozen=True, slots=True)
 class MirrorRecord:
-    """What a mirror keeps of a subject beside the load's journal. Losing it loses no message: groups wait for new notes, and the lag is
+    """A mirror's record of a subject, besides the load's journal. Losing it loses no message: groups wait for new notes, and the lag is
     counted from the last message that was copied.
     """
 
     notes: tuple[MirrorNote, ...] = ()
     read_to: Places = field(default_factory=dict)
-    """The source was read to here: what is before it is copied, or not to be copied."""
+    """The position up to which the source was read. Earlier messages are copied, or are not to be copied."""
     moved: Mapping[str, int] = field(default_factory=dict)
     """The time of the note to which each group was moved last."""
 
@@ -90,5 +90,5 @@ class MirrorRecord:
         return cls(notes, places_of(found["read_to"]), dict(found["moved"]))
 
     def lag(self, ends: Places, starts: Places) -> int:
-        """The messages of the source that were not read yet. What retention deleted does not count."""
+        """The number of messages of the source that were not read yet. Deleted messages do not count."""
         return sum(max(0, end - max(self.read_to.get(queue, 0), starts.get(queue, 0))) for queue, end in ends.items())

@@ -74,7 +74,7 @@ class MirrorSubject:
 
     @property
     def copied(self) -> int:
-        """Messages, with those of a round that runs."""
+        """The number of copied messages, including those of a running round."""
         return self._copied + (self._running[0].sent if self._running else 0)
 
     @property
@@ -82,8 +82,8 @@ class MirrorSubject:
         return self._left_out + (self._running[1].left_out if self._running else 0)
 
     async def round(self, ends: Places) -> None:
-        """Copy what is there now. `ends` are the source's ends, read before. Raises what `RecordLoader.load` raises; another round then
-        continues.
+        """Copy the present messages. `ends` are the source's ends, read before this call. Raises what `RecordLoader.load` raises; another
+        round then continues.
         """
         self._shorten()
         state = self._journal.state
@@ -103,7 +103,7 @@ class MirrorSubject:
         self.keep(replace(self.record, notes=with_note(self.record.notes, note), read_to=read_to))
 
     def keep(self, record: MirrorRecord) -> None:
-        """Write the record, all or nothing."""
+        """Write the record atomically."""
         self.record = record
         temporary = self._record_path.with_name(self._record_path.name + ".tmp")
         temporary.write_bytes(record.encode())

@@ -15,15 +15,15 @@ VERDICT_OF_TRANSACTION: Final = (
     "with `idempotent` the verdict belongs to the transaction: return to commit and acknowledge, raise qmq.Retry or qmq.Reject to roll back"
 )
 Say = Callable[[Sequence[AnyMessage], HandlerDecision], None]
-"""Gives this verdict to those of the messages that have none."""
+"""Gives this verdict to the messages without a verdict."""
 
 
 class Context:
     """The context of a handler. A handler gets it in the parameter that is annotated with `qmq.Context`.
 
     `mq` is the client, for sending messages; a plain `def` handler, which has no event loop, gets the client of `qmq.blocking`.
-    `connection` is of the transaction that `idempotent` began, and None without it. `messages` has all messages of a batch; `message` and
-    the properties of this class are about the first.
+    `connection` belongs to the transaction that `idempotent` began; None without `idempotent`. `messages` has all messages of a batch;
+    `message` and the properties of this class are about the first.
     """
 
     __slots__ = ("_deadline_ms", "_say", "connection", "group", "messages", "mq")

@@ -1,4 +1,4 @@
-"""No verdict while a message's transaction is open: a crash between the verdict and the commit would lose the effect."""
+"""Refuses verdicts while a message's transaction is open: a crash between the verdict and the commit would lose the effect."""
 
 from __future__ import annotations
 

@@ -133,7 +133,7 @@ def _is_message(kind: Any) -> bool:
 
 
 def _argument(parameter: inspect.Parameter, kind: Any, spoken: str) -> Argument | None:
-    """None for one that is left alone."""
+    """None for a parameter that keeps its default."""
     if get_origin(kind) is Annotated:
         kind = get_args(kind)[0]
     is_keyword = parameter.kind not in _POSITIONAL

@@ -62,21 +62,21 @@ class ListenerApi:
         self._listeners.provide(kind, factory)
 
     def listening(self, *, grace: timedelta = GRACE) -> AbstractAsyncContextManager[Listening]:
-        """`async with mq.listening():` all listeners run inside the block. At its end, or when one fails, they take no more messages,
-        finish and acknowledge those in progress, for `grace` at most, and leave; unseen messages return to the group at once.
+        """`async with mq.listening():` runs all listeners inside the block. At its end, or when one fails, they take no more messages,
+        finish and acknowledge those in progress, for `grace` at most, and leave; unseen messages return to the group immediately.
 
         Raises InvalidArgument; at the end the error that stopped a listener (UnknownSubject, MessagesExpired, ...).
         """
         return self._listeners.listening(grace)
 
     async def run(self, *, grace: timedelta = GRACE) -> None:
-        """Run all listeners until `stop`, SIGINT or SIGTERM (a second signal stops at once), or until one of them fails: then the others
-        stop with grace, and the error is raised. Raises InvalidArgument if there is no listener.
+        """Run all listeners until `stop`, SIGINT or SIGTERM (a second signal stops immediately), or until one of them fails: then the
+        others stop with grace, and the error is raised. Raises InvalidArgument if there is no listener.
         """
         await self._listeners.run(grace)
 
     def stop(self) -> None:
-        """Stop the listeners with grace; a second call stops them at once. Call it in the event loop's thread; it does not wait."""
+        """Stop the listeners with grace; a second call stops them immediately. Call it in the event loop's thread; it does not wait."""
         self._listeners.stop()
 
     async def _close_listeners(self) -> None:

@@ -22,7 +22,7 @@ class ListenerOptions(TypedDict, total=False):
     """The keywords of `mq.listener` and `mq.listen`."""
 
     concurrency: int
-    """How many handlers run at once (on an ordered subject: for so many keys). Default 1."""
+    """How many handlers run at a time; on an ordered subject, for how many keys. Default 1."""
     name: str
     """The consumer's name; the default is made of host and process."""
     tags_any: Sequence[str]
@@ -30,7 +30,7 @@ class ListenerOptions(TypedDict, total=False):
     start: str
     """Where a new group begins: "earliest" or "latest" (default of broadcast groups)."""
     prefetch: int
-    """Unsettled messages that may be here."""
+    """The most unsettled messages that the consumer may hold."""
     prefetch_bytes: int
     lease: timedelta
     """How long this process may be silent before its messages go to others."""
@@ -41,7 +41,7 @@ class ListenerOptions(TypedDict, total=False):
     retry_delays: Sequence[timedelta]
     """How long a message waits after its first failure, the second, and so on; the last one repeats. Default: the group's settings."""
     most_once: bool
-    """Acknowledge before the handler is called: never twice, perhaps never."""
+    """Acknowledge before the handler is called: a message is handled at most once."""
     broadcast: bool
     """Every consumer gets every message."""
     batch: tuple[int, timedelta]

@@ -56,7 +56,7 @@ ForThreads = Callable[[Any, asyncio.AbstractEventLoop], object]
 
 
 def no_client(_: object, __: asyncio.AbstractEventLoop) -> None:
-    """For tests and clients whose plain handlers send nothing."""
+    """Used by tests, and by clients whose plain handlers send nothing."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -89,7 +89,7 @@ class Listening:
         self._tasks.append(asyncio.get_running_loop().create_task(self._run(listener)))
 
     def stop(self) -> None:
-        """Take no more messages and finish those in progress; a second call stops at once."""
+        """Take no more messages and finish those in progress; a second call stops immediately."""
         self._stop.again()
 
     async def wait(self) -> None:
@@ -101,7 +101,7 @@ class Listening:
             raise failure
 
     async def finish(self) -> None:
-        """Stop with grace and wait for the end; cancellation means stopping at once."""
+        """Stop with grace and wait for the end; cancellation stops immediately."""
         self._stop.begin()
         running = [each for each in self._tasks if not each.done()]
         try:

@@ -47,7 +47,7 @@ _PAUSES_S: Final = (0.2, 0.5, 1.0, 2.0, 5.0)
 
 
 class _NotYet(Exception):
-    """The store cannot say yet whether the message is done."""
+    """The store does not know yet whether the message is done."""
 
 
 def _pauses() -> Iterator[float]:
@@ -56,7 +56,7 @@ def _pauses() -> Iterator[float]:
 
 @contextmanager
 def _nothing_known() -> Iterator[None]:
-    """Around calls of the store: an unreachable store is not a failure of the message."""
+    """Wraps calls to the store: an unreachable store is not a failure of the message."""
     try:
         yield
     except Unavailable as failure:
@@ -67,7 +67,7 @@ _ORDERED_DELAY_MAX: Final = timedelta(days=30)
 
 
 class _Unlimited:
-    """Stands for no timeout, at no cost."""
+    """Takes the place of a timeout where there is none, at no cost."""
 
     async def __aenter__(self) -> None: ...
 
@@ -136,7 +136,7 @@ class MessageHandling:
             await asyncio.wait(threads)
 
     async def _work(self, message: AnyMessage, payload: object, threads: list[asyncio.Future[Any]]) -> None:
-        """Call the handler with everything around it. `threads` collects those that may outlast a timeout."""
+        """Call the handler inside its timeout, transaction and dependencies. `threads` collects threads that may outlast a timeout."""
         context = self._context([message])
         if not self._binding.is_async:
             await self._work_in_threads(message, payload, context, threads)
@@ -172,7 +172,7 @@ class MessageHandling:
                 await self._rest(message, failure, pause_s)
 
     async def _rest(self, message: AnyMessage, failure: _NotYet, pause_s: float) -> None:
-        """Wait before another try; no attempt is counted, since nothing was tried."""
+        """Wait before another try. No attempt is counted, because the handler was not called."""
         log.warning("%s: %r waits %g s: %s", self._binding.spoken, message, pause_s, failure)
         await asyncio.sleep(pause_s)
 

@@ -1,4 +1,4 @@
-"""A listener of an ordered subject at work: the ordered consumer's own `run`, with as many keys at once as `concurrency`.
+"""Runs a listener of an ordered subject by the ordered consumer's `run`, with up to `concurrency` keys at a time.
 
 After `stop`, a message that comes to a worker is not begun, but held until the others are finished; then the consumer puts it back, and
 leaves. The consumer alone would cancel handlers after half a lease.

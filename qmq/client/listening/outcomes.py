@@ -29,8 +29,8 @@ _AT_ONCE: Final = timedelta(0)
 
 
 class Retry(Exception):
-    """Raised in a handler: hand the message out again `after` so long (None: after the usual delay). Raises InvalidArgument, DelayTooLong
-    for a delay that cannot be.
+    """Raised in a handler: hand the message out again after the delay `after` (None: the usual delay). Raises InvalidArgument, DelayTooLong
+    for a delay above the limit.
     """
 
     def __init__(self, why: str = "", *, after: timedelta | None = None) -> None:
@@ -66,7 +66,7 @@ class HandlerDecision(NamedTuple):
 
 DONE: Final = HandlerDecision(Act.ACK)
 GIVEN_BACK: Final = HandlerDecision(Act.NACK, _AT_ONCE, STOPPED)
-"""For a message whose handler was cancelled: the group gets it again at once."""
+"""For a message whose handler was cancelled: the group gets the message again immediately."""
 
 
 class Policy(NamedTuple):

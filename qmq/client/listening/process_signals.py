@@ -1,5 +1,5 @@
-"""SIGINT and SIGTERM while listeners run: the first asks them to stop, the second to stop at once. Previous handlers are restored
-afterwards.
+"""SIGINT and SIGTERM while listeners run: the first signal asks them to stop, the second to stop immediately. Previous handlers are
+restored afterwards.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 
 @contextmanager
 def asked_by_signals(ask: Callable[[], None]) -> Iterator[None]:
-    """Inside the event loop. Where a loop cannot handle signals (outside the main thread, on Windows), they keep their effect."""
+    """For code inside the event loop. Where a loop cannot handle signals (outside the main thread, on Windows), signals keep their usual
+    effect.
+    """
     loop = asyncio.get_running_loop()
     before: dict[signal.Signals, Any] = {}
     try:

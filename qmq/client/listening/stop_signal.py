@@ -1,7 +1,7 @@
 """How listeners stop, in two steps that are the same for all listeners of a client.
 
-wanted    take no more messages; unseen ones return to the group, those in progress are finished and acknowledged
-now       the grace is over, or a second stop was asked for: handlers are cancelled, their messages handed back
+wanted    take no more messages; unseen ones return to the group, those in progress are finished and acknowledged now       the grace period
+has ended, or a second stop was requested: handlers are cancelled, their messages handed back
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Stop:
             self._timer = asyncio.get_running_loop().call_later(self._grace_s, self.now.set)
 
     def again(self) -> None:
-        """A stop was asked for: with grace the first time, at once the second."""
+        """A stop was requested: the first request stops with grace, the second immediately."""
         if self.wanted.is_set():
             self.now.set()
         self.begin()

@@ -1,4 +1,4 @@
-"""Verdicts from a handler's thread: passes what a plain handler says to the event loop's thread."""
+"""Passes the verdicts of a plain handler from its thread to the event loop's thread."""
 
 from __future__ import annotations
 

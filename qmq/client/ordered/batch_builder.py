@@ -25,7 +25,7 @@ from qmq.errors import InvalidArgument
 Key = str | bytes
 
 KEYS_MAX: Final = 200_000
-"""Cached keys, some 20 MB. Computing one again costs as much as sending two messages."""
+"""The most keys in the cache, about 20 MB. Hashing a key again costs as much as sending two messages."""
 
 NUMBERS: Final = list(range(limits.LOGICAL_PARTITIONS_MAX))
 """One int object for each logical partition, shared by all cached keys."""

@@ -2,9 +2,8 @@
 single messages.
 
 Rules:
-* At most one slice of a lane is handed out, and no other slice with the same logical partitions, from whichever lane it comes: a lane may
-  be
-  lost while a slice is handed out, and its keys return in another lane. Slices that cannot share a key are handed out at the same time.
+* At most one slice of a lane is handed out, and no other slice with the same logical partitions, from any lane: a lane may be lost while a
+  slice is handed out, and its keys return in another lane. Slices that cannot share a key are handed out at the same time.
 * Lanes take turns. A failed slice comes first in its lane, and the lane hands out nothing until the slice may be retried, nor while its
   lease may have ended.
 """
@@ -33,7 +32,7 @@ class BulkDispatcher:
         self._lanes.setdefault(lane, deque()).extend(runs)
 
     def take(self, messages_max: int) -> list[MessageRun]:
-        """The next slice, up to `messages_max` messages of one lane, which counts as handed out from now on; empty if there is none."""
+        """The next slice, up to `messages_max` messages of one lane, which counts as handed out from now on. Empty if there is none."""
         lane = next(filter(self._may_give, self._lanes), None)
         if lane is None:
             return []

@@ -1,5 +1,5 @@
-"""What the lanes of one consumer brought and the application has not finished, and the waiters for it. Lane readers put messages in, the
-consumer takes them out, and messages give their verdicts here.
+"""The messages of a consumer's lanes that the application has not finished, and the tasks that wait for messages. Lane readers put messages
+in, the consumer takes them out, and messages give their verdicts here.
 """
 
 from __future__ import annotations

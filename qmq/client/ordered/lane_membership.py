@@ -1,7 +1,7 @@
 """Registers a consumer with the metaservers and follows its assignment of lanes, by long polls at any metaserver.
 
-    SyncMember(generation that we know) ──▶ another assignment, or the same one after a while ──▶ ask again at once
-    SyncMember(finished lanes), beside it  ──▶ the group may advance; its answer is an assignment like any other
+    SyncMember(generation that we know) ──▶ another assignment, or the same one after a while ──▶ ask again immediately SyncMember(finished
+    lanes), beside it  ──▶ the group may advance; its answer is an assignment like any other
 
 Rules:
 * The consumer polls well within its lease. If a metaserver cannot be reached or hangs, the consumer asks the next one; reading continues
@@ -68,7 +68,7 @@ class Sync(Protocol):
 
 
 class LaneMembership:
-    """`on_assigned` gets each new assignment; `on_failure` is called when polling again is useless."""
+    """`on_assigned` gets each new assignment; `on_failure` is called when another poll cannot succeed."""
 
     def __init__(
         self,
@@ -159,7 +159,7 @@ class LaneMembership:
     # --- the end -------------------------------------------------------------------------------------------------------
 
     async def leave(self) -> None:
-        """The consumer leaves for good: others get its lanes at once, if a metaserver can be reached."""
+        """The consumer leaves for good: others get its lanes immediately, if a metaserver can be reached."""
         self._is_left = True
         tasks = [task for task in (self._poller, self._teller) if task is not None]
         for task in tasks:

@@ -54,7 +54,7 @@ from qmq.wire.frame import Frame, FrameKind
 log = logging.getLogger("qmq.client")
 
 WAIT_MS: Final = 20_000
-"""How long a pull may wait at its broker."""
+"""How long a pull may wait at the broker."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +205,7 @@ class LaneReader:
     # --- messages over -------------------------------------------------------------------------------------------------
 
     def worked(self, *, is_urgent: bool) -> None:
-        """A handler finished, successfully or not; settle soon, or at once."""
+        """A handler finished, successfully or not. Settle soon, or immediately if the request is full."""
         core = self.core
         if core.failing or self._retry_timer is not None:
             self.arm()
@@ -242,7 +242,7 @@ class LaneReader:
         await self.settling.confirmed(cell, self._lost_error())
 
     def _at_rest(self) -> None:
-        """The broker has answered all verdicts."""
+        """All verdicts are answered."""
         self._bell.set()
         if self.core.is_finished and not self._is_told_finished:
             self._is_told_finished = True

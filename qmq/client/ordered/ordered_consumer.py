@@ -226,8 +226,8 @@ class OrderedConsumer:
         return found
 
     async def run(self, handler: Handler, *, concurrency: int = CONCURRENCY) -> None:
-        """Call `handler` with every message, up to `concurrency` at once, never two of the same key. When the handler returns, the message
-        is acknowledged; when it raises, the message has failed. Returns when the consumer is closed.
+        """Call `handler` for every message, for up to `concurrency` messages at a time and never for two messages of one key. When the
+        handler returns, the message is acknowledged; when it raises, the message has failed. Returns when the consumer is closed.
 
         Raises MessagesExpired, LogDamaged, UnknownSubject, OrderMismatch; before that, handlers finish. Cancelling `run` cancels the
         handlers, and their messages wait for another `run`.

@@ -36,7 +36,7 @@ class LaneSource(Protocol):
         ...
 
     def worked(self, *, is_urgent: bool) -> None:
-        """A handler finished, successfully or not; settle soon, or at once."""
+        """A handler finished, successfully or not. Settle soon, or immediately if the request is full."""
         ...
 
     async def confirmed(self, cell: Cell) -> None:
@@ -45,7 +45,7 @@ class LaneSource(Protocol):
 
 
 class LaneSettler(Protocol):
-    """Takes verdicts: `LaneInbox`, or what a listener puts before it."""
+    """Takes verdicts: `LaneInbox`, or a listener's wrapper around it."""
 
     def finish(self, message: OrderedMessage) -> None:
         """The message was handled."""
@@ -177,8 +177,8 @@ class OrderedMessage(LaneMessage):
             self._settler.fail(self, pause_ms)
 
     def reject(self, error: str | BaseException = "") -> None:
-        """The message failed, and no other attempt will help: its key is parked at once with all later messages of the key, whatever the
-        consumer does about failures. `qmq dlq` shows and replays parked keys. `error` is logged. Raises InvalidArgument.
+        """The message failed, and no other attempt will help: its key is parked immediately with all later messages of the key, regardless
+        of the consumer's `on_failure`. `qmq dlq` shows and replays parked keys. `error` is logged. Raises InvalidArgument.
         """
         text = error_text(error)
         if not self.is_settled:

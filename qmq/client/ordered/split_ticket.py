@@ -1,7 +1,7 @@
 """Follows the messages of one ticket through all the batches that they were cut into. Pure.
 
-The ticket is decided once, when every piece is: with a receipt if all are stored, otherwise with the first failure. The failure's outcome
-is about *all* messages: if some are stored and some are not, it is unknown.
+The ticket is decided when every piece is decided: with a receipt if all pieces are stored, otherwise with the first failure. The failure's
+outcome is about *all* messages: if some are stored and some are not, it is unknown.
 """
 
 from __future__ import annotations
