@@ -67,7 +67,7 @@ class BlockingClient(BlockingClientBase):
 
         The body is bytes, or a value that `qmq.payload.encode` takes: a str, a dataclass, a model, anything that JSON can express.
 
-        With `delay`, or `at` (a datetime with a time zone), the message is delivered at that time, or at once if the time is past;
+        With `delay`, or `at` (a datetime with a time zone), the message is delivered at that time, or immediately if the time is past;
         `delayed` finds it by the receipt's `delayed_id`. With `cron` (five fields) and `zone` (such as "Europe/Berlin") the message is
         recurring; `at` is the earliest time of its first delivery.
 
@@ -123,13 +123,13 @@ class BlockingClient(BlockingClientBase):
         content: bytes = b"",
         progress: BrowseProgress | None = None,
     ) -> Iterator[BrowsedMessage]:
-        """Stored messages of a subject, without a consumer group: those stored from `start` on (default: the oldest) and before `end`; with
-        `last`, that many of the newest messages of each queue. With `follow` the iterator then waits for messages that are stored later,
+        """Read stored messages of a subject without a consumer group: messages stored from `start` on (default: the oldest) and before
+        `end`, or, with `last`, the newest messages of each queue. With `follow` the iterator then waits for messages that are stored later,
         and does not end.
 
-        Messages of one queue come in its order; those of several queues come in the order in which they were stored. `partial=True` leaves
-        out broker groups that cannot be read. With `broker_group`, only what that one has. With `content`, only messages whose body holds
-        these bytes. `progress` is kept up to date with how far was read.
+        Messages of one queue come in its order; those of several queues come in the order in which they were stored. `partial=True` skips
+        broker groups that cannot be read. With `broker_group`, only what that one has. With `content`, only messages whose body holds these
+        bytes. `progress` is kept up to date with how far was read.
 
         Raises InvalidName, InvalidArgument, UnknownSubject, AccessDenied, NotConnected, LogDamaged, ClientClosed.
         """
@@ -153,8 +153,8 @@ class BlockingClient(BlockingClientBase):
         )
 
     def queue_ends(self, subject: str) -> dict[tuple[str, int], int]:
-        """Where each queue of a subject ends: by broker group and partition, the sequence of its next message. Everything that brokers
-        were sent before is decided: what is stored of it lies before the ends, and nothing of it comes later.
+        """Where each queue of a subject ends: by broker group and partition, the sequence of its next message. Everything sent to the
+        brokers before this call is decided: stored messages lie before the ends, and no other message is stored later.
 
         Needs `produce` and `browse` on the subject. Raises InvalidName, UnknownSubject, AccessDenied, NotConnected, ClientClosed.
         """
@@ -204,9 +204,9 @@ class BlockingClient(BlockingClientBase):
 
         A new group begins at `start`: "earliest" (default) or "latest". With `broadcast` every consumer of the group gets every message,
         from "latest" on by default; a consumer that returns with the same `name` continues where it stopped. At most `prefetch` messages
-        and `prefetch_bytes` bytes (the last batch may exceed them) are unsettled at once. With `expired="skip"` the consumer continues with
-        the oldest stored message where retention deleted some; the default raises MessagesExpired. Raises InvalidName, InvalidArgument,
-        ClientClosed.
+        and `prefetch_bytes` bytes (the last batch may exceed them) are unsettled at a time. With `expired="skip"` the consumer continues
+        with the oldest stored message where retention deleted some; the default raises MessagesExpired. Raises InvalidName,
+        InvalidArgument, ClientClosed.
         """
         return BlockingConsumer(
             self._thread,
@@ -241,7 +241,7 @@ class BlockingClient(BlockingClientBase):
         self._thread.call(lambda: self._client.pause())
 
     def resume(self) -> None:
-        """Resume all consumers, except those that were paused one by one."""
+        """Resume all consumers, except those that were paused by `Consumer.pause`."""
         self._thread.call(lambda: self._client.resume())
 
 
@@ -258,7 +258,7 @@ class BlockingConsumer(BlockingConsumerBase):
 
     @property
     def held(self) -> int:
-        """Messages that are here and have no verdict."""
+        """Messages that this consumer holds without a verdict."""
         return self._consumer.held
 
     @property
@@ -269,7 +269,7 @@ class BlockingConsumer(BlockingConsumerBase):
         return self._consumer.is_paused
 
     def limit(self, prefetch: int) -> None:
-        """Change `prefetch`. What was handed out beyond a lower one stays handed out. Raises InvalidArgument."""
+        """Change `prefetch`. Messages handed out beyond a lower limit stay handed out. Raises InvalidArgument."""
         self._thread.call(lambda: self._consumer.limit(prefetch))
 
     def pause(self) -> None:
@@ -283,8 +283,8 @@ class BlockingConsumer(BlockingConsumerBase):
         self._thread.call(lambda: self._consumer.resume())
 
     def close(self, error: BaseException | None = None) -> None:
-        """Settle the rest and leave the group. The message that the loop is handling fails (with `error`, if there is one); unseen messages
-        return to the group at once.
+        """Send the remaining verdicts and leave the group. The message that the loop is handling fails (with `error`, if there is one);
+        unseen messages return to the group immediately.
 
         Waits until retries with a delay of more than an hour are stored, for two minutes at most.
         """
@@ -307,8 +307,8 @@ class BlockingDelayed(BlockingPart):
         return self._thread.run(self._part.cancel(id))
 
     def move(self, id: str | DelayedId, when: When) -> DelayedMessage:
-        """Change the due time, by a timedelta from now or a datetime; a time in the past means at once. For a recurring message this moves
-        the next run.
+        """Change the due time, by a timedelta from now or a datetime; a time in the past means now. For a recurring message this moves the
+        next run.
 
         Raises as `cancel`, and DelayTooLong.
         """
@@ -380,7 +380,8 @@ class BlockingMetadata(BlockingPart):
     ) -> list[control_pb2.Moved]:
         """Move a group to "earliest" or "latest" (`to`), to a time, or to a sequence. Not repeated after a lost answer.
 
-        On every broker group of the subject, or on `broker_group` only, whose master is asked `directly`, or by the metaserver.
+        Applies to every broker group of the subject, or to `broker_group` only. `directly` calls that group's master without the
+        metaserver.
         """
         return self._thread.run(
             self._part.reset_group(subject, group, to=to, time_ms=time_ms, sequence=sequence, broker_group=broker_group, directly=directly)
@@ -520,7 +521,7 @@ class BlockingAccess(BlockingPart):
         self._part = part
 
     def whoami(self) -> access_pb2.WhoAmIResponse:
-        """The principal that the cluster takes this client for."""
+        """The principal of this client, as the cluster authenticated it."""
         return self._thread.run(self._part.whoami())
 
     def rules(self, namespace: str = "") -> access_pb2.ListRulesResponse:

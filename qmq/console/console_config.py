@@ -37,7 +37,7 @@ class MaskRule:
 
     @classmethod
     def parse(cls, text: str) -> MaskRule:
-        """"card", or "payments.*:card" for subjects with the prefix "payments.". Raises InvalidArgument."""
+        """ "card", or "payments.*:card" for subjects with the prefix "payments.". Raises InvalidArgument."""
         subject, _, field = text.rpartition(":")
         if not field or "*" in subject.removesuffix("*"):
             raise InvalidArgument(f"{text!r} masks nothing: write FIELD, or SUBJECT*:FIELD")
