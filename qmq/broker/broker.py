@@ -24,12 +24,13 @@ from qmq.broker.broker_counters import BrokerCounters
 from qmq.broker.broker_parts import Admit, BrokerParts
 from qmq.broker.committer import Alone
 from qmq.broker.dead_letter_writer import DeadLetterWriter
-from qmq.broker.destinations import QueueDestinations
+from qmq.broker.destinations import BrokerSubjects, LookUpSubject, QueueDestinations
 from qmq.broker.dispatch import Dispatch
 from qmq.broker.fetches import Fetching
 from qmq.broker.lanes import Lanes
+from qmq.broker.own_writes import OwnWrites
 from qmq.broker.pending_responses import PendingResponses
-from qmq.broker.produce_checks import Destination, FindQueue, read_batches
+from qmq.broker.produce_checks import FindQueue, may_pass_drain, read_batches
 from qmq.broker.serving_parts import ServingParts
 from qmq.broker.sessions import Peer
 from qmq.broker.staged_produces import StagedProduces
@@ -42,25 +43,18 @@ from qmq.errors import (
     Outcome,
     QmqError,
     ReadOnly,
-    RouteConflict,
     Stopping,
-    UnknownSubject,
 )
 from qmq.log.actions import ScheduleAction
 from qmq.log.checkpoint_writing import CheckpointPlan, begin_checkpoint
-from qmq.log.log_config import Flush
 from qmq.log.queue import Queue
-from qmq.log.queue_deletion import purge
 from qmq.log.store import Intake, Store
-from qmq.model import SubjectConfig, is_dead_letters
 from qmq.wire import frame as frames
 from qmq.wire import frame_payloads as wire
 from qmq.wire.frame import FrameKind
-from qmq.wire.frame_payloads import Produced
 
 log = logging.getLogger("qmq.broker")
 
-LookUpSubject = Callable[[str], SubjectConfig | None]
 MakeParts = Callable[["Broker"], BrokerParts]
 
 
@@ -114,7 +108,6 @@ class Broker:
         if is_serving:
             self.counters.begin(store)
         self._look_up = look_up
-        self._routes: dict[tuple[bytes, int], Destination] = {}
         self._flushed_index = 0
         """Committed, and flushed on a majority, up to this index."""
         self._is_action_log_full = False
@@ -125,8 +118,9 @@ class Broker:
     # --- serving -------------------------------------------------------------------------------------------------------
 
     def _begin_on(self, store: Store) -> None:
-        """Use this store, and create the parts that serve consumers again."""
+        """Use this store, and create the parts that serve from it again."""
         self.store = store
+        self.subjects = BrokerSubjects(store, self._look_up, self._destinations, has_consumers=self.has_consumers)
         parts = ServingParts(
             store,
             self.clock,
@@ -137,19 +131,19 @@ class Broker:
             self.rules,
             self.report_damage,
             turns=self,
-            queues=self,
+            subjects=self.subjects,
         )
         self.produces = StagedProduces(
             parts, self.committer, admit_first=self._admit_first, may_write=self._may_write, tell_written=self._appended
         )
-        self.dispatch = Dispatch(parts, DeadLetterWriter(parts, self.append_own))
+        self.own_writes = OwnWrites(parts, self._appended)
+        self.dispatch = Dispatch(parts, DeadLetterWriter(parts, self.own_writes.append))
         self.lanes = Lanes(parts, self.routing)
         self.fetching = Fetching(parts, self)
 
     def serve(self, store: Store) -> None:
         """Begin to serve from this store, in which everything is committed."""
         self.counters.begin(store)
-        self._routes.clear()
         self._begin_on(store)
         self._flushed_index = 0
         self.is_serving, self.is_paused = True, False
@@ -162,7 +156,7 @@ class Broker:
 
     def cluster_changed(self, *, is_read_only: bool, master_address: str | None = None) -> None:
         """The coordination store changed. `master_address` None: the change says nothing about a master."""
-        self.forget_routes()
+        self.subjects.forget()
         self.is_read_only = is_read_only
         if master_address is not None:
             self.master_address = master_address
@@ -174,11 +168,6 @@ class Broker:
     def pause(self) -> None:
         """Begin no new request; requests that were begun are finished."""
         self.is_paused = True
-
-    @property
-    def has_staged(self) -> bool:
-        """Whether there are accepted batches that are not in the log yet."""
-        return bool(self.produces.staged)
 
     def resume(self) -> None:
         self.is_paused = False
@@ -204,7 +193,7 @@ class Broker:
             self.answer_error(held.peer, held.request_id, self._unknown_here())
         self.dispatch.stop(NotMaster(self._not_master()))
         self.lanes.stop(NotMaster(self._not_master()))
-        self._routes.clear()
+        self.subjects.forget()
 
     def _not_master(self) -> str:
         where = f"; it is at {self.master_address}" if self.master_address else ""
@@ -246,49 +235,14 @@ class Broker:
         self.require_serving()
         if self.is_stopping:
             raise Stopping("the broker is shutting down: send again to the new master")
-        batches = read_batches(payload, find_queue or self.find_queue)
+        batches = read_batches(payload, find_queue or self.subjects.find_queue)
         if admit is not None:
             admit(batches)
-        if self.is_read_only and not all(map(self._may_pass_drain, batches)):
+        if self.is_read_only and not all(map(may_pass_drain, batches)):
             raise ReadOnly(f"the broker group of {self.config.name} is drained: send to another one, or resume it")
         self.produces.stage(peer, request_id, batches, is_fast=is_fast, awaits_flush=awaits_flush)
         self.schedule()
         return batches
-
-    def _may_pass_drain(self, batch: Intake) -> bool:
-        """A retry of a stored batch is answered also while drained; and a partition takes messages until it was moved away."""
-        if batch.queue.is_ordered:
-            return True
-        return batch.queue.find_duplicate(batch.header) is not None
-
-    def find_queue(self, subject: bytes, partition: int) -> Destination:
-        """The queue. Raises InvalidArgument, InvalidName, UnknownSubject, OrderMismatch, RouteChanged."""
-        found = self._routes.get((subject, partition))
-        if found is None:
-            found = self._destinations.find(self.store, self.subject, subject, partition)
-            self._routes[(subject, partition)] = found
-        return found
-
-    def subject(self, name: str) -> SubjectConfig:
-        """The subject's settings. Raises UnknownSubject."""
-        config = self._subject_or_none(name)
-        if config is None:
-            raise UnknownSubject(f"there is no subject {name!r}: create it with `qmq subject create {name}`")
-        return config
-
-    def subject_or_none(self, name: str) -> SubjectConfig | None:
-        """The settings by which this broker keeps the subject's messages, if the subject exists. None in a delay group, which keeps
-        messages until they are delivered, regardless of the subject's settings.
-        """
-        return self._subject_or_none(name) if self.has_consumers else None
-
-    def _subject_or_none(self, name: str) -> SubjectConfig | None:
-        """Settings of a dead-letter queue follow from its name."""
-        return SubjectConfig(name) if is_dead_letters(name) else self._look_up(name)
-
-    def forget_routes(self) -> None:
-        """Settings of subjects may have changed: look them up again."""
-        self._routes.clear()
 
     # --- the turn ------------------------------------------------------------------------------------------------------
 
@@ -328,43 +282,11 @@ class Broker:
         self.store.act(action)
         self.schedule()
 
-    def append_own(self, batches: list[Intake]) -> list[Produced]:
-        """Store batches that the broker itself makes; stored ones are recognised by their numbers. Raises DiskFull."""
-        produced = self.store.append(batches)
-        self._own_written([batch.queue for batch in batches])
-        return produced
-
-    def _own_written(self, queues: list[Queue]) -> None:
-        self._appended(queues)
-        self.schedule()
-
     def _appended(self, queues: list[Queue]) -> None:
         """Messages are appended to these queues."""
         if self.store.commits_at_once:
             self._wake_queues(queues)
         self._written(self.store.index)
-
-    # --- ordered subjects ----------------------------------------------------------------------------------------------
-
-    def seal(self, queue: Queue, change_id: str, to_version: int) -> int:
-        """Close a partition, once, and return the sequence of its command message. Await `committed` before answering. Raises RouteConflict
-        if another change closed it, DiskFull.
-        """
-        sealed = queue.sealed
-        if sealed is None:
-            self.store.append_command(queue, change_id, to_version)
-            log.info("%s is sealed at %d by change %s", queue.id, queue.next_sequence - 1, change_id)
-            self._own_written([queue])
-            sealed = queue.sealed
-        assert sealed is not None
-        if sealed.change_id != change_id:
-            raise RouteConflict(f"{queue.id} is already closed by change {sealed.change_id}, which leads to version {sealed.to_version}")
-        return sealed.sequence
-
-    def purge(self, queue: Queue) -> None:
-        """Forget the messages of a queue. Await `committed` before answering. Raises DiskFull."""
-        purge(self.store, queue)
-        self._own_written([])
 
     async def committed(self) -> None:
         """Returns when everything done so far is committed. Raises NotMaster if this replica will not learn that."""
@@ -434,12 +356,6 @@ class Broker:
 
     def _release(self) -> None:
         self.responses.release(self.store.committed_index, self._flushed_index)
-
-    @property
-    def awaits_flush(self) -> bool:
-        """Whether a request waits for a flush of written entries."""
-        wanted = self.store.index if self.store.config.flush is Flush.SYNC else self.store.flush_wanted
-        return min(wanted, self.store.index) > self.store.flushed_index
 
     def answer_error(self, peer: Peer, request_id: int, failure: QmqError) -> None:
         """Answer a request with an error."""

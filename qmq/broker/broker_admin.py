@@ -144,7 +144,7 @@ class BrokerAdmin:
     async def reset(self, subject: str, group: str, target: Target) -> list[pb.Moved]:
         """Move a group on all the subject's queues, and wait for the commit. Raises UnknownSubject, UnknownGroup, InvalidArgument."""
         self._broker.require_serving()
-        self._broker.subject(check_name("subject", subject))
+        self._broker.subjects.settings(check_name("subject", subject))
         states = self._states(subject, check_group(group))
         if not states:
             raise UnknownGroup(f"group {group!r} has never consumed subject {subject!r}: there is nothing to move")
@@ -187,7 +187,7 @@ class BrokerAdmin:
         broker = self._broker
         broker.require_serving()
         check_name("subject", subject)
-        if not is_dead_letters(subject) and broker.subject_or_none(subject) is not None:
+        if not is_dead_letters(subject) and broker.subjects.retention_settings(subject) is not None:
             raise Overloaded(f"{broker.config.name} does not know yet that subject {subject!r} was deleted: try again soon")
         gone = UnknownSubject(f"subject {subject!r} was deleted")
         queues = [queue for queue in broker.store.queues.values() if queue.id.subject == subject and not queue.is_blank]
@@ -210,7 +210,7 @@ class BrokerAdmin:
         """
         broker = self._broker
         broker.require_serving()
-        broker.subject(check_name("subject", subject))
+        broker.subjects.settings(check_name("subject", subject))
         broker.turn()  # what was staged before is written before
         queues = [queue for queue in broker.store.queues.values() if queue.id.subject == subject]
         if any(state.share.dying for queue in queues for state in broker.dispatch.groups.of_queue(queue)):
@@ -218,7 +218,7 @@ class BrokerAdmin:
         found = [queue.next_sequence - queue.start_sequence for queue in queues]
         for queue, messages in zip(queues, found, strict=True):
             if messages:
-                broker.purge(queue)
+                broker.own_writes.purge(queue)
                 log.info("%s is purged of %d messages", queue.id, messages)
             self._move_behind(queue)
         broker.schedule()
@@ -243,13 +243,13 @@ class BrokerAdmin:
 
     async def find_time(self, subject: str, time_ms: int) -> list[pb.Moved]:
         """In each queue, the first message stored at or after a time. Raises UnknownSubject."""
-        self._broker.subject(check_name("subject", subject))
+        self._broker.subjects.settings(check_name("subject", subject))
         found = [(queue, at_time(queue, time_ms)) async for queue in self._unhurried(self._queues(subject))]
         return [self._moved(queue, sequence, sequence) for queue, sequence in found]
 
     async def find_message(self, subject: str, message_id: MessageId) -> FoundMessage:
         """Find a message by its id, through its producer's batch. Raises UnknownSubject, MessageNotFound, NotMaster, LogDamaged."""
-        self._broker.subject(check_name("subject", subject))
+        self._broker.subjects.settings(check_name("subject", subject))
         store = self._store
         for queue in self._queues(subject):
             async with aclosing(self.finding.of_producer(store, queue, message_id)) as places:

@@ -254,7 +254,7 @@ class DataConnection(Flushable):
 
     def _find_queue(self, subject: bytes, partition: int) -> Destination:
         self.access.require_produce(subject)
-        return self._broker.find_queue(subject, partition)
+        return self._broker.subjects.find_queue(subject, partition)
 
     def _consuming(self) -> Dispatch:
         """The part that serves consumers. Raises NotMaster."""

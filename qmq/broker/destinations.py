@@ -1,5 +1,5 @@
-"""The destinations of producers: a queue of this broker, and the conditions for a batch. The broker looks a destination up once, and again
-after the settings of subjects or routes have changed.
+"""The destinations of producers: a queue of this broker, and the conditions for a batch. `BrokerSubjects` looks a destination up once, and
+again after the settings of subjects or routes have changed.
 """
 
 from __future__ import annotations
@@ -9,10 +9,11 @@ from typing import Protocol
 
 from qmq.broker.ordered_writes import Routing
 from qmq.broker.produce_checks import Destination
-from qmq.errors import InvalidArgument, OrderMismatch, RouteChanged
+from qmq.errors import InvalidArgument, OrderMismatch, RouteChanged, UnknownSubject
 from qmq.log.store import Store
-from qmq.model import Fencing, Order, SubjectConfig, SubjectFlush, check_name
+from qmq.model import Fencing, Order, SubjectConfig, SubjectFlush, check_name, is_dead_letters
 
+LookUpSubject = Callable[[str], SubjectConfig | None]
 FindSubject = Callable[[str], SubjectConfig]
 """The subject's settings. Raises UnknownSubject."""
 
@@ -52,3 +53,43 @@ class QueueDestinations:
         queue = store.open_queue(config.name, number)
         awaits_flush = config.flush is SubjectFlush.SYNC
         return Destination(queue, config.body_bytes_max, found.range, config.fencing is Fencing.LEASE, awaits_flush=awaits_flush)
+
+
+class BrokerSubjects:
+    """The subjects that a broker knows, and the destinations of their messages in one store. Made with the store that is served from."""
+
+    def __init__(self, store: Store, look_up: LookUpSubject, destinations: Destinations, *, has_consumers: bool) -> None:
+        self._store = store
+        self._look_up = look_up
+        self._destinations = destinations
+        self._has_consumers = has_consumers
+        self._found: dict[tuple[bytes, int], Destination] = {}
+
+    def find_queue(self, subject: bytes, partition: int) -> Destination:
+        """Raises InvalidArgument, InvalidName, UnknownSubject, OrderMismatch, RouteChanged."""
+        found = self._found.get((subject, partition))
+        if found is None:
+            found = self._destinations.find(self._store, self.settings, subject, partition)
+            self._found[(subject, partition)] = found
+        return found
+
+    def settings(self, name: str) -> SubjectConfig:
+        """Raises UnknownSubject."""
+        config = self._settings_or_none(name)
+        if config is None:
+            raise UnknownSubject(f"there is no subject {name!r}: create it with `qmq subject create {name}`")
+        return config
+
+    def retention_settings(self, name: str) -> SubjectConfig | None:
+        """The settings by which this broker keeps the subject's messages, if the subject exists. None in a delay group, which keeps
+        messages until they are delivered, regardless of the subject's settings.
+        """
+        return self._settings_or_none(name) if self._has_consumers else None
+
+    def _settings_or_none(self, name: str) -> SubjectConfig | None:
+        """Settings of a dead-letter queue follow from its name."""
+        return SubjectConfig(name) if is_dead_letters(name) else self._look_up(name)
+
+    def forget(self) -> None:
+        """Settings of subjects may have changed: look destinations up again."""
+        self._found.clear()

@@ -60,7 +60,7 @@ class Dispatch:
         self._rules = parts.rules
         self._report_damage = parts.report_damage
         self._turns = parts.turns
-        self._queues = parts.queues
+        self._subjects = parts.subjects
         self.groups = QueueGroups(parts.counters)
         self.to_wake: dict[int, QueueGroup] = {}
         """Groups with changes in this turn."""
@@ -81,7 +81,7 @@ class Dispatch:
     def attach(self, peer: Peer, request: wire.Attach) -> wire.Attached:
         """Attach a consumer to its group. Raises UnknownSubject, InvalidName, InvalidArgument."""
         _check_attach(request)
-        queue = self._queues.find_queue(request.subject.encode(), request.partition).queue
+        queue = self._subjects.find_queue(request.subject.encode(), request.partition).queue
         if queue.is_ordered:
             raise OrderMismatch(f"subject {request.subject!r} is ordered: consume it with mq.ordered_consumer")
         if request.start == wire.RESUME and not _can_resume(queue, request):

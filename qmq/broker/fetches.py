@@ -132,7 +132,7 @@ class Fetching:
         self._loop = parts.loop
         self._report_damage = parts.report_damage
         self._turns = parts.turns
-        self._queues = parts.queues
+        self._subjects = parts.subjects
         self._serving = serving
         self._tasks: set[asyncio.Task[None]] = set()
         self._places: dict[tuple[QueueId, int], int] = {}
@@ -150,7 +150,7 @@ class Fetching:
         selection = Selection.of(request)
         queue = self._store.queue(request.subject, request.partition)
         if queue is None:
-            self._queues.subject(request.subject)
+            self._subjects.settings(request.subject)
             return wire.Fetched(0, request.sequence, 0, 0, 0, False, 0), []
         start, end, is_sealed = bounds(queue)
         sequence = max(request.sequence, start)
@@ -228,7 +228,7 @@ class Fetching:
             raise InvalidArgument(f"a producer id is 16 hexadecimal digits, and `most` is 1 to {FOUND_MAX}: {request}")
         queue = self._store.queue(request.subject, request.partition)
         if queue is None:
-            self._queues.subject(request.subject)
+            self._subjects.settings(request.subject)
         task = self._loop.create_task(self._answer_find(peer, request_id, queue, request))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

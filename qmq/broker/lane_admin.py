@@ -35,7 +35,7 @@ class LaneAdmin:
     def _queue(self, subject: str, number: int) -> Queue:
         """Raises UnknownSubject, OrderMismatch, RouteChanged, NotMaster."""
         self._broker.require_serving()
-        return self._broker.find_queue(check_name("subject", subject).encode(), number).queue
+        return self._broker.subjects.find_queue(check_name("subject", subject).encode(), number).queue
 
     async def require_change(self, subject: str, number: int, change_id: str, to_version: int) -> None:
         """A request to close a partition must name the change in the store that does so. Raises InvalidArgument, CoordinationError."""
@@ -50,7 +50,7 @@ class LaneAdmin:
         """Close a partition and return the sequence of its command message. Raises RouteConflict, NotMaster, DiskFull, as `_queue`."""
         if number < 1:
             raise InvalidArgument(f"partitions of ordered subjects are numbered from 1: there is no partition {number}")
-        sequence = self._broker.seal(self._queue(subject, number), change_id, to_version)
+        sequence = self._broker.own_writes.seal(self._queue(subject, number), change_id, to_version)
         await self._broker.committed()
         return sequence
 

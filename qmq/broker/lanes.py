@@ -96,7 +96,7 @@ class Lanes:
         self._rules = parts.rules
         self._report_damage = parts.report_damage
         self._turns = parts.turns
-        self._queues = parts.queues
+        self._subjects = parts.subjects
         self._routing = routing
         self._sessions: dict[int, LaneSession] = {}
         self._by_queue: dict[int, dict[int, LaneSession]] = {}
@@ -144,7 +144,7 @@ class Lanes:
         self._turns.schedule()
 
     def _find(self, request: wire.LaneAttach, lps: LpRange) -> tuple[Queue, LpRange]:
-        config = self._queues.subject(request.subject)
+        config = self._subjects.settings(request.subject)
         if config.order is Order.NONE:
             raise OrderMismatch(f"subject {request.subject!r} is not ordered: consume it with mq.consumer")
         routing = self._routing
@@ -155,7 +155,7 @@ class Lanes:
                 f"in version {request.version}, as far as {self._config.name} knows"
             )
         try:
-            return self._queues.find_queue(request.subject.encode(), request.partition).queue, found.range
+            return self._subjects.find_queue(request.subject.encode(), request.partition).queue, found.range
         except RouteChanged as failure:
             raise LaneNotOpen(failure.message) from failure
 

@@ -20,6 +20,7 @@ from qmq.errors import DiskFull, LogDamaged
 from qmq.limits import MIB
 from qmq.log.checkpoint_writing import CheckpointPlan, end_checkpoint
 from qmq.log.commit_mark import Marker
+from qmq.log.log_config import Flush
 from qmq.log.retention import Retention
 from qmq.log.scrub import Scrubber
 from qmq.log.segments import FlushPlan
@@ -140,7 +141,7 @@ class Maintenance:
         """
         if self._is_paused:
             return
-        is_awaited = self._broker.awaits_flush
+        is_awaited = _is_flush_awaited(self._store)
         if self._flush is not None or (self._store.is_flushed and not is_awaited):
             return
         wait_s = 0.0 if is_awaited else self._flush_at - self._loop.time()
@@ -330,7 +331,7 @@ class Maintenance:
 
     async def _forget_old(self, retention: Retention) -> bool:
         """Forget old messages in slices, between which other tasks run. False if it must stop."""
-        for _ in retention.steps(self._broker.subject_or_none):
+        for _ in retention.steps(self._broker.subjects.retention_settings):
             await asyncio.sleep(0)
             if retention.store is not self._store or self._must_end:
                 return False
@@ -342,6 +343,12 @@ class Maintenance:
             await asyncio.wait([asyncio.wrap_future(each, loop=self._loop) for each in may_hold_files])
         for segments in store.logs:
             segments.close_set_aside()
+
+
+def _is_flush_awaited(store: Store) -> bool:
+    """Whether a request waits for a flush of written entries."""
+    wanted = store.index if store.config.flush is Flush.SYNC else store.flush_wanted
+    return min(wanted, store.index) > store.flushed_index
 
 
 def _may_be_written(store: Store, plan: CheckpointPlan) -> bool:

@@ -134,7 +134,7 @@ class MessageHistory:
         self._broker.require_serving()
         queue = self._broker.store.queue(subject, partition)
         if queue is None:
-            self._broker.subject(subject)
+            self._broker.subjects.settings(subject)
             raise MessageNotFound(f"no message was ever stored in partition {partition} of {subject!r} here")
         scan = _Scan(queue, sequence, group, lp=-1, position=0)
         if cursor:

@@ -89,7 +89,7 @@ class MessageSearch:
         self._broker.require_serving()
         store = self._broker.store
         if subject:
-            self._broker.subject(subject)
+            self._broker.subjects.settings(subject)
         queues = [queue for queue in store.queues.values() if subject in ("", queue.id.subject)]
         queues.sort(key=lambda queue: (queue.producers.window(message_id.producer_id) is None, queue.id))
         found = [each for queue in queues async for each in self.of_producer(store, queue, message_id)]

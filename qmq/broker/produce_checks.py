@@ -52,6 +52,13 @@ FindQueue = Callable[[bytes, int], Destination]
 """(subject as bytes, partition) -> where it is. Raises UnknownSubject, InvalidName, OrderMismatch, RouteChanged."""
 
 
+def may_pass_drain(batch: Intake) -> bool:
+    """A retry of a stored batch is answered also while drained; and a partition takes messages until it was moved away."""
+    if batch.queue.is_ordered:
+        return True
+    return batch.queue.find_duplicate(batch.header) is not None
+
+
 def read_batches(payload: memoryview, find_queue: FindQueue) -> list[Intake]:
     """The checked batches of a PRODUCE.
 

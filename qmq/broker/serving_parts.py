@@ -9,14 +9,13 @@ from typing import Protocol
 
 from qmq.broker.broker_config import BrokerConfig
 from qmq.broker.broker_counters import BrokerCounters
+from qmq.broker.destinations import BrokerSubjects
 from qmq.broker.group_rules import GroupRules
 from qmq.broker.pending_responses import PendingResponses
-from qmq.broker.produce_checks import Destination
 from qmq.broker.sessions import Peer
 from qmq.clock import Clock
 from qmq.errors import LogDamaged, QmqError
 from qmq.log.store import Store
-from qmq.model import SubjectConfig
 
 
 class Turns(Protocol):
@@ -36,18 +35,6 @@ class Turns(Protocol):
         ...
 
 
-class Queues(Protocol):
-    """The queues of this broker, and the settings of their subjects."""
-
-    def find_queue(self, subject: bytes, partition: int) -> Destination:
-        """The queue. Raises InvalidArgument, InvalidName, UnknownSubject, OrderMismatch, RouteChanged."""
-        ...
-
-    def subject(self, name: str) -> SubjectConfig:
-        """The subject's settings. Raises UnknownSubject."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class ServingParts:
     """The parts of one broker, on one store."""
@@ -62,4 +49,4 @@ class ServingParts:
     report_damage: Callable[[LogDamaged], bool]
     """Reports damage. Returns True if it is being repaired, and waiting pulls will be woken."""
     turns: Turns
-    queues: Queues
+    subjects: BrokerSubjects

@@ -139,7 +139,7 @@ class StagedProduces:
         return admitted
 
     def _has_right(self, queue: Queue) -> bool:
-        return self.may_write() or not self._parts.queues.find_queue(queue.id.subject.encode(), queue.id.partition).needs_right
+        return self.may_write() or not self._parts.subjects.find_queue(queue.id.subject.encode(), queue.id.partition).needs_right
 
 
 def _must_be_judged(batches: list[Intake]) -> bool:

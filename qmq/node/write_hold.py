@@ -47,7 +47,7 @@ class WriteHold:
         broker.pause()
         self._token, self._leader = token, leader
         self._end = asyncio.get_running_loop().call_later(hold_ms / 1000, self._finish)
-        while broker.has_staged and self.is_held:  # noqa: ASYNC110 - the next turns write them
+        while broker.produces.staged and self.is_held:  # noqa: ASYNC110 - the next turns write them
             await asyncio.sleep(_POLL_S)
         self._require(token)
 

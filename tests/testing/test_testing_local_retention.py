@@ -51,7 +51,7 @@ async def until_cold(cluster: TestCluster) -> None:
     assert node is not None
     log = node.broker.store.messages
     await eventually(lambda: all(log.has_index(base) for base in log.bases[:-1]))
-    end_retention(begin_retention(node.broker.store, node.broker.subject_or_none))
+    end_retention(begin_retention(node.broker.store, node.broker.subjects.retention_settings))
     assert len(log.bases) > 2
     assert (log.start, log.local_start) == (0, log.bases[-1])
     assert len(list(log.folder.glob("*.log"))) == 1

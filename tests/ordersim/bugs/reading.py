@@ -54,7 +54,7 @@ def _open_anything(self: Lanes, request: Any, lps: Any) -> Any:
     found = self._routing.partition(request.subject, request.partition)
     if found is None:
         return _find(self, request, lps)
-    return self._queues.find_queue(request.subject.encode(), request.partition).queue, found.range
+    return self._subjects.find_queue(request.subject.encode(), request.partition).queue, found.range
 
 
 def _many_of_a_key(self: KeyQueue[Any, Any]) -> Any:
