@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-import qmq
-from qmq.cli.output import SERVER, Json, Server, fail, run, show, time_text
+from qmq.cli.output import SERVER, Json, Server, ask, fail, show, time_text
 from qmq.cli.times import parse_delays
 from qmq.errors import InvalidArgument
 
@@ -46,11 +45,7 @@ def _row(rule: pb.AccessRule) -> tuple[str, ...]:
 def list_rules(namespace: Namespace = "", as_json: Json = False, server: Server = SERVER) -> None:
     """List the rules, the roles they name, and the mode."""
 
-    async def _list() -> pb.ListRulesResponse:
-        async with qmq.connect(server) as mq:
-            return await mq.access.rules(namespace)
-
-    found = run(_list())
+    found = ask(server, lambda mq: mq.access.rules(namespace))
     show(f"rules (mode: {found.mode})", _RULE_COLUMNS, [_row(rule) for rule in found.rules], as_json=as_json)
 
 
@@ -85,11 +80,8 @@ def deny(
 def _put(principal: str, operations: str, kind: str, pattern: str, rule_id: str, as_json: bool, server: str, *, is_deny: bool) -> None:
     named = [] if operations == "*" else [each.strip() for each in operations.split(",") if each.strip()]
 
-    async def _ask() -> pb.AccessRule:
-        async with qmq.connect(server) as mq:
-            return await mq.access.put_rule(principal, named, kind, pattern, is_deny=is_deny, rule_id=rule_id)
-
-    show("rule", _RULE_COLUMNS, [_row(run(_ask()))], as_json=as_json)
+    rule = ask(server, lambda mq: mq.access.put_rule(principal, named, kind, pattern, is_deny=is_deny, rule_id=rule_id))
+    show("rule", _RULE_COLUMNS, [_row(rule)], as_json=as_json)
 
 
 @rules.command("remove")
@@ -100,11 +92,7 @@ def remove(
 ) -> None:
     """Remove a rule."""
 
-    async def _ask() -> None:
-        async with qmq.connect(server) as mq:
-            await mq.access.delete_rule(rule_id)
-
-    run(_ask())
+    ask(server, lambda mq: mq.access.delete_rule(rule_id))
     if as_json:
         show("removed", ("rule",), [(rule_id,)], as_json=True)
 
@@ -120,11 +108,7 @@ def tell_decision(
 ) -> None:
     """Tell whether the rules allow an operation, and which rule decides. Exit code 1 if it is denied."""
 
-    async def _ask() -> pb.TestAccessResponse:
-        async with qmq.connect(server) as mq:
-            return await mq.access.test(principal, operation, kind, name)
-
-    found = run(_ask())
+    found = ask(server, lambda mq: mq.access.test(principal, operation, kind, name))
     answer = "allowed" if found.is_allowed else "denied"
     row = (principal, operation, f"{kind} {name}".strip(), answer, found.rule.id or found.by or "no rule", ",".join(found.roles))
     show("decision", ("principal", "operation", "resource", "answer", "decided by", "roles"), [row], as_json=as_json)
@@ -140,11 +124,7 @@ def mode(
 ) -> None:
     """Set whether the rules are enforced."""
 
-    async def _ask() -> str:
-        async with qmq.connect(server) as mq:
-            return await mq.access.set_mode(new)
-
-    before = run(_ask())
+    before = ask(server, lambda mq: mq.access.set_mode(new))
     if as_json:
         show("mode", ("from", "to"), [(before, new)], as_json=True)
         return
@@ -158,11 +138,8 @@ def mode(
 def list_roles(namespace: Namespace = "", as_json: Json = False, server: Server = SERVER) -> None:
     """List roles and their members."""
 
-    async def _list() -> pb.ListRulesResponse:
-        async with qmq.connect(server) as mq:
-            return await mq.access.rules(namespace)
-
-    rows = [(role.name, member) for role in run(_list()).roles for member in role.members]
+    found = ask(server, lambda mq: mq.access.rules(namespace))
+    rows = [(role.name, member) for role in found.roles for member in role.members]
     show("roles", ("role", "member"), rows, as_json=as_json)
 
 
@@ -189,11 +166,7 @@ def remove_from_role(
 
 
 def _change_role(name: str, add: list[str], take: list[str], as_json: bool, server: str) -> None:
-    async def _ask() -> pb.Role:
-        async with qmq.connect(server) as mq:
-            return await mq.access.change_role(name, add=add, remove=take)
-
-    members = list(run(_ask()).members)
+    members = list(ask(server, lambda mq: mq.access.change_role(name, add=add, remove=take)).members)
     if as_json:
         show("role", ("role", "members"), [(name, members)], as_json=True)
         return
@@ -214,11 +187,8 @@ def _quota_rows(quota: pb.AccessQuota) -> list[tuple[str, str, str, int, str]]:
 def list_quotas(namespace: Namespace = "", as_json: Json = False, server: Server = SERVER) -> None:
     """List all quotas."""
 
-    async def _list() -> list[pb.AccessQuota]:
-        async with qmq.connect(server) as mq:
-            return await mq.access.quotas(namespace)
-
-    show("quotas", _QUOTA_COLUMNS, [row for quota in run(_list()) for row in _quota_rows(quota)], as_json=as_json)
+    found = ask(server, lambda mq: mq.access.quotas(namespace))
+    show("quotas", _QUOTA_COLUMNS, [row for quota in found for row in _quota_rows(quota)], as_json=as_json)
 
 
 @quotas.command("set")
@@ -271,11 +241,7 @@ def set_quota(
     if not any(limits.values()):
         fail(InvalidArgument("give at least one limit, such as --produce-bytes 1000000; `qmq quota remove` removes a quota"))
 
-    async def _ask() -> pb.AccessQuota:
-        async with qmq.connect(server) as mq:
-            return await mq.access.put_quota(principal, limits)
-
-    show("quota", _QUOTA_COLUMNS, _quota_rows(run(_ask())), as_json=as_json)
+    show("quota", _QUOTA_COLUMNS, _quota_rows(ask(server, lambda mq: mq.access.put_quota(principal, limits))), as_json=as_json)
 
 
 @quotas.command("remove")
@@ -286,11 +252,7 @@ def remove_quota(
 ) -> None:
     """Remove a quota."""
 
-    async def _ask() -> None:
-        async with qmq.connect(server) as mq:
-            await mq.access.delete_quota(quota_id)
-
-    run(_ask())
+    ask(server, lambda mq: mq.access.delete_quota(quota_id))
     if as_json:
         show("removed", ("quota",), [(quota_id,)], as_json=True)
 
@@ -310,11 +272,7 @@ def token(
 
     ends_ms = time.time_ns() // 1_000_000 + sum(parse_delays(ends_in)) if ends_in else 0
 
-    async def _ask() -> pb.CreateTokenResponse:
-        async with qmq.connect(server) as mq:
-            return await mq.access.create_token(principal, ends_ms=ends_ms)
-
-    made = run(_ask())
+    made = ask(server, lambda mq: mq.access.create_token(principal, ends_ms=ends_ms))
     if as_json:
         row = (made.token, made.info.id, made.info.principal, made.info.ends_ms)
         show("token", ("token", "id", "principal", "ends ms"), [row], as_json=True)
@@ -326,13 +284,9 @@ def token(
 def list_tokens(namespace: Namespace = "", as_json: Json = False, server: Server = SERVER) -> None:
     """List tokens: ids and principals, never the secrets."""
 
-    async def _list() -> list[pb.TokenInfo]:
-        async with qmq.connect(server) as mq:
-            return await mq.access.tokens(namespace)
-
     rows = [
         (each.id, each.principal, time_text(each.ends_ms) if each.ends_ms else "never", each.by, time_text(each.at_ms))
-        for each in run(_list())
+        for each in ask(server, lambda mq: mq.access.tokens(namespace))
     ]
     show("tokens", ("id", "principal", "ends", "by", "at"), rows, as_json=as_json)
 
@@ -345,11 +299,7 @@ def revoke(
 ) -> None:
     """Revoke tokens. Connections that use them are closed within a second."""
 
-    async def _ask() -> list[str]:
-        async with qmq.connect(server) as mq:
-            return await mq.access.delete_tokens(**{"principal" if ":" in whose else "token_id": whose})
-
-    revoked = run(_ask())
+    revoked = ask(server, lambda mq: mq.access.delete_tokens(**{"principal" if ":" in whose else "token_id": whose}))
     if as_json:
         show("revoked", ("token id",), [(each,) for each in revoked], as_json=True)
         return
@@ -359,11 +309,7 @@ def revoke(
 def whoami(as_json: Json = False, server: Server = SERVER) -> None:
     """Show which principal the cluster sees, and how it was authenticated."""
 
-    async def _ask() -> pb.WhoAmIResponse:
-        async with qmq.connect(server) as mq:
-            return await mq.access.whoami()
-
-    found = run(_ask())
+    found = ask(server, lambda mq: mq.access.whoami())
     ends = time_text(found.ends_ms) if found.ends_ms else ""
     row = (found.principal, found.how, ",".join(found.roles), "yes" if found.is_admin else "no", found.mode, ends)
     show("you", ("principal", "known by", "roles", "administers", "mode", "ends"), [row], as_json=as_json)

@@ -12,7 +12,7 @@ import qmq
 from qmq.cli import delay_role
 from qmq.cli.delay_view import list_table, message_facts, message_view, moment, row_facts, stats_facts, stats_view
 from qmq.cli.known_names import require_subject
-from qmq.cli.output import SERVER, DryRun, Json, Server, console, errors, run, show, tell_silent
+from qmq.cli.output import SERVER, DryRun, Json, Server, ask, console, errors, run, show, tell_silent
 from qmq.cli.route_commands import emit
 from qmq.cli.times import parse_duration, parse_when
 from qmq.client.due_times import due_ms
@@ -67,13 +67,8 @@ async def _list(server: str, subject: str, start: str | None, end: str | None, l
 @app.command("show")
 def show_delayed(delayed_id: Id, as_json: Json = False, server: Server = SERVER) -> None:
     """Show a delayed message and its state."""
-    facts = message_facts(run(_show(server, delayed_id)))
+    facts = message_facts(ask(server, lambda mq: mq.delayed.show(delayed_id)))
     emit(facts, message_view(facts), as_json=as_json)
-
-
-async def _show(server: str, delayed_id: str) -> DelayedMessage:
-    async with qmq.connect(server) as mq:
-        return await mq.delayed.show(delayed_id)
 
 
 @app.command("cancel")

@@ -7,15 +7,14 @@ keys, with all later messages of the key: the verbs take SUBJECT GROUP KEY (`qmq
 from __future__ import annotations
 
 import base64
-from collections.abc import Awaitable, Callable
 from datetime import datetime
-from typing import Annotated, Any, Final, TypeVar
+from typing import Annotated, Any, Final
 
 import typer
 
 import qmq
 from qmq.cli.known_names import require_group
-from qmq.cli.output import SERVER, DryRun, Json, Server, errors, fail, run, say, show, time_text
+from qmq.cli.output import SERVER, DryRun, Json, Server, ask, errors, fail, run, say, show, time_text
 from qmq.cli.progress_bar import counting
 from qmq.client.dead_letter import Choose, DeadLetter
 from qmq.client.partial import Partial
@@ -59,14 +58,6 @@ _WHOLE: Final = (
 )
 
 
-_R = TypeVar("_R")
-
-
-async def _connected(server: str, ask: Callable[[qmq.Client], Awaitable[_R]]) -> _R:
-    async with qmq.connect(server) as mq:
-        return await ask(mq)
-
-
 @app.command("list")
 def list_letters(
     words: Annotated[
@@ -79,7 +70,7 @@ def list_letters(
     given = words or []
     if len(given) == 2:
         subject, group = given
-        keys = run(_connected(server, lambda mq: parked_keys.listed(mq, subject, group)))
+        keys = ask(server, lambda mq: parked_keys.listed(mq, subject, group))
         show(f"parked keys of group {group} on {subject}", parked_keys.COLUMNS, keys, as_json=as_json, silent=keys.silent)
         return
     if len(given) > 2:
@@ -114,7 +105,7 @@ def show_letters(
     """Show a group's oldest dead letters and why they failed. --json and --id add headers and body."""
     if _is_key(words):
         given, group, key = words
-        rows = run(_connected(server, lambda mq: parked_keys.shown(mq, given, group, key)))
+        rows = ask(server, lambda mq: parked_keys.shown(mq, given, group, key))
         show(f"parked key of group {group} on {given}", parked_keys.MORE_COLUMNS, rows, as_json=as_json)
         return
     choose = chosen_by(subject, ids or [], error, since)
@@ -186,7 +177,7 @@ def _give_back(
     done = "replayed" if is_replay else "skipped" if is_key else "purged"
     title = f"would be {done}" if dry_run else done
     if is_key:
-        rows = run(_connected(server, lambda mq: parked_keys.unparked(mq, *words, is_replay=is_replay, dry_run=dry_run)))
+        rows = ask(server, lambda mq: parked_keys.unparked(mq, *words, is_replay=is_replay, dry_run=dry_run))
         show(title, ("key", "partition", "messages"), rows, as_json=as_json)
         return
     count = run(_done(server, words[0], choose, most, edit, dry_run, rate, is_quiet=as_json))

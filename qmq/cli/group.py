@@ -10,7 +10,7 @@ import typer
 import qmq
 from qmq.cli.group_settings import set_settings, show_settings
 from qmq.cli.known_names import ordered_subjects
-from qmq.cli.output import SERVER, Json, Server, console, fail, run, say, show, tell_silent
+from qmq.cli.output import SERVER, Json, Server, ask, console, fail, run, say, show, tell_silent
 from qmq.cli.route_commands import emit
 from qmq.cli.route_view import group_view
 from qmq.client.partial import Partial
@@ -202,11 +202,7 @@ def delete(
     if not yes and typer.prompt(f"type {group} to delete it{_lost(server, subject, group)}", err=True) != group:
         fail(InvalidArgument("that is not the group's name: nothing was deleted"))
 
-    async def _delete() -> int:
-        async with qmq.connect(server) as mq:
-            return await mq.metadata.delete_group(subject, group)
-
-    count = run(_delete())
+    count = ask(server, lambda mq: mq.metadata.delete_group(subject, group))
     said = f"deleted group {group} of {subject}: {counted(count, 'queue')}"
     say(said, ("subject", "group", "queues"), (subject, group, count), as_json=as_json)
 

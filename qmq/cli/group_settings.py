@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 import qmq
-from qmq.cli.output import SERVER, Json, Server, run, show
+from qmq.cli.output import SERVER, Json, Server, ask, run, show
 from qmq.cli.times import delays_text, parse_delays
 from qmq.errors import InvalidArgument
 
@@ -46,11 +46,7 @@ def set_settings(
 def show_settings(subject: Subject, group: Group, as_json: Json = False, server: Server = SERVER) -> None:
     """Show how a group retries messages, and where each setting comes from: the subject, all subjects ('*'), or the brokers' options."""
 
-    async def _settings() -> Any:
-        async with qmq.connect(server) as mq:
-            return await mq.metadata.group_settings(subject, group)
-
-    _show(subject, group, run(_settings()), as_json)
+    _show(subject, group, ask(server, lambda mq: mq.metadata.group_settings(subject, group)), as_json)
 
 
 def _show(subject: str, group: str, found: pb.DescribeGroupSettingsResponse, as_json: bool) -> None:

@@ -14,9 +14,9 @@ from rich.text import Text
 import qmq
 from qmq.cli.arguments import Words, subject_and_id
 from qmq.cli.delay_view import message_facts as delayed_facts
-from qmq.cli.output import SERVER, Json, Server, console, run, show, time_text
+from qmq.cli.output import SERVER, Json, Server, ask, console, run, show, time_text
 from qmq.cli.table import View
-from qmq.operations.inquiry import Inquiry, inquire, places_of
+from qmq.operations.inquiry import inquire, places_of
 from qmq.operations.message_view import TIMELINE, event_line, message_facts, timeline
 
 app = typer.Typer(no_args_is_help=True, help="Find, show or trace a message by its id.")
@@ -34,11 +34,7 @@ def find(
 ) -> None:
     """Show a stored message in one line."""
 
-    async def _find() -> Any:
-        async with qmq.connect(server) as mq:
-            return await mq.metadata.find_message(subject, message_id)
-
-    found = run(_find())
+    found = ask(server, lambda mq: mq.metadata.find_message(subject, message_id))
     columns = ("subject", "partition", "broker group", "sequence", "key", "tags", "created", "stored", "body")
     row = (
         found.subject,
@@ -110,11 +106,7 @@ def trace(words: Words, group: Group = "", as_json: Json = False, server: Server
     """Show the history of a message with times: created, stored, delivered, failed, acknowledged, moved."""
     subject, message_id = subject_and_id(words)
 
-    async def _inquire() -> Inquiry:
-        async with qmq.connect(server) as mq:
-            return await inquire(mq, message_id, subject, group)
-
-    inquiry = run(_inquire())
+    inquiry = ask(server, lambda mq: inquire(mq, message_id, subject, group))
     events = timeline(inquiry)
     if as_json or View.is_wide or not console.is_terminal:
         show(f"message {inquiry.message_id}", TIMELINE, events, as_json=as_json)

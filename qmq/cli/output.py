@@ -6,7 +6,7 @@ import asyncio
 import json
 import sys
 import time
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import Annotated, Any, Final, NoReturn, TypeVar
 
 import typer
@@ -15,6 +15,7 @@ from rich.markup import escape
 from rich.segment import Segment
 from rich.text import Text
 
+import qmq
 from qmq.cli.nearest import hint
 from qmq.cli.table import LineTable
 from qmq.errors import CallerError, CoordinationUnavailable, QmqError, Unavailable
@@ -116,6 +117,16 @@ def run(work: Coroutine[Any, Any, _R]) -> _R:
         fail(failure)
     except KeyboardInterrupt:
         raise typer.Exit(130) from None
+
+
+def ask(server: str, question: Callable[[qmq.Client], Awaitable[_R]]) -> _R:
+    """The answer to one question. Connects to the cluster and disconnects again. Errors are those of `run`."""
+
+    async def connected() -> _R:
+        async with qmq.connect(server) as mq:
+            return await question(mq)
+
+    return run(connected())
 
 
 def time_text(time_ms: int) -> Time:

@@ -11,7 +11,7 @@ from typing import Annotated, Final
 import typer
 
 import qmq
-from qmq.cli.output import SERVER, Json, Server, run, show, time_text
+from qmq.cli.output import SERVER, Json, Server, ask, run, show, time_text
 
 pausing = typer.Typer(no_args_is_help=True, help="Pause a group, a consumer or a client; list who is paused.")
 resuming = typer.Typer(no_args_is_help=True, help="Resume a paused group, consumer or client.")
@@ -82,9 +82,5 @@ def _tell(
 ) -> None:
     """Make the change, and print the state before and after."""
 
-    async def _change() -> bool:
-        async with qmq.connect(server) as mq:
-            return await change(mq)
-
-    was_paused = is_paused != run(_change())
+    was_paused = is_paused != ask(server, change)
     show("paused" if is_paused else "resumed", _COLUMNS, [(*whom, _STATES[was_paused], _STATES[is_paused])], as_json=as_json)

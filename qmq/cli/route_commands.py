@@ -14,7 +14,7 @@ from rich.console import RenderableType
 import qmq
 from qmq.cli import route_change, route_export
 from qmq.cli.added_options import WatchPace
-from qmq.cli.output import SERVER, DryRun, Json, Server, console, fail, run, show, time_text
+from qmq.cli.output import SERVER, DryRun, Json, Server, ask, console, fail, run, show, time_text
 from qmq.cli.route_change import Subject
 from qmq.cli.route_view import history_table, subject_view
 from qmq.cli.table import LineTable
@@ -65,11 +65,7 @@ def show_route(
 ) -> None:
     """Draw a subject's route, and show its partitions and the progress of each consumer group."""
 
-    async def _show() -> dict[str, Any]:
-        async with qmq.connect(server) as mq:
-            return await described(mq, subject, version)
-
-    found = run(_show())
+    found = ask(server, lambda mq: described(mq, subject, version))
     emit(found, subject_view(found, console.width), as_json=as_json)
 
 
@@ -77,11 +73,7 @@ def show_route(
 def history(subject: Subject, as_json: Json = False, server: Server = SERVER) -> None:
     """Show the changes of the route, oldest first, and how long writers were refused."""
 
-    async def _history() -> list[Any]:
-        async with qmq.connect(server) as mq:
-            return await mq.metadata.route_history(subject)
-
-    found = [change_facts(each) for each in run(_history())]
+    found = [change_facts(each) for each in ask(server, lambda mq: mq.metadata.route_history(subject))]
     emit(found, [history_table(found, time.time_ns() // 1_000_000)], as_json=as_json)
 
 
@@ -89,11 +81,7 @@ def history(subject: Subject, as_json: Json = False, server: Server = SERVER) ->
 def explain(subject: Subject, as_json: Json = False, server: Server = SERVER) -> None:
     """Show what automatic resharding would do now, and why, and what it did last."""
 
-    async def _explain() -> Any:
-        async with qmq.connect(server) as mq:
-            return await mq.metadata.explain_reshard(subject)
-
-    told = run(_explain())
+    told = ask(server, lambda mq: mq.metadata.explain_reshard(subject))
     found = {
         "policy": policy_facts(told.policy, subject),
         "operation": told.operation,

@@ -10,9 +10,8 @@ from qmq_ordering.hashing import LOGICAL_PARTITIONS
 import qmq
 from qmq.cli import subject_schema
 from qmq.cli.help_pages import CommandGroup
-from qmq.cli.output import SERVER, DryRun, Json, Server, fail, run, say, show, time_text
+from qmq.cli.output import SERVER, DryRun, Json, Server, ask, fail, run, say, show, time_text
 from qmq.cli.roles import names_of
-from qmq.client.partial import Partial
 from qmq.errors import InvalidArgument, Unavailable, UnknownSubject
 from qmq.limits import BODY_BYTES_MAX
 from qmq.model import Fencing, Order, SubjectFlush
@@ -35,13 +34,8 @@ def list_subjects(
     server: Server = SERVER,
 ) -> None:
     """List subjects with their stored messages."""
-    found = run(_list(server, prefix))
+    found = ask(server, lambda mq: mq.metadata.list_subjects(prefix))
     show("subjects", _COLUMNS, [row for each in found for row in _rows(each)], as_json=as_json, silent=found.silent)
-
-
-async def _list(server: str, prefix: str) -> Partial[Any]:
-    async with qmq.connect(server) as mq:
-        return await mq.metadata.list_subjects(prefix)
 
 
 def _rows(subject: Any) -> list[tuple[Any, ...]]:
@@ -141,11 +135,7 @@ def ordering(order: str, logical_partitions: int | None, partitions: int | None,
 def describe(name: Annotated[str, typer.Argument(help="The subject.")], as_json: Json = False, server: Server = SERVER) -> None:
     """Show a subject's settings and stored messages."""
 
-    async def _describe() -> tuple[Any, dict[str, str]]:
-        async with qmq.connect(server) as mq:
-            return await _find(mq, name)
-
-    found, silent = run(_describe())
+    found, silent = ask(server, lambda mq: _find(mq, name))
     settings = found.settings
     rows = [
         (
@@ -236,13 +226,9 @@ def purge(
             found, _ = await _find(mq, name)
         return sum(queue.next_sequence - queue.start_sequence for queue in found.queues)
 
-    async def _purge() -> int:
-        async with qmq.connect(server) as mq:
-            return await mq.metadata.purge_subject(name)
-
     if not yes and typer.prompt(f"type {name} to delete its {run(_count()):,} messages", err=True) != name:
         fail(InvalidArgument("that is not the subject's name: nothing was deleted"))
-    show("purged", ("subject", "messages"), [(name, run(_purge()))], as_json=as_json)
+    show("purged", ("subject", "messages"), [(name, ask(server, lambda mq: mq.metadata.purge_subject(name)))], as_json=as_json)
 
 
 @app.command("delete")
@@ -256,9 +242,5 @@ def delete(
     if not yes and typer.prompt(f"type {name} to delete it", err=True) != name:
         fail(InvalidArgument("that is not the subject's name: nothing was deleted"))
 
-    async def _delete() -> int:
-        async with qmq.connect(server) as mq:
-            return await mq.metadata.delete_subject(name)
-
-    count = run(_delete())
+    count = ask(server, lambda mq: mq.metadata.delete_subject(name))
     say(f"deleted subject {name}: {counted(count, 'queue')}", ("subject", "queues"), (name, count), as_json=as_json)

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 import qmq
-from qmq.cli.output import SERVER, DryRun, Json, Server, fail, run, say, show, time_text
+from qmq.cli.output import SERVER, DryRun, Json, Server, ask, fail, run, say, show, time_text
 from qmq.errors import InvalidArgument
 from qmq.operations.finding import counted
 from qmq.schemas.declared_schema import DeclaredSchema, SchemaFormat, compatibility_of
@@ -123,9 +123,5 @@ async def _versions(subject: str, server: str) -> list[DeclaredSchema]:
 def delete_schema(subject: Subject, as_json: Json = False, server: Server = SERVER) -> None:
     """Delete all versions of a subject's schema. Messages and tables stay as they are."""
 
-    async def _delete() -> int:
-        async with qmq.connect(server) as mq:
-            return await mq.metadata.delete_subject_schemas(subject)
-
-    count = run(_delete())
+    count = ask(server, lambda mq: mq.metadata.delete_subject_schemas(subject))
     say(f"deleted {counted(count, 'version')} of the schema of {subject}", ("subject", "versions"), (subject, count), as_json=as_json)

@@ -9,10 +9,9 @@ from typing import Annotated
 
 import typer
 
-import qmq
 from qmq.cli.arguments import Words, subject_and_id
-from qmq.cli.output import SERVER, Json, Server, console, run
-from qmq.operations.inquiry import Inquiry, inquire
+from qmq.cli.output import SERVER, Json, Server, ask, console
+from qmq.operations.inquiry import inquire
 from qmq.operations.message_view import why as told
 
 Group = Annotated[str, typer.Option("--group", help="Only for this consumer group.")]
@@ -22,11 +21,7 @@ def why(words: Words, group: Group = "", as_json: Json = False, server: Server =
     """Explain where a message is and what it waits for. Give the subject before the id to search faster."""
     subject, message_id = subject_and_id(words)
 
-    async def _inquire() -> Inquiry:
-        async with qmq.connect(server) as mq:
-            return await inquire(mq, message_id, subject, group)
-
-    paragraphs = told(run(_inquire()), time.time_ns() // 1_000_000)
+    paragraphs = told(ask(server, lambda mq: inquire(mq, message_id, subject, group)), time.time_ns() // 1_000_000)
     if as_json:
         sys.stdout.write(json.dumps(paragraphs) + "\n")
         return
