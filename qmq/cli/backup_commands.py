@@ -13,7 +13,7 @@ from rich.progress import BarColumn, DownloadColumn, TextColumn, TransferSpeedCo
 
 from qmq.cli.output import DryRun, Json, errors, fail, run, say, show, time_text
 from qmq.cli.progress_bar import progress_of
-from qmq.cli.roles import EtcdFlags, taking
+from qmq.cli.roles import EtcdFlags, TlsFlags, taking
 from qmq.errors import BackupDamaged, InvalidArgument, QmqError, Unavailable
 
 if TYPE_CHECKING:
@@ -41,14 +41,7 @@ class _Where:
 
 
 @dataclass(frozen=True)
-class CreateOptions(EtcdFlags, _Where):
-    tls_ca: Annotated[
-        Path | None, typer.Option(envvar="QMQ_TLS_CA", help="PEM file: the authority of servers' certificates; turns TLS on.")
-    ] = None
-    tls_cert: Annotated[Path | None, typer.Option(envvar="QMQ_TLS_CERT", help="PEM file: the certificate of a server of the cluster.")] = (
-        None
-    )
-    tls_key: Annotated[Path | None, typer.Option(envvar="QMQ_TLS_KEY", help="PEM file: that certificate's key.")] = None
+class CreateOptions(TlsFlags, EtcdFlags, _Where):
     as_json: Json = False
 
     def network(self) -> Network:

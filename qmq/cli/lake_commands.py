@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 import qmq.blocking
-from qmq.cli.arguments import port_option
 from qmq.cli.output import SERVER, Json, Server, fail, show
-from qmq.cli.roles import taking
+from qmq.cli.roles import MetricsFlags, taking
 from qmq.client.listening.process_signals import asked_in_main_thread
 from qmq.errors import InvalidArgument, QmqError
 
@@ -85,16 +84,12 @@ class LogFlags:
 
 
 @dataclass(frozen=True, kw_only=True)
-class FollowOptions(CatalogFlags, LogFlags):
+class FollowOptions(MetricsFlags, CatalogFlags, LogFlags):
     typed: Annotated[
         bool, typer.Option("--typed", help="Decode bodies by the subject's schema, which --server knows; what does not fit is kept apart.")
     ] = False
     once: Annotated[bool, typer.Option("--once", help="Write the messages that are committed now, and exit.")] = False
     interval_s: Annotated[float, typer.Option("--interval", min=0.1, help="Seconds between commits.")] = 10.0
-    metrics_port: Annotated[int | None, port_option("Serve Prometheus metrics at /metrics on this port", "QMQ_METRICS_PORT")] = None
-    metrics_host: Annotated[
-        str, typer.Option(envvar="QMQ_METRICS_HOST", help="Address of the metrics port; without it, this machine only.")
-    ] = ""
 
     @contextmanager
     def showing(self, counts: LakeCounts) -> Iterator[None]:

@@ -2,8 +2,10 @@
 
     ReplicaPlace      which replica of which group this is, where its data is, where it listens
     EtcdFlags         how to reach etcd
+    TlsFlags          certificates
     GuardFlags        TLS and access control
     StorageFlags      how the logs are stored
+    MetricsFlags      where metrics are served
     ProcessFlags      metrics, logging
 
 A command's class inherits from the classes it needs; the options of the last base come first in `--help`. An option has the name and the
@@ -129,12 +131,18 @@ class EtcdFlags:
 
 
 @dataclass(frozen=True)
-class GuardFlags:
+class TlsFlags:
+    """The certificate of a server, also for a command that does a server's work."""
+
     tls_ca: Annotated[
         Path | None, typer.Option(envvar="QMQ_TLS_CA", help="PEM file: the authority of clients' and servers' certificates; turns TLS on.")
     ] = None
-    tls_cert: Annotated[Path | None, typer.Option(envvar="QMQ_TLS_CERT", help="PEM file: this server's certificate.")] = None
+    tls_cert: Annotated[Path | None, typer.Option(envvar="QMQ_TLS_CERT", help="PEM file: the server's certificate.")] = None
     tls_key: Annotated[Path | None, typer.Option(envvar="QMQ_TLS_KEY", help="PEM file: that certificate's key.")] = None
+
+
+@dataclass(frozen=True)
+class GuardFlags(TlsFlags):
     tls_clients: Annotated[
         str, typer.Option(envvar="QMQ_TLS_CLIENTS", help="'required' or 'optional': whether clients must show a certificate.")
     ] = "required"
@@ -238,25 +246,29 @@ class RetryFlags:
 
 
 @dataclass(frozen=True)
-class ProcessFlags:
+class MetricsFlags:
     metrics_port: Annotated[int | None, port_option("Serve Prometheus metrics at /metrics on this port", "QMQ_METRICS_PORT")] = None
     metrics_host: Annotated[
         str,
         typer.Option(
             envvar="QMQ_METRICS_HOST",
-            help="Address of the metrics port; without it, this machine only. With the server's TLS if that is not this machine.",
+            help="Address of the metrics port; without it, this machine only. A server with TLS uses it at other addresses.",
         ),
     ] = ""
-    insecure: Annotated[
-        bool,
-        typer.Option("--insecure", envvar="QMQ_INSECURE", help="Listen on a public address without access control; for private networks."),
-    ] = False
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log what happens.")] = False
 
     @property
     def open_metrics_host(self) -> str:
         """Where the metrics port listens by `--metrics-host`; empty if there is no such port."""
         return "" if self.metrics_port is None else self.metrics_host
+
+
+@dataclass(frozen=True)
+class ProcessFlags(MetricsFlags):
+    insecure: Annotated[
+        bool,
+        typer.Option("--insecure", envvar="QMQ_INSECURE", help="Listen on a public address without access control; for private networks."),
+    ] = False
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log what happens.")] = False
 
 
 @dataclass(frozen=True)
