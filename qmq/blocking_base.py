@@ -1,6 +1,7 @@
 """The hand-written part of the blocking client: the event loop's thread, and what has another shape without asyncio.
 
-`qmq/blocking.py` is made from the asyncio client (scripts/generate_blocking.py) and derives its classes from these.
+`qmq/blocking.py` and `qmq/blocking_parts.py` are made from the asyncio client (scripts/generate_blocking.py). Their classes derive
+from these.
 """
 
 from __future__ import annotations

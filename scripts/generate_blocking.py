@@ -1,7 +1,6 @@
-"""Make the blocking client from the asyncio one: `qmq/blocking.py`, from the classes in SOURCES.
+"""Make the blocking client from the asyncio one: `qmq/blocking.py` and `qmq/blocking_parts.py`, from the classes in MODULES.
 
-    python scripts/generate_blocking.py          writes qmq/blocking.py
-    python scripts/generate_blocking.py FILE     writes there
+    python scripts/generate_blocking.py
 
 Each public method of a class becomes a method of the same name, with the same parameters and the same docstring:
 
@@ -10,8 +9,8 @@ Each public method of a class becomes a method of the same name, with the same p
     an asynchronous generator   an iterator whose items are fetched one by one
     a property                  the value; a part of the client becomes the part's blocking class
 
-What cannot be made so is written by hand in `qmq/blocking_base.py`. tests/qmq/client/test_blocking.py compares the committed file with what
-this writes.
+What cannot be made so is written by hand in `qmq/blocking_base.py`. tests/qmq/client/test_blocking.py compares the committed files with
+what this writes.
 """
 
 from __future__ import annotations
@@ -26,7 +25,6 @@ from pathlib import Path
 from typing import Final
 
 ROOT: Final = Path(__file__).resolve().parents[1]
-TARGET: Final = ROOT / "qmq" / "blocking.py"
 MADE: Final = "# Made by scripts/generate_blocking.py: change the asyncio client, and run that again."
 
 
@@ -46,7 +44,7 @@ class Source:
     """The module and the name of each class that the class inherits methods from."""
 
 
-SOURCES: Final = (
+CLIENT: Final = (
     Source(
         "qmq/client/client.py",
         "Client",
@@ -67,6 +65,8 @@ SOURCES: Final = (
         "One consumer of a group. Make it with `BlockingClient.consumer`, and iterate over it, or `pull`.",
         frozenset({"close", "held", "is_paused", "join", "limit", "pause", "resume"}),
     ),
+)
+PARTS: Final = (
     Source("qmq/client/delayed.py", "Delayed", "BlockingDelayed", "BlockingPart", "Delayed messages that wait: `BlockingClient.delayed`."),
     Source(
         "qmq/client/metadata.py",
@@ -84,7 +84,7 @@ SOURCES: Final = (
         "Who may do what in the cluster: `BlockingClient.access`.",
     ),
 )
-BLOCKING: Final = {each.name: each.blocking for each in SOURCES}
+BLOCKING: Final = {each.name: each.blocking for each in (*CLIENT, *PARTS)}
 HEAD: Final = '''"""The client without asyncio, for scripts: the same names, each call waits.
 
     with qmq.blocking.connect("localhost:20880") as mq:
@@ -124,11 +124,15 @@ def connect(
 def beside(client: Client, loop: asyncio.AbstractEventLoop) -> BlockingClient:
     """A blocking client beside an asyncio client, for the threads of plain handlers. Its `close` does nothing."""
     return BlockingClient(client, LoopThread(loop))
+
+
+__all__ = ["BlockingAccess", "BlockingClient", "BlockingConsumer", "BlockingDelayed", "BlockingMetadata", "beside", "connect"]
 '''
-TAIL_IMPORTS: Final = """
+IMPORTS: Final = """
 import asyncio
 from collections.abc import Iterable, Sequence
-from qmq.blocking_base import BlockingClientBase, BlockingConsumerBase, BlockingPart, LoopThread
+from qmq.blocking_base import BlockingClientBase, BlockingConsumerBase, LoopThread
+from qmq.blocking_parts import BlockingAccess, BlockingDelayed, BlockingMetadata
 from qmq.client.client import Client
 from qmq.client.interceptors import Interceptor
 from qmq.client.state_folder import StateDir
@@ -137,17 +141,41 @@ from qmq.security.contexts import default_server
 from qmq.security.tls import Tls
 from qmq.security.tls_network import network_of
 """
+PARTS_HEAD: Final = '''"""The parts of the blocking client: delayed messages that wait, administration, and access rules."""
+'''
+PARTS_IMPORTS: Final = """
+from qmq.blocking_base import BlockingPart, LoopThread
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class MadeModule:
+    """A generated file: its classes, its beginning, the imports that it needs when it runs, and its end."""
+
+    path: Path
+    sources: tuple[Source, ...]
+    head: str
+    imports: str
+    tail: str = ""
+
+
+MODULES: Final = (
+    MadeModule(ROOT / "qmq" / "blocking.py", CLIENT, HEAD, IMPORTS, TAIL),
+    MadeModule(ROOT / "qmq" / "blocking_parts.py", PARTS, PARTS_HEAD, PARTS_IMPORTS),
+)
 
 
 @dataclass(slots=True)
 class Imports:
-    """The names that annotations of the generated file need. They are imported for type checking only."""
+    """The names that annotations of a generated file need. They are imported for type checking only."""
 
+    needed: str
+    """The imports that the file has in any case."""
     types: dict[str, str] = field(default_factory=dict)
 
     def text(self) -> str:
         """As statements, unsorted."""
-        known = {each.name for node in ast.parse(TAIL_IMPORTS).body if isinstance(node, ast.ImportFrom) for each in node.names}
+        known = {each.name for node in ast.parse(self.needed).body if isinstance(node, ast.ImportFrom) for each in node.names}
         lines = [f"    {line}" for name, line in self.types.items() if name not in known]
         return "\n".join(["from typing import TYPE_CHECKING", "if TYPE_CHECKING:", *lines]) + "\n"
 
@@ -252,14 +280,15 @@ def method(node: ast.FunctionDef | ast.AsyncFunctionDef, target: str, module: Mo
     return "\n".join([*lines, f"        {body}", ""])
 
 
-def generated() -> str:
+def generated(module: MadeModule) -> str:
     """The whole file, as `ruff` lays it out."""
-    imports = Imports()
-    classes = [made(source, Module(source.path), imports) for source in SOURCES]
-    text = f"{HEAD}\n{MADE}\nfrom __future__ import annotations\n{TAIL_IMPORTS}\n{imports.text()}\n" + "\n\n".join(classes) + TAIL
+    imports = Imports(module.imports)
+    classes = [made(source, Module(source.path), imports) for source in module.sources]
+    head = f"{module.head}\n{MADE}\nfrom __future__ import annotations\n{module.imports}\n{imports.text()}\n"
+    text = head + "\n\n".join(classes) + module.tail
     for command in (["check", "--select=I,F401,F811,TC", "--fix", "--quiet"], ["format", "--quiet"]):
         done = subprocess.run(
-            [Path(sys.executable).with_name("ruff"), *command, "--stdin-filename", TARGET, "-"],
+            [Path(sys.executable).with_name("ruff"), *command, "--stdin-filename", module.path, "-"],
             input=text,
             capture_output=True,
             text=True,
@@ -273,4 +302,5 @@ def generated() -> str:
 
 
 if __name__ == "__main__":
-    (Path(sys.argv[1]) if len(sys.argv) > 1 else TARGET).write_text(generated())
+    for each in MODULES:
+        each.path.write_text(generated(each))
