@@ -196,7 +196,7 @@ class CutReceipt(BatchReceipt):
 class Ticket:
     """An undecided or decided batch. `await` it any number of times for its BatchReceipt; a failed batch raises its error."""
 
-    __slots__ = ("_error", "_receipt", "_round", "_waiters", "_watchers", "seen")
+    __slots__ = ("_error", "_receipt", "_round", "_waiters", "_watchers", "is_awaited", "seen")
 
     def __init__(self, loop_round: LoopRound | None = None) -> None:
         self._round = loop_round
@@ -205,6 +205,8 @@ class Ticket:
         self._waiters: list[WaitingTask] = []
         self._watchers: list[Callable[[], None]] | None = None
         self.seen = False
+        self.is_awaited = False
+        """Whether a task waits, or is about to wait, for the decision: then the batch does not gather messages."""
 
     @property
     def is_done(self) -> bool:
@@ -216,6 +218,7 @@ class Ticket:
         if self._receipt is None and self._error is None:
             waiter = WaitingTask()
             self._waiters.append(waiter)
+            self.is_awaited = True
             yield waiter  # not `yield from`, which would be one more generator for each message
         if self._error is not None:
             raise self._error
@@ -273,6 +276,8 @@ class Tickets:
         return self._wait().__await__()
 
     async def _wait(self) -> Receipts:
+        for ticket in self.tickets:
+            ticket.is_awaited = True
         return self.collect([await ticket for ticket in self.tickets])
 
     def collect(self, batches: list[BatchReceipt]) -> Receipts:

@@ -35,7 +35,7 @@ FOUND_AT = {
     "advance when the first of several sources is finished": 1,
     "open a range when another one of its source is finished": 6,
     "skip a version": 7,
-    "give newer parked messages of a key back before older ones": 625,
+    "give newer parked messages of a key back before older ones": 46,
     "leave parked keys behind when a group moves on": 22,
     "take progress that is missing for done": 7,
     "put a frontier without comparing": 13,

@@ -9,11 +9,11 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import Final
 
 from qmq.client.connection import OnAnswer
 from qmq.client.consumer_session import ANSWER_S, ConsumerSession
 from qmq.client.ordered.lane_core import Cell, LaneCore, LaneRequest, LaneState
+from qmq.client.ordered.settle_clock import SettleClock
 from qmq.client.settle_report import LANE_VERDICTS, SettleReporter
 from qmq.errors import ClientClosed, LaneLost, NotConnected, NotMaster, Outcome, QmqError, Unavailable, UnknownConsumer
 from qmq.wire import frame_payloads as wire
@@ -21,9 +21,6 @@ from qmq.wire.frame import Frame, FrameKind
 from qmq.wire.frame_payloads import LaneVerdict
 
 log = logging.getLogger("qmq.client")
-
-SETTLE_DELAY_S: Final = 0.005
-"""Verdicts wait this long, to be sent together with others."""
 
 
 class LaneAcks:
@@ -34,6 +31,7 @@ class LaneAcks:
         core: LaneCore,
         name: str,
         retry_s: float,
+        clock: SettleClock,
         *,
         sent_away: Callable[[QmqError], None],
         at_rest: Callable[[], None],
@@ -42,6 +40,9 @@ class LaneAcks:
         self._core = core
         self._name = name
         self._retry_s = retry_s
+        self._clock = clock
+        self._is_soon = False
+        self._send = self.now
         self._sent_away = sent_away
         self._at_rest = at_rest
         self._reporter = reporter
@@ -66,18 +67,25 @@ class LaneAcks:
 
     def soon(self) -> None:
         """There may be verdicts to send; they wait for others."""
-        if self._timer is None:
-            self._later(SETTLE_DELAY_S)
+        if not self._is_soon and self._timer is None and not self._is_closed:
+            self._is_soon = True
+            self._clock.add(self._send)
 
     def _later(self, wait_s: float) -> None:
         if self._timer is None and not self._is_closed:
-            self._timer = self._loop.call_later(wait_s, self.now)
+            self._timer = self._loop.call_later(wait_s, self._send)
 
-    def now(self) -> None:
-        """Send the verdicts now."""
+    def _stop_waiting(self) -> None:
+        if self._is_soon:
+            self._is_soon = False
+            self._clock.discard(self._send)
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+    def now(self) -> None:
+        """Send the verdicts now."""
+        self._stop_waiting()
         session = self._session
         if session is None or not session.connection.is_open:
             return
@@ -99,7 +107,10 @@ class LaneAcks:
             if self._waiters:
                 for cell in over:
                     _tell(self._waiters.pop(cell, None), None)
-            self.now()
+            if self._waiters or not self._core.has_verdicts:
+                self.now()
+            else:
+                self.soon()
             return
         if isinstance(answer, NotMaster | UnknownConsumer | LaneLost | NotConnected):
             self._sent_away(answer)
@@ -138,8 +149,7 @@ class LaneAcks:
     def close(self) -> None:
         """Stop sending; waiters get an error with unknown outcome."""
         self._is_closed = True
-        if self._timer is not None:
-            self._timer.cancel()
+        self._stop_waiting()
         for waiter in self._waiters.values():
             _tell(waiter, _closed())
 

@@ -391,9 +391,14 @@ class LaneCore:
         return over
 
     @property
+    def has_verdicts(self) -> bool:
+        """Whether there are settlements that no request has."""
+        return bool(self._fresh or self._done or (self.open == 0 and self._covered < self.position))
+
+    @property
     def is_told(self) -> bool:
         """Whether the broker has answered all settlements."""
-        return self._flying is None and not self._fresh and not self._done and (self.open > 0 or self._covered >= self.position)
+        return self._flying is None and not self.has_verdicts
 
     @property
     def is_finished(self) -> bool:

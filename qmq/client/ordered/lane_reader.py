@@ -35,6 +35,8 @@ from qmq.client.ordered.lane_core import Cell, FailurePolicy, LaneCore, LaneStat
 from qmq.client.ordered.lane_inbox import LaneInbox
 from qmq.client.ordered.ordered_message import OrderedMessage
 from qmq.client.ordered.ordered_messages import MessageRun
+from qmq.client.ordered.pull_writes import PullWrites
+from qmq.client.ordered.settle_clock import SettleClock
 from qmq.client.received_batches import ReceivedBatches
 from qmq.client.session_loop import SessionLoop
 from qmq.errors import (
@@ -79,6 +81,8 @@ class LaneReader:
         inbox: LaneInbox,
         terms: LaneTerms,
         lane: Lane,
+        settle_clock: SettleClock,
+        pull_writes: PullWrites,
         *,
         room: Callable[[], tuple[int, int]],
         is_paused: Callable[[], bool],
@@ -97,6 +101,7 @@ class LaneReader:
             self.core,
             terms.name,
             links.timing.session_retry_s[-1],
+            settle_clock,
             sent_away=self._sent_away,
             at_rest=self._at_rest,
             reporter=links.settle_reporter(terms.subject, terms.group, lane.group),
@@ -106,6 +111,7 @@ class LaneReader:
             links, self, subject=terms.subject, group=lane.group, name=terms.name, lease_ms=terms.lease_ms
         )
         self._inbox, self._terms = inbox, terms
+        self._pull_writes = pull_writes
         self._room, self._is_paused = room, is_paused
         self._finished, self._failed = finished, failed
         self._counters = links.counters.taking(terms.subject, terms.group)
@@ -217,9 +223,7 @@ class LaneReader:
             self.pull_more()
             session = self.session
             if self._is_pulling and session is not None:
-                # Not at the end of this round of the event loop: a loop that finds messages ready does not let it go round, and the
-                # broker is to work meanwhile.
-                session.connection.stream.flush()
+                self._pull_writes.add(session.connection.stream)
         if self._is_leaving:
             self._bell.set()
 

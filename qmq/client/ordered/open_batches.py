@@ -26,8 +26,8 @@ class OpenBatches:
         """The open batch of each logical partition."""
         self.slots = [0]
         """For each logical partition, the index of its open batch in `all`."""
-        self.filled: dict[BatchBuilder, None] = {}
-        """Open batches that are not empty."""
+        self.filled: dict[BatchBuilder, float] = {}
+        """Open batches that are not empty, and when the first message of each came; the oldest is first."""
 
     def _make(self, connection: StreamConnection | None) -> BatchBuilder:
         return BatchBuilder(connection, self._links.now_ns, self._links.round)

@@ -46,6 +46,8 @@ from qmq.client.ordered.lane_membership import LaneMembership, Member, Sync
 from qmq.client.ordered.lane_reader import LaneReader, LaneTerms
 from qmq.client.ordered.ordered_message import OrderedMessage
 from qmq.client.ordered.ordered_messages import OrderedMessages
+from qmq.client.ordered.pull_writes import PullWrites
+from qmq.client.ordered.settle_clock import SettleClock
 from qmq.client.prefetch_limits import check_limits
 from qmq.errors import ClientClosed, InvalidArgument, QmqError
 from qmq.model import check_name
@@ -103,6 +105,8 @@ class OrderedConsumer:
         self._links = links
         self._loop = asyncio.get_running_loop()
         self._inbox = LaneInbox(self.name)
+        self._settle_clock = SettleClock(self._loop)
+        self._pull_writes = PullWrites(lambda: len(self._readers))
         self._by_key, self._in_bulk = self._inbox.by_key, self._inbox.in_bulk
         self._readers: list[LaneReader] = []
         """The readers of the assigned lanes. A reader starts when no overlapping lane is held any more."""
@@ -387,6 +391,8 @@ class OrderedConsumer:
             self._inbox,
             self._terms,
             lane,
+            self._settle_clock,
+            self._pull_writes,
             room=self._room,
             is_paused=lambda: self.is_paused,
             finished=self._finished,

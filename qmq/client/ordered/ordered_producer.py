@@ -5,7 +5,8 @@
                   └────── partitioner ◀── route ─┘ batched again
 
 It works as the unordered one does (`qmq/client/producer.py`), with one open batch for each partition: it leaves when it is full, or when
-nothing is on its way there (with several partitions, leaving at each answer would halve the batches). docs/ORDERING.md has the guarantees;
+nothing is on its way there. While the broker group has much to answer, a batch that nobody awaits gathers messages for `gather_s`
+(client_timing.py): otherwise batches to eight partitions would be an eighth as long as to one. docs/ORDERING.md has the guarantees;
 `stream.py` and `stream_partitioner.py` are the pure cores that keep them, `streams.py` does the I/O, `open_batches.py` has the open
 batches, and this file the public class.
 
@@ -17,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Self
+from typing import Final, Self
 
 from qmq import limits
 from qmq.batch import encode
@@ -37,6 +38,9 @@ from qmq.client.receipts import BatchReceipt, Ticket, Tickets
 from qmq.compression import Compression
 from qmq.errors import InvalidArgument, QmqError
 from qmq.wire.frame_payloads import Produced
+
+LIGHT: Final = 16
+"""With more than this part of a full batch unanswered at a broker group, open batches for it gather messages."""
 
 
 class OrderedProducer(Backlog):
@@ -76,6 +80,7 @@ class OrderedProducer(Backlog):
             self.kind,
             self._open,
             new_id=new_id,
+            load_light=(batch_messages // LIGHT, batch_bytes // LIGHT),
             unknown=unknown,
             encode=self._encode,
             stored=self._stored,
@@ -111,7 +116,7 @@ class OrderedProducer(Backlog):
         batch = self._by_lp[lp]
         bodies = batch.bodies
         if not bodies:
-            self._filled[batch] = None
+            self._filled[batch] = self._loop.time()
             batch.stamp()
         bodies.append(body)
         batch.bytes += len(body) + len(key)
@@ -211,7 +216,7 @@ class OrderedProducer(Backlog):
     def _begin(self, builder: BatchBuilder) -> None:
         """An empty open batch gets messages."""
         if builder not in self._filled:
-            self._filled[builder] = None
+            self._filled[builder] = self._loop.time()
             builder.stamp()
 
     def _wake(self) -> None:
@@ -226,7 +231,7 @@ class OrderedProducer(Backlog):
     def _end_of_round(self) -> None:
         self._is_awake = False
         for builder in list(self._filled):
-            if self._streams.is_idle(builder.connection):
+            if self._streams.may_leave(builder):
                 self._close(builder)
 
     def _close(self, builder: BatchBuilder) -> None:

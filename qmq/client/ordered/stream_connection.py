@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from qmq.client.connection import Connection
 from qmq.client.links import Links
+from qmq.client.ordered.group_load import GroupLoad
 from qmq.client.ordered.ordered_batch import OrderedBatch
 from qmq.client.ordered.stream import Stream
 from qmq.delivery.master_connection import MasterConnection
 from qmq.errors import QmqError
+from qmq.wire.frame import Frame
 from qmq.wire.frame_payloads import Produced
 
 Encode = Callable[[Stream, OrderedBatch], tuple[bytes, bytes]]
@@ -29,6 +32,7 @@ class StreamConnection(MasterConnection[OrderedBatch]):
         subject: str,
         kind: int,
         stream: Stream,
+        load: GroupLoad,
         encode: Encode,
         changed: Callable[[StreamConnection], None],
         gather: Callable[[StreamConnection], None],
@@ -37,12 +41,21 @@ class StreamConnection(MasterConnection[OrderedBatch]):
         super().__init__(links, subject, stream.partition.group, stream, lambda: changed(self))
         self.kind = kind
         self.stream = stream
+        self.load = load
         self._encode_batch = encode
         self._gather = gather
         self._give_up = give_up
 
     def _encode(self, batch: OrderedBatch) -> tuple[bytes, ...]:
         return self._encode_batch(self.stream, batch)
+
+    def _transmit(self, connection: Connection, batch: OrderedBatch) -> None:
+        self.load.sent(batch.count, batch.size)
+        super()._transmit(connection, batch)
+
+    def _answered(self, connection: Connection, batch: OrderedBatch, attempt: int, answer: Frame | QmqError) -> None:
+        self.load.answered(batch.count, batch.size)
+        super()._answered(connection, batch, attempt, answer)
 
     def _stored(self, batch: OrderedBatch, produced: Produced, now: float) -> None:
         self.stream.stored(batch, produced, now)

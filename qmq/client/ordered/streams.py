@@ -17,6 +17,8 @@ from typing import Final
 from qmq_ordering.route import LpRange, PhysicalPartition
 
 from qmq.client.links import Links
+from qmq.client.ordered.batch_builder import BatchBuilder
+from qmq.client.ordered.group_load import GroupLoad
 from qmq.client.ordered.open_batches import OpenBatches
 from qmq.client.ordered.ordered_batch import OrderedBatch
 from qmq.client.ordered.stream import Stream
@@ -47,6 +49,7 @@ class Streams:
         open_batches: OpenBatches,
         *,
         new_id: Callable[[], int],
+        load_light: tuple[int, int],
         unknown: str,
         encode: Encode,
         stored: Callable[[Stream, OrderedBatch, Produced], None],
@@ -58,6 +61,9 @@ class Streams:
         self._open_batches = open_batches
         self._links = links
         self._new_id, self._unknown = new_id, unknown
+        self._load_light = load_light
+        self._loads: dict[str, GroupLoad] = {}
+        """What is unanswered, by broker group."""
         self._encode = encode
         self._stored, self._failed, self._answered = stored, failed, answered
         self._loop = asyncio.get_running_loop()
@@ -77,10 +83,18 @@ class Streams:
         if self._refusal is not None:
             raise self._refusal
 
-    def is_idle(self, connection: StreamConnection | None) -> bool:
-        """Whether the partition has no batch in flight or waiting, or is about to be replaced: the open batch need not gather more."""
-        stream = self._unrouted if connection is None else connection.stream
-        return stream.is_idle or (self._order is Order.BEST_EFFORT and stream.is_troubled(self._loop.time()))
+    def may_leave(self, builder: BatchBuilder) -> bool:
+        """Whether an open batch that is not full need not gather more. See `ClientTiming.gather_s`."""
+        connection = builder.connection
+        if connection is None:
+            return self._unrouted.is_idle
+        stream, now = connection.stream, self._loop.time()
+        if self._order is Order.BEST_EFFORT and stream.is_troubled(now):
+            return True
+        if not stream.is_idle:
+            return False
+        gathers_until = self._open_batches.filled[builder] + self._links.timing.gather_s
+        return connection.load.is_light or builder.ticket.is_awaited or now >= gathers_until
 
     def put(self, connection: StreamConnection | None, batch: OrderedBatch) -> None:
         """Add a batch; it is sent as soon as possible."""
@@ -104,8 +118,7 @@ class Streams:
         if stream.is_settled:
             self._settle()
         else:
-            if self.is_idle(connection):
-                self._gather(connection)
+            self._let_go(connection)
             if not self._bend():
                 connection.pump()
         if self._following is None and self._partitioner.wants_route and not self._is_closed:
@@ -117,6 +130,15 @@ class Streams:
         batch = self._open_batches.take_of(connection)
         if batch is not None:
             connection.stream.put(batch)
+
+    def _let_go(self, connection: StreamConnection) -> None:
+        """A batch of this stream was answered, so open batches of the same broker group may leave. The caller pumps the stream itself."""
+        for builder in list(self._open_batches.filled):
+            other = builder.connection
+            if other is not None and other.load is connection.load and self.may_leave(builder):
+                self._gather(other)
+                if other is not connection:
+                    other.pump()
 
     def _take_decided(self, stream: Stream) -> None:
         for batch, result in stream.take_decided():
@@ -190,11 +212,22 @@ class Streams:
     def _make(self, part: PhysicalPartition) -> Stream:
         stream = Stream(part, self._new_id, unknown=self._unknown, ask_s=self._links.timing.fenced_s)
         connection = StreamConnection(
-            self._links, self._subject, self._kind, stream, self._encode, self._changed, self._gather, self._give_up
+            self._links,
+            self._subject,
+            self._kind,
+            stream,
+            self._load_of(part.group),
+            self._encode,
+            self._changed,
+            self._gather,
+            self._give_up,
         )
         self._connections[part.number] = connection
         connection.reach(ahead=True)
         return stream
+
+    def _load_of(self, group: str) -> GroupLoad:
+        return self._loads.setdefault(group, GroupLoad(*self._load_light))
 
     def _settle(self) -> None:
         """Take the batches of settled streams. Streams that are left still take new batches for their ranges."""

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from types import SimpleNamespace
 
 import pytest
-from fake_cluster import NOT_STORED, UNKNOWN, Cluster, FakeBroker, FakeGroup, FakeOrder, Peer, Sent, cluster, ordered_cluster
+from fake_cluster import NOT_STORED, UNKNOWN, Cluster, FakeBroker, FakeGroup, FakeOrder, FakePartition, Peer, Sent, cluster, ordered_cluster
 from qmq_ordering.hashing import logical_partition
 from support import eventually
 
@@ -76,6 +77,87 @@ def per_key_is_sorted(stored: dict[bytes, list[bytes]]) -> bool:
     """Whether the stored messages of each key are in the order of sending, each message once."""
     numbers = [[int(body.rpartition(b":")[2]) for body in bodies] for bodies in stored.values()]
     return all(each == sorted(set(each)) for each in numbers)
+
+
+# --- several partitions on one broker group ------------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def two_partitions_of_one_group(gather_s: float) -> AsyncIterator[tuple[OrderedProducer, FakeGroup, FakePartition]]:
+    """A producer with batches of up to 100, which has sent one message to each partition; and the second partition, that of `HIGH`."""
+    async with ordered_cluster(1, timing=ClientTiming(gather_s=gather_s)) as (it, order):
+        order.publish([1], [(0, 4, "g0"), (4, 8, "g0")])
+        async with it.mq.ordered_producer("s", batch_messages=100) as producer:
+            for key in (LOW[0], HIGH[0]):
+                await producer.send(b"located", key)
+            yield producer, it.groups[0], order.partitions[3]
+
+
+async def awaited(ticket: qmq.Ticket) -> None:
+    await ticket
+
+
+class Held:
+    """Keeps the requests of a group unanswered until `serve`."""
+
+    def __init__(self, group: FakeGroup) -> None:
+        self._group = group
+        self.requests: list[tuple[FakeBroker, Peer, Frame, Sent]] = []
+        group.on_produce = lambda *request: self.requests.append(request)
+
+    @property
+    def bodies(self) -> list[list[bytes]]:
+        return [sent.bodies for *_, sent in self.requests]
+
+    def serve(self) -> None:
+        self._group.on_produce = self._group.serve
+        for request in self.requests:
+            self._group.serve(*request)
+
+
+async def test_messages_gather_while_their_busy_group_answers_others() -> None:
+    async with two_partitions_of_one_group(gather_s=60) as (producer, group, second):
+        held = Held(group)
+        tickets = [producer.send(b"%d" % number, LOW[0]) for number in range(50)]
+        await eventually(lambda: len(held.requests) == 1)
+        for number in range(3):
+            tickets.append(producer.send(b"%d" % number, HIGH[0]))
+            await asyncio.sleep(0)
+        held.serve()
+        for ticket in tickets:
+            await ticket
+        assert [sent.bodies for sent in second.log[1:]] == [[b"0", b"1", b"2"]]
+
+
+async def test_an_awaited_message_does_not_wait_for_a_busy_group() -> None:
+    async with two_partitions_of_one_group(gather_s=60) as (producer, group, _):
+        held = Held(group)
+        producer.send_many([b"x"] * 50, [LOW[0]] * 50)
+        awaiting = asyncio.create_task(awaited(producer.send(b"awaited", HIGH[0])))
+        await eventually(lambda: held.bodies == [[b"x"] * 50, [b"awaited"]])
+        held.serve()
+        await awaiting
+
+
+async def test_a_message_gathers_others_for_a_limited_time() -> None:
+    async with two_partitions_of_one_group(gather_s=0) as (producer, group, _):
+        held = Held(group)
+        producer.send_many([b"x"] * 50, [LOW[0]] * 50)
+        producer.send(b"late", HIGH[0])
+        await eventually(lambda: held.bodies == [[b"x"] * 50, [b"late"]])
+        held.serve()
+
+
+async def test_a_full_batch_leaves_although_its_group_is_busy() -> None:
+    async with two_partitions_of_one_group(gather_s=60) as (producer, group, _):
+        held = Held(group)
+        producer.send_many([b"x"] * 50, [LOW[0]] * 50)
+        await eventually(lambda: len(held.requests) == 1)
+        producer.send_many([b"y"] * 110, [HIGH[0]] * 110)
+        await eventually(lambda: held.bodies == [[b"x"] * 50, [b"y"] * 100])
+        held.serve()
+        await producer.flush()
+        assert group.partitions[3].log[-1].bodies == [b"y"] * 10
 
 
 # --- while nothing changes -----------------------------------------------------------------------------------------------

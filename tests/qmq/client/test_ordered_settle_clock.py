@@ -1,0 +1,59 @@
+"""The lanes of a consumer send their verdicts together."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from support import eventually
+
+from qmq.client.ordered.settle_clock import SettleClock
+
+
+async def test_all_lanes_send_in_one_round_of_the_event_loop() -> None:
+    loop = asyncio.get_running_loop()
+    rounds: list[str] = []
+
+    def lane(name: str) -> Callable[[], None]:
+        def send() -> None:
+            rounds.append(name)
+            loop.call_soon(rounds.append, "next round")
+
+        return send
+
+    clock = SettleClock(loop)
+    for name in ("first", "second", "third"):
+        clock.add(lane(name))
+    await eventually(lambda: len(rounds) == 6)
+    assert rounds == ["first", "second", "third", "next round", "next round", "next round"]
+
+
+async def test_a_lane_that_has_sent_meanwhile_is_left_out() -> None:
+    sent: list[str] = []
+    clock = SettleClock(asyncio.get_running_loop())
+
+    def first() -> None:
+        sent.append("first")
+
+    def second() -> None:
+        sent.append("second")
+
+    clock.add(first)
+    clock.add(second)
+    clock.discard(first)
+    await eventually(lambda: bool(sent))
+    assert sent == ["second"]
+
+
+async def test_a_lane_may_be_added_while_the_others_send() -> None:
+    sent: list[int] = []
+    clock = SettleClock(asyncio.get_running_loop())
+
+    def again() -> None:
+        sent.append(len(sent))
+        if len(sent) < 3:
+            clock.add(again)
+
+    clock.add(again)
+    await eventually(lambda: len(sent) == 3)
+    assert sent == [0, 1, 2]
