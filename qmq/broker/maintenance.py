@@ -66,7 +66,7 @@ class Maintenance:
         self._tick_s = tick_s
         self._loop = asyncio.get_running_loop()
         self._threads = ThreadPoolExecutor(3, "qmq-disk")  # so that a flush never waits behind a checkpoint and the scrubber
-        self._flush: asyncio.Future[float] | None = None
+        self._flush: Future[float] | None = None
         self._running: set[Future[Any]] = set()
         self._scrubber = Scrubber(broker.store)
         self._marker = Marker(broker.store)
@@ -79,7 +79,7 @@ class Maintenance:
         self._ticker: asyncio.Task[None] | None = None
         self._flush_at = self._loop.time()
         """When the next flush may begin; flushes that a request waits for are not delayed."""
-        self._flush_timer: asyncio.TimerHandle | None = None
+        self._flush_timer: asyncio.Handle | None = None
         self._checkpoint_ms = self._retention_ms = broker.clock.monotonic_ms()
         self._checkpoint_positions = (self._store.messages.end, self._store.actions.end)
 
@@ -95,9 +95,10 @@ class Maintenance:
         for timer in (self._ticker, self._flush_timer):
             if timer is not None:
                 timer.cancel()
-        for task in (self._flush, self._checkpoint):
-            if task is not None:
-                await asyncio.wait([task])
+        if self._flush is not None:
+            await asyncio.wait([asyncio.wrap_future(self._flush, loop=self._loop)])
+        if self._checkpoint is not None:
+            await asyncio.wait([self._checkpoint])
         self._threads.shutdown(wait=True)
 
     @property
@@ -105,10 +106,13 @@ class Maintenance:
         return self._broker.store
 
     def _in_thread(self, run: Callable[..., _R], *args: Any) -> asyncio.Future[_R]:
+        return asyncio.wrap_future(self._submit(run, *args), loop=self._loop)
+
+    def _submit(self, run: Callable[..., _R], *args: Any) -> Future[_R]:
         running = self._threads.submit(run, *args)
         self._running.add(running)
         running.add_done_callback(self._running.discard)
-        return asyncio.wrap_future(running, loop=self._loop)
+        return running
 
     def quiesce(self) -> None:
         """Block until no thread works on the store, which is about to be reopened."""
@@ -144,17 +148,19 @@ class Maintenance:
         is_awaited = _is_flush_awaited(self._store)
         if self._flush is not None or (self._store.is_flushed and not is_awaited):
             return
-        wait_s = 0.0 if is_awaited else self._flush_at - self._loop.time()
-        if wait_s <= 0:
+        if is_awaited:
             self._begin_flush()
         elif self._flush_timer is None:
-            self._flush_timer = self._loop.call_later(wait_s, self._flush_in_time)
+            wait_s = self._flush_at - self._loop.time()
+            # Not here even if it is due: uvloop writes the turn's answers behind this callback, and they need not wait for a thread.
+            later = self._loop.call_soon(self._flush_in_time) if wait_s <= 0 else self._loop.call_later(wait_s, self._flush_in_time)
+            self._flush_timer = later
 
     def _flush_in_time(self) -> None:
+        # A timer may be early, which does not matter: uvloop counts whole milliseconds, and calls at once what is due in half of one.
         self._flush_timer = None
-        # The timer may be early: uvloop counts whole milliseconds, and calls at once what is due in less than half of one.
-        self._flush_at = self._loop.time()
-        self.after_turn()
+        if not self._is_paused and self._flush is None and not self._store.is_flushed:
+            self._begin_flush()
 
     def _begin_flush(self) -> None:
         if self._flush_timer is not None:
@@ -163,12 +169,11 @@ class Maintenance:
         store = self._store
         plan = store.begin_flush()
         self._flush_at = self._loop.time() + store.config.flush_interval_ms / 1000
-        self._flush = self._in_thread(_timed, plan.run)
-        self._flush.add_done_callback(lambda done: self._end_flush(store, plan, done))
+        self._flush = self._submit(_timed, plan.run)
+        # Not as a future of asyncio, which takes the event loop one more round for each flush.
+        self._flush.add_done_callback(lambda done: self._loop.call_soon_threadsafe(self._end_flush, store, plan, done))
 
-    def _end_flush(self, store: Store, plan: FlushPlan, done: asyncio.Future[float]) -> None:
-        if done.cancelled():
-            return
+    def _end_flush(self, store: Store, plan: FlushPlan, done: Future[float]) -> None:
         failure = done.exception()
         if failure is not None:
             self._fatal(failure)

@@ -88,6 +88,8 @@ class Pipes:
         """Whether no batch is in flight at the pipe that gets the next one: then the open batch need not gather more."""
         if self._pool.waiting:
             return False
+        if not any([each.window.is_sending for each in self._balancer]):  # noqa: C419 - faster than a generator
+            return True
         pipe = self._balancer.pick(0)
         if pipe is not None:
             return not pipe.window.is_sending
