@@ -13,7 +13,7 @@ included: an envelope cannot be combined with another region.
 
 Columns lie as Arrow lays out its buffers (little endian, int32 offsets, each buffer padded to 8 bytes), in the order of `Column`, and an
 absent column costs nothing. Sizes follow from `count` and from each column's last offset, so there is no directory: `Layout.walk` finds
-every buffer in a few steps, whatever the count. docs/FORMAT.md is the specification, byte by byte.
+every buffer in a few steps, for any count. docs/FORMAT.md is the specification, byte by byte.
 
 Worked example: one message "hi" without key or tags to subject "a" is 64 + 48 + 8 (subject) + 8 (two offsets) + 8 (body) = 136 bytes.
 """

@@ -3,8 +3,8 @@
     producer_id | batch_sequence | flags | count | create_time_ms | columns | partition | body_bytes | subject_bytes | compression |
     subject, then the columns in the order of `Column`
 
-Sizes follow from `count` and from each column's last offset, so there is no directory: `Layout.walk` finds every buffer in a few steps,
-whatever the count. docs/FORMAT.md is the specification, byte by byte; `qmq.batch` puts the envelope before it.
+Sizes follow from `count` and from each column's last offset, so there is no directory: `Layout.walk` finds every buffer in a few steps, for
+any count. docs/FORMAT.md is the specification, byte by byte; `qmq.batch` puts the envelope before it.
 """
 
 from __future__ import annotations

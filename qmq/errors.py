@@ -169,7 +169,7 @@ class TooLate(CallerError):
 
 
 class ProducerFenced(CallerError):
-    """Not stored, and never will be: the producer gave the batch up and began a newer session."""
+    """Not stored, and never will be: the producer abandoned the batch and began a newer session."""
 
     code = 121
 
@@ -313,7 +313,7 @@ class TlsFailed(Unavailable):
 
 
 class StorageError(QmqError):
-    """The data of the server is at fault; an operator has to look."""
+    """The server's data is damaged or cannot be written; an operator has to act."""
 
 
 class LogDamaged(StorageError):

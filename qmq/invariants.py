@@ -1,4 +1,4 @@
-"""Invariants that hold whatever clients send. A replica that finds one broken stops with an error, instead of continuing with a wrong
+"""Invariants that hold for all input from clients. A replica that finds one broken stops with an error, instead of continuing with a wrong
 state.
 
 A check here stays on under `python -O`, where an `assert` is removed and replicas would differ. It never checks what a client or the

@@ -184,7 +184,7 @@ class Order(Enum):
     NONE = ""
     """No order: any broker group takes any message."""
     STRICT = "strict"
-    """Every group sees the messages in the order in which they were sent, whatever happens."""
+    """Every group sees the messages in the order in which they were sent, always."""
     BEST_EFFORT = "best-effort"
     """In order as long as all broker groups work. When one cannot take messages, another takes them at once, out of order."""
 
@@ -206,7 +206,7 @@ class SubjectFlush(Enum):
     DEFAULT = "default"
     """When the message is committed: as safe as the brokers' `--flush` makes it."""
     SYNC = "sync"
-    """When a majority has also flushed the message, whatever the brokers do for other subjects."""
+    """When a majority has also flushed the message, independent of the brokers' flush policy for other subjects."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,14 +4,14 @@
 
 By the semantic conventions for messaging:
 
-    send SUBJECT       PRODUCER   from `send` (or `send_many`: one span for all) until the messages are stored or failed process SUBJECT
-    CONSUMER   around the handler of a message; child of the span that sent it, and linked to it ack SUBJECT        CLIENT     one request
-    with verdicts, until the broker's answer; a separate trace, since it settles many messages
+    send SUBJECT       PRODUCER   from `send` (or `send_many`: one span for all) until the messages are stored or failed
+    process SUBJECT    CONSUMER   around the handler of a message; child of the span that sent it, and linked to it
+    ack SUBJECT        CLIENT     one request with verdicts, until the broker's answer; a separate trace, since it settles many messages
 
 The headers `traceparent` and `tracestate` carry the context, or the headers of the propagator that OpenTelemetry is configured with. A
 message that is delivered a month later, or to ten groups, should not be part of the sender's trace: with `new_traces=True` each handling
-begins a new trace, linked to the sender's span. If the application set `traceparent` itself, the header stays, and the span is linked to
-it.
+begins a new trace, linked to the sender's span. If the application set `traceparent` itself, the header stays, and the span is
+linked to it.
 """
 
 from __future__ import annotations

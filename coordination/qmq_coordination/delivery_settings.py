@@ -55,7 +55,7 @@ class Whom(NamedTuple):
             check_subject(self.subject)
             check_name("group", self.group)
         elif self.subject or self.group:
-            raise InvalidArgument("a client is paused whatever it consumes: name no subject and no group")
+            raise InvalidArgument("a pause of a client covers everything that it consumes: name no subject and no group")
         if self.kind is not PauseKind.GROUP:
             check_name(self.kind.value, self.name)
         elif self.name:

@@ -1,7 +1,7 @@
 """The subjects and their settings: `/qmq/subjects/NAME`, JSON of `SubjectConfig`. A compare-and-swap creates each subject once.
 
-Creating an existing subject with the same settings succeeds, whatever its placement is: if two metaservers create and place it at the same
-moment, the first placement wins, and both answer with it.
+Creating an existing subject with the same settings succeeds, with any placement: if two metaservers create and place it at the same moment,
+the first placement wins, and both answer with it.
 
 After a lost answer the key is read again and the change repeated: each change is a compare-and-swap to the wanted state.
 """

@@ -1,9 +1,9 @@
 """`qmq backup rebuild`: the coordination store's keys from the replicas' data folders, when etcd is lost for good.
 
-    groups exactly: the members, the secret and the highest promised epoch are in each `replica.json`; an election finds the master subjects
-    from the queues in the logs; their settings from a backup, if there is one, else the defaults routes      from a backup that is new
-    enough, else deduced (qmq/backup/route_evidence.py) consumer groups of ordered subjects    from their lanes; their progress is in the
-    logs
+    groups      exactly: the members, the secret and the highest promised epoch are in each `replica.json`; an election finds the master
+    subjects    from the queues in the logs; their settings from a backup, if there is one, else the defaults
+    routes      from a backup that is new enough, else deduced (qmq/backup/route_evidence.py)
+    consumer groups of ordered subjects    from their lanes; their progress is in the logs
 
 All other keys (rules, quotas, retry settings, pauses) come from the backup, or are gone.
 """

@@ -1,7 +1,8 @@
 """`qmq backup verify`: reads everything of a backup back, and checks it as a restore and a starting broker would.
 
-every chunk exists, and its bytes have the digest in its name every log        its segments join, and each entry's checksums hold; the
-indexes of a log rise, up to the backup's index every schedule   its state can be read, and its files have the lengths that the state names
+every chunk      exists, and its bytes have the digest in its name
+every log        its segments join, and each entry's checksums hold; the indexes of a log rise, up to the backup's index
+every schedule   its state can be read, and its files have the lengths that the state names
 the keys         can be read; each group has the parts that a restore needs
 """
 

@@ -3,7 +3,7 @@
 Rules:
 * One consumer at a time reads a range: attaching is refused while another live one holds any of it (LaneHeld), and while the group has not
   finished what comes before (LaneNotOpen). The answer leaves when the grant is committed, so that a new master knows of it.
-* Every pull and verdict carries the grant's token. A consumer that lost the lane gets LaneLost, over whatever connection.
+* Every pull and verdict carries the grant's token. A consumer that lost the lane gets LaneLost, over any connection.
 * A pull names its start. The broker does not remember what it handed out: unsettled messages are read again.
 * The lease counts from the last heartbeat, by a monotonic clock, and starts over when the broker begins to serve.
 """

@@ -1,8 +1,10 @@
 """The master's decision about failed messages and messages of lost consumers, by the group's settings. Pure.
 
-    NACK, attempt < attempts_max       requeued after its own delay, or the group's for this attempt NACK, attempt = attempts_max       dead
-    lost, on its first attempt         requeued immediately: it is not known which messages had been begun lost, later, begun
-    as NACK, with the group's delay lost, later, never begun           released: the attempt stays the same
+    NACK, attempt < attempts_max       requeued after its own delay, or the group's for this attempt
+    NACK, attempt = attempts_max       dead
+    lost, on its first attempt         requeued immediately: it is not known which messages had been begun
+    lost, later, begun                 as NACK, with the group's delay
+    lost, later, never begun           released: the attempt stays the same
 
 The attempt of a directed message includes earlier failures (`qmq/targeted.py`). All other verdicts pass unchanged, even on messages that
 the consumer does not hold: the share ignores those.

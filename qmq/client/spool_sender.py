@@ -1,9 +1,9 @@
 """Hands in the verdicts that an earlier client left in the spool (`ack_spool.py`), in the background of a consumer.
 
     a file, locked ──reach its broker group's master──▶ ATTACH as that consumer, only to resume
-        known still      SETTLE what is not void, DETACH: the rest goes back to the group; the file is deleted not known        the lease
-        was lost, the broker has put all messages back; the file is deleted not reached      again after a pause; other files, and the
-        consumer's own work, continue meanwhile
+        known still      SETTLE what is not void, DETACH: the rest goes back to the group; the file is deleted
+        not known        the lease was lost, the broker has put all messages back; the file is deleted
+        not reached      again after a pause; other files, and the consumer's own work, continue meanwhile
 
 A consumer that restarts under its name takes over the messages of its earlier incarnation. So the verdicts of that incarnation are handed
 in before the consumer attaches to the same broker group (`inherit`); verdicts of other names can wait (`SpoolSender`).

@@ -1,7 +1,7 @@
 """Sends verdicts from the application to the current master of the queue.
 
-    settle      -> collected -> Request -> SETTLED          sent soon, with others settle_now  ->              Request -> SETTLED
-    sent immediately; the caller waits
+    settle      -> collected -> Request -> SETTLED          sent soon, with others
+    settle_now  ->              Request -> SETTLED          sent immediately; the caller waits
 
 Rules:
 * A request is kept until it is answered. If the session ends first, its verdicts are sent again in the next one, if this consumer still

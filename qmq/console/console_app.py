@@ -1,8 +1,8 @@
 """The console as an ASGI application: addresses, who may see them, and how failures are shown.
 
-/login, /logout     who is asked for, by the login mode; /login/begin and /login/callback: by an identity provider /static/...
-scripts and styles; open to all everything else needs a session; a POST needs its CSRF token and `--writable`, and acts with the session's
-rights
+/login, /logout     who is asked for, by the login mode; /login/begin and /login/callback: by an identity provider
+/static/...         scripts and styles; open to all
+everything else     needs a session; a POST needs its CSRF token and `--writable`, and acts with the session's rights
 """
 
 from __future__ import annotations

@@ -61,7 +61,7 @@ class MessageQuery:
     def wants(self, message: BrowsedMessage, masked: Collection[str]) -> bool:
         """Whether a message has the key, the header and the content; browsing chooses by the rest. Pure.
 
-        Where fields are masked, the content is searched in what is shown: a search must not tell what a mask hides.
+        Where fields are masked, the content is searched in the shown text: a search must not reveal masked values.
         """
         if self.key and (message.key_bytes is None or text_or_hex(message.key_bytes) != self.key):
             return False
@@ -128,9 +128,8 @@ async def newest(mq: Client, subject: str, count: int, masked: Collection[str]) 
 async def find_messages(
     mq: Client, subject: str, query: MessageQuery, masked: Collection[str], loop_s: Callable[[], float] | None = None
 ) -> FoundMessages:
-    """The first SHOWN_MAX that are wanted, looking for LOOK_S seconds at most, and at LOOKED_MAX messages one by one at most.
-
-    Batches in which the content cannot be are passed over whole. Raises as `Client.browse`.
+    """The first SHOWN_MAX messages that match. The search takes at most LOOK_S seconds and examines at most LOOKED_MAX messages one by one.
+    Batches that cannot contain the content are skipped as a whole. Raises as `Client.browse`.
     """
     clock_s = loop_s or asyncio.get_running_loop().time
     found, until_s, seen = FoundMessages(), clock_s() + LOOK_S, BrowseProgress()
@@ -164,7 +163,7 @@ async def find_messages(
 
 
 def _generator(messages: Any) -> Any:
-    """The type of `browse` does not say that it returns an asynchronous generator."""
+    """A cast: the type of `browse` does not show that it returns an asynchronous generator."""
     return messages
 
 

@@ -25,7 +25,7 @@ async def ask_for_message(page: ConsolePage) -> Response:
 
 
 async def show_message(page: ConsolePage) -> Response:
-    """Show everything that the cluster knows of one message."""
+    """Show all information in the cluster about one message."""
     message_id, subject = page.request.path_params["id"], page.text("subject")
     inquiry: Inquiry | None = None
     failure = ""

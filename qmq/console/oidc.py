@@ -77,7 +77,7 @@ class ShownToken:
 
 @dataclass(frozen=True, slots=True)
 class LoginUnderWay:
-    """The console keeps this of a login until the browser comes back. `browser` is the value of that browser's cookie."""
+    """The state of a login that the console keeps until the browser comes back. `browser` is the value of that browser's cookie."""
 
     browser: str = field(repr=False)
     verifier: str = field(repr=False)

@@ -1,4 +1,4 @@
-"""*Overview*: what is unusual and why, rates and lag over time, the busiest subjects, and the groups with the largest lag."""
+"""*Overview*: findings and their reasons, rates and lag over time, the busiest subjects, and the groups with the largest lag."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from typing import Any, Final
 KINDS: Final = 6
 """Colours: broker groups, or consumers, in turn."""
 WIDTH: Final = 1000
-"""Of the whole strip."""
+"""The width of the whole strip."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ NUMBER_MAX: Final = (1 << 32) - 1
 
 @dataclass(frozen=True, slots=True)
 class RouteRequest:
-    """The change that a form asks for."""
+    """The change in a form."""
 
     verb: str = ""
     partitions: tuple[int, ...] = ()

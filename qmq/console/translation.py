@@ -1,7 +1,7 @@
 """Sentences that other parts of QMQ make in English, in the language of a page: findings, and the life of a message. Pure.
 
 words/said.LANGUAGE.json maps English sentences to sentences of the language. `{}` stands for a value, `{#}` for a number, in the same order
-in both. A value that the catalog has, such as "5 messages", is translated too. What the catalog does not have stays in English.
+in both. A value in the catalog, such as "5 messages", is translated too. Sentences that are not in the catalog stay in English.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from qmq.limits import KIB
 from qmq.log.disk import Disk
 
 TAIL_BYTES_MAX: Final = 256 * KIB
-"""A larger tail is written at once."""
+"""A larger tail is written immediately."""
 LARGE_BYTES: Final = 32 * KIB
 _OPEN_FILES_MAX: Final = 128
 _SYNC_ALL_FILES: Final = 64
@@ -97,7 +97,7 @@ class AppendFiles:
         return read_piece
 
     def append(self, file: AppendFile, envelope: bytes, region: bytes) -> None:
-        """Add a batch; a large one is written at once, since keeping it costs more."""
+        """Add a batch; a large one is written immediately, because keeping it costs more."""
         if len(region) > LARGE_BYTES:
             with suppress(DiskFull):  # then it stays in memory
                 self._write(file, [bytes(file.tail), envelope, region])
@@ -134,7 +134,7 @@ class AppendFiles:
             self.disk.close(fd)
 
     def close(self) -> None:
-        """Close all; what is only in memory stays there."""
+        """Close all files. Unwritten tails stay in memory."""
         while self._open:
             self.disk.close(self._open.popitem()[1])
 

@@ -70,7 +70,7 @@ def _lists(items: Sequence[Sequence[object]]) -> bytes:
 
 
 def first_id(pieces: Pieces, at: int) -> bytes:
-    """The id by which a message is known: a recurring one by its first run's."""
+    """The public id of a message: for a recurring message, the id of its first run."""
     if pieces.header.flags & _RECURRING and pieces.headers is not None:
         for name, value in pieces.headers[at]:
             if name == SCHEDULE_ID.encode():

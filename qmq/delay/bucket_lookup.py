@@ -28,7 +28,7 @@ SORTED_MAX: Final = 200_000
 """Messages of one bucket that are sorted at once; a bucket with more is scanned several times."""
 _CHUNK: Final = 256
 PICKED_MAX: Final = 8
-"""If more messages of a batch are wanted at once, the batch is read whole."""
+"""If more messages of a batch are wanted together, the whole batch is read."""
 _FIRST: Final = itemgetter(0)
 _POSITION: Final = itemgetter(1)
 
@@ -46,7 +46,7 @@ def read(bucket_of: Callable[[int], Bucket], cache: BatchCache, places: Places) 
 
 
 def readable(reading: Callable[[Places], list[DueMessage]], places: Places) -> list[DueMessage]:
-    """The messages that can be read; the log names the others."""
+    """The readable messages. The others are logged."""
     try:
         return reading(places)
     except (LogDamaged, *UNREADABLE) as failure:
@@ -58,7 +58,9 @@ def readable(reading: Callable[[Places], list[DueMessage]], places: Places) -> l
 
 
 def _of_bucket(bucket: Bucket, cache: BatchCache, ordinals: list[int]) -> Iterator[DueMessage]:
-    """Messages of one bucket, in ascending order. One or a few of a large checked batch are read alone, else the batch is read."""
+    """Messages of one bucket, in ascending order. One or a few messages of a large checked batch are read singly; otherwise the whole batch
+    is read.
+    """
     rows = list(bucket.rows_of(ordinals))
     wanted = Counter(map(_POSITION, rows))
     for ordinal, row in zip(ordinals, rows, strict=True):

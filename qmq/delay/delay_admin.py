@@ -35,7 +35,7 @@ _RECURRING: Final = int(BatchFlag.RECURRING)
 
 
 class EngineAdmin:
-    """`engine` raises NotMaster while there is none."""
+    """`engine` raises NotMaster while there is no engine."""
 
     def __init__(self, engine: Callable[[], Engine], group: str, delay_ms_max: int) -> None:
         self._engine = engine

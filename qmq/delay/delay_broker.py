@@ -1,4 +1,4 @@
-"""What a running broker of a delay group is: a `Broker` like any other, with these parts (`DelayWork.parts`):
+"""The broker of a delay group: an ordinary `Broker` with these parts (`DelayWork.parts`):
 
     destinations   DelayDestinations   takes delayed batches only, of all subjects, and checks their due times
     admission      DelayedQuota        bounds how many messages of a subject wait

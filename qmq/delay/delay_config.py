@@ -18,7 +18,7 @@ class DelayConfig:
     tick_ms: int = 500
     """Due messages are sent at multiples of it (the Java original's tick)."""
     pause_ms: int = 0
-    """Least time between two readings of the clock, for a clock that may stand still just before a tick (qmq/testing)."""
+    """The shortest time between two readings of the clock, for a clock that may stand still just before a tick (qmq/testing)."""
     load_ahead_ms: int = 600_000
     """The wheel has all messages that are due within this time, if there is room."""
     wheel_messages_max: int = 16_000_000
@@ -26,9 +26,9 @@ class DelayConfig:
     slice_messages_max: int = 2_000_000
     """Messages loaded at once."""
     waiting_messages_max: int = 20_000
-    """Messages that are read and not planned yet; other due ones stay in the wheel, 8 bytes each."""
+    """Messages that are read and not planned yet. Other due messages stay in the wheel, 8 bytes each."""
     stuck_messages_max: int = 2_000
-    """For a subject that cannot be delivered: further due messages take 16 bytes each, and do not delay other subjects."""
+    """Waiting messages of a subject that cannot be delivered. Further due messages take 16 bytes each and do not delay other subjects."""
     read_messages: int = 250
     """Messages read from the schedule log in one step of the event loop."""
     keep_ms: int = 24 * 3_600_000

@@ -1,4 +1,4 @@
-"""What a delay group accepts: delayed batches of all subjects, each into the subject's queue here.
+"""The destinations of a delay group: it accepts delayed batches of all subjects, each into the subject's queue.
 
 Before a batch is stored, its due times, the flag of ordered subjects, required keys, and the recurrence of recurring messages are checked.
 """

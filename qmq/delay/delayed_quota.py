@@ -1,7 +1,6 @@
-"""The quota `delayed_messages` (qmq/security/quotas.py) of a subject, and of who created it, at a delay group's master.
-
-It is checked when a request's batches are about to be stored, after all earlier ones. A batch that is stored already is acknowledged again,
-whatever the quota is.
+"""The quota `delayed_messages` (qmq/security/quotas.py) of a subject, and of the principal that created the subject, at a delay group's
+master. The quota is checked just before a request's batches are stored, after all earlier ones. A batch that is stored already is
+acknowledged again, regardless of the quota.
 """
 
 from __future__ import annotations

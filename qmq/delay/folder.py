@@ -1,4 +1,4 @@
-"""Makes the schedule's folder match the state when it is opened, whatever a crash left in it."""
+"""Makes the schedule's folder match the state when it is opened after any crash."""
 
 from __future__ import annotations
 

@@ -197,7 +197,7 @@ class DelayAdmin(Protocol):
         ...
 
     def id_of(self, message: DueMessage) -> DelayedId:
-        """The id by which the message is known."""
+        """The message's public id."""
         ...
 
     def standing(self) -> BucketStatus:

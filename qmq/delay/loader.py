@@ -110,7 +110,7 @@ class Loader:
     # --- ahead ---------------------------------------------------------------------------------------------------------
 
     async def ahead(self, now_ms: int) -> bool:
-        """Advance the horizon by a slice, if it is near and the wheel has room. True if there may be more to do at once."""
+        """Advance the horizon by a slice, if it is near and the wheel has room. True if there may be more to load immediately."""
         if self._aside is not None:
             return False
         self._give_back()
@@ -126,7 +126,7 @@ class Loader:
         return True
 
     def _give_back(self) -> None:
-        """Remove enough from the wheel that half a slice has room; otherwise it would be loaded again at once."""
+        """Remove enough from the wheel that half a slice has room; otherwise it would be loaded again immediately."""
         if len(self.wheel) > self._wheel_messages_max:
             cut_ms = self.wheel.shrink(self._wheel_messages_max - self._slice_messages_max // 2, self.origin_ms)
             if cut_ms is not None:

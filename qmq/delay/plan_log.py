@@ -117,7 +117,7 @@ class StorePlanLog:
             self._end(message)
 
     def drop(self, message: DueMessage) -> None:
-        """A half message is due and no decision came: it is cancelled."""
+        """Cancel a half message that is due without a decision."""
         self._forget_ended()
         self._end(message)
 

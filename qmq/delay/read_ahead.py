@@ -116,7 +116,7 @@ class ReadAheadPiece:
         return position
 
     def _batches(self, data: bytes, position: int, found: ReadAheadResult) -> tuple[int, int]:
-        """(how many bytes of `data` are whole batches, how many must be read at once to see the next one)."""
+        """(how many bytes of `data` are whole batches, how many must be read together for the next one)."""
         at = 0
         while at + ENVELOPE_BYTES <= len(data):
             total = _TOTAL.unpack_from(data, at + _TOTAL_AT)[0]

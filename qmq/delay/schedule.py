@@ -1,7 +1,7 @@
 """The schedule: where each delayed message is, and its state. It is the projection of a delay group's logs (qmq/log/projection.py).
 
-The schedule is a pure function of the entries, in the order of the index: replicas have the same bytes in the same files, whatever was
-flushed and however often they restarted. Nothing here may therefore depend on time, randomness, or how much was written to disk.
+The schedule is a pure function of the entries, in the order of the index: replicas have the same bytes in the same files, regardless of
+flushes and restarts. So nothing in this module may depend on time, randomness, or the number of bytes written to disk.
 
     take    a batch: to the bucket of its messages' due times, or cut into several
     act     PLAN, DONE, VOID, CANCEL, POSTPONE, RECUR, CLOSE: changes of a message's state (docs/DELAY.md).
@@ -182,7 +182,7 @@ class Schedule:
             self._cut(index, append_time_ms, region, region_crc, flags & _FLAGS, due_times_ms)
 
     def subscribe(self, on_pending: Callable[[Places], None]) -> Callable[[], None]:
-        """Report messages that become pending (stored, moved, or next runs) at once. Returns the function that ends this."""
+        """Report messages immediately when they become pending (stored, moved, or next runs). Returns the function that ends this."""
         self._on_pending = on_pending
 
         def unsubscribe() -> None:
@@ -422,11 +422,11 @@ class Schedule:
         self._read_ahead.note(found)
 
     def alias(self, message_id: bytes) -> SchedulePlace | None:
-        """Where a moved or recurring message is now, by its first id (16 bytes); None if it is neither, or is settled."""
+        """The current place of a moved or recurring message, by its first id (16 bytes); None for other messages and settled ones."""
         return self._aliases.get(message_id)
 
     def find(self, delayed: DelayedId) -> SchedulePlace:
-        """Where the message is, or was last. Raises MessageNotFound, LogDamaged."""
+        """The message's current or last place. Raises MessageNotFound, LogDamaged."""
         place = self._aliases.get(delayed.message_id.to_bytes())
         if place is not None:
             return place

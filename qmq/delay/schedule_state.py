@@ -41,7 +41,7 @@ class ScheduleState(msgspec.Struct, array_like=True):
     closed_before: int
     next_plan: int
     plans: bytes
-    """As an entry of the action log."""
+    """The open plans, in the form of an action log entry."""
     aliases: bytes
     buckets: bytes
     pending: dict[str, int] = {}

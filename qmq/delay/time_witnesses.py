@@ -1,8 +1,8 @@
 """Asks other machines for the time: brokers and replicas, over their control ports (`DescribeReplica`, which slaves answer, too).
 
-It asks once at the start, then every thirty seconds, and every second while the timekeeper has a step to decide (see timekeeper.py).
-They answer with their machine's wall clock, even delay servers, because their kept time would not be independent. An answer that takes more
-than a second is ignored; no single answer is required.
+The task asks once at the start, then every thirty seconds, and every second while the timekeeper has a step to decide (see timekeeper.py).
+Witnesses answer with their machine's wall clock, even delay servers, because their kept time would not be independent. An answer that takes
+more than a second is ignored; no single answer is required.
 
 This task also reads the clock once a second, so that it notices a step at once, without waiting for the next caller. It logs each step
 twice: when the step lasts, and when it is accepted.
@@ -36,7 +36,7 @@ class WitnessTiming:
     ask_s: float = 1.0
     """How long an answer may take."""
     look_s: float = 1.0
-    """How often the own clock is read."""
+    """How often this machine's clock is read."""
     every_ms: int = 30_000
     """How often witnesses are asked while clocks agree."""
 

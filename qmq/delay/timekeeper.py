@@ -5,7 +5,7 @@ the wall clock, by one table:
 
     wall clock - kept time       the witnesses confirm       then
     under 1 s                    (not asked)                 the kept time moves to it by 500 ppm: it never stops, never goes back
-    1 s or more: a *step*        the wall clock              accepted at once: the kept time becomes the wall clock's
+    1 s or more: a *step*        the wall clock              accepted immediately: the kept time becomes the wall clock's
                                  the kept time               refused, as long as they confirm it
                                  neither, or no answers      accepted after 60 s, if it stayed within 1 s and no witness denied it
 

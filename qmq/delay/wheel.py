@@ -32,7 +32,7 @@ from qmq.delay.interfaces import Places
 from qmq.delay.wheel_runs import RUN_MESSAGES_MAX, WheelRun, merged, runs_of
 
 MOST: Final = 65_536
-"""The default limit of messages that leave at once."""
+"""The default limit of messages that one `advance` returns."""
 BASKET: Final = 8192
 _FAN: Final = 4
 _SAMPLES: Final = 16

@@ -15,7 +15,7 @@ from qmq.errors import QmqError
 @dataclass(slots=True, eq=False, kw_only=True)
 class InFlightBatch:
     size: int
-    """About how many bytes the messages have."""
+    """The approximate bytes of the messages."""
     until: float = math.inf
     """When the batch times out, by the clock of its window."""
     attempts: int = 0

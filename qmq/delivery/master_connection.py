@@ -1,4 +1,5 @@
-"""The connection to a broker group's master: it sends what a window gives, and tells the window of answers, lost connections and time.
+"""The connection to a broker group's master: it sends the batches of a window, and reports answers, lost connections and time to the
+window.
 
 The window decides about batches, and the owner reacts to changes. The connection follows the group's masters: after NotMaster, or news of
 another master, it connects there, and late answers of the old master still count. Subclasses say how a batch is encoded, whether a

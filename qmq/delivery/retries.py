@@ -3,7 +3,7 @@
 | sender | sent again under its number | rest after refusals in a row |
 |---|---|---|
 | `PRODUCER`: ordered or not | what `is_worth_another_try` says | `rest_s`: 20 ms to 1 s, or what the broker asks for |
-| `DELAY_SERVER` | also what may be stored, unless a message is at fault | `pause_s`: 30 s at most where somebody has to act |
+| `DELAY_SERVER` | also what may be stored, unless a message is at fault | `pause_s`: 30 s at most where an operator has to act |
 | `SINK`: rows to a broker group | as a producer | `rest_s` |
 | `ORDERED_SINK`: to a partition | also what lost its number to another attempt of the task | `rest_s` |
 
@@ -33,7 +33,7 @@ def is_worth_another_try(failure: QmqError) -> bool:
 
 
 def final(failure: QmqError | None, batch: InFlightBatch) -> QmqError:
-    """The error of a batch that failed. If a try is unanswered, the outcome is unknown, whatever the last refusal was."""
+    """The error of a batch that failed. If a try is unanswered, the outcome is unknown, for any last refusal."""
     outcome = Outcome.UNKNOWN if batch.is_uncertain else Outcome.NOT_STORED
     if failure is None or isinstance(failure, Unavailable):
         last = failure or "there was no room at any broker group"
@@ -74,7 +74,7 @@ def _is_retried(failure: QmqError, is_certain: bool) -> bool:
 
 
 def _is_retried_by_delay_server(failure: QmqError, is_certain: bool) -> bool:
-    """A batch that may be stored keeps its number and destination, so only a refusal that no broker will ever take back ends its tries."""
+    """A batch that may be stored keeps its number and destination, so only a permanent refusal ends its tries."""
     return is_worth_another_try(failure) or not (is_certain or isinstance(failure, InvalidArgument))
 
 

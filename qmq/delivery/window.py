@@ -37,7 +37,7 @@ B = TypeVar("B", bound=InFlightBatch)
 
 
 class InFlightWindow(Generic[B]):
-    """Batches on their way to one destination; at most `window` of them are unanswered at once."""
+    """Batches on their way to one destination; at most `window` of them are unanswered at a time."""
 
     def __init__(self, window: int, rules: RetryRules, ask_s: float = ASK_S) -> None:
         self.flight: list[B] = []

@@ -14,8 +14,8 @@ A share has four parts; every message of the queue is in exactly one of them, or
 A consumer names messages by *pull sequence*: its own count of the messages it was handed. Pull sequences never repeat within a share (a new
 consumer starts above all earlier ones), so a late verdict from before a lost lease cannot settle other messages.
 
-`attempt` counts from 1 how often a message was handed out and worked on: a NACK, a lost lease and a new incarnation add one, whoever put it
-back; a RELEASE (never worked on) adds none.
+`attempt` counts from 1 how often a message was handed out and worked on: a NACK, a lost lease and a new incarnation add one, and a RELEASE
+(never worked on) adds none.
 
 Only `apply` changes state; it can report what happened to which messages as events (`share_events.py`). `due` only reads.
 """

@@ -123,7 +123,7 @@ class Store:
         """Whether opening cut entries that may have been acknowledged."""
         self.unflushed = Unflushed()
         self.flush_wanted = 0
-        """The highest index for whose flush a request waits, whatever the policy."""
+        """The highest index for whose flush a request waits, with every flush policy."""
         self.unwritten: list[AnyAction] = []
         self.droppable: list[Path] = []  # files of dropped queues, for retention to delete
         self.projection: Projection | None = None

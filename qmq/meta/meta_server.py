@@ -178,7 +178,7 @@ class CallCounts(grpc.aio.ServerInterceptor):
     ) -> Any:
         handler = await continuation(handler_call_details)
         if handler is None:
-            return None  # no such method: the name is whatever the caller sent
+            return None  # no such method: the caller can send any name
         method = str(handler_call_details.method).rpartition("/")[2]
         self.requests[method] = self.requests.get(method, 0) + 1
         if handler.unary_unary is None:

@@ -86,7 +86,7 @@ class ShardSupervision:
             self.exit_status = self.exit_status or (status if status > 0 else 128 - status if status < 0 else 0)
             if self.is_stopping:
                 return None
-            self.exit_status = self.exit_status or 1  # a broker that ends without being asked has failed, whatever its status is
+            self.exit_status = self.exit_status or 1  # a broker that ends without being asked has failed, with any exit status
             return self.stop()
         found.state = ShardState.RESTING
         found.restarts = 1 if was_steady else found.restarts + 1

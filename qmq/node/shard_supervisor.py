@@ -121,5 +121,5 @@ class ShardSupervisor:
 
 
 def _end_with_parent() -> None:
-    """In the new process: the kernel sends SIGTERM when the supervisor ends, for whatever reason."""
+    """In the new process: the kernel sends SIGTERM when the supervisor ends, for any reason."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

@@ -31,11 +31,9 @@ class JwtConfig:
 class AccessConfig:
     """The settings of a server at its start.
 
-    admins: principals that may do everything, whatever the rules say.
-    rule: how certificates name principals.
-    stale_ms: for how long the last known rules hold while the coordination store is away.
-    jwt: the identity provider whose tokens are taken, too.
-    audit_subject: the subject that the audit log goes to, too; empty for none.
+    admins: principals that may do everything, independent of the rules. rule: how certificates name principals. stale_ms: for how long the
+    last known rules hold while the coordination store is away. jwt: the identity provider whose tokens are taken, too. audit_subject: the
+    subject that the audit log goes to, too; empty for none.
     """
 
     admins: frozenset[str] = frozenset()

@@ -317,8 +317,8 @@ class AccessControl(OpenAccess):
     def require_server(self, caller: Caller, action: str, names: CertificateNames | None) -> None:
         """Only a server may do this: no rule grants it. Raises AccessDenied.
 
-        `names` are those of the certificate that was shown over TLS, None without TLS. With TLS it is a server's, whatever the mode.
-        A certificate that says nothing about its holder's role needs the servers' token besides.
+        `names` are those of the certificate that was shown over TLS, None without TLS. With TLS the certificate must be a server's, in
+        every mode. A certificate that says nothing about its holder's role needs the servers' token besides.
         """
         if names is not None and not names.is_of_server and (not names.is_of_nobody or caller.how != _OWN_TOKEN):
             why = f"{action} is for servers, and {caller.principal} shows no server's certificate: `qmq cert server` makes one"

@@ -7,7 +7,7 @@
 A rule names a principal, operations, a kind of resource and a pattern. A pattern is a name, a prefix before one `*`, or `*` alone; a
 principal may be given as a pattern of that form too, or as `role:NAME`.
 
-* A rule that denies wins over every rule that allows, whatever their order.
+* A rule that denies wins over every rule that allows, in any order.
 * What no rule allows is denied.
 * Servers (`node:`, `meta:`) may do everything: they are the cluster. No rule grants that to others.
 * A principal that is allowed any operation on a resource may also describe it, unless that is denied: a producer must be able to find its

@@ -92,8 +92,8 @@ def issue(
     """Make a certificate that the folder's authority signs; one that was there is replaced.
 
     `hosts` are the names and addresses by which a server is reached; a client needs none. A client's certificate has the purpose (extended
-    key usage) of clients only, so TLS takes it for no server's, whatever hosts it names.
-    Raises InvalidName, InvalidArgument: no such kind, no host, or no authority in the folder.
+    key usage) of clients only, so TLS does not accept it as a server's certificate, with any host names. Raises InvalidName,
+    InvalidArgument: no such kind, no host, or no authority in the folder.
     """
     if kind not in KINDS:
         raise InvalidArgument(f"a certificate is for one of {', '.join(KINDS)}, not {kind!r}")

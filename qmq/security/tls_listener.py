@@ -4,7 +4,7 @@ The listener accepts connections itself, instead of asyncio's server: so each ha
 pause, and a handshake that fails is reported with the peer's address.
 
 With `takes_plaintext` the listener looks at a connection's first byte, which stays in the kernel's buffer. HTTP/2 begins with "PRI", a
-handshake of TLS with byte 22. Whatever does not begin with "P" must be TLS, so that what is neither is refused and reported.
+handshake of TLS with byte 22. A connection that does not begin with "P" must be TLS. Any other connection is refused and reported.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ class DedupStatements:
     def parameters(self, record: Record) -> dict[str, Any]:
         """A record as the parameters of `add`, `touch` and `still_there`."""
         found = {"of_group": record.group, "of_subject": record.subject, "of_message": record.id, "by_token": record.token}
-        if self.dialect.is_hex:  # binary columns, whatever character set the connection has
+        if self.dialect.is_hex:  # binary columns, independent of the connection's character set
             return {name: value.encode().hex() for name, value in found.items()}
         return dict(found)
 

@@ -67,7 +67,7 @@ class OutboxAdmin:
         return await self._change([self._table.statements.retry(chunk) for chunk in chunks(sorted(ids))])
 
     async def drop(self, ids: Sequence[int]) -> int:
-        """Delete messages, whatever their state: they will never be sent. Returns their number."""
+        """Delete messages in any state: they will never be sent. Returns their number."""
         return await self._change([self._table.statements.delete(chunk) for chunk in chunks(sorted(ids))])
 
     async def aside(self) -> Sequence[int]:
@@ -90,7 +90,7 @@ async def looking_into(url: str, table: str, work: Callable[[OutboxAdmin], Await
         return await work(OutboxAdmin(Operations(EngineRunner(engine), table)))
     except QmqError:
         raise
-    except Exception as failure:  # whatever a driver raises
+    except Exception as failure:  # drivers raise different errors
         raise NotConnected(f"the outbox {table} cannot be read: {error_text(failure)}") from failure
     finally:
         await settle(engine.dispose())

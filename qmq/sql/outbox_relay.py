@@ -177,7 +177,7 @@ class _Line:
         try:
             found = await relay.rows.send_committed(self._subject, [entry.message for entry in entries])
             sent, held = found.sent, found.held
-        except Exception as failure:  # whatever a driver raises
+        except Exception as failure:  # drivers raise different errors
             log.warning(
                 "messages to %s stay in outbox %s for now: %s", self._subject, relay.rows.table.statements.table, error_text(failure)
             )

@@ -41,7 +41,7 @@ class ChunkLru(Generic[V]):
         return found[0]
 
     def put(self, key: ChunkKey, value: V, size: int) -> list[V]:
-        """Add a value. Returns those that left; the new one stays, whatever its size."""
+        """Add a value. Returns the removed values. The new value stays, with any size."""
         left = [self.remove(key)] if key in self._values else []
         self._values[key] = (value, size)
         self.bytes += size

@@ -20,7 +20,7 @@ RETRY_S: Final = 10.0
 
 READ_S: Final = 15.0
 READ_RETRY_S: Final = 3.0
-"""For reads that somebody waits for: they fail sooner, and are asked for again."""
+"""For reads that a client waits for: they fail sooner and are retried."""
 
 
 class StoreAway(Exception):

@@ -52,7 +52,7 @@ class StoredBeginnings:
         self._stopping = threading.Event()
 
     def stop(self) -> None:
-        """The process ends: whatever is being read is given up."""
+        """The process ends: abandon running reads."""
         self._stopping.set()
 
     def find(self, base: int) -> list[SegmentIndex]:

@@ -137,7 +137,7 @@ class StoredReads:
         now_s = asyncio.get_running_loop().time()
         if now_s >= self._warn_from_s:
             self._warn_from_s = now_s + WARN_EVERY_S
-            log.warning("reading from the object store failed, it is asked again when somebody needs it: %s", failure)
+            log.warning("reading from the object store failed; the next request for these bytes reads again: %s", failure)
 
     def close(self) -> None:
         """Fetch nothing more, and close the cache's files. A fetch under way ends by itself."""

@@ -8,7 +8,7 @@ long the sender will wait for the answer, counted from the frame's arrival, 0 fo
 Rules:
 * The length is checked against the limit before anything is allocated for it. An HTTP request ("GET " is 542,393,671) and a TLS hello
   (0x010316..., little endian) are refused by their first four bytes.
-* Requests without content have a small limit, whatever the connection's limit is.
+* Requests without content have a small limit, independent of the connection's limit.
 * Bytes are received into one reused buffer, and a frame's payload is *borrowed*: valid until the next `get_buffer`. A receiver that keeps a
   part copies that part, once. Many readers may share the buffer: then the payload is valid until the event loop continues, and a reader
   holds only the beginning of an incomplete frame.

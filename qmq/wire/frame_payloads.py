@@ -195,11 +195,11 @@ class Fetch(_JsonMessage):
 
 
 class Fetched(NamedTuple):
-    """A queue's numbers, and how far the batches that follow in the answer go. Of a queue where nothing ever was, all are 0.
+    """A queue's numbers, and the end of the batches that follow in the answer. All are 0 for a queue that never had a message.
 
-    `next_sequence`: whatever is wanted from the asked sequence on (or from `start_sequence`, if that is more), up to before it, is in the
-    answer; ask on from here. `end_sequence` is behind the newest message that applications may see, of a sealed partition its command
-    message. `stored_bytes`, the bytes of the kept messages, is set only in the answer to a request for no messages.
+    `next_sequence`: the answer has every wanted batch from the requested sequence (or `start_sequence`, if that is higher) up to this
+    sequence; the next request begins here. `end_sequence` is behind the newest message that applications may see, of a sealed partition its
+    command message. `stored_bytes`, the bytes of the kept messages, is set only in the answer to a request for no messages.
     """
 
     start_sequence: int

@@ -388,7 +388,7 @@ class Replica:
     def truncate(self, index: int) -> None:
         """Cut the uncommitted entries after `index`. Raises ProtocolViolation if one of them is committed."""
         if index < self.state.commit:
-            raise ProtocolViolation(f"{self.state.name} is told to cut to {index}, but {self.state.commit} is committed")
+            raise ProtocolViolation(f"{self.state.name} must not cut to {index}: {self.state.commit} is committed")
         self.state.history.truncate(index)
         self.state.durable = min(self.state.durable, index)
         self.state.flushed_index, self.flush_wanted = min(self.state.flushed_index, index), min(self.flush_wanted, index)
@@ -402,9 +402,7 @@ class Replica:
         if self.in_step and message.start_index <= self.state.history.last_index and not holds_nothing:
             return
         if message.start_index < self.state.commit:
-            raise ProtocolViolation(
-                f"{self.state.name} is told to start over at {message.start_index}, but {self.state.commit} is committed"
-            )
+            raise ProtocolViolation(f"{self.state.name} must not start over at {message.start_index}: {self.state.commit} is committed")
         self.state.history = History((), message.start_index, message.start_index, message.start_epoch)
         self.state.durable = self.state.commit = self.state.flushed_index = message.start_index
         self.state.is_whole, self.state.resetting_until, self._asks_reset = False, message.until_index, False

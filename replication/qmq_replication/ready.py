@@ -9,7 +9,7 @@
     6. `role`, `lead`, `requests`   the role has changed; append a barrier entry of epoch `lead`; send requests to the coordination store
 
 When entries have been written, and are as durable as the group's flush policy asks, call `Replica.stored(index)`; when they have been
-flushed, whatever the policy, call `Replica.flushed(index)`.
+flushed, with every flush policy, call `Replica.flushed(index)`.
 """
 
 from __future__ import annotations

@@ -76,8 +76,8 @@ class Append(NamedTuple):
 class Ack(NamedTuple):
     """Up to `stored` the sender's log equals the master's of `epoch`, durably. Its log ends at `last_index`, which lies at `place`.
 
-    `stored` is as durable as the sender's flush policy asks; up to `flushed` the log survives a power cut, whatever the policy.
-    `round` is the latest that the sender got; an Ack of an earlier one may be of entries that were lost since.
+    `stored` is as durable as the sender's flush policy asks; up to `flushed` the log survives a power cut, with every policy. `round` is
+    the latest that the sender got; an Ack of an earlier one may be of entries that were lost since.
     """
 
     epoch: int

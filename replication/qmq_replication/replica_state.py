@@ -1,4 +1,4 @@
-"""The state of a replica, whatever its role, and the work that it wants done. Pure. `Replica`, `Election` and `Leader` share one."""
+"""The state of a replica in any role, and the work that it requests. Pure. `Replica`, `Election` and `Leader` share one."""
 
 from __future__ import annotations
 

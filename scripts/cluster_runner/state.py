@@ -1,8 +1,9 @@
 """The state between two commands, in the state folder:
 
-    state.json      the network, its slot, the processes (pid and start time), the cuts compose.json    the resolved file of the last `up`:
-    a restarted service keeps its settings, even if the shell's environment has changed logs/           each service's output volumes/
-    each named volume
+    state.json      the network, its slot, the processes (pid and start time), the cuts
+    compose.json    the resolved file of the last `up`: a restarted service keeps its settings, even if the shell's environment has changed
+    logs/           each service's output
+    volumes/        each named volume
 
 The network and the slot stay after `down`, because etcd's members remember their addresses; only `down --volumes` forgets them.
 """

@@ -132,7 +132,7 @@ class SimDispatcher:
                 plan, messages = resumed.popleft()
                 if self._world.random.random() < 0.2:
                     self._real_time.close(plan)
-                # A refusal that is not for ever does not do: whoever was master before may be sending the same plan still.
+                # A temporary refusal is not enough: the previous master may still send the same plan.
                 if not await self._send(plan, messages, may_refuse=False):
                     again += messages
             queue = self._waiting.setdefault(subject, deque())

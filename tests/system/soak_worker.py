@@ -107,7 +107,7 @@ async def consume(server: str, notes: Notes, name: str, stop: asyncio.Event) -> 
             try:
                 await found.ack_sync()
             except (StaleDelivery, NotConnected):
-                continue  # it hung past its lease, and others have them; or past the answer, and it is told again
+                continue  # it hung past its lease, and others have them; or past the answer, and the call is repeated
 
 
 async def letters(server: str, notes: Notes, stop: asyncio.Event) -> None:

@@ -51,7 +51,7 @@ class FakeMetadata:
     ) -> None:
         self.asked.append((from_version, reason))
         if self.failures:
-            self.version += 1  # somebody else's change
+            self.version += 1  # another client's change
             raise self.failures.pop(0)
         assert from_version == self.version
         self.past[self.version] = list(self.groups)

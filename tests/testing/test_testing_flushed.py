@@ -100,7 +100,7 @@ async def test_a_subject_with_sync_flush_waits_and_its_neighbours_do_not() -> No
         hasty = asyncio.ensure_future(mq.send("payments", b"11", acks="master"))
         await mq.send("clicks", b"a")
         assert not waiting.done()
-        assert not hasty.done(), "whoever owns the subject decides"
+        assert not hasty.done(), "the owner of the subject decides"
         gates.open()
         await asyncio.gather(waiting, hasty)
 

@@ -1,7 +1,7 @@
 """How far a mirror is with one subject: notes that pair places in the source with places in the target. Pure.
 
-    note      every message of the source before `mark` that is to be copied is in the target, before `ends` thinned all recent notes are
-    kept, and older ones at growing distances: a group that is far behind gets an older place
+    note      every message of the source before `mark` that is to be copied is in the target, before `ends`
+    thinned   all recent notes are kept, and older ones at growing distances: a group that is far behind gets an older place
 
 A group's progress is translated by the newest note whose messages it has all done (as Kafka's MirrorMaker 2 does by its offset syncs): what
 lies before the note's ends is done, so the group may begin there. What it has done behind them is delivered again.

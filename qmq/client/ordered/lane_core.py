@@ -17,7 +17,8 @@ Rules:
   is sent again: settling twice is harmless.
 * A lane is finished when its end was pulled and every settlement is answered. Then everything up to and including the command message is
   committed as done.
-* A void cell is ignored, whatever its handler does. Cells are compared by identity: the same sequence may come again under a new token.
+* A void cell is ignored, with any result of its handler. Cells are compared by identity: the same sequence may come again under a new
+  token.
 * `on_failure="block"`: while a message of the lane waits for another try, no other message of the lane is begun. "park": only its key
   waits, and after `attempts_max` failures the key is parked, with all its later messages.
 

@@ -8,7 +8,7 @@ batches. Pure.
 
 Rules (docs/ORDERING.md, "Why order holds while writing"):
 * A stream has its own producer id, and numbers its batches from 0 without gaps. A broker takes number n only after n - 1, so the partition
-  holds the stream's batches in order, whatever order they arrive in.
+  holds the stream's batches in order, for any order of arrival.
 * A batch that was given up may still arrive. Later batches begin a new session of the same producer id, in the upper bits of the number:
   once a partition has the first batch of a session, it refuses all older sessions. So a batch with unknown outcome is stored before that,
   or never.

@@ -1,8 +1,8 @@
 """Sends due messages to the real-time brokers: none is lost, none is stored twice, and ordered subjects keep their order.
 
 DueDispatcher            (due_dispatcher.py)           takes due messages of all subjects
-SubjectDispatcher        (subject_dispatcher.py)       one subject's: finds out how it is ordered
-SubjectOutcomes          (subject_outcomes.py)         what became of its batches; keeps messages that cannot be sent
+SubjectDispatcher        (subject_dispatcher.py)       takes those of one subject, and finds out how it is ordered
+SubjectOutcomes          (subject_outcomes.py)         records the outcomes of its batches; keeps messages that cannot be sent
 BalancedDispatcher       (balanced_dispatcher.py)      of an unordered subject: to any of its broker groups
 PartitionedDispatcher    (partitioned_dispatcher.py)   of an ordered subject: by the route, each key in order
 DueBatcher               (due_batcher.py)              messages that wait to be planned; makes batches of them. Pure

@@ -73,7 +73,7 @@ class BatchPlanner:
         task.add_done_callback(self._ended)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        """Report an unexpected failure of a plan at once, not when its task is garbage-collected."""
+        """Report an unexpected failure of a plan immediately, not when its task is garbage-collected."""
         self._tasks.discard(task)
         failure = None if task.cancelled() else task.exception()
         if failure is not None:
@@ -125,5 +125,5 @@ class BatchPlanner:
                 task.cancel()
 
     async def wait_closed(self) -> None:
-        """Wait for the writes that were begun."""
+        """Wait for the running writes."""
         await asyncio.gather(*self._tasks, return_exceptions=True)

@@ -27,7 +27,7 @@ from qmq.delay.interfaces import Draft, DueMessage, SchedulePlace
 AHEAD: Final = 4
 """A batch is selected from at most this multiple of its number of messages."""
 MESSAGE_BYTES: Final = 40
-"""About what a message takes besides its body, key, tags and headers."""
+"""The approximate bytes of a message besides its body, key, tags and headers."""
 _ERA_BITS: Final = 32
 _DIRECTED: Final = int(BatchFlag.DIRECTED)
 _AGAIN: Final = int(BatchFlag.AGAIN)
@@ -52,7 +52,7 @@ def sort_of(message: DueMessage) -> Sort:
 
 
 def size_of(message: DueMessage) -> int:
-    """About how many bytes it takes in a batch."""
+    """The approximate bytes of a message in a batch."""
     size = len(message.body) + len(message.key) + MESSAGE_BYTES
     if message.tags:
         size += sum(map(len, message.tags)) + 16 * len(message.tags)
@@ -88,7 +88,7 @@ class DueBatcher:
         return False
 
     def take(self) -> tuple[list[DueMessage], int]:
-        """The next batch and about how many bytes it has. There must be a message."""
+        """The next batch and its approximate bytes. There must be a message."""
         messages, (most, bytes_max), suspects = self.messages, self._limits, self._suspects
         sort = sort_of(messages[0])
         era, is_directed = sort[0], sort[1] is not None

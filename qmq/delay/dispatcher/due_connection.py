@@ -63,7 +63,7 @@ class DueConnection(MasterConnection[DueBatch]):
 
 
 def _unencodable(cause: Exception) -> QmqError:
-    """The error for a batch that cannot be encoded: its messages are at fault, whatever the library reports."""
+    """The error for a batch that cannot be encoded: its messages are at fault, for any error of the library."""
     if isinstance(cause, MemoryError):
         return Overloaded("no memory to make the batch")
     return InvalidArgument(f"the stored messages cannot be made into a batch: {type(cause).__name__}: {cause}")

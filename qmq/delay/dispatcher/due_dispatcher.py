@@ -133,6 +133,6 @@ class DueDispatcher:
             dispatcher.close()
 
     async def stop(self) -> None:
-        """This replica lost the mastership, or the process ends: stop at once."""
+        """This replica lost the mastership, or the process ends: stop immediately."""
         self.halt()
         await self._planner.wait_closed()

@@ -203,7 +203,7 @@ class SubjectDispatcher:
         return (count, why) if why and count else (0, "")
 
     def close(self) -> None:
-        """Stop sending at once."""
+        """Stop sending immediately."""
         self._is_closed = True
         if self._finding is not None:
             self._finding.cancel()

@@ -1,8 +1,9 @@
-"""What became of a subject's batches: decided ones are recorded, messages at fault are set aside, and a refusal for good holds planning.
+"""The outcomes of a subject's batches: decided batches are recorded, messages at fault are set aside, and a permanent refusal pauses
+planning.
 
 Rules:
 * Errors that an operator has to repair (the subject is deleted, its messages are refused) are retried after pauses that rise to 30 s.
-* A batch that is refused for what is in it is halved until the messages that are at fault are alone; only those wait, named in the log.
+* A batch that is refused because of its content is halved until the messages at fault are alone. Only those wait, and the log names them.
 """
 
 from __future__ import annotations
@@ -141,7 +142,7 @@ class SubjectOutcomes:
 
     @property
     def why_aside(self) -> str:
-        """Why one of them is not accepted; empty if there are none."""
+        """Why one of the messages that are set aside is not accepted; empty without any."""
         return str(next(iter(self._aside.values())).why) if self._aside else ""
 
     def close(self) -> None:

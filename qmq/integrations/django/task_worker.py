@@ -25,7 +25,7 @@ def handle(message: qmq.Message) -> None:
     using = router.db_for_write(TaskRecord)
     record = TaskRecord.objects.using(using).filter(id=identifier).first()
     if record is None:
-        logger.warning("task %s is not in the table %s: somebody deleted the row", identifier, TaskRecord._meta.db_table)
+        logger.warning("task %s is not in the table %s: its row was deleted", identifier, TaskRecord._meta.db_table)
     elif record.finished_at is None:
         run(record, using)
 

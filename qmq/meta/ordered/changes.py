@@ -144,7 +144,7 @@ class RouteChanges:
             try:
                 change = await self._step(subject, version)
             except (CoordinationUnavailable, CoordinationUnknown):
-                # whatever the outcome of the step was, reading the change again shows it
+                # reading the change again shows the outcome of the step
                 await self._sleep(RETRY_S)
                 continue
             if change.phase in (Phase.PUBLISHED, Phase.DONE):

@@ -57,7 +57,7 @@ class Placing:
                 break
             except CoordinationUnknown:
                 if await self._records.find(subject, group) is not None:
-                    # Whatever record exists now is the group's, ours or another's; if there is none, our put was not done, and `absent`
+                    # Any record that exists now is the group's, ours or another's; if there is none, our put was not done, and `absent`
                     # holds once only.
                     break
         await self._arrow("behind begin")

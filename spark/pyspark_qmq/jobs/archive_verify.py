@@ -28,7 +28,7 @@ _QUEUE: Final = ("subject", "partition", "broker_group")
 
 @dataclass(frozen=True, slots=True)
 class Fingerprint:
-    """A set of rows of a queue, whatever their order: two sums of 32-bit halves of a hash over all columns.
+    """A set of rows of a queue, in any order: two sums of 32-bit halves of a hash over all columns.
 
     Sums cannot overflow, and unlike XOR, duplicate rows do not cancel out.
     """
@@ -138,7 +138,7 @@ class Comparison:
 
 
 def _hash() -> Column:
-    """Of a row over all columns, whatever the order of its headers."""
+    """The hash of a row over all columns, independent of the order of its headers."""
     return F.xxhash64(*(F.array_sort(F.map_entries(name)) if name == "headers" else F.col(name) for name in COLUMNS)).alias("hash")
 
 

@@ -42,7 +42,7 @@ class OrderedHistory:
         self.grants: list[Grant] = []
         self.outages: list[Outaged] = []
         self.strangers: list[tuple[Deliver, int]] = []
-        """Deliveries of messages that nobody sent, each with its index."""
+        """Deliveries of messages that were never sent, each with its index."""
         self.reset_groups: set[str | None] = set()
         self.last_ns = 0
         self.latest = frozenset(latest)

@@ -5,7 +5,7 @@ broker group of the message's logical partition has no master. A message that wa
 must have been under way during such a time, or up to `after_ns` after its end (a producer must first learn of it and find the new route).
 
     change       [seal ........ published] after_ns
-    k1 7      [put ................ ok]                 fine, whatever its duration
+    k1 7      [put ................ ok]                 fine, for any duration
     k2 3                                          [put ................... ok]      stalled
 
 The report has the longest pauses. Of a change: the longest time without an answered put in the ranges of its sources that overlaps the

@@ -126,7 +126,7 @@ class TestWorker:
     def test_any_process_may_revoke_a_task_that_waits(self, tasks: ModuleType, mq: qmq.blocking.BlockingClient, environment: Any) -> None:
         queue = environment["QMQ_TEST_QUEUE"]
         ids = [tasks.add.apply_async((1, 1), countdown=86_400).id for _ in range(2)]
-        # Without a destination, celery waits one second for whoever answers, and fails if no worker was that quick.
+        # Without a destination, celery waits one second for any answer, and fails if no worker was that quick.
         options = ["--destination", "one@here", "--timeout", str(SOON_S)]
         command = [sys.executable, "-m", "celery", "-A", "celery_app", "control", *options, "revoke", ids[0]]
         subprocess.run(command, env={**os.environ, **environment}, cwd=HERE, check=True, capture_output=True, timeout=SOON_S)

@@ -334,7 +334,7 @@ async def test_of_several_sources_the_one_that_is_out_of_reach_is_closed_first()
     going = asyncio.create_task(run(world, "merge"))
     for _ in range(200):
         await asyncio.sleep(0)
-    assert world.brokers.calls == []  # whoever writes to partition 1 continues while b's lease runs
+    assert world.brokers.calls == []  # writers to partition 1 continue while b's lease runs
     await world.lose_master("b")
     await going
     state = await world.check(latest=2)

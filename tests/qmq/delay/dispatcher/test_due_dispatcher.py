@@ -189,7 +189,7 @@ def test_while_the_only_group_refuses_the_log_does_not_grow() -> None:
     play(scene)
 
 
-# --- what only somebody can mend ---------------------------------------------------------------------------------------
+# --- what only an operator can repair ---------------------------------------------------------------------------------------
 
 
 def test_messages_of_a_deleted_subject_wait_for_it_while_others_continue() -> None:
