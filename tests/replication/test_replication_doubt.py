@@ -127,7 +127,7 @@ def test_a_replica_with_later_entries_is_not_whole_before_it_has_those_between()
 def test_a_reset_below_what_is_committed_is_refused() -> None:
     group = Group(logs={"a": (1, 1, 1)})
     group.step("b", "a", Append(2, 0, 1, 3, (), 3, 3, False, None))
-    with pytest.raises(ProtocolViolation, match="told to start over at 2, but 3 is committed"):
+    with pytest.raises(ProtocolViolation, match="must not start over at 2: 3 is committed"):
         group.core["a"].step(0, "c", LogReset(3, 1, 1, 2, 2, 5))
 
 
