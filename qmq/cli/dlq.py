@@ -7,6 +7,7 @@ keys, with all later messages of the key: the verbs take SUBJECT GROUP KEY (`qmq
 from __future__ import annotations
 
 import base64
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Annotated, Any, Final
 
@@ -16,6 +17,7 @@ import qmq
 from qmq.cli.known_names import require_group
 from qmq.cli.output import SERVER, DryRun, Json, Server, ask, errors, fail, run, say, show, time_text
 from qmq.cli.progress_bar import counting
+from qmq.cli.roles import taking
 from qmq.client.dead_letter import Choose, DeadLetter
 from qmq.client.partial import Partial
 from qmq.errors import InvalidArgument
@@ -29,14 +31,6 @@ from qmq.operations.moments import Duration
 app = typer.Typer(no_args_is_help=True, help="Dead letters and parked keys: list, show, replay, purge, delete.")
 
 Words = Annotated[list[str], typer.Argument(metavar="GROUP | SUBJECT GROUP KEY", help="A group, or a parked key of an ordered subject.")]
-Subject = Annotated[str, typer.Option("--subject", help="Only messages sent to this subject.")]
-Ids = Annotated[list[str] | None, typer.Option("--id", help="Only this message; repeatable.")]
-Error = Annotated[str, typer.Option("--error", help="Only messages whose last error contains this text.")]
-Since = Annotated[datetime | None, typer.Option("--since", help="Only messages that failed at or after this time (UTC without a zone).")]
-Rate = Annotated[float, typer.Option("--rate", min=0, help="At most this many per second; 0: no limit.")]
-Sets = Annotated[list[str] | None, typer.Option("--set", help="Set a field of the JSON body, FIELD=VALUE; repeatable.")]
-Unsets = Annotated[list[str] | None, typer.Option("--unset", help="Remove a field from the JSON body; repeatable.")]
-Body = Annotated[str | None, typer.Option("--body", help="The body to send instead; with one --id.")]
 Most = Annotated[int, typer.Option("--max", min=0, help="At most this many; 0: all.")]
 
 _QUEUES: Final = ("group", "broker group", "messages", "waiting", "newest", "oldest ago ms")
@@ -91,117 +85,141 @@ async def _queues(server: str, group: str) -> Partial[tuple[Any, ...]]:
     return Partial(rows, found.silent)
 
 
+@dataclass(frozen=True, kw_only=True)
+class OutputFlags:
+    as_json: Json = False
+    server: Server = SERVER
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChoiceFlags:
+    """Which dead letters, or which parked key. A parked key is always taken as a whole."""
+
+    words: Annotated[list[str], typer.Argument(metavar="GROUP | SUBJECT GROUP KEY", help="A group, or a parked key of an ordered subject.")]
+    subject: Annotated[str, typer.Option("--subject", help="Only messages sent to this subject.")] = ""
+    ids: Annotated[list[str] | None, typer.Option("--id", help="Only this message; repeatable.")] = None
+    error: Annotated[str, typer.Option("--error", help="Only messages whose last error contains this text.")] = ""
+    since: Annotated[
+        datetime | None, typer.Option("--since", help="Only messages that failed at or after this time (UTC without a zone).")
+    ] = None
+    most: Most = 0
+
+    @property
+    def is_filtered(self) -> bool:
+        return any((self.subject, self.ids, self.error, self.since, self.most))
+
+    def choose(self) -> Choose:
+        """Raises InvalidArgument."""
+        return chosen_by(self.subject, self.ids or [], self.error, self.since)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShowOptions(OutputFlags, ChoiceFlags):
+    most: Most = 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class EditFlags:
+    rate: Annotated[float, typer.Option("--rate", min=0, help="At most this many per second; 0: no limit.")] = 0
+    sets: Annotated[list[str] | None, typer.Option("--set", help="Set a field of the JSON body, FIELD=VALUE; repeatable.")] = None
+    unsets: Annotated[list[str] | None, typer.Option("--unset", help="Remove a field from the JSON body; repeatable.")] = None
+    body: Annotated[str | None, typer.Option("--body", help="The body to send instead; with one --id.")] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class DryRunFlag:
+    dry_run: DryRun = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class PurgeOptions(OutputFlags, DryRunFlag, ChoiceFlags):
+    pass
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplayOptions(OutputFlags, DryRunFlag, EditFlags, ChoiceFlags):
+    pass
+
+
 @app.command("show")
-def show_letters(
-    words: Words,
-    subject: Subject = "",
-    ids: Ids = None,
-    error: Error = "",
-    since: Since = None,
-    most: Most = 20,
-    as_json: Json = False,
-    server: Server = SERVER,
-) -> None:
+@taking(ShowOptions)
+def show_letters(_: typer.Context, options: ShowOptions) -> None:
     """Show a group's oldest dead letters and why they failed. --json and --id add headers and body."""
+    words, server, as_json = options.words, options.server, options.as_json
     if _is_key(words):
         given, group, key = words
         rows = ask(server, lambda mq: parked_keys.shown(mq, given, group, key))
         show(f"parked key of group {group} on {given}", parked_keys.MORE_COLUMNS, rows, as_json=as_json)
         return
-    choose = chosen_by(subject, ids or [], error, since)
+    choose = options.choose()
 
     async def _show() -> list[DeadLetter]:
         async with qmq.connect(server) as mq:
-            letters = await mq.dead_letters(words[0]).show(most or 1_000_000, choose)
+            letters = await mq.dead_letters(words[0]).show(options.most or 1_000_000, choose)
             if not letters:
                 await require_group(mq, words[0])
             return letters
 
     found = run(_show())
-    if as_json or ids:
+    if as_json or options.ids:
         show(f"dead letters of group {words[0]}", _WHOLE, [_whole(each) for each in found], as_json=as_json)
         return
     show(f"dead letters of group {words[0]}", _LETTERS, [_row(each) for each in found], as_json=as_json)
 
 
 @app.command("replay")
-def replay(
-    words: Words,
-    subject: Subject = "",
-    ids: Ids = None,
-    error: Error = "",
-    since: Since = None,
-    most: Most = 0,
-    rate: Rate = 0,
-    sets: Sets = None,
-    unsets: Unsets = None,
-    body: Body = None,
-    dry_run: DryRun = False,
-    as_json: Json = False,
-    server: Server = SERVER,
-) -> None:
+@taking(ReplayOptions)
+def replay(_: typer.Context, options: ReplayOptions) -> None:
     """Deliver dead letters to the group again, each once, with a new attempt count; or a parked key, in order, before newer messages."""
-    _check_whole(words, any((subject, ids, error, since, most, sets, unsets, body)))
-    if body is not None and len(ids or ()) != 1:
+    _check_whole(options.words, options.is_filtered or any((options.sets, options.unsets, options.body)))
+    if options.body is not None and len(options.ids or ()) != 1:
         raise typer.BadParameter("--body is for one message: name it with --id")
     try:
-        edit = LetterEdit.parse(sets or (), unsets or (), body)
+        edit = LetterEdit.parse(options.sets or (), options.unsets or (), options.body)
     except InvalidArgument as failure:
         fail(failure)
-    _give_back(words, chosen_by(subject, ids or [], error, since), most, edit, dry_run, as_json, server, rate)
+    _give_back(options, edit, options.rate)
 
 
 @app.command("purge")
 @app.command("skip")
-def purge(
-    words: Words,
-    subject: Subject = "",
-    ids: Ids = None,
-    error: Error = "",
-    since: Since = None,
-    most: Most = 0,
-    dry_run: DryRun = False,
-    as_json: Json = False,
-    server: Server = SERVER,
-) -> None:
+@taking(PurgeOptions)
+def purge(_: typer.Context, options: PurgeOptions) -> None:
     """Delete dead letters for good; or skip a parked key's messages, so that the key is delivered again from its next message on."""
-    _check_whole(words, any((subject, ids, error, since, most)))
-    _give_back(words, chosen_by(subject, ids or [], error, since), most, None, dry_run, as_json, server)
+    _check_whole(options.words, options.is_filtered)
+    _give_back(options, None)
 
 
-def _give_back(
-    words: list[str], choose: Choose, most: int, edit: LetterEdit | None, dry_run: bool, as_json: bool, server: str, rate: float = 0
-) -> None:
+def _give_back(options: PurgeOptions | ReplayOptions, edit: LetterEdit | None, rate: float = 0) -> None:
     """Replay, with an edit, or purge, without one."""
+    words, choose = options.words, options.choose()
     is_replay, is_key = edit is not None, _is_key(words)
     done = "replayed" if is_replay else "skipped" if is_key else "purged"
-    title = f"would be {done}" if dry_run else done
+    title = f"would be {done}" if options.dry_run else done
     if is_key:
-        rows = ask(server, lambda mq: parked_keys.unparked(mq, *words, is_replay=is_replay, dry_run=dry_run))
-        show(title, ("key", "partition", "messages"), rows, as_json=as_json)
+        rows = ask(options.server, lambda mq: parked_keys.unparked(mq, *words, is_replay=is_replay, dry_run=options.dry_run))
+        show(title, ("key", "partition", "messages"), rows, as_json=options.as_json)
         return
-    count = run(_done(server, words[0], choose, most, edit, dry_run, rate, is_quiet=as_json))
-    show(title, ("group", "messages"), [(words[0], count)], as_json=as_json)
+    count = ask(options.server, lambda mq: _done(mq, options, choose, edit, rate))
+    show(title, ("group", "messages"), [(words[0], count)], as_json=options.as_json)
 
 
-async def _done(
-    server: str, group: str, choose: Choose, most: int, edit: LetterEdit | None, dry_run: bool, rate: float, *, is_quiet: bool
-) -> int:
-    async with qmq.connect(server) as mq:
-        letters = mq.dead_letters(group)
-        if dry_run:
-            found = await letters.show(most or 1_000_000, choose)
-            edited = [edit.of(each) for each in found] if edit is not None else found
-            if edited != found and not is_quiet:
-                errors.print(f"the first one would be sent as\n{_text(edited[0].body)}", markup=False, highlight=False)
-            return len(found)
-        waiting = sum(each.waiting for each in await letters.describe())
-        if not waiting:
-            await require_group(mq, group)
-        with counting("purging" if edit is None else "replaying", min(most, waiting) if most else waiting, quiet=is_quiet) as completed:
-            if edit is not None:
-                return await letters.replay(choose, edit=edit.of, messages_max=most, progress=completed, per_second=rate)
-            return await letters.purge(choose, messages_max=most, progress=completed)
+async def _done(mq: qmq.Client, options: PurgeOptions | ReplayOptions, choose: Choose, edit: LetterEdit | None, rate: float) -> int:
+    group, most, is_quiet = options.words[0], options.most, options.as_json
+    letters = mq.dead_letters(group)
+    if options.dry_run:
+        found = await letters.show(most or 1_000_000, choose)
+        edited = [edit.of(each) for each in found] if edit is not None else found
+        if edited != found and not is_quiet:
+            errors.print(f"the first one would be sent as\n{_text(edited[0].body)}", markup=False, highlight=False)
+        return len(found)
+    waiting = sum(each.waiting for each in await letters.describe())
+    if not waiting:
+        await require_group(mq, group)
+    with counting("purging" if edit is None else "replaying", min(most, waiting) if most else waiting, quiet=is_quiet) as completed:
+        if edit is not None:
+            return await letters.replay(choose, edit=edit.of, messages_max=most, progress=completed, per_second=rate)
+        return await letters.purge(choose, messages_max=most, progress=completed)
 
 
 def _check_whole(words: list[str], is_filtered: bool) -> None:

@@ -22,6 +22,7 @@ import qmq
 from qmq.cli.cli_timing import CliTiming, timing_of
 from qmq.cli.output import SERVER, DryRun, Json, Server, console, errors, run
 from qmq.cli.progress_bar import progress_of
+from qmq.cli.roles import taking
 from qmq.cli.route_view import change_text, plan_view
 from qmq.errors import CoordinationUnavailable, InvalidArgument, Unavailable, UnknownPartition
 from qmq.operations.route_facts import change_facts, left_in, plan_facts, undo_command
@@ -31,102 +32,106 @@ if TYPE_CHECKING:
 
 Subject = Annotated[str, typer.Argument(help="An ordered subject.")]
 Partition = Annotated[int, typer.Argument(help="The partition's number, as shown by `qmq route show`.")]
-Reason = Annotated[str, typer.Option("--reason", help="The reason, shown by `qmq route history`.")]
-Wait = Annotated[bool, typer.Option("--wait/--no-wait", help="Wait until every consumer group reads the new partitions.")]
 
 Planned = Callable[["pb.DescribeRouteResponse"], dict[str, Any]]
 """Makes the operation for `MetadataClient.change_route` from the subject's current state. Raises InvalidArgument, UnknownPartition."""
 
 
-@dataclass(frozen=True, slots=True)
-class Manner:
-    """Options of a change: dry run, waiting, output."""
+@dataclass(frozen=True, kw_only=True)
+class ChangeFlags:
+    """The options of every change. `subject` and the operation belong to the classes of the commands."""
 
-    reason: str
-    dry_run: bool
-    wait: bool
-    as_json: bool
-    server: str
-    timing: CliTiming
+    reason: Annotated[str, typer.Option("--reason", help="The reason, shown by `qmq route history`.")] = ""
+    wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Wait until every consumer group reads the new partitions.")] = True
+    dry_run: DryRun = False
+    as_json: Json = False
+    server: Server = SERVER
 
 
-def split(
-    context: typer.Context,
-    subject: Subject,
-    partition: Partition,
-    at: Annotated[list[int] | None, typer.Option("--at", help="First logical partition of a part; repeatable.")] = None,
-    parts: Annotated[int, typer.Option("--parts", min=0, help="Without --at: the number of parts, cut by load; default: 2.")] = 0,
-    to: Annotated[list[str] | None, typer.Option("--to", help="The parts' broker groups: one for all, or one for each part.")] = None,
-    reason: Reason = "",
-    wait: Wait = True,
-    dry_run: DryRun = False,
-    as_json: Json = False,
-    server: Server = SERVER,
-) -> None:
-    """Split a partition. Stored messages stay where they are; new messages go to the parts."""
+@dataclass(frozen=True, kw_only=True)
+class SplitFlags:
+    subject: Subject
+    partition: Partition
+    at: Annotated[list[int] | None, typer.Option("--at", help="First logical partition of a part; repeatable.")] = None
+    parts: Annotated[int, typer.Option("--parts", min=0, help="Without --at: the number of parts, cut by load; default: 2.")] = 0
+    to: Annotated[list[str] | None, typer.Option("--to", help="The parts' broker groups: one for all, or one for each part.")] = None
 
-    def planned(now: pb.DescribeRouteResponse) -> dict[str, Any]:
+    def planned(self, now: pb.DescribeRouteResponse) -> dict[str, Any]:
         from qmq.proto.v1 import meta_pb2 as pb
 
-        require(now, [partition])
+        require(now, [self.partition])
+        at, parts = self.at, self.parts
         if at and parts and parts != len(at) + 1:
             raise InvalidArgument(f"--at makes {len(at) + 1} parts, but --parts is {parts}: give only one of them")
         count = len(at) + 1 if at else parts or 2
-        groups = names(to)
+        groups = names(self.to)
         if len(groups) not in (0, 1, count):
             raise InvalidArgument(f"--to names {len(groups)} broker groups for {count} parts: give one for all, or one for each")
         groups = groups * count if len(groups) == 1 else groups
-        return {"split": pb.SplitOperation(partition=partition, at=sorted(at or ()), parts=0 if at else count, broker_groups=groups)}
-
-    change(subject, planned, Manner(reason, dry_run, wait, as_json, server, timing_of(context)))
+        return {"split": pb.SplitOperation(partition=self.partition, at=sorted(at or ()), parts=0 if at else count, broker_groups=groups)}
 
 
-def merge(
-    context: typer.Context,
-    subject: Subject,
-    partitions: Annotated[list[int], typer.Argument(help="The numbers of neighbouring partitions.")],
-    to: Annotated[str, typer.Option("--to", help="The new partition's broker group; default: the first partition's.")] = "",
-    reason: Reason = "",
-    wait: Wait = True,
-    dry_run: DryRun = False,
-    as_json: Json = False,
-    server: Server = SERVER,
-) -> None:
-    """Merge neighbouring partitions into one."""
+@dataclass(frozen=True, kw_only=True)
+class MergeFlags:
+    subject: Subject
+    partitions: Annotated[list[int], typer.Argument(help="The numbers of neighbouring partitions.")]
+    to: Annotated[str, typer.Option("--to", help="The new partition's broker group; default: the first partition's.")] = ""
 
-    def planned(now: pb.DescribeRouteResponse) -> dict[str, Any]:
+    def planned(self, now: pb.DescribeRouteResponse) -> dict[str, Any]:
         from qmq.proto.v1 import meta_pb2 as pb
 
-        require(now, partitions)
-        if len(set(partitions)) < 2:
+        require(now, self.partitions)
+        if len(set(self.partitions)) < 2:
             raise InvalidArgument("give two or more partitions to merge")
-        return {"merge": pb.MergeOperation(partitions=partitions, broker_group=to)}
-
-    change(subject, planned, Manner(reason, dry_run, wait, as_json, server, timing_of(context)))
+        return {"merge": pb.MergeOperation(partitions=self.partitions, broker_group=self.to)}
 
 
-def move(
-    context: typer.Context,
-    subject: Subject,
-    partition: Partition,
-    to: Annotated[str, typer.Option("--to", help="The new broker group.")],
-    reason: Reason = "",
-    wait: Wait = True,
-    dry_run: DryRun = False,
-    as_json: Json = False,
-    server: Server = SERVER,
-) -> None:
-    """Move a partition to another broker group. Stored messages stay on the old group and are consumed from there."""
+@dataclass(frozen=True, kw_only=True)
+class MoveFlags:
+    subject: Subject
+    partition: Partition
+    to: Annotated[str, typer.Option("--to", help="The new broker group.")]
 
-    def planned(now: pb.DescribeRouteResponse) -> dict[str, Any]:
+    def planned(self, now: pb.DescribeRouteResponse) -> dict[str, Any]:
         from qmq.proto.v1 import meta_pb2 as pb
 
-        (place,) = require(now, [partition])
-        if place.broker_group == to:
-            raise InvalidArgument(f"partition {partition} is already on {to}")
-        return {"move": pb.MoveOperation(partition=partition, broker_group=to)}
+        (place,) = require(now, [self.partition])
+        if place.broker_group == self.to:
+            raise InvalidArgument(f"partition {self.partition} is already on {self.to}")
+        return {"move": pb.MoveOperation(partition=self.partition, broker_group=self.to)}
 
-    change(subject, planned, Manner(reason, dry_run, wait, as_json, server, timing_of(context)))
+
+@dataclass(frozen=True, kw_only=True)
+class SplitOptions(ChangeFlags, SplitFlags):
+    pass
+
+
+@dataclass(frozen=True, kw_only=True)
+class MergeOptions(ChangeFlags, MergeFlags):
+    pass
+
+
+@dataclass(frozen=True, kw_only=True)
+class MoveOptions(ChangeFlags, MoveFlags):
+    pass
+
+
+@taking(SplitOptions)
+def split(context: typer.Context, options: SplitOptions) -> None:
+    """Split a partition. Stored messages stay where they are; new messages go to the parts."""
+    change(options.subject, options.planned, options, timing_of(context))
+
+
+@taking(MergeOptions)
+def merge(context: typer.Context, options: MergeOptions) -> None:
+    """Merge neighbouring partitions into one."""
+    change(options.subject, options.planned, options, timing_of(context))
+
+
+@taking(MoveOptions)
+def move(context: typer.Context, options: MoveOptions) -> None:
+    """Move a partition to another broker group. Stored messages stay on the old group and are consumed from there."""
+    change(options.subject, options.planned, options, timing_of(context))
 
 
 def names(words: list[str] | None) -> list[str]:
@@ -144,37 +149,37 @@ def require(now: pb.DescribeRouteResponse, numbers: list[int]) -> list[pb.Ordere
     return [known[number] for number in numbers]
 
 
-def change(subject: str, planned: Planned, manner: Manner) -> None:
+def change(subject: str, planned: Planned, flags: ChangeFlags, timing: CliTiming) -> None:
     """Read the subject, then print the plan (a dry run), or make the change and print the result."""
-    done = run(_plan(subject, planned, manner) if manner.dry_run else _do(subject, planned, manner))
-    if manner.as_json:
+    done = run(_plan(subject, planned, flags) if flags.dry_run else _do(subject, planned, flags, timing))
+    if flags.as_json:
         sys.stdout.write(json.dumps(done) + "\n")
-    elif manner.dry_run:
+    elif flags.dry_run:
         for each in plan_view(done, console.width):
             console.print(each)
     else:
         console.print(change_text(done["change"]), highlight=False, markup=False)
 
 
-async def _plan(subject: str, planned: Planned, manner: Manner) -> dict[str, Any]:
-    async with qmq.connect(manner.server) as mq:
+async def _plan(subject: str, planned: Planned, flags: ChangeFlags) -> dict[str, Any]:
+    async with qmq.connect(flags.server) as mq:
         now = await mq.metadata.describe_route(subject)
         operation = planned(now)
-        found = await mq.metadata.change_route(subject, **operation, from_version=now.route.version, reason=manner.reason, dry_run=True)
+        found = await mq.metadata.change_route(subject, **operation, from_version=now.route.version, reason=flags.reason, dry_run=True)
         return plan_facts(now, found, await mq.metadata.route_history(subject))
 
 
-async def _do(subject: str, planned: Planned, manner: Manner) -> dict[str, Any]:
-    async with qmq.connect(manner.server) as mq:
+async def _do(subject: str, planned: Planned, flags: ChangeFlags, timing: CliTiming) -> dict[str, Any]:
+    async with qmq.connect(flags.server) as mq:
         now = await mq.metadata.describe_route(subject)
         operation = planned(now)
-        with Following(subject, quiet=manner.as_json) as following:
+        with Following(subject, quiet=flags.as_json) as following:
             try:
-                made = await mq.metadata.change_route(subject, **operation, from_version=now.route.version, reason=manner.reason)
+                made = await mq.metadata.change_route(subject, **operation, from_version=now.route.version, reason=flags.reason)
                 following.publish(made.change)
                 groups = list(now.groups)
-                if manner.wait:
-                    groups = await follow(lambda: mq.metadata.describe_route(subject), made.change, following, manner.timing.follow_s)
+                if flags.wait:
+                    groups = await follow(lambda: mq.metadata.describe_route(subject), made.change, following, timing.follow_s)
             except asyncio.CancelledError:
                 following.leave()
                 raise
