@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from bench_processes import Node
+from bench_processes import Node, together
 
 import qmq
 from qmq.model import Order, SubjectConfig
@@ -367,24 +367,13 @@ ROWS: Final = [
 
 
 def _in_process(results: Any, work: Work, address: str, count: int, size: int) -> None:
+    """Entry of a child process, with plain asyncio."""
+
     async def run() -> Measured:
         async with qmq.connect(address) as mq:
             return await work(mq, count, size)
 
     results.put((qmq.run if os.environ.get(FAST) else asyncio.run)(run()))
-
-
-def _together(jobs: list[tuple[Work, str, int, int]]) -> list[Measured]:
-    """Run jobs, each in its own process with plain asyncio. Returns their results in the same order."""
-    context = mp.get_context("spawn")
-    queues = [context.Queue() for _ in jobs]
-    children = [context.Process(target=_in_process, args=(queue, *job)) for queue, job in zip(queues, jobs, strict=True)]
-    for child in children:
-        child.start()
-    found = [queue.get(timeout=300) for queue in queues]
-    for child in children:
-        child.join()
-    return found
 
 
 def _cpu_s(pid: int) -> float:
@@ -405,12 +394,12 @@ def measured(row: Row, count: int) -> dict[str, float]:
         if row.partitions:
             asyncio.run(_create_ordered(node.address, row.partitions))
         if row.before is not None:
-            _together([(row.before, node.address, count, row.size)])
+            together((row.before, node.address, count, row.size), entry=_in_process)
         before_s = _cpu_s(node.process.pid)
         jobs = [(row.work, node.address, count // row.processes if row.processes == 1 else count, row.size)] * row.processes
         if row.beside is not None:
             jobs.append((row.beside, node.address, count, row.size))
-        found = _together(jobs)
+        found = together(*jobs, entry=_in_process)
         node_s = _cpu_s(node.process.pid) - before_s
     finally:
         node.stop()

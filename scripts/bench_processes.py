@@ -57,11 +57,11 @@ def in_process(results: Any, work: Callable[..., Any], *words: Any) -> None:
     results.put(in_loop(work, *words))
 
 
-def together(*jobs: tuple[Any, ...]) -> list[Any]:
-    """Run jobs, each in its own process. Returns their results in order."""
+def together(*jobs: tuple[Any, ...], entry: Callable[..., None] = in_process) -> list[Any]:
+    """Run jobs, each in its own process, which begins with `entry`. Returns their results in order."""
     context = mp.get_context("spawn")
     queues = [context.Queue() for _ in jobs]
-    children = [context.Process(target=in_process, args=(queue, *job)) for queue, job in zip(queues, jobs, strict=True)]
+    children = [context.Process(target=entry, args=(queue, *job)) for queue, job in zip(queues, jobs, strict=True)]
     for child in children:
         child.start()
     found = [queue.get(timeout=300) for queue in queues]

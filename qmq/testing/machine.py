@@ -154,38 +154,12 @@ class ReplicaMachine:
 
     def _make(self, environment: Environment, store: PartyStore) -> ReplicaNode:
         site, name = self._site, self.name
+        place = (self.group, name, self._replicas, site.data(name), _NOWHERE, site.host(name), DATA_PORT, CONTROL_PORT)
+        broker = BrokerConfig(name)
         if self._settings is None:
-            config = ReplicaConfig(
-                self.group,
-                name,
-                self._replicas,
-                site.data(name),
-                _NOWHERE,
-                site.host(name),
-                DATA_PORT,
-                CONTROL_PORT,
-                log=site.log,
-                broker=BrokerConfig(name),
-            )
-            return broker_node(config, store, environment=environment)
-        return delay_node(
-            DelayReplicaConfig(
-                self.group,
-                name,
-                self._replicas,
-                site.data(name),
-                _NOWHERE,
-                site.host(name),
-                DATA_PORT,
-                CONTROL_PORT,
-                log=delay_log(),
-                broker=BrokerConfig(name),
-                settings=self._settings,
-                delay=DELAY,
-            ),
-            store,
-            environment=environment,
-        )
+            return broker_node(ReplicaConfig(*place, log=site.log, broker=broker), store, environment=environment)
+        config = DelayReplicaConfig(*place, log=delay_log(), broker=broker, settings=self._settings, delay=DELAY)
+        return delay_node(config, store, environment=environment)
 
     async def kill(self) -> None:
         node, self.node = self.node, None
