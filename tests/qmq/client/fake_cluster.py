@@ -377,18 +377,24 @@ async def cluster(groups: int = 2, *, metas: int = 1, can_push: bool = False, ti
     """A cluster with a client."""
     made = [FakeGroup(f"g{number}") for number in range(groups)]
     servers = [FakeMeta(made, can_push=can_push) for _ in range(metas)]
+    async with serving(made, servers), qmq.Client([meta.address for meta in servers], timing=timing) as mq:
+        yield Cluster(servers, made, mq)
+
+
+@asynccontextmanager
+async def serving(groups: Sequence[FakeGroup], metas: Sequence[FakeMeta]) -> AsyncIterator[None]:
+    """The servers run until the end of the block."""
     async with AsyncExitStack() as stack:
-        for group in made:
+        for group in groups:
             for replica in group.replicas:
                 await replica.start()
                 stack.push_async_callback(replica.stop)
-        for meta in servers:
+        for meta in metas:
             await meta.start()
             assert meta.server is not None
             stack.push_async_callback(meta.server.stop, None)
             stack.callback(meta.end_streams)
-        mq = await stack.enter_async_context(qmq.Client([meta.address for meta in servers], timing=timing))
-        yield Cluster(servers, made, mq)
+        yield
 
 
 @asynccontextmanager

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from typing import NamedTuple
 
-from fake_cluster import FakeGroup, FakeMeta, Peer
+from fake_cluster import FakeGroup, FakeMeta, Peer, serving
 from qmq_ordering.hashing import logical_partition
 from qmq_ordering.lane import Lane
 from qmq_ordering.route import LpRange
@@ -382,15 +382,5 @@ async def lane_cluster(groups: int = 1, *, metas: int = 1) -> AsyncIterator[Lane
     lanes = [FakeLanes(group) for group in made]
     assignments = Assignments()
     servers = [LaneMeta(made, assignments) for _ in range(metas)]
-    async with AsyncExitStack() as stack:
-        for group in made:
-            for replica in group.replicas:
-                await replica.start()
-                stack.push_async_callback(replica.stop)
-        for meta in servers:
-            await meta.start()
-            assert meta.server is not None
-            stack.push_async_callback(meta.server.stop, None)
-            stack.callback(meta.end_streams)
-        mq = await stack.enter_async_context(qmq.connect([meta.address for meta in servers]))
+    async with serving(made, servers), qmq.connect([meta.address for meta in servers]) as mq:
         yield LaneCluster(servers, lanes, assignments, mq)

@@ -4,44 +4,26 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from support import ManualClock, intake
+from deletion_support import opened, queue_of, used_store
+from support import intake
 
-from qmq.limits import KIB
 from qmq.log import checkpoint as checkpoints
-from qmq.log.actions import Begin, Join, LaneBegin, PullAction, Pulled
+from qmq.log.actions import Join, LaneBegin, PullAction, Pulled
 from qmq.log.checkpoint_writing import begin_checkpoint, close_store, end_checkpoint
-from qmq.log.log_config import LogConfig
 from qmq.log.queue import Queue
 from qmq.log.queue_deletion import drop
-from qmq.log.recovery import open_store
 from qmq.log.retention import begin_retention
 from qmq.log.store import Store
-
-CONFIG = LogConfig(segment_bytes=64 * KIB, action_segment_bytes=64 * KIB)
-
-
-def opened(folder: Path) -> Store:
-    return open_store(folder, CONFIG, ManualClock())
-
-
-def queue_of(store: Store, partition: int = 0) -> Queue:
-    queue = store.queue("s", partition)
-    assert queue is not None
-    return queue
 
 
 def used(folder: Path, partition: int = 0) -> Store:
     """A store whose queue has messages, a producer, a group that holds something and one with lanes."""
-    store = opened(folder)
-    queue = store.open_queue("s", partition)
-    for number in range(5):
-        store.append([intake(queue, [b"old"] * 3, number=number)])
-    store.act(Begin("s", partition, "g", "", 0))
-    store.act(Join("s", partition, "g", "c", "i", 1000, -1))
-    store.act(PullAction("s", partition, "g", "c", (Pulled(0, 4, 1),)))
-    store.act(LaneBegin("s", partition, "o", "", 0, 16, 0, 0))
-    store.write_actions()
-    return store
+    begun = (
+        Join("s", partition, "g", "c", "i", 1000, -1),
+        PullAction("s", partition, "g", "c", (Pulled(0, 4, 1),)),
+        LaneBegin("s", partition, "o", "", 0, 16, 0, 0),
+    )
+    return used_store(folder, partition, begun)
 
 
 def is_empty(queue: Queue) -> bool:
