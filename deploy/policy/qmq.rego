@@ -78,6 +78,12 @@ deny contains sprintf("%s: less than 30 seconds are too few to hand over and to 
 	object.get(workload.spec.template.spec, "terminationGracePeriodSeconds", 0) < 30
 }
 
+deny contains sprintf("%s: %s loses its connections at SIGTERM, before others know that it ends: it needs a preStop", [name(workload), container.name]) if {
+	some workload in workloads
+	some container in workload.spec.template.spec.containers
+	not container.lifecycle.preStop
+}
+
 deny contains sprintf("%s: %s may use more memory than it asked for, and is then killed when the node has none", [name(set), container.name]) if {
 	some set in sets
 	some container in set.spec.template.spec.containers

@@ -12,6 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
 import qmq
 from qmq.cli import draining
 from qmq.cli.cli_timing import CliTiming, timing_of
+from qmq.cli.hand_over import hand_over
 from qmq.cli.output import SERVER, DryRun, Json, Server, errors, fail, run, show
 from qmq.cli.progress_bar import progress_of
 from qmq.cli.replica import Group
@@ -23,7 +24,7 @@ from qmq.shard_names import shards_of
 if TYPE_CHECKING:
     from qmq.node.replica_config import ReplicaConfig
 
-app = typer.Typer(help="Run a broker; drain or resume a broker group.")
+app = typer.Typer(help="Run a broker, hand its mastership over; drain or resume a broker group.")
 
 _MODE_COLUMNS = ("group", "from", "to")
 
@@ -92,17 +93,21 @@ def serve_shards(options: BrokerOptions) -> None:
 @app.callback(invoke_without_command=True)
 @taking(BrokerOptions)
 def broker(context: typer.Context, options: BrokerOptions) -> None:
-    """Run one replica of a broker group; or, with a verb, drain or resume a group.
+    """Run one replica of a broker group; or, with a verb, hand its mastership over, drain or resume a group.
 
     Prints one line, `qmq broker is ready at HOST:PORT`, when its control port is open. Ctrl-C or SIGTERM stops it cleanly.
     With `--shards N` it runs N processes, one per core, and prints a line for each.
     """
+    context.obj = options
     if context.invoked_subcommand is None and options.shards > 1:
         serve_shards(options)
     elif context.invoked_subcommand is None:
         from qmq.node.broker_node import broker_node
 
         serve_replica(options, options.config, lambda config, environment: broker_node(config, environment=environment))
+
+
+app.command("hand-over")(hand_over)
 
 
 @app.command("drain")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from qmq.cli.arguments import port_option
+from qmq.cli.hand_over import hand_over
 from qmq.cli.roles import ReplicaOptions, serve_replica, taking
 from qmq.cli.times import parse_duration
 
@@ -57,8 +58,9 @@ class DelayOptions(ReplicaOptions):
 
 
 def attach(app: typer.Typer) -> None:
-    """Make `app` run a delay server when it is called without a verb."""
+    """Make `app` run a delay server when it is called without a verb, and hand the mastership of one over."""
     app.callback(invoke_without_command=True)(delay)
+    app.command("hand-over")(hand_over)
 
 
 @taking(DelayOptions)
@@ -67,6 +69,7 @@ def delay(context: typer.Context, options: DelayOptions) -> None:
 
     Prints one line, `qmq delay is ready at HOST:PORT`, when its control port is open. Ctrl-C or SIGTERM stops it cleanly.
     """
+    context.obj = options
     if context.invoked_subcommand is None:
         from qmq.node.delay_node import delay_node
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
@@ -274,6 +274,10 @@ class ProcessFlags(MetricsFlags):
 @dataclass(frozen=True)
 class ReplicaOptions(ProcessFlags, StorageFlags, GuardFlags, EtcdFlags, ReplicaPlace):
     """Options shared by `qmq broker` and `qmq delay`."""
+
+    def processes(self) -> Sequence[ReplicaOptions]:
+        """Those of each process that the server runs as. Raises InvalidArgument."""
+        return [self]
 
     def shared_config(self, kind: str) -> dict[str, Any]:
         """The shared part of both configurations; `kind`: the kind of group. Raises InvalidArgument, InvalidName, typer.BadParameter."""

@@ -34,6 +34,9 @@ class ShardedOptions(ReplicaOptions):
         ),
     ] = 1
 
+    def processes(self) -> Sequence[ReplicaOptions]:
+        return [self] if self.shards == 1 else [shard_options(self, shard) for shard in range(1, self.shards + 1)]
+
 
 _S = TypeVar("_S", bound=ShardedOptions)
 

@@ -96,6 +96,24 @@ def test_every_variable_is_an_option_of_the_command_that_gets_it(objects: list[d
             assert {word for word in words if word.startswith("--")} <= names, name
 
 
+def test_a_replica_hands_over_before_it_ends_by_a_command_that_there_is(objects: list[dict[str, Any]]) -> None:
+    root = get_command(app)
+    verbs = 0
+    for name, spec in pods(objects):
+        for container in spec["containers"]:
+            stop = container.get("lifecycle", {}).get("preStop", {}).get("exec", {}).get("command", ["none"])
+            if "QMQ_REPLICA" in {each["name"] for each in container.get("env") or []}:
+                role = root.get_command(click.Context(root), stop[1])  # type: ignore[attr-defined]
+                verb = role.get_command(click.Context(role), stop[2])
+                with verb.make_context("hand-over", stop[3:]) as given:
+                    assert given.params["wait"] < spec["terminationGracePeriodSeconds"], name
+                assert stop[:3] == ["qmq", container["command"][1], "hand-over"]
+                verbs += 1
+            elif "command" in container and name != "qmq-status":
+                assert stop == ["sleep", "3"] or "readinessProbe" not in container, name
+    assert verbs == 3
+
+
 def test_every_server_accepts_its_settings(objects: list[dict[str, Any]]) -> None:
     for name, spec in pods(objects):
         for container in spec["containers"]:

@@ -47,7 +47,7 @@ def kube_score(objects: list[Object]) -> list[str]:
 def conftest(objects: list[Object]) -> list[str]:
     done = run("conftest", "test", "--combine", "--output", "json", "--policy", str(POLICY), "-", objects=objects)
     (result,) = json.loads(done.stdout)
-    assert result["successes"] + len(result.get("failures", [])) >= 14, done.stderr
+    assert result["successes"] + len(result.get("failures", [])) >= 15, done.stderr
     return [each["msg"] for each in result.get("failures", [])]
 
 
@@ -149,6 +149,7 @@ MISTAKES: dict[str, Callable[[list[Object]], None]] = {
     "more memory than it asked for": grow_limit,
     "liveness asks for readiness": change_container("livenessProbe", {"httpGet": {"path": "/readyz", "port": "metrics"}}),
     "a probe starts a process": change_container("readinessProbe", {"exec": {"command": ["qmq", "health"]}}),
+    "needs a preStop": change_container("lifecycle", {}),
     "is another one tomorrow": change_container("image", "qmq:latest"),
     "no secrets in them": add_secret,
 }

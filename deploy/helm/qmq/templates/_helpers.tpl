@@ -87,6 +87,12 @@ readinessProbe:
   timeoutSeconds: 5
 {{- end }}
 
+{{/* A pod that ends still serves for a moment, in which its Service stops sending it new connections. */}}
+{{- define "qmq.leave-service" -}}
+lifecycle:
+  preStop: {exec: {command: [sleep, "3"]}}
+{{- end }}
+
 {{/* Addresses of the metaservers, for what is a client of the cluster. */}}
 {{- define "qmq.servers" -}}
 {{ include "qmq.component" (dict "root" . "name" "meta") }}.{{ .Release.Namespace }}.svc:20880
