@@ -65,6 +65,27 @@ async def test_a_mirror_copies_each_message_once_through_restarts(
         assert {message.body: message.id async for message in there.browse(PLAIN)} == ids
 
 
+async def test_the_counters_tell_in_the_middle_of_a_round_how_far_it_is(cluster: LiveCluster, second: LiveCluster, tmp_path: Path) -> None:
+    count = 6_000
+    async with cluster.client() as here, second.client() as there:
+        await here.metadata.create_subject(SubjectConfig("long"))
+        await here.send_many("long", [b"%d" % number for number in range(count)])
+        found = mirror(here, there, tmp_path)
+        passing = asyncio.ensure_future(found.pass_once())
+        seen = []
+        while not passing.done():
+            seen += [(each.lag, each.copied) for each in found.states() if each.subject == "long"]
+            await asyncio.sleep(0)
+        await passing
+        amid = [each for each in seen if 0 < each[1] < count]
+        assert amid, "a round that takes hours shows what it has copied"
+        assert {lag for lag, _ in amid} == {count}, "and how much there was to read when it began"
+        assert [copied for _, copied in seen] == sorted(copied for _, copied in seen)
+        (last,) = [each for each in found.states() if each.subject == "long"]
+        assert (last.lag, last.copied, last.failures) == (0, count, 0)
+        found.close()
+
+
 async def test_a_group_continues_in_the_target_where_it_is_in_the_source(
     cluster: LiveCluster, second: LiveCluster, history: History, tmp_path: Path
 ) -> None:
