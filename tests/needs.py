@@ -26,6 +26,7 @@ NO_NODE = "no Node: put node and npm on the PATH"
 NO_HELM = "no helm with schemas of Kubernetes: run scripts/kubernetes_tools"
 NO_KUBE_TOOLS = "no kubeconform and kube-score: put Go on the PATH and run scripts/kubernetes_tools"
 NO_CONFTEST = "no conftest: put Go on the PATH and run scripts/kubernetes_tools --all"
+NO_CONTROL_PLANE = "no API server, scheduler and controllers of Kubernetes: put Go on the PATH and run scripts/kubernetes_tools --all"
 NO_S3_SERVER = "no versitygw, an S3 server: put Go on the PATH and run scripts/judges"
 NO_ICEBERG_REST = "no REST catalog of Iceberg: put java and mvn on the PATH and run scripts/judges"
 NO_ENGINE = "no container engine: no DOCKER_HOST and no docker socket"
@@ -57,6 +58,13 @@ def find_kube_tool(name: str) -> Path | None:
     return found if found.exists() and (CACHE / "kubernetes" / "schemas" / "complete").exists() else None
 
 
+def find_control_plane() -> Path | None:
+    """The folder with kube-apiserver, kube-controller-manager and kube-scheduler."""
+    folder = CACHE / "kubernetes" / "go"
+    names = ("kube-apiserver", "kube-controller-manager", "kube-scheduler")
+    return folder if all((folder / each).exists() for each in names) else None
+
+
 def find_s3_server() -> Path | None:
     """versitygw, an S3 server that keeps objects as files."""
     found = CACHE / "judges" / "versitygw"
@@ -86,4 +94,5 @@ node = pytest.mark.skipif(shutil.which("node") is None or shutil.which("npm") is
 s3_server = pytest.mark.skipif(find_s3_server() is None, reason=NO_S3_SERVER)
 kube_tools = pytest.mark.skipif(find_kube_tool("kubeconform") is None or find_kube_tool("kube-score") is None, reason=NO_KUBE_TOOLS)
 conftest = pytest.mark.skipif(find_kube_tool("conftest") is None, reason=NO_CONFTEST)
+control_plane = pytest.mark.skipif(find_control_plane() is None, reason=NO_CONTROL_PLANE)
 helm = pytest.mark.skipif(find_kubernetes_tools() is None, reason=NO_HELM)

@@ -41,6 +41,22 @@ CONTAINER_FIELDS: Final = frozenset(
         "volumeMounts",
     ]
 )
+ADDED_TO_PODS: Final = frozenset(
+    [
+        "dnsPolicy",
+        "hostname",
+        "nodeName",
+        "preemptionPolicy",
+        "priority",
+        "restartPolicy",
+        "schedulerName",
+        "serviceAccount",
+        "subdomain",
+        "tolerations",
+    ]
+)
+"""What the API server, the controllers and the scheduler add to a pod, and needs nothing of a kubelet here."""
+ADDED_TO_CONTAINERS: Final = frozenset(["terminationMessagePath", "terminationMessagePolicy"])
 PROBE_FIELDS: Final = frozenset(["httpGet", "tcpSocket", "periodSeconds", "timeoutSeconds", "failureThreshold", "successThreshold"])
 HOSTNAME: Final = "kubernetes.io/hostname"
 
@@ -116,6 +132,15 @@ def pod_sets(objects: Iterable[Mapping[str, Any]]) -> list[PodSet]:
     return [_pod_set(each) for each in objects if each["kind"] in ("StatefulSet", "Deployment")]
 
 
+def pod_template(pod: Mapping[str, Any]) -> PodTemplate:
+    """The template of a pod as the API server has it. Raises NotHonoured."""
+    spec = {name: value for name, value in pod["spec"].items() if name not in ADDED_TO_PODS}
+    spec["containers"] = [
+        {name: value for name, value in each.items() if name not in ADDED_TO_CONTAINERS} for each in pod["spec"]["containers"]
+    ]
+    return _template(pod["metadata"]["name"], {"metadata": {"labels": pod["metadata"]["labels"]}, "spec": spec})
+
+
 def budgets(objects: Iterable[Mapping[str, Any]]) -> list[Budget]:
     found = [each for each in objects if each["kind"] == "PodDisruptionBudget"]
     return [Budget(each["metadata"]["name"], each["spec"]["selector"]["matchLabels"], each["spec"]["maxUnavailable"]) for each in found]
@@ -162,7 +187,8 @@ def _template(name: str, found: Mapping[str, Any]) -> PodTemplate:
 def _value(name: str, variable: Mapping[str, Any]) -> str:
     if "value" in variable:
         return str(variable["value"])
-    _require(variable["valueFrom"] == {"fieldRef": {"fieldPath": "metadata.name"}}, name, f"the source of {variable['name']}")
+    source = variable.get("valueFrom", {}).get("fieldRef", {})
+    _require(source.get("fieldPath") == "metadata.name", name, f"the source of {variable['name']}")
     return "metadata.name"
 
 

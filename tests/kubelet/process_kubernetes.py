@@ -7,16 +7,15 @@ A volume claim is a folder that follows the pod.
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from cluster_runner.network import Loopback
-from cluster_runner.translate import NOT_INHERITED, program
 
 from kubelet.controllers import SURGE, PodView, allows_eviction, choose_node, next_step
+from kubelet.local_pods import LocalPods
 from kubelet.manifests import PodSet, budgets, pod_sets
 from kubelet.process_pod import ProcessPod
 
@@ -28,10 +27,8 @@ class ProcessKubernetes:
     """`hosts` are other names that pods know, such as etcd's, each with its address and port."""
 
     def __init__(self, folder: Path, objects: Sequence[Mapping[str, Any]], nodes: Sequence[str], hosts: Mapping[str, str]) -> None:
-        self._folder = folder
         self._nodes = tuple(nodes)
         self._cordoned: frozenset[str] = frozenset()
-        self._hosts = dict(hosts)
         self._pods: dict[str, ProcessPod] = {}
         self.killed: list[str] = []
         """Pods that did not end within their grace."""
@@ -41,9 +38,8 @@ class ProcessKubernetes:
         names = [name for each in self._sets for name in _pod_names(each)]
         self._network = Loopback(folder, names)
         self._network.claim()
-        for each in self._sets:
-            for name in _pod_names(each):
-                self._hosts[f"{name}.{each.service}.qmq.svc"] = self._network.addresses[name]
+        own = {f"{name}.{each.service}.qmq.svc": self._network.addresses[name] for each in self._sets for name in _pod_names(each)}
+        self._local = LocalPods(folder, {**hosts, **own})
         self._controlling = asyncio.create_task(self._control())
 
     def apply(self, objects: Sequence[Mapping[str, Any]]) -> None:
@@ -77,27 +73,7 @@ class ProcessKubernetes:
         for name in step.create:
             node = choose_node(wanted, self._nodes, self._cordoned, self._views())
             if node is not None:
-                self._pods[name] = self._start(wanted, name, node)
-
-    def _start(self, wanted: PodSet, name: str, node: str) -> ProcessPod:
-        template, address = wanted.template, self._network.addresses[name]
-        volume = self._folder / "volumes" / name
-        volume.mkdir(parents=True, exist_ok=True)
-        environment = {key: value for key, value in os.environ.items() if not NOT_INHERITED.search(key)}
-        for variable, value in template.variables(name).items():
-            environment[variable] = self._here(value, address, volume)
-        command, *words = template.command
-        argv = [program(command), *[self._here(each, address, volume) for each in words]]
-        before = [program(template.pre_stop[0]), *template.pre_stop[1:]] if template.pre_stop else []
-        return ProcessPod(name, node, address, template, argv, before, environment, self._folder / f"{name}.log")
-
-    def _here(self, text: str, address: str, volume: Path) -> str:
-        """A word of a container in words of this machine."""
-        if text in ("0.0.0.0", "/data"):
-            return address if text == "0.0.0.0" else str(volume)
-        for name, place in self._hosts.items():
-            text = text.replace(name, place)
-        return text
+                self._pods[name] = self._local.start(name, node, self._network.addresses[name], wanted.template)
 
     def _views(self, wanted: PodSet | None = None) -> list[PodView]:
         names = set(self._pods) if wanted is None else set(_pod_names(wanted)) & self._pods.keys()

@@ -1,6 +1,6 @@
 """The chart's pods as local processes, with their probes, grace and budgets: what clients see of an upgrade and of a drained node.
 
-`QMQ_ROLL_OUT_PRODUCERS=8 … pytest -n 0 -s` loads more and prints the figures.
+`QMQ_ROLL_OUT_PRODUCERS=8 QMQ_ROLL_OUT_BATCH=200 … pytest -n 0 -s` loads more and prints the figures.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ OPTIONS = ("--set", "etcd.endpoints={etcd.test:2379}", "--set-json", 'groups=[{"
 GROUPS = ("qmq-g1", "qmq-g2")
 NODES = ("n1", "n2", "n3", "n4")
 PRODUCERS = int(os.environ.get("QMQ_ROLL_OUT_PRODUCERS", "2"))
+BATCH = int(os.environ.get("QMQ_ROLL_OUT_BATCH", "20"))
 
 
 async def test_clients_see_no_error_of_a_rolling_upgrade_and_of_a_drained_node(own_etcd: EtcdProcess, tmp_path: Path) -> None:
@@ -30,7 +31,7 @@ async def test_clients_see_no_error_of_a_rolling_upgrade_and_of_a_drained_node(o
     try:
         await kubernetes.rolled_out()
         server = ",".join(f"{address}:20880" for address in kubernetes.addresses("qmq-meta"))
-        work = Workload(server, "orders", tmp_path / "history.jsonl", producers=PRODUCERS)
+        work = Workload(server, "orders", tmp_path / "history.jsonl", producers=PRODUCERS, batch=BATCH)
         await work.start()
         begin_s = time.monotonic()
         await work.wait_for_acks(500, within_s=120.0)

@@ -19,6 +19,7 @@ import qmq
 from qmq.errors import Outcome, QmqError, StaleDelivery
 
 BATCH = 20
+POLL = 500
 PAUSE_S = 0.002
 ALONE = "alone"
 
@@ -28,7 +29,9 @@ class Workload:
     messages out; what several consumers of a group get says nothing about that.
     """
 
-    def __init__(self, server: str, subject: str, path: Path, *, producers: int = 2, consumers: int = 2, group: str = "g") -> None:
+    def __init__(
+        self, server: str, subject: str, path: Path, *, producers: int = 2, consumers: int = 2, group: str = "g", batch: int = BATCH
+    ) -> None:
         self.server = server
         self.subject = subject
         self.path = path
@@ -39,6 +42,7 @@ class Workload:
         self.recorder = Recorder(path)
         self._values = itertools.count(1)
         self._counts = (producers, consumers)
+        self._batch = batch
         self._clients: list[qmq.Client] = []
         self._producing: list[asyncio.Task[None]] = []
         self._consuming: list[asyncio.Task[None]] = []
@@ -70,7 +74,7 @@ class Workload:
     async def _produce(self, name: str, client: qmq.Client) -> None:
         async with client.producer(self.subject, delivery_timeout_s=60.0) as producer:
             while not self._stops.is_set():
-                values = tuple(next(self._values) for _ in range(BATCH))
+                values = tuple(next(self._values) for _ in range(self._batch))
                 await self._send(name, producer, values)
                 await asyncio.sleep(PAUSE_S)
 
@@ -100,7 +104,7 @@ class Workload:
 
     async def _poll(self, name: str, group: str, consumer: qmq.Consumer) -> None:
         invoked = self.recorder.record(Poll(process=name, type="invoke", group=group))
-        found = await consumer.pull(500, timedelta(seconds=1))
+        found = await consumer.pull(max(POLL, 10 * self._batch), timedelta(seconds=1))
         by_queue: dict[str, list[Record]] = {}
         for message in found:
             queue = f"{self.subject}/0@{message.broker_group}"
