@@ -31,7 +31,7 @@ async def _hand_over(options: ReplicaOptions, wait_s: float, *, as_json: bool) -
     import asyncio
 
     from qmq.node.environment import environment_with
-    from qmq.node.hand_over import hand_over as ask
+    from qmq.node.asking_to_hand_over import hand_over as ask
 
     try:
         network = environment_with(options.tls()).network
