@@ -30,8 +30,8 @@ def hand_over(context: typer.Context, wait: Wait = 30.0, as_json: Json = False) 
 async def _hand_over(options: ReplicaOptions, wait_s: float, *, as_json: bool) -> None:
     import asyncio
 
-    from qmq.node.environment import environment_with
     from qmq.node.asking_to_hand_over import hand_over as ask
+    from qmq.node.environment import environment_with
 
     try:
         network = environment_with(options.tls()).network
