@@ -33,7 +33,7 @@ VARIABLES
     frontier,      \* the version in which the group reads each key
     done,          \* of each partition and key: everything up to this position is done
     lanes,         \* of each partition and key: who has the lane, and the number of the grant
-    hands,         \* of each consumer: the message that it has, with the token of the grant
+    hands,         \* of each consumer and key: the message that it has, with the token of the grant
     seen,          \* messages that a handler of the group has seen
     overtaken      \* whether the group saw a message for the first time after a newer one of its key
 
@@ -48,13 +48,14 @@ Command == [key |-> Nobody, number |-> 0]
 NoChange == [phase |-> "none", sources |-> {}, next |-> <<>>]
 Empty == [pos |-> 0]
 Elements(sequence) == {sequence[i] : i \in DOMAIN sequence}
+Least(a, b) == IF a < b THEN a ELSE b
 OfKey(sequence, key) == SelectSeq(sequence, LAMBDA each : each.key = key)
 IsSealed(pp) == Command \in Elements(logs[pp])
 Latest == Len(routes)
 UsedPartitions == UNION {{routes[v][k] : k \in Keys} : v \in 1..Latest} \union (IF change.phase = "none" THEN {} ELSE {change.next[k] : k \in Keys})
 
-Init ==
-    /\ routes = <<[k \in Keys |-> 1]>>
+Begin(route) ==
+    /\ routes = <<route>>
     /\ change = NoChange
     /\ fences = {}
     /\ logs = [pp \in Partitions |-> <<>>]
@@ -69,9 +70,11 @@ Init ==
     /\ frontier = [k \in Keys |-> 1]
     /\ done = [pp \in Partitions |-> [k \in Keys |-> 0]]
     /\ lanes = [pp \in Partitions |-> [k \in Keys |-> [holder |-> Nobody, token |-> 0]]]
-    /\ hands = [c \in Consumers |-> Empty]
+    /\ hands = [c \in Consumers |-> [k \in Keys |-> Empty]]
     /\ seen = {}
     /\ overtaken = FALSE
+
+Init == Begin([k \in Keys |-> 1])
 
 ------------------------------------------------------------------------------
 (* A change: prepare, seal every source, publish. Each step is one transaction of the store or one entry of a log. *)
@@ -79,15 +82,16 @@ Init ==
 Moved(keys) == {pp \in Partitions : \E k \in keys : routes[Latest][k] = pp}
 
 (* The keys of whole partitions go to one new partition, or each to its own. *)
-Prepare ==
+Prepare(keys, next) ==
     /\ change.phase = "none"
-    /\ \E keys \in SUBSET Keys \ {{}} :
-        /\ \A k \in Keys : routes[Latest][k] \in Moved(keys) => k \in keys
-        /\ \E next \in [Keys -> Partitions] :
-            /\ \A k \in Keys \ keys : next[k] = routes[Latest][k]
-            /\ \A k \in keys : next[k] \notin UsedPartitions /\ next[k] <= Cardinality(UsedPartitions) + Cardinality(keys)
-            /\ change' = [phase |-> "prepared", sources |-> Moved(keys), next |-> next]
+    /\ \A k \in Keys : routes[Latest][k] \in Moved(keys) => k \in keys
+    /\ \A k \in Keys \ keys : next[k] = routes[Latest][k]
+    /\ \A k \in keys : next[k] \notin UsedPartitions
+    /\ change' = [phase |-> "prepared", sources |-> Moved(keys), next |-> next]
     /\ UNCHANGED <<routes, fences, brokers, producer, group>>
+
+(* The numbers that new partitions get in the model: the lowest ones. *)
+Lowest(keys) == 1..Least(MaxPartition, Cardinality(UsedPartitions) + Cardinality(keys))
 
 (* The source's master appends the command message after everything that it has accepted. *)
 Seal(pp) ==
@@ -100,12 +104,11 @@ Seal(pp) ==
     /\ logs' = [logs EXCEPT ![pp] = Append(@, Command)]
     /\ UNCHANGED <<store, accepted, up, lease, producer, group>>
 
-(* The group is out of reach, and its master's lease has ended. *)
+(* The group is out of reach, and its master's lease has ended. The partition may be sealed already, if nobody heard of it. *)
 Fence(pp) ==
     /\ change.phase = "prepared"
     /\ pp \in change.sources
     /\ ~lease[pp]
-    /\ ~IsSealed(pp)
     /\ fences' = fences \union {pp}
     /\ UNCHANGED <<routes, change, brokers, producer, group>>
 
@@ -237,41 +240,54 @@ Revoke(pp, k) ==
     /\ lanes' = [lanes EXCEPT ![pp][k].holder = Nobody]
     /\ UNCHANGED <<store, brokers, producer, frontier, done, hands, seen, overtaken>>
 
-Rest(pp, k) == {pos \in DOMAIN logs[pp] : pos > done[pp][k] /\ (logs[pp][pos] = Command \/ logs[pp][pos].key = k)}
+Of(pp, k) == {pos \in DOMAIN logs[pp] : logs[pp][pos] = Command \/ logs[pp][pos].key = k}
+Rest(pp, k) == {pos \in Of(pp, k) : pos > done[pp][k]}
+First(positions) == CHOOSE pos \in positions : \A other \in positions : pos <= other
 
 Pull(c, pp, k) ==
-    /\ hands[c] = Empty
+    /\ hands[c][k] = Empty
     /\ lanes[pp][k].holder = c
     /\ Rest(pp, k) # {}
-    /\ hands' = [hands EXCEPT ![c] = [pos |-> CHOOSE pos \in Rest(pp, k) : \A other \in Rest(pp, k) : pos <= other,
-                                      pp |-> pp, key |-> k, token |-> lanes[pp][k].token]]
+    /\ hands' = [hands EXCEPT ![c][k] = [pos |-> First(Rest(pp, k)), pp |-> pp, token |-> lanes[pp][k].token]]
     /\ UNCHANGED <<store, brokers, producer, frontier, done, lanes, seen, overtaken>>
 
-Handle(c) ==
-    LET m == logs[hands[c].pp][hands[c].pos] IN
-    /\ hands[c] # Empty
+Handle(c, k) ==
+    LET m == logs[hands[c][k].pp][hands[c][k].pos] IN
+    /\ hands[c][k] # Empty
     /\ m # Command
     /\ m \notin seen
     /\ seen' = seen \union {m}
     /\ overtaken' = (overtaken \/ \E other \in seen : other.key = m.key /\ other.number > m.number)
     /\ UNCHANGED <<store, brokers, producer, frontier, done, lanes, hands>>
 
-(* The verdict counts with the token of the present grant only. *)
-Settle(c) ==
-    LET h == hands[c] IN
+(* The next message of the key was pulled too. A consumer does not wait for the verdict to count, nor does it know that the lane is lost. *)
+GoOn(c, k) ==
+    LET h == hands[c][k]
+        later == {pos \in Of(h.pp, k) : pos > h.pos}
+    IN
     /\ h # Empty
-    /\ logs[h.pp][h.pos] = Command \/ logs[h.pp][h.pos] \in seen
-    /\ lanes[h.pp][h.key] = [holder |-> c, token |-> h.token]
-    /\ done' = [done EXCEPT ![h.pp][h.key] = h.pos]
-    /\ hands' = [hands EXCEPT ![c] = Empty]
-    /\ UNCHANGED <<store, brokers, producer, frontier, lanes, seen, overtaken>>
-
-Drop(c) ==
-    /\ hands[c] # Empty
-    /\ hands' = [hands EXCEPT ![c] = Empty]
+    /\ logs[h.pp][h.pos] \in seen
+    /\ later # {}
+    /\ hands' = [hands EXCEPT ![c][k].pos = First(later)]
     /\ UNCHANGED <<store, brokers, producer, frontier, done, lanes, seen, overtaken>>
 
-IsFinished(pp, k) == IsSealed(pp) /\ done[pp][k] = Len(logs[pp])
+(* The verdict counts with the token of the present grant only, for the message and those of the key before it. *)
+Settle(c, k) ==
+    LET h == hands[c][k] IN
+    /\ h # Empty
+    /\ logs[h.pp][h.pos] = Command \/ logs[h.pp][h.pos] \in seen
+    /\ lanes[h.pp][k] = [holder |-> c, token |-> h.token]
+    /\ done' = [done EXCEPT ![h.pp][k] = h.pos]
+    /\ hands' = [hands EXCEPT ![c][k] = Empty]
+    /\ UNCHANGED <<store, brokers, producer, frontier, lanes, seen, overtaken>>
+
+Drop(c, k) ==
+    /\ hands[c][k] # Empty
+    /\ hands' = [hands EXCEPT ![c][k] = Empty]
+    /\ UNCHANGED <<store, brokers, producer, frontier, done, lanes, seen, overtaken>>
+
+(* Nothing has to be done in a partition that never had a message. *)
+IsFinished(pp, k) == IsSealed(pp) /\ (done[pp][k] = Len(logs[pp]) \/ logs[pp] = <<Command>>)
 
 Advance(k) ==
     /\ frontier[k] < Latest
@@ -281,13 +297,14 @@ Advance(k) ==
 
 ------------------------------------------------------------------------------
 Next ==
-    \/ Prepare \/ AllClosed \/ Publish \/ LearnRoute
+    \/ \E keys \in SUBSET Keys \ {{}} : \E new \in [keys -> Lowest(keys)] :
+        Prepare(keys, [k \in Keys |-> IF k \in keys THEN new[k] ELSE routes[Latest][k]])
+    \/ AllClosed \/ Publish \/ LearnRoute
     \/ \E pp \in Partitions :
         \/ Seal(pp) \/ Fence(pp) \/ Accept(pp) \/ Commit(pp) \/ GoAway(pp) \/ LoseLease(pp) \/ ComeBack(pp)
         \/ Answered(pp) \/ Refused(pp) \/ GiveUp(pp)
         \/ \E k \in Keys : Revoke(pp, k) \/ \E c \in Consumers : Pull(c, pp, k)
-    \/ \E k \in Keys : Make(k) \/ Send(k) \/ Advance(k) \/ \E c \in Consumers : Attach(c, k)
-    \/ \E c \in Consumers : Handle(c) \/ Settle(c) \/ Drop(c)
+    \/ \E k \in Keys : Make(k) \/ Send(k) \/ Advance(k) \/ \E c \in Consumers : Attach(c, k) \/ Handle(c, k) \/ GoOn(c, k) \/ Settle(c, k) \/ Drop(c, k)
 
 Spec == Init /\ [][Next]_vars
 

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
+from qmq_replication.driver import Driver
 from qmq_replication.ready import Timing
 
 from qmq.broker.maintenance import stop_process
@@ -36,6 +37,8 @@ class Environment:
     fatal: Callable[[BaseException], None] = stop_process
     """Ends a process that must not continue."""
     node_timing: NodeTiming = TIMING
+    make_driver: Callable[..., Driver] = Driver
+    """Makes the driver of a replica, by the arguments of `Driver`; tests pass one that also takes down what it does."""
 
 
 MACHINE: Final = Environment()

@@ -155,7 +155,7 @@ class ReplicaBroker:
         self.write_lease = WriteLease(
             broker, context.coordination, identity.group, context.clock, lease_ms=lambda: int(coordinator.lease_s * 1000)
         )
-        self.driver = Driver(
+        self.driver = environment.make_driver(
             broker,
             identity,
             self._membership,

@@ -25,6 +25,7 @@ from types import TracebackType
 from typing import Any, Final
 
 from qmq_coordination.embedded import EmbeddedStore
+from qmq_replication.driver import Driver
 
 from qmq.blocking import beside
 from qmq.client.client import Client
@@ -65,7 +66,8 @@ class TestCluster:
     There are `groups` broker groups of `brokers` replicas each; `delay` says whether there is a delay group, or how many replicas it has.
     With `clock=virtual()` the test moves the time; the default is the machine's clock. `log` configures the brokers' logs; unless it says
     otherwise messages are kept for a hundred years. `make_disk` gives each start of a machine its disk, by the machine's name: for tests of
-    QMQ itself, on one that is slow or fails.
+    QMQ itself, on one that is slow or fails. `make_driver` and `make_store` make the replicas' drivers and the coordination store, for tests
+    that take down what these do.
 
     Raises InvalidArgument.
     """
@@ -81,6 +83,8 @@ class TestCluster:
         clock: VirtualClock | None = None,
         log: LogConfig | None = None,
         make_disk: Callable[[str], MortalDisk] = lambda _: MortalDisk(),
+        make_driver: Callable[..., Driver] = Driver,
+        make_store: Callable[[Callable[[], float]], EmbeddedStore] = lambda monotonic_s: EmbeddedStore(monotonic_s=monotonic_s),
     ) -> None:
         for what, count, least in (("brokers", brokers, 1), ("groups", groups, 1), ("delay", int(delay), 0)):
             if not least <= count <= REPLICAS_MAX:
@@ -89,6 +93,7 @@ class TestCluster:
         self._virtual = clock
         self._log = log or LogConfig(retention_ms=KEEP_MS)
         self._make_disk = make_disk
+        self._make_driver, self._make_store = make_driver, make_store
         self._parties = Parties()
         self._machines: dict[str, Machine] = {}
         self._meta: Metaserver
@@ -119,11 +124,11 @@ class TestCluster:
         stack.enter_context(quiet())
         folder = _temporary_folder()
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
-        store = EmbeddedStore(monotonic_s=lambda: clock.monotonic_ms() / 1000)
+        store = self._make_store(lambda: clock.monotonic_ms() / 1000)
         stack.push_async_callback(store.close)
         self._canary = asyncio.create_task(asyncio.Event().wait())
         stack.push_async_callback(self._kill_all)
-        site = Site(folder, store, self._parties, clock, self._log, self._make_disk)
+        site = Site(folder, store, self._parties, clock, self._log, self._make_disk, self._make_driver)
         self._clock = clock
         self._meta = self._machines[META] = Metaserver(site, META)
         for group, names in self._shape.items():

@@ -15,6 +15,7 @@ from typing import Final, Protocol
 from qmq_coordination.broker_groups import DelaySettings
 from qmq_coordination.embedded import EmbeddedStore
 from qmq_coordination.view import ClusterView
+from qmq_replication.driver import Driver
 from qmq_replication.ready import Timing
 
 from qmq.broker.broker_config import BrokerConfig
@@ -56,6 +57,8 @@ class Site:
     log: LogConfig
     make_disk: Callable[[str], MortalDisk]
     """Makes the disk of a machine, by its name, at each start."""
+    make_driver: Callable[..., Driver]
+    """Makes the driver of a replica at each start."""
 
     def host(self, name: str) -> str:
         """The host on which a machine listens."""
@@ -142,7 +145,7 @@ class ReplicaMachine:
                 shut()
                 self._failed(self.name, cause)
 
-        environment = Environment(self._site.clock, SystemClock(), disk, network, TIMING, fatal)
+        environment = Environment(self._site.clock, SystemClock(), disk, network, TIMING, fatal, make_driver=self._site.make_driver)
         node = self._make(environment, PartyStore(self._site.store, network))
         self._shut = shut
         try:

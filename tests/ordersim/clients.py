@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any
 
+from qmq_ordering.hashing import logical_partition
+
 from ordersim.process import Process
 from qmq.client.links import Links
 from qmq.client.locator import Locator, Pushed
@@ -121,6 +123,8 @@ class ProducerProcess(ClientProcess):
             self.tell(f"cannot send {number} of {key!r}: {failure}")
             checks.refused[key, number] = None
             return
+        lp = logical_partition(key, self.simulation.plan.logical_partitions)
+        self.simulation.tracer.made(self, key, number, lp)
         self.undecided += 1
         self.loop.create_task(self._await(ticket, place, key, number))
 
@@ -131,7 +135,9 @@ class ProducerProcess(ClientProcess):
         except QmqError as failure:
             self.tell(f"{number} of {key!r} failed ({failure.outcome.name}): {failure}")
             (checks.refused if failure.outcome is Outcome.NOT_STORED else checks.unknown)[key, number] = None
+            self.simulation.tracer.stop("a failed message")
         else:
+            self.simulation.tracer.acked(key, number, receipt.partition)
             checks.acknowledged(key, number, receipt.partition, receipt.sequence)
         self.undecided -= 1
 
@@ -169,6 +175,7 @@ class ConsumerProcess(ClientProcess):
 
     async def _handle(self, message: OrderedMessage) -> None:
         simulation, random = self.simulation, self.random
+        simulation.tracer.given(self.group, self.name, message.partition, message.sequence)
         simulation.checks.handed(self.group, self.name, message)
         if simulation.story is not None:
             self.tell(f"{self.group} handles {message.body!r} of {message.partition}@{message.sequence} v{message.route_version}")
@@ -179,6 +186,7 @@ class ConsumerProcess(ClientProcess):
             simulation.checks.failed.add(where)
             raise HandlerFailed
         simulation.checks.finished.add(where)
+        simulation.tracer.handled(self.group, self.name, message.partition, message.sequence)
 
     def leave(self) -> None:
         """Go in order."""

@@ -12,24 +12,23 @@ keys. It checks each entry when it appears:
 
 from __future__ import annotations
 
-import heapq
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from qmq_coordination.ordered_records import FENCES
 from qmq_ordering.route import LpRange, PhysicalPartition
 
+from ordersim.committed import CommittedLogs
 from ordersim.violation import Violation
 from qmq.batch import BatchView, Kind
 from qmq.log import command_messages
 from qmq.log.actions import LaneBegin, LaneDone, LaneGrant, LaneInherit, LanePark, LaneRelease, LaneUnpark, decode_actions
-from qmq.log.envelopes import Entry, unwrap, walk
+from qmq.log.envelopes import Entry, unwrap
 from qmq.model import MessageId
 
 if TYPE_CHECKING:
     from ordersim.group import BrokerGroup
     from ordersim.run import Simulation
-    from qmq.log.segments import Segments
     from qmq.log.store import Store
 
 
@@ -96,7 +95,7 @@ class Ledger:
         """Of each key: its messages by number, each with the partitions that have it."""
         self._appended: dict[bytes, list[tuple[int, int]]] = {}
         """Of each key: the time of its last append to each version's partition, ascending."""
-        self._places: dict[str, list[int]] = {}
+        self._committed = CommittedLogs()
         self._queued: dict[int, list[Entry]] = {}
 
     def open(self, part: PhysicalPartition, since: int) -> None:
@@ -108,14 +107,11 @@ class Ledger:
 
     def read(self, group: BrokerGroup, store: Store, until: int) -> None:
         """Read the entries up to a committed index."""
-        places = self._places.setdefault(group.name, [0, 0])
-        entries = [_entries(segments, place, until) for segments, place in zip(store.logs, places, strict=True)]
-        both = [[(entry.envelope.index, log, entry) for entry in each] for log, each in enumerate(entries)]
-        for _, log, entry in heapq.merge(*both, key=lambda each: each[0]):
-            places[log] = entry.end
+        for entry in self._committed.read(group.name, store, until):
             self._apply(group, entry)
 
     def _apply(self, group: BrokerGroup, entry: Entry) -> None:
+        self._simulation.tracer.entry(entry)
         kind = entry.envelope.kind
         if kind == Kind.DATA:
             self._stored(group, BatchView(entry.envelope, entry.region))
@@ -287,12 +283,3 @@ class Ledger:
         """A committed message."""
         part = self.parts.get(number)
         return part.messages[sequence] if part is not None and 0 <= sequence < len(part.messages) else None
-
-
-def _entries(segments: Segments, position: int, until: int) -> list[Entry]:
-    found: list[Entry] = []
-    for entry in walk(segments, position):
-        if entry.envelope.index > until:
-            break
-        found.append(entry)
-    return found

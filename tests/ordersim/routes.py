@@ -53,6 +53,7 @@ class Routes:
         for event in events:
             if event.now is None:
                 continue
+            self._simulation.tracer.put(event.key, event.now.value)
             if event.key.startswith(FENCES):
                 self._fenced(event.key, event.now.value)
             elif event.key.startswith(self._prefix):

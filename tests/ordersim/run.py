@@ -39,6 +39,7 @@ from ordersim.network import Network
 from ordersim.plan import Plan, draw, with_holds
 from ordersim.routes import Routes
 from ordersim.story import Story
+from ordersim.tracer import Tracer, silent
 from ordersim.violation import RAISED, Violation, own_violations
 from qmq.client import connection as connections
 from qmq.errors import QmqError
@@ -73,10 +74,13 @@ class Result:
 class Simulation:
     """One run. `folder` is for the brokers' files."""
 
-    def __init__(self, seed: int, folder: Path, *, plan: Plan | None = None, story: Story | None = None) -> None:
+    def __init__(
+        self, seed: int, folder: Path, *, plan: Plan | None = None, story: Story | None = None, tracer: Tracer | None = None
+    ) -> None:
         self.seed = seed
         self.folder = folder
         self.story = story
+        self.tracer = tracer or silent()
         self.world = World(seed)
         self.plan = plan or with_holds(draw(self.world.random), random.Random(f"holds {seed}"))
         self.subject = SUBJECT
@@ -310,13 +314,18 @@ def _alone(seed: int, simulation: Simulation) -> Iterator[None]:
 
 
 def simulate(
-    seed: int, bug: AbstractContextManager[object] | None = None, *, plan: Plan | None = None, story: Story | None = None
+    seed: int,
+    bug: AbstractContextManager[object] | None = None,
+    *,
+    plan: Plan | None = None,
+    story: Story | None = None,
+    tracer: Tracer | None = None,
 ) -> Result:
     """One seed's result. The same seed gives the same trace, always."""
     folder = Path(tempfile.mkdtemp(prefix="qmq-ordersim-", dir=_MEMORY if _MEMORY.is_dir() else None))
     try:
         with own_violations(), bug or nullcontext():
-            simulation = Simulation(seed, folder, plan=plan, story=story)
+            simulation = Simulation(seed, folder, plan=plan, story=story, tracer=tracer)
             with _alone(seed, simulation):
                 return simulation.run()
     finally:

@@ -50,6 +50,8 @@ REPLICATION_MISTAKES: Final = (
     ),
 )
 
+FINISHED: Final = "(done[pp][k] = Len(logs[pp]) \\/ logs[pp] = <<Command>>)"
+
 ORDERING_MISTAKES: Final = (
     Mistake(
         "accept messages after the command message",
@@ -70,10 +72,10 @@ ORDERING_MISTAKES: Final = (
         "Attach(c, k) ==\n    LET pp == routes[Latest][k] IN",
         {"MaxMessages": 2, "Keys": "{k}"},
     ),
-    Mistake("leave a sealed partition before its end", "IsSealed(pp) /\\ done[pp][k] = Len(logs[pp])", "IsSealed(pp)"),
+    Mistake("leave a sealed partition before its end", f"IsSealed(pp) /\\ {FINISHED}", "IsSealed(pp)"),
     Mistake(
         "take missing progress for done",
-        "IsSealed(pp) /\\ done[pp][k] = Len(logs[pp])",
+        f"IsSealed(pp) /\\ {FINISHED}",
         "IsSealed(pp) /\\ done[pp][k] \\in {0, Len(logs[pp])}",
     ),
     Mistake(
@@ -102,14 +104,14 @@ ORDERING_MISTAKES: Final = (
     Mistake("refuse what is stored", "    /\\ Head(outstanding[pp]) \\notin Elements(logs[pp])\n", "", {"Keys": "{k}"}),
     Mistake(
         "leave a partition when any of its keys is finished",
-        "IsSealed(pp) /\\ done[pp][k] = Len(logs[pp])",
+        f"IsSealed(pp) /\\ {FINISHED}",
         "IsSealed(pp) /\\ \\E other \\in Keys : done[pp][other] = Len(logs[pp])",
         {"MaxPartition": 3},
     ),
     Mistake(
         "hand out the newest message first",
-        "\\A other \\in Rest(pp, k) : pos <= other",
-        "\\A other \\in Rest(pp, k) : pos >= other",
+        "\\A other \\in positions : pos <= other",
+        "\\A other \\in positions : pos >= other",
         {"MaxMessages": 2, "Keys": "{k}"},
     ),
 )

@@ -1,0 +1,56 @@
+"""A real cluster that is traced: what its drivers commit, and what its coordination store is told, goes to a tracer in that order. Brokers,
+files, sockets, elections and clients are those of production, in one event loop, so nothing lies between a step and its observation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ordersim.committed import CommittedLogs
+from ordersim.tracer import Tracer
+from qmq_coordination.coordination_store import Compare, Operation, Put, TxnResult
+from qmq_coordination.embedded import EmbeddedStore
+from qmq_replication.driver import Driver
+
+from qmq.testing import TestCluster
+
+
+class TracedStore(EmbeddedStore):
+    """A coordination store that shows what it stores."""
+
+    def __init__(self, monotonic_s: Callable[[], float], tracer: Tracer) -> None:
+        super().__init__(monotonic_s=monotonic_s)
+        self._tracer = tracer
+
+    async def txn(self, compares: Sequence[Compare], success: Sequence[Operation], failure: Sequence[Operation] = ()) -> TxnResult:
+        result = await super().txn(compares, success, failure)  # it never waits
+        for operation in success if result.succeeded else failure:
+            if isinstance(operation, Put):
+                self._tracer.put(operation.key, operation.value)
+        return result
+
+
+class TracedDriver(Driver):
+    """A driver that shows what its group commits, at the moment at which the first replica knows it."""
+
+    def __init__(self, *args: Any, logs: CommittedLogs, tracer: Tracer, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._committed_logs, self._tracer = logs, tracer
+
+    def _commit(self, index: int) -> None:
+        for entry in self._committed_logs.read(self.identity.group, self.host.store, index):
+            self._tracer.entry(entry)
+        super()._commit(index)
+
+
+def traced_cluster(tracer: Tracer, *, brokers: int, groups: int) -> TestCluster:
+    """A cluster without a delay group, whose ordered subject `tracer` watches."""
+    logs = CommittedLogs()
+    return TestCluster(
+        brokers=brokers,
+        groups=groups,
+        delay=False,
+        make_driver=lambda *args, **options: TracedDriver(*args, logs=logs, tracer=tracer, **options),
+        make_store=lambda monotonic_s: TracedStore(monotonic_s, tracer),
+    )
