@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Protocol
 
 from qmq_coordination.broker_groups import DelaySettings, MasterRecord
 from qmq_replication.coordinator import Coordinator
-from qmq_replication.driver import Driver
 from qmq_replication.ready import Role
 from qmq_replication.replica_identity import ReplicaIdentity
 from qmq_replication.replica_membership import ReplicaMembership

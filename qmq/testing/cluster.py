@@ -66,8 +66,8 @@ class TestCluster:
     There are `groups` broker groups of `brokers` replicas each; `delay` says whether there is a delay group, or how many replicas it has.
     With `clock=virtual()` the test moves the time; the default is the machine's clock. `log` configures the brokers' logs; unless it says
     otherwise messages are kept for a hundred years. `make_disk` gives each start of a machine its disk, by the machine's name: for tests of
-    QMQ itself, on one that is slow or fails. `make_driver` and `make_store` make the replicas' drivers and the coordination store, for tests
-    that take down what these do.
+    QMQ itself, on one that is slow or fails. `make_driver` and `make_store` make the replicas' drivers and the coordination store, for
+    tests that take down what these do.
 
     Raises InvalidArgument.
     """

@@ -16,7 +16,18 @@ from qmq_ordering.route import Change, LpRange, Phase, Route
 
 from qmq.batch import BatchView, Kind
 from qmq.log import command_messages
-from qmq.log.actions import Action, LaneBegin, LaneDone, LaneGrant, LaneInherit, LanePark, LaneRelease, LaneReset, LaneUnpark, decode_actions
+from qmq.log.actions import (
+    Action,
+    LaneBegin,
+    LaneDone,
+    LaneGrant,
+    LaneInherit,
+    LanePark,
+    LaneRelease,
+    LaneReset,
+    LaneUnpark,
+    decode_actions,
+)
 from qmq.log.envelopes import Entry, unwrap
 
 

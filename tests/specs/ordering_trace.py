@@ -30,7 +30,7 @@ from ordersim.tracer import (
     Settled,
     Stored,
 )
-from qmq_ordering.route import Change, LpRange, Phase, Route
+from qmq_ordering.route import Change, LpRange, Phase
 
 Line = dict[str, Any]
 UNLIMITED: Final = 1_000_000
