@@ -26,7 +26,7 @@ from qmq.gateway.topic_transactions import TopicTransactions
 
 
 class GatewayParts:
-    """Of one identity. The client is its owner's."""
+    """The parts of one identity. The creator of these parts owns the client."""
 
     def __init__(self, client: Client, config: GatewayConfig, clock: Clock) -> None:
         self.client, self.config = client, config
@@ -42,7 +42,7 @@ class GatewayParts:
         self.transactions = TopicTransactions(client, self.sessions, clock, CheckPlan(config.transactions))
 
     def sweep(self) -> None:
-        """To be called now and then."""
+        """Call this from time to time."""
         self.receiving.sweep()
         self._readers.tidy()
 
@@ -68,7 +68,7 @@ class GatewayIdentities:
 
     @property
     def all(self) -> list[GatewayParts]:
-        """Those that were made."""
+        """All parts that exist."""
         return list(self._parts.values())
 
     async def close(self) -> None:

@@ -209,13 +209,13 @@ class GroupReceiving:
     # --- time ----------------------------------------------------------------------------------------------------------
 
     def sweep(self) -> None:
-        """Release the messages whose invisible time is over."""
+        """Release the messages whose invisible time has ended."""
         for held in self._invisible.remove_over(self._clock.monotonic_ms(), self._sessions.is_alive):
             held.message.reading.settled()
             self._retry(held)
 
     def client_ended(self, client_id: str, group: str) -> None:
-        """Release the messages that the client holds: they are delivered again at once."""
+        """Release the client's messages: they are delivered again immediately."""
         for held in self._invisible.remove_of_client(client_id, group):
             held.message.reading.settled()
             self._retry(held)
@@ -235,7 +235,7 @@ class GroupReceiving:
         held.message.message.release()
 
     def give_back_all(self) -> None:
-        """Release all messages at the gateway's end. Each is delivered again when its invisible time is over, as if the gateway were still
+        """Release all messages at the gateway's end. Each is delivered again when its invisible time ends, as if the gateway were still
         running.
         """
         now_ms = self._clock.monotonic_ms()

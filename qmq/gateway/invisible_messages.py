@@ -5,9 +5,9 @@
                   └───┘ change the time: a new handle, and the old one is void
 
 Rules:
-* A handle is valid for one message and one consumer group, until its time is over or is changed. A later call with the handle gets an error
+* A handle is valid for one message and one consumer group, until its time ends or is changed. A later call with the handle gets an error
   and changes nothing.
-* With `renews_until_ms` a message whose time is over stays invisible for as long again, while its client is alive, up to that moment.
+* With `renews_until_ms` a message whose time ends stays invisible for as long again, while its client is alive, up to that moment.
 * A handle contains the gateway that has the message, the message's number there, and a random secret, so that no client can guess another
   handle. Clients must not interpret it.
 """
@@ -125,7 +125,7 @@ class InvisibleMessages(Generic[_M]):
         self._messages.pop(held.number, None)
 
     def remove_over(self, now_ms: int, is_alive: Callable[[str], bool]) -> list[InvisibleMessage[_M]]:
-        """Remove and return the messages whose time is over. If the client is alive, a message with renewal gets a new time instead."""
+        """Remove and return the messages whose time has ended. If the client is alive, a message with renewal gets a new time instead."""
         over = []
         while self._ends and self._ends[0][0] <= now_ms:
             end_ms, number = heappop(self._ends)

@@ -11,7 +11,7 @@ from google_crc32c import value as crc32c
 _T = TypeVar("_T")
 
 UNREADABLE: Final = (msgspec.MsgspecError, UnicodeDecodeError)
-"""What msgspec raises for bytes that are not the wanted MessagePack."""
+"""The errors that msgspec raises for bytes that are not the expected MessagePack."""
 _CHECKSUM: Final = Struct("<I")
 
 

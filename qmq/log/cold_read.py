@@ -13,7 +13,7 @@ from qmq.errors import LogDamaged, Overloaded, QmqError
 from qmq.log.segment_index import SegmentIndex
 
 Ended = Callable[[QmqError | None], None]
-"""Called when a fetch has ended: None, or why it failed."""
+"""Called at the end of a fetch with None, or with the reason of its failure."""
 
 
 class ColdRead(Overloaded):

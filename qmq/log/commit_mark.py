@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 FILE: Final = "committed.qmm"
 INTERVAL_MS: Final = 1_000
-"""Between two writes of the mark, at least."""
+"""The shortest time between two writes of the mark."""
 READ_TRIES: Final = 5
 
 _MAGIC: Final = b"QMM1"
@@ -90,9 +90,8 @@ def write(disk: Disk, folder: Path, mark: CommitMark) -> None:
 
 
 def take_back(store: Store) -> bool:
-    """After opening, before anything is appended: remove a mark that names entries that are not there.
-
-    Returns whether there was a valid one: then committed entries are lost.
+    """After opening, before anything is appended: remove a mark that names missing entries. Returns whether there was a valid mark: then
+    committed entries are lost.
     """
     path = store.folder / FILE
     if not path.exists():

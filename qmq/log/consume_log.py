@@ -87,7 +87,7 @@ class IndexEntry(NamedTuple):
 
 
 def digest(queue: QueueId) -> str:
-    """32 hexadecimal digits that stand for the queue in file names."""
+    """The queue's name in file names: 32 hexadecimal digits."""
     return hashlib.blake2b(str(queue).encode(), digest_size=16).hexdigest()
 
 

@@ -206,7 +206,7 @@ class FreeSpace:
             )
 
     def forget(self) -> None:
-        """Ask the disk at the next write."""
+        """Forget the free space: the next write asks the disk."""
         self._free_bytes = 0
 
 

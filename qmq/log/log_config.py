@@ -21,7 +21,7 @@ class Flush(Enum):
     takes at most the entries of about two flushes, unless the producer waited for the flush (`acks="flushed"`).
     """
     SYNC = "sync"
-    """Before they are acknowledged or visible; one fdatasync covers all waiting entries."""
+    """Flush entries before they are acknowledged or visible. One fdatasync covers all waiting entries."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,8 +20,8 @@ PRODUCERS_MAX: Final = 10_000
 
 
 CLOCKS_MS: Final = 24 * 3600 * 1000
-"""How far the clocks of a producer and a broker may differ; beyond it, a batch that is sent again after more than an hour is not
-recognised.
+"""How far the clocks of a producer and a broker may differ. With a larger difference, a batch that is sent again after more than an hour is
+not recognised.
 """
 
 
@@ -51,7 +51,7 @@ class ProducerWindow:
 
     @property
     def tells_from(self) -> int:
-        """From this number on the window knows whether a batch was stored, even if the producer was forgotten before."""
+        """The number from which on the window knows whether a batch was stored, even if the producer was forgotten before."""
         return self.oldest_ever or min(self._stored)
 
     def stored_below(self, before: int) -> list[tuple[int, Produced]]:

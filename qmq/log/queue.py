@@ -196,7 +196,7 @@ class Queue:
 
     @property
     def is_ordered(self) -> bool:
-        """Whether it is a partition of an ordered subject, which are numbered from 1."""
+        """Whether the queue is a partition of an ordered subject. Partitions are numbered from 1."""
         return self.id.partition > 0
 
     def is_finished(self, share: LaneShare | None, lps: LpRange) -> bool:

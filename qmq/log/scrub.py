@@ -80,7 +80,7 @@ class Scrubber:
         return self.log != 0
 
     def _find_place(self, segments: Segments) -> None:
-        """After a cut our position may be inside an entry: go back to the beginning of its segment."""
+        """After a cut the scrubber's position may be inside an entry: go back to the beginning of the segment."""
         self._cuts[self.log] = segments.cuts
         self.position = segments.base_of(max(self.position, segments.local_start))
 

@@ -1,4 +1,4 @@
-"""What a replica keeps of a sealed segment that is in the object store: enough to read any byte of it, and to know that byte for right.
+"""What a replica keeps of a sealed segment in the object store: enough to read any byte of the segment, and to verify the byte.
 
 message/BASE.stored    written, and synced, before the segment's file may be deleted; deleted when retention ends the segment
 """
@@ -70,7 +70,7 @@ def index_name(base: int) -> str:
 
 
 def decode_index(data: bytes) -> SegmentIndex | None:
-    """None if the bytes are damaged, or of another version."""
+    """Parse an index; None if the bytes are damaged or have another version."""
     payload = checked_payload(_MAGIC, data)
     if payload is None:
         return None

@@ -190,7 +190,7 @@ class Segments:
         return self.disk.read_around(self._reader(base), size, position - base)
 
     def read_waiting(self, position: int, size: int) -> bytes:
-        """As `read`, but waits for the object store: not for the event loop. Raises LogDamaged outside the log; Overloaded."""
+        """As `read`, but waits for the object store. Do not call this in the event loop. Raises LogDamaged outside the log; Overloaded."""
         base = self._base_in_log(position)
         if base < self._local_start:
             return self._read_stored(self._stored.read_waiting, base, position - base, size)

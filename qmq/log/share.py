@@ -35,7 +35,7 @@ from qmq.log.share_events import ShareEvent, ShareEventKind, settlement_kind
 from qmq.wire.settle_payloads import Verdict
 
 Events = list[ShareEvent] | None
-"""The list to which `apply` adds events; None: no events."""
+"""The list to which `apply` adds events; None means no events."""
 
 EXPIRED: Final = 0
 """The `attempt` of a range that a PULL removes from the requeued ones because retention deleted its messages."""

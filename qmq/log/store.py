@@ -338,7 +338,7 @@ class Store:
     # --- actions -------------------------------------------------------------------------------------------------------
 
     def act(self, action: AnyAction) -> Settled:
-        """Apply an action at once; the next `write_actions` writes it. Actions of a schedule are applied when they are written."""
+        """Apply an action immediately; the next `write_actions` writes it. Actions of a schedule are applied when they are written."""
         self.unwritten.append(action)
         return _NOTHING if isinstance(action, ScheduleAction) else self.apply(action)
 
@@ -371,7 +371,7 @@ class Store:
         return self.open_queue(action.subject, action.partition).apply(action)
 
     def act_on_lane(self, action: LaneAction) -> int:
-        """Apply at once; the next `write_actions` writes it. Returns what `LaneShare.apply` returns."""
+        """Apply an action immediately; the next `write_actions` writes it. Returns the result of `LaneShare.apply`."""
         return self.act(action).settled
 
     def lane_share_of(self, action: LaneAction) -> LaneShare:

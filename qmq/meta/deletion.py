@@ -134,7 +134,7 @@ class Deletion:
         raise AssertionError
 
     async def _forget(self, name: str, record: KeyValue) -> None:
-        """Delete all keys at once. If the record has changed, another metaserver was faster."""
+        """Delete all keys in one transaction. If the record has changed, another metaserver was faster."""
         prefixes = [f"{each}{name}/" for each in (ROUTES, MEMBERS, ASSIGNMENTS, SETTINGS)]
         prefixes += [f"{PAUSES}{kind.value}/{name}/" for kind in (PauseKind.GROUP, PauseKind.CONSUMER)]
         prefixes += [f"{FENCES}{group}/{name}/" for group in self._cluster.group_names()]

@@ -55,7 +55,9 @@ class MetaConfig:
     auto_create: bool = True
     groups_per_subject: int = GROUPS_PER_SUBJECT
     evacuates: bool = True
-    """Whether it moves partitions of ordered subjects away from broker groups that have lost their master for good (evacuation.py)."""
+    """Whether the metaserver moves partitions of ordered subjects away from broker groups that have lost their master for good
+    (evacuation.py).
+    """
     change_wait_s: float = CHANGE_WAIT_S
     """How long the answer to a change of a route waits for the next route."""
     consumers_max: int = limits.GROUP_CONSUMERS_MAX
@@ -153,7 +155,7 @@ class MetaServer:
             self._controller.spawn(self._evacuation.run())
 
     async def stop(self) -> None:
-        """Finish calls for a moment, then end; watches end at once."""
+        """Give running calls a moment to finish, then end. Watches end immediately."""
         self._watchers.close()
         await self._controller.stop()
         if self._served is not None:

@@ -80,7 +80,7 @@ class Watchers:
             self._watchers.discard(watcher)
 
     def close(self) -> None:
-        """Send no more changes; every watch ends, so that clients go to another metaserver at once."""
+        """Send no more changes; every watch ends, so that clients switch to another metaserver immediately."""
         self._leave()
         self._is_closed = True
         for watcher in self._watchers:

@@ -35,7 +35,7 @@ WAITING_MAX: Final = 10_000
 RECORDS_MAX: Final = 1_000
 """Records in one batch."""
 PAUSE_S: Final = 1.0
-"""Between tries."""
+"""The pause between tries."""
 
 
 def audit_subject_of(

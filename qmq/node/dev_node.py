@@ -79,7 +79,7 @@ class NodeConfig:
     metrics_port: int | None = None
     """The port of /metrics; None: no metrics are served."""
     metrics_host: str = ""
-    """The address on which /metrics listens; empty: loopback only."""
+    """The address on which /metrics listens; empty means loopback only."""
     access: AccessConfig = field(default_factory=AccessConfig)
     gateway_port: int | None = None
     """The port for RocketMQ's clients; None: they are not served."""

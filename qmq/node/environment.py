@@ -27,13 +27,13 @@ from qmq.security.tls_network import ServerNetwork, TlsNetwork
 @dataclass(frozen=True, slots=True)
 class Environment:
     clock: Clock | None = None
-    """None: the system's; on a delay server one that does not follow every jump (qmq/delay/timekeeper.py)."""
+    """None means the system's clock; on a delay server, a clock that does not follow every jump (qmq/delay/timekeeper.py)."""
     steady: Clock = field(default_factory=SystemClock)
     """Its monotonic time is for heartbeats and elections."""
     disk: Disk = field(default_factory=Disk)
     network: Network = NETWORK
     timing: Timing = field(default_factory=Timing)
-    """Of heartbeats and elections."""
+    """The intervals of heartbeats and elections."""
     fatal: Callable[[BaseException], None] = stop_process
     """Ends a process that must not continue."""
     node_timing: NodeTiming = TIMING

@@ -82,7 +82,7 @@ class ReplicaStatus:
         await self._hold.begin(self._leader(), token, hold_ms)
 
     async def held_logs(self, token: str) -> pb.HeldLogs:
-        """What the logs hold, all of it committed. Raises NotMaster, Unavailable."""
+        """The ends of the logs; everything before them is committed. Raises NotMaster, Unavailable."""
         return await self._hold.describe(token)
 
     def release(self, token: str) -> None:

@@ -96,7 +96,9 @@ class StoreOpener:
         return await asyncio.to_thread(self.open_at, until, place) if store is None else store
 
     async def _begun_in_store(self, place: Place) -> Store | None:
-        """None if the object store has nothing, or cannot be read now: everything then comes from the master."""
+        """A store that begins with the segments in the object store; None without any, or the store cannot be read now: everything then
+        comes from the master.
+        """
         if self._beginnings is None:
             return None
         try:

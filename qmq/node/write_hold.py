@@ -24,7 +24,7 @@ _POLL_S: Final = 0.002
 
 
 class WriteHold:
-    """Of one replica; at most one hold at a time."""
+    """The hold of one replica; at most one at a time."""
 
     def __init__(self, broker: Broker, driver: Driver) -> None:
         self._broker = broker

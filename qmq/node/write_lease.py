@@ -71,7 +71,7 @@ class WriteLease:
             self._looking = None
 
     async def _look(self) -> None:
-        """List the fences that were put after the key was ours, and close their partitions."""
+        """List the fences that were written after this replica got the key, and close their partitions."""
         while True:
             epoch, lease, _ = self._heard
             with suppress(CoordinationError, QmqError):

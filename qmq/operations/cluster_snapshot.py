@@ -70,7 +70,7 @@ class ReplicaFacts:
     last_index: int = 0
     commit_index: int = 0
     lag_entries: int | None = None
-    """How far it is behind its master's log; None if either does not answer."""
+    """How far the replica is behind its master's log; None if one of them does not answer."""
     silent_ms: int | None = None
     """Since when its master has got no message from it; None for the master itself, or if the master does not answer."""
     in_step: bool | None = None
@@ -246,7 +246,7 @@ class DelayGroupFacts:
     """Due, and not on their way."""
     planned: int
     lateness_p99_ms: int
-    """From due to stored at the brokers, of the last minute's deliveries."""
+    """The time from due to stored at the brokers, for the last minute's deliveries."""
     horizon_ms: int
     """Messages due before this time are in memory."""
     time_ms: int

@@ -32,7 +32,7 @@ class FindingKind:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that is unusual. `about` names the thing, `what` says what is the matter with it, `command` is the next one to try."""
+    """One thing that is unusual. `about` names the thing, `what` says what is wrong, `command` is the command to try next."""
 
     kind: FindingKind
     severity: Severity
@@ -62,7 +62,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Thresholds:
-    """From where on something counts as unusual. Times are milliseconds."""
+    """The values from which on something counts as unusual. Times are milliseconds."""
 
     lag_ms: int = 300_000
     lag_messages: int = 1_000_000

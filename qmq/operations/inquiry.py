@@ -27,7 +27,7 @@ EARLY_MS: Final = 60_000
 
 @dataclass(slots=True)
 class Followed:
-    """One place of the message, and what consumer groups did with it there."""
+    """One place of the message, and what consumer groups did with the message there."""
 
     place: control.StoredMessage
     events: list[control.MessageEvent] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""How far a consumer group is on a partition of an ordered subject. Pure."""
+"""The progress of a consumer group on a partition of an ordered subject. Pure."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ class ClusterRates:
     broker_groups: tuple[BrokerGroupRate, ...]
 
     def as_json(self) -> dict[str, Any]:
-        """As JSON has it."""
+        """The JSON value."""
         return asdict(self)
 
 

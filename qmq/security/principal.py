@@ -67,7 +67,7 @@ class PrincipalField(Enum):
     DNS = "dns"
     """The first DNS name: `app:NAME`."""
     EMAIL = "email"
-    """The first address: `op:` and what stands before the @."""
+    """The first e-mail address: `op:` and the part before the @."""
     COMMON_NAME = "cn"
     """The common name of the subject: `app:NAME`."""
 
@@ -83,7 +83,7 @@ class CertificateNames:
 
     @classmethod
     def of_peer(cls, peer: Mapping[str, Any] | None) -> CertificateNames:
-        """Of what `ssl.SSLObject.getpeercert` gives."""
+        """The names in the result of `ssl.SSLObject.getpeercert`."""
         peer = peer or {}
         names: dict[str, list[str]] = {}
         for kind, value in peer.get("subjectAltName", ()):
@@ -128,7 +128,7 @@ class RpcPeer(NamedTuple):
 
 
 RpcPeers = dict[str, RpcPeer]
-"""By the last part of what gRPC calls the peer."""
+"""By the last part of gRPC's name of the peer."""
 
 
 def peer_address(peer: str, peers: RpcPeers) -> str:

@@ -72,7 +72,9 @@ class Quota:
 
     @classmethod
     def of(cls, quota_id: str, principal: str, limits: Mapping[str, int], *, is_team: bool = False) -> Quota:
-        """Of limits by name; unknown names are a newer release's. Raises InvalidArgument, InvalidName."""
+        """The quota with these limits by name. Unknown names belong to a newer release and are ignored. Raises InvalidArgument,
+        InvalidName.
+        """
         if principal.startswith(SUBJECT):
             check_pattern("subject", principal[len(SUBJECT) :])
         elif principal.startswith(NAMESPACE):
@@ -97,7 +99,7 @@ class Quota:
         return need_of(self.principal)
 
     def is_below(self, prefix: str) -> bool:
-        """Whether it is for something whose name begins so."""
+        """Whether the quota is for a name with this prefix."""
         return not prefix or self.principal.partition(":")[2].startswith(prefix)
 
     def limits(self) -> dict[str, int]:

@@ -74,7 +74,7 @@ class _NearEnd(asyncio.Protocol):
 
 
 class RelayedConnection(asyncio.Protocol):
-    """One peer that TLS has accepted, or that needs none. What it sends waits in the kernel until gRPC reads, and the other way round."""
+    """One peer that TLS has accepted, or that needs none. Bytes in both directions wait in the kernel until the other side reads."""
 
     peer: asyncio.Transport
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 RELAYED_DESCRIPTORS: Final = 3
-"""Of a connection to a gRPC server through a relay (qmq/security/rpc_relay.py): of the peer, and of both ends of a socket."""
+"""The descriptors of a connection to a gRPC server through a relay (qmq/security/rpc_relay.py): the peer's, and both ends of a socket."""
 
 
 class ServerNetwork(Network):

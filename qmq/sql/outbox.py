@@ -180,7 +180,7 @@ class Outbox:
             self._target.when(committing, rolled_back)
 
     def _tell(self, error: BaseException | None) -> None:
-        """Tell interceptors that their messages are in the outbox, or never will be."""
+        """Tell interceptors whether their messages are in the outbox."""
         for told in self._told:
             if error is None:
                 self._owner.chain.sent(told, ())

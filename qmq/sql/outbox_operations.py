@@ -119,7 +119,7 @@ class Operations:
 
 
 def _is_the_databases(failure: BaseException) -> bool:
-    """Whether the exception came from the database: not a cancellation, and not one of ours."""
+    """Whether the exception came from the database: not a cancellation and not an error of QMQ."""
     return isinstance(failure, Exception) and not isinstance(failure, QmqError)
 
 

@@ -18,7 +18,7 @@ from qmq.sql.dialects import packages
 
 _R = TypeVar("_R")
 CONNECTIONS: Final = 4
-"""Connections used at once, independent of the number of subjects, because the pool belongs to the application."""
+"""The most connections in use at a time, independent of the number of subjects, because the pool belongs to the application."""
 END_S: Final = 5.0
 """How long a cancelled task waits for the end of its work."""
 Work = Callable[[DatabaseConnection], Coroutine[Any, Any, _R]]

@@ -121,15 +121,15 @@ class OutboxStatements:
         return Statement(_leases(self).create, {"outbox": self.table, "nobody": ""})
 
     def take_lease(self, holder: str, token: int, lease_ms: int) -> Statement:
-        """Compare and set: the lease is over, and was not taken since `token` was read. Changes one row or none."""
+        """Compare and set: the lease has expired, and was not taken since `token` was read. Changes one row or none."""
         return Statement(_leases(self).take, {"outbox": self.table, "seen": token, "taker": holder, "lease": lease_ms})
 
     def renew_lease(self, token: int, lease_ms: int) -> Statement:
-        """Renew the lease, even if it is over, unless another watchdog has taken it. Changes one row or none."""
+        """Renew the lease, even if it has expired, unless another watchdog has taken it. Changes one row or none."""
         return Statement(_leases(self).renew, {"outbox": self.table, "seen": token, "lease": lease_ms})
 
     def release_lease(self, token: int) -> Statement:
-        """Release the lease, so that another watchdog can take it at once."""
+        """Release the lease, so that another watchdog can take it immediately."""
         return Statement(_leases(self).release, {"outbox": self.table, "seen": token})
 
 

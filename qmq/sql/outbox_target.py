@@ -169,7 +169,7 @@ def in_transaction(raw: Any) -> bool:
 
 
 def autocommits(raw: Any) -> bool:
-    """Whether a plain driver's connection would commit the next statement at once."""
+    """Whether a plain driver's connection would commit the next statement immediately."""
     if in_transaction(raw):
         return False
     if hasattr(raw, "in_transaction"):

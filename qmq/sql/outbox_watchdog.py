@@ -7,8 +7,8 @@ active.
 Rules:
 * Each subject that has work has a task, and the next look leaves it alone until that ends. One that fails rests for a while.
 * A watchdog never ends because of a database error: it logs the error, and tries again after a growing pause.
-* The lease is released at the end, so that another watchdog takes over at once; after a crash others wait until the lease is over, `lease`
-  long.
+* The lease is released at the end, so that another watchdog takes over immediately; after a crash others wait until the lease expires,
+  `lease` long.
 """
 
 from __future__ import annotations

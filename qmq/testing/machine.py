@@ -76,7 +76,7 @@ class Machine(Protocol):
 
     @property
     def is_running(self) -> bool:
-        """Whether it was started, and not killed since."""
+        """Whether the machine was started and has not been killed since."""
         ...
 
     async def start(self) -> None:

@@ -99,7 +99,7 @@ class ObstoreObjects:
             raise StoreAway(f"deleting {name} failed: {_first_line(cause)}") from cause
 
     def delete_all(self, names: Sequence[str]) -> None:
-        """Delete objects, those that are there, with few requests. Raises StoreAway."""
+        """Delete these objects, as far as they exist, with few requests. Raises StoreAway."""
         import obstore
         from obstore.exceptions import BaseError, NotFoundError
 

@@ -45,7 +45,7 @@ class CatalogStep:
 
 @dataclass(frozen=True, slots=True)
 class LogBounds:
-    """What the catalog has to know about the log."""
+    """The bounds of the log that the catalog needs."""
 
     start: int
     committed: int
@@ -90,7 +90,7 @@ class SegmentCatalog:
         self._stored[segment.base] = segment
 
     def now_gone(self, segment: SealedSegment) -> None:
-        """None of its objects is in the store."""
+        """The segment has no object in the store any more."""
         self._noted.pop(segment.base, None)
         self._stored.pop(segment.base, None)
 
@@ -117,7 +117,9 @@ class SegmentCatalog:
 
 
 def decode_catalog(data: bytes) -> SegmentCatalog | None:
-    """None if the bytes are damaged, or of another version: the catalog is then rebuilt from the segments on the disk and in the store."""
+    """Parse a catalog; None if the bytes are damaged or have another version. The catalog is then rebuilt from the segments on the disk and
+    in the store.
+    """
     payload = checked_payload(_MAGIC, data)
     if payload is None:
         return None

@@ -37,12 +37,14 @@ class CopierPace:
     """Pauses, in seconds."""
 
     idle_s: float = 1.0
-    """Between two looks at the log."""
+    """The pause between two checks of the log."""
     away_s: float = 1.0
-    """After the store failed; doubled each time, up to `away_s_max`."""
+    """The pause after a failure of the store. It doubles each time, up to `away_s_max`."""
     away_s_max: float = 60.0
     later_s: float = 60.0
-    """Before a segment is tried again that could not be copied for its own reasons, or that the master has not copied or deleted yet."""
+    """The pause before another try for a segment that could not be copied because of its content, or that the master has not copied or
+    deleted yet.
+    """
 
 
 @dataclass(slots=True)

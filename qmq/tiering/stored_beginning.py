@@ -21,7 +21,7 @@ from qmq.tiering.stored_segment import BadManifest, Manifest, ObjectNames, Seale
 log = logging.getLogger("qmq.tiering")
 
 PAUSES_S: Final = (0.5, 1.0, 2.0, 4.0)
-"""Before a failed request is tried again."""
+"""The pause before a failed request is retried."""
 _CHUNKS_HELD: Final = 2
 """The window that walks a segment spans two chunks at most."""
 

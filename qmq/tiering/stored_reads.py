@@ -52,7 +52,7 @@ class _Fetch:
     key: ChunkKey
     loop: asyncio.AbstractEventLoop
     waiting: dict[int, tuple[object, Ended]] = field(default_factory=dict)
-    """By the owner's identity: owners need not be hashable."""
+    """Keyed by the owner's identity, because owners need not be hashable."""
 
 
 class StoredReads:

@@ -296,7 +296,7 @@ class Range(NamedTuple):
 class LanePull(NamedTuple):
     """Asks for a lane's messages from `sequence` on. Answered when there are some, or with none after `wait_ms`.
 
-    The consumer says from where, so a broken answer is simply asked for again.
+    The request has the position, so after a broken answer the consumer repeats the request.
     """
 
     session: int

@@ -132,7 +132,7 @@ class FrameStream(asyncio.BufferedProtocol):
         return is_first
 
     def flush(self) -> None:
-        """Write all kept bytes at once."""
+        """Write all kept bytes immediately."""
         outbox, self._outbox = self._outbox, []
         if outbox and self.is_open:
             assert self.transport is not None
@@ -150,7 +150,7 @@ class FrameStream(asyncio.BufferedProtocol):
             self.transport.close()
 
     def abort(self) -> None:
-        """Close at once, and drop what the peer has not read."""
+        """Close immediately, and drop bytes that the peer has not read."""
         self._is_unwanted = True
         if self.transport is not None:
             self.transport.abort()

@@ -35,7 +35,7 @@ class Verdict(IntEnum):
 
 
 BY_GROUP_MS: Final = 0xFFFF_FFFF
-"""As the delay of a NACK: use the delay of the group's settings for this attempt."""
+"""The delay of a NACK that means: use the delay of the group's settings for this attempt."""
 ERROR_CHARS_MAX: Final = 1_000
 """The longest error text of a verdict; a longer text is cut."""
 

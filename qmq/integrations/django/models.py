@@ -10,7 +10,7 @@ from qmq.sql.outbox_tables import ASIDE, TABLE, WAITING
 
 STATES: Final = ((WAITING, "waiting"), (ASIDE, "set aside"))
 ID_CHARS: Final = 32
-"""Of a task's id."""
+"""The length of a task's id."""
 
 
 class OutboxEntry(models.Model):

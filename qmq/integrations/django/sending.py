@@ -1,4 +1,4 @@
-"""Sending from Django: with the transaction of a database by the outbox, or at once."""
+"""Sending from Django: through the outbox with a database transaction, or immediately."""
 
 from __future__ import annotations
 
@@ -39,8 +39,9 @@ def close() -> None:
 
 
 def send(subject: str, body: Any, *, using: str = DEFAULT_DB_ALIAS, **options: Any) -> None:
-    """Send a message with the current transaction of the database `using`: if it commits, the message is sent at once, and by a watchdog if
-    that fails; if it is rolled back, or the savepoint is, nothing is sent. Outside of `atomic()` the message has its own transaction.
+    """Send a message with the current transaction of the database `using`: if it commits, the message is sent immediately, and by a
+    watchdog if that fails; if it is rolled back, or the savepoint is, nothing is sent. Outside of `atomic()` the message has its own
+    transaction.
 
     With `"OUTBOX": False` in `settings.QMQ`, returns when the message is stored. `options` are those of `Client.send`, for the outbox those
     of `Outbox.send`. Raises as these.

@@ -62,7 +62,7 @@ class MessageBatch:
 
 
 Raw = AnyMessage | MessageBatch
-"""What FastStream calls the raw message."""
+"""The raw message, in FastStream's words."""
 
 
 def fail_raw(raw: Raw, delay: timedelta | None = None, error: str = "") -> None:

@@ -26,7 +26,7 @@ BATCH_MESSAGES: Final = 1_000
 
 
 class QmqRegistrator(Registrator[Raw, QmqBrokerConfig]):
-    """What broker and router have in common."""
+    """The common part of broker and router."""
 
     def subscriber(  # type: ignore[override]
         self,

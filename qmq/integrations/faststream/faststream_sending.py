@@ -1,4 +1,4 @@
-"""What FastStream sends: commands with options for each message, and the producer that encodes and sends them."""
+"""Sending through FastStream: commands with options for each message, and the producer that encodes and sends them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ REQUEST_S: Final = 0.5
 
 
 class QmqResponse(Response):
-    """What a handler returns if its answer needs a key, tags or a delay; in `publish_batch`, one message with its own options."""
+    """A handler's return value whose answer needs a key, tags or a delay; in `publish_batch`, one message with its own options."""
 
     def __init__(
         self,
@@ -88,7 +88,7 @@ class QmqPublishCommand(BatchPublishCommand):
 
     @classmethod
     def from_cmd(cls, cmd: PublishCommand, *, batch: bool = False) -> QmqPublishCommand:
-        """A command of any kind as one of ours; for a batch, a list as body is many bodies."""
+        """Convert a command of any kind to a QMQ command. For a batch, a list as body means many bodies."""
         if isinstance(cmd, QmqPublishCommand) and not batch:
             return cmd
         body, more = cls._parse_bodies(cmd.body, batch=batch)

@@ -55,7 +55,7 @@ class SubscriberConfig(SubscriberUsecaseConfig):
 
 
 class SubjectSubscriber(SubscriberUsecase[Raw]):
-    """Handles the messages of a subject for a group, `workers` at once; of an ordered subject, those of a key in order."""
+    """Handles the messages of a subject for a group, `workers` at a time. On an ordered subject, messages of a key are handled in order."""
 
     is_batch = False
     on_failure = "park"
@@ -81,7 +81,7 @@ class SubjectSubscriber(SubscriberUsecase[Raw]):
         return self._outer_config.client  # type: ignore[attr-defined, no-any-return]  # QmqBrokerConfig
 
     def get_log_context(self, message: StreamMessage[Raw] | None) -> dict[str, str]:
-        """What a line of the log says about the message."""
+        """The message's fields in a line of the log."""
         return {"subject": self.subject, "group": self.group} | super().get_log_context(message)
 
     async def start(self) -> None:

@@ -109,7 +109,7 @@ def _receivers(brokers: Sequence[QmqBroker], subject: str) -> Iterator[SubjectSu
 
 
 async def _handle(subscriber: SubjectSubscriber, messages: Messages) -> list[Response]:
-    """What the handler returns, for each message that the subscriber's tags fit, or for the batch of them."""
+    """The handler's results: one for each message that matches the subscriber's tags, or one for the batch."""
     tags_any, tags_all = set(subscriber.options.get("tags_any", ())), set(subscriber.options.get("tags_all", ()))
     wanted = chosen(messages, lambda each: tags_all <= set(each.tags) and (not tags_any or bool(tags_any & set(each.tags))))
     raws: list[Raw] = [MessageBatch(wanted)] if subscriber.is_batch and len(wanted) else list(wanted)
@@ -117,7 +117,7 @@ async def _handle(subscriber: SubjectSubscriber, messages: Messages) -> list[Res
 
 
 class MemoryClient:
-    """What subscribers use of a client when the application starts them one by one: consumers that get nothing."""
+    """The part of a client that subscribers use when the application starts them one by one: consumers without messages."""
 
     def __init__(self) -> None:
         self._closed = asyncio.Event()

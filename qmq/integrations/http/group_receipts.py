@@ -17,7 +17,7 @@ from qmq.model import check_name
 
 HELD_MAX: Final = 10_000
 IDLE_S: Final = 10.0
-"""After so long without a request, and with no unsettled message, other processes get the lanes of an ordered subject."""
+"""After this time without a request and without unsettled messages, other processes get the lanes of an ordered subject."""
 _LATE: Final = Settle((), "nack", timedelta(0), "no verdict came over HTTP in time")
 _BACK: Final = Settle((), "release", None, "")
 

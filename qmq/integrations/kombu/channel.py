@@ -190,7 +190,7 @@ class Channel(virtual.Channel):
         self.link.wake()
 
     def basic_cancel(self, consumer_tag: str) -> None:
-        """End a consumer. Received and undelivered messages go back at once."""
+        """End a consumer. Received and undelivered messages go back immediately."""
         queue = self._tag_to_queue.get(consumer_tag)
         super().basic_cancel(consumer_tag)
         if queue is not None and queue not in self._active_queues:

@@ -11,7 +11,7 @@ from qmq.integrations.cluster_link import ClusterLink
 from qmq.integrations.kombu.arrivals import Arrivals
 
 UNLIMITED: Final = 1_000
-"""Messages that a consumer without a prefetch count holds at once."""
+"""The most messages that a consumer without a prefetch count holds."""
 
 
 class StreamQueues:
@@ -57,7 +57,7 @@ class StreamQueues:
         )
 
     def accept(self, queue: str, pattern: str) -> None:
-        """Of the queue's messages, only those are wanted whose routing key matches the pattern."""
+        """Accept only messages whose routing key matches the pattern."""
         self._patterns[queue] = pattern
 
     def delete(self, link: ClusterLink, queue: str) -> bool:

@@ -55,7 +55,7 @@ class Plans:
         return tuple(cut_by_load(part.range, load or [0.0] * part.range.width, operation.parts or 2))
 
     def spread(self, config: SubjectConfig, route: Route, number: int, parts: int) -> tuple[str, ...]:
-        """The broker groups of the parts: the subject's groups with the fewest partitions first; empty: all stay."""
+        """The broker groups of the parts: the subject's groups with the fewest partitions first. Empty if all parts stay."""
         writable = [name for name in config.groups if self._view.group(name).mode is Mode.READ_WRITE]
         if len(writable) < 2:
             return ()

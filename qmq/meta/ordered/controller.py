@@ -101,7 +101,7 @@ class Controller:
         return task
 
     async def stop(self) -> None:
-        """Stop; waiters are answered at once. Other metaservers continue the work."""
+        """Stop, and answer waiting callers immediately. Other metaservers continue the work."""
         self.is_stopping = True
         self._leave()
         for timer in self._timers.values():

@@ -65,7 +65,7 @@ class ControllerElection:
         return False
 
     async def stop(self) -> None:
-        """Resign at once, so that another metaserver can lead."""
+        """Resign immediately, so that another metaserver can lead."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)

@@ -66,7 +66,7 @@ class Start(NamedTuple):
 
     @property
     def is_latest(self) -> bool:
-        """Whether it is the latest version's end."""
+        """Whether the start is the end of the latest version."""
         return self._where == LATEST
 
     @property

@@ -21,12 +21,12 @@ class LakeCounts(Protocol):
 
     @property
     def rows(self) -> Mapping[str, int]:
-        """By subject."""
+        """Rows by subject."""
         ...
 
     @property
     def waits(self) -> Mapping[str, int]:
-        """By reason."""
+        """Waits by reason."""
         ...
 
 

@@ -22,7 +22,7 @@ SILENT: Final = Figure("qmq_mirror_silent_seconds", GAUGE, _OF, "Time since a pa
 
 
 class MirrorState(NamedTuple):
-    """How the mirror of one subject stands."""
+    """The state of one subject's mirror."""
 
     subject: str
     lag: int
