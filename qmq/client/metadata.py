@@ -34,7 +34,7 @@ from qmq.errors import (
 )
 from qmq.model import Order, SubjectConfig, SubjectFlush
 from qmq.proto.v1 import control_pb2 as control
-from qmq.proto.v1 import control_pb2_grpc, meta_pb2_grpc
+from qmq.proto.v1 import control_pb2_grpc
 from qmq.proto.v1 import delay_pb2 as delay
 from qmq.proto.v1 import meta_pb2 as pb
 from qmq.rpc import status_of, typed_error
@@ -84,7 +84,7 @@ class MetadataClient(DeliveryClient):
         attempt, strangers = 0, 0
         addresses = itertools.cycle(self._channels)
         while strangers < len(self._channels):
-            stub: Any = meta_pb2_grpc.MetaStub(self._channels[next(addresses)])
+            stub = self._stubs[next(addresses)]
             try:
                 async with aclosing(stub.Watch(pb.WatchRequest())) as changes:
                     async for change in changes:
@@ -399,7 +399,7 @@ class MetadataClient(DeliveryClient):
 
         async def ask(address: str) -> pb.DescribeClusterResponse | QmqError:
             try:
-                found: pb.DescribeClusterResponse = await meta_pb2_grpc.MetaStub(self._channels[address]).DescribeCluster(
+                found: pb.DescribeClusterResponse = await self._stubs[address].DescribeCluster(
                     pb.DescribeClusterRequest(only_metaserver=True), timeout=LOCATE_TIMEOUT_S
                 )
             except grpc.RpcError as cause:

@@ -38,6 +38,8 @@ class MetaserverCalls:
         self._network = network
         self._timing = timing
         self._channels = {each: network.channel(each) for each in addresses}
+        self._stubs: dict[str, Any] = {address: meta_pb2_grpc.MetaStub(channel) for address, channel in self._channels.items()}
+        self._access_stubs: dict[str, Any] = {address: access_pb2_grpc.AccessStub(channel) for address, channel in self._channels.items()}
         self._turns = itertools.cycle(addresses)
         self._address = next(self._turns)
 
@@ -72,10 +74,8 @@ class MetaserverCalls:
     async def _call_once(self, method: str, request: Any, timeout_s: float, unreachable: dict[str, QmqError] | None = None) -> Any:
         """One try. `unreachable` collects the address if the error did not come from the metaserver."""
         address = self._address
-        stub: Any = meta_pb2_grpc.MetaStub(self._channels[address])
-        if not hasattr(stub, method):
-            stub = access_pb2_grpc.AccessStub(self._channels[address])
-        call: Callable[..., Awaitable[Any]] = getattr(stub, method)
+        stubs = self._stubs if hasattr(self._stubs[address], method) else self._access_stubs
+        call: Callable[..., Awaitable[Any]] = getattr(stubs[address], method)
         try:
             return await call(request, timeout=timeout_s)
         except grpc.RpcError as cause:

@@ -81,16 +81,16 @@ class Brokers:
         self._view = view
         self._network = network
         self._channels: dict[str, grpc.aio.Channel] = {}
+        self._stubs: dict[str, tuple[Any, Any]] = {}
+        """The control and the delay methods of each channel."""
 
     async def ask(self, address: str, method: str, request: Any, timeout_s: float = BROKER_S) -> Any:
         """Call a replica's control port. Raises the replica's typed error, NotConnected, DeadlineExceeded."""
-        channel = self._channels.get(address)
-        if channel is None:
+        if address not in self._stubs:
             channel = self._channels[address] = self._network.channel(address)
-        stub: Any = control_pb2_grpc.BrokerControlStub(channel)
-        if not hasattr(stub, method):
-            stub = delay_pb2_grpc.DelayControlStub(channel)
-        call: Callable[..., Awaitable[Any]] = getattr(stub, method)
+            self._stubs[address] = (control_pb2_grpc.BrokerControlStub(channel), delay_pb2_grpc.DelayControlStub(channel))
+        control_stub, delay_stub = self._stubs[address]
+        call: Callable[..., Awaitable[Any]] = getattr(control_stub if hasattr(control_stub, method) else delay_stub, method)
         try:
             return await call(request, timeout=timeout_s)
         except grpc.RpcError as cause:
