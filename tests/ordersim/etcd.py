@@ -13,7 +13,6 @@ from qmq_coordination.coordination_store import (
     NO_LEASE,
     Compare,
     Delete,
-    KeyListing,
     KeyValue,
     LeaseId,
     Operation,
@@ -23,7 +22,7 @@ from qmq_coordination.coordination_store import (
     WatchedChanges,
     WatchEvent,
 )
-from sim.store import LATE_MS, TIMEOUT_MS, Etcd
+from sim.store import LATE_MS, TIMEOUT_MS, AskedStore, Etcd
 from sim.world import World
 
 from qmq.errors import Compacted, CoordinationUnavailable, CoordinationUnknown, LeaseNotFound
@@ -95,11 +94,12 @@ class WatchedEtcd(Etcd):
         self._apply([WatchEvent(key, self.revision + 1, None) for key in keys])
 
 
-class Store:
+class Store(AskedStore):
     """A CoordinationStore whose network is bad."""
 
     def __init__(self, etcd: WatchedEtcd, mine: Process) -> None:
-        self._etcd = etcd
+        super().__init__(etcd)
+        self._changing = etcd
         self._mine = mine
         self._world = mine.world
         self._network = mine.simulation.network
@@ -139,16 +139,6 @@ class Store:
 
     # --- CoordinationStore -----------------------------------------------------------------------------------------------
 
-    async def get(self, key: str) -> KeyValue | None:
-        """See CoordinationStore."""
-        found: KeyValue | None = await self._ask(self._etcd.items.get, key, is_change=False)
-        return found
-
-    async def list(self, prefix: str, *, revision: int = 0, limit: int = 0) -> KeyListing:
-        """See CoordinationStore."""
-        found: KeyListing = await self._ask(self._etcd.list, prefix, is_change=False)
-        return found
-
     async def put(self, key: str, value: bytes, lease: LeaseId = NO_LEASE) -> Revision:
         """See CoordinationStore."""
         return (await self.txn((), [Put(key, value, lease)])).revision
@@ -159,31 +149,12 @@ class Store:
         await self.txn((), [Delete(key)])
         return 1
 
-    async def txn(self, compares: Sequence[Compare], success: Sequence[Operation], failure: Sequence[Operation] = ()) -> TxnResult:
-        """See CoordinationStore."""
-        found: TxnResult = await self._ask(self._etcd.txn, compares, success, is_change=True)
-        return found
-
-    async def grant(self, ttl_s: float) -> LeaseId:
-        """See CoordinationStore."""
-        found: LeaseId = await self._ask(self._etcd.grant, ttl_s, is_change=False)
-        return found
-
-    async def keep_alive(self, lease: LeaseId) -> float:
-        """See CoordinationStore."""
-        found: float = await self._ask(self._etcd.keep_alive, lease, is_change=False)
-        return found
-
-    async def revoke(self, lease: LeaseId) -> None:
-        """See CoordinationStore."""
-        await self._ask(self._etcd.end, lease, is_change=True)
-
     async def watch(self, prefix: str, start_revision: int) -> AsyncIterator[WatchedChanges]:
         """See CoordinationStore. Breaks while the store cannot be reached, and now and then."""
         at = start_revision
         news = asyncio.Event()
         wake = lambda: self._mine.loop.call_soon(news.set)  # noqa: E731
-        self._etcd.watchers[wake] = None
+        self._changing.watchers[wake] = None
         try:
             while True:
                 await asyncio.sleep(self._network.delay_ms() / 1000)
@@ -191,14 +162,14 @@ class Store:
                     await asyncio.sleep(0.5)
                     raise CoordinationUnavailable("the watch broke (simulated)")
                 news.clear()
-                if self._etcd.history and self._etcd.history[0].revision > at and self._etcd.revision >= at:
+                if self._changing.history and self._changing.history[0].revision > at and self._changing.revision >= at:
                     raise Compacted("too old (simulated)")
-                for changes in [each for each in self._etcd.history if each.revision >= at]:
+                for changes in [each for each in self._changing.history if each.revision >= at]:
                     at = changes.revision + 1
                     yield changes
                 await news.wait()
         finally:
-            self._etcd.watchers.pop(wake, None)
+            self._changing.watchers.pop(wake, None)
 
     async def compact(self, revision: int) -> None:
         """See CoordinationStore."""

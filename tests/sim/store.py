@@ -102,34 +102,14 @@ class Etcd:
             del self.items[key]
 
 
-class Store:
-    """One replica's way to etcd: a CoordinationStore whose network is bad."""
+class AskedStore:
+    """The requests of a CoordinationStore to the simulated etcd. `_ask` brings a request there and the answer back."""
 
-    def __init__(self, etcd: Etcd, is_cut: Callable[[], bool], loss: float, late: float) -> None:
+    def __init__(self, etcd: Etcd) -> None:
         self._etcd = etcd
-        self._is_cut = is_cut
-        self._loss = loss
-        self._late = late
 
     async def _ask(self, do: Callable[..., Any], *args: Any, is_change: bool) -> Any:
-        world = self._etcd.world
-        future = Future()
-        delay_ms = world.random.randint(1, 20) if world.random.random() >= self._late else world.random.randint(500, LATE_MS)
-        world.after(delay_ms, self._arrive, future, do, args)
-        failure = CoordinationUnknown if is_change else CoordinationUnavailable
-        world.after(TIMEOUT_MS, future.set, None, failure("no answer (simulated)"))
-        return await future
-
-    def _arrive(self, future: Future, do: Callable[..., Any], args: tuple[Any, ...]) -> None:
-        world = self._etcd.world
-        if self._is_cut() or world.random.random() < self._loss:
-            return
-        try:
-            result, error = do(*args), None
-        except LeaseNotFound as cause:
-            result, error = None, cause
-        if world.random.random() >= self._loss:
-            world.after(world.random.randint(1, 20), future.set, result, error)
+        raise NotImplementedError
 
     async def get(self, key: str) -> KeyValue | None:
         """See CoordinationStore."""
@@ -160,3 +140,33 @@ class Store:
     async def revoke(self, lease: LeaseId) -> None:
         """See CoordinationStore."""
         await self._ask(self._etcd.end, lease, is_change=True)
+
+
+class Store(AskedStore):
+    """One replica's way to etcd: a CoordinationStore whose network is bad."""
+
+    def __init__(self, etcd: Etcd, is_cut: Callable[[], bool], loss: float, late: float) -> None:
+        super().__init__(etcd)
+        self._is_cut = is_cut
+        self._loss = loss
+        self._late = late
+
+    async def _ask(self, do: Callable[..., Any], *args: Any, is_change: bool) -> Any:
+        world = self._etcd.world
+        future = Future()
+        delay_ms = world.random.randint(1, 20) if world.random.random() >= self._late else world.random.randint(500, LATE_MS)
+        world.after(delay_ms, self._arrive, future, do, args)
+        failure = CoordinationUnknown if is_change else CoordinationUnavailable
+        world.after(TIMEOUT_MS, future.set, None, failure("no answer (simulated)"))
+        return await future
+
+    def _arrive(self, future: Future, do: Callable[..., Any], args: tuple[Any, ...]) -> None:
+        world = self._etcd.world
+        if self._is_cut() or world.random.random() < self._loss:
+            return
+        try:
+            result, error = do(*args), None
+        except LeaseNotFound as cause:
+            result, error = None, cause
+        if world.random.random() >= self._loss:
+            world.after(world.random.randint(1, 20), future.set, result, error)
