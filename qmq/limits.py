@@ -16,6 +16,9 @@ BODY_BYTES_MAX: Final = 4 * MIB
 BATCH_BYTES_MAX: Final = 16 * MIB
 """Largest batch a broker takes, header included. Bounds what one checksum covers and one frame carries."""
 
+LONG_BODY_BYTES_MAX: Final = BATCH_BYTES_MAX - MIB
+"""The most that a subject can take as a body: the rest of its batch fits beside it."""
+
 BATCH_MESSAGES_MAX: Final = 65_535
 """Messages in a batch: the index inside a batch is 16 bits of the message id."""
 

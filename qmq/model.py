@@ -250,7 +250,7 @@ class SubjectConfig:
             value = getattr(self, field)
             if value is not None and (not isinstance(value, int) or value <= 0):
                 raise InvalidArgument(f"{field} of subject {self.name!r} must be a positive int, not {value!r}")
-        if not 0 < self.body_bytes_max <= limits.BATCH_BYTES_MAX - limits.MIB:
+        if not 0 < self.body_bytes_max <= limits.LONG_BODY_BYTES_MAX:
             raise InvalidArgument(f"body_bytes_max of subject {self.name!r} must be 1 byte to 15 MiB")
 
 

@@ -8,7 +8,9 @@ import signal
 import subprocess
 import sys
 import tempfile
+import traceback
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -57,14 +59,32 @@ def in_process(results: Any, work: Callable[..., Any], *words: Any) -> None:
     results.put(in_loop(work, *words))
 
 
+@dataclass(frozen=True, slots=True)
+class _Failed:
+    """What a job puts in the place of its result."""
+
+    trace: str
+
+
+def _guarded(entry: Callable[..., None], results: Any, *words: Any) -> None:
+    try:
+        entry(results, *words)
+    except BaseException:
+        results.put(_Failed(traceback.format_exc()))
+        raise
+
+
 def together(*jobs: tuple[Any, ...], entry: Callable[..., None] = in_process) -> list[Any]:
-    """Run jobs, each in its own process, which begins with `entry`. Returns their results in order."""
+    """Run jobs, each in its own process, which begins with `entry`. Returns their results in order. Raises RuntimeError if one fails."""
     context = mp.get_context("spawn")
     queues = [context.Queue() for _ in jobs]
-    children = [context.Process(target=entry, args=(queue, *job)) for queue, job in zip(queues, jobs, strict=True)]
+    children = [context.Process(target=_guarded, args=(entry, queue, *job)) for queue, job in zip(queues, jobs, strict=True)]
     for child in children:
         child.start()
     found = [queue.get(timeout=300) for queue in queues]
+    for each in found:
+        if isinstance(each, _Failed):
+            raise RuntimeError(f"a job of the benchmark failed:\n{each.trace}")
     for child in children:
         child.join()
     return found

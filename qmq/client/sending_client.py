@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Final
 
+from qmq import limits
 from qmq.batch_columns import BatchFlag, Columns
 from qmq.client import due_times, payloads
 from qmq.client.client_timing import TIMING, ClientTiming
@@ -37,6 +38,13 @@ def _compression(name: str | None) -> Compression:
     if name not in (None, "zstd", "lz4"):
         raise InvalidArgument(f"compression is 'zstd' or 'lz4', not {name!r}")
     return Compression[name.upper()] if name else Compression.NONE
+
+
+def _body_limit(body_bytes_max: int) -> int:
+    """The limit of a producer's bodies, checked as a subject's. Raises InvalidArgument."""
+    if not 0 < body_bytes_max <= limits.LONG_BODY_BYTES_MAX:
+        raise InvalidArgument(f"body_bytes_max is 1 byte to 15 MiB, not {body_bytes_max}: as much as a subject can take")
+    return body_bytes_max
 
 
 class SendingClient:
@@ -219,12 +227,14 @@ class SendingClient:
         delivery_timeout_s: float = DELIVERY_TIMEOUT_S,
         compression: str | None = None,
         acks: str = "quorum",
+        body_bytes_max: int = limits.BODY_BYTES_MAX,
     ) -> Producer:
         """A batching producer for one unordered subject. `compression` is "zstd" or "lz4".
 
         With `acks="flushed"` a message is acknowledged when a majority of the group has flushed it to disk, so that it survives a power cut
         of all replicas. With `acks="master"` it is acknowledged when the master has it: faster, but the last messages may be lost with the
-        master. Raises InvalidName, InvalidArgument. On an ordered subject, tickets fail with OrderMismatch: use `ordered_producer`.
+        master. A body longer than `body_bytes_max` is refused here; raise it, up to 15 MiB, for a subject that takes longer ones.
+        Raises InvalidName, InvalidArgument. On an ordered subject, tickets fail with OrderMismatch: use `ordered_producer`.
         """
         self._check_open()
         producer = self._make_producer(
@@ -236,6 +246,7 @@ class SendingClient:
             delivery_timeout_s=delivery_timeout_s,
             compression=_compression(compression),
             acks=acks,
+            body_bytes_max=_body_limit(body_bytes_max),
             on_closed=self._forget_producer,
         )
         self._owned[producer] = None
@@ -282,6 +293,7 @@ class SendingClient:
         delivery_timeout_s: float = DELIVERY_TIMEOUT_S,
         compression: str | None = None,
         acks: str = "quorum",
+        body_bytes_max: int = limits.BODY_BYTES_MAX,
         unknown: str = "resend",
     ) -> OrderedProducer:
         """A batching producer for one ordered subject: messages of one key are stored in the order of the calls.
@@ -289,6 +301,7 @@ class SendingClient:
         `unknown` is about messages whose broker group was fenced before it answered, so that they may be stored: "resend" sends them again
         with the same ids, so that some may be stored twice, in order; "fail" fails them with an unknown outcome. When a message times out,
         the messages behind it in its partition fail with it. `acks="master"` needs best-effort order; `acks="flushed"` works with any.
+        `body_bytes_max` is as for `producer`.
         Raises InvalidName, InvalidArgument. On an unordered subject, tickets and the next `send` fail with OrderMismatch.
         """
         self._check_open()
@@ -301,6 +314,7 @@ class SendingClient:
             delivery_timeout_s=delivery_timeout_s,
             compression=_compression(compression),
             acks=acks,
+            body_bytes_max=_body_limit(body_bytes_max),
             unknown=unknown,
             on_closed=self._forget_producer,
         )

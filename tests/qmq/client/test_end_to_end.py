@@ -26,8 +26,10 @@ from qmq.errors import (
     UnknownGroup,
     UnknownSubject,
 )
+from qmq.limits import MIB
 from qmq.log.log_config import Flush, LogConfig
 from qmq.log.retention import begin_retention
+from qmq.model import Order, SubjectConfig
 from qmq.node.dev_node import Node
 
 NO_DELAY = timedelta(0)
@@ -370,6 +372,25 @@ async def test_bad_calls_get_typed_errors_that_say_what_to_do(node: Node) -> Non
         mq.consumer("s", "g")
     with pytest.raises(InvalidArgument, match="host:port"):
         qmq.connect("localhost:notaport")
+
+
+@pytest.mark.parametrize("order", [Order.NONE, Order.STRICT])
+async def test_a_producer_sends_as_long_bodies_as_its_subject_takes(tmp_path: Path, order: Order) -> None:
+    body = bytes(6 * MIB)
+    async with running(node_config(tmp_path)) as node, qmq.connect(node.address) as mq:
+        parts = 0 if order is Order.NONE else 8
+        await mq.metadata.create_subject(SubjectConfig("long", order=order, logical_partitions=parts, body_bytes_max=15 * MIB))
+        make = mq.producer if order is Order.NONE else mq.ordered_producer
+        async with make("long") as usual, make("long", body_bytes_max=15 * MIB) as producer:
+            with pytest.raises(MessageTooLarge):
+                usual.send(body, "key")
+            receipt = await producer.send(body, "key")
+            assert len(receipt) == 1
+        with pytest.raises(InvalidArgument, match="1 byte to 15 MiB"):
+            make("long", body_bytes_max=16 * MIB)
+        consumer = mq.consumer("long", "g") if order is Order.NONE else mq.ordered_consumer("long", "g")
+        async with consumer:
+            assert (await anext(consumer)).body == body
 
 
 async def test_a_refused_connection_is_reported_with_advice() -> None:
