@@ -9,6 +9,8 @@ import pytest
 
 sys.path.append(str(Path(__file__).parents[2] / "scripts" / "peers"))
 
+import servers
+from guard import ROOT, environment
 from guard_verdict import compared
 
 
@@ -29,3 +31,22 @@ def test_each_row_is_judged_by_itself() -> None:
 
 def test_a_row_that_only_one_tree_has_is_not_compared() -> None:
     assert [each.row for each in compared({"old": [1.0], "both": [1.0]}, {"both": [1.0], "new": [1.0]})] == ["both"]
+
+
+LISTENS = """
+import pathlib, socket, sys
+pathlib.Path(__file__).with_name("began").touch()
+listener = socket.create_server(("127.0.0.1", int(sys.argv[sys.argv.index("--port") + 1])))
+while True:
+    listener.accept()[0].close()
+"""
+
+
+def test_the_server_of_another_tree_runs_that_tree_s_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = tmp_path / "qmq" / "cli.py"
+    program.parent.mkdir()
+    (program.parent / "__init__.py").touch()
+    program.write_text(LISTENS)
+    monkeypatch.chdir(ROOT)
+    servers.qmq(Path(), environment(tmp_path)).stop()
+    assert program.with_name("began").exists()
