@@ -125,7 +125,7 @@ def qmq(_: Path, environment: dict[str, str] | None = None) -> Server:
     (port,) = free_ports(1)
     with _starting(port) as server:
         words = ("--port", str(port), "--data-port", "0", "--control-port", "0", "--console", "off", "--no-delay")
-        # With `-m` Python looks into the working folder first, which is this tree's, whatever PYTHONPATH says.
+        # With `-m` Python looks into the working folder first, which is this tree, and only then into PYTHONPATH.
         found = {"PYTHONSAFEPATH": "1", **(environment or {})}
         server.run(sys.executable, "-m", "qmq.cli", "dev", "--data", server.folder / "data", *words, environment=found)
         server.wait_for(port)
