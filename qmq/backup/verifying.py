@@ -18,6 +18,7 @@ from qmq.backup.backup_objects import BackupObjects
 from qmq.backup.cluster_items import decode_items
 from qmq.delay.schedule import Schedule
 from qmq.errors import BackupDamaged, CorruptBatch, LogDamaged
+from qmq.log.checked_payload import UNREADABLE
 from qmq.log.envelopes import walk_rising
 
 LOGS = ("message", "action")
@@ -68,7 +69,7 @@ class BackupVerifier:
     def _verify_schedule(self, group: str, schedule: BackedUpSchedule) -> None:
         try:
             expected = Schedule.files(msgspec.msgpack.decode(self._objects.read_bytes(schedule.state)))
-        except (LogDamaged, msgspec.MsgspecError) as cause:
+        except (LogDamaged, *UNREADABLE) as cause:
             raise BackupDamaged(f"{group}: the schedule's state cannot be read ({cause})") from cause
         if dict(expected) != {each.name: each.content.size for each in schedule.files}:
             raise BackupDamaged(f"{group}: the schedule's files are not those that its state names")

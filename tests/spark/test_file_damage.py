@@ -10,10 +10,14 @@ from random import Random
 import pytest
 from file_support import GROUP, Traffic, batch, checkpoint, folder_in_memory, mark, opened, rows_of
 from pyspark_qmq.files import piece_location
+from pyspark_qmq.files.log_walk import entry_at, pasts
+from pyspark_qmq.files.mapped_segments import Mapped
 from pyspark_qmq.source_model import QueueKey, ReadSelection
 
+from qmq.batch import Kind
 from qmq.errors import LogDamaged
 from qmq.log.consume_log import ENTRY_BYTES
+from qmq.log.envelopes import wrap
 
 A = QueueKey("a", 0, GROUP)
 
@@ -74,6 +78,15 @@ def test_flipped_bit_is_seen_even_where_it_makes_a_batch_seem_unwanted(traffic: 
     flip(traffic.folder / "message" / f"{base:020d}.log", entry.position - base + 64 + 16)  # the flags
     with pytest.raises(LogDamaged, match="checksum is wrong"):
         rows_of(pieces)
+
+
+@pytest.mark.parametrize("states", [b"\x91\x97\xa1\xff", b"\x91\xa1\xff", b"\xc1", b"\x91\x91\x01"], ids=bytes.hex)
+def test_a_snapshot_that_is_no_messagepack_of_states_is_named(states: bytes) -> None:
+    """Its checksums hold: the program that wrote it had a bug, or a disk lies."""
+    data = b"".join(wrap(Kind.SNAPSHOT, states, count=1, epoch=1, index=1, time_ms=1, flushed=0))
+    mapped = Mapped(Path("00000000000000000000.log"), 0, len(data), data)
+    with pytest.raises(LogDamaged, match=r"00000000000000000000.log.*byte 0.*its snapshot cannot be read"):
+        pasts(entry_at(mapped, 0))
 
 
 @pytest.mark.parametrize("number", [0, 1, -1])

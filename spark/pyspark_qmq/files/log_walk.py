@@ -16,6 +16,7 @@ from pyspark_qmq.files.queue_index import sealed_at_of
 from qmq.batch import ENVELOPE_BYTES, Envelope, Kind
 from qmq.batch_columns import REGION, REGION_BYTES, RegionHeader
 from qmq.errors import CorruptBatch
+from qmq.log.checked_payload import UNREADABLE
 from qmq.log.envelopes import unwrap
 
 
@@ -96,5 +97,5 @@ def pasts(found: WalkedBatch) -> list[WalkedPast]:
     try:
         states = msgspec.msgpack.decode(unwrap(region), strict=False)
         return [WalkedPast(each[0], each[1], each[2], each[4], sealed_at_of(each)) for each in states]
-    except (CorruptBatch, msgspec.MsgspecError, LookupError, TypeError) as cause:
+    except (CorruptBatch, *UNREADABLE, LookupError, TypeError) as cause:
         raise found.mapped.damaged(found.position, f"its snapshot cannot be read: {cause}") from cause

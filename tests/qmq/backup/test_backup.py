@@ -6,12 +6,13 @@ import asyncio
 from datetime import timedelta
 from pathlib import Path
 
+import msgspec
 import pytest
 from backup_judge import GROUP, LATER, ORDERED, PLAIN, History, require_order, rest
 from live_cluster import LiveCluster, objects_in, running
 
 import qmq
-from qmq.backup.backup_manifest import manifest_name
+from qmq.backup.backup_manifest import BackedUpSchedule, manifest_name
 from qmq.backup.replica_folder import ReplicaTarget
 from qmq.backup.restoring import Restore
 from qmq.backup.verifying import BackupVerifier
@@ -69,6 +70,15 @@ async def test_a_restored_cluster_has_all_that_was_acknowledged(
         await later.split(mq)
         await later.send(mq, 2)
         assert len(await rest(mq, ORDERED, GROUP)) == 4 * len(later.ordered), "the route takes messages and changes"
+
+
+async def test_a_schedule_whose_state_is_no_messagepack_is_told_as_damage(cluster: LiveCluster, tmp_path: Path) -> None:
+    objects = objects_in(tmp_path / "backups")
+    manifest = await cluster.back_up(objects)
+    schedule = BackedUpSchedule(1, objects.put_bytes(b"\xa1\xff"), ())
+    group = msgspec.structs.replace(manifest.groups[0], schedule=schedule)
+    with pytest.raises(BackupDamaged, match="the schedule's state cannot be read"):
+        BackupVerifier(objects).verify(msgspec.structs.replace(manifest, groups=(group,)))
 
 
 @pytest.mark.rotating
