@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -46,16 +46,15 @@ class CatalogFlags:
     namespace: Annotated[str, typer.Option("--namespace", help="The namespace of the tables.")] = "qmq"
     properties: Annotated[list[str] | None, typer.Option("-P", "--property", metavar="KEY=VALUE", help="A property for PyIceberg.")] = None
 
-    @contextmanager
-    def open(self) -> Iterator[Catalog]:
-        """Raises InvalidArgument."""
+    def load(self) -> Catalog:
+        """Raises InvalidArgument, CatalogAway."""
         from pyspark_qmq.lake.catalogs import open_catalog
 
-        found = open_catalog(self.catalog, self.catalog_uri, self.warehouse, self.properties or [])
-        try:
-            yield found
-        finally:
-            found.close()
+        return open_catalog(self.catalog, self.catalog_uri, self.warehouse, self.properties or [])
+
+    def open(self) -> AbstractContextManager[Catalog]:
+        """Raises as `load`."""
+        return closing(self.load())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,18 +165,25 @@ class MigrateOptions(CatalogFlags):
 def follow(_: typer.Context, options: FollowOptions) -> None:
     """Write committed messages into tables, until SIGTERM or Ctrl-C. Each message is in its table once, even if several writers run."""
     with _loaded():
-        from pyspark_qmq.lake.lake_writer import LakeOptions, LakeWriter
+        from pyspark_qmq.lake.lake_writer import LakeCounters, LakeOptions, LakeWriter, catalog_when_it_answers
 
         with ExitStack() as stack:
             schemas = stack.enter_context(qmq.blocking.connect(options.server)).metadata.subject_schemas if options.typed else None
-            asked, catalog = options.parse(), stack.enter_context(options.open())
-            writer = LakeWriter(catalog, asked, LakeOptions(options.namespace), schemas=schemas)
+            asked, counters, stopping = options.parse(), LakeCounters(), threading.Event()
+            if options.once:
+                catalog: Catalog | None = options.load()
+            else:
+                stack.enter_context(options.showing(counters))
+                stack.enter_context(asked_in_main_thread(stopping.set))
+                catalog = catalog_when_it_answers(options.load, stopping, options.interval_s, counters)
+            if catalog is None:
+                return
+            stack.callback(catalog.close)
+            writer = LakeWriter(catalog, asked, LakeOptions(options.namespace), schemas=schemas, counters=counters)
             stack.callback(writer.close)
             if options.once:
                 writer.drain(_told)
-                return
-            stopping = threading.Event()
-            with options.showing(writer.counters), asked_in_main_thread(stopping.set):
+            else:
                 writer.run(stopping, options.interval_s, _told)
 
 

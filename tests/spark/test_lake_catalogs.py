@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
+import signal
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -23,6 +26,7 @@ from support import NodeProcess
 from typer.testing import CliRunner
 
 from qmq.cli.app import app
+from qmq.errors import InvalidArgument
 
 pytestmark = [pytest.mark.rotating, pytest.mark.xdist_group("lake catalogs")]
 
@@ -133,6 +137,36 @@ def test_a_database_that_goes_away_is_waited_for_and_each_message_is_there_once(
     assert writer.counters.waits["cluster"] == 0
     assert "the lake waits for the catalog: [E300] OperationalError" in caplog.text
     lake.close()
+
+
+def test_follow_waits_for_a_catalog_that_is_away_when_it_begins(
+    node_process: NodeProcess, postgres: PostgresServer, tmp_path: Path
+) -> None:
+    server = node_process.start()
+    uri = postgres.create_database().sync_url
+    send(server, "orders", ["a", "b"])
+    where = ["--catalog-uri", uri, "--warehouse", f"file://{tmp_path}/warehouse", "--server", server, "--interval", "0.1"]
+    command = [sys.executable, "-m", "qmq.cli", "lake", "follow", "--subject", "orders", *where]
+    postgres.kill()
+    try:
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert "the lake waits for the catalog: [E300] OperationalError" in process.stderr.readline()
+    finally:
+        postgres.start()
+    assert process.stdout.readline() == "orders: 2 messages in 1 files\n"
+    process.send_signal(signal.SIGTERM)
+    process.communicate()
+    assert process.returncode == 0
+
+
+def test_a_catalog_that_refuses_is_no_catalog_that_is_away(postgres: PostgresServer) -> None:
+    uri = postgres.create_database().sync_url
+    with pytest.raises(InvalidArgument, match="does not exist"):
+        open_catalog("lake", re.sub(r"/test_\d+", "/nothing", uri), "")
+    with pytest.raises(InvalidArgument, match="unable to open database file"):
+        open_catalog("lake", "sqlite:////nowhere/at/all.db", "")
 
 
 def test_a_rest_catalog_that_cannot_work_now_or_is_gone_is_away() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from typing import Final
 from urllib.parse import urlparse
 
 from pyiceberg.catalog import Catalog, load_catalog
@@ -12,6 +13,15 @@ from requests.exceptions import ConnectionError as NoConnection
 from requests.exceptions import Timeout
 
 from qmq.errors import InvalidArgument, Unavailable
+
+_REFUSALS: Final = (
+    "unable to open database file",
+    "authentication failed",
+    "does not exist",
+    "no pg_hba.conf entry",
+    "not permitted to log in",
+)
+"""Words of SQLite and PostgreSQL."""
 
 
 class CatalogAway(Unavailable):
@@ -26,7 +36,11 @@ def answering_catalog() -> Iterator[None]:
     except Exception as cause:
         if not is_away(cause):
             raise
-        raise CatalogAway(f"{type(cause).__name__}: {str(cause).strip().partition(chr(10))[0]}") from cause
+        raise _away(cause) from cause
+
+
+def _away(cause: Exception) -> CatalogAway:
+    return CatalogAway(f"{type(cause).__name__}: {str(cause).strip().partition(chr(10))[0]}")
 
 
 def is_away(cause: Exception) -> bool:
@@ -41,10 +55,15 @@ def is_away(cause: Exception) -> bool:
     return is_lost or isinstance(cause, (exc.OperationalError, exc.InterfaceError, exc.TimeoutError))
 
 
+def _is_refused(cause: Exception) -> bool:
+    """Whether a database says that its address, user or password is wrong. Drivers have no class for that."""
+    return any(each in str(cause) for each in _REFUSALS)
+
+
 def open_catalog(name: str, uri: str, warehouse: str, properties: Iterable[str] = ()) -> Catalog:
     """A catalog by its name in PyIceberg's configuration; `uri`, `warehouse` and `properties` (`key=value`) override it.
 
-    Raises InvalidArgument if nothing says what and where the catalog is, or if it cannot be opened.
+    Raises InvalidArgument if nothing says what and where the catalog is, or if it cannot be opened so; CatalogAway.
     """
     given = {"uri": uri, "warehouse": warehouse, **dict(map(_property, properties))}
     if uri and "type" not in given:
@@ -52,6 +71,8 @@ def open_catalog(name: str, uri: str, warehouse: str, properties: Iterable[str] 
     try:
         return load_catalog(name, **{key: value for key, value in given.items() if value})
     except Exception as cause:  # PyIceberg and its catalogs raise errors of every library below them
+        if is_away(cause) and not _is_refused(cause):
+            raise _away(cause) from cause
         raise InvalidArgument(
             f"catalog {name!r} cannot be opened ({type(cause).__name__}: {cause}): give --catalog-uri and --warehouse, or configure it in "
             "~/.pyiceberg.yaml"

@@ -11,6 +11,7 @@ from contextlib import suppress
 from types import MappingProxyType
 from typing import Final
 
+import pyarrow as pa
 from pyiceberg.catalog import Catalog
 from pyiceberg.exceptions import (
     CommitFailedException,
@@ -79,6 +80,21 @@ class LakeTable:
 
         return positions.newest(self.subject, metadata.current_snapshot_id, snapshot, metadata.properties)
 
+    def complete_from(self) -> dict[QueueKey, int] | None:
+        """From where on the table has everything up to its positions; None if no writer has noted that yet. Raises LogDamaged."""
+        text = self.iceberg.properties.get(positions.COMPLETE_FROM)
+        return None if text is None else positions.decode(self.subject, text)
+
+    def first_sequences(self) -> dict[QueueKey, int]:
+        """The lowest sequence of each queue that the table has. Reads all rows, three columns."""
+        found: dict[QueueKey, int] = {}
+        for batch in self.iceberg.scan(selected_fields=("partition", "broker_group", "sequence")).to_arrow_batch_reader():
+            lowest = pa.Table.from_batches([batch]).group_by(["partition", "broker_group"]).aggregate([("sequence", "min")])
+            for row in lowest.to_pylist():
+                key = QueueKey(self.subject, row["partition"], row["broker_group"])
+                found[key] = min(row["sequence_min"], found.get(key, row["sequence_min"]))
+        return found
+
     def commit(self, locations: Sequence[str], reached: Offsets, properties: Mapping[str, str] = NOTHING) -> bool:
         """Add files, and say how far the table is with them. `properties` are set on the table in the same commit.
 
@@ -132,6 +148,15 @@ def find_table(catalog: Catalog, namespace: str, subject: str, *, is_rejected: b
         UnknownSubject: there is none.
         InvalidArgument: the name is taken by a table of something else.
     """
+    found = read_table(catalog, namespace, subject, is_rejected=is_rejected)
+    if found.iceberg.properties.get(_RETRIES) != "0":
+        with found.iceberg.transaction() as change:
+            change.set_properties({_RETRIES: "0"})
+    return found
+
+
+def read_table(catalog: Catalog, namespace: str, subject: str, *, is_rejected: bool = False) -> LakeTable:
+    """The same, to be read only: a catalog that lets nobody write will do."""
     name = table_name(subject, is_rejected=is_rejected)
     try:
         found = catalog.load_table((namespace, name))
@@ -143,9 +168,6 @@ def find_table(catalog: Catalog, namespace: str, subject: str, *, is_rejected: b
         of = "the rejected messages of " if content == REJECTED else ""
         what = f"belongs to {of}subject {owner!r}" if owner else "was not made by qmq lake"
         raise InvalidArgument(f"table {namespace}.{name} {what}: choose another --namespace for subject {subject!r}")
-    if found.properties.get(_RETRIES) != "0":
-        with found.transaction() as change:
-            change.set_properties({_RETRIES: "0"})
     return LakeTable(subject, found)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
@@ -17,14 +17,15 @@ from pyiceberg.catalog import Catalog
 
 from pyspark_qmq.admission import Limit, admit
 from pyspark_qmq.committed_log import CommittedLog
-from pyspark_qmq.lake import rejected_rows
+from pyspark_qmq.lake import positions, rejected_rows
 from pyspark_qmq.lake.catalogs import CatalogAway, answering_catalog
 from pyspark_qmq.lake.lake_table import LakeTable, open_table
 from pyspark_qmq.lake.task_runner import TaskOutput, TaskRunner, TaskSource, write_tasks
 from pyspark_qmq.lake.typed_evolution import held_struct
 from pyspark_qmq.lake.typed_tables import TypedTables
 from pyspark_qmq.log_opening import address_of, forget, log_at
-from pyspark_qmq.planning import Plan, ranges, tasks
+from pyspark_qmq.offsets import Offsets
+from pyspark_qmq.planning import Plan, PlannedRange, ranges, tasks
 from pyspark_qmq.read_options import ReadOptions
 from pyspark_qmq.read_ranges import look, starts
 from pyspark_qmq.source_model import ALL, QueueKey, SourceQueue, Topology
@@ -59,13 +60,31 @@ class LakeCounters:
     rows: dict[str, int] = field(default_factory=dict)
     """Messages that it committed, by subject."""
     waits: dict[str, int] = field(default_factory=lambda: {"catalog": 0, "cluster": 0})
-    """Rounds that ended early because one of them did not answer."""
+    """Rounds that ended early, and tries to begin, because one of them did not answer."""
+
+    def wait_for(self, what: str, failure: Unavailable) -> None:
+        """Count and log that `what` is waited for."""
+        self.waits[what] += 1
+        log.warning("the lake waits for the %s: %s", what, failure)
 
 
 @dataclass(frozen=True, slots=True)
 class LakeOptions:
     namespace: str = "qmq"
     round_bytes: int = ROUND_BYTES
+
+
+def catalog_when_it_answers(
+    open_one: Callable[[], Catalog], stopping: threading.Event, interval_s: float, counters: LakeCounters
+) -> Catalog | None:
+    """Open a catalog, and try again after `interval_s` while it is away; None if `stopping` is set before. Raises InvalidArgument."""
+    while not stopping.is_set():
+        try:
+            return open_one()
+        except CatalogAway as failure:
+            counters.wait_for("catalog", failure)
+            stopping.wait(interval_s)
+    return None
 
 
 class LakeWriter:
@@ -86,6 +105,7 @@ class LakeWriter:
         run_tasks: TaskRunner = write_tasks,
         schemas: Callable[[str], Sequence[DeclaredSchema]] | None = None,
         monotonic: Callable[[], float] = time.monotonic,
+        counters: LakeCounters | None = None,
     ) -> None:
         if asked.selection != ALL or asked.choice.queues is not None:
             raise InvalidArgument(
@@ -99,7 +119,7 @@ class LakeWriter:
         self._source = TaskSource(address_of(asked.where), asked.skips_lost)
         self._tables: dict[str, LakeTable] = {}
         self._typed = None if schemas is None else TypedTables(catalog, options.namespace, schemas)
-        self.counters = LakeCounters()
+        self.counters = LakeCounters() if counters is None else counters
 
     def round(self) -> Iterator[RoundResult]:
         """One round of each subject that has something new.
@@ -142,8 +162,7 @@ class LakeWriter:
 
     def _wait_for(self, what: str, failure: Unavailable) -> None:
         """Whether the last commit is there is unknown: the tables are opened again."""
-        self.counters.waits[what] += 1
-        log.warning("the lake waits for the %s: %s", what, failure)
+        self.counters.wait_for(what, failure)
         self._tables.clear()
         if self._typed is not None:
             self._typed.forget()
@@ -180,7 +199,8 @@ class LakeWriter:
         work = tasks(self._log(), topology, wanted, Plan(_PIECE_BYTES), ALL)
         made = self._run_tasks(self._source, list(work), output)
         bad = [each for each in made if each.is_rejected]
-        properties = rejected_rows.told(each.location for each in bad) if bad else {}
+        properties = dict(rejected_rows.told(each.location for each in bad)) if bad else {}
+        properties[positions.COMPLETE_FROM] = positions.encode(subject, _complete_from(table, begin, end, wanted))
         is_committed = table.commit([each.location for each in made if not each.is_rejected], end, properties)
         if self._typed is not None and is_committed:
             self._typed.complete(table)
@@ -193,8 +213,8 @@ class LakeWriter:
         found = table.positions()
         if not found:
             found = {key: at for key, at in starts(self._asked, topology.queues.values(), self._log()).items() if at}
-            if found:
-                table.commit([], found)
+            if found and not table.commit([], found, {positions.COMPLETE_FROM: positions.encode(table.subject, found)}):
+                return self._begin(table, topology)  # another writer was faster: its positions count
         return found
 
     def _table(self, subject: str) -> LakeTable:
@@ -205,6 +225,13 @@ class LakeWriter:
                 raise InvalidArgument(f"the table of {subject!r} has decoded bodies: follow it with --typed, or choose another --namespace")
             self._tables[subject] = found
         return found
+
+
+def _complete_from(table: LakeTable, begin: Offsets, end: Offsets, wanted: Iterable[PlannedRange]) -> Offsets:
+    known = table.complete_from()
+    if known is None:  # the table is new, or `qmq lake migrate` made it
+        known = table.first_sequences()
+    return positions.complete_from(known, begin, end, {each.queue: each.first for each in wanted})
 
 
 def _only(topology: Topology, subject: str) -> Topology:

@@ -18,6 +18,9 @@ from pyspark_qmq.source_model import QueueKey
 from qmq.errors import InvalidArgument, LogDamaged
 
 PROPERTY: Final = "qmq.positions"
+COMPLETE_FROM: Final = "qmq.complete-from"
+"""Property of a table: of each queue, the sequence from which on the table has every message up to its position; 0 for a missing queue. It
+only rises: when a new table begins later, and when messages that retention deleted are skipped."""
 
 
 class Snapshot(NamedTuple):
@@ -39,6 +42,16 @@ def decode(subject: str, text: str) -> dict[QueueKey, int]:
         return {QueueKey.parse(subject, within): int(sequence) for within, sequence in found.items()}
     except (ValueError, AttributeError, TypeError, InvalidArgument) as cause:
         raise LogDamaged(f"the table of {subject!r} has unreadable positions, {text[:200]!r}: {cause}") from None
+
+
+def complete_from(known: Offsets, begin: Offsets, end: Offsets, read_from: Offsets) -> dict[QueueKey, int]:
+    """From where a table is complete after a round from `begin` to `end`, which found each queue's messages from `read_from` on only."""
+    found = dict(known)
+    for key, last in end.items():
+        first = begin.get(key, 0)
+        if first < last and read_from.get(key, last) > first:
+            found[key] = read_from.get(key, last)
+    return found
 
 
 def newest(subject: str, current: int | None, snapshot: Callable[[int], Snapshot | None], table: Mapping[str, str]) -> dict[QueueKey, int]:
