@@ -126,6 +126,9 @@ def _source(spark: SparkSession, node: Node, folder: Path, count: int, with_serv
     if with_servers:
         cases["brokers, all columns"] = lambda: log(**servers)
         cases["brokers, 4 columns"] = lambda: log(COLUMNS, **servers)
+        with_lake = {**servers, "qmq.lake": f"sqlite:///{folder}/catalog.db"}
+        cases["lake by the source, all columns"] = lambda: log(**with_lake)
+        cases["lake by the source, 4 columns"] = lambda: log(COLUMNS, **with_lake)
     times: dict[str, list[float]] = {name: [] for name in cases}
     for name, make in cases.items():  # A warm-up that also checks that all rows are there.
         assert make().count() == count, name
@@ -145,6 +148,9 @@ def _source(spark: SparkSession, node: Node, folder: Path, count: int, with_serv
         for ours in ("files", *(["brokers"] if with_servers else [])):
             pairs = zip(times[f"{ours}, {which}"], times[f"lake files, {which}"], strict=True)
             found[f"lake files over {ours}, {which}, ratio"] = statistics.median(log_s / lake_s for log_s, lake_s in pairs)
+        for other in ("brokers", "lake files") if with_servers else ():
+            pairs = zip(times[f"{other}, {which}"], times[f"lake by the source, {which}"], strict=True)
+            found[f"lake by the source over {other}, {which}, ratio"] = statistics.median(theirs / ours for theirs, ours in pairs)
     return found
 
 

@@ -80,7 +80,7 @@ def lost(key: QueueKey, needed: int, oldest: int) -> MessagesExpired:
 
 def tasks(log: CommittedLog, topology: Topology, wanted: Iterable[PlannedRange], plan: Plan, selection: ReadSelection) -> list[ReadTask]:
     """The tasks for these ranges. Raises as `CommittedLog.pieces`."""
-    wanted = [each for each in wanted if _may_match(each.queue, topology, selection)]
+    wanted = [each for each in wanted if may_match(each.queue, topology, selection)]
     size = sum((each.end - each.first) * bytes_per_message(topology.queues[each.queue]) for each in wanted if each.queue in topology.queues)
     bytes_max = max(min(plan.piece_bytes_max, int(size / plan.pieces_min) + 1), 1)
     found: list[ReadTask] = []
@@ -107,7 +107,8 @@ def wanted_lps(key: QueueKey, topology: Topology, selection: ReadSelection) -> t
     return tuple(LpRange(lp, lp + 1) for lp in found)
 
 
-def _may_match(key: QueueKey, topology: Topology, selection: ReadSelection) -> bool:
+def may_match(key: QueueKey, topology: Topology, selection: ReadSelection) -> bool:
+    """Whether a queue can have one of the selected keys."""
     routes, lps = topology.routes.get(key.subject), wanted_lps(key, topology, selection)
     if not lps or routes is None or key.partition not in routes.partitions:
         return True

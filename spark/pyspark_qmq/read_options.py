@@ -7,6 +7,8 @@
 | qmq.routes | with a path: a file that `qmq route export` wrote |
 | qmq.committed | with a path: `all`: treat all whole entries as committed |
 | qmq.retryMs | how long a broker may be unreachable during a read (60000) |
+| qmq.lake | history from Iceberg tables: a catalog's name in PyIceberg's configuration, or its URI; batch only (docs/SPARK.md) |
+| qmq.lakeWarehouse, qmq.lakeNamespace | with qmq.lake: the warehouse, where a catalog needs it; the tables' namespace (qmq) |
 | qmq.log | messages (default), deliveries, progress, schedules |
 | subscribe, subscribePattern, assign | one of them: subjects with commas; a regular expression; JSON `{"orders":["0@g1"]}` |
 | startingOffsets | earliest, latest, or JSON per queue; default: batch earliest, stream latest, and only without a checkpoint |
@@ -47,6 +49,9 @@ NAMES: Final = (
     "qmq.routes",
     "qmq.committed",
     "qmq.retryMs",
+    "qmq.lake",
+    "qmq.lakeWarehouse",
+    "qmq.lakeNamespace",
     "qmq.log",
     "subscribe",
     "subscribePattern",
@@ -87,6 +92,16 @@ class StartPosition:
 
 
 @dataclass(frozen=True, slots=True)
+class LakeAddress:
+    """Where the tables of `qmq lake` are."""
+
+    catalog: str
+    """Its name in PyIceberg's configuration, or its URI."""
+    warehouse: str = ""
+    namespace: str = "qmq"
+
+
+@dataclass(frozen=True, slots=True)
 class Choice:
     """The selection of subjects; exactly one field is given."""
 
@@ -110,6 +125,7 @@ class ReadOptions:
     plan: Plan = PLAN
     skips_lost: bool = False
     selection: ReadSelection = ALL
+    lake: LakeAddress | None = None
 
 
 class Asked:
@@ -206,7 +222,26 @@ def parse(options: Mapping[str, str], *, is_stream: bool) -> ReadOptions:
         _plan(given, is_stream),
         not given.flag("failOnDataLoss", True),
         _selection(given),
+        _lake(given, is_stream),
     )
+
+
+def _lake(given: Asked, is_stream: bool) -> LakeAddress | None:
+    if not given.has("qmq.lake"):
+        for name in ("qmq.lakeWarehouse", "qmq.lakeNamespace"):
+            if given.has(name):
+                raise InvalidArgument(f"option {name} needs option qmq.lake: the catalog of the tables")
+        return None
+    if is_stream:
+        raise InvalidArgument(
+            "option qmq.lake is for batch reads only: read the history with spark.read and endingOffsets, and start the stream with the "
+            "same offsets as startingOffsets"
+        )
+    if given.flag("includeDirected", False):
+        raise InvalidArgument("the lake's tables have no copies for one consumer group: leave out qmq.lake or includeDirected")
+    if not given.text("qmq.lake"):
+        raise InvalidArgument("option qmq.lake is empty: give a catalog's name in PyIceberg's configuration, or its URI")
+    return LakeAddress(given.text("qmq.lake"), given.text("qmq.lakeWarehouse"), given.text("qmq.lakeNamespace", "qmq"))
 
 
 def _choice(given: Asked) -> Choice:

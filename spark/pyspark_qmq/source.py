@@ -48,7 +48,12 @@ class QmqDataSource(DataSource):
         if log != "messages":
             return DatasetReader(log, address_of(read_options.where(self.options)), schema)
         check_schema(schema)
-        return LogReader(read_options.parse(self.options, is_stream=False), schema)
+        asked = read_options.parse(self.options, is_stream=False)
+        if asked.lake is not None:
+            from pyspark_qmq.lake_reader import LakeReader
+
+            return LakeReader(asked, asked.lake, schema)
+        return LogReader(asked, schema)
 
     def streamReader(self, schema: StructType) -> LogStreamReader:  # noqa: N802 - the name is Spark's
         """For `spark.readStream`. Raises InvalidArgument."""

@@ -14,5 +14,9 @@ typed_evolution.py   a typed table's column follows the subject's schema
 typed_tables.py      typed tables with their tables of rejected messages
 conformed_columns.py rows of older files in the table's present columns
 rejected_rows.py     rejected messages reach their table once
+lake_snapshot.py     what the lake has of a subject, for a read of lake and log together
+split_reading.py     which messages such a read takes from where
+lake_tasks.py        which task reads which part of which file
+lake_rows.py         the rows of a task
 archive_migration.py archives of older versions into tables, once
 """

@@ -18,21 +18,22 @@ def conformed(rows: pa.Table, schema: pa.Schema) -> pa.Table:
         if each.name not in rows.column_names:
             columns.append(pa.nulls(rows.num_rows, each.type))
         else:
-            chunks = [_array(chunk, each.type) for chunk in rows.column(each.name).chunks]
+            chunks = [conformed_array(chunk, each.type) for chunk in rows.column(each.name).chunks]
             columns.append(pa.chunked_array(chunks, each.type))
     return pa.Table.from_arrays(columns, schema=schema)
 
 
-def _array(held: pa.Array, kind: pa.DataType) -> pa.Array:
+def conformed_array(held: pa.Array, kind: pa.DataType) -> pa.Array:
+    """The same values in a type that is as wide or wider, or has other names within."""
     if held.type.equals(kind):
         return held
     if pa.types.is_struct(kind):
         parts = dict(zip((each.name for each in held.type), held.flatten(), strict=True))
-        arrays = [_array(parts[each.name], each.type) if each.name in parts else pa.nulls(len(held), each.type) for each in kind]
+        arrays = [conformed_array(parts[each.name], each.type) if each.name in parts else pa.nulls(len(held), each.type) for each in kind]
         return pa.StructArray.from_arrays(arrays, fields=list(kind), mask=held.is_null())
     if pa.types.is_list(kind):
-        return pa.ListArray.from_arrays(held.offsets, _array(held.values, kind.value_type), type=kind, mask=held.is_null())
+        return pa.ListArray.from_arrays(held.offsets, conformed_array(held.values, kind.value_type), type=kind, mask=held.is_null())
     if pa.types.is_map(kind):
-        items = _array(held.items, kind.item_type)
+        items = conformed_array(held.items, kind.item_type)
         return pa.MapArray.from_arrays(held.offsets, held.keys.cast(kind.key_type), items, type=kind, mask=held.is_null())
     return held.cast(kind)

@@ -1,0 +1,168 @@
+"""What the lake has of a subject, as of one snapshot of its table: the positions and the files are read from the same metadata.
+
+In a typed lake a message is in the subject's table or in that of rejected messages. The files of the last round
+may not be in the other table yet; then the subject's table names them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import reduce
+from typing import Any, Final, TypeVar
+
+import pyiceberg.expressions
+from pyiceberg.catalog import Catalog
+from pyiceberg.conversions import from_bytes
+from pyiceberg.manifest import DataFile
+from pyiceberg.table import Table
+
+from pyspark_qmq.lake import rejected_rows
+from pyspark_qmq.lake.catalogs import answering_catalog, open_catalog
+from pyspark_qmq.lake.lake_table import LakeTable, read_table
+from pyspark_qmq.lake.lake_tasks import Bounds, LakeFile, TimeRange
+from pyspark_qmq.lake.split_reading import Extents, extents
+from pyspark_qmq.read_options import LakeAddress
+from pyspark_qmq.servers.retry_deadline import patiently
+from pyspark_qmq.source_model import ReadSelection
+from qmq.errors import InvalidArgument, Overloaded, UnknownSubject
+
+_R = TypeVar("_R")
+_TERMS: Final[Any] = pyiceberg.expressions  # its constructors' types are those of the fields, not of the arguments
+_EVERYTHING: Final[Bounds] = (0, 1 << 62)
+_TRIES: Final = 20
+
+
+@dataclass(frozen=True, slots=True)
+class LakeSnapshot:
+    """A subject's tables as they were read."""
+
+    table: LakeTable
+    rejected: LakeTable | None
+    held: Extents
+
+    @property
+    def storage(self) -> dict[str, str]:
+        """PyIceberg's properties of the files' storage."""
+        return dict(self.table.iceberg.io.properties)
+
+
+def read_snapshots(address: LakeAddress, subjects: list[str], retry_ms: int) -> dict[str, LakeSnapshot]:
+    """By subject; one without a table is left out.
+
+    Raises:
+        CatalogAway: the catalog did not answer for `retry_ms`.
+        InvalidArgument: the catalog cannot be opened, or a table is none of `qmq lake`.
+        LogDamaged: a table's positions cannot be read.
+    """
+
+    def work() -> dict[str, LakeSnapshot]:
+        is_uri = "://" in address.catalog
+        catalog = open_catalog("lake" if is_uri else address.catalog, address.catalog if is_uri else "", address.warehouse)
+        try:
+            found = ((each, _snapshot(catalog, address.namespace, each)) for each in subjects)
+            return {subject: each for subject, each in found if each is not None}
+        finally:
+            catalog.close()
+
+    return _answered(work, retry_ms)
+
+
+def _answered(work: Callable[[], _R], retry_ms: int) -> _R:
+    def once() -> _R:
+        with answering_catalog():
+            return work()
+
+    return patiently(once, retry_ms)
+
+
+def _snapshot(catalog: Catalog, namespace: str, subject: str) -> LakeSnapshot | None:
+    try:
+        table = read_table(catalog, namespace, subject)
+    except UnknownSubject:
+        return None
+    rejected = _rejected(catalog, namespace, table)
+    reached, complete_from = table.positions(), table.complete_from()
+    if reached and complete_from is None:
+        raise InvalidArgument(f"table {table.name} does not say from where on it is complete: let `qmq lake follow` write to it once")
+    return LakeSnapshot(table, rejected, extents(complete_from or {}, reached))
+
+
+def _rejected(catalog: Catalog, namespace: str, table: LakeTable) -> LakeTable | None:
+    """The table of rejected messages with the last round that `table` names, or without it; with no later one."""
+    for _ in range(_TRIES):
+        try:
+            found = read_table(catalog, namespace, table.subject, is_rejected=True)
+        except UnknownSubject:
+            return None
+        told = table.iceberg.properties.get(rejected_rows.PENDING)
+        table.iceberg.refresh()
+        if table.iceberg.properties.get(rejected_rows.PENDING) == told:
+            return found
+    raise Overloaded(f"writers changed the tables of {table.subject!r} while they were read: read again")
+
+
+def read_files(snapshot: LakeSnapshot, selection: ReadSelection, times: TimeRange, retry_ms: int) -> list[LakeFile]:
+    """The files that may have wanted rows. Raises InvalidArgument, CatalogAway, MessagesExpired."""
+    condition = row_filter(selection, times)
+    tables = [snapshot.table, *([] if snapshot.rejected is None else [snapshot.rejected])]
+    return _answered(lambda: [*(each for table in tables for each in _files(table, condition)), *_pending(snapshot)], retry_ms)
+
+
+def row_filter(selection: ReadSelection, times: TimeRange) -> pyiceberg.expressions.BooleanExpression:
+    """What manifests can tell of the wanted rows."""
+    found: list[Any] = []
+    if times.start_ms is not None:
+        found.append(_TERMS.GreaterThanOrEqual("append_time", _iso(times.start_ms)))
+    if times.end_ms is not None:
+        found.append(_TERMS.LessThan("append_time", _iso(times.end_ms)))
+    if selection.keys:
+        found.append(_TERMS.In("key", selection.keys))
+    if selection.key_from is not None:
+        found.append(_TERMS.GreaterThanOrEqual("key", selection.key_from))
+    if selection.key_until is not None:
+        found.append(_TERMS.LessThan("key", selection.key_until))
+    condition: pyiceberg.expressions.BooleanExpression = reduce(_TERMS.And, found, _TERMS.AlwaysTrue())
+    return condition
+
+
+def _iso(time_ms: int) -> str:
+    return datetime.fromtimestamp(time_ms / 1000, UTC).isoformat(timespec="milliseconds")
+
+
+def _files(table: LakeTable, condition: pyiceberg.expressions.BooleanExpression) -> Iterator[LakeFile]:
+    for task in table.iceberg.scan(condition).plan_files():
+        if task.delete_files:
+            raise InvalidArgument(
+                f"table {table.name} has files of deleted rows, which another tool wrote: let that tool rewrite its data files, or leave "
+                "out option qmq.lake"
+            )
+        yield _lake_file(table.iceberg, task.file)
+
+
+def _lake_file(table: Table, file: DataFile) -> LakeFile:
+    def bounds(name: str) -> Bounds:
+        column: Any = table.schema().find_field(name)
+        low, high = (each.get(column.field_id) for each in (file.lower_bounds or {}, file.upper_bounds or {}))
+        if low is None or high is None:
+            return _EVERYTHING
+        lowest: Any = from_bytes(column.field_type, low)
+        highest: Any = from_bytes(column.field_type, high)
+        return lowest, highest
+
+    groups = max(len(file.split_offsets or ()), 1)
+    return LakeFile(file.file_path, file.file_size_in_bytes, groups, bounds("partition"), bounds("sequence"))
+
+
+def _pending(snapshot: LakeSnapshot) -> Iterator[LakeFile]:
+    """Files with rejected messages of a round that is not in their table yet."""
+    told = snapshot.table.iceberg.properties.get(rejected_rows.PENDING)
+    if told is None:
+        return
+    pending = json.loads(told)
+    done = snapshot.rejected.iceberg.properties.get(rejected_rows.ROUND) if snapshot.rejected is not None else None
+    if pending["round"] != done:
+        for each in pending["files"]:
+            yield LakeFile(each, 0, 1, _EVERYTHING, _EVERYTHING)

@@ -1,0 +1,110 @@
+"""A batch read of messages, in one plan: history from the lake, the rest from the log (docs/SPARK.md, "History from the lake")."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import chain
+from typing import TYPE_CHECKING
+
+from pyspark.sql.datasource import DataSourceReader, InputPartition
+from pyspark.sql.types import StructType
+
+from pyspark_qmq import offsets
+from pyspark_qmq.lake.lake_rows import read_lake_task
+from pyspark_qmq.lake.lake_snapshot import LakeSnapshot, read_files, read_snapshots
+from pyspark_qmq.lake.lake_tasks import LakeTask, TimeRange, lake_tasks
+from pyspark_qmq.lake.split_reading import Extents, edges, joined, split
+from pyspark_qmq.log_opening import address_of, log_at
+from pyspark_qmq.log_reader import TaskPartition
+from pyspark_qmq.planning import may_match, tasks
+from pyspark_qmq.read_options import Choice, LakeAddress, ReadOptions
+from pyspark_qmq.read_ranges import look, read_task
+from pyspark_qmq.source_model import QueueKey, Topology
+from pyspark_qmq.source_schema import MORE_COLUMNS
+from qmq.errors import InvalidArgument, UnknownSubject
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+class LakePartition(InputPartition):
+    """One Spark partition that reads files of the lake."""
+
+    def __init__(self, task: LakeTask) -> None:
+        super().__init__(None)
+        self.task = task
+
+
+class LakeReader(DataSourceReader):
+    """Raises InvalidArgument for a column that the tables do not have."""
+
+    def __init__(self, asked: ReadOptions, lake: LakeAddress, schema: StructType) -> None:
+        missing = [name for name in schema.fieldNames() if name in MORE_COLUMNS and name != "logical_partition"]
+        if missing:
+            raise InvalidArgument(f"the lake's tables have no column {missing[0]!r}: leave out the column, or option qmq.lake")
+        self._asked = asked
+        self._lake = lake
+        self._schema = schema
+        self._address = address_of(asked.where)
+
+    def partitions(self) -> list[InputPartition]:
+        """The tasks for the current offsets: first those of the lake, then those of the log.
+
+        Raises:
+            UnknownSubject, InvalidArgument, NotConnected, LogDamaged: as a read without the lake.
+            UnknownSubject: a subject has no table, and the log does not have its beginning any more.
+            MessagesExpired: neither the lake nor the log has some of the messages.
+            CatalogAway: the catalog did not answer for `qmq.retryMs`.
+        """
+        asked, log = self._asked, log_at(self._address)
+        subjects = sorted({key.subject for key in look(log, _whole(asked.choice)).queues})
+        if not subjects:
+            raise UnknownSubject(f"no subject matches {asked.choice.pattern!r}")
+        retry_ms = asked.where.retry_ms
+        snapshots = read_snapshots(self._lake, subjects, retry_ms)
+        topology = log.topology(subjects)  # asked for after the tables, so that the log's ends are not below their positions
+        self._require_tables(topology, snapshots)
+        held: Extents = dict(chain.from_iterable(each.held.items() for each in snapshots.values()))
+        topology, held = _chosen(asked.choice, topology, held)
+        whole = joined(topology, held, may_lag=bool(asked.where.paths))
+        start, end = edges(asked, whole, topology, log.find_time)
+        found = split(start, end, topology.queues, held, skips_lost=asked.skips_lost)
+        times = TimeRange(asked.start_ms, asked.end_ms)
+        of_lake: list[LakeTask] = []
+        for subject, snapshot in snapshots.items():
+            wanted = [each for each in found.lake if each.queue.subject == subject and may_match(each.queue, topology, asked.selection)]
+            if wanted:
+                files = read_files(snapshot, asked.selection, times, retry_ms)
+                of_lake += lake_tasks(subject, files, wanted, topology, asked.plan, times, snapshot.storage)
+        of_log = tasks(log, topology, found.log, asked.plan, asked.selection)
+        return [*map(LakePartition, of_lake), *map(TaskPartition, of_log)]
+
+    def _require_tables(self, topology: Topology, snapshots: dict[str, LakeSnapshot]) -> None:
+        for key, queue in topology.queues.items():
+            if key.subject not in snapshots and queue.start > 0:
+                raise UnknownSubject(
+                    f"subject {key.subject!r} has no table in namespace {self._lake.namespace!r} of the lake, and retention has deleted "
+                    f"the first messages of {key}: `qmq lake follow` makes a table; without option qmq.lake, only the log is read"
+                )
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Read a task's rows in an executor."""
+        if isinstance(partition, LakePartition):
+            return read_lake_task(partition.task, self._schema, self._asked.selection)
+        task = partition.task if isinstance(partition, TaskPartition) else None
+        return read_task(self._address, task, self._schema, self._asked.selection, skips_lost=self._asked.skips_lost)
+
+
+def _whole(choice: Choice) -> Choice:
+    """The chosen subjects with all of their queues."""
+    return Choice(choice.subjects, choice.pattern)
+
+
+def _chosen(choice: Choice, topology: Topology, held: Extents) -> tuple[Topology, Extents]:
+    """Without the queues that `assign` does not name."""
+    if choice.queues is None:
+        return topology, held
+    known: set[QueueKey] = {*topology.queues, *held}
+    chosen = {offsets.find_queue("assign", subject, within, known) for subject, names in choice.queues.items() for within in names}
+    queues = {key: queue for key, queue in topology.queues.items() if key in chosen}
+    return Topology(queues, topology.routes), {key: each for key, each in held.items() if key in chosen}
