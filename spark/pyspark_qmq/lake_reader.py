@@ -10,6 +10,7 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
 from pyspark_qmq import offsets
+from pyspark_qmq.arrow_schema import arrow_schema
 from pyspark_qmq.lake.lake_rows import read_lake_task
 from pyspark_qmq.lake.lake_snapshot import LakeSnapshot, read_files, read_snapshots
 from pyspark_qmq.lake.lake_tasks import LakeTask, TimeRange, lake_tasks
@@ -90,7 +91,7 @@ class LakeReader(DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Read a task's rows in an executor."""
         if isinstance(partition, LakePartition):
-            return read_lake_task(partition.task, self._schema, self._asked.selection)
+            return read_lake_task(partition.task, arrow_schema(self._schema), self._asked.selection)
         task = partition.task if isinstance(partition, TaskPartition) else None
         return read_task(self._address, task, self._schema, self._asked.selection, skips_lost=self._asked.skips_lost)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import reduce
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
@@ -17,23 +17,20 @@ import pyarrow.compute as pc
 import pyarrow.dataset as ds
 from pyiceberg.io import FileIO, load_file_io
 
-from pyspark_qmq.arrow_schema import TYPES, arrow_schema
+from pyspark_qmq.arrow_schema import TYPES
 from pyspark_qmq.coalescing import ROWS_WANTED, shaped
 from pyspark_qmq.lake.conformed_columns import conformed_array
 from pyspark_qmq.lake.lake_tasks import FilePart, LakeTask
 from pyspark_qmq.source_model import ReadSelection
 from qmq.errors import LogDamaged, MessagesExpired
 
-if TYPE_CHECKING:
-    from pyspark.sql.types import StructType
-
 _FORMAT: Final = ds.ParquetFileFormat()
 _SUBJECT: Final = "subject"
 
 
-def read_lake_task(task: LakeTask, schema: StructType | Sequence[str], selection: ReadSelection) -> Iterator[pa.RecordBatch]:
+def read_lake_task(task: LakeTask, schema: pa.Schema, selection: ReadSelection) -> Iterator[pa.RecordBatch]:
     """The record batches of one task. Raises MessagesExpired if a file is gone, LogDamaged, OSError."""
-    return shaped(_record_batches(task, arrow_schema(schema), selection))
+    return shaped(_record_batches(task, schema, selection))
 
 
 def _record_batches(task: LakeTask, schema: pa.Schema, selection: ReadSelection) -> Iterator[pa.RecordBatch]:
