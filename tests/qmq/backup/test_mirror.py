@@ -17,6 +17,7 @@ import qmq
 from qmq.cli.mirroring.cluster_mirror import ClusterMirror
 from qmq.cli.mirroring.mirror_notes import MirrorNote, MirrorRecord, newest_done, with_note
 from qmq.errors import DeadlineExceeded, InvalidArgument
+from qmq.limits import KIB
 from qmq.model import Order, SubjectConfig
 from qmq.node.metering.mirror_metrics import MirrorMetrics
 
@@ -66,10 +67,10 @@ async def test_a_mirror_copies_each_message_once_through_restarts(
 
 
 async def test_the_counters_tell_in_the_middle_of_a_round_how_far_it_is(cluster: LiveCluster, second: LiveCluster, tmp_path: Path) -> None:
-    count = 6_000
+    count = 500  # of 48 KiB: 24 MiB are several times what one read of the source returns
     async with cluster.client() as here, second.client() as there:
         await here.metadata.create_subject(SubjectConfig("long"))
-        await here.send_many("long", [b"%d" % number for number in range(count)])
+        await here.send_many("long", [b"%d" % number * (16 * KIB) for number in range(count, 2 * count)])
         found = mirror(here, there, tmp_path)
         passing = asyncio.ensure_future(found.pass_once())
         seen = []
@@ -78,8 +79,8 @@ async def test_the_counters_tell_in_the_middle_of_a_round_how_far_it_is(cluster:
             await asyncio.sleep(0)
         await passing
         amid = [each for each in seen if 0 < each[1] < count]
-        assert amid, "a round that takes hours shows what it has copied"
-        assert {lag for lag, _ in amid} == {count}, "and how much there was to read when it began"
+        assert amid, "the counters of a running round must show what it has copied"
+        assert {lag for lag, _ in amid} == {count}, "and how much there was to read when the round began"
         assert [copied for _, copied in seen] == sorted(copied for _, copied in seen)
         (last,) = [each for each in found.states() if each.subject == "long"]
         assert (last.lag, last.copied, last.failures) == (0, count, 0)
