@@ -1,4 +1,4 @@
-"""Decides which chunks of stored segments stay in the cache, and which are fetched before anybody asks for them. Pure."""
+"""Decides which chunks of stored segments stay in the cache, and which chunks are fetched ahead. Pure."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class ChunkKey(NamedTuple):
 
 
 class ChunkLru(Generic[V]):
-    """Values by chunk, up to a sum of sizes; the ones not used for longest leave first."""
+    """Values by chunk, up to a sum of sizes in bytes. It evicts the least recently used values first."""
 
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max
@@ -41,7 +41,7 @@ class ChunkLru(Generic[V]):
         return found[0]
 
     def put(self, key: ChunkKey, value: V, size: int) -> list[V]:
-        """Add a value. Returns the removed values. The new value stays, with any size."""
+        """Add a value. Returns the evicted values. The new value is never evicted here, whatever its size."""
         left = [self.remove(key)] if key in self._values else []
         self._values[key] = (value, size)
         self.bytes += size
@@ -63,7 +63,7 @@ class ChunkLru(Generic[V]):
 def to_fetch(index: SegmentIndex, at: int, size: int, is_here: Callable[[ChunkKey], bool], ahead: int = AHEAD) -> list[ChunkKey]:
     """The chunks to fetch for a read, in order: those that it needs, and the following ones if the segment is read in order.
 
-    It is, if the read is at the segment's beginning, or if the chunk before is here.
+    A read counts as in order if it is at the segment's beginning, or if the previous chunk is in the cache.
     """
     numbers = index.chunks_of(at, size)
     needed = [ChunkKey(index.base, number) for number in numbers]

@@ -1,4 +1,4 @@
-"""The calls that tiering makes to an object store. They block: call them in a thread."""
+"""The calls that tiering makes to an object store. The calls block, so run them in a thread."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ READ_RETRY_S: Final = 3.0
 
 
 class StoreAway(Exception):
-    """The object store did not do what it was asked to do: try again later."""
+    """The object store did not answer, or reported an error: try again later."""
 
 
 class ObjectConflict(Exception):
@@ -35,7 +35,7 @@ class Objects(Protocol):
     """An object store. Every method may raise StoreAway."""
 
     def create(self, name: str, data: bytes) -> bool:
-        """Put an object, all or nothing; False if the name exists."""
+        """Put an object atomically. Returns False if the name exists."""
         ...
 
     def get(self, name: str) -> bytes | None:

@@ -1,4 +1,4 @@
-"""Which segments a replica knows to be in the object store, or on their way there, and what is to be done next.
+"""Tracks the segments that are in the object store or are being copied there, and decides the next step.
 
 Pure. A segment enters the catalog before its first object is written and leaves it after the last one is deleted, so everything in the
 store is in a catalog.
@@ -72,11 +72,11 @@ class SegmentCatalog:
 
     @property
     def noted(self) -> list[SealedSegment]:
-        """The segments that may have objects in the store and are not known to be there whole, oldest first."""
+        """The segments that may have some objects in the store, but are not known to be complete, oldest first."""
         return sorted(self._noted.values())
 
     def note(self, segments: Iterable[SealedSegment]) -> bool:
-        """These are sealed. True if some are new: save the catalog before one of them is copied."""
+        """Add sealed segments. Returns True if some are new: save the catalog before one of them is copied."""
         new = {each.base: each for each in segments if each.base not in self._stored and each.base not in self._noted}
         self._noted.update(new)
         return bool(new)
@@ -85,17 +85,17 @@ class SegmentCatalog:
         return segment.base in self._stored
 
     def now_stored(self, segment: SealedSegment) -> None:
-        """All its bytes were read back, or its manifest was."""
+        """Record that the store has the segment: all of its bytes, or its manifest, were read back."""
         self._noted.pop(segment.base, None)
         self._stored[segment.base] = segment
 
     def now_gone(self, segment: SealedSegment) -> None:
-        """The segment has no object in the store any more."""
+        """Record that the store has no object of the segment any more."""
         self._noted.pop(segment.base, None)
         self._stored.pop(segment.base, None)
 
     def next_step(self, log: LogBounds, *, is_master: bool, waiting: Collection[int] = ()) -> CatalogStep | None:
-        """The next thing to do; deletions first, then the oldest segment. `waiting` are bases of segments that are left alone for now."""
+        """The next thing to do; deletions first, then the oldest segment. Segments whose bases are in `waiting` are skipped."""
         known = sorted([*self._stored.values(), *self._noted.values()])
         known = [each for each in known if each.base not in waiting]
         ended = next((each for each in known if each.end <= log.start), None)
@@ -110,7 +110,7 @@ class SegmentCatalog:
         return None
 
     def encode(self) -> bytes:
-        """Its bytes in its file."""
+        """The catalog as the bytes of its file."""
         lists = [[(each.base, each.size) for each in some] for some in (self.stored, self.noted)]
         payload = msgspec.msgpack.encode([_VERSION, *lists])
         return with_checksum(_MAGIC, payload)

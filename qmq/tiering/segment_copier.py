@@ -1,4 +1,4 @@
-"""Copies a broker's sealed segments to the object store in the background, and deletes there what retention has ended.
+"""Copies a broker's sealed segments to the object store in the background, and deletes objects of segments that retention deleted.
 
 One step at a time (qmq/tiering/segment_catalog.py), each in its own daemon thread: neither the event loop nor the end of the process
 waits for the store.
@@ -49,7 +49,7 @@ class CopierPace:
 
 @dataclass(slots=True)
 class CopierCounters:
-    """The work since the process began."""
+    """What the copier has done since the process began."""
 
     copied_bytes: int = 0
     deleted_segments: int = 0
@@ -60,7 +60,7 @@ class CopierCounters:
 
 
 class SegmentCopier:
-    """The copier of one replica. Make it, `start` it, `stop` it."""
+    """The copier of one replica. Call `start`, and `stop` in the end."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class SegmentCopier:
         chunk_bytes: int = CHUNK_BYTES,
         indexes: bool = False,
     ) -> None:
-        """`store` gives the replica's current store; None while it is reopened. `indexes`: local retention may delete the files."""
+        """`store` returns the replica's store, or None while it is reopened. `indexes`: write indexes for local retention."""
         self._store = store
         self._is_master = is_master
         self._objects = objects
@@ -98,14 +98,14 @@ class SegmentCopier:
         self.counters = CopierCounters()
 
     def start(self) -> None:
-        """Begin. Reads the catalog's file."""
+        """Read the catalog's file, and begin to copy."""
         store = self._store()
         if store is not None:
             self.catalog = _loaded(store)
         self._task = self._loop.create_task(self._run())
 
     async def stop(self) -> None:
-        """Begin nothing new. A request under way is not stopped: the store keeps its bytes, and the next start continues."""
+        """Begin no further step. A running request is not stopped: the store keeps its bytes, and the next start continues."""
         self._is_stopping = True
         if self._task is not None:
             self._task.cancel()
@@ -130,7 +130,7 @@ class SegmentCopier:
             await asyncio.sleep(pause_s)
 
     async def _advance(self) -> bool:
-        """Do the next step. False if there is none now."""
+        """Do the next step. Returns False if there is none now."""
         store = self._store()
         if store is None:
             return False
@@ -192,7 +192,7 @@ class SegmentCopier:
         return True
 
     def _carry_out(self, copying: SegmentCopying, step: CatalogStep) -> bool:
-        """In a thread. Whether the step is done."""
+        """Do a step, in a thread. Returns whether the step is done."""
         match step.task:
             case Task.COPY:
                 if self._read_back[0] != step.segment.base:
@@ -241,7 +241,7 @@ def sealed_segments(store: Store) -> list[SealedSegment]:
 
 
 def committed_position(store: Store) -> int:
-    """The beginning of the newest segment whose first entry is committed: everything before it is committed, too."""
+    """The beginning of the newest segment whose first entry is committed: all entries before it are committed, too."""
     segments = store.messages
     for base in reversed(segments.bases[1:]):
         with suppress(CorruptBatch):

@@ -30,7 +30,7 @@ class SegmentConflict(Exception):
 
 
 class SegmentDamaged(Exception):
-    """The local file is not what the log wrote: nothing is copied from it."""
+    """The local file differs from what the log wrote, so it is not copied."""
 
 
 class Interrupted(Exception):
@@ -51,7 +51,7 @@ class SegmentCopying:
         self._chunk_bytes = chunk_bytes
 
     def copy(self, segment: SealedSegment, read_back: set[int]) -> int:
-        """Make sure that the store has the segment, and return the bytes that were put for that.
+        """Copy the segment to the store, unless the store has it already. Returns the number of bytes that were put.
 
         `read_back` are the numbers of chunks that were read back in an earlier try; those of this one are added. So a store that fails now
         and then gets the segment in the end.
@@ -76,7 +76,7 @@ class SegmentCopying:
         return put
 
     def _described(self, fd: int, segment: SealedSegment) -> Manifest:
-        """The segment's manifest, from its file, whose entries are checked."""
+        """The segment's manifest, computed from its file. Checks every entry of the file."""
 
         def read(position: int, size: int) -> bytes:
             return self._disk.read_around(fd, min(size, segment.end - position), position - segment.base)
@@ -126,7 +126,7 @@ class SegmentCopying:
             raise SegmentConflict(f"the manifest of segment {segment.base} cannot be read: {cause}") from cause
 
     def index(self, segment: SealedSegment) -> SegmentIndex | None:
-        """What is kept of the segment when its file is deleted, if the store has the file's bytes; None if the store has no manifest.
+        """The index that replaces the segment's file, if the store has the file's bytes; None if the store has no manifest.
 
         Raises FileNotFoundError: retention has deleted it. StoreAway, SegmentConflict, SegmentDamaged, Interrupted.
         """
@@ -156,5 +156,5 @@ class SegmentCopying:
             self._objects.delete(self._names.chunk(segment, number))
 
     def is_gone(self, segment: SealedSegment) -> bool:
-        """Whether the store has nothing of the segment, or no more than what a deletion under way leaves for last. Raises StoreAway."""
+        """Whether the store has no object of the segment, or only objects that a running deletion deletes last. Raises StoreAway."""
         return all(self._objects.get(name) is None for name in (self._names.manifest(segment), self._names.chunk(segment, 0)))

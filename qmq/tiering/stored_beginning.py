@@ -1,6 +1,6 @@
-"""Finds and reads the sealed segments with which a new replica begins its log: those that the object store has, without a gap.
+"""Finds and reads the sealed segments with which a new replica begins its log: those in the object store, up to the first gap.
 
-Blocks: runs in a thread. A request that fails is tried again a few times; then the replica begins without the store.
+The calls block, so run them in a thread. A failed request is repeated a few times; then the replica begins without the store.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ def follow_manifests(read: Callable[[int], Manifest | None], base: int) -> Itera
 
 
 def is_sound(manifest: Manifest, base: int) -> bool:
-    """Whether a manifest describes a segment at `base`, each of whose chunks it has a checksum of. Pure."""
+    """Whether a manifest describes a segment at `base` and has a checksum for each chunk. Pure."""
     segment, chunk_bytes = manifest.segment, manifest.chunk_bytes
     is_shape = segment.base == base and segment.size > 0 and chunk_bytes > 0
     return is_shape and len(manifest.checksums) == segment.chunk_count(chunk_bytes)
 
 
 class StoredBeginnings:
-    """Reads one broker group's segments. `stop` ends what a thread does here."""
+    """Reads one broker group's segments. `stop` makes a running read in another thread end."""
 
     def __init__(self, objects: Objects, group: str, pauses_s: Sequence[float] = PAUSES_S) -> None:
         self._objects = objects
@@ -52,11 +52,11 @@ class StoredBeginnings:
         self._stopping = threading.Event()
 
     def stop(self) -> None:
-        """The process ends: abandon running reads."""
+        """Abandon running reads, because the process ends."""
         self._stopping.set()
 
     def find(self, base: int) -> list[SegmentIndex]:
-        """The segments from `base` on that the store has; their first envelopes are not read yet. Raises CannotTake."""
+        """The store's segments from `base` on. Their first envelopes are not read yet. Raises CannotTake."""
         return [
             SegmentIndex(each.segment.base, each.segment.size, each.chunk_bytes, each.checksums, b"")
             for each in follow_manifests(self._manifest, base)
@@ -76,7 +76,7 @@ class StoredBeginnings:
         return manifest if is_sound(manifest, base) else None
 
     def entries(self, index: SegmentIndex) -> Iterator[Entry]:
-        """The entries of a segment, every checksum checked. Raises CannotTake."""
+        """The entries of a segment. Every checksum is checked. Raises CannotTake."""
         chunk = lru_cache(_CHUNKS_HELD)(partial(self._chunk, index))
 
         def read(position: int, size: int) -> bytes:

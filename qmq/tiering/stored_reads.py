@@ -4,8 +4,8 @@
     threads      fetch a chunk, compare its checksum with the index's, write it to a file of the cache
     event loop   the chunk is here: those who waited for it are called
 
-A store that is slow or away holds up those alone who wait for its chunks: the threads are the reader's own, and daemons, so that the end of
-the process does not wait for them, either. A file of the cache has no name, so a process that dies leaves none behind.
+A slow or unavailable store delays only requests that need its chunks. The reader has its own daemon threads, so the end of the process does
+not wait for them. A file of the cache has no name, so a process that dies leaves none behind.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ WARN_EVERY_S: Final = 10.0
 
 @dataclass(slots=True)
 class ReadCounters:
-    """The work since the process began."""
+    """What the reader has done since the process began."""
 
     fetched_bytes: int = 0
     failures: int = 0
@@ -56,10 +56,10 @@ class _Fetch:
 
 
 class StoredReads:
-    """See qmq.log.cold_read.StoredBytes. `close` it in the end."""
+    """Reads stored bytes for `qmq.log.cold_read.StoredBytes`. Call `close` in the end."""
 
     def __init__(self, objects: Objects, group: str, folder: Path, cache_bytes: int, threads: int = THREADS) -> None:
-        """The cache's files are in `folder`, which is made when it is needed."""
+        """The cache's files are in `folder`, which is created at the first write."""
         self._objects = objects
         self._names = ObjectNames(group)
         self._folder = folder
@@ -75,7 +75,7 @@ class StoredReads:
 
     @property
     def cached_bytes(self) -> int:
-        """The size of the chunks that are here."""
+        """The size of the cached chunks, in bytes."""
         return self._cache.bytes
 
     # --- in the event loop ---------------------------------------------------------------------------------------------
@@ -133,14 +133,14 @@ class StoredReads:
             fetch.loop.call_soon(ended, failure)
 
     def _warn(self, failure: QmqError | None) -> None:
-        """Seldom: readers that wait for a store that is away ask again and again."""
+        """Log a warning, at most once in a while: readers repeat their requests while the store is unavailable."""
         now_s = asyncio.get_running_loop().time()
         if now_s >= self._warn_from_s:
             self._warn_from_s = now_s + WARN_EVERY_S
             log.warning("reading from the object store failed; the next request for these bytes reads again: %s", failure)
 
     def close(self) -> None:
-        """Fetch nothing more, and close the cache's files. A fetch under way ends by itself."""
+        """Begin no further fetch, and close the cache's files. A running fetch ends by itself."""
         self._is_closed = True
         for _ in self._workers:
             self._orders.put(None)

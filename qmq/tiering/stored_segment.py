@@ -1,4 +1,4 @@
-"""A sealed segment as objects: its chunks, their names, and the manifest that says that all of them are there."""
+"""A sealed segment as objects: its chunks, their names, and the manifest, which is put after all chunks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _VERSION: Final = 1
 
 
 class BadManifest(Exception):
-    """An object with a manifest's name is not a manifest that this version reads."""
+    """An object with a manifest's name is not a manifest that this version can read."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -29,11 +29,11 @@ class SealedSegment:
 
     @property
     def end(self) -> int:
-        """The position after its last byte."""
+        """The position after the segment's last byte."""
         return self.base + self.size
 
     def chunk_count(self, chunk_bytes: int = CHUNK_BYTES) -> int:
-        """How many objects have its bytes."""
+        """The number of chunks."""
         return -(-self.size // chunk_bytes)
 
 
@@ -54,7 +54,7 @@ class ObjectNames:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """The content of a stored segment."""
+    """Describes a stored segment: its base, size in bytes and the checksums of its chunks."""
 
     segment: SealedSegment
     chunk_bytes: int
@@ -62,7 +62,7 @@ class Manifest:
     """CRC-32C of each chunk."""
 
     def encode(self) -> bytes:
-        """Its bytes in the store."""
+        """The manifest as the bytes of its object."""
         segment = self.segment
         payload = msgspec.msgpack.encode([_VERSION, segment.base, segment.size, self.chunk_bytes, self.checksums])
         return with_checksum(_MAGIC, payload)
@@ -84,7 +84,7 @@ def decode_manifest(data: bytes) -> Manifest:
 
 
 class ChunkChecksums:
-    """Checksums of a segment's chunks, from its bytes in order, however they are cut."""
+    """Computes the checksums of a segment's chunks from its bytes, which come in order and in pieces of any size."""
 
     def __init__(self, chunk_bytes: int = CHUNK_BYTES) -> None:
         self._chunk_bytes = chunk_bytes
@@ -93,7 +93,7 @@ class ChunkChecksums:
         self._filled = 0
 
     def add(self, data: bytes) -> None:
-        """The next bytes."""
+        """Add the next bytes of the segment."""
         at = 0
         while at < len(data):
             piece = data[at : at + self._chunk_bytes - self._filled]
@@ -108,7 +108,7 @@ class ChunkChecksums:
         self._current = self._filled = 0
 
     def end(self) -> tuple[int, ...]:
-        """All checksums: there are no more bytes."""
+        """The checksums of all chunks. Call this after the last bytes."""
         if self._filled:
             self._next_chunk()
         return tuple(self._done)

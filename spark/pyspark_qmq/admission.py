@@ -39,7 +39,7 @@ NO_LIMIT = Limit()
 def open_partitions(subject: str, routes: Routes, offsets: Offsets, known: Container[QueueKey]) -> frozenset[int]:
     """The partitions of an ordered subject whose sources have been read completely.
 
-    Sources of sources count, too: an empty source is finished at once, but its own source may not be.
+    Sources of sources count, too: an empty source is finished immediately, but its own source may not be finished.
     """
     is_open: dict[int, bool] = {}
     is_past: dict[int, bool] = {}

@@ -47,7 +47,7 @@ TYPES: Final[dict[str, pa.DataType]] = {
 
 def arrow_schema(schema: StructType | Sequence[str]) -> pa.Schema:
     """The schema of record batches with these columns, in this order. Raises InvalidArgument for an unknown column."""
-    # StructType is no Sequence; it is not named here, so that readers without Spark need not have it installed.
+    # StructType is not a Sequence. It is not imported here, because readers without Spark do not have it installed.
     nullable = dict.fromkeys(schema, True) if isinstance(schema, Sequence) else {each.name: each.nullable for each in schema.fields}
     unknown = [name for name in nullable if name not in TYPES]
     if unknown:

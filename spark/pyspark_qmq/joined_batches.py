@@ -92,7 +92,7 @@ class JoinedBatches:
 
     @cached_property
     def tag_hashes(self) -> npt.NDArray[np.uint64]:
-        """As the batches say them, one for each of `tags.names`."""
+        """The stored hashes of the tags, one for each of `tags.names`."""
         marks = [_list_marks(span, span.layout.tag_list) for span in self.spans]
         return np.concatenate([_hashes(s, int(each[0]), int(each[-1])) for s, each in zip(self.spans, marks, strict=True)])
 

@@ -52,8 +52,8 @@ class LakeReader(DataSourceReader):
         """The tasks for the current offsets: first those of the lake, then those of the log.
 
         Raises:
-            UnknownSubject, InvalidArgument, NotConnected, LogDamaged: as a read without the lake.
-            UnknownSubject: a subject has no table, and the log does not have its beginning any more.
+            UnknownSubject, InvalidArgument, NotConnected, LogDamaged: as for a read without the lake.
+            UnknownSubject: a subject has no table, and the log no longer has its first messages.
             MessagesExpired: neither the lake nor the log has some of the messages.
             CatalogAway: the catalog did not answer for `qmq.retryMs`.
         """
@@ -63,7 +63,7 @@ class LakeReader(DataSourceReader):
             raise UnknownSubject(f"no subject matches {asked.choice.pattern!r}")
         retry_ms = asked.where.retry_ms
         snapshots = read_snapshots(self._lake, subjects, retry_ms)
-        topology = log.topology(subjects)  # asked for after the tables, so that the log's ends are not below their positions
+        topology = log.topology(subjects)  # After the tables are read, so that the log's ends are not below the tables' positions.
         self._require_tables(topology, snapshots)
         held: Extents = dict(chain.from_iterable(each.held.items() for each in snapshots.values()))
         topology, held = _chosen(asked.choice, topology, held)
@@ -97,12 +97,12 @@ class LakeReader(DataSourceReader):
 
 
 def _whole(choice: Choice) -> Choice:
-    """The chosen subjects with all of their queues."""
+    """The selected subjects with all of their queues."""
     return Choice(choice.subjects, choice.pattern)
 
 
 def _chosen(choice: Choice, topology: Topology, held: Extents) -> tuple[Topology, Extents]:
-    """Without the queues that `assign` does not name."""
+    """The topology without the queues that `assign` does not name."""
     if choice.queues is None:
         return topology, held
     known: set[QueueKey] = {*topology.queues, *held}

@@ -54,14 +54,17 @@ class RoutedAddress:
 
 
 class RoutedLog:
-    """See `RoutedAddress`. Routes are asked for behind the files' ends, as docs/SPARK.md wants it."""
+    """A log whose messages come from files and whose routes come from brokers.
+
+    It requests routes after it has read the files' ends (docs/SPARK.md, "Order in a stream").
+    """
 
     def __init__(self, files: FileLog, servers: CommittedLog) -> None:
         self._files = files
         self._servers = servers
 
     def subjects(self) -> list[str]:
-        """Those of the files."""
+        """The subjects in the files."""
         return self._files.subjects()
 
     def topology(self, subjects: list[str]) -> Topology:

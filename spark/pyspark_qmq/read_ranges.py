@@ -59,7 +59,7 @@ def read_task(
     """The record batches of one task, in an executor. Raises MessagesExpired, NotConnected, LogDamaged."""
     if task is None:
         return
-    from pyspark_qmq.columns import Projector  # pyarrow and numpy are the executors' business
+    from pyspark_qmq.columns import Projector  # Only executors need pyarrow and numpy.
 
     key, version = task.piece.queue, task.route_version
     versions = {(key.subject, key.partition): version} if version is not None else {}

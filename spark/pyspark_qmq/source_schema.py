@@ -16,8 +16,8 @@
 | append_time | timestamp | when the broker stored it |
 | epoch | bigint | the master's term |
 
-Those that a schema may name besides: producer_id (string, 16 hexadecimal digits), batch_sequence (bigint) and place (int): who sent it, in
-which batch, at which place in it, even where `message_id` is another one; logical_partition (int, null where order is not kept); is_bent
+A schema may name more columns: producer_id (string, 16 hexadecimal digits), batch_sequence (bigint) and place (int): the producer, its
+batch and the place in the batch, even if `message_id` differs; logical_partition (int, null for unordered subjects); is_bent
 (boolean); entry (bigint, the batch's index over both logs of its broker group).
 """
 
