@@ -4,8 +4,8 @@
     message body      the event's data
     message key       the extension `partitionkey`, if there is one
 
-Binary mode of HTTP has the same headers, so an event passes through QMQ unchanged. Structured and batch mode are JSON; they are stored as
-binary ones are, so that consumers see one form.
+Binary mode of HTTP has the same headers, so an event passes through QMQ unchanged. Events in structured and batch mode are
+JSON; they are stored in the form of binary mode, so that consumers see only one form.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """One client of QMQ for a task queue with threads: an event loop in a separate thread, and a descriptor that becomes readable when messages
 arrive, for kombu's event loop or for `drain_events`.
 
-Celery and others fork. A child has a copy of its parent's links without their threads. The child must not use them, and must not free them
-either: closing a gRPC channel waits for threads that only the parent has. So open links are kept in `_OPEN`, and `is_usable` says whether a
+Celery and others fork. A child has a copy of its parent's links without their threads. The child must neither use nor free them, because
+closing a gRPC channel waits for threads that only the parent has. Therefore `_OPEN` keeps open links, and `is_usable` says whether a
 link belongs to this process.
 """
 
@@ -31,7 +31,7 @@ _OPEN: Final[set[ClusterLink]] = set()
 
 
 class ClusterLink:
-    """Any thread may call. Every method raises as the client's does."""
+    """A client with its own event loop. Any thread may call its methods, which raise the client's errors."""
 
     def __init__(self, connect: Callable[[], qmq.Client], timeout_s: float, retention_ms: int | None) -> None:
         self._retention_ms = retention_ms
@@ -100,7 +100,7 @@ class ClusterLink:
 
     @property
     def now_ms(self) -> int:
-        """The machine's time."""
+        """The machine's time, in milliseconds since 1970."""
         return time.time_ns() // 1_000_000
 
     # --- subjects ------------------------------------------------------------------------------------------------------
@@ -136,7 +136,7 @@ class ClusterLink:
         return sum(each.waiting + each.requeued + (each.unacked + each.dying if is_unacked else 0) for each in found)
 
     def purge(self, subject: str) -> None:
-        """Forget the stored messages."""
+        """Delete the subject's stored messages."""
         try:
             self.run(self.client.metadata.purge_subject(subject))
         except UnknownSubject:
@@ -203,7 +203,7 @@ class ClusterLink:
     # --- the end -------------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Send the last verdicts, and end the thread."""
+        """Send the remaining verdicts, and end the thread."""
         if not self.is_usable:
             return
         try:

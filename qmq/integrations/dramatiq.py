@@ -107,7 +107,7 @@ class DramatiqBroker(dramatiq.Broker):
             return QueueConsumer(self.link, self.subject(queue_name), self.group, prefetch, timedelta(milliseconds=timeout))
 
     def flush(self, queue_name: str) -> None:
-        """Drop the messages of a queue, also those with a delay. Raises QueueNotFound, ConnectionClosed."""
+        """Delete the messages of a queue, including delayed ones. Raises QueueNotFound, ConnectionClosed."""
         self._check_declared(queue_name)
         link, subject = self.link, self.subject(queue_name)
         with _as_dramatiq_says():
@@ -115,7 +115,7 @@ class DramatiqBroker(dramatiq.Broker):
             link.purge(subject)
 
     def flush_all(self) -> None:
-        """Drop the messages of all declared queues. Raises ConnectionClosed."""
+        """Delete the messages of all declared queues. Raises ConnectionClosed."""
         for each in self.queues:
             self.flush(each)
 
@@ -185,12 +185,12 @@ class QueueConsumer(Consumer):
         self._link.call_soon(_received(message).reject, message._exception or "the task was rejected")
 
     def requeue(self, messages: Iterable[MessageProxy]) -> None:
-        """Give messages back that no task began; no attempt is counted."""
+        """Return messages whose tasks have not begun. No attempt is counted."""
         for each in messages:
             self._link.call_soon(_received(each).release)
 
     def close(self) -> None:
-        """Give back unseen messages, and leave the group."""
+        """Return the messages that the worker has not taken, and leave the group."""
 
         async def leave() -> None:
             while self._ready:

@@ -1,4 +1,4 @@
-"""QMQ beside a web application of Starlette or FastAPI: its client, its listeners, and server-sent events.
+"""QMQ in a web application of Starlette or FastAPI: the client, listeners, and server-sent events.
 
     messaging = QmqLifespan("localhost:20880")
     app = FastAPI(lifespan=messaging)

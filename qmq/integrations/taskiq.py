@@ -32,7 +32,7 @@ class QmqBroker(AsyncBroker):
     def __init__(
         self, addresses: str | None = None, *, subject: str = "taskiq", group: str = "taskiq", prefetch: int = 100, **connect: Any
     ) -> None:
-        """`prefetch` is how many tasks a worker holds at most; `connect` are options of `qmq.connect`."""
+        """`prefetch` is the maximum number of tasks that a worker holds; `connect` are options of `qmq.connect`."""
         super().__init__()
         self.subject, self.group, self.prefetch = subject, group, prefetch
         self._addresses, self._connect = addresses, connect
@@ -51,7 +51,7 @@ class QmqBroker(AsyncBroker):
         await super().startup()
 
     async def shutdown(self) -> None:
-        """Send what is under way, give back what no task has begun, and disconnect."""
+        """Finish sending, return the tasks that have not begun, and disconnect."""
         await super().shutdown()
         if self._mq is not None:
             await self._mq.close()
@@ -71,13 +71,13 @@ class QmqBroker(AsyncBroker):
 
 
 class QmqScheduleSource(ScheduleSource):
-    """Schedules that QMQ keeps and runs: no scheduler process is needed, and `get_schedules` returns none to it."""
+    """Schedules that QMQ stores and runs. No scheduler process is needed, so `get_schedules` returns no schedules."""
 
     def __init__(self, broker: QmqBroker) -> None:
         self._broker = broker
 
     async def get_schedules(self) -> list[ScheduledTask]:
-        """None: the delay servers send the tasks. `pending` lists them."""
+        """Always empty, because the delay servers send the tasks. `pending` lists the schedules."""
         return []
 
     async def pending(self) -> AsyncIterator[qmq.DelayedMessage]:

@@ -13,7 +13,7 @@ STALE_MS: Final = 300_000
 
 @dataclass(frozen=True, slots=True)
 class JwtConfig:
-    """An identity provider whose tokens are taken.
+    """An identity provider whose tokens the server accepts.
 
     issuer: what its tokens say in `iss`.
     keys: its public keys: a file (JWKS or PEM), or the https:// address of its JWKS.
@@ -32,8 +32,8 @@ class AccessConfig:
     """The settings of a server at its start.
 
     admins: principals that may do everything, independent of the rules. rule: how certificates name principals. stale_ms: for how long the
-    last known rules hold while the coordination store is away. jwt: the identity provider whose tokens are taken, too. audit_subject: the
-    subject that the audit log goes to, too; empty for none.
+    last known rules apply while the coordination store is unavailable. jwt: an identity provider, if its tokens are accepted.
+    audit_subject: the subject to which the audit log is also sent; empty for none.
     """
 
     admins: frozenset[str] = frozenset()

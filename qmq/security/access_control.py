@@ -3,7 +3,7 @@
     TLS peer, token  ──▶  `identify`  ──▶  Caller  ──▶  `require(caller, need, ...)`  ──▶  nothing, or AccessDenied
 
 It decides from memory, by the view of the coordination store (`ClusterView`), and caches decisions until the view changes. After a change,
-owners of connections are called back (`on_change`) to check their connections again.
+it calls the owners of connections back (`on_change`), which check their connections again.
 
 While the coordination store cannot be reached, the last known rules hold for `stale_ms`. After that everybody but servers and
 administrators is refused, because the rules may have changed. Before the store was first read, only servers are served; others get an error
@@ -277,7 +277,7 @@ class AccessControl(OpenAccess):
         return known[subject]
 
     def created_with(self, subject: str) -> CreatedSubjects | None:
-        """All subjects of who created this one, if that principal's quota limits what its subjects hold."""
+        """All subjects of this subject's creator, if the creator's quota limits what these subjects hold."""
         config = self._source.subject(subject)
         if config is None or config.created_by in ("", str(ANONYMOUS)) or not self.has_quotas:
             return None
@@ -317,8 +317,8 @@ class AccessControl(OpenAccess):
     def require_server(self, caller: Caller, action: str, names: CertificateNames | None) -> None:
         """Only a server may do this: no rule grants it. Raises AccessDenied.
 
-        `names` are those of the certificate that was shown over TLS, None without TLS. With TLS the certificate must be a server's, in
-        every mode. A certificate that says nothing about its holder's role needs the servers' token besides.
+        `names` are those of the peer's certificate, None without TLS. With TLS the certificate must be a server's, in
+        every mode. A peer whose certificate has no role must also have the servers' token.
         """
         if names is not None and not names.is_of_server and (not names.is_of_nobody or caller.how != _OWN_TOKEN):
             why = f"{action} is for servers, and {caller.principal} shows no server's certificate: `qmq cert server` makes one"
@@ -328,7 +328,7 @@ class AccessControl(OpenAccess):
             self.require(caller, action, on_cluster(Operation.REPLICATE))
 
     def refused(self, caller: Caller, action: str, on: str, why: str = "") -> None:
-        """Record a refusal that no rule decided."""
+        """Record a refusal that is not the decision of a rule."""
         self.audit.refuse(
             principal=str(caller.principal), how=caller.how, address=caller.address, action=action, on=on, error=why, request=caller.request
         )

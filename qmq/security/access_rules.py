@@ -8,8 +8,8 @@ A rule names a principal, operations, a kind of resource and a pattern. A patter
 principal may be given as a pattern of that form too, or as `role:NAME`.
 
 * A rule that denies wins over every rule that allows, in any order.
-* What no rule allows is denied.
-* Servers (`node:`, `meta:`) may do everything: they are the cluster. No rule grants that to others.
+* An operation that no rule allows is denied.
+* Servers (`node:`, `meta:`) may do everything, because they form the cluster. No rule grants that to others.
 * A principal that is allowed any operation on a resource may also describe it, unless that is denied: a producer must be able to find its
   subject.
 
@@ -18,8 +18,9 @@ A team administers its own namespace, which is a prefix of names:
     allow  op:bob   administer   namespace  payments.
 
 * The rule allows changes of rules about subjects and groups whose names, or whole patterns, are below the prefix, and of roles and tokens
-  of applications with such names. A rule with a wider pattern is not the team's: what the cluster forbids by `*` stays forbidden.
-* Who may administer the cluster may administer every namespace.
+  of applications with such names. The team cannot change a rule with a wider pattern, so an operation that the cluster denies
+  by `*` stays denied.
+* A principal that may administer the cluster may administer every namespace.
 """
 
 from __future__ import annotations

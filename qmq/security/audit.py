@@ -4,7 +4,7 @@
      "request": "5f0c0e2ba31c77d4", "on": "subject orders", "result": "done", "details": "subject: \\"orders\\""}
 
     at         when the record was made, UTC
-    principal  who asked; any:anonymous for a peer that showed nothing
+    principal  the caller; any:anonymous for a peer without certificate and token
     how        certificate, token, jwt, local or none
     from       the peer's address
     action     the RPC's name, or the kind of the frame
@@ -16,7 +16,7 @@
     rule       the rule that decided, if one did
     error      the error's text, if there is one
 
-The same refusal of the same principal is written at most once in `REPEAT_S`, with the count of those that were left out: a client that
+The same refusal of the same principal is written at most once in `REPEAT_S`, with the count of the omitted ones, so that a client that
 repeats a refused request does not fill the disk. Messages' bodies, tokens and keys are never written.
 """
 
@@ -42,7 +42,7 @@ TEXT_CHARS_MAX: Final = 300
 
 
 def write_audit_to(path: Path) -> None:
-    """Write the audit log to a file, besides other logging. Only its owner can read the file; it is reopened after it was moved away.
+    """Write the audit log to a file, in addition to other logging. Only its owner can read the file. It is reopened after a rotation.
 
     Raises InvalidArgument.
     """

@@ -3,10 +3,9 @@
     FOLDER/ca.pem, ca.key          the authority; its key can certify any name: keep it off the servers
     FOLDER/NAME.pem, NAME.key      a certificate and its key, for one server or one client
 
-A certificate says who it is for in a URI, `spiffe://DOMAIN/KIND/NAME`, and where servers are reached, by DNS names and IP addresses. Keys
-are elliptic (P-256). Files with keys are for their owner only. A certificate is valid from an hour before it is made, for clocks differ.
-
-An authority that a company has already serves as well: QMQ asks for no more than PEM files.
+A certificate names its principal in a URI, `spiffe://DOMAIN/KIND/NAME`, and a server's addresses as DNS names and IP addresses. Keys are
+elliptic (P-256). Only their owner can read files with keys. A certificate is valid from an hour before it is made, because clocks differ.
+You can also use a company's own authority: QMQ needs only PEM files.
 """
 
 from __future__ import annotations
@@ -89,7 +88,7 @@ def issue(
     days: int = DAYS,
     place: Place | None = None,
 ) -> Issued:
-    """Make a certificate that the folder's authority signs; one that was there is replaced.
+    """Make a certificate that the folder's authority signs, and replace an existing one.
 
     `hosts` are the names and addresses by which a server is reached; a client needs none. A client's certificate has the purpose (extended
     key usage) of clients only, so TLS does not accept it as a server's certificate, with any host names. Raises InvalidName,

@@ -1,4 +1,4 @@
-"""Where a client has its token from: an argument, a file, or the environment.
+"""Finds a client's token: in an argument, a file, or the environment.
 
 QMQ_TOKEN_FILE   a file with the token, which is read again when it changes: as Kubernetes renews it
 QMQ_TOKEN        the token itself

@@ -38,5 +38,5 @@ def _verifier(config: AccessConfig) -> Verifier | None:
 
 
 def server_network(network: Network, view: ClusterView) -> Network:
-    """A server's network, which shows the cluster's token to other servers."""
+    """A server's network, which sends the cluster's token to other servers."""
     return TokenNetwork(network, lambda: view.access.server_token, is_required=False)

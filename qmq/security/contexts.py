@@ -2,9 +2,9 @@
 
     ~/.config/qmq/contexts.json     (or below XDG_CONFIG_HOME) for its owner only
 
-A context stands for environment variables that are not set: an argument goes before a variable, and a variable before the context. A
-program uses the context that QMQ_CONTEXT names; the command line uses the current one where nothing is named. Secrets are not in the
-file: it names the files that hold them.
+A context gives values to environment variables that are not set: an argument overrides a variable, and a variable overrides the context.
+A program uses the context that QMQ_CONTEXT names; without that variable, the command line uses the current context. The file has no
+secrets, only the names of the files that hold them.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class ClusterContext:
     token_file: str = ""
 
     def variables(self) -> dict[str, str]:
-        """The environment variables that the context stands for, with their values."""
+        """The environment variables that the context sets, with their values."""
         named = {
             SERVER_VARIABLE: self.server,
             "QMQ_TLS_CA": self.tls_ca,

@@ -1,14 +1,14 @@
 """Tokens of an identity provider: JWTs, checked against the provider's public keys.
 
 These are checked: the signature (ES256, EdDSA or RS256; never `none`, never a shared secret), the issuer, the audience, and that the token
-has an expiry that is not over. Clocks may differ by `LEEWAY_S`.
+has an expiry in the future. Clocks may differ by `LEEWAY_S`.
 
 The keys come from a file (a JWKS, or one public key in PEM) or from a JWKS at an https:// address. A thread fetches them when the server
 starts, then every `REFRESH_S` and when a token names an unknown key, so no login waits for the provider. While the provider is
-unavailable, the last keys stay valid.
+unavailable, the last fetched keys are used.
 
 The principal is the claim `sub`, or the configured claim: `app:NAME` and `op:NAME` are taken unchanged, any other text is an application's
-name. Of an address, the part before the @ is the name.
+name. If the text is an email address, the name is the part before the @.
 """
 
 from __future__ import annotations

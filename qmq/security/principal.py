@@ -132,7 +132,7 @@ RpcPeers = dict[str, RpcPeer]
 
 
 def peer_address(peer: str, peers: RpcPeers) -> str:
-    """The address of what gRPC calls the peer, as the data port writes addresses: HOST:PORT, or `unix`."""
+    """Convert gRPC's name of a peer to the data port's form of an address: HOST:PORT, or `unix`."""
     found = peers.get(peer.rpartition("/")[2])
     if found is not None:
         return found.address

@@ -16,17 +16,16 @@ and messages, nothing else. All of these apply in addition to the principal's qu
     groups                  how many groups consume the subject
     delayed_messages        of the subject, that one delay group still has to deliver
 
-In a principal's quota these two count all subjects together that the principal created, whichever principals consume or send: as in a file
-system, the owner of a folder pays for its content.
+In a principal's quota these two count over all subjects that the principal created, no matter which principals consume or send.
 
 A quota names a principal, a pattern (`app:*`) or a role, as rules do. The most specific one applies: the principal's own, then a role's,
 then the longest pattern, then `*`. Each broker counts separately.
 
 The administrator of a namespace sets quotas for its own subjects, applications and narrower namespaces (`is_team`). They apply in addition
-to the cluster's: of the nearest of the cluster's and the nearest of the teams', the smaller limit. So no team escapes from the cluster's
-quota.
+to the cluster's: for each limit, the smaller one of the nearest cluster's quota and the nearest team's quota. So a team cannot avoid the
+cluster's quota.
 
-A sender over its rate is not refused: the broker stops reading from its connections until the excess is paid off, as Kafka mutes a channel.
+A sender over its rate is not refused: the broker stops reading from its connections until the excess is used up, as Kafka mutes a channel.
 Clients need not know about quotas; TCP slows them down.
 
 A meter is a bucket that fills with the rate and holds one second. A batch is never cut, so it may bring the bucket below zero. The pause is
@@ -110,7 +109,7 @@ LIMITS: Final = tuple(each.name for each in fields(Quota) if each.name not in ("
 
 
 def need_of(principal: str) -> Need:
-    """The need of a quota for this: a namespace's administration, or the cluster's."""
+    """The permission that a change to this quota needs: to administer a namespace, or the cluster."""
     kind, _, name = principal.partition(":")
     return on_namespace(name.removesuffix(EVERY) if kind + ":" in (SUBJECT, NAMESPACE) or kind == APPLICATION else "")
 
@@ -164,7 +163,7 @@ def _nearest(quotas: Iterable[Quota], text: str, named: set[str]) -> tuple[Quota
 
 
 def _of_both(quotas: list[Quota], nearness: Callable[[Quota], Any]) -> tuple[Quota, ...]:
-    """The nearest of the cluster's quotas, and the nearest of the teams'; each of them, if there is one."""
+    """The nearest of the cluster's quotas and the nearest of the teams' quotas, as far as they exist."""
     nearest_two = (max([each for each in quotas if each.is_team is is_team], key=nearness, default=None) for is_team in (False, True))
     return tuple(each for each in nearest_two if each is not None)
 
@@ -205,11 +204,11 @@ class RateMeter:
         self._at_s = now_s
 
     def owes(self, now_s: float) -> float:
-        """For how many seconds nothing may be taken now."""
+        """The time in seconds until an amount may be taken again."""
         return max(0.0, -self._level / self.rate - (now_s - self._at_s))
 
     def take(self, amount: int, now_s: float) -> float:
-        """Count an amount. Returns for how many seconds nothing more may be taken."""
+        """Count an amount. Returns the time in seconds until the next amount may be taken."""
         self._level = min(self.rate, self._level + (now_s - self._at_s) * self.rate) - amount
         self._at_s = now_s
         return max(0.0, -self._level / self.rate)

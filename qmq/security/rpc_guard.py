@@ -41,7 +41,7 @@ SubjectOfDelayed = Callable[[str], Awaitable[str]]
 
 
 class RpcGuard(grpc.aio.ServerInterceptor):
-    """`knows_subject` and `subject_of_delayed` are a metaserver's. `local_uid`: the only user who can reach the server's socket in the
+    """`knows_subject` and `subject_of_delayed` are a metaserver's. `local_uid`: the only user that can open the server's socket in the
     file system, None where others can.
     """
 
@@ -162,7 +162,7 @@ class RpcGuard(grpc.aio.ServerInterceptor):
             try:
                 needs = (*needs, on_subject(rule.by_delayed_id, await self._subject_of_delayed(request.id)))
             except QmqError:
-                needs = (*needs, on_cluster(Operation.DESCRIBE))  # whether such a message exists is not for everybody, either
+                needs = (*needs, on_cluster(Operation.DESCRIBE))  # Callers without permission must not learn whether the message exists.
         return needs
 
     # --- behind --------------------------------------------------------------------------------------------------------

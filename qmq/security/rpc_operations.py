@@ -119,8 +119,8 @@ def _namespace(request: Any) -> tuple[Need, ...]:
 
 META_RULES: Final[Mapping[str, RpcRule]] = {
     # subjects
-    "Locate": RpcRule(_locate),  # creating one as well needs `create`: see RpcGuard
-    "Watch": RpcRule(),  # tells that something about a name changed, nothing else; every client listens to it
+    "Locate": RpcRule(_locate),  # creating a subject this way also needs `create`: see RpcGuard
+    "Watch": RpcRule(),  # says only that something about a name changed; every client watches this
     "CreateSubject": RpcRule(lambda r: (on_subject(O.CREATE, r.settings.name),), is_change=True),
     "PlaceSubject": RpcRule(_subject(O.CONFIGURE), is_change=True),
     "SetSubjectFlush": RpcRule(_subject(O.CONFIGURE), is_change=True),
@@ -133,7 +133,7 @@ META_RULES: Final[Mapping[str, RpcRule]] = {
     "ListSubjects": RpcRule(keeps=("subjects", lambda item: (on_subject(O.DESCRIBE, item.settings.name),))),
     # groups
     "DescribeGroups": RpcRule(_named_group, keeps=("groups", lambda item: (on_group(O.DESCRIBE, item.group),))),
-    "ResetGroup": RpcRule(_consume, is_change=True),  # as in Kafka: who consumes may say from where
+    "ResetGroup": RpcRule(_consume, is_change=True),  # as in Kafka: a principal that may consume may choose the position
     "DeleteGroup": RpcRule(_group(O.DELETE), is_change=True),
     "SetGroupSettings": RpcRule(_group(O.CONFIGURE), is_change=True),
     "DescribeGroupSettings": RpcRule(_group_or_cluster(O.DESCRIBE)),
@@ -198,7 +198,7 @@ CONTROL_RULES: Final[Mapping[str, RpcRule]] = {
     "Transfer": RpcRule(_cluster(O.OPERATE), is_change=True),
     "ChangeReplicas": RpcRule(_cluster(O.OPERATE), is_change=True),
     "ResetGroup": RpcRule(_consume, is_change=True),
-    "ReadLog": RpcRule(_cluster(O.BROWSE)),  # all messages of a broker group: `qmq spark` reads the log's actions by it
+    "ReadLog": RpcRule(_cluster(O.BROWSE)),  # reads all messages of a broker group: `qmq spark` reads the action log with it
     **dict.fromkeys(("DeleteGroup", "DropSubject", "PurgeSubject", "Seal", "PlaceLanes", "InheritParked", "Unpark"), _SERVER),
     **dict.fromkeys(("FindMessage", "TraceMessage", "ReadSchedule", "DescribeSchedule"), _SERVER),
     **dict.fromkeys(("HoldWrites", "DescribeHold", "ReleaseWrites"), _SERVER),  # a backup shows the servers' token

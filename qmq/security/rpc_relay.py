@@ -11,12 +11,12 @@ Without TLS (`--insecure`) the same bounds hold for connections.
 gRPC knows a relayed peer by the name that the socket's near end is bound to; `RpcDoor.peers` has the peer for each name. A name is removed
 before its socket is closed, so no other connection can have it. A peer without an entry is anonymous.
 
-A port that takes plain text, too (`RpcDoor.takes_plaintext`), passes such connections on in the same way.
+A port that also accepts plain text (`RpcDoor.takes_plaintext`) passes such connections on in the same way.
 
 A connection takes three descriptors: one of the peer, and both ends of the socket.
 
 Bytes that one side has not read yet wait in the kernel and in a bounded buffer for each direction (asyncio's marks). Meanwhile nothing is
-read from the other side. When one side ends, the other is closed: what gRPC answered last is sent first, for at most 30 s (asyncio's time
+read from the other side. When one side ends, the other is closed after gRPC's last answer is sent, or after 30 s (asyncio's time
 for closing TLS).
 """
 
@@ -55,7 +55,7 @@ SILENCE_S: Final = 10.0
 
 
 class _NearEnd(asyncio.Protocol):
-    """The end of the socket to gRPC; `connection` is what it belongs to."""
+    """This process's end of the socket to gRPC. It belongs to `connection`."""
 
     def __init__(self, connection: RelayedConnection) -> None:
         self._connection = connection
@@ -74,7 +74,7 @@ class _NearEnd(asyncio.Protocol):
 
 
 class RelayedConnection(asyncio.Protocol):
-    """One peer that TLS has accepted, or that needs none. Bytes in both directions wait in the kernel until the other side reads."""
+    """A connection of one peer, after TLS accepted it or without TLS. Bytes in both directions wait until the other side reads."""
 
     peer: asyncio.Transport
 
@@ -86,7 +86,7 @@ class RelayedConnection(asyncio.Protocol):
         """Bytes that arrived before the socket to gRPC was open."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.peer = cast("asyncio.Transport", transport)  # uvloop's are none of asyncio's classes
+        self.peer = cast("asyncio.Transport", transport)  # uvloop's transports are not subclasses of asyncio's
         self.peer.pause_reading()
         self._relay.connections.add(self)
         self._opening = asyncio.ensure_future(self._open())
@@ -188,7 +188,7 @@ class RpcRelay(RpcPort):
         return RelayedConnection(self)
 
     async def open(self, connection: RelayedConnection) -> asyncio.Transport:
-        """Connect a peer to gRPC, and say who it is. Raises OSError."""
+        """Connect a peer to gRPC, and record its identity. Raises OSError."""
         place = self._place(next(self._numbers))
         name = os.path.basename(place)
         near = socket.socket(socket.AF_UNIX)
@@ -216,7 +216,7 @@ class RpcRelay(RpcPort):
         return f"{self._folder}/peer-{number}"
 
     def failed(self, cause: OSError) -> None:
-        """A peer that TLS accepted cannot be passed on. Logged, unless that was logged just now."""
+        """Log that a peer, which TLS accepted, cannot be passed on, unless this was logged a moment ago."""
         now_s = asyncio.get_running_loop().time()
         if not self._has_stopped and now_s >= self._silent_until_s:
             self._silent_until_s = now_s + SILENCE_S

@@ -7,8 +7,8 @@ A process has one `Credentials` for all of its ports and connections. To renew c
 connections use the new certificate, and open connections stay. If the files do not fit each other (only one of them was replaced so far),
 or are invalid, the process continues with the old ones, logs this once, and looks again.
 
-Connections use TLS 1.3; `allows_tls12` also accepts peers that know nothing newer. The name or address in a server's certificate must be
-the one that the connection was opened to.
+Connections use TLS 1.3; `allows_tls12` also accepts peers without TLS 1.3. The name or address in a server's certificate must be
+the one to which the connection was opened.
 """
 
 from __future__ import annotations

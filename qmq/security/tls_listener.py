@@ -1,7 +1,7 @@
-"""Listening with TLS, and where it is allowed with plain text at the same port, or without TLS at all.
+"""Listens with TLS, with TLS and plain text at the same port, or without TLS.
 
-The listener accepts connections itself, instead of asyncio's server: so each handshake uses the certificates of the moment, accepting can
-pause, and a handshake that fails is reported with the peer's address.
+The listener accepts connections itself, without asyncio's server: so each handshake uses the current certificates, accepting can pause,
+and a failed handshake is reported with the peer's address.
 
 With `takes_plaintext` the listener looks at a connection's first byte, which stays in the kernel's buffer. HTTP/2 begins with "PRI", a
 handshake of TLS with byte 22. A connection that does not begin with "P" must be TLS. Any other connection is refused and reported.
@@ -77,7 +77,7 @@ class TlsListener(ServerListener):
 
     @property
     def handshakes(self) -> int:
-        """How many are under way."""
+        """The number of handshakes in progress."""
         return len(self._shaking)
 
     @property
