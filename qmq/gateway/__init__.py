@@ -2,23 +2,23 @@
 
 rocketmq_names       topics and groups, as subjects and groups here          pure
 body_encoding        digests and compression of bodies                       pure
-message_mapping      their messages and ours                                 pure
-status_codes         our errors as their codes                               pure
+message_mapping      converts RocketMQ's messages and QMQ's                  pure
+status_codes         QMQ's errors as RocketMQ's codes                        pure
 tag_expression       which tags a subscription wants                         pure
 sql_expression       SQL92 conditions over properties                        pure
-message_filter       either of them                                          pure
-invisible_messages   what was handed out, until when, under which handle     pure
+message_filter       a tag expression or an SQL92 condition                  pure
+invisible_messages   received messages, their times and receipt handles      pure
 half_messages        how a transaction's message waits for its commit        pure
 client_settings      the settings that a client gets                             pure
 call_counters           which calls were made, and how they were answered  pure
-client_sessions      which clients there are
-topic_catalog        which subjects there are, and of what kind
-group_readers        the readings of groups, for all clients here (qmq.client.group_reading)
+client_sessions      the live clients
+topic_catalog        the subjects and their kinds
+group_readers        the readers of groups, for all clients of this gateway (qmq.client.group_reading)
 topic_sending        SendMessage, RecallMessage
-group_receiving      ReceiveMessage, AckMessage, and what else settles
+group_receiving      ReceiveMessage, AckMessage, and the other calls that settle
 group_pulling        PullMessage and offsets
 topic_transactions   EndTransaction, and asking producers
-messaging_service    the calls as gRPC has them
-gateway_metrics      figures of calls, clients and messages in their hands
-gateway_server       the process's part: listen, stop
+messaging_service    the gRPC service
+gateway_metrics      metrics of calls, clients and the messages that clients hold
+gateway_server       starts and stops the server
 """

@@ -1,8 +1,8 @@
-"""Bodies as they travel: digests, and compression. Pure.
+"""The digests and the compression of bodies. Pure.
 
-A body that a client compressed is stored as it was before, so that consumers of every kind read it, and QMQ's own compression takes a
-batch as a whole. What is handed out is not compressed, and has an MD5 digest: all clients write this digest in the same way
-(a CRC-32 has leading zeros in some and not in others).
+The gateway decompresses a body before it stores it, so that every kind of consumer can read it, and QMQ compresses the whole batch.
+Delivered bodies are not compressed and have an MD5 digest, because all clients write this digest in the same way
+(some write leading zeros of a CRC-32, others do not).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Counts calls by the client's language and by the status of the answer. Pure.
 
-Telemetry      each command counts for itself: what the client sent, and what it was sent
-the others     by the status of the answer; of a stream, its first
+Telemetry      each command counts, both sent and received ones
+other calls    by the status of the answer; for a stream, of the first answer
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Calls that name several messages: their entries are served side by side."""
+"""Calls that name several messages: their entries are served concurrently."""
 
 from __future__ import annotations
 

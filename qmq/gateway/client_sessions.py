@@ -1,7 +1,7 @@
 """The live clients: those with a Telemetry stream, and those that sent a heartbeat.
 
 A client is alive while its stream is open, and for two minutes after its last heartbeat: messages that it received with automatic renewal
-stay invisible to others for as long.
+stay invisible to other clients during that time.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class ClientSessions:
         return [each for each in self._sessions.values() if each.streams and subject in each.published]
 
     def end(self, client_id: str) -> None:
-        """Forget a client that says that it ends."""
+        """Forget a client that reports its end."""
         self._sessions.pop(client_id, None)
 
     def _forget_idle(self, now_ms: int) -> None:

@@ -1,4 +1,4 @@
-"""How a gateway is set up. Times in milliseconds."""
+"""The settings of a gateway. Times are in milliseconds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Authenticates RocketMQ clients: an access key, a signature with its secret key, and the principal of QMQ that the key stands for.
+"""Authenticates RocketMQ clients: an access key, a signature with its secret key, and the QMQ principal of the access key.
 
     authorization: MQv2-HMAC-SHA1 Credential=ACCESSKEY, SignedHeaders=x-mq-date-time, Signature=HEX
     x-mq-date-time: 20261124T120000Z          the signed text; the signature is HMAC-SHA1 with the secret key
@@ -9,7 +9,7 @@ principal.
 
     [{"access_key": "shop", "secret_key": "...", "token": "qmq_..."}, ...]
 
-The signature covers only a time that the client states, as RocketMQ defines it: anybody who reads a request can forge others. Serve TLS.
+The signature covers only a time that the client states, as RocketMQ defines it: anyone who can read a request can forge others. Use TLS.
 """
 
 from __future__ import annotations

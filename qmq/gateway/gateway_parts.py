@@ -47,20 +47,20 @@ class GatewayParts:
         self._readers.tidy()
 
     async def close(self) -> None:
-        """Give back what is in clients' hands, and leave the groups."""
+        """Return the messages that clients hold, and leave the groups."""
         self.receiving.give_back_all()
         await self._readers.close()
 
 
 class GatewayIdentities:
-    """The parts of each access key, made when it first calls. `connect` makes a client that shows a token."""
+    """The parts of each access key, made at its first call. `connect` makes a client with a token."""
 
     def __init__(self, connect: Callable[[str], Client], config: GatewayConfig, clock: Clock) -> None:
         self._connect, self._config, self._clock = connect, config, clock
         self._parts: dict[str, GatewayParts] = {}
 
     def parts_of(self, keys: ClientKeys) -> GatewayParts:
-        """Raises InvalidArgument for a token that cannot be one."""
+        """The parts of the identity. Raises InvalidArgument for an impossible token."""
         found = self._parts.get(keys.access_key)
         if found is None:
             found = self._parts[keys.access_key] = GatewayParts(self._connect(keys.token), self._config, self._clock)

@@ -1,4 +1,4 @@
-"""A gateway that listens: its calls, and what runs beside them. It keeps nothing on disk, so run as many as needed."""
+"""The gateway's server and its background tasks. A gateway stores nothing on disk, so you can run as many as needed."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class GatewayServer:
 
     Without `credentials` all clients are served with `client`; the caller closes it after `stop`. With `credentials` each access key is
     served with its own client, which `connect` makes from its token. `network` is for the gateway's port.
-    `audit` gets the handshakes of TLS that fail there, and the calls whose signature is missing or wrong.
+    `audit` records failed TLS handshakes, and calls whose signature is missing or wrong.
     """
 
     def __init__(
@@ -122,7 +122,7 @@ class GatewayServer:
                 await each.transactions.look()
 
     async def stop(self) -> None:
-        """Answer what is under way for a moment, then give back what is in clients' hands, and leave the groups. A cluster that cannot be
+        """Answer running calls for a moment, then return the messages that clients hold, and leave the groups. A cluster that cannot be
         reached is not waited for.
         """
         if self._served is not None:
@@ -134,9 +134,9 @@ class GatewayServer:
 
 
 async def leave(*closing: Awaitable[None]) -> None:
-    """Close what works with the cluster, within `LEAVE_S`.
+    """Close the connections to the cluster, within `LEAVE_S` seconds.
 
-    After that messages in clients' hands come again when their lease ends, and sends without an answer are their clients' to repeat.
+    Messages that are then still held are delivered again when their lease ends, and clients repeat sends without an answer.
     """
     try:
         async with asyncio.timeout(LEAVE_S):

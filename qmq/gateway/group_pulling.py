@@ -160,7 +160,7 @@ class GroupPulling:
         return calls.GetOffsetResponse(status=OK, offset=found.settled_before)
 
     async def query(self, request: calls.QueryOffsetRequest) -> calls.QueryOffsetResponse:
-        """The first offset of a queue, the offset behind its last message, or the offset of the first message stored at or after a time."""
+        """The first offset of a queue, the offset after its last message, or the offset of the first message stored at or after a time."""
         try:
             queue = await self._queue(request.message_queue)
             found = await self._client.metadata.find_time(queue.subject, _time_ms(request))

@@ -88,8 +88,8 @@ class GroupReaders:
             kept.asked_ms = self._monotonic_ms()
 
     def _made(self, key: ReaderKey) -> GroupReading:
-        """The reading of a key. Of an unordered subject the broker matches tags, and conditions are matched here; of an ordered one both
-        are matched here. It keeps its lanes until `tidy` closes it.
+        """The reading of a key. For an unordered subject the broker matches tags and the gateway matches conditions; for an ordered one the
+        gateway matches both. It keeps its lanes until `tidy` closes it.
         """
         if key.is_ordered:
             return OrderedReading(self._client, key.subject, key.group, wants=key.wanted.wants, attempts_max=ATTEMPTS_MAX)

@@ -5,8 +5,8 @@
                         │   └── change the time ──▶ handed out for that time
                         └── time over ──▶ received again, one attempt older
 
-The gateway counts the time, in memory. If the gateway is killed, the lease of its consumers ends instead (30 s), and the messages come
-again, as those of any lost consumer.
+The gateway counts the time in memory. If the gateway is killed, the lease of its consumers ends (30 s), and the messages are delivered
+again, like those of any lost consumer.
 """
 
 from __future__ import annotations

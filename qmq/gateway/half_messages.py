@@ -1,7 +1,7 @@
 """Half messages: how a transaction's message waits for its commit. Pure.
 
 A half message is a delayed message of its topic that waits for a decision (docs/DELAY.md), due when its transaction is too old. Its
-transaction id is its delayed id. A commit moves it to now, a rollback cancels it: the delay group's log decides once which of the two
+transaction id is its delayed id. A commit moves it to now, a rollback cancels it. The delay group's log decides once which of the two
 happens, and a committed message is delivered exactly once, even if processes die. Without a decision it is cancelled when it is due.
 
     half ──COMMIT: move to now────────────▶ delivered

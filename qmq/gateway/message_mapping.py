@@ -1,4 +1,4 @@
-"""RocketMQ's messages as QMQ's, and the other way round. Pure.
+"""Converts RocketMQ's messages to QMQ's, and QMQ's to RocketMQ's. Pure.
 
     RocketMQ              QMQ
     topic                 subject
@@ -15,7 +15,7 @@
 
 A message without a group, on an ordered subject, has its message id as the key: such messages spread over all partitions, and none waits
 for another. A message of QMQ's own clients has none of the `rocketmq-` headers: its id is QMQ's, its key is its message group (ordered) or
-its one key, and it was born when it was handed to its producer.
+its one key, and its born timestamp is its create time.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""RocketMQ's calls as gRPC has them (`apache.rocketmq.v2.MessagingService`): headers, routes, Telemetry; the rest is handed on.
+"""The gRPC service `apache.rocketmq.v2.MessagingService`: headers, routes and Telemetry. Other modules serve the other calls.
 
-Every answer has a status, and is counted by it; gRPC's own errors are for what this gateway does not have.
+Every answer has a status, and is counted by it. gRPC's own errors are only for calls that this gateway does not serve.
 """
 
 from __future__ import annotations
@@ -208,7 +208,7 @@ class MessagingService(service_pb2_grpc.MessagingServiceServicer):
             session.streams.remove(stream)
 
     def _note(self, headers: Mapping[str, str], command: calls.TelemetryCommand) -> None:
-        what = command.WhichOneof("command") or "settings"  # without a command it is a refusal of settings
+        what = command.WhichOneof("command") or "settings"  # An answer without a command refuses the client's settings.
         self.counters.note(f"Telemetry: {what}", headers.get(LANGUAGE, ""), command.status.code or api.OK)
 
     async def _settled(self, parts: GatewayParts, told: api.Settings) -> calls.TelemetryCommand:

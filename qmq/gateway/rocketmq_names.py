@@ -3,7 +3,7 @@
     topic `orders`                        subject `orders`
     topic `orders` of namespace `shop`    subject `shop.orders`
 
-A RocketMQ topic has no dot in its name, so the dot tells the namespace. The same holds for names of groups.
+The name of a RocketMQ topic has no dot, so the dot separates the namespace. The same applies to names of groups.
 """
 
 from __future__ import annotations

@@ -3,10 +3,10 @@
     price > 10 AND (region = 'Hangzhou' OR region IS NULL)
     TAGS IN ('a', 'b') AND NOT (code BETWEEN 5 AND 7)
 
-A name is a property (a header); TAGS is the message's tag. Properties are texts: beside a number a text counts as the number that it says.
+A name is a property (a header); TAGS is the message's tag. Properties are texts: a text that is compared with a number is converted to a number.
 
-As in SQL there are three values. What is compared with a property that a message lacks, or a text that is no number with a number, is
-neither true nor false: None here. A message matches where the whole is true.
+As in SQL there are three values. A comparison with a property that the message lacks, or of a number with a text that is not a
+number, is neither true nor false: None. A message matches if the whole condition is true.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The catalog of subjects and their kinds. The gateway needs a topic's kind before it sends to the topic or reads from it.
 
-A subject's kind never changes. An answer is kept for a while all the same, since a subject may be deleted, and another one created under
+A subject's kind never changes. But answers are cached only for a while, since a subject may be deleted, and another one created under
 its name.
 """
 
@@ -33,7 +33,7 @@ class SubjectDirectory(Protocol):
     """The part of a client's metadata that the catalog needs."""
 
     async def routes(self, subject: str, *, create: bool = False, delayed: bool = False) -> Placement:
-        """Where a subject's messages are. Raises UnknownSubject, NotConnected."""
+        """The routes of a subject. Raises UnknownSubject, NotConnected."""
         ...
 
     async def create_subject(self, config: SubjectConfig, *, partitions: int = 0) -> object:

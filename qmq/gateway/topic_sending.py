@@ -1,7 +1,7 @@
 """Sends messages for clients: SendMessage and RecallMessage.
 
-Messages of one request are sent side by side, and those of many requests leave in one batch, as those of any producer do. A FIFO message's
-place behind the others of its group is that of its arrival here: a client sends the next one when it has the answer to the one before.
+Messages of one request are sent concurrently, and messages of many requests share a batch, as with any producer. FIFO messages of a group
+are ordered by their arrival at the gateway: a client sends the next one when it has the answer to the one before.
 
 The message of a transaction is sent as a half message (`half_messages.py`).
 
@@ -77,7 +77,7 @@ class TopicSending:
                 at=None if message.due_ms is None else time_of(message.due_ms),
             )
         except (UnknownSubject, OrderMismatch):
-            self._catalog.forget(message.subject)  # it was deleted, or is another one now
+            self._catalog.forget(message.subject)  # the subject was deleted, or was created again
             raise
 
     async def _send_half(self, message: TopicMessage, topic: Topic) -> Receipt:

@@ -1,8 +1,8 @@
 """Decides transactions: serves EndTransaction, and asks producers about transactions without a decision.
 
-Every gateway that producers are connected to looks now and then for half messages that are old enough, and asks one of the producers of
-each one's topic by its Telemetry stream; the producer answers by EndTransaction. Two gateways may ask about the same transaction: its
-producers then decide it twice, and the second time changes nothing.
+Every gateway with connected producers regularly looks for half messages that are old enough, and asks one producer of
+the message's topic over its Telemetry stream; the producer answers with EndTransaction. If two gateways ask about the same transaction, its
+producers decide it twice, and the second decision changes nothing.
 """
 
 from __future__ import annotations

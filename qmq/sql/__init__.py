@@ -1,4 +1,4 @@
-"""QMQ beside an application's own database: sending with its transactions (docs/OUTBOX.md), effects that happen once (docs/DEDUP.md).
+"""QMQ with an application's own database: sending in its transactions (docs/OUTBOX.md), and exactly-once effects (docs/DEDUP.md).
 
 `pip install qmq[sql]` installs SQLAlchemy, which compiles the statements. Printing migrations does not need it, so it is imported with
 `SqlDedup`.

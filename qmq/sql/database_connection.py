@@ -34,7 +34,7 @@ class Answer(NamedTuple):
 
 
 def finish(work: Coroutine[Any, Any, _R]) -> _R:
-    """Run a coroutine that never waits for the event loop, here and now."""
+    """Run a coroutine that never waits for the event loop, in the calling thread."""
     try:
         work.send(None)
     except StopIteration as done:

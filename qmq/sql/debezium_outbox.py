@@ -1,16 +1,16 @@
-"""An outbox in Debezium's table layout: rows as its EventRouter reads them, written by the application and taken in by a watchdog.
+"""An outbox in Debezium's table layout: the application writes rows as Debezium's EventRouter reads them, and a watchdog moves them.
 
     application ── write_event ──▶ outboxevent (id, aggregatetype, aggregateid, type, payload) ──▶ Debezium, which reads the database's log
                                                     │ or
                                                     └── DebeziumIntake.move ──▶ qmq_outbox ──▶ watchdog ──▶ broker
 
 Rules:
-* One transaction deletes rows here and inserts them into the outbox. So a row is taken in once, also if two watchdogs do it, and everything
-  that holds for the outbox holds from there on.
+* One transaction deletes rows here and inserts them into the outbox. So a row is moved once, even if two watchdogs try, and then has
+  all guarantees of the outbox.
 * As with EventRouter, the subject is `outbox.event.AGGREGATETYPE`, the key is `aggregateid`, and the header `id` is the row's id.
 * Applications that delete the row right after its insertion need Debezium: a reader of the table never sees it.
 * The message's id is the row's id, so a row that another process sends as well is recognised.
-* A row that cannot be a message stays where it is, with an error in the log, and holds up no other.
+* A row that cannot become a message stays in the table, an error is logged, and other rows are not delayed.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def time_ordered_id(now_ns: Callable[[], int] = time.time_ns) -> UUID:
 
 @dataclass(frozen=True, slots=True)
 class DebeziumEvent:
-    """One row. `payload` is a text that is JSON, or what can be expressed as JSON; None is a tombstone."""
+    """One row. `payload` is JSON text, or a value that can be encoded as JSON; None is a tombstone."""
 
     aggregatetype: str
     aggregateid: str
@@ -133,7 +133,7 @@ class DebeziumIntake:
         """The ids of rows that cannot be messages."""
 
     async def move(self) -> int:
-        """Move all rows that are committed. Returns how many. Raises what the driver raises."""
+        """Move all committed rows. Returns their number. Raises what the driver raises."""
         moved = 0
         while True:
             found, taken = await self._runner.run(self._move)
@@ -181,7 +181,7 @@ def message_id(identifier: Any) -> tuple[MessageId, str]:
 
 
 def body_of(payload: Any) -> bytes:
-    """A payload as the database gave it: bytes and text as they are, what a driver parsed as JSON again; empty for a tombstone."""
+    """The body for a payload from the database: bytes and text unchanged, parsed values as JSON text; empty for a tombstone."""
     if payload is None:
         return b""
     if isinstance(payload, bytes | bytearray | memoryview):

@@ -1,4 +1,4 @@
-"""Effects that happen exactly once: a message's id is recorded in the same transaction as what its handler writes.
+"""Exactly-once effects: a message's id is recorded in the transaction of its handler's writes.
 
 docs/DEDUP.md says why it holds.
 

@@ -1,7 +1,7 @@
 """Transactions of SqlDedup by SQLAlchemy: connections and sessions, sync and async.
 
-Statements on an async one are sync code, too, which SQLAlchemy runs by `run_sync`. A commit of the handler's own is refused by the
-event that comes before it.
+Statements on an async connection are also sync code, which SQLAlchemy runs by `run_sync`. If the handler itself commits, the event
+before the commit refuses it.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from qmq.sql.dedup_transactions import AsyncOpener, Opener
 
 
 def openers(database: Any, dialect: str | None, paramstyle: str | None) -> tuple[Opener | None, AsyncOpener | None]:
-    """The openers of a database's transactions: the first for threads, the second for an event loop; None for the kind that does not apply.
+    """The openers of a database's transactions: the first for threads, the second for an event loop; None if the kind does not apply.
     Raises InvalidArgument.
     """
     if isinstance(database, Engine | sessionmaker):

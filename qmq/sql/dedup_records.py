@@ -1,6 +1,6 @@
 """Operations on the table of finished messages inside one transaction, for SQLAlchemy and for DB-API drivers.
 
-    claim     writes the record; False if it exists: then its time begins again, since the message is still handed out
+    claim     writes the record; False if it exists: then its time begins again, since the message is still delivered
     check     before the commit: the record is still this transaction's own
     expire    deletes a batch of old records
 

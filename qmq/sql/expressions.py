@@ -8,7 +8,7 @@ outbox inserts in the application's transaction, so the compiled text is kept he
 
 Rules:
 * Every value is a parameter, whose name is no column's name. The driver converts its type.
-* A list of values (`IN`) has as many places as the next power of two; the last value fills them. So one statement has few forms.
+* A list of values (`IN`) has as many places as the next power of two, filled with the last value. So one statement has few forms.
 * A table's name is written as the application gave it, without quotes, as in its migration.
 """
 

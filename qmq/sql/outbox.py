@@ -10,7 +10,7 @@ Rules:
 * A message's id is fixed by `send`, and is the same however often the message is sent.
 * The messages of the block are inserted when the block ends; if it raises, none are.
 * With an engine the outbox makes the transaction: `box.connection` is for the business, and the block's end commits.
-* SQLAlchemy tells of the commit. A plain driver does not: after its commit say `await box.committed()`, or a watchdog sends seconds later.
+* SQLAlchemy reports the commit. A plain driver does not: call `await box.committed()` after the commit, or a watchdog sends seconds later.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _R = TypeVar("_R")
 
 
 class Outboxes:
-    """All outboxes of one client: makes ids, and has a relay for each database. Make it in the client's event loop."""
+    """All outboxes of one client: makes ids, and has a relay for each database. Create it in the client's event loop."""
 
     def __init__(self, sender: Sends, producer_id: int, chain: Chain, now_ns: Callable[[], int]) -> None:
         self.new_id = MessageIds(producer_id)
@@ -82,7 +82,7 @@ class Outboxes:
 
 
 class Outbox:
-    """Make it with `Client.outbox`."""
+    """An outbox in one transaction; `Client.outbox` creates it."""
 
     def __init__(self, owner: Outboxes, target: Target, table: str, grace: int) -> None:
         self._owner, self._target, self._table, self._grace_ms = owner, target, table, grace

@@ -1,4 +1,4 @@
-"""Which rows a watchdog sends next, and which subjects it leaves alone for a while. Pure: time comes in as a number.
+"""Decides which rows a watchdog sends next, and which subjects it skips for a while. Pure: the caller passes the time.
 
     rows that wait, in the order of their ids ──▶ choose ──▶ for each subject, the ids to send now, in order
 
@@ -8,7 +8,7 @@ Rules:
   This also applies to keys of unordered subjects, at no cost.
 * A subject gets up to `messages_max` messages and `bytes_max` bytes at a time, one message at least; what is behind them waits for the
   next time.
-* A subject that fails is left alone for 1 s, then 2 s, 4 s, up to 30 s, until something of it is sent. So no subject holds up another.
+* A subject that fails is skipped for 1 s, then 2 s, 4 s, up to 30 s, until one of its messages is sent. So no subject delays another.
 
 Worked example: rows 1 (a, key k, claimed), 2 (a, key j), 3 (a, key k), 4 (b): chosen are a: [2] and b: [4]; 3 waits for 1.
 """
@@ -53,7 +53,7 @@ def choose(rows: Iterable[WaitingRow], messages_max: int, bytes_max: int) -> dic
 
 
 class Patience:
-    """Tracks which subjects fail, and how long each is left alone."""
+    """Tracks which subjects fail, and how long each is skipped."""
 
     def __init__(self) -> None:
         self._failing: dict[str, tuple[float, float]] = {}
@@ -70,5 +70,5 @@ class Patience:
         self._failing.pop(subject, None)
 
     def resting(self, now: float) -> list[str]:
-        """The subjects that are left alone at the moment."""
+        """The subjects that are currently skipped."""
         return [subject for subject, (_, until) in self._failing.items() if until > now]

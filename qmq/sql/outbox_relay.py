@@ -10,7 +10,7 @@ Rules:
   messages committed meanwhile form the next round.
 * A relay guarantees nothing: the watchdog sends every message that the relay does not, or that a dead process left. So a relay keeps at
   most 64 MiB, and gives up a message whose database does not answer.
-* SQLAlchemy tells of a commit just before it happens. The relay looks into the table only when the transaction says that it is over.
+* SQLAlchemy reports a commit just before it happens. The relay looks into the table only when the transaction says that it is over.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ IsOver = Callable[[], bool]
 
 
 class TransactionMessages:
-    """The messages of one transaction, decided when each message is. `future` tells whether all were sent."""
+    """The messages of one transaction, decided when each message is. The result of `future` is whether all were sent."""
 
     def __init__(self, messages: Sequence[OutboxMessage]) -> None:
         self.messages = messages

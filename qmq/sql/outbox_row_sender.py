@@ -52,7 +52,7 @@ class HandedOver:
 
 
 class LeftOver(NamedTuple):
-    """The outcome of rows that others left: how many were read, and how many of these were sent."""
+    """The outcome of remaining rows: how many were read, and how many of these were sent."""
 
     readable: int
     sent: int

@@ -6,9 +6,9 @@ Rules:
 * A slice is one batch, or for an ordered subject one for each partition: stored as a whole or not at all. The next slice is sent when it is
   decided, so no message of a key is sent while an earlier one is undecided.
 * A temporary failure (no broker, no quorum, no answer in time) ends the sending: later slices are not tried.
-* A message that can never be sent is found by halving its slice, and fails alone. An error that is the subject's own (there
-  is no such subject, it is ordered) is all its messages'.
-* Producers are the outbox's own: what the application sends otherwise never shares a batch with it.
+* A message that can never be sent is found by halving its slice, and fails alone. An error of the subject (it
+  does not exist, it is ordered) fails all of its messages.
+* The outbox has its own producers: other messages of the application never share a batch with it.
 """
 
 from __future__ import annotations

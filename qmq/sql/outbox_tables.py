@@ -6,7 +6,7 @@ Rules:
 * No value can be truncated: every value fits its column, because it was checked against `qmq/limits.py` or cut before. `content_bytes` is
   the length of key, tags, headers and body together, so that a column that was made too narrow is noticed.
 * Times are milliseconds since 1970 by the *database's* clock (`Dialect.now_ms`), never a machine's, and never by a session's time zone.
-* Text is ASCII: tags and headers are JSON with escapes, so no character set can hurt them.
+* Text is ASCII: tags and headers are JSON with escapes, so no character set can change them.
 * `id` grows with each insertion; it is the order in which messages are sent.
 """
 

@@ -5,7 +5,7 @@ active.
     working, while held  look what waits ─ choose ─ for each subject: OutboxSender.send_left     (outbox_choice.py decides)
 
 Rules:
-* Each subject that has work has a task, and the next look leaves it alone until that ends. One that fails rests for a while.
+* Each subject that has work has a task, and the next look leaves it alone until that ends. A subject that fails is skipped for a while.
 * A watchdog never ends because of a database error: it logs the error, and tries again after a growing pause.
 * The lease is released at the end, so that another watchdog takes over immediately; after a crash others wait until the lease expires,
   `lease` long.
@@ -142,7 +142,7 @@ class Watchdog:
         try:
             async with asyncio.timeout(LEAVE_S):
                 await self._table.changed(self._table.statements.release_lease(held.token))
-        except Exception as failure:  # any exception of a driver: others wait until the lease is over
+        except Exception as failure:  # any exception of a driver: other watchdogs wait until the lease expires
             log.info("watchdog %s could not release its lease: %s", self._holder, error_text(failure))
 
     # --- the work ------------------------------------------------------------------------------------------------------
