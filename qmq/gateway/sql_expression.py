@@ -3,10 +3,11 @@
     price > 10 AND (region = 'Hangzhou' OR region IS NULL)
     TAGS IN ('a', 'b') AND NOT (code BETWEEN 5 AND 7)
 
-A name is a property (a header); TAGS is the message's tag. Properties are texts: a text that is compared with a number is converted to a number.
+A name is a property (a header); TAGS is the message's tag. Properties are texts: a text that is compared with a number is converted to a
+number.
 
-As in SQL there are three values. A comparison with a property that the message lacks, or of a number with a text that is not a
-number, is neither true nor false: None. A message matches if the whole condition is true.
+As in SQL there are three values. A comparison with a property that the message lacks, or of a number with a text that is not a number, is
+neither true nor false: None. A message matches if the whole condition is true.
 """
 
 from __future__ import annotations
