@@ -1,7 +1,7 @@
 """A delay group's files as of its newest checkpoint: the buckets, the lengths of their files, and the open plans. Pure.
 
-Files only grow, and what is in them behind these lengths does not count (docs/FORMAT.md): so a folder can be read while its server works,
-and two reads by one state give the same.
+Files only grow, and bytes after these lengths do not count (docs/FORMAT.md). So a folder can be read while its server works,
+and two reads with one state give the same rows.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class BucketFiles(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ScheduleContents:
-    """Of one delay group."""
+    """The files and open plans of one delay group."""
 
     index: int
     """Of the newest entry that it knows."""
@@ -69,7 +69,7 @@ def of_checkpoint(projection: Any) -> ScheduleContents:
 
 
 def of_mark(data: bytes) -> ScheduleContents | None:
-    """The file `adopted.qms`: what a schedule's files are that came from another replica. None if it is not whole."""
+    """Parse the file `adopted.qms`, which describes schedule files that came from another replica. None if it is incomplete."""
     if data[:4] != _MARK_MAGIC or int(crc32c(data[8:])).to_bytes(4, "little") != data[4:8]:
         return None
     return of_checkpoint(msgspec.msgpack.decode(data[8:]))

@@ -1,10 +1,10 @@
 """Deliveries and their outcomes, from a replay of a broker group's action log. Pure: takes entries, returns deliveries.
 
-The replay drives the very shares and lanes that brokers have, which tell what each action does (share_replay.py,
+The replay uses the brokers' own code for shares and lanes, which reports the effect of each action (share_replay.py,
 lane_replay.py). It loops over ranges, as the log does, never over messages.
 
 Every message of a share has one event of (ack, expired, passed) in the end, and every message of a partition one of (done, park); more than
-one only if an operator gave it back. A log that begins with snapshots begins with the deliveries that were open then.
+one only if an operator returned it. A log that begins with snapshots begins with the deliveries that were open then.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ class Replay:
         self._begins = True
 
     def entry(self, envelope: Envelope, region: bytes | memoryview) -> Iterator[Delivery]:
-        """Apply the next entry; give what it ended. Exhaust it before the next.
+        """Apply the next entry and yield the deliveries that it ended. Consume the iterator before the next call.
 
-        Raises LogDamaged if it does not follow from what came before: something between is missing.
+        Raises LogDamaged if the entry does not continue the earlier ones, because entries between are missing.
         """
         try:
             if envelope.kind == Kind.SNAPSHOT:
@@ -69,7 +69,7 @@ class Replay:
         return share.apply(action, time_ms)
 
     def _ended(self, action: Forget | DropQueue, time_ms: int) -> Iterator[Delivery]:
-        """A group was deleted on a queue, or the queue with all its groups: nothing of them is open any more."""
+        """A group was deleted on a queue, or the queue with all its groups: end their open deliveries."""
         for found in (self.shares, self.lanes):
             for key in [key for key in found if (key.subject, key.partition) == (action.subject, action.partition)]:
                 if isinstance(action, DropQueue) or key.group == action.group:
@@ -78,7 +78,7 @@ class Replay:
                         yield each._replace(settled_ms=time_ms, fate=DeliveryFate.RESET)
 
     def _snapshot(self, region: bytes) -> None:
-        """Counts only where the log begins; elsewhere everything in it is known."""
+        """Apply a snapshot. Only the one at the start of the log has new information."""
         if not self._begins:
             return
         for subject, partition, group, state, *kind in msgspec.msgpack.decode(unwrap(region), strict=False):

@@ -4,8 +4,8 @@
     … --continuous 30     continue, with a commit every 30 seconds
     … --verify            compare with the log; exit status 1 if it differs
 
-Executors read the log and write Parquet files; the driver commits them with the positions that they reach. It is `qmq lake follow` with
-Spark's executors: the same tables, the same promises (docs/LAKE.md), and both may run at once. `qmq lake compact` and `expire` keep the
+Executors read the log and write Parquet files; the driver commits the files with their positions. It does what `qmq lake follow` does,
+with Spark's executors: same tables, same promises (docs/LAKE.md), and both may run at the same time. `qmq lake compact` and `expire` keep the
 tables small.
 """
 

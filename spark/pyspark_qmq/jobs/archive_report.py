@@ -1,4 +1,4 @@
-"""The reports of the archive job. Pure, but for what tables tell of themselves."""
+"""The reports of the archive job. Pure, except that it reads the tables' metadata."""
 
 from __future__ import annotations
 

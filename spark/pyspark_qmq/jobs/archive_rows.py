@@ -18,7 +18,7 @@ from qmq.errors import InvalidArgument
 def read_archive(spark: SparkSession, catalog: Catalog, subject: str, namespace: str = "qmq") -> DataFrame:
     """The current messages of a subject's table, with all columns of the log.
 
-    The DataFrame has the files of one snapshot: repeated use gives the same rows, until `qmq lake expire` forgets that snapshot. Spark
+    The DataFrame has the files of one snapshot: repeated use gives the same rows, until `qmq lake expire` deletes that snapshot. Spark
     itself must reach the files: an object store needs Hadoop's connector for it.
 
     Raises UnknownSubject if there is no table; InvalidArgument as `snapshot_files`.

@@ -1,4 +1,4 @@
-"""Spark's executors as the runner of a lake writer's tasks: they write Parquet files and tell the driver, which commits."""
+"""Runs a lake writer's tasks on Spark's executors: they write Parquet files and report them to the driver, which commits."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pyspark_qmq.planning import ReadTask
 
 
 class SparkTasks:
-    """A `TaskRunner`. A file of an attempt that failed, or that another attempt overtook, is in no commit."""
+    """A `TaskRunner`. Files of attempts that failed or were superseded are in no commit."""
 
     def __init__(self, spark: SparkSession) -> None:
         self._context = spark.sparkContext

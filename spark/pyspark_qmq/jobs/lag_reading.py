@@ -1,4 +1,4 @@
-"""How far groups are, and how long messages took, by messages, deliveries and progress. DataFrames in, figures out."""
+"""Computes the progress of groups and the latency of messages, from messages, deliveries and progress. DataFrames in, figures out."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Latencies = Mapping[str, Any]
 
 
 def newest(progress: DataFrame, *keys: str) -> DataFrame:
-    """Of each queue and group (and of what `keys` name besides) the newest row."""
+    """The newest row of each queue and group (and of each value of the columns `keys`)."""
     every = (*QUEUE, "consumer_group", *keys)
     others = [name for name in progress.columns if name not in every]
     latest = progress.groupBy(*every).agg(F.max_by(F.struct(*others), "time").alias("now")).select(*every, "now.*")

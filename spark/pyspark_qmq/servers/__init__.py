@@ -1,4 +1,4 @@
-"""The log as brokers serve it.
+"""Reads the log from brokers.
 
 server_address.py   the address of a cluster, sent to executors
 server_log.py       `CommittedLog`: topology, pieces, reading

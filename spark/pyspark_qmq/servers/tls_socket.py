@@ -1,7 +1,7 @@
 """A TLS connection on which one thread sends while another one receives.
 
-Python's `ssl.SSLSocket` (before 3.13) must not be used by two threads at once, and a thread waiting in `recv` would block the sender. So
-the socket is non-blocking: each OpenSSL call holds a lock, and threads wait without the lock.
+Python's `ssl.SSLSocket` (before 3.13) must not be used by two threads at the same time, and a thread waiting in `recv` would block the
+sender. So the socket is non-blocking: each OpenSSL call holds a lock, and threads wait without the lock.
 """
 
 from __future__ import annotations

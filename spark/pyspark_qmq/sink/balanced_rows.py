@@ -1,6 +1,6 @@
 """Distributes an unordered subject's rows over its broker groups, and all delayed rows over the delay groups. Pure.
 
-It does not use `Balancer` (qmq/delivery/balancer.py), which takes turns: attempts of one task may run at once and must choose the same
+It does not use `Balancer` (qmq/delivery/balancer.py), which takes turns: attempts of one task may run concurrently and must choose the same
 groups.
 
 Rules:
