@@ -5,8 +5,8 @@
     … --verify            compare with the log; exit status 1 if it differs
 
 Executors read the log and write Parquet files; the driver commits the files with their positions. It does what `qmq lake follow` does,
-with Spark's executors: same tables, same promises (docs/LAKE.md), and both may run at the same time. `qmq lake compact` and `expire` keep the
-tables small.
+with Spark's executors: same tables, same promises (docs/LAKE.md), and both may run at the same time. `qmq lake compact` and `expire` keep
+the tables small.
 """
 
 from __future__ import annotations
