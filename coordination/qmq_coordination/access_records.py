@@ -8,8 +8,7 @@
     /qmq/access/server-token     the token that servers show each other, as text; the first server that finds none makes it
 
 All other values are JSON. Operations of a newer release are ignored, since this release does not perform them. While rules are enforced,
-any other unreadable value closes the cluster to everybody but servers and administrators: a rule that denies must not disappear because it
-cannot be read.
+any other unreadable value closes the cluster to all but servers and administrators, because the unreadable value may be a rule that denies.
 """
 
 from __future__ import annotations
@@ -63,7 +62,7 @@ def encode_mode(record: ModeRecord) -> bytes:
 
 
 def decode_mode(data: bytes) -> ModeRecord:
-    """Decode what `encode` made. Raises ValueError, KeyError, TypeError."""
+    """Decode a mode. Raises ValueError, KeyError, TypeError."""
     found = json.loads(data)
     return ModeRecord(AccessMode(found["mode"]), found.get("by", ""), found.get("at_ms", 0))
 
@@ -141,7 +140,7 @@ def quota_key(quota_id: str) -> str:
 
 
 def read_access(state: AccessState, key: str, item: KeyValue | None) -> None:
-    """Apply a key to the rules; without an item the key is deleted."""
+    """Apply a change of a key to the rules. `item` is None if the key was deleted."""
     state.version += 1
     state.unreadable.discard(key)
     try:

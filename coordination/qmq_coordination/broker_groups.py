@@ -6,8 +6,8 @@
     /qmq/groups/GROUP/mode               "read-write", or "read-only" while an operator drains the group
     /qmq/groups/GROUP/delay              DelaySettings, JSON: a delay group (docs/DELAY.md). Put when it is founded, never changed
     /qmq/groups/GROUP/secret             the secret that its replicas prove to each other (qmq_replication/peer_proof.py); put once
-    /qmq/replicas/GROUP/REPLICA          ReplicaRecord, JSON: its addresses; stays when the replica goes
-    /qmq/presence/GROUP/REPLICA          the same under a lease: the replica's process lives
+    /qmq/replicas/GROUP/REPLICA          ReplicaRecord, JSON: its addresses; stays when the replica stops
+    /qmq/presence/GROUP/REPLICA          the same under a lease, while the replica's process is alive
 
 Every change of members and every new epoch is a transaction that compares the epoch's Claim, so a superseded master changes nothing.
 """
@@ -52,7 +52,7 @@ class EpochClaim(_Json):
 
 @dataclass(frozen=True, slots=True)
 class MasterRecord(_Json):
-    """The group's master as clients and metaservers see it."""
+    """The group's master, for clients and metaservers."""
 
     replica: str
     epoch: int
@@ -63,7 +63,9 @@ class MasterRecord(_Json):
 
 @dataclass(frozen=True, slots=True)
 class ReplicaRecord(_Json):
-    """Where a replica listens. `folder` identifies its data folder: another folder under the same name has lost its history."""
+    """The addresses of a replica. `folder` identifies its data folder: a replica of the same name with another folder has lost its
+    history.
+    """
 
     replica: str
     group: str
@@ -79,7 +81,7 @@ class DelaySettings(_Json):
     bucket_ms: int
     """The time that a file of the schedule covers."""
     delay_ms_max: int
-    """Longer delays are refused."""
+    """The longest delay that the group accepts."""
 
 
 class Mode(Enum):
@@ -101,7 +103,7 @@ class Health(Enum):
 
 @dataclass(frozen=True, slots=True)
 class BrokerGroupState:
-    """All keys of one group, as of one revision."""
+    """All keys of one group at one revision."""
 
     name: str
     items: dict[str, KeyValue] = field(default_factory=dict)
@@ -175,7 +177,7 @@ def presence_key(group: str, replica: str) -> str:
 
 
 def group_states(listing: KeyListing) -> dict[str, BrokerGroupState]:
-    """All groups of a listing of GROUPS (or of one group's keys)."""
+    """Decode all groups from a listing of GROUPS, or of one group's keys."""
     found: dict[str, BrokerGroupState] = {}
     for item in listing.items:
         group, _, what = item.key[len(GROUPS) :].rpartition("/")

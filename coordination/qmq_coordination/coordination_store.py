@@ -1,12 +1,12 @@
-"""The coordination store's interface: etcd v3's semantics, no more than etcd 3.4 offers.
+"""The coordination store's interface: etcd v3's semantics, limited to the features of etcd 3.4.
 
 * One *revision* counts all changes. Every change of a key records its `mod_revision`; a key also has a `create_revision` and a `version`
   (1 when it is new). All changes of one transaction share a revision.
-* A *transaction* compares, then does one of two lists of operations, at one moment. Compare-and-swap is a transaction on `mod_revision`;
+* A *transaction* compares, then executes one of two lists of operations, atomically. Compare-and-swap is a transaction on `mod_revision`;
   a key that does not exist has mod_revision, create_revision and version 0.
-* A *lease* ends when it is not kept alive, and its keys are deleted with it.
-* A *watch* delivers every change from a revision on, once, in order, all changes of a revision together. It is a hint to read again, not a
-  lock: transactions that depend on it compare revisions.
+* A *lease* ends if its owner does not renew it; the store then deletes its keys.
+* A *watch* delivers every change from a revision on, once, in order, all changes of a revision together. A watch is a hint to read again,
+  not a lock: transactions that depend on it compare revisions.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ NO_LEASE: Final = LeaseId(0)
 
 @dataclass(frozen=True, slots=True)
 class KeyValue:
-    """A key as of some revision. `lease` is 0 if it has none."""
+    """A key at some revision. `lease` is 0 if the key has none."""
 
     key: str
     value: bytes
@@ -45,7 +45,7 @@ class CompareTarget(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Compare:
-    """`key`'s target must stand in relation `op` ("=", "!=", "<", ">") to `value`."""
+    """Compares the `target` field of `key` with `value` by the operator `op` ("=", "!=", "<", ">")."""
 
     key: str
     target: CompareTarget
@@ -55,7 +55,7 @@ class Compare:
 
 @dataclass(frozen=True, slots=True)
 class Put:
-    """Set a key; `lease` 0 leaves it without one."""
+    """Set a key. With `lease` 0 the key has no lease."""
 
     key: str
     value: bytes
@@ -83,7 +83,9 @@ Operation = Put | Delete | Get
 
 @dataclass(frozen=True, slots=True)
 class TxnResult:
-    """The executed list of operations, and its revision; for each operation the items that it read (Get) or deleted (Delete)."""
+    """The result of a transaction: which list was executed, its revision, and the items that each operation read (Get) or deleted
+    (Delete).
+    """
 
     succeeded: bool
     revision: Revision
@@ -147,7 +149,7 @@ class CoordinationStore(Protocol):
         ...
 
     def watch(self, prefix: str, start_revision: int) -> AsyncIterator[WatchedChanges]:
-        """Every change under `prefix` from `start_revision` on. Raises Compacted if that revision is compacted."""
+        """Iterate over every change under `prefix` from `start_revision` on. Raises Compacted if that revision is compacted."""
         ...
 
     async def compact(self, revision: int) -> None:
@@ -155,17 +157,17 @@ class CoordinationStore(Protocol):
         ...
 
     async def close(self) -> None:
-        """Close the store; watches end, too."""
+        """Close the store. Watches end."""
         ...
 
 
 def absent(key: str) -> Compare:
-    """A comparison: the key does not exist."""
+    """Compare that the key does not exist."""
     return Compare(key, CompareTarget.CREATE, "=", 0)
 
 
 def unchanged(item: KeyValue) -> Compare:
-    """A comparison: the key has not changed since `item` was read."""
+    """Compare that the key has not changed since `item` was read."""
     return Compare(item.key, CompareTarget.MOD, "=", item.mod_revision)
 
 

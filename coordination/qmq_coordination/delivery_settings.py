@@ -29,7 +29,7 @@ from qmq_coordination.coordination_store import KeyValue
 SETTINGS: Final = "/qmq/delivery/"
 PAUSES: Final = "/qmq/pauses/"
 EVERY: Final = "*"
-"""In place of a subject: all subjects."""
+"""The subject of records that apply to all subjects."""
 REASON_CHARS_MAX: Final = 1_000
 
 
@@ -42,7 +42,7 @@ class PauseKind(Enum):
 
 
 class Whom(NamedTuple):
-    """A group on a subject, one consumer of it, or a client with all its consumers. Fields that do not apply are empty."""
+    """The target of a pause: a group on a subject, one consumer of it, or a client with all its consumers. Other fields are empty."""
 
     kind: PauseKind
     subject: str = ""
@@ -50,7 +50,7 @@ class Whom(NamedTuple):
     name: str = ""
 
     def check(self) -> Whom:
-        """The value itself, if it is valid. Raises InvalidName, InvalidArgument."""
+        """Return this value if it is valid. Raises InvalidName, InvalidArgument."""
         if self.kind is not PauseKind.CLIENT:
             check_subject(self.subject)
             check_name("group", self.group)
@@ -71,7 +71,7 @@ class Whom(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PauseRecord:
-    """Since when (milliseconds since 1970), and why."""
+    """A pause: its begin in milliseconds since 1970, and the reason."""
 
     since_ms: int
     reason: str = ""
@@ -81,7 +81,7 @@ class PauseRecord:
 
     @classmethod
     def decode(cls, data: bytes) -> PauseRecord:
-        """The inverse. Raises ValueError, InvalidArgument."""
+        """Decode a pause. Raises ValueError, InvalidArgument."""
         found = json.loads(data)
         since_ms, reason = found["since_ms"], found.get("reason", "")
         if not _is_int(since_ms) or not isinstance(reason, str):
@@ -91,25 +91,25 @@ class PauseRecord:
 
 @dataclass(frozen=True, slots=True)
 class SettingsRecord:
-    """The settings of one record. None: the next less specific record applies."""
+    """The settings of one record. A setting that is None comes from the next less specific record."""
 
     attempts_max: int | None = None
     retry_delays_ms: tuple[int, ...] | None = None
 
     def check(self) -> SettingsRecord:
-        """The record itself, if it is valid. Raises InvalidArgument."""
+        """Return this record if it is valid. Raises InvalidArgument."""
         self.over(GroupSettings()).check()
         return self
 
     def over(self, further: GroupSettings) -> GroupSettings:
-        """The settings of this record over `further`, the less specific ones."""
+        """Combine the settings of this record with those of `further`, a less specific record: this record wins."""
         return GroupSettings(
             further.attempts_max if self.attempts_max is None else self.attempts_max,
             further.retry_delays_ms if self.retry_delays_ms is None else self.retry_delays_ms,
         )
 
     def changed(self, change: SettingsRecord) -> SettingsRecord:
-        """This record with the settings that `change` has."""
+        """Return this record with the settings of `change`."""
         return SettingsRecord(
             self.attempts_max if change.attempts_max is None else change.attempts_max,
             self.retry_delays_ms if change.retry_delays_ms is None else change.retry_delays_ms,
@@ -121,7 +121,7 @@ class SettingsRecord:
 
     @classmethod
     def decode(cls, data: bytes) -> SettingsRecord:
-        """The inverse; what a newer release wrote may have more. Raises ValueError, InvalidArgument."""
+        """Decode settings. Unknown fields, of a newer release, are ignored. Raises ValueError, InvalidArgument."""
         found: dict[str, Any] = json.loads(data)
         attempts, delays = found.get("attempts_max"), found.get("retry_delays_ms")
         if not (attempts is None or _is_int(attempts)) or not (delays is None or (isinstance(delays, list) and all(map(_is_int, delays)))):
@@ -134,11 +134,11 @@ class DeliverySettings:
     """All settings and pauses. Pure."""
 
     records: dict[tuple[str, str], SettingsRecord] = field(default_factory=dict)
-    """By subject, or `*`, and group."""
+    """The records by subject (or `*`) and group."""
     pauses: dict[Whom, PauseRecord] = field(default_factory=dict)
 
     def read(self, key: str, item: KeyValue | None) -> None:
-        """Apply a key; without an item the key is deleted. Raises on unreadable keys and values."""
+        """Apply a change of a key; `item` is None if the key was deleted. Raises ValueError for keys and values that cannot be read."""
         if key.startswith(SETTINGS):
             where = pair_of(key)
             record = None if item is None else SettingsRecord.decode(item.value)
@@ -155,20 +155,20 @@ class DeliverySettings:
             self.pauses[whom] = pause
 
     def settings(self, subject: str, group: str, default: GroupSettings) -> GroupSettings:
-        """Each setting from its most specific record."""
+        """The settings of a group on a subject, each from its most specific record."""
         for _, record in reversed(list(self.near(subject, group))):
             default = record.over(default)
         return default
 
     def near(self, subject: str, group: str) -> Iterator[tuple[str, SettingsRecord]]:
-        """The records for a group on a subject, the most specific first; each with its subject, or `*`."""
+        """The records that apply to a group on a subject, the most specific first, each with its subject or `*`."""
         base = base_group(group)
         for where in dict.fromkeys((subject, EVERY)):
             if (record := self.records.get((where, base))) is not None:
                 yield where, record
 
     def is_paused(self, subject: str, group: str, consumer: str, client: str) -> bool:
-        """Whether the consumer is paused. With empty consumer and client: whether the group is paused."""
+        """True if the consumer is paused. With empty `consumer` and `client`: True if the group is paused."""
         if not self.pauses:
             return False
         return any(whom in self.pauses for whom in _names_of(subject, group, consumer, client))
@@ -191,7 +191,7 @@ def settings_key(subject: str, group: str) -> str:
 
 
 def pair_of(key: str) -> tuple[str, str]:
-    """The inverse. Raises ValueError, InvalidName."""
+    """The subject and the group of a settings key. Raises ValueError, InvalidName."""
     subject, group = key[len(SETTINGS) :].split("/")
     return check_subject(subject), check_name("group", group)
 
@@ -204,7 +204,7 @@ def pause_key(whom: Whom) -> str:
 
 
 def whom_of(key: str) -> Whom:
-    """The inverse. Raises ValueError, TypeError, InvalidName, InvalidArgument."""
+    """The target of a pause key. Raises ValueError, TypeError, InvalidName, InvalidArgument."""
     kind, *names = key[len(PAUSES) :].split("/")
     found = Whom(PauseKind.CLIENT, "", "", *names) if kind == PauseKind.CLIENT.value else Whom(PauseKind(kind), *names)
     if pause_key(found) != key:
@@ -213,7 +213,7 @@ def whom_of(key: str) -> Whom:
 
 
 def check_subject(subject: str) -> str:
-    """The name of a subject, or of a dead-letter queue, or `*`. Raises InvalidName."""
+    """Return `subject` if it is the name of a subject or a dead-letter queue, or `*`. Raises InvalidName."""
     return subject if subject == EVERY else check_name("subject", subject)
 
 

@@ -1,11 +1,11 @@
-"""The coordination store for one node: etcd's semantics on SQLite, in process. For `qmq dev` and for tests; it is not replicated.
+"""The coordination store for one node: etcd's semantics on SQLite, in process. For `qmq dev` and for tests. The data is not replicated.
 
 A transaction is one SQLite transaction, committed with a full sync before it is answered. Watchers read the table by revision after they
 are woken, so a lost wake-up, or a process killed between commit and wake-up, loses no event. A file lock refuses a second process on the
 same file. Leases are counted by a monotonic clock and start over at a start, as etcd's do at a change of leader.
 
-After a crash before COMMIT nothing was done. After a crash after COMMIT everything was done, and the caller, who got no answer, must read
-it back.
+After a crash before COMMIT nothing was done. After a crash after COMMIT everything was done. The caller got no answer and must read the
+outcome back.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ from qmq_coordination.coordination_store import (
 from qmq_coordination.sqlite_rows import Rows
 
 OPERATIONS_MAX: Final = 128
-"""Operations in one transaction: etcd's default (--max-txn-ops), so that code that works here works on etcd."""
+"""The limit of operations in one transaction: etcd's default (--max-txn-ops), so that code that works here works on etcd."""
 REQUEST_BYTES_MAX: Final = 3 << 19
-"""The largest request, 1.5 MiB; etcd's default (--max-request-bytes). Counted here as keys and values, without etcd's few bytes around
-them.
+"""The largest request, 1.5 MiB: etcd's default (--max-request-bytes). Only keys and values count here, without the few bytes that etcd
+adds.
 """
 KEEP_REVISIONS: Final = 10_000
 _COMPACT_EVERY: Final = 2_000
@@ -244,7 +244,7 @@ class EmbeddedStore:
 
 
 class _Change:
-    """The operations of one transaction, done one after another at one revision."""
+    """The operations of one transaction, executed one after another at one revision."""
 
     def __init__(self, rows: Rows, revision: int, leases: set[LeaseId]) -> None:
         self._rows = rows
@@ -285,7 +285,7 @@ def _require_key(key: str) -> None:
 
 
 def _check_request(compares: Sequence[Compare], success: Sequence[Operation], failure: Sequence[Operation]) -> None:
-    """etcd's checks before a comparison (server/etcdserver/api/v3rpc/key.go, checkTxnRequest)."""
+    """Make etcd's checks before a comparison (server/etcdserver/api/v3rpc/key.go, checkTxnRequest)."""
     for compare in compares:
         _require_key(compare.key)
     if max(len(compares), len(success), len(failure)) > OPERATIONS_MAX:
@@ -299,7 +299,7 @@ def _check_request(compares: Sequence[Compare], success: Sequence[Operation], fa
 
 
 def _check_overlap(operations: Sequence[Operation]) -> None:
-    """No key may be set twice, or set and deleted, in one transaction."""
+    """Refuse a transaction that sets a key twice, or sets and deletes it."""
     puts: set[str] = set()
     for operation in operations:
         if isinstance(operation, Put) or not operation.is_prefix:
@@ -324,7 +324,7 @@ def _by_revision(events: list[WatchEvent]) -> list[WatchedChanges]:
 
 def _lock(path: Path) -> int:
     make_private(path.parent)
-    os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE))  # SQLite's own files inherit its permissions
+    os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE))  # SQLite's journal files inherit these permissions
     fd = os.open(path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -124,7 +124,7 @@ class OrderedState:
 
     subject: str
     items: dict[str, KeyValue] = field(default_factory=dict)
-    """The items by whole key."""
+    """The items by full key."""
     routes: dict[int, Route] = field(default_factory=dict)
     changes: dict[int, Change] = field(default_factory=dict)
     groups: dict[str, GroupRecord] = field(default_factory=dict)
@@ -141,7 +141,7 @@ class OrderedState:
 
     @property
     def fenced(self) -> list[int]:
-        """Partitions of older versions that were fenced and whose broker groups have not reported their seal yet."""
+        """The fenced partitions of older versions. Their broker groups have not reported the seal yet."""
         published = [change for version, change in sorted(self.changes.items()) if version <= self.latest]
         return [number for change in published for number, sequence in sorted(change.sealed.items()) if sequence == FENCED]
 
@@ -157,7 +157,7 @@ class OrderedState:
         return change if change is not None and change.phase in (Phase.PREPARED, Phase.SEALED) else None
 
     def put(self, item: KeyValue) -> None:
-        """Apply an item; an item of an unknown kind is only kept."""
+        """Apply an item. An item of an unknown kind is kept and has no effect."""
         self.items[item.key] = item
         what, _, name = item.key[len(ROUTES) + len(self.subject) + 1 :].partition("/")
         if what == "v":
@@ -170,7 +170,7 @@ class OrderedState:
             self.latest = int(item.value)
 
     def drop(self, key: str) -> None:
-        """An item was deleted: of a deleted group; or all items, with the subject."""
+        """Remove an item that was deleted with its group or its subject."""
         self.items.pop(key, None)
         what, _, name = key[len(ROUTES) + len(self.subject) + 1 :].partition("/")
         if what == "g":
@@ -184,7 +184,7 @@ class OrderedState:
 
 
 def ordered_state(subject: str, items: Iterable[KeyValue]) -> OrderedState:
-    """The state from a listing of `/qmq/routes/S/`."""
+    """Decode the state from a listing of `/qmq/routes/S/`."""
     state = OrderedState(subject)
     for item in items:
         state.put(item)

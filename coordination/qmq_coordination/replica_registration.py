@@ -1,11 +1,11 @@
-"""Registers a replica: keys under a lease, which are deleted when its process ends.
+"""Registers a replica: puts keys under a lease, which the store deletes when the replica's process ends.
 
     /qmq/presence/GROUP/REPLICA     under the lease
     /qmq/replicas/GROUP/REPLICA     stays, so that a group's slaves know the address of a replica that will come back
 
-`Registration` keeps these keys alive, and other keys that it is given, under the same lease: a node of one process is always the master, so
-it puts the group's master key there. While the store cannot be reached, the keys stay until their lease ends. They are written again when
-the store is back, and after this process was suspended for longer than its lease.
+`Registration` keeps these keys and the caller's other keys alive under one lease: a node of one process is always the master, so it adds
+the group's master key. While the store cannot be reached, the keys stay until their lease ends. The registration writes them again when the
+store is back, and after this process was suspended for longer than its lease.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ RETRY_S: Final = 1.0
 
 
 class Registration:
-    """Keeps a replica's keys; registers again if the lease was lost."""
+    """Keeps a replica's keys alive, and registers again if the lease was lost."""
 
     def __init__(
         self, store: CoordinationStore, record: ReplicaRecord, *, also: Mapping[str, bytes] | None = None, lease_s: float = LEASE_S
@@ -41,7 +41,7 @@ class Registration:
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Register, then renew the lease. Raises CoordinationError, DiskFull: then nothing is registered."""
+        """Register, then renew the lease in the background. Raises CoordinationError, DiskFull; nothing is registered then."""
         await self._register()
         self._task = asyncio.create_task(self._keep_alive())
 
@@ -70,7 +70,7 @@ class Registration:
                 log.warning("%s: keeping the registration alive failed: %s", self._record.replica, failure)
 
     async def _is_there(self) -> bool:
-        """Whether the keys are there under our lease. A late try with a lost answer may have put them under its own lease, which is not
+        """True if the keys exist under our lease. A late try with a lost answer may have put them under another lease, which is not
         renewed.
         """
         found = await self._store.get(presence_key(self._record.group, self._record.replica))

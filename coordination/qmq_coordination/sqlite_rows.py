@@ -31,7 +31,7 @@ class Rows:
     """The tables. Used by one thread."""
 
     def __init__(self, path: Path | None) -> None:
-        """Raises LogDamaged, and changes nothing then."""
+        """Open the database. Raises LogDamaged if it cannot be read."""
         self._db = sqlite3.connect(path or ":memory:", isolation_level=None)
         try:
             self._require_whole(path)
@@ -106,7 +106,7 @@ class Rows:
         self._db.execute("DELETE FROM kv WHERE value IS NULL AND mod <= ?", (revision,))
 
     def leases(self) -> dict[LeaseId, float]:
-        """Delete versions that were replaced or deleted at or before `revision`."""
+        """All leases, with their times to live in seconds."""
         return {LeaseId(row[0]): row[1] for row in self._db.execute("SELECT id, ttl_s FROM lease")}
 
     def add_lease(self, ttl_s: float) -> LeaseId:

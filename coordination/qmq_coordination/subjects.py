@@ -3,7 +3,7 @@
 Creating an existing subject with the same settings succeeds, with any placement: if two metaservers create and place it at the same moment,
 the first placement wins, and both answer with it.
 
-After a lost answer the key is read again and the change repeated: each change is a compare-and-swap to the wanted state.
+After a lost answer, the catalog reads the key again and repeats the change: each change is a compare-and-swap to the wanted state.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def decode_subject(item: KeyValue) -> SubjectConfig:
 
 
 def is_deleting(item: KeyValue) -> bool:
-    """Whether the subject is being deleted (docs/DELETION.md): only its deletion still sees it."""
+    """True if the subject is being deleted (docs/DELETION.md). All other operations then treat it as unknown."""
     return bool(json.loads(item.value).get(_DELETING))
 
 
@@ -67,8 +67,9 @@ class SubjectCatalog:
     async def create(self, config: SubjectConfig, *, is_placed: bool = False, also: Sequence[Put] = ()) -> SubjectConfig:
         """Create a subject, or return the existing one if it has the same settings.
 
-        `is_placed`: the caller named its groups, so they count as settings. `also` is put in the same transaction: an ordered subject's
-        first route. Raises SubjectExists, UnknownSubject (one of that name is being deleted), CoordinationUnavailable.
+        `is_placed`: the caller chose the broker groups, so they count as settings. `also` is put in the same transaction (for example, an
+        ordered subject's first route). Raises SubjectExists, UnknownSubject (a subject of that name is being deleted),
+        CoordinationUnavailable.
         """
         key = subject_key(config.name)
         while True:
@@ -97,7 +98,7 @@ class SubjectCatalog:
         return None if found is None or is_deleting(found) else decode_subject(found)
 
     async def _existing(self, name: str) -> KeyValue:
-        """The subject's record, also during its deletion. Raises UnknownSubject."""
+        """Read the subject's record, also during its deletion. Raises UnknownSubject."""
         found = await self._store.get(subject_key(name))
         if found is None:
             raise UnknownSubject(f"there is no subject {name!r}: see `qmq subject list`")
@@ -112,7 +113,7 @@ class SubjectCatalog:
         return await self.update(config.name, lambda _: config)
 
     async def update(self, name: str, change: Callable[[SubjectConfig], SubjectConfig]) -> SubjectConfig:
-        """Replace a subject by the result of `change`, which may be called again. Raises UnknownSubject, and what `change` raises."""
+        """Replace a subject by the result of `change`, which may be called again. Raises UnknownSubject, and the errors of `change`."""
         key = subject_key(name)
         while True:
             found = await self._existing(name)

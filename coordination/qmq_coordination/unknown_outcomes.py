@@ -1,8 +1,8 @@
-"""Finds the outcome of a transaction whose answer was lost. For any CoordinationStore.
+"""Finds the outcome of a transaction whose answer was lost, on any CoordinationStore.
 
-A lost answer leaves three possibilities: the transaction was done; it was not, and never will be; or it is not done *yet*: the request may
-still be in the buffer of a stopped member, which executes it when it continues. So the caller must not simply repeat it. Instead one of its
-puts is a *proof*: a value that no other process ever writes and that no other attempt of ours writes (a fresh token for each attempt). Then
+A lost answer leaves three possibilities: the transaction was done; it was not done and never will be; or it is not done *yet*, because the
+request is in the buffer of a stopped member, which executes it when it continues. So the caller must not simply repeat the request. Instead
+one of its puts is a *proof*: a value that no other process and no other attempt of ours ever writes (a new token for each attempt). Then
 
     proof.key holds the value                                         DONE
     it held the value at a revision since the attempt began           DONE     (read from the key's history, by a watch)
@@ -10,14 +10,15 @@ puts is a *proof*: a value that no other process ever writes and that no other a
     neither, but the compares may hold now or later                   NOT_YET
     there is no such key now, or the history is compacted away        CoordinationUnknown: written and deleted since, or never written
 
-Which compares can never hold again: `mod_revision = X` or `create_revision = X` (X a past revision) of a key that has another one now, or
-is gone: revisions only grow. If the compare requires a key's absence and the key exists, it may be deleted later, and the late transaction
-would then be done. To have every case decided, let `proof.key` be a key that is never deleted, and guard it by `unchanged(item)`.
+A compare can never hold again if it is `mod_revision = X` or `create_revision = X` (X a past revision) and the key has another revision
+now, or is deleted: revisions only grow. If the compare requires a key's absence and the key exists, the key may be deleted later, and the
+late transaction would then be done. To have every case decided, let `proof.key` be a key that is never deleted, and guard it by
+`unchanged(item)`.
 
 Worked example: an election. /epoch (never deleted) was read at mod_revision 40. txn([unchanged(epoch), absent(master)], [Put(epoch,
 "8 token-of-this-attempt"), Put(master, ...)]), proof = the first put. There is no answer. /epoch is now at 47, written by another replica.
-mod_revision = 40 never holds again. The history after the start shows 43: our token. The result is DONE at 43, and the epoch is over since:
-the caller reads the key again before it acts.
+mod_revision = 40 never holds again. The history after the start shows our token at 43. The result is DONE at 43, but another epoch has
+begun since: the caller reads the key again before it acts.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from qmq_coordination.coordination_store import Compare, CompareTarget, Coordina
 T = TypeVar("T")
 
 WITHIN_S: Final = 30.0
-"""How long to try to find the outcome: longer than an election and a restart of a member."""
+"""Time after which the search for the outcome ends. It is longer than an election and a restart of a member."""
 
 
 class TxnFate(Enum):
@@ -51,7 +52,7 @@ class TxnFate(Enum):
 
 @dataclass(frozen=True, slots=True)
 class TxnDecision:
-    """DONE at `revision` (it may be overwritten since); otherwise what was true up to `revision`."""
+    """The outcome: DONE at `revision` (later changes may have overwritten the keys), or the outcome as far as `revision`."""
 
     fate: TxnFate
     revision: int
@@ -60,11 +61,11 @@ class TxnDecision:
 async def txn_decided(
     store: CoordinationStore, compares: Sequence[Compare], puts: Sequence[Operation], *, proof: Put, within_s: float = WITHIN_S
 ) -> TxnDecision:
-    """Execute a transaction and return its outcome, by reading back if its answer was lost. `proof` is one of `puts`, its value unique to
-    this call.
+    """Execute a transaction and return its outcome. If the answer is lost, read the outcome back. `proof` is one of `puts`; its value must
+    be unique to this call.
 
-    Raises CoordinationUnknown if reading back does not decide, or is not answered within `within_s`; CoordinationUnavailable if the
-    transaction was certainly not sent; and the store's refusals (LeaseNotFound, ...).
+    Raises CoordinationUnknown if the outcome cannot be found within `within_s`; CoordinationUnavailable if the transaction was certainly
+    not sent; and the store's refusals (LeaseNotFound, ...).
     """
     if proof not in puts:
         raise InvalidArgument("the proof must be one of the transaction's puts")
@@ -98,7 +99,7 @@ async def _read_back(store: CoordinationStore, compares: Sequence[Compare], proo
 
 
 def _never_again(compare: Compare, item: KeyValue | None, before: int) -> bool:
-    """Whether a compare does not hold now and never will again; `before` is a past revision. Pure."""
+    """True if a compare does not hold now and never will again. `before` is a past revision. Pure."""
     if compare.op != "=" or compare.target not in (CompareTarget.MOD, CompareTarget.CREATE):
         return False
     if not isinstance(compare.value, int) or not 0 < compare.value <= before:
@@ -107,7 +108,7 @@ def _never_again(compare: Compare, item: KeyValue | None, before: int) -> bool:
 
 
 async def _in_history(store: CoordinationStore, proof: Put, start: int, end: int) -> int | None:
-    """The revision in [start, end] at which the key got the proof's value; the key was set at `end`."""
+    """Find the revision in [start, end] at which the key got the proof's value. The key was set at `end`."""
     async with AsyncExitStack() as stack:
         watch = store.watch(proof.key, start)
         if hasattr(watch, "aclose"):
@@ -127,6 +128,6 @@ async def _in_history(store: CoordinationStore, proof: Put, start: int, end: int
 
 
 async def _answered(ask: Callable[[], Awaitable[T]]) -> T:
-    """A read, repeated with jitter until it is answered; the caller sets the time limit."""
+    """Repeat a read, with jitter, until it is answered. The caller sets the time limit."""
     retrying = AsyncRetrying(retry=retry_if_exception_type(CoordinationUnavailable), wait=wait_random_exponential(multiplier=0.05, max=1))
     return await retrying(ask)

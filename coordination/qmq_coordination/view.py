@@ -1,6 +1,6 @@
 """The view: all keys of the coordination store under /qmq/, in memory. Metaservers and brokers answer from it.
 
-    list at revision R ──▶ watch from R + 1 ──▶ ...            the view moves from revision to revision, never back
+    list at revision R ──▶ watch from R + 1 ──▶ ...            the view's revision only grows
             ▲                    │ Compacted, or any failure
             └────────────────────┘ after a pause, with jitter
 
@@ -10,7 +10,7 @@
 * After changing a key, `fetch` reads it into the view, without waiting for the watch (read your writes).
 
 Example: subjects `a` and `b` are listed at revision 7. Revision 8 puts `c`, 9 deletes `a`. The watch brings 8; a listing that was on its
-way brings {b, c} as of 9; then the watch brings 9, which is known already. Callbacks hear {c}, then {a}, and nothing twice.
+way brings {b, c} at revision 9; then the watch brings 9, which is known already. Callbacks get {c}, then {a}, each once.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ OnChange = Callable[[ViewChange], None]
 
 @dataclass(slots=True)
 class Picture:
-    """Keys as of a revision, and their meaning. Pure: listings and changes in, differences out."""
+    """The keys at a revision, decoded. Pure: takes listings and changes, returns the differences."""
 
     revision: int = 0
     items: dict[str, KeyValue] = field(default_factory=dict)
@@ -82,7 +82,7 @@ class Picture:
     deleting: dict[str, SubjectConfig] = field(default_factory=dict)
     """Subjects that are being deleted, which are no longer in `subjects`."""
     subject_counts: Counter[str] = field(default_factory=Counter)
-    """How many subjects each broker group takes messages of: counted as they come and go, since each new one asks."""
+    """The number of subjects of each broker group. It is updated with each subject, because each new subject needs the counts."""
     groups: dict[str, BrokerGroupState] = field(default_factory=dict)
     replicas: dict[str, dict[str, ReplicaRecord]] = field(default_factory=dict)
     present: dict[str, dict[str, ReplicaRecord]] = field(default_factory=dict)
@@ -111,9 +111,9 @@ class Picture:
         return _change([key for event in changes.events if (key := self._event(event.key, event.mod_revision, event.now))])
 
     def learn(self, item: KeyValue) -> ViewChange:
-        """Apply one key that was read alone; it may be newer than the revision."""
+        """Apply one key that was read alone. The key may be newer than the revision."""
         if item.mod_revision <= self.revision and item.key not in self.items:
-            return ViewChange()  # it was deleted since it was read
+            return ViewChange()  # the key was deleted after it was read
         return _change([key] if (key := self._put(item)) else [])
 
     def _event(self, key: str, revision: int, now: KeyValue | None) -> str:
@@ -232,7 +232,7 @@ def _consumption(key: str) -> tuple[str, str] | None:
 
 
 class ClusterView:
-    """The picture, kept up to date. Call `start`, then read; only `start`, `refresh` and `fetch` wait for the store."""
+    """Keeps a Picture up to date. Call `start` first. Only `start`, `refresh` and `fetch` wait for the store."""
 
     def __init__(
         self,
@@ -251,10 +251,10 @@ class ClusterView:
         self._heard_s = self._listed_s = monotonic_s()
         self._tasks: list[asyncio.Task[None]] = []
 
-    # --- asking --------------------------------------------------------------------------------------------------------
+    # --- reading -------------------------------------------------------------------------------------------------------
 
     def subject(self, name: str) -> SubjectConfig | None:
-        """The subject's settings, if it is known here."""
+        """The subject's settings; None if the view does not have the subject."""
         return self._picture.subjects.get(name)
 
     def subjects(self, prefix: str = "") -> list[SubjectConfig]:
@@ -275,11 +275,11 @@ class ClusterView:
         return dict(self._picture.deleting)
 
     def subject_count(self, group: str) -> int:
-        """How many subjects the broker group takes messages of."""
+        """The number of subjects that the broker group takes messages of."""
         return self._picture.subject_counts[group]
 
     def group(self, name: str) -> BrokerGroupState:
-        """A broker group; one without any keys if it is not known."""
+        """A broker group. An unknown group has no keys."""
         return self._picture.groups.get(name) or BrokerGroupState(name)
 
     def groups(self) -> list[BrokerGroupState]:
@@ -287,7 +287,7 @@ class ClusterView:
         return [state for _, state in sorted(self._picture.groups.items())]
 
     def replicas(self, group: str) -> dict[str, ReplicaRecord]:
-        """The last known addresses of the group's replicas by name; also of dead ones."""
+        """The last known addresses of the group's replicas by name, dead replicas included."""
         return dict(sorted(self._picture.replicas.get(group, {}).items()))
 
     def present(self, group: str) -> dict[str, ReplicaRecord]:
@@ -307,7 +307,7 @@ class ClusterView:
         return dict(sorted(self._picture.members.get((subject, group), {}).items()))
 
     def assignment(self, subject: str, group: str) -> Assignment:
-        """The assignment; empty if there was none."""
+        """The assignment of an ordered subject's group; empty if there is none."""
         return self._picture.assignments.get((subject, group)) or Assignment()
 
     @property
@@ -322,7 +322,7 @@ class ClusterView:
 
     @property
     def revision(self) -> int:
-        """All changes up to this revision are known."""
+        """The revision up to which all changes are known."""
         return self._picture.revision
 
     @property
@@ -338,7 +338,7 @@ class ClusterView:
     # --- following -----------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """List everything, however long the store cannot be reached; then follow. Raises CoordinationError if the store refuses."""
+        """List all keys, then follow the changes. Waits until the store can be reached. Raises CoordinationError if the store refuses."""
         failures = 0
         while True:
             try:
@@ -350,13 +350,13 @@ class ClusterView:
         self._tasks = [asyncio.create_task(self._follow()), asyncio.create_task(self._probe())]
 
     async def refresh(self) -> None:
-        """List everything again. Raises CoordinationError."""
+        """List all keys again. Raises CoordinationError."""
         listing = await self._store.list(ROOT)
         self._heard_s = self._listed_s = self._monotonic_s()
         self._tell(self._picture.show(listing))
 
     async def fetch(self, key: str) -> KeyValue | None:
-        """Read one key from the store, into the picture. Raises CoordinationError."""
+        """Read one key from the store into the view. Raises CoordinationError."""
         item = await self._store.get(key)
         self._heard_s = self._monotonic_s()
         if item is not None:
@@ -380,7 +380,7 @@ class ClusterView:
                     failures = 0
                     self._heard_s = self._monotonic_s()
                     self._tell(self._picture.follow(changes))
-                return  # the store was closed
+                return  # the store is closed
             except Compacted:
                 log.info("the watch of the coordination store fell behind: reading all records again")
             except CoordinationError as failure:

@@ -1,8 +1,8 @@
-"""Moves a group from one version of a route to the next, and says what the group may read at each moment. Pure.
+"""Moves a group from one version of a route to the next, and decides which ranges the group may read at each moment. Pure.
 
 The rule that keeps order: a group reads version v + 1 in a range only when it has finished version v there. A range therefore goes through
 the versions one at a time, however many there are and however quickly their command messages follow each other. `finished` decides each
-step. It is asked only about partitions that the change to v + 1 closed: a partition of both versions stays open.
+step. It is called only for partitions that the change to v + 1 closed: a partition of both versions stays open.
 
 Worked example, N = 1,000. Version 1 is partition 1; version 2 splits it into 2 [0, 500) and 3 [500, 1000); version 3 moves 2 to 4.
 
@@ -12,7 +12,7 @@ Worked example, N = 1,000. Version 1 is partition 1; version 2 splits it into 2 
     [0, 500) v2, [500, 1000) v1   lanes   2 in all of it  [0, 500) v3, [500, 1000) v1: partition 4 is open
 
 The gate may be changed at any time. From lanes to strict, ranges that are ahead stay open in their version and wait until the others have
-caught up; then all ranges advance together. From strict to lanes, each finished range advances at once.
+caught up; then all ranges advance together. From strict to lanes, each finished range advances immediately.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from qmq_ordering.frontier import Frontier, FrontierPiece, Gate, Readable
 from qmq_ordering.route import LpRange, PhysicalPartition, Route
 
 Finished: TypeAlias = Callable[[int, LpRange], bool]
-"""Whether a group has finished a partition (by number) in a range: the partition is sealed, and everything there is done. False if that is
-unknown: missing progress does not count as done."""
+"""True if a group has finished a partition (by number) in a range: the partition is sealed, and all messages of the range are done. False
+if that is unknown: missing progress does not count as done."""
 
 Cuts: TypeAlias = Callable[[int], Sequence[LpRange]]
-"""The ranges, tiling the partition's, by which a group's progress there is kept; `finished` is asked about each of them."""
+"""The ranges in which a group's progress in a partition is kept. They tile the partition's range; `finished` is called for each."""
 
 
 def first_frontier(logical_partitions: int, version: int) -> Frontier:
@@ -50,7 +50,7 @@ def readable(frontier: Frontier, routes: Mapping[int, Route]) -> tuple[Readable,
 
 
 def partitions_to_ask(frontier: Frontier, routes: Mapping[int, Route], latest: int) -> set[int]:
-    """The partitions whose progress decides the next step. Behind that step there may be others: ask again with the new frontier."""
+    """The partitions whose progress decides the next step. After the step, call this again with the new frontier."""
     behind = (piece for piece in frontier.pieces if piece.version < latest)
     return {part.number for piece in behind for part in _closed_in(piece, routes)}
 
@@ -58,7 +58,7 @@ def partitions_to_ask(frontier: Frontier, routes: Mapping[int, Route], latest: i
 def advance(
     frontier: Frontier, gate: Gate, routes: Mapping[int, Route], latest: int, finished: Finished, cuts: Cuts | None = None
 ) -> Frontier:
-    """One step: each range moves by one version or not at all. The same frontier if nothing can move.
+    """Make one step: each range moves by one version or stays. Returns the same frontier if nothing can move.
 
     strict: all ranges at the lowest version move when every partition that the next change closed is finished there.
     lanes: each range moves when it is finished, as finely as `cuts` says (default: each partition as a whole, within its piece).
@@ -73,7 +73,7 @@ def advance(
 def advance_fully(
     frontier: Frontier, gate: Gate, routes: Mapping[int, Route], latest: int, finished: Finished, cuts: Cuts | None = None
 ) -> list[Frontier]:
-    """The frontiers that follow, each one step behind the one before it, until nothing moves: empty if nothing moves at all."""
+    """Make all possible steps. Returns the frontier after each step; empty if nothing moves."""
     steps = [frontier]
     while (following := advance(steps[-1], gate, routes, latest, finished, cuts)) != steps[-1]:
         steps.append(following)
@@ -81,7 +81,7 @@ def advance_fully(
 
 
 def left_behind(before: Frontier, after: Frontier, routes: Mapping[int, Route]) -> Iterator[tuple[PhysicalPartition, LpRange, int]]:
-    """The closed partitions that a step of `advance` leaves, each with the range and the version in which it is left."""
+    """The closed partitions that the group leaves in a step of `advance`, each with the range and the version that it leaves there."""
     for piece in before.pieces:
         for moved in after.pieces:
             lps = piece.range.cut(moved.range)

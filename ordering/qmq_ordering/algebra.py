@@ -1,6 +1,6 @@
 """Makes routes from routes: the first one, split, merge and move, and the application of a change to its route. Pure.
 
-A change is computed for one route and names the version that it leads to; `next_route` applies it to that route and to no other. New
+A change is computed for one route and names the version that follows; `next_route` applies the change to that route only. New
 partitions get their numbers from `route.next_number` on, and no number is used twice. The range and the broker group of a partition with a
 given number therefore never change.
 
@@ -65,7 +65,7 @@ def split(route: Route, number: int, at: Sequence[int], *, change_id: str, group
 
 
 def merge(route: Route, numbers: Sequence[int], *, change_id: str, group: str = "", reason: str = "") -> Change:
-    """Make one of two or more adjacent partitions, named in any order; it lives on `group`, or where the first of their ranges does.
+    """Merge two or more adjacent partitions, in any order, into one on broker group `group` (default: the group of the lowest range).
 
     Raises UnknownPartition, InvalidArgument.
     """
@@ -84,10 +84,10 @@ def merge(route: Route, numbers: Sequence[int], *, change_id: str, group: str = 
 
 
 def move(route: Route, number: int, group: str, *, change_id: str, reason: str = "") -> Change:
-    """Close a partition and open a fresh one for the same range on a broker group.
+    """Close a partition and open a new one for the same range on a broker group.
 
-    The group may be the partition's present one. The new queue then leaves behind a fence, a damaged place, or a log that retention should
-    delete as a whole. Raises UnknownPartition, InvalidName.
+    The group may be the partition's present one: this replaces a queue that has a fence or damage, or whose log retention should delete as
+    a whole. Raises UnknownPartition, InvalidName.
     """
     source = _source(route, number)
     return _change(route, ChangeKind.MOVE, (source,), _numbered(route.next_number, [source.range], [group]), change_id, reason)
@@ -97,7 +97,7 @@ def next_route(route: Route, change: Change) -> Route:
     """The route that a change leads to.
 
     Raises RouteConflict if the change was made for another route: another version, sources that do not exist, targets that do not cover
-    exactly what the sources held, or a number that was given out before.
+    exactly the ranges of the sources, or a number that was used before.
     """
     if change.to_version != route.version + 1:
         raise _conflict(change, f"leads to version {change.to_version}, and version {route.version} is the latest")

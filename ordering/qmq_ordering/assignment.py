@@ -42,11 +42,11 @@ _Held: TypeAlias = dict[Lane, list[tuple[Lane, str]]]
 """Each open range as the lane that covers it, by range, with its lanes in the previous assignment."""
 
 _Claim: TypeAlias = tuple[bool, int, int, str]
-"""A lane that a consumer would like to keep: not the same partition, minus the width shared, the lane's place, the consumer. Sorts so."""
+"""A consumer's claim to a lane, as a sort key: not the same partition, minus the shared width, the lane's place, the consumer."""
 
 
 def assign(previous: Assignment, consumers: Sequence[str], open_lanes: Sequence[Readable], backlog: Backlog) -> Assignment:
-    """The lanes and their consumers; see the module. `previous` itself if nothing changes, otherwise an assignment of the next generation.
+    """Assign lanes to consumers by the rules of the module. Returns `previous` itself if nothing changes, otherwise the next generation.
 
     Every open range belongs to exactly one of `consumers`, unless there are none; no lane spans two open ranges.
     """
@@ -62,7 +62,7 @@ def assign(previous: Assignment, consumers: Sequence[str], open_lanes: Sequence[
     return previous if tuple(dealt) == previous.lanes else Assignment(previous.generation + 1, tuple(dealt))
 
 
-# --- whether anything has to move ------------------------------------------------------------------------------------------
+# --- what has to move ------------------------------------------------------------------------------------------------------
 
 
 def _fits(held: _Held, living: list[str]) -> bool:
@@ -120,7 +120,7 @@ def _shares(opened: list[Readable], consumers: int, backlog: Backlog) -> list[in
     return shares
 
 
-# --- who gets which --------------------------------------------------------------------------------------------------------
+# --- consumers --------------------------------------------------------------------------------------------------------------
 
 
 def _deal(lanes: list[Lane], living: list[str], previous: Assignment) -> list[str]:

@@ -1,4 +1,4 @@
-"""A group's frontier: which version it reads in which range of logical partitions. Values; `advance` moves it.
+"""A group's frontier: the version that the group reads in each range of logical partitions. Values only; `advance` moves the frontier.
 
 Rules, checked whenever a Frontier is made: its pieces tile [0, N); neighbours of the same version are one piece.
 """
@@ -32,7 +32,7 @@ class FrontierPiece(NamedTuple):
 
 
 class Readable(NamedTuple):
-    """A range of a partition that is open for a group; `version` is the frontier's there."""
+    """A range of a partition that is open for a group. `version` is the frontier's version in this range."""
 
     partition: PhysicalPartition
     range: LpRange

@@ -1,4 +1,4 @@
-"""Maps a key to its logical partition, bit for bit: every client in every language must always compute the same.
+"""Maps a key to its logical partition. Every client in every language must compute the same result, bit for bit.
 
     h = crc32c(key)                    Castagnoli, reflected, as in RFC 3720 (iSCSI); the check value of b"123456789" is 0xE3069283
     m = (h * 2654435769) mod 2^32      2654435769 = floor(2^32 / golden ratio): Knuth, TAOCP 6.4, multiplicative hashing
@@ -14,7 +14,7 @@ from typing import Final
 from google_crc32c import value as crc32c  # type: ignore[import-untyped,unused-ignore]
 
 LOGICAL_PARTITIONS: Final = 1024
-"""N, for subjects that are created without a number of logical partitions."""
+"""The default of N, the number of logical partitions of a subject."""
 
 _GOLDEN: Final = 2_654_435_769
 _MASK: Final = 0xFFFF_FFFF

@@ -17,7 +17,7 @@ class Lane(NamedTuple):
     group: str
     """The broker group of the partition."""
     version: int
-    """The frontier's version in this range."""
+    """The version of the group's frontier in this range."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,30 +13,31 @@ from qmq.errors import InvalidArgument
 
 @dataclass(frozen=True, slots=True)
 class ReshardPolicy:
-    """When a subject's partitions are split and merged. Off by default. Raises InvalidArgument for impossible values.
+    """The policy of splitting and merging a subject's partitions. Off by default. Raises InvalidArgument for impossible values.
 
-    The defaults take Pulsar's figures (PIP-483: split above 10,000 messages/s or 50 MB/s in, at most one a minute; merge below 1,000
-    messages/s for five minutes; at most 64 segments), since these were discussed in public; Pravega waits ten minutes after each
-    change. The limit on backlog is QMQ's own idea.
+    The defaults are Pulsar's (PIP-483: split above 10,000 messages/s or 50 MB/s in, at most one a minute; merge below 1,000 messages/s for
+    five minutes; at most 64 segments), since these were discussed in public; Pravega waits ten minutes after each change. Neither of them
+    has the limit on backlog.
     """
 
     is_enabled: bool = False
     """Off by default: a change closes queues for good, so only a request turns resharding on."""
     split_messages_per_s: float = 10_000.0
-    """A partition that takes more is hot. A broker group takes ten times that and more (docs/BENCH.md), so several hot ones fit while
-    the splits are made, and the peaks behind the average do too."""
+    """A partition with more messages per second is hot. A broker group takes more than ten times as many (docs/BENCH.md), so it has room
+    for several hot partitions during a split, and for peaks above the average."""
     split_bytes_per_s: float = 50e6
-    """The same in bytes: with two slaves it fills most of a gigabit link, since each byte leaves the master twice."""
+    """The same limit in bytes. With two slaves this fills most of a gigabit link, since the master sends each byte twice."""
     split_backlog: int = 1_000_000
-    """Messages of the slowest group that wait in one partition: 100 s of a hot partition's load, more than a short stop of consumers."""
+    """A partition in which more messages wait for the slowest group is hot. The default is 100 s of a hot partition's load."""
     merge_messages_per_s: float = 1_000.0
-    """Neighbours that together take less are cold. A tenth of the hot limit, so that daily ups and downs cause no split and no merge."""
+    """Neighbours that together take fewer messages per second are cold. A tenth of the hot limit, so that daily changes of load cause
+    neither splits nor merges."""
     merge_bytes_per_s: float = 5e6
     """The same limit in bytes."""
     merge_quiet_ms: int = 300_000
-    """How long they must stay cold without a break. One partition too many costs little, so there is no hurry."""
+    """Neighbours are merged after they were cold for this time without a break. An unneeded partition costs little."""
     cool_down_ms: int = 60_000
-    """The shortest time between two changes, so that the figures show the effect of the first one."""
+    """The shortest time between two changes, so that the load shows the effect of the first one."""
     partitions_min: int = 1
     """No merge makes fewer partitions than this."""
     partitions_max: int = 64
@@ -75,14 +76,14 @@ class PartitionLoad(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LoadHistory:
-    """The memory between looks. An empty history belongs to a subject before its first look."""
+    """The state between two looks at a subject's load. It is empty before the first look."""
 
     version: int = 0
     """The route's version at the last look. Another version at the next look means that the route changed."""
     changed_ms: int | None = None
     """When the last change was decided or first seen."""
     cold_since_ms: Mapping[tuple[int, int], int] = field(default_factory=dict)
-    """By pair of cold neighbours (numbers from left to right): since when they are cold."""
+    """Since when each pair of neighbours (numbers from left to right) is cold."""
 
     def encode(self) -> bytes:
         cold = [[left, right, since] for (left, right), since in sorted(self.cold_since_ms.items())]

@@ -1,8 +1,8 @@
-"""The phases of a change, as one table: the code obeys it, and docs/ORDERING.md shows it. Pure.
+"""The phases of a change, as one table. The code follows the table, and docs/ORDERING.md shows it. Pure.
 
 A change is a record in the coordination store, and any metaserver continues a record that another one left unfinished. For each step the
-table therefore says what the metaserver compares and puts, and what a crash before or after the step leaves. `step` returns the changed
-record; its caller compares and puts. Only a bug in the program can ask for a step that the table does not have, so `step` asserts.
+table therefore lists the metaserver's compares and puts, and the state after a crash before or after the step. `step` returns the changed
+record; its caller compares and puts. A step that the table does not have is a bug in the program, so `step` asserts.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from qmq_ordering.route import FENCED, Change, Phase
 
 
 class PhaseEvent(Enum):
-    """An event in the course of a change."""
+    """An event of a change."""
 
     SOURCE_SEALED = "a source is closed"
     """The master reported the sequence of the command message, or a fence was put (FENCED)."""
@@ -26,7 +26,7 @@ class PhaseEvent(Enum):
 
 
 class Transition(NamedTuple):
-    """A row of the table: a phase, an event and the next phase; what the step compares and puts; what a crash leaves."""
+    """A row of the table: a phase, an event, the next phase, the step's compares and puts, and the state after a crash."""
 
     phase: Phase
     event: PhaseEvent
@@ -78,7 +78,7 @@ TRANSITIONS: Final = (
     ),
     *(Transition(phase, PhaseEvent.SOURCE_SEALED, phase, *_LATE) for phase in (Phase.SEALED, Phase.PUBLISHED, Phase.DONE)),
 )
-"""All steps. The last three happen when a fenced broker group is back and reports the sequence of its command message."""
+"""All steps. The last three are for a fenced broker group that is back and reports the sequence of its command message."""
 
 _NEXT: Final[Mapping[tuple[Phase, PhaseEvent], Phase]] = {(each.phase, each.event): each.next for each in TRANSITIONS}
 

@@ -1,7 +1,7 @@
 """Cuts a range so that its parts have equal loads. Pure.
 
-The cuts make the heaviest part as light as possible. Among such cuts, each part is as near as possible to its equal share of the remaining
-load; the even width decides a tie. One hot logical partition therefore becomes a separate part if there are enough parts:
+The cuts make the heaviest part as light as possible. Among such cuts, each part is as near as possible to an equal share of the remaining
+load; a tie goes to the more even width. One hot logical partition therefore becomes a separate part if there are enough parts:
 
     load  1 1 100 1 1 in 3 parts    → 1 1 | 100 | 1 1      (2 parts do not help: the hot one is in either half)
     load  0 0 0 0 0 0 in 2 parts    → 0 0 0 | 0 0 0
@@ -38,7 +38,7 @@ def ranges_between(lps: LpRange, at: Sequence[int]) -> list[LpRange]:
 
 
 def cut_by_load(lps: LpRange, load: Sequence[float], parts: int) -> list[int]:
-    """The cut points; see the module. `load[i]` belongs to logical partition `lps.first + i`, in any unit.
+    """The cut points by the rules of the module. `load[i]` is the load of logical partition `lps.first + i`, in any unit.
 
     Each part is at least one logical partition wide. Raises InvalidArgument if the range has no room for the parts, or if the loads are
     not one finite number of 0 or more for each logical partition.
@@ -84,11 +84,11 @@ def _cuts(sums: list[int], parts: int, bound: int) -> list[int]:
 
 
 def _nearest_to_share(sums: list[int], before: int, earliest: int, latest: int, parts: int) -> int:
-    """The cut in [earliest, latest] that gives the part behind `before` its share of what is left for `parts` parts."""
-    share = sums[before] * (parts - 1) + sums[-1]  # times `parts`, to stay with integers
+    """The cut in [earliest, latest] that gives the part behind `before` its equal share of the load that remains for `parts` parts."""
+    share = sums[before] * (parts - 1) + sums[-1]  # multiplied by `parts`, so that all numbers are integers
     even = before * (parts - 1) + len(sums) - 1
     at = bisect_left(sums, -(-share // parts), earliest, latest + 1)
-    # Every cut at the load just before or just behind the share is as good by load: the even width decides among those.
+    # Cuts with the same load before them are equally good by load: the most even width wins.
     near = {_within(sums, sums[min(max(each, earliest), latest)], earliest, latest, even // parts) for each in (at - 1, at)}
     near |= {_within(sums, sums[each], earliest, latest, even // parts + 1) for each in near}
     return min(near, key=lambda each: (abs(sums[each] * parts - share), abs(each * parts - even), each))

@@ -1,4 +1,4 @@
-"""Decides whether to reshard a subject now: takes one observation of its load, returns one decision and sentences with the reasons. Pure.
+"""Decides whether to reshard a subject now, by one observation of its load. Returns a decision, and sentences with the reasons. Pure.
 
     hot    a partition above any of the policy's `split_` figures. It is cut in two where its load halves. If one logical partition has more
            than half of the load, no cut halves it: that logical partition is isolated, so that other keys no longer wait behind it. A
@@ -7,7 +7,7 @@
            They are merged when all observations of the last `merge_quiet_ms` found them cold.
 
 There is one change at a time: the hottest partition first, then the coldest neighbours. No change follows within `cool_down_ms` of the
-last one, whether the policy or an operator made that.
+last one, made by the policy or by an operator.
 
 Why the changes come to an end. Let the load of each logical partition be constant. Merged partitions together are at most half of hot, so
 no merge makes a partition that would be split again. The parts of a split were together more than hot, so all of them together are never
@@ -87,10 +87,10 @@ class _Pair(NamedTuple):
 def decide(
     policy: ReshardPolicy, route: Route, loads: Sequence[PartitionLoad], groups: Sequence[str], past: LoadHistory, now_ms: int
 ) -> tuple[ReshardDecision, LoadHistory]:
-    """The decision, and the past for the next look. `groups`: the broker groups that may take partitions, least loaded first.
+    """Return the decision, and the history for the next look. `groups`: the broker groups that may take partitions, least loaded first.
 
-    Partitions without a load are left alone: their broker group did not answer, and silence is not coldness. With the policy off nothing is
-    done, and the reasons say what would be. Raises InvalidArgument if a load does not fit its partition's range.
+    Partitions without a load do not change, because their broker group did not answer. With the policy off, nothing changes, and the
+    reasons say which change the policy would make. Raises InvalidArgument if a load does not fit its partition's range.
     """
     known = {load.number: load for load in loads}
     pairs = [pair for pair in _pairs(route, known) if _is_cold(policy, pair)]
@@ -109,7 +109,7 @@ def decide(
     return ReshardDecision(operation, tuple(reasons)), seen if operation is None else replace(seen, changed_ms=now_ms)
 
 
-# --- what is seen ----------------------------------------------------------------------------------------------------------
+# --- observing ------------------------------------------------------------------------------------------------------------
 
 
 def _pairs(route: Route, known: dict[int, PartitionLoad]) -> Iterator[_Pair]:
@@ -139,7 +139,7 @@ def _looked(route: Route, cold: Sequence[_Pair], past: LoadHistory, now_ms: int)
     return LoadHistory(route.version, None if changed_ms is None else min(changed_ms, now_ms), since)
 
 
-# --- what is hot -----------------------------------------------------------------------------------------------------------
+# --- hot -------------------------------------------------------------------------------------------------------------------
 
 
 def _heat(policy: ReshardPolicy, load: PartitionLoad) -> float:
@@ -186,7 +186,7 @@ def _split(policy: ReshardPolicy, route: Route, part: PhysicalPartition, load: P
 
 
 def _places(weights: Sequence[float], home: str, groups: Sequence[str]) -> tuple[str, ...]:
-    """Broker groups for the parts: the lightest stays, the others go elsewhere if they can, the heaviest to the least loaded."""
+    """Broker groups for the parts: the lightest part stays, the others move if possible, the heaviest to the least loaded group."""
     if not groups:
         return ()
     places = [home] * len(weights)
@@ -198,7 +198,7 @@ def _places(weights: Sequence[float], home: str, groups: Sequence[str]) -> tuple
     return tuple(places)
 
 
-# --- what is cold ----------------------------------------------------------------------------------------------------------
+# --- cold ------------------------------------------------------------------------------------------------------------------
 
 
 def _merge_coldest(

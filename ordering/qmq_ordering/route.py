@@ -127,7 +127,7 @@ class Phase(Enum):
 
 
 FENCED = -1
-"""In `Change.sealed`: a fence closed the partition, and the sequence of the command message is not known yet."""
+"""The value in `Change.sealed` for a partition that a fence closed: the sequence of its command message is not known yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,11 +141,11 @@ class Change:
     targets: tuple[PhysicalPartition, ...]
     phase: Phase = Phase.PREPARED
     sealed: Mapping[int, int] = field(default_factory=dict)
-    """By closed source: the sequence of its command message, or FENCED."""
+    """The sequence of the command message, or FENCED, for each closed source."""
     reason: str = ""
     """The principal that requested the change, and the reason, for `qmq route history`."""
     times_ms: Mapping[str, int] = field(default_factory=dict)
-    """By phase: when the change entered it, by the metaserver's clock. For people only: no decision depends on these times."""
+    """When the change entered each phase, by the metaserver's clock. For people only: no decision depends on these times."""
 
     def encode(self) -> bytes:
         found = {

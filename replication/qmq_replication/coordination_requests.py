@@ -1,4 +1,4 @@
-"""Carries out what the core asks of the coordination store, and tells the core the answers. One for each driver."""
+"""Carries out the core's requests to the coordination store, and passes the answers to the core. Each driver has one."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class CoordinationRequests:
         spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
         on_held: Callable[[int, Holding, int], None],
     ) -> None:
-        """`clock` is that of the leases. `tell` passes news to the core, with the time. `spawn` runs a job until the driver stops."""
+        """`clock` is the clock of the leases. `tell` passes news to the core, with the time. `spawn` runs a job until the driver stops."""
         self._core = core
         self._coordinator = coordinator
         self._clock = clock

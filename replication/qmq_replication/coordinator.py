@@ -2,15 +2,15 @@
 
 Answers may be lost, so each operation has a way to find its outcome:
 
-* *campaign*: the epoch's Claim carries the attempt's number. The replica reads the Claim back: it owns the epoch if the Claim is this
-  attempt's, and not otherwise. An attempt that is given up first revokes its lease, so that a transaction still on its way fails; if it
+* *campaign*: the epoch's Claim carries the attempt's number. The replica reads the Claim back: it owns the epoch only if the Claim has
+  this attempt's number. An attempt that is given up first revokes its lease, so that a transaction still on its way fails; if it
   succeeds all the same, an epoch is unused, which is harmless.
 * *change*: a compare-and-swap that cannot happen twice; it is repeated until its outcome is certain. If this master was superseded in the
   meantime, the outcome stays open, because the master will commit nothing more.
 * *hold*: a lost lease does not end the mastership, because a majority of the group decides that. The key is set again under a new
   lease, if the Claim is still this replica's and there is no other master.
 
-The functions await only the store and the `sleep` that they are given, so the simulator can run them.
+The functions await only the store and the given `sleep`, so the simulator can run them.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Won:
 async def found_group(
     store: CoordinationStore, group: str, voters: tuple[str, ...], also: Mapping[str, bytes] = MappingProxyType({})
 ) -> ReplicaMembership:
-    """The group's membership; the first one to ask founds the group with `voters`, and with the group's keys in `also`, all at once.
+    """The group's membership. If there is no group, create it with `voters` and the group's keys in `also`, in one transaction.
 
     Raises CoordinationError.
     """
@@ -81,7 +81,7 @@ def new_secret() -> bytes:
 
 
 async def find_secret(store: CoordinationStore, group: str) -> bytes:
-    """The group's secret; if it has none, one is made. Raises CoordinationError."""
+    """The group's secret. If there is none, make one. Raises CoordinationError."""
     key = group_key(group, SECRET)
     while True:
         found = await store.get(key)
@@ -91,8 +91,8 @@ async def find_secret(store: CoordinationStore, group: str) -> bytes:
 
 
 class Coordinator:
-    """One replica's dealings with the store. `record` says how clients find the replica as master, and is asked whenever the store is to
-    hear it. `new_attempt` gives numbers that are never used twice.
+    """One replica's operations on the store. `record` returns how clients find the replica as master; it is called whenever the key is
+    written. `new_attempt` returns numbers that are never used twice.
     """
 
     def __init__(
@@ -115,7 +115,7 @@ class Coordinator:
         self._claim: EpochClaim | None = None
         self._is_campaigning = False
         self._seen_epoch = 0
-        """The highest epoch that, as a campaign of ours found, another replica won."""
+        """The highest epoch of another replica that our campaigns have seen."""
 
     def _key(self, what: str) -> str:
         return group_key(self._group, what)
@@ -123,7 +123,7 @@ class Coordinator:
     # --- the beginning -------------------------------------------------------------------------------------------------
 
     async def bootstrap(self, voters: tuple[str, ...]) -> ReplicaMembership:
-        """The group's membership; the first one to ask founds the group with `voters`. Raises CoordinationError."""
+        """The group's membership. If there is no group, create it with `voters`. Raises CoordinationError."""
         return await found_group(self._store, self._group, voters)
 
     async def look_up(self) -> tuple[int, ReplicaMembership | None]:
@@ -134,14 +134,14 @@ class Coordinator:
     # --- epochs --------------------------------------------------------------------------------------------------------
 
     async def campaign(self, promised: int | None = None, *, above: int = 0) -> Won | None:
-        """Try once to win the next epoch, whether or not there is a master. None if another replica won it, the outcome is unknown, or a
-        try is under way.
+        """Try once to win the next epoch, even if there is a master. None if another replica won it, the outcome is unknown, or another try
+        is under way.
 
         The epoch is also above `promised` and `above`, which replicas have promised. If the store does not know these epochs, it lost
         data or a replica promised a forged epoch, and replicas would always refuse an epoch below them. Epochs may have gaps.
 
-        The call does not try if another replica has won an epoch since `promised`, the highest that our replica promised: that one may
-        be about to ask for our promise, and winning over it would cost the group a second election. The next call does not wait again.
+        The call does not try if another replica has won an epoch since `promised`, the highest that our replica promised: that winner
+        may be about to ask for our promise, and a higher epoch would cost the group a second election. The next call does not wait again.
         """
         if self._is_campaigning:
             return None
@@ -186,7 +186,7 @@ class Coordinator:
             return await self.is_ours(claim)
 
     async def is_ours(self, claim: EpochClaim) -> bool:
-        """Whether the store's highest epoch is this claim's. Raises CoordinationError."""
+        """True if the store's highest epoch belongs to this claim. Raises CoordinationError."""
         return (await read_group(self._store, self._group)).claim == claim
 
     def _master(self, claim: EpochClaim) -> bytes:
@@ -205,9 +205,9 @@ class Coordinator:
         return self._lease_s
 
     async def hold(self) -> Holding:
-        """Renew the lease of the master's key, or set the key again. If the highest epoch is not ours, we were superseded. Call it only
-        while an epoch is won and not given back. Raises CoordinationError: the state is unknown; continue serving, because the group's
-        majority decides.
+        """Renew the lease of the master's key, or set the key again. If the highest epoch is not ours, we were superseded. Call this only
+        while an epoch is won and not given back. Raises CoordinationError if the state is unknown; the master continues to serve, because
+        the group's majority decides.
         """
         claim = self._claim
         if claim is None:
@@ -246,7 +246,7 @@ class Coordinator:
     # --- membership ----------------------------------------------------------------------------------------------------
 
     async def change(self, before: ReplicaMembership, after: ReplicaMembership) -> ReplicaMembership | None:
-        """Replace the membership. None: it was not done, and will not be, since we are not master any more."""
+        """Replace the membership. None if the change was not made and never will be, because we are not master any more."""
         claim, key = self._claim, self._key("members")
         if claim is None:
             return None

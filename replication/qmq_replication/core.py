@@ -82,11 +82,11 @@ class Replica:
         commit: int = 0,
         asks_reset: bool = False,
     ) -> None:
-        """`asks_reset`: as long as the log is empty, a master is to say where its log begins, before it sends entries."""
+        """`asks_reset`: while the log is empty, ask a master where its log begins before it sends entries."""
         self.state = ReplicaState(name, membership, state, history, log, timing=timing, now_ms=now_ms, commit=commit)
         self.random = random
         self.flush_wanted = 0
-        """The master of the promised epoch wants a report when entries up to this index are flushed."""
+        """The master of the promised epoch waits for a report that entries up to this index are flushed."""
         self._asks_reset = asks_reset
         self.in_step = False
         self.master = ""
@@ -153,7 +153,7 @@ class Replica:
 
     @property
     def members(self) -> tuple[str, ...]:
-        """The members of the group: by the store, or by us if we are master."""
+        """The members of the group: as the store has them, or as we have them if we are master."""
         change = self.leader.change if self.leader is not None else None
         return self.state.membership.replicas if change is None else (*self.state.membership.replicas, *change.replicas)
 
@@ -194,8 +194,8 @@ class Replica:
             self._acknowledge()
 
     def flushed(self, index: int) -> None:
-        """Everything up to `index` survives a power cut here. A slave reports it at once if the master waits for it, else with its next
-        Ack.
+        """Everything up to `index` survives a power cut here. A slave reports this immediately if the master waits for it, otherwise with
+        its next Ack.
         """
         before = self.state.flushed_index
         self.state.flushed_index = max(before, min(index, self.state.history.last_index))
@@ -412,7 +412,7 @@ class Replica:
         self._acknowledge()
 
     def lacks_until(self, index: int) -> None:
-        """The log that starts over has later entries already, and lacks some up to `index`: it is not whole before."""
+        """Record that the log, which starts over, lacks entries up to `index`. The replica is not whole until it has them."""
         if self.state.resetting_until < index:
             self.state.resetting_until = index
             self.state.save()

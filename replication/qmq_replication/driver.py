@@ -1,13 +1,14 @@
-"""The driver: carries out the core's instructions on the real disk, network and coordination store. It is thin and decides nothing.
+"""The driver carries out the core's instructions on the real disk, network and coordination store. It is thin and decides nothing.
 
-It is the broker's committer: the broker tells it what is written and stored, the driver tells the core, and reports the core's commits to
-the broker. A slave's entries come from the mesh, are checked, go through the core, and are written before the driver answers.
+The driver is the broker's committer: the broker reports which entries are written and stored, the driver passes this to the core, and
+reports the core's commits to the broker. On a slave, the driver receives entries from the mesh, checks them, passes them through the core,
+and writes them before it answers.
 
     state file    synced before any message that depends on it
     log           changed in the order reset, truncate, append; with a full disk, entries are dropped, as a network might drop them
     broker        serves from the moment this epoch's barrier is committed until the role is lost
     store         reopened in a thread when the state must go back. Until that is done, the driver neither receives nor sends messages
-                  of peers, and other news for the core waits. To the others this replica is slow, which is no worse than a lossy network
+                  of peers, and other calls of the core wait. Other replicas see a slow replica, which is no worse than a lossy network
 
 If the process dies at any point here, the next start finds a log that ends somewhere and a promise that was made; Raft allows both.
 """
@@ -93,7 +94,7 @@ class StoreLog:
     def read(self, place: Place, after: int, bytes_max: int) -> LogChunk | None:
         """Read from memory, from the files, or from the object store. Raises LogDamaged."""
         store, (messages, actions) = self._host.store, place
-        begin = (messages, actions)  # it came over the wire, as a list
+        begin = (messages, actions)  # the place came over the wire, as a list
         found = store.tail.read(begin, after, bytes_max)
         if found is None:
             try:
@@ -105,14 +106,14 @@ class StoreLog:
         return LogChunk(found.last, found.runs, found.place, found.size)
 
     def start(self) -> tuple[int, int, Place]:
-        """Everything after this is still here."""
+        """The position after which the log still has all entries."""
         store = self._host.store
         index, epoch = store.start()
         return epoch, index, (store.messages.start, store.actions.start)
 
 
 class Driver:
-    """Runs one replica. Make it and `start` it; it runs until `stop`."""
+    """Runs one replica from `start` to `stop`."""
 
     def __init__(
         self,
@@ -139,10 +140,10 @@ class Driver:
         reopen     reopens the store, cut behind an index or started over at a place, and hands it to the host
         save       puts the identity on disk, synced
         fatal      stops the process
-        report_damage  gets damage that was found while reading for a slave; True if it is being repaired
-        may_serve  False while this replica lacks data that it needs to serve clients: as master it then leads without serving
+        report_damage  gets damage that was found while reading for a slave; returns True if a repair is under way
+        may_serve  returns False while this replica lacks data that it needs to serve clients: as master it then leads without serving
         on_role    gets each new role
-        on_held    gets the store's answer that a lease lives: the epoch, the answer, the time of the request (by `lease_clock`)
+        on_held    gets the store's answer that a lease is alive: the epoch, the answer, the time of the request (by `lease_clock`)
 
         `lease_clock` is the clock of leases in the coordination store, if it differs from the driver's clock. `asks_reset`: an empty log
         starts over where the master's begins (`reopen`), before it gets entries.
@@ -208,7 +209,7 @@ class Driver:
                 self._with_core(lambda now_ms, due_ms=due_ms: self.core.tick(now_ms, now_ms - due_ms))  # type: ignore[misc]
 
     def _with_core(self, act: Callable[[int], object]) -> None:
-        """Pass something to the core and carry out the result; later, if the store is being reopened.
+        """Call the core and carry out the result. While the store is being reopened, the call waits.
 
         A broken invariant stops the process.
         """
@@ -241,7 +242,7 @@ class Driver:
             self.core.stored(index)
 
     def stored(self, index: int) -> None:
-        """See qmq.broker.committer.Committer. A reopened store reports its own stored index."""
+        """See qmq.broker.committer.Committer. Without effect while the store is being reopened: the new store reports its index."""
         if not self.is_opening:
             self._with_core(lambda _: self._stored(index))
 
@@ -257,7 +258,7 @@ class Driver:
     # --- from the peers ------------------------------------------------------------------------------------------------
 
     def accept(self, first: Frame, connection: InboundConnection) -> InboundLink:
-        """Accept a connection of another replica. Raises ProtocolViolation, or Unavailable, which includes the time before `start`."""
+        """Accept a connection of another replica. Raises ProtocolViolation, or Unavailable (also before `start`)."""
         if self._ticker is None:
             raise Unavailable(f"{self.identity.replica} is starting: connect again")
         return self.arrivals.accept(first, connection)
@@ -268,14 +269,14 @@ class Driver:
         return {"hello": self.arrivals.refused, "message": self.core.strangers_heard, "violation": self.violations}
 
     def know_secret(self, secret: bytes) -> None:
-        """The coordination store has the group's secret."""
+        """Use this secret of the group, which the coordination store has."""
         self.secret.know(secret)
         if secret and self.identity.secret != secret.decode():
             self.identity = replace(self.identity, secret=secret.decode())
             self._save(self.identity)
 
     def _heard(self, sender: str, frame: Frame) -> None:
-        """Handle a message of a proved peer. Raises ProtocolViolation, CorruptBatch: only the peer's connection is closed."""
+        """Handle a message of a proved peer. Raises ProtocolViolation or CorruptBatch, which close this peer's connection only."""
         if self.is_opening:
             return
         message = wire.unpack(frame.payload)
@@ -328,7 +329,7 @@ class Driver:
         self._change_log(ready)
 
     def _go_on(self, ready: Ready) -> None:
-        """The log is in the wanted state: send messages and do the rest."""
+        """Send messages and do the remaining work, now that the log is in the requested state."""
         for to, message in ready.messages:
             self._send(to, message)
         if ready.commit is not None:
@@ -370,13 +371,13 @@ class Driver:
         if reset is not None:
             log.warning("starting over after index %d: the master has no older entries", reset.start_index)
             self._opening = self._spawn(self._reopen_store(ready, None, tuple(reset.place)))
-        elif must_undo or (until is not None and not follower.truncate(store, until)):  # what was done in memory, and not written
+        elif must_undo or (until is not None and not follower.truncate(store, until)):  # changes in memory that are not written yet
             self._opening = self._spawn(self._reopen_store(ready, until, None))
         else:
             self._changed(ready)
 
     def _changed(self, ready: Ready) -> None:
-        """No cut is outstanding."""
+        """Append and go on, now that the log is cut or reopened as `ready` requests."""
         if ready.truncate is not None:
             log.warning("the log was cut after index %d: the new master does not have the entries after it", ready.truncate)
             check(self.host.store.index == ready.truncate, f"the log ends at {self.host.store.index} after cutting to {ready.truncate}")
@@ -386,7 +387,7 @@ class Driver:
 
     @property
     def is_opening(self) -> bool:
-        """True while the store is being reopened: its files change."""
+        """True while the store is being reopened. Its files change during this time."""
         return self._opening is not None
 
     async def _reopen_store(self, ready: Ready, until: int | None, place: Place | None) -> None:
@@ -399,10 +400,10 @@ class Driver:
         self._opening = None
         self._with_core(lambda _: self._opened(ready))
         for act in (lambda now_ms: self.core.tick(now_ms, now_ms - begun_ms), *self._take_waiting()):
-            self._with_core(act)  # if the store must be reopened once more, it waits again
+            self._with_core(act)  # if the store must be reopened once more, the remaining calls wait again
 
     def _opened(self, ready: Ready) -> None:
-        self._stored(self.host.store.flushed_index)  # what was reopened is flushed
+        self._stored(self.host.store.flushed_index)  # a reopened store is flushed
         self._change_log(ready)
 
     def _take_waiting(self) -> list[Callable[[int], object]]:
@@ -457,21 +458,21 @@ class Driver:
     # --- news from the store, and operators ----------------------------------------------------------------------------
 
     def act(self, do: Callable[[int], object]) -> None:
-        """Pass a request from outside to the core; errors that `do` raises go to the caller, if nothing was begun. Raises Unavailable."""
+        """Pass an operator's request to the core. Raises the errors of `do`, which then has begun nothing, and Unavailable."""
         if self.is_opening:
             raise Unavailable(f"{self.identity.replica} is reopening its log: try again in a moment")
         do(self._clock.monotonic_ms())
         self._with_core(lambda _: None)
 
     def tell(self, news: Callable[[int], object]) -> None:
-        """Pass news of the coordination store to the core, at once or when the store is open again."""
+        """Pass news of the coordination store to the core, immediately or when the local store is open again."""
         self._with_core(news)
 
     async def stop(self) -> None:
-        """Stop when the store is open. A master deletes its key, so that another replica takes over at once."""
+        """Stop when the store is open. A master deletes its key, so that another replica takes over immediately."""
         if self._ticker is not None:
             self._ticker.cancel()
-        while self._opening is not None and not self._opening.done():  # its thread cannot be stopped
+        while self._opening is not None and not self._opening.done():  # the thread that reopens the store cannot be stopped
             await asyncio.wait([self._opening])
         epoch = self.core.leader.epoch if self.core.leader is not None else 0
         for task in list(self._tasks):

@@ -30,8 +30,8 @@ class Election:
         lead: Callable[[], None],
         become_slave: Callable[..., None],
     ) -> None:
-        """`fence` promises an epoch that was won, `lead` begins to lead in it, `become_slave` waits for a master: its argument says how
-        many milliseconds.
+        """`fence` promises an epoch that was won, `lead` begins to lead in it, `become_slave` waits for a master, for the given number of
+        milliseconds.
         """
         self._state = state
         self._fence, self._lead, self._become_slave = fence, lead, become_slave
@@ -113,7 +113,7 @@ class Election:
     # --- fencing -------------------------------------------------------------------------------------------------------
 
     def won(self, epoch: int, membership: ReplicaMembership) -> None:
-        """The epoch is ours; nothing may be written in it before a majority has promised it."""
+        """Ask for promises in the epoch that we won. Nothing may be written in the epoch before a majority has promised it."""
         state = self._state
         if state.role is not Role.CAMPAIGNING or epoch <= state.promised:
             state.request(Resign(epoch))

@@ -23,7 +23,7 @@ class EpochRun(NamedTuple):
 
 
 def follow_each_other(runs: Sequence[EpochRun], *, after: int, last: int, epochs: tuple[int, int]) -> bool:
-    """Whether these can be the runs of the entries behind `after` up to `last`, whose epochs lie between the two in `epochs`."""
+    """True if `runs` can be those of the entries behind `after` up to `last`, with epochs between the two in `epochs`."""
     if not 0 <= after <= last or (not runs) != (after == last):
         return False
     lowest, highest = epochs
@@ -117,7 +117,7 @@ class History:
 
 
 def divergence(ours: History, theirs: History) -> int | None:
-    """The last index at which both logs agree; None if what they share cannot be known from what they still hold.
+    """The last index at which both logs agree; None if the entries that they still hold do not tell.
 
     Where the epochs at an index differ, the log with the higher one agrees nowhere in that run: the other's epochs up to here are lower.
     """

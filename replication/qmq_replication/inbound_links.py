@@ -1,11 +1,11 @@
 """Connections that other replicas open to this one. Messages are accepted only after the peer has proved its identity (peer_proof.py).
 
     a hello with an unknown name, or with our own    refused
-    a hello in a name that TLS does not confirm      refused: the certificate is another replica's
+    a hello with a name that TLS does not confirm    refused: the certificate belongs to another replica
     a proof that does not hold                       refused
     a second connection of a proved peer             the first is closed; if its other end is alive, that end notices
 
-Before the proof, a connection may send small frames only, and nothing remains of it when it ends.
+A connection without a proof may send small frames only, and leaves no state when it ends.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ NONCE_BYTES: Final = 16
 
 
 def new_nonce() -> str:
-    """An unpredictable number."""
+    """Make an unpredictable number."""
     return secrets.token_hex(NONCE_BYTES)
 
 
 class InboundConnection(Protocol):
-    """The connection, as the listening end has it."""
+    """A connection at the listening end."""
 
     def may_be(self, replica: str) -> bool:
-        """Whether the peer's certificate is for this replica. Without TLS every peer may be: only the proof tells."""
+        """True if the peer's certificate is for `replica`. Without TLS it is always True, and only the proof tells."""
         ...
 
     def answer_peer(self, payload: bytes) -> None:
@@ -41,7 +41,7 @@ class InboundConnection(Protocol):
         ...
 
     def trust_peer(self) -> None:
-        """Take frames as large as replicas send them."""
+        """Allow frames as large as replicas send them."""
         ...
 
     def close_peer(self) -> None: ...
@@ -69,7 +69,7 @@ class InboundLinks:
         self.proved: dict[str, InboundLink] = {}
 
     def accept(self, first: Frame, connection: InboundConnection) -> InboundLink:
-        """A connection says that it is a replica. Raises ProtocolViolation if it cannot be, Unavailable if that is not known yet."""
+        """Accept the hello of a connection. Raises ProtocolViolation if it cannot be a replica, Unavailable if that is not known yet."""
         try:
             return InboundLink(self, PeerHello.unpack(first.payload), connection)
         except ProtocolViolation:
@@ -111,7 +111,7 @@ class InboundLink:
         self._welcome()
 
     def _take_message(self, frame: Frame) -> None:
-        """Messages that an older connection of a peer still has may be from before its restart: they are ignored."""
+        """Handle a message. Messages on an older connection of a peer may be from before its restart: they are ignored."""
         if self._arrivals.proved.get(self._hello.replica) is not self:
             return
         if frame.kind != FrameKind.REPLICA:

@@ -1,7 +1,7 @@
 """The master's side: sending entries, counting which peers have them, committing; changing the membership; handing over. Pure.
 
 The master keeps the progress of each peer. A peer begins in PROBE: the master sends it an Append without entries, and the peer answers with
-Ack (it is in step) or with Mismatch, which contains its log's history; from that the master knows at once where the logs diverge. In
+Ack (it is in step) or with Mismatch, which contains its log's history. From the history the master finds where the logs diverge. In
 REPLICATE the master sends entries without waiting, up to a limit of unacknowledged bytes.
 
     PROBE      Ack: in step               REPLICATE
@@ -29,8 +29,8 @@ from qmq_replication.replica_state import ReplicaState
 
 
 class PeerProgress:
-    """How far one peer is. `match`: what it holds durably; `flushed`: what it would hold after a power cut; `next`: what it is sent next,
-    which lies at `place`."""
+    """The progress of one peer. It holds the entries up to `match` durably, and those up to `flushed` even after a power cut. The master
+    sends the entries from `next` on, which lies at `place`."""
 
     __slots__ = ("flushed", "goal", "heard_ms", "inflight", "inflight_bytes", "is_in_step", "match", "next", "place", "round")
 
@@ -74,13 +74,13 @@ class Leader:
         """The index of this epoch's first entry. When it is committed, all earlier entries are committed, and serving begins."""
         self.peers: dict[str, PeerProgress] = {}
         self._next_rounds: dict[str, int] = {}
-        """Of replicas that left: if they come back, what they sent before does not count."""
+        """The rounds of replicas that left: if they come back, their earlier messages do not count."""
         self.change: ReplicaMembership | None = None
         self.transfer_to = ""
         self.flushed = 0
         """Entries up to this index are committed, and flushed on a majority of the voters."""
         self.flush_wanted = 0
-        """A request waits for a flush of the entries up to this index."""
+        """Requests wait for a flush of the entries up to this index."""
         self._changed_at = 0
         self._beat_ms = state.now_ms
         self._meet()
@@ -136,7 +136,7 @@ class Leader:
     # --- sending -------------------------------------------------------------------------------------------------------
 
     def appended(self, last_index: int) -> None:
-        """Entries of this epoch were written to the own log, up to `last_index`."""
+        """The master's own log has entries of this epoch up to `last_index`."""
         history = self.state.history
         history.extend((EpochRun(self.epoch, history.last_index + 1),), last_index)
         for name, peer in self.peers.items():
@@ -244,8 +244,8 @@ class Leader:
             self.advance_flushed()
 
     def advance_flushed(self) -> None:
-        """Let go what waits for a flush, as far as a majority has flushed it. As a commit, it must reach an entry of our own epoch: else a
-        log of an epoch in between could win after a power cut of everybody."""
+        """Advance `flushed` to the index that a majority has flushed. Like a commit, it must reach an entry of our own epoch: otherwise a
+        log of an epoch in between could win after a power cut of all voters."""
         held = {name: peer.flushed for name, peer in self.peers.items()}
         held[self.state.name] = self.state.flushed_index
         index = min(self._of_majority(held), self.state.commit)
@@ -285,11 +285,11 @@ class Leader:
         self.state.request(MembershipChange(self.epoch, before, after))
 
     def may_change(self) -> bool:
-        """One at a time, and only once everything committed is on a majority of the present voters (dissertation, section 4.1)."""
+        """True if no change is under way and a majority of the present voters holds all committed entries (dissertation, section 4.1)."""
         return self.change is None and self.is_serving and self.quorum_index() >= self._changed_at
 
     def changed(self, membership: ReplicaMembership | None) -> None:
-        """The coordination store made the change; with None, it did not."""
+        """Handle the store's answer: the new membership, or None if the store did not make the change."""
         self.change = None
         if membership is not None:
             self._changed_at = self.state.commit
@@ -298,7 +298,7 @@ class Leader:
         self.advance()
 
     def _promote(self) -> None:
-        """A learner that stores what was committed when it was first checked becomes a voter: under load it always lags a little."""
+        """Make a learner a voter when it stores the entries committed at its first check: under load a learner always lags a little."""
         for name in self.state.membership.learners:
             peer = self.peers.get(name)
             if peer is None or not peer.is_in_step:
@@ -311,7 +311,9 @@ class Leader:
     # --- handing over --------------------------------------------------------------------------------------------------
 
     def transfer(self, to: str) -> None:
-        """Hand the mastership to `to` as soon as it stores everything; the caller appends nothing until then. Raises InvalidArgument."""
+        """Hand the mastership to `to` when that replica stores all entries. The caller appends nothing until then. Raises
+        InvalidArgument.
+        """
         if to not in self.state.membership.voters or to == self.state.name:
             raise InvalidArgument(f"mastership goes to another voter, not to {to!r}: {', '.join(self.state.membership.voters)}")
         self.transfer_to = to

@@ -32,7 +32,7 @@ CONNECT_S: Final = 2.0
 
 
 class Secret:
-    """The group's secret; it may still be unknown."""
+    """The group's secret. It is unknown until the coordination store answers."""
 
     def __init__(self, value: bytes = b"") -> None:
         self.value = value
@@ -98,7 +98,7 @@ class Link:
             await asyncio.sleep(min(RETRY_S * 2 ** min(failures, 8), RETRY_S_MAX))
 
     async def _connect(self) -> None:
-        """Raises OSError, TimeoutError, InvalidArgument, ProtocolViolation if the other end refuses us, or is not whom we wanted."""
+        """Raises OSError, TimeoutError, InvalidArgument, and ProtocolViolation if the other end refuses us or is another replica."""
         self._ended.clear()
         self._proved.clear()
         self._challenge, self._violation = "", None
@@ -134,7 +134,7 @@ class Link:
         self._dialled.flush()
 
     def _on_frames(self, received: list[Frame]) -> None:
-        """Handle the handshake; after it, only an error that ends the connection. Raises ProtocolViolation."""
+        """Handle the handshake. After it, the only frame is an error that ends the connection. Raises ProtocolViolation."""
         for each in received:
             if each.kind == FrameKind.ERROR:
                 raise ProtocolViolation(f"it refused the connection: {unpack_error(each.payload)}")

@@ -6,9 +6,9 @@
     Proof of "dials"               ─▶
                                    ◀─  Proof of "listens": from now on messages are accepted
 
-A proof is an HMAC (RFC 2104) with SHA-256 over both names, the group, both nonces and the direction. An overheard proof therefore fits no
-other connection, and cannot be sent back to its sender. The secret itself never travels between replicas. Later messages are not signed:
-only TLS protects against an attacker who can write into an established connection.
+A proof is an HMAC (RFC 2104) with SHA-256 over both names, the group, both nonces and the direction. A recorded proof is therefore valid
+for no other connection, and cannot be sent back to its sender. The secret itself never travels between replicas. Later messages are not
+signed: only TLS protects against an attacker who can write into an established connection.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from qmq.errors import ProtocolViolation
 from qmq.wire.frame_payloads import is_text
 
 VERSION: Final = 2
-"""The handshake's version. It rises with every change of replica_messages.py, because a replica refuses messages with unknown fields."""
+"""The handshake's version. Increase it with every change of replica_messages.py: a replica refuses messages with unknown fields."""
 DIALS: Final = "dials"
 LISTENS: Final = "listens"
 
 
 class PeerHello(NamedTuple):
-    """The first message between replicas: who it is, whom it wants, and a fresh nonce."""
+    """The first message between replicas: the sender, the replica that it wants to reach, and a fresh nonce."""
 
     group: str
     replica: str

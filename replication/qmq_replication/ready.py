@@ -23,7 +23,7 @@ from qmq_replication.replica_messages import Append, LogReset, Message, Place
 
 
 class Role(Enum):
-    """The role of a replica."""
+    """The role of a replica in its group."""
 
     SLAVE = "slave"
     POLLING = "polling"
@@ -126,7 +126,8 @@ class Log(Protocol):
     def read(self, place: Place, after: int, bytes_max: int) -> LogChunk | None:
         """The entries behind index `after`, which lies at `place`; None if this log no longer has them.
 
-        A chunk without entries, whose `last_index` is `after`: they are being read from somewhere slow. Ask again at the next heartbeat.
+        A chunk without entries, whose `last_index` is `after`, means that the entries are being read from slow storage. Ask again at the
+        next heartbeat.
         """
         ...
 

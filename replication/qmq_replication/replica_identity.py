@@ -1,7 +1,7 @@
 """The identity of a replica, kept across restarts: above all, its promise. One small file, replaced atomically and synced.
 
-`boot` distinguishes a killed process from a machine that lost its power: with `Flush.ASYNC`, written data survives the first and perhaps
-not the second. `folder` is drawn when the folder is made; a replica with the same name but another folder has lost its data.
+`boot` distinguishes a killed process from a machine that lost its power: with `Flush.ASYNC`, written data survives a killed process, but
+perhaps not a power cut. `folder` is a random id of the folder; a replica with the same name but another folder has lost its data.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from qmq_replication.replica_membership import ReplicaMembership
 
 FILE: Final = "replica.json"
 CLEAN: Final = "clean"
-"""Stands in place of a boot id: everything was flushed, and the process ended normally."""
+"""The value of `boot` after a normal end of the process, with everything flushed."""
 _BOOT: Final = Path("/proc/sys/kernel/random/boot_id")
 
 
 def boot_id() -> str:
-    """An id that changes when the machine starts. "" if the id is unknown: every start of the process then counts as a machine's start."""
+    """An id that changes with each start of the machine. "" if unknown: each start of the process then counts as a start of the machine."""
     try:
         return _BOOT.read_text().strip()
     except OSError:

@@ -1,4 +1,4 @@
-"""The messages between the replicas of a group. Values only; the driver encodes them (wire.py).
+"""The messages between the replicas of a group. They are plain values; the driver encodes them (wire.py).
 
     sender         message          answer
     any            Probe            ProbeReply     before an election: who is ahead, who still hears the master
@@ -9,7 +9,7 @@
     any            Refusal                         "I promised a higher epoch than yours"
     the master     TakeOver                        "you are up to date: campaign now"
 
-Any of them may be lost, late, repeated or out of order; the core tolerates that.
+Any message may be lost, late, repeated or out of order; the core tolerates that.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Place = Any
 
 
 class Probe(NamedTuple):
-    """Asks a replica for its state, and changes nothing."""
+    """Asks a replica for its state. It changes nothing in the receiver."""
 
     epoch: int
 
@@ -58,7 +58,7 @@ class Append(NamedTuple):
     """Entries (prev_index, last_index], or none. `cut`: what the receiver holds behind prev_index is not in the master's log.
 
     `round` numbers the master's attempts to get in step with this peer; a Mismatch of an earlier round says nothing new.
-    `flush_wanted`: a client waits until everything up to that index is flushed; the receiver flushes at once, and reports it afterwards.
+    `flush_wanted`: a client waits until everything up to that index is flushed; the receiver flushes immediately and then reports it.
     """
 
     epoch: int
@@ -74,10 +74,11 @@ class Append(NamedTuple):
 
 
 class Ack(NamedTuple):
-    """Up to `stored` the sender's log equals the master's of `epoch`, durably. Its log ends at `last_index`, which lies at `place`.
+    """The sender holds the entries up to `stored` durably, and they equal those of the master of `epoch`. Its log ends at `last_index`,
+    which lies at `place`.
 
     `stored` is as durable as the sender's flush policy asks; up to `flushed` the log survives a power cut, with every policy. `round` is
-    the latest that the sender got; an Ack of an earlier one may be of entries that were lost since.
+    the latest that the sender received. An Ack of an earlier round may report entries that were lost since.
     """
 
     epoch: int
@@ -89,8 +90,8 @@ class Ack(NamedTuple):
 
 
 class Mismatch(NamedTuple):
-    """The sender's log does not continue at the Append's prev_index. It contains the log's shape, so that one answer is enough to get in
-    step.
+    """The sender's log does not continue at the Append's prev_index. The message contains the shape of that log,
+    so that the master needs one answer only to get in step.
     """
 
     epoch: int
@@ -103,7 +104,7 @@ class Mismatch(NamedTuple):
 
 
 class LogReset(NamedTuple):
-    """Delete your log; it starts over after (start_epoch, start_index), laid out as `place`. You are whole again at `until_index`."""
+    """The receiver must delete its log and start over after (start_epoch, start_index) at `place`. It is whole again at `until_index`."""
 
     epoch: int
     round: int
@@ -120,7 +121,7 @@ class Refusal(NamedTuple):
 
 
 class TakeOver(NamedTuple):
-    """The receiver may campaign at once."""
+    """The receiver may campaign immediately."""
 
     epoch: int
 

@@ -1,4 +1,4 @@
-"""The state of a replica in any role, and the work that it requests. Pure. `Replica`, `Election` and `Leader` share one."""
+"""The state of a replica in any role, and the work that it requests. Pure. `Replica`, `Election` and `Leader` share one object."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class ReplicaState:
         return self.is_whole and not self.resetting_until
 
     def stored_index(self) -> int:
-        """The log is stored durably up to this index."""
+        """The index up to which the log is stored durably."""
         return min(self.durable, self.history.last_index)
 
     # --- work for the driver -------------------------------------------------------------------------------------------
@@ -56,7 +56,7 @@ class ReplicaState:
         return ready
 
     def save(self) -> None:
-        """The state that must be on disk has changed."""
+        """Request that the state is saved on disk."""
         self.ready.save = DurableState(self.promised, self.is_whole, self.resetting_until)
 
     def send(self, to: str, message: Message) -> None:

@@ -70,7 +70,7 @@ def _checksum(number: int, head: bytes) -> int:
 
 
 def unpack(data: memoryview) -> Message:
-    """The inverse; an Append's payload becomes a Stretch, every checksum checked. Raises ProtocolViolation, CorruptBatch."""
+    """Decode a message and check every checksum. An Append's payload becomes a LogStretch. Raises ProtocolViolation, CorruptBatch."""
     try:
         number, size, checksum = _HEAD.unpack_from(data)
         head = bytes(data[_HEAD.size : _HEAD.size + size])

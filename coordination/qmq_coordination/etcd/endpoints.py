@@ -1,10 +1,10 @@
-"""etcd's endpoints: parses addresses, and chooses the one to ask. Pure.
+"""etcd's endpoints: parses addresses, and chooses the endpoint for calls. Pure.
 
     "etcd-0:2379", "http://127.0.0.1:2379"     plain text
     "https://etcd-0:2379"                      TLS
 
-All calls use the current endpoint. When calls fail there, the next endpoint becomes current, once, however many calls failed together: each
-names the endpoint that failed, and only the current one can be left.
+All calls use the current endpoint. When calls fail there, the next endpoint becomes current. Each failed call names its endpoint, and only
+the current one can be left: several calls that fail together therefore switch the endpoint once.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Rotation:
         self._at = 0
 
     def current(self) -> EtcdEndpoint:
-        """The endpoint to ask."""
+        """The endpoint for the next call."""
         return self._endpoints[self._at]
 
     def leave(self, failed: EtcdEndpoint) -> None:

@@ -1,8 +1,8 @@
-"""A call over all endpoints: what may be repeated, and until when.
+"""Calls over all endpoints: which calls are repeated, and for how long.
 
     reads     (get, list, keep-alive, status, and grant, whose number is chosen here) are repeated until the total deadline
-    changes   are repeated only while it is certain that nothing was done (see failures); otherwise CoordinationUnknown, at once:
-              the caller reads the outcome back (qmq_coordination.unknown_outcomes)
+    changes   are repeated only while it is certain that nothing was done (see failures); otherwise they raise CoordinationUnknown
+              immediately: the caller reads the outcome back (qmq_coordination.unknown_outcomes)
 
 Each attempt uses the current endpoint, and leaves it after a failure. Between attempts there is a growing random pause, so that the clients
 of a dead member do not reach the next one at the same time.
@@ -37,7 +37,7 @@ class TryAgain(Exception):
 
 
 class EtcdCalls:
-    """Makes calls; the only place that decides about retries."""
+    """Makes calls. Only this class decides about retries."""
 
     def __init__(self, channels: Channels, call_s: float, total_s: float) -> None:
         self._channels = channels
@@ -45,11 +45,11 @@ class EtcdCalls:
         self._total_s = total_s
 
     async def read(self, method: Method[Request, Response], request: Request) -> Response:
-        """A call that changes nothing. Raises CoordinationUnavailable, or the error with which etcd refuses."""
+        """Make a call that changes nothing. Raises CoordinationUnavailable, or the error with which etcd refuses."""
         return await self._repeat(lambda at, timeout_s, metadata: at.unary(method, request, timeout_s, metadata), is_change=False)
 
     async def change(self, method: Method[Request, Response], request: Request) -> Response:
-        """A call that changes something. Raises CoordinationUnknown, CoordinationUnavailable, or the error with which etcd refuses."""
+        """Make a call that changes something. Raises CoordinationUnknown, CoordinationUnavailable, or the error with which etcd refuses."""
         return await self._repeat(lambda at, timeout_s, metadata: at.unary(method, request, timeout_s, metadata), is_change=True)
 
     async def exchange(self, method: Method[Request, Response], request: Request) -> Response:
@@ -112,7 +112,7 @@ class EtcdCalls:
 
 
 def is_cancelling() -> bool:
-    """Whether a CancelledError is meant for the current task."""
+    """True if a CancelledError is meant for the current task."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
 

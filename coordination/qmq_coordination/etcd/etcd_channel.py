@@ -47,14 +47,14 @@ _CONNECT_POLL_S: Final = 0.003
 
 
 class NotReady(Exception):
-    """No connection to the endpoint: nothing was sent. The text says why."""
+    """There is no connection to the endpoint, so nothing was sent. The text says why."""
 
 
 class EtcdConnection:
     """The channel to one endpoint."""
 
     def __init__(self, endpoint: EtcdEndpoint, credentials: Credentials | None) -> None:
-        """Connects when it is needed. Without `credentials` the system's roots are trusted."""
+        """The channel connects at its first use. Without `credentials` the system's roots are trusted."""
         self.endpoint = endpoint
         if endpoint.is_tls:
             of_channel = grpc.ssl_channel_credentials() if credentials is None else credentials.channel_credentials()
@@ -76,7 +76,7 @@ class EtcdConnection:
             await asyncio.sleep(_CONNECT_POLL_S)
 
     async def _why(self) -> str:
-        """The reason: gRPC tells it only to a call, which fails at once in this state."""
+        """The reason for the failure. gRPC tells it only to a call, and a call fails immediately in this state."""
         try:
             await self.unary(STATUS, pb.StatusRequest(), 0.1, ())
         except grpc.aio.AioRpcError as failure:

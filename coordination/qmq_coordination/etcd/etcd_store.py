@@ -1,7 +1,7 @@
 """EtcdStore: the coordination store on an etcd cluster.
 
-What must be true: the semantics of `coordination_store`, which are etcd's. This client adds exact errors: a read answers, or raises that no
-member does; a change is made once, or certainly not, or raises that its outcome is *unknown* (calls, failures).
+The semantics are those of `coordination_store`, which are etcd's. This client adds exact errors. A read answers, or raises
+CoordinationUnavailable. A change is made once, or is certainly not made, or raises CoordinationUnknown (see etcd_calls, failures).
 
 If a member of etcd crashes: calls go to the next one, watches resume there from their last event (watch). If this process crashes: its
 leases end. If no member can be reached: calls raise CoordinationUnavailable after the total deadline, watches wait.
@@ -90,7 +90,7 @@ class EtcdStore:
         self._call_s = call_s
 
     async def get(self, key: str) -> KeyValue | None:
-        """See CoordinationStore. The read is linearizable, as all reads here."""
+        """See CoordinationStore. All reads are linearizable."""
         found = await self._calls.read(RANGE, pb.RangeRequest(key=self._converter.key(key)))
         return self._converter.item(found.kvs[0]) if found.kvs else None
 
@@ -125,8 +125,8 @@ class EtcdStore:
 
     async def grant(self, ttl_s: float) -> LeaseId:
         """See CoordinationStore. Seconds are rounded up to whole ones; etcd may grant more (at least 1.5 election timeouts). The lease's
-        number is chosen here, from 2**63, so that a repeated request finds its own lease, whose time began with the first request: count
-        the time from before the call.
+        number is chosen here, from 2**63, so that a repeated request finds its own lease. The lease's time began with the first request:
+        count the time from before the call.
         """
         lease = LeaseId(secrets.randbelow(_LEASES) + 1)
         try:

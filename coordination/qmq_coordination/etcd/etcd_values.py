@@ -13,7 +13,7 @@ from qmq_coordination.coordination_store import Compare, CompareTarget, Delete, 
 
 _RESULTS: Final = {"=": pb.Compare.EQUAL, "!=": pb.Compare.NOT_EQUAL, "<": pb.Compare.LESS, ">": pb.Compare.GREATER}
 _NO_END: Final = b"\0"
-"""As the end of a range: up to the last key. As its first key: from the first one (etcd has no empty key)."""
+"""As the end of a range: after the last key. As the begin of a range: the first key (etcd has no empty key)."""
 
 
 def range_end(prefix: bytes) -> bytes:

@@ -1,4 +1,4 @@
-"""A watch that survives the failure of its endpoint: every event from a revision on, once, in order, whole revisions at a time.
+"""A watch that survives the failure of its endpoint. It gives every event from a revision on, once, in order, by whole revisions.
 
     open -> created -> events ... silence 2 s -> ask for progress -> silence 1 s -> leave the endpoint -> open from the last event + 1
 
@@ -58,7 +58,7 @@ class WholeRevisions:
         return [WatchedChanges(Revision(revision), tuple(group)) for revision, group in grouped.items()]
 
     def restart(self) -> None:
-        """The stream broke: drop the incomplete revision, which will come again."""
+        """Drop the incomplete revision after the stream broke: the next stream repeats it."""
         self._held = []
 
 
@@ -123,7 +123,7 @@ class Watcher:
         self._call_s = call_s
         self._span = converter.span(prefix, is_prefix=True)
         self._name = prefix
-        # 0 would mean "from now" to etcd; the interface counts from the first revision.
+        # To etcd 0 means "from now"; the interface counts from the first revision.
         self._revisions = WholeRevisions(max(start_revision, 1))
         self._failures = 0
         self._is_denied = False
@@ -193,7 +193,7 @@ class Watcher:
                 "list again and continue from there"
             )
         if _DENIED in answer.cancel_reason:
-            # etcd reports an invalid token in the same way, so the first time a new token is tried.
+            # etcd reports an invalid token in the same way, so try a new token the first time.
             if self._is_denied or self._channels.user is None:
                 raise refusal(answer.cancel_reason)
             self._is_denied = True
