@@ -1,4 +1,4 @@
-"""Actions: what consumers did, as recorded in the action log. All consumption state follows from them. Pure.
+"""Actions: the consumers' operations, as recorded in the action log. All consumption state follows from them. Pure.
 
 An entry of the action log holds actions as MessagePack arrays, one after another:
 
@@ -83,12 +83,12 @@ class ActionKind(IntEnum):
 
 
 class Cause(IntEnum):
-    """Why messages were settled."""
+    """The reason why messages were settled."""
 
     VERDICT = 0
     """The consumer sent a verdict."""
     LOST = 1
-    """The consumer's lease ended, and the master put its messages back; likewise for the following."""
+    """The consumer's lease ended, and the master put its messages back, as for the following causes."""
     LEFT = 2
     """The consumer left without settling them."""
     AGAIN = 3

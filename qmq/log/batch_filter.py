@@ -1,7 +1,8 @@
-"""Whether a stored batch may contain, or contains, wanted messages, without decoding them. Pure.
+"""Finds stored batches with wanted messages, without decoding the messages. Pure.
 
-Brokers use these functions for consumers and for readers of the log; so do programs that read the log's files. A bloom filter says what a
-batch *may* contain; its columns of hashes and of logical partitions say what it *does* contain, in one message or spread over several.
+Brokers use these functions for consumers and for readers of the log, and so do programs that read the log's files. By a bloom filter, a
+batch *may* contain a tag. By its columns of hashes and of logical partitions, a batch *does* contain the tags or logical partitions, in one
+message or spread over several.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ from qmq.batch_columns import Layout, RegionHeader, last_offset, tag_bloom
 
 
 def may_have_tags(blooms: npt.NDArray[np.uint64], any_of: Sequence[int], all_of: Sequence[int]) -> npt.NDArray[np.bool_]:
-    """For each bloom filter, whether its batch may have a message with any of some tags and all of others, by their hashes. Without tags:
-    all may.
+    """For each bloom filter: True if its batch may have a message with any of some tags and all of others, by their hashes. Without tags,
+    all are True.
     """
     needed = np.uint64(tag_bloom(all_of))
     found: npt.NDArray[np.bool_] = (blooms & needed) == needed
@@ -27,7 +28,7 @@ def may_have_tags(blooms: npt.NDArray[np.uint64], any_of: Sequence[int], all_of:
 
 
 def has_tags(region: bytes | memoryview, header: RegionHeader, layout: Layout, any_of: Sequence[int], all_of: Sequence[int]) -> bool:
-    """Whether the batch's column of hashes has any of some tags, and all of others. Without tags: yes."""
+    """True if the batch's column of hashes has any of some tags, and all of others. Without tags it is True."""
     if not any_of and not all_of:
         return True
     if layout.tag_list < 0:
@@ -39,7 +40,7 @@ def has_tags(region: bytes | memoryview, header: RegionHeader, layout: Layout, a
 
 
 def has_lps(region: bytes | memoryview, header: RegionHeader, layout: Layout, ranges: Sequence[tuple[int, int]]) -> bool:
-    """Whether a message is in one of these ranges of logical partitions (first, end). Without ranges, or without the column: yes."""
+    """True if a message is in one of these ranges of logical partitions (first, end). Without ranges or without the column it is True."""
     if not ranges or layout.logical_partition < 0:
         return True
     lps = logical_partitions(region, layout, header.count)
@@ -47,5 +48,5 @@ def has_lps(region: bytes | memoryview, header: RegionHeader, layout: Layout, ra
 
 
 def logical_partitions(region: bytes | memoryview, layout: Layout, count: int) -> npt.NDArray[np.uint16]:
-    """The column of logical partitions, of a batch on an ordered subject."""
+    """The column of logical partitions of a batch on an ordered subject."""
     return np.frombuffer(region, "<u2", count, layout.logical_partition)

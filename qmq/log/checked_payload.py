@@ -1,4 +1,4 @@
-"""The form of small files and objects that are written whole: magic bytes, u32 CRC-32C of the payload, the payload."""
+"""The format of small files and objects that are written whole: magic bytes, u32 CRC-32C of the payload, the payload."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _CHECKSUM: Final = Struct("<I")
 
 
 def with_checksum(magic: bytes, payload: bytes) -> bytes:
-    """The payload behind its magic bytes and its checksum."""
+    """Put magic bytes and a checksum in front of the payload."""
     return magic + _CHECKSUM.pack(crc32c(payload)) + payload
 
 
@@ -30,7 +30,7 @@ def checked_payload(magic: bytes, data: bytes) -> bytes | None:
 
 
 def versioned_content(payload: bytes, version: int, kind: type[_T]) -> _T | None:
-    """The content behind a version number; None for another version. Raises ValueError if it is not of `kind`."""
+    """The content after a version number; None for another version. Raises ValueError if the content is not of `kind`."""
     try:
         found, *content = msgspec.msgpack.decode(payload, type=list[Any])
         return msgspec.convert(content, kind) if found == version else None

@@ -23,7 +23,7 @@ VERSION: Final = 1
 
 
 class QueueState(msgspec.Struct, array_like=True):
-    """One queue. `tail` has the consume-log entries after the `persisted` ones, which are too few for a file."""
+    """The state of one queue. `tail` has the consume-log entries after the `persisted` ones, which are too few for a file."""
 
     snapshot: list[Any]
     start_sequence: int
@@ -36,7 +36,7 @@ class QueueState(msgspec.Struct, array_like=True):
 
 
 class Checkpoint(msgspec.Struct, array_like=True):
-    """All derived state. Positions are ends: everything before them is in it."""
+    """All derived state. Positions are ends: the state contains everything before them."""
 
     version: int
     index: int
@@ -48,9 +48,9 @@ class Checkpoint(msgspec.Struct, array_like=True):
     action_position: int
     queues: list[QueueState]
     epochs: list[tuple[int, int]] = []
-    """(epoch, its first index), ascending."""
+    """The history: pairs of an epoch and its first index, ascending."""
     projection: Any = None
-    """See qmq/log/projection.py."""
+    """The state of the projection (qmq/log/projection.py)."""
 
 
 def encode(checkpoint: Checkpoint) -> bytes:
@@ -74,7 +74,7 @@ def _files(folder: Path) -> list[Path]:
 
 
 def load(folder: Path, disk: Disk | None = None) -> Checkpoint | None:
-    """The newest valid checkpoint."""
+    """Load the newest valid checkpoint; None if there is none."""
     disk = disk or Disk()
     for path in _files(folder):
         found = decode(disk.read_file(path))

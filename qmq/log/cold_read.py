@@ -1,7 +1,7 @@
-"""Reading sealed segments without a local file: their bytes are in an object store (docs/TIERING.md).
+"""Reads sealed segments without a local file: their bytes are in an object store (docs/TIERING.md).
 
-The event loop never waits for the store. A read of bytes that are not at hand raises `ColdRead`, and they are fetched meanwhile. What was
-asked is asked again when they are here; so a read must come before everything that changes a state.
+The event loop never waits for the store. A read of bytes that are not in the local cache raises `ColdRead`, and the bytes are fetched. The
+caller repeats its whole operation when they have arrived; so the read must come before any change of state.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ class StoredBytes(Protocol):
     """Reads segments that are in the object store."""
 
     def read(self, index: SegmentIndex, at: int, size: int) -> bytes:
-        """Bytes of a segment that are at hand. Raises ColdRead: they are being fetched. Only in the event loop."""
+        """Cached bytes of a segment. Raises ColdRead while they are being fetched. Only in the event loop."""
         ...
 
     def read_waiting(self, index: SegmentIndex, at: int, size: int) -> bytes:
-        """Bytes of a segment; waits for the store. Raises Overloaded."""
+        """Read bytes of a segment, and wait for the store. Raises Overloaded."""
         ...
 
 
 class NoStoredBytes:
-    """For a log without an object store."""
+    """The StoredBytes of a log without an object store."""
 
     def read(self, index: SegmentIndex, at: int, size: int) -> bytes:
         raise LogDamaged(

@@ -1,7 +1,7 @@
 """Command messages: a batch of one message, of kind COMMAND, made by the master. Its body is JSON.
 
-A seal is the last entry of a partition of an ordered subject: the change that closed it, and the route version that it leads to. It has a
-sequence like any message, so that "done up to and including the command message" is a comparison of numbers.
+A seal is the last entry of a partition of an ordered subject. It names the change that closed the partition, and the change's route
+version. A seal has a sequence like any message, so that "done up to and including the command message" is a comparison of numbers.
 
 A drop (docs/DELETION.md) deletes the content of its queue: nothing up to and including the drop belongs to the queue any more. A purge
 deletes the messages up to it, as retention does: producers, groups and a seal stay.
@@ -30,17 +30,17 @@ class QueueErasure(Enum):
 
 
 def build(queue: QueueId, change_id: str, to_version: int) -> bytes:
-    """The region of a seal."""
+    """Build the region of a seal."""
     return _region(queue, {"change_id": change_id, "to_version": to_version})
 
 
 def build_drop(queue: QueueId) -> bytes:
-    """The region of a drop."""
+    """Build the region of a drop."""
     return _region(queue, {QueueErasure.DROP.value: True})
 
 
 def build_purge(queue: QueueId) -> bytes:
-    """The region of a purge."""
+    """Build the region of a purge."""
     return _region(queue, {QueueErasure.PURGE.value: True})
 
 
@@ -53,7 +53,7 @@ def _region(queue: QueueId, says: dict[str, object]) -> bytes:
 
 
 def read(region: bytes, sequence: int) -> Sealed | QueueErasure:
-    """The content of a seal at `sequence`, or which kind of erasure it is. Raises CorruptBatch."""
+    """The content of a seal at `sequence`, or the kind of an erasure. Raises CorruptBatch."""
     header = parse_header(region)
     layout = Layout.walk(region, header)
     try:

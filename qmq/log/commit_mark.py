@@ -1,13 +1,14 @@
-"""The commit mark: a small file in a store's folder that says up to where both logs are committed, for programs that read the log's files.
+"""The commit mark: a small file in a store's folder with the committed ends of both logs, for programs that read the log's files.
 
     committed.qmm     magic "QMM1" | CRC-32C of the rest | version | index | epoch | message_position | action_position | time_ms
 
 The mark *may lag, never lead*: the entries that it names are committed, and committed entries never move, on any replica. Rules that ensure
 this:
 
-* Entries are written before they are committed. So a place is remembered with its index first, and goes into the mark only when the commit
-  index has reached it in the same store, without a cut in between (`Marker`).
-* It is overwritten by one write and not synced: a lost write only makes it lag. A reader that finds it torn reads it again (`read`).
+* Entries are written before they are committed. So `Marker` first remembers a place with its index, and writes it into the mark only when
+  the commit index has reached this index in the same store, without a cut in between.
+* The mark is overwritten by one write and not synced: after a lost write it only lags. A reader that finds a torn mark reads again
+  (`read`).
 * A power cut may keep the mark and lose the unflushed end of a log; other bytes will then lie where the mark points. So opening a
   store removes such a mark, durably, before anything is appended (`take_back`); a store that starts over has none.
 """
@@ -68,7 +69,7 @@ def decode(data: bytes) -> CommitMark | None:
 
 
 def read(folder: Path, pause: Callable[[], None] = lambda: None) -> CommitMark | None:
-    """The folder's mark; None if there is none, or it stays torn. `pause` is called before each new try. Raises OSError."""
+    """Read the folder's mark. None if there is none, or the mark stays torn. `pause` is called before each new try. Raises OSError."""
     for _ in range(READ_TRIES):
         try:
             found = decode((folder / FILE).read_bytes())
@@ -90,8 +91,8 @@ def write(disk: Disk, folder: Path, mark: CommitMark) -> None:
 
 
 def take_back(store: Store) -> bool:
-    """After opening, before anything is appended: remove a mark that names missing entries. Returns whether there was a valid mark: then
-    committed entries are lost.
+    """Remove a mark that names missing entries. Call this after opening, before anything is appended. Returns True if there was such a mark
+    and it was valid: committed entries are lost then.
     """
     path = store.folder / FILE
     if not path.exists():
@@ -112,14 +113,14 @@ def forget(folder: Path) -> None:
 
 
 def note(store: Store) -> CommitMark:
-    """The mark to write once `store.committed_index` has reached its index."""
+    """Make the mark to write once `store.committed_index` has reached its index."""
     messages, actions = store.applied_place()
     index = store.applied_index
     return CommitMark(index, store.epoch_at(index), messages, actions, max(store.clock.time_ms(), 0))
 
 
 class Marker:
-    """Writes one store's mark while the broker works; make another one for a reopened store. Called between two turns."""
+    """Writes one store's mark while the broker works. A reopened store needs a new Marker. Call it between two turns."""
 
     def __init__(self, store: Store) -> None:
         self.store = store
@@ -130,7 +131,7 @@ class Marker:
         self._written_ms = 0
 
     def tick(self, now_ms: int) -> None:
-        """`now_ms` is monotonic. On a full disk the mark lags."""
+        """Write the mark if it is due. `now_ms` is monotonic. On a full disk the mark lags."""
         self._look()
         if self._reached is None or not self._is_due(self._reached, now_ms):
             return

@@ -1,9 +1,8 @@
 """The calls that storage makes to the disk. Tests pass a disk that fails.
 
 Rules: a failed fsync is final and raises FlushFailed (the kernel marks the pages clean, so a second fsync would report success wrongly:
-"fsyncgate"); no space raises DiskFull; everything else that the system refuses stays an OSError, which stops the broker. Only a sector of a
-log that cannot be read any more is no reason to stop: `read_around` gives other bytes for it, no checksum holds for them, and so it is
-damage like any other.
+"fsyncgate"); no space raises DiskFull; every other failure stays an OSError, which stops the broker. Only an unreadable sector of a log
+does not stop it: `read_around` replaces the sector by bytes that fail every checksum, so that the sector counts as damage.
 """
 
 from __future__ import annotations
@@ -29,23 +28,23 @@ _NO_SPACE: Final = (errno.ENOSPC, errno.EDQUOT)
 _AHEAD_BYTES: Final = 512 * 1024
 _FREE_CHECK_BYTES: Final = 4 * 1024 * 1024
 _TOUCH_BYTES: Final = 64 * 1024
-"""Reading a byte waits for the pages around it that were asked for together."""
+"""The step of `read_ahead`: reading one byte waits for all pages around it that were requested together."""
 
 BLOCK_BYTES: Final = 4096
 """The unit of a failed read; a write that covers a whole block does not need its old content."""
 
 _UNREADABLE: Final = b"\xa5"
-"""Replaces each byte that could not be read. Not zero, since zeros at a log's end are what a power cut leaves."""
+"""The value of each byte that could not be read. It is not zero, since a power cut leaves zeros at a log's end."""
 
 
 class Disk:
     """The real file system."""
 
     unreadable = 0
-    """Blocks that could not be read."""
+    """The number of blocks that could not be read."""
 
     def open_append(self, path: Path) -> int:
-        """Open a file for reading and writing at offsets; made if absent. Raises DiskFull, OSError."""
+        """Open a file for reading and writing at offsets. Create it if absent. Raises DiskFull, OSError."""
         try:
             return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
         except OSError as cause:
@@ -58,7 +57,7 @@ class Disk:
         os.close(fd)
 
     def write(self, fd: int, buffers: Sequence[bytes], at: int) -> None:
-        """Write all buffers from byte `at` on. Raises DiskFull; then an unknown part of them is written."""
+        """Write all buffers from byte `at` on. Raises DiskFull, and an unknown part of them is written then."""
         try:
             for begin in range(0, len(buffers), _IOV_MAX):
                 chunk = buffers[begin : begin + _IOV_MAX]
@@ -76,7 +75,7 @@ class Disk:
         return at + size
 
     def read(self, fd: int, size: int, at: int) -> bytes:
-        """Up to `size` bytes from byte `at`; fewer only at the end of the file."""
+        """Read up to `size` bytes from byte `at`; fewer only at the end of the file."""
         data = os.pread(fd, size, at)
         while len(data) < size:
             more = os.pread(fd, size - len(data), at + len(data))
@@ -109,10 +108,10 @@ class Disk:
             return _UNREADABLE * size
 
     def read_ahead(self, path: Path, size: int, at: int) -> None:
-        """Bring a part of a file into the page cache, and wait for that. Safe in a thread. Raises OSError."""
+        """Read a part of a file into the page cache, and wait until it is there. Safe in a thread. Raises OSError."""
         fd = self.open_read(path)
         try:
-            for begin in range(at, at + size, _AHEAD_BYTES):  # the kernel takes a limited amount at a call
+            for begin in range(at, at + size, _AHEAD_BYTES):  # the kernel accepts a limited amount for each call
                 os.posix_fadvise(fd, begin, min(_AHEAD_BYTES, at + size - begin), os.POSIX_FADV_WILLNEED)
             for begin in range(at, at + size, _TOUCH_BYTES):
                 os.pread(fd, 1, begin)
@@ -121,7 +120,7 @@ class Disk:
             self.close(fd)
 
     def read_file(self, path: Path) -> bytes:
-        """A small file, whole; unreadable blocks as in `read_around`."""
+        """Read a small file as a whole, with unreadable blocks as in `read_around`."""
         fd = self.open_read(path)
         try:
             return self.read_around(fd, self.size(fd), 0)
@@ -135,7 +134,7 @@ class Disk:
         os.ftruncate(fd, size)
 
     def sync(self, fd: int) -> None:
-        """Make the file's data survive a power cut. Raises FlushFailed: never try again."""
+        """Make the file's data survive a power cut. Raises FlushFailed, which must not be retried."""
         try:
             os.fdatasync(fd)
         except OSError as cause:
@@ -160,7 +159,7 @@ class Disk:
             self.write(fd, [data], 0)
             self.sync(fd)
         except DiskFull:
-            self.truncate(fd, 0)  # free the space that it took on a full disk
+            self.truncate(fd, 0)  # free the space that the temporary file took on a full disk
             raise
         finally:
             self.close(fd)
@@ -185,7 +184,7 @@ def _translated(cause: OSError, path: Path | None) -> Exception:
 
 
 class FreeSpace:
-    """Whether a disk has room beside a reserve. Asks the disk again only after some writes."""
+    """Checks that a disk has room beside a reserve. Asks the disk again only after some writes."""
 
     def __init__(self, disk: Disk, folder: Path, reserve_bytes: int) -> None:
         self._disk = disk
@@ -195,7 +194,7 @@ class FreeSpace:
         self._asked_at = self._free_bytes = 0
 
     def require(self, size: int, position: int) -> None:
-        """Raises DiskFull unless there is room for `size` bytes after `position`, where the log ends."""
+        """Raise DiskFull unless there is room for `size` bytes after `position`, where the log ends."""
         if self._free_bytes < size or position - self._asked_at > self._step_bytes:
             self._free_bytes = self._disk.free_bytes(self._folder) - self._reserve_bytes
             self._asked_at = position
@@ -211,7 +210,7 @@ class FreeSpace:
 
 
 class Unflushed:
-    """The age of the oldest unflushed append: what a power cut may take.
+    """The age of the oldest unflushed append, which a power cut may lose.
 
     Keeps one time for each running flush, and one for later appends.
     """
@@ -222,20 +221,20 @@ class Unflushed:
         self._marks: deque[tuple[int, int]] = deque()
         """(index, time) of the first append after the beginning of each flush."""
         self._is_open = False
-        """Whether the last mark covers current appends."""
+        """True if the last mark covers current appends."""
 
     def wrote(self, index: int, now_ms: int) -> None:
-        """Entries were appended, from `index` on."""
+        """Note that entries from `index` on were appended."""
         if not self._is_open:
             self._marks.append((index, now_ms))
             self._is_open = True
 
     def begun(self) -> None:
-        """A flush has begun; it does not cover later appends."""
+        """Note that a flush has begun. The flush does not cover later appends."""
         self._is_open = False
 
     def flushed(self, index: int) -> None:
-        """Everything up to `index` is flushed."""
+        """Note that everything up to `index` is flushed."""
         marks = self._marks
         while len(marks) > 1 and marks[1][0] <= index + 1:
             marks.popleft()
@@ -243,10 +242,10 @@ class Unflushed:
             marks.clear()
 
     def clear(self) -> None:
-        """Everything is flushed."""
+        """Note that everything is flushed."""
         self._marks.clear()
         self._is_open = False
 
     def age_ms(self, now_ms: int) -> int:
-        """How long ago the oldest unflushed entry was written; 0 if there is none."""
+        """The age of the oldest unflushed entry in milliseconds; 0 if there is none."""
         return max(now_ms - self._marks[0][1], 0) if self._marks else 0

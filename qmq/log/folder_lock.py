@@ -1,4 +1,4 @@
-"""A lock that gives a data folder to one process. It ends with the process."""
+"""A lock that gives a data folder to one process. The lock ends with the process."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from qmq.private_files import FILE_MODE
 
 
 class FolderLock:
-    """Held from construction to `release`. Raises FolderInUse."""
+    """The lock, held from construction to `release`. Raises FolderInUse."""
 
     def __init__(self, folder: Path) -> None:
         self._fd = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)

@@ -14,7 +14,7 @@ from qmq.log.store import Store
 
 
 def rebuild(store: Store, lost: list[tuple[Queue, int]], until: int, progress: Callable[[str, int, int], None]) -> None:
-    """Index the lost queues again from the oldest message on; the replay has indexed everything after `until`. Raises LogDamaged."""
+    """Index the lost queues again, from the oldest message to `until`: the replay has indexed all later entries. Raises LogDamaged."""
     stored = _stored_bytes(store, until)
     tails: dict[int, list[IndexEntry]] = {}
     cumulative: dict[int, int] = {}

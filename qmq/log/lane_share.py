@@ -47,7 +47,7 @@ from qmq.log.actions import (
 )
 
 FAILURES_MAX: Final = 10_000
-"""Messages whose failures are remembered; the oldest are forgotten first, and count as never tried."""
+"""The number of messages whose failures are remembered. The oldest are forgotten first, and count as never tried."""
 
 
 class LaneHolder(NamedTuple):
@@ -69,7 +69,7 @@ class LaneProgress:
     done: list[tuple[int, int]] = field(default_factory=list)
 
     def add(self, first: int, end: int) -> None:
-        """Sequences `first` to `end` - 1 are done."""
+        """Mark sequences `first` to `end` - 1 as done."""
         first = max(first, self.done_before)
         if end <= first:
             return
@@ -98,7 +98,7 @@ class LaneProgress:
         self.done = spans
 
     def has_none_done(self, first: int, end: int) -> bool:
-        """Whether nothing of sequences `first` to `end` - 1 is done."""
+        """True if none of the sequences `first` to `end` - 1 is done."""
         at = bisect_left(self.done, first + 1, key=lambda each: each[1])
         return self.done_before <= first and (at == len(self.done) or self.done[at][0] >= end)
 
@@ -111,7 +111,7 @@ class LaneProgress:
 
 @dataclass(slots=True)
 class ParkedKey:
-    """The messages of a parked key, in order; empty at first, if the key was parked in the previous partition."""
+    """The messages of a parked key, in order. The list begins empty if the key was parked in the previous partition."""
 
     lp: int
     sequences: list[int]
@@ -131,10 +131,10 @@ class LaneShare:
         self.expired = 0
         """Messages that retention had deleted when the group began here."""
 
-    # --- looking -------------------------------------------------------------------------------------------------------
+    # --- reading -------------------------------------------------------------------------------------------------------
 
     def holder(self, token: int) -> LaneHolder | None:
-        """The holder of a valid token; else None."""
+        """The holder of a token; None if the token is invalid."""
         return next((each for each in self.holders if each.token == token), None)
 
     def holders_of(self, lps: LpRange) -> list[LaneHolder]:
@@ -150,7 +150,7 @@ class LaneShare:
         return min(each.done_before for each in self.progress_of(lps))
 
     def done_before(self) -> int:
-        """Everything before it is done, in the whole partition."""
+        """The sequence before which everything is done, in the whole partition."""
         return min(each.done_before for each in self.progress)
 
     def parked_in(self, lps: LpRange) -> list[bytes]:
@@ -158,7 +158,7 @@ class LaneShare:
         return [key for key, each in self.parked.items() if lps.first <= each.lp < lps.end]
 
     def check(self) -> None:
-        """The whole invariant, for tests."""
+        """Check the whole invariant, for tests."""
         check(all(a.lps.end == b.lps.first for a, b in pairwise(self.progress)), "progress that does not tile the range")
         check(all((a.done_before, a.done) != (b.done_before, b.done) for a, b in pairwise(self.progress)), "neighbours that are not joined")
         for each in self.progress:
@@ -171,7 +171,7 @@ class LaneShare:
     # --- changing ------------------------------------------------------------------------------------------------------
 
     def apply(self, action: LaneAction) -> int:
-        """Apply one action. Returns a token, or the number of messages it was about; 0 if there were none, or the token is void."""
+        """Apply one action. Returns a token, or the number of affected messages; 0 if there are none, or the token is invalid."""
         return _APPLY[type(action)](self, action) or 0
 
     def _begin(self, action: LaneBegin) -> None:
@@ -235,7 +235,7 @@ class LaneShare:
         if parked is None:
             return 0
         lps = LpRange(parked.lp, parked.lp + 1)
-        # The current reader takes the key for parked until it attaches again.
+        # The current reader treats the key as parked until it attaches again.
         self.holders = [each for each in self.holders if not each.lps.overlaps(lps)]
         if action.replays and parked.sequences:
             (mine,) = self._cut(lps)
@@ -244,7 +244,7 @@ class LaneShare:
         return len(parked.sequences)
 
     def _inherit(self, action: LaneInherit) -> int:
-        """Park exactly these keys in a range, besides those that have parked messages here. Returns how many are new."""
+        """Park exactly these keys in a range, besides those that have parked messages here. Returns the number of new ones."""
         lps = LpRange(action.first, action.end)
         named = {key for _, key in action.keys}
         for key in [key for key in self.parked_in(lps) if key not in named and not self.parked[key].sequences]:
@@ -252,7 +252,7 @@ class LaneShare:
         fresh = {key: lp for lp, key in action.keys if key not in self.parked}
         for key, lp in fresh.items():
             self.parked[key] = ParkedKey(lp, [])
-            # The current reader takes the key for not parked until it attaches again.
+            # The current reader treats the key as not parked until it attaches again.
             self.holders = [each for each in self.holders if not each.lps.first <= lp < each.lps.end]
         return len(fresh)
 

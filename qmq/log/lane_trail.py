@@ -1,6 +1,6 @@
 """The trail of one message of an ordered subject: like `trail.py`, for lanes. Pure: actions in, events out.
 
-Lanes record what is done, not what was handed out. So the events are: `grant` (a consumer got the lane, and reads on from its position),
+Lanes record finished messages, not deliveries. So the events are: `grant` (a consumer got the lane, and reads on from its position),
 `done`, `nack` (the message failed for the `attempt`-th time), `park` (parked with its key), `replay`, `drop`, `reset`, `skip`.
 """
 
@@ -78,5 +78,5 @@ def where(share: LaneShare, sequence: int, lp: int) -> MessagePlace:
 
 
 def holder_of(share: LaneShare, lp: int) -> LaneHolder | None:
-    """The reader of its lane."""
+    """The consumer that reads the message's lane."""
     return next((each for each in share.holders if each.lps.first <= lp < each.lps.end), None)

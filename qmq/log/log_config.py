@@ -10,15 +10,15 @@ from qmq.errors import InvalidArgument
 from qmq.limits import BATCH_BYTES_MAX, FLUSH_INTERVAL_MS, KIB, MIB
 
 CACHE_BYTES_MIN: Final = 128 * MIB
-"""Room for the chunks of a large pull, and for those of a few other readers."""
+"""The smallest cache: the chunks of a large pull, and those of a few other readers."""
 
 
 class Flush(Enum):
     """When written entries are flushed to disk."""
 
     ASYNC = "async"
-    """Continuously: the next flush begins when the previous one has ended and there are new entries. Survives a killed process; a power cut
-    takes at most the entries of about two flushes, unless the producer waited for the flush (`acks="flushed"`).
+    """Flush continuously: the next flush begins when the previous one has ended and there are new entries. Entries survive a killed
+    process. A power cut loses at most the entries of about two flushes, unless the producer waited for the flush (`acks="flushed"`).
     """
     SYNC = "sync"
     """Flush entries before they are acknowledged or visible. One fdatasync covers all waiting entries."""

@@ -1,7 +1,8 @@
-"""Idempotent producing: which batches of each producer a queue already has. Pure; derived from the message log.
+"""Idempotent producing: the batches of each producer that a queue already has. Pure; derived from the message log.
 
 A producer numbers its batches over all its subjects, and sends a batch again under the same number if its outcome is unknown. A queue
-remembers the newest `WINDOW` numbers of each producer and where the batches are; a batch whose number is in the window is answered again.
+remembers the newest `WINDOW` numbers of each producer with the batches' positions. If a batch's number is in the window, the broker
+answers with the stored position.
 Numbers may have gaps (other subjects) and may arrive out of order (a refused batch, tried again after later ones), so the window is a set,
 not a high-water mark. For a number older than the window the caller searches the consume log, which is exact but slower.
 """
@@ -13,20 +14,20 @@ from typing import Final
 from qmq.wire.frame_payloads import Produced
 
 WINDOW: Final = 64
-"""At least the batches that a client keeps in flight."""
+"""The numbers that a window keeps: at least as many as the batches that a client keeps in flight."""
 
 PRODUCERS_MAX: Final = 10_000
-"""Producers remembered for one queue; beyond that the longest silent one is forgotten."""
+"""The producers that a queue remembers. Beyond this number the producer that was silent for the longest time is forgotten."""
 
 
 CLOCKS_MS: Final = 24 * 3600 * 1000
-"""How far the clocks of a producer and a broker may differ. With a larger difference, a batch that is sent again after more than an hour is
-not recognised.
+"""The largest difference between the clocks of a producer and a broker. With a larger difference, a queue does not recognise a batch that
+is sent again after more than an hour.
 """
 
 
 def birth_ms(producer_id: int) -> int:
-    """When the producer was created, by its own clock: its id contains the time. Nothing of it was appended before."""
+    """The time when the producer was created, by its own clock: its id contains the time. None of its batches is older."""
     return max((producer_id >> 20) - CLOCKS_MS, 0)
 
 
@@ -46,16 +47,16 @@ class ProducerWindow:
         return self._stored.get(batch_sequence)
 
     def may_have_forgotten(self, batch_sequence: int) -> bool:
-        """Whether a number that is not in the window may have been stored."""
+        """True if a batch may have been stored although its number is not in the window."""
         return batch_sequence < self.oldest_ever
 
     @property
     def tells_from(self) -> int:
-        """The number from which on the window knows whether a batch was stored, even if the producer was forgotten before."""
+        """The number from which on the window is complete, even if the producer was forgotten before."""
         return self.oldest_ever or min(self._stored)
 
     def stored_below(self, before: int) -> list[tuple[int, Produced]]:
-        """Numbers below `before` with their places, the highest first; complete from `tells_from` on."""
+        """The stored numbers below `before` with their places, the highest first; complete from `tells_from` on."""
         begin = self.tells_from
         return sorted([(number, where) for number, where in self._stored.items() if begin <= number < before], reverse=True)
 
@@ -65,7 +66,7 @@ class ProducerWindow:
         return max(self._stored)
 
     def add(self, batch_sequence: int, produced: Produced) -> None:
-        """The batch was stored."""
+        """Remember a stored batch."""
         stored = self._stored
         stored[batch_sequence] = produced
         self.last_ms = produced.append_time_ms
@@ -101,11 +102,11 @@ class Producers:
         self._windows: dict[int, ProducerWindow] = {}
 
     def window(self, producer_id: int) -> ProducerWindow | None:
-        """The producer's window, if it sent to this queue lately."""
+        """The producer's window; None if the producer did not send to this queue lately."""
         return self._windows.get(producer_id)
 
     def add(self, producer_id: int, batch_sequence: int, produced: Produced) -> None:
-        """A batch was stored."""
+        """Remember a stored batch of a producer."""
         window = self._windows.get(producer_id)
         if window is None:
             if len(self._windows) >= PRODUCERS_MAX:

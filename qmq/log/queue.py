@@ -1,4 +1,4 @@
-"""A queue in the store: its numbers, its consume log, its producers, and the groups' shares of it."""
+"""A queue in the store: its numbers, its consume log, its producers, and the groups' shares."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from qmq.targeted import LOOK_INSIDE
 from qmq.wire.frame_payloads import Produced
 
 _AGAIN: Final = int(BatchFlag.AGAIN)
-"""A plain number: every batch is tested for it, and an enum's `&` creates a new member."""
+"""A plain number, because every batch is tested for this flag, and an enum's `&` creates a new member."""
 _LANES: Final = 1
 """Marks the state of a `LaneShare`."""
 
@@ -36,7 +36,7 @@ class Sealed:
 
 
 class Queue:
-    """Everything derived about one queue: a subject's messages on this broker group, or one partition of an ordered subject.
+    """All derived state of one queue: a subject's messages on this broker group, or one partition of an ordered subject.
 
     `start_sequence <= visible_sequence <= next_sequence`: retention deleted messages before the first; consumers see messages before the
     second (they are committed); the next message gets the third.
@@ -70,7 +70,7 @@ class Queue:
         self.last_append_ms = 0
 
     def entry_of(self, view: BatchView, position: int) -> IndexEntry:
-        """The consume-log entry of its next batch, at `position` in the message log."""
+        """The consume-log entry of the queue's next batch, at `position` in the message log."""
         envelope, header = view.envelope, view.header
         bloom = LOOK_INSIDE if header.is_directed else tag_bloom(view.tag_hashes())
         return IndexEntry(
@@ -86,12 +86,12 @@ class Queue:
         )
 
     def add(self, entry: IndexEntry) -> None:
-        """A batch was stored: index it and remember its producer. Called when appending and when replaying."""
+        """Index a stored batch and remember its producer. Called when appending and when replaying."""
         self.index.append(entry)
         self.note(entry)
 
     def note(self, entry: IndexEntry) -> None:
-        """A batch was stored that is in the consume log already."""
+        """Count a stored batch that is in the consume log already."""
         self.next_sequence = entry.base_sequence + entry.count
         self.cumulative_bytes = entry.cumulative_bytes + entry.total_bytes
         self.last_append_ms = entry.append_time_ms
@@ -99,7 +99,7 @@ class Queue:
         self.producers.add(entry.producer_id, entry.batch_sequence, produced)
 
     def drop(self) -> list[Path]:
-        """The subject was deleted: stored messages no longer belong to the queue. Sequences continue. Returns files to delete."""
+        """Drop the content of the queue, because its subject was deleted. Sequences continue. Returns files to delete."""
         self.start_sequence = self.visible_sequence = self.next_sequence
         self.producers = Producers()
         self.sealed = None
@@ -111,13 +111,13 @@ class Queue:
 
     @property
     def is_blank(self) -> bool:
-        """Whether a drop would change nothing."""
+        """True if a drop would change nothing."""
         has_past = self.index.count > self.index.first or self.producers.to_state() or self.sealed is not None
         return not (has_past or self.shares or self.lanes) and self.start_sequence == self.next_sequence
 
     def find_duplicate(self, header: RegionHeader) -> Produced | None:
-        """Where the batch is, if the queue has it. For a producer that was silent for long, the log is searched only if the batch has
-        AGAIN.
+        """The position of the batch, if the queue has it. For a producer that was silent for a long time, the log is searched only if the
+        batch has the flag AGAIN.
         """
         producer_id, number, is_again = header.producer_id, header.batch_sequence, header.flags & _AGAIN
         window, first = self.producers.window(producer_id), self.index.first
@@ -145,7 +145,7 @@ class Queue:
         ]
 
     def load_snapshot(self, state: list[Any]) -> None:
-        """Load `to_snapshot`'s state: the queue has no stored messages, but a history."""
+        """Load the state of `to_snapshot`. The queue then has a history and no stored messages."""
         self.next_sequence, self.cumulative_bytes, self.last_append_ms = state[2:5]
         self.start_sequence = self.visible_sequence = self.next_sequence
         self.producers = Producers.from_state(state[5])
@@ -157,7 +157,7 @@ class Queue:
         return [[self.id.subject, self.id.partition, group, share.to_state()] for group, share in self.shares.items()]
 
     def lane_states(self) -> list[list[object]]:
-        """Like `share_states`, of groups that read lanes."""
+        """Like `share_states`, for groups that read lanes."""
         return [[self.id.subject, self.id.partition, group, lanes.to_state(), _LANES] for group, lanes in self.lanes.items()]
 
     def load_share(self, state: list[Any]) -> None:
@@ -169,14 +169,16 @@ class Queue:
             self.shares[group] = Share.from_state(share)
 
     def share(self, group: str) -> Share:
-        """The group's share; made if absent."""
+        """The group's share. It is created if absent."""
         share = self.shares.get(group)
         if share is None:
             share = self.shares[group] = Share()
         return share
 
     def apply(self, action: ShareAction) -> Settled:
-        """Apply an action to its share, which is made if absent. FORGET removes the share and the group's lanes; DROP_QUEUE removes all."""
+        """Apply an action to its share, which is created if absent. FORGET removes the share and the group's lanes; DROP_QUEUE removes
+        all.
+        """
         if isinstance(action, DropQueue):
             self.shares.clear()
             self.lanes.clear()
@@ -188,7 +190,7 @@ class Queue:
         return self.share(action.group).apply(action)
 
     def lane_share(self, group: str) -> LaneShare:
-        """The group's lanes; made if absent."""
+        """The group's lanes. They are created if absent."""
         share = self.lanes.get(group)
         if share is None:
             share = self.lanes[group] = LaneShare()
@@ -196,11 +198,12 @@ class Queue:
 
     @property
     def is_ordered(self) -> bool:
-        """Whether the queue is a partition of an ordered subject. Partitions are numbered from 1."""
+        """True if the queue is a partition of an ordered subject. Partitions are numbered from 1."""
         return self.id.partition > 0
 
     def is_finished(self, share: LaneShare | None, lps: LpRange) -> bool:
-        """Whether the partition is closed, and the group has done all of the range including the command message, or retention deleted it.
+        """True if the partition is closed, and all of the range, including the command message, is done by the group or deleted by
+        retention.
 
         False for a group that never began here.
         """

@@ -1,4 +1,4 @@
-"""Drops a queue because its subject was deleted: its messages and groups are deleted.
+"""Drops a queue, with its messages and groups, because its subject was deleted.
 
 A drop needs an entry in each log, because segments of one log may be deleted while the other still has older ones.
 
@@ -6,7 +6,7 @@ A drop needs an entry in each log, because segments of one log may be deleted wh
     DROP_QUEUE, in the action log          every group's share and lanes are forgotten
 
 Earlier actions of groups are written first, so that replay never finds one after the drop. A crash between the two entries leaves groups on
-an empty queue: dropping it again finishes. Sequences continue, so that a sequence never means two messages.
+an empty queue: a second drop completes the work. Sequences continue, so that a sequence never means two messages.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ from qmq.log.store import Store
 
 
 def purge(store: Store, queue: Queue) -> None:
-    """Forget the messages of a queue; done when it is committed. Producers, seal and groups stay. Raises DiskFull.
+    """Drop the messages of a queue; effective when the purge is committed. Producers, seal and groups stay. Raises DiskFull.
 
-    Move the groups behind it: a crash before that leaves them before the queue's start, where they would miss expired messages.
+    The caller must then move the groups behind the purge: otherwise, as after a crash, they are before the queue's start and count the
+    purged messages as expired.
     """
     store.write_actions()
     store.append_region(queue, command_messages.build_purge(queue.id))

@@ -1,4 +1,4 @@
-"""The newest writes in memory: slaves and consumers that keep up cause no reads.
+"""The newest writes in memory: slaves and consumers that keep up cause no reads of files.
 
     Tail         the writes of both logs in the order of their index, for slaves
     TailCache    the batches of the message log by position, for consumers
@@ -63,7 +63,7 @@ class Tail:
         self._bytes = 0
 
     def add(self, write: Write) -> None:
-        """A write was made."""
+        """Remember a write."""
         self._numbers[write.first] = self._dropped + len(self._writes)
         self._writes.append(write)
         self._bytes += write.run.size
@@ -74,14 +74,14 @@ class Tail:
             self._bytes -= old.run.size
 
     def clear(self) -> None:
-        """The log was cut, or starts over."""
+        """Forget all writes, because the log was cut or starts over."""
         self._writes.clear()
         self._numbers.clear()
         self._bytes = 0
 
     def read(self, place: Place, after: int, bytes_max: int) -> WriteStretch | None:
-        """The writes after index `after`, whose place is `place`. None if they are not all in memory, or lie elsewhere: the reader has a
-        part of the message log already.
+        """The writes after index `after`, whose place is `place`. None if they are not all in memory, or begin at another place because
+        the reader has a part of the message log already.
         """
         number = self._numbers.get(after + 1)
         if number is None:

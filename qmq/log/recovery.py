@@ -44,10 +44,10 @@ from qmq.log.share import Share
 from qmq.log.store import Store
 
 NOTHING_YET: Final = 1 << 62
-"""An index greater than all: for a log that started over in its middle, and has no entry yet."""
+"""An index greater than all others, for a log that started over in its middle and has no entry yet."""
 
 Progress = Callable[[str, int, int], None]
-"""Called with what is being replayed, the bytes done and the bytes in all."""
+"""Called with the name of the replayed log, the bytes done and the total of bytes."""
 
 
 def _no_progress(_what: str, _done: int, _total: int) -> None:
@@ -105,7 +105,7 @@ def _recover(store: Store, progress: Progress, until: int | None) -> None:
     _settle_ends(store)
     store.lost_tail |= commit_mark.take_back(store) and until is None
     if store.is_replicated:
-        store.start()  # replicas will be served from there: damage is better found while it can be repaired
+        store.start()  # replicas will read from there: find damage now, while it can be repaired
 
 
 def _require_consistent(store: Store, found: Checkpoint) -> None:
@@ -232,7 +232,7 @@ def _first_index(segments: Segments) -> int:
 
 
 def _settle_ends(store: Store) -> None:
-    """Flush what is on disk now, which counts from here on; a sequence that a consumer saw is never given to another message."""
+    """Flush the logs as they are now. From here on they count, so a sequence that a consumer saw never goes to another message."""
     plan = store.begin_flush()
     plan.run()
     store.end_flush(plan)

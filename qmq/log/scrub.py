@@ -3,8 +3,8 @@
 A flipped bit in an old segment is not noticed until it is read, perhaps when the other copies are damaged, too. So the scrubber walks both
 logs from their oldest entry to the last flushed one, checks every checksum, and begins again:
 
-    slice(bytes_max)    continues where the last one ended, reads about so many bytes, returns the damage
-    the caller          decides how often (the rate), and has the damage repaired
+    slice(bytes_max)    continues where the last slice ended, reads about `bytes_max` bytes, returns the damage
+    the caller          chooses the rate, and has the damage repaired
 
 It runs in a separate thread and does not disturb the store: it opens the files itself (retention closes the store's), never waits for the
 store, and reports damage only if the log was not cut in between and a second read finds it again. Deleted segments are skipped, and so are
@@ -29,20 +29,20 @@ _READ_BYTES: Final = MIB
 
 
 class _Gone(Exception):
-    """The segment was dropped or cut while it was read: continue with what is there now."""
+    """The segment was dropped or cut while it was read. The scrubber continues with the current files."""
 
 
 class Scrubber:
-    """The scrubber of one store; make another one for a reopened store. Call `slice` in one thread at a time."""
+    """The scrubber of one store. A reopened store needs a new one. Call `slice` in one thread at a time."""
 
     def __init__(self, store: Store) -> None:
         self.store = store
         self._logs = store.logs
         self.log = 0
         self.position = store.messages.local_start
-        """Where the next slice begins, in log number `log`."""
+        """The position where the next slice begins, in log number `log`."""
         self.rounds = 0
-        """Complete rounds."""
+        """The number of complete rounds."""
         self.bytes_read = 0
         self._cuts = [segments.cuts for segments in self._logs]
 
@@ -147,7 +147,7 @@ class _Walk:
         return self._window.read(self._scrubber.position, size)
 
     def _look_again(self) -> LogDamaged | None:
-        """Read a failed entry again: it is damaged unless the log was cut, or it is repaired already. Raises _Gone."""
+        """Read a failed entry again. The entry is damaged unless the log was cut, or a repair has fixed it already. Raises _Gone."""
         scrubber, position = self._scrubber, self._scrubber.position
         self._window.clear()
         cause = self._flaw()
@@ -167,7 +167,7 @@ class _Walk:
         return None
 
     def _behind(self, position: int) -> int:
-        """Where to continue: after the entry if its envelope is valid, else at the segment's end."""
+        """The position to continue at: after the entry if its envelope is valid, otherwise the segment's end."""
         try:
             return min(position + parse_envelope(self._bytes(ENVELOPE_BYTES)).total_bytes, self._end)
         except CorruptBatch:

@@ -1,4 +1,4 @@
-"""Prints a segment file for people: every entry, whether it is valid, and its content. Needs only the file."""
+"""Prints a segment file for people: every entry, with its validity and its content. Only the file is needed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _BODY_CHARS = 60
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One entry. `verdict` is "ok", or what is wrong."""
+    """One entry. `verdict` is "ok", or the damage."""
 
     position: int
     kind: str
@@ -36,7 +36,7 @@ class Line:
 
 
 def dump_segment(path: Path, *, with_messages: bool) -> Iterator[Line]:
-    """The entries of a segment file, damaged ones included; after damage it continues at the next valid entry."""
+    """The entries of a segment file, damaged entries included. After damage, reading continues at the next valid entry."""
     base = int(path.stem) if path.stem.isdigit() else 0
     data = path.read_bytes()
     at = 0

@@ -1,9 +1,9 @@
-"""The events of `Share.apply`: what an action did to messages. Values.
+"""The events of `Share.apply`: the effects of an action on messages. Values only.
 
 A message's trail and Spark's deliveries are made from these events. The kinds are those of deliveries in docs/SPARK_JOBS.md:
 
     pull                          handed out                 return, left, lost, again      taken back from its consumer
-    ack, nack, release, dead      its consumer's verdict     expired, passed, reset, skip   done without being worked on
+    ack, nack, release, dead      its consumer's verdict     expired, passed, reset, skip   done without processing
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ class ShareEventKind(StrEnum):
     RELEASE = "release"
     DEAD = "dead"
     RETURN = "return"
-    """The consumer never received it: the connection was lost."""
+    """The consumer never received the message: the connection was lost."""
     LEFT = "left"
     LOST = "lost"
     """The consumer's lease ended."""
     AGAIN = "again"
     """The consumer came back as another incarnation."""
     EXPIRED = "expired"
-    """Retention deleted it before its redelivery."""
+    """Retention deleted the message before its redelivery."""
     PASSED = "passed"
-    """It was skipped: other tags, or directed to another group."""
+    """The message was skipped: it has other tags, or is for another group."""
     RESET = "reset"
-    """An operator moved the group past it, or back before it."""
+    """An operator moved the group to a place after or before the message."""
     SKIP = "skip"
-    """The group began after it."""
+    """The group began after the message."""
 
 
 class ShareEvent(NamedTuple):
@@ -43,11 +43,11 @@ class ShareEvent(NamedTuple):
 
     kind: ShareEventKind
     consumer: str
-    """The consumer that holds them, or held them last; empty if none."""
+    """The consumer that holds the messages, or held them last; empty if none."""
     first: int
     count: int  # type: ignore[assignment]
     attempt: int = 0
-    """The number of the attempt, from 1; 0 if they were not delivered."""
+    """The number of the attempt, from 1; 0 if the messages were not delivered."""
     pull: int = -1
     """The consumer's pull sequence of the first message."""
     delay_ms: int = 0
@@ -64,6 +64,6 @@ _CAUSES: Final = {Cause.LOST: ShareEventKind.LOST, Cause.LEFT: ShareEventKind.LE
 
 
 def settlement_kind(verdict: int, cause: int) -> ShareEventKind:
-    """The kind of a settlement: by its verdict, or by the reason why the master put the messages back."""
+    """The kind of a settlement, by its verdict or by the reason why the master put the messages back."""
     kind = _VERDICTS[Verdict(verdict)]
     return _CAUSES.get(Cause(cause), kind) if verdict in (Verdict.NACK, Verdict.RELEASE) else kind

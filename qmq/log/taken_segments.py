@@ -1,4 +1,4 @@
-"""Begins the log of an empty store with sealed segments that it has no files of: they are in the object store (docs/TIERING.md).
+"""Begins the log of an empty store with sealed segments whose bytes are in the object store only (docs/TIERING.md).
 
 Their entries are applied to the derived state, as if they had been replicated one by one. The segments are checked against the log of
 another replica: the state that follows from them must be the one with which that log continues.
@@ -22,7 +22,7 @@ from qmq.log.store import PendingEntry, Store
 
 
 class CannotTake(Exception):
-    """The log cannot begin with these segments: the store has to start over without them."""
+    """The log cannot begin with these segments. The store must start over without them."""
 
 
 def take_segments(
@@ -30,9 +30,9 @@ def take_segments(
 ) -> None:
     """Put the segments before the beginning of an empty store's message log. Blocks: runs in a thread.
 
-    `indexes` have no first envelopes yet. `opening` is the entry behind the segments, in another replica's log.
+    `indexes` have no first envelopes yet. `opening` is the entry after the segments, in another replica's log.
 
-    Raises: CannotTake, what `entries_of` raises, DiskFull.
+    Raises CannotTake, DiskFull, and the errors of `entries_of`.
     """
     taken: list[SegmentIndex] = []
     written: set[Path] = set()
@@ -66,7 +66,7 @@ def _after(last: Envelope | None, found: Envelope) -> Envelope:
 
 
 def _require_continues(store: Store, last: Envelope, opening: PendingEntry) -> None:
-    """Raises CannotTake unless the other replica's log continues with this state."""
+    """Raise CannotTake unless the other replica's log continues with this state."""
     envelope = opening.envelope
     if envelope.kind != Kind.SNAPSHOT or envelope.index <= last.index or envelope.epoch < last.epoch:
         raise CannotTake(f"the group's log does not continue behind {(last.epoch, last.index)} at {opening.position}")

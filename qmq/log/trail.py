@@ -1,4 +1,4 @@
-"""The trail of one message: what the groups of its queue did with it, from the action log. Pure: actions in, events out.
+"""The trail of one message: what the groups of its queue did with the message, by the action log. Pure: actions in, events out.
 
 A trail uses a share (qmq/log/share.py) that keeps this one message only, and takes the message's events from it. So the work for an action
 does not grow with the group's state, and the trail's state fits into a cursor. A trail begins with the snapshot at the beginning of a
@@ -21,17 +21,17 @@ class MessagePlace(StrEnum):
     """The state of a message for one group."""
 
     NEW = "new"
-    """It was not delivered yet."""
+    """The message was not delivered yet."""
     HELD = "held"
     WAITING = "waiting"
-    """It is requeued."""
+    """The message waits for its next delivery."""
     DYING = "dying"
-    """On its way to the dead-letter queue, or there: only the queue knows."""
+    """The message is on its way to the dead-letter queue, or there already. Only that queue knows."""
     DONE = "done"
 
 
 class TrailEvent(NamedTuple):
-    """An event of the message for a group."""
+    """An event of a message in one group."""
 
     time_ms: int
     group: str
@@ -49,12 +49,12 @@ class MessageStanding(NamedTuple):
     where: MessagePlace
     consumer: str = ""
     attempt: int = 1
-    """The number of its current or next attempt."""
+    """The number of the message's current or next attempt."""
     due_ms: int = 0
 
 
 def standing(share: Share, sequence: int) -> MessageStanding:
-    """The place of a message in a share."""
+    """The state of a message in a share."""
     for name, holder in share.holders.items():
         for item in holder.held:
             if item.first <= sequence < item.first + item.count:
