@@ -1,7 +1,7 @@
-"""Takes a checkpoint while the broker works: capture in the broker's thread, write in another, finish in the broker's.
+"""Takes a checkpoint while the broker works: capture the state in the broker's thread, write in another thread, finish in the broker's.
 
-The capture has the state at one moment between two turns. The write flushes both logs up to that moment *first*, then the consume-log
-entries, then the checkpoint itself: so a checkpoint never contains more than the disk.
+The capture takes the state at one moment between two turns. The write flushes both logs up to that moment *first*, then the consume-log
+entries, then the checkpoint itself: so a checkpoint never contains more than the logs on disk.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from qmq.log.segments import FlushPlan
 from qmq.log.store import Store
 
 SPILL_BYTES_MIN: Final = 16 * ENTRY_BYTES
-"""A queue with fewer bytes of entries in memory keeps them in the checkpoint, since thousands of tiny writes cost more."""
+"""A queue with fewer bytes of entries in memory stores them in the checkpoint, since thousands of tiny writes cost more."""
 
 _SYNC_ALL_FILES: Final = 64
 """With more files, syncing the file system is cheaper than syncing each file."""
@@ -43,7 +43,7 @@ class CheckpointPlan:
     projection: ProjectionPlan | None = None
 
     def run(self) -> None:
-        """Write the checkpoint. Raises FlushFailed; DiskFull: then there is no new checkpoint."""
+        """Write the checkpoint. Raises FlushFailed, and DiskFull if there is no room for a new checkpoint."""
         self.flush.run()
         written = [path for spill in self.spills for path in spill.log.write_spill(spill)]
         self._sync(written)
@@ -72,10 +72,9 @@ def sync_files(disk: Disk, paths: Collection[Path]) -> None:
 
 
 def begin_checkpoint(store: Store) -> CheckpointPlan:
-    """Capture all derived state. Actions that are not in the log yet are written first: a replay would apply them a second time.
+    """Capture all derived state. Actions that are not in the log yet are written first, because a replay would apply them a second time.
 
-    Raises DiskFull. On a replica, run it when everything up to its index is committed, because the content of a checkpoint is never taken
-    back.
+    Raises DiskFull. On a replica, run the plan when everything up to its index is committed: the content of a checkpoint cannot be undone.
     """
     store.write_actions()
     states: list[QueueState] = []
@@ -119,7 +118,7 @@ def _capture(queue: Queue, expire_before_ms: int) -> tuple[QueueState, Spill | N
 
 
 def end_checkpoint(store: Store, plan: CheckpointPlan) -> int:
-    """The plan was run. Returns the index up to which everything survives a power cut."""
+    """Finish a plan that was run. Returns the index up to which everything survives a power cut."""
     for spill in plan.spills:
         spill.log.spilled(spill)
     if plan.projection is not None and store.projection is not None:
@@ -128,11 +127,11 @@ def end_checkpoint(store: Store, plan: CheckpointPlan) -> int:
 
 
 def close_store(store: Store) -> None:
-    """Flush, write a checkpoint, close: the next opening replays nothing. Raises FlushFailed, DiskFull: then the store is still open."""
+    """Flush, write a checkpoint, close. The next opening replays nothing. Raises FlushFailed, DiskFull, and the store stays open then."""
     plan = begin_checkpoint(store)
     plan.run()
     end_checkpoint(store, plan)
     if not store.is_replicated or store.committed_index >= store.applied_index:
-        with suppress(DiskFull):  # then it lags
+        with suppress(DiskFull):  # the mark then lags
             commit_mark.write(store.disk, store.folder, commit_mark.note(store))
     store.close()

@@ -1,8 +1,8 @@
-"""The consume log: one queue's list of where its messages are. It is derived from the message log, and rebuilt if it is lost.
+"""The consume log: one queue's list of the positions of its messages. It is derived from the message log, and rebuilt if it is lost.
 
 One entry of 64 bytes for each *batch*, not for each message: a batch holds consecutive sequences, so a sequence is found by binary
-search, and an entry a message would cost a quarter of the log at 100 bytes (docs/adr/0003). An entry has what reading, tag filtering,
-time lookup and lookup by id need:
+search. One entry for each message would add a quarter to the log at 100 bytes a message (docs/adr/0003). An entry has the fields for
+reading, tag filtering, time lookup and lookup by id:
 
     base_sequence u64 | position u64 | append_time_ms u64 | producer_id u64 | batch_sequence u64 | tag_bloom u64 |
     cumulative_bytes u64 | total_bytes u32 | count u32
@@ -63,7 +63,7 @@ _BASE_SEQUENCE, _POSITION, _APPEND_TIME, _CUMULATIVE_BYTES = 0, 1, 2, 6
 
 
 class IndexEntry(NamedTuple):
-    """Where one batch of the queue is, and what it contains."""
+    """The position and the properties of one batch of the queue."""
 
     base_sequence: int
     position: int
@@ -77,12 +77,12 @@ class IndexEntry(NamedTuple):
 
     @property
     def next_sequence(self) -> int:
-        """The sequence after its last message."""
+        """The sequence after the batch's last message."""
         return self.base_sequence + self.count
 
     @property
     def end(self) -> int:
-        """The position after it in the message log."""
+        """The position after the batch in the message log."""
         return self.position + self.total_bytes
 
 
@@ -181,7 +181,9 @@ class ConsumeLog:
         return data
 
     def distrust(self, sequence: int, how: str) -> LogDamaged:
-        """The entry of this sequence says another thing than the log: the next start rebuilds the files. Returns the error for readers."""
+        """Mark the files to be rebuilt at the next start, because the entry of `sequence` contradicts the log. Returns the error for
+        readers.
+        """
         self._mark_bad()
         return self._damaged(self.find_sequence(sequence), how)
 
@@ -193,7 +195,7 @@ class ConsumeLog:
         return self._folder / f"{self._name}{BAD_SUFFIX}"
 
     def _mark_bad(self) -> None:
-        with suppress(OSError):  # then the next read tries again
+        with suppress(OSError):  # the next read then tries again
             self._bad_mark.touch()
 
     def discard(self) -> None:
@@ -214,7 +216,7 @@ class ConsumeLog:
         return self._first_where(_APPEND_TIME, time_ms)
 
     def find_bytes(self, cumulative_bytes: int) -> int:
-        """Number of the first entry with at least so many of the queue's bytes before it; `count` if there is none."""
+        """Number of the first entry with at least that many of the queue's bytes before it; `count` if there is none."""
         return self._first_where(_CUMULATIVE_BYTES, cumulative_bytes)
 
     def _first_where(self, column: int, value: int) -> int:
@@ -226,7 +228,7 @@ class ConsumeLog:
         return in_memory + bisect_left(numbers, value, key=lambda number: self.entry(number)[column])
 
     def _first_in_files(self, column: int, value: int) -> int:
-        """The first such entry in the files; `persisted` if there is none."""
+        """Number of the first entry with at least `value` in the files; `persisted` if there is none."""
         low, high = self.first, self.persisted
         later = range(low - low % FILE_ENTRIES + FILE_ENTRIES, high, FILE_ENTRIES)
         file = bisect_left(later, value, key=lambda number: self.entry(number)[column])
@@ -265,7 +267,9 @@ class ConsumeLog:
         return begin, [IndexEntry._make(each) for each in table[found].tolist()]
 
     def find_batch(self, producer_id: int, batch_sequence: int, first: int) -> IndexEntry | None:
-        """A producer's batch of that number, from entry `first` on; searched from the newest, a file at a time. Raises LogDamaged."""
+        """Find a producer's batch by its number, from entry `first` on. Searches from the newest entry, a file at a time. Raises
+        LogDamaged.
+        """
         before = self.count
         while before > max(first, self.first):
             before, sent = self.of_producer(producer_id, before)
@@ -307,18 +311,18 @@ class ConsumeLog:
         return written
 
     def spilled(self, spill: Spill) -> None:
-        """The entries were written, so memory may drop them."""
+        """Drop the entries from memory, because they were written."""
         del self._tail[: len(spill.data)]
         self.persisted = spill.first + len(spill.data) // ENTRY_BYTES
 
     def drop_before(self, number: int) -> list[Path]:
-        """Entries before `number` are no longer valid. Returns the files that contain only such entries, for the caller to delete."""
+        """Drop the entries before `number`. Returns the files that contain only such entries, for the caller to delete."""
         old = range(self.first // FILE_ENTRIES, min(number, self.persisted) // FILE_ENTRIES)
         self.first = max(self.first, number)
         return [self._file(each * FILE_ENTRIES) for each in old]
 
     def is_whole(self) -> bool:
-        """Whether the files have every persisted entry, and none was unreadable."""
+        """True if the files have every persisted entry, and none was unreadable."""
         if self._bad_mark.exists():
             return False
         for base in range(self.first - self.first % FILE_ENTRIES, self.persisted, FILE_ENTRIES):

@@ -27,7 +27,7 @@ from qmq.errors import CorruptBatch, LogDamaged
 from qmq.log.segments import Segments, segment_name
 
 _WALKED_MAX: Final = 20_000
-"""Entries that are walked to find out whether a position is that of an entry."""
+"""The most entries to walk in order to decide whether an entry begins at a position."""
 _READ_BYTES: Final = 8 * limits.MIB
 _MAGIC_BYTES: Final = MAGIC.to_bytes(4, "little")
 _PAYLOAD: Final = Struct("<I")
@@ -45,12 +45,12 @@ class Entry:
 
     @property
     def end(self) -> int:
-        """The position after it."""
+        """The position after the entry."""
         return self.position + self.envelope.total_bytes
 
 
 def wrap(kind: Kind, payload: bytes, *, count: int, epoch: int, index: int, time_ms: int, flushed: int) -> list[bytes]:
-    """An entry that is not a batch of messages (actions, snapshots): its payload with its length. `count` is stored in base_sequence."""
+    """Build an entry that is not a batch of messages (actions, snapshots) from its payload. `count` is stored in base_sequence."""
     size = _PAYLOAD.size + len(payload)
     region = b"".join((_PAYLOAD.pack(len(payload)), payload, bytes(-size & (ALIGN - 1))))
     if len(region) < 56:
@@ -77,7 +77,7 @@ class ReadWindow:
         self._start = 0
 
     def read(self, position: int, size: int) -> bytes:
-        """Bytes from `position` on; fewer where the log, or the segment, ends."""
+        """Read bytes from `position` on; fewer where the log, or the segment, ends."""
         at = position - self._start
         if at < 0 or at + size > len(self._data):
             self._data = self._read(position, max(size, self._ahead))
@@ -85,7 +85,7 @@ class ReadWindow:
         return self._data[at : at + size]
 
     def clear(self) -> None:
-        """Read from the log itself next time."""
+        """Drop the bytes in memory: the next read reads the log."""
         self._data = b""
 
 
@@ -101,7 +101,7 @@ def walk(segments: Segments, position: int) -> Iterator[Entry]:
 
 
 def walk_waiting(segments: Segments, position: int) -> Iterator[Entry]:
-    """As `walk`, but waits for the object store: for opening a store. Raises CorruptBatch, Overloaded."""
+    """As `walk`, but wait for the object store, to open a store. Raises CorruptBatch, Overloaded."""
     return walk_bytes(segments.read_waiting, position, lambda: segments.end)
 
 
@@ -115,7 +115,7 @@ def walk_bytes(read: Callable[[int, int], bytes], position: int, end: Callable[[
 
 
 def walk_rising(read: Callable[[int, int], bytes], position: int, end: int, after: int) -> Iterator[Entry]:
-    """As `walk_bytes`, of entries whose indexes rise, above `after` too. Raises CorruptBatch also if they do not."""
+    """As `walk_bytes`, for entries whose indexes rise and are above `after`. Raises CorruptBatch also if they do not rise."""
     for entry in walk_bytes(read, position, lambda: end):
         if entry.envelope.index <= after:
             raise CorruptBatch(f"the entry at {entry.position} has index {entry.envelope.index}, and one before it has {after}")
@@ -140,7 +140,7 @@ def _entry(window: ReadWindow, position: int) -> Entry:
 
 
 def begins_at(segments: Segments, begin: int, position: int) -> bool | None:
-    """Whether an entry begins at `position`, found by walking from the entry at `begin` on; None if that cannot be told."""
+    """True if an entry begins at `position`, by a walk from the entry at `begin` on; None if the walk does not decide."""
     for _ in range(_WALKED_MAX):
         if begin >= position:
             return begin == position
@@ -155,10 +155,10 @@ def begins_at(segments: Segments, begin: int, position: int) -> bool | None:
 
 
 def judge(segments: Segments, bad: int, flushed: int, cause: CorruptBatch, *, log: int = -1, trusts_envelopes: bool = True) -> None:
-    """Returns if the entry at `bad` begins a torn tail; raises LogDamaged if it was flushed.
+    """Return if the entry at `bad` begins a torn tail. Raises LogDamaged if the entry was flushed.
 
     `flushed` is the flushed position of the checkpoint; every segment but the last was flushed before the next began. A slave's envelopes
-    say how far its *master* had flushed, so they do not count.
+    have the flushed position of its *master*, so they do not count.
     """
     if bad < max(flushed, segments.bases[-1]):
         raise damaged(segments, bad, cause, log)
@@ -172,10 +172,10 @@ def judge(segments: Segments, bad: int, flushed: int, cause: CorruptBatch, *, lo
 
 
 def is_torn(segments: Segments, position: int) -> bool:
-    """Whether the entry at `position` is incomplete, as a process that is killed while writing leaves it.
+    """True if the entry at `position` is incomplete, as after a process was killed while writing it.
 
-    A complete envelope with a wrong checksum is not torn: it was written completely, and perhaps acknowledged. Zeros up to the end are what
-    a power cut leaves of unflushed bytes.
+    A complete envelope with a wrong checksum is not torn: it was written completely, and perhaps acknowledged. Zeros up to the end are
+    unflushed bytes after a power cut.
     """
     try:
         head = head_at(segments, position)
@@ -205,7 +205,7 @@ def damaged(segments: Segments, bad: int, cause: CorruptBatch, log: int) -> LogD
 
 
 def _unreadable(segments: Segments, bad: int, log: int) -> LogDamaged:
-    """The error for a tail that the disk cannot read: a torn write does not cause that."""
+    """The error for a tail that the disk cannot read. A torn write does not cause that."""
     base = segments.base_of(bad)
     return LogDamaged(
         f"{segments.folder.name}: {segment_name(base)} cannot be read from byte {bad - base} on (EIO: the disk fails), so it is unknown "
@@ -217,7 +217,7 @@ def _unreadable(segments: Segments, bad: int, log: int) -> LogDamaged:
 
 
 def _whole_entries_after(segments: Segments, bad: int) -> Iterator[Entry]:
-    """Entries after the bad one, found by their magic at any aligned place."""
+    """Find valid entries after the bad one, by their magic bytes at any aligned place."""
     position = bad + ALIGN
     while position < segments.end:
         segment_end = segments.segment_end(segments.base_of(position))
@@ -240,7 +240,7 @@ def epoch_of(epochs: Sequence[tuple[int, int]], index: int) -> int:
 
 
 def with_epoch(epochs: Sequence[tuple[int, int]], epoch: int, index: int) -> list[tuple[int, int]]:
-    """The same (epoch, first index) pairs, where an entry of `epoch` is known at `index`, too; it may lie before others that are known."""
+    """Add the entry of `epoch` at `index` to the pairs (epoch, first index). The entry may lie before others that are known."""
     firsts = dict(epochs)
     firsts[epoch] = min(firsts.get(epoch, index), index)
     return sorted(firsts.items())

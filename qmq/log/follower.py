@@ -1,10 +1,10 @@
 """The slave's part of the store: writes the master's entries, cuts a diverged tail, starts over.
 
-A slave's files are identical to the master's, so this module decides nothing and only checks:
+A slave's files are identical to the master's, so this module only checks and makes no decisions:
 
 * An entry is accepted if its checksums match, its index is the next one, and its position is the end of our log. A stretch with an invalid
   entry is refused as a whole.
-* Accepted entries are written at once, and change the derived state when they are committed (`Store.commit`).
+* Accepted entries are written immediately, and change the derived state when they are committed (`Store.commit`).
 * Cutting applied entries needs an older state: the store is reopened from its last checkpoint, which contains only committed entries.
 """
 
@@ -70,9 +70,9 @@ def unpack_runs(data: memoryview | bytes) -> list[WriteRun]:
 
 
 def split_entries(data: memoryview | bytes) -> tuple[bytes, ...]:
-    """A run's bytes, cut into each entry's envelope and region: the slave checks, writes and remembers these same objects.
+    """Cut a run's bytes into each entry's envelope and region. The slave checks, writes and remembers these same objects.
 
-    Only the sizes are looked at. Raises CorruptBatch.
+    Only the sizes are checked here. Raises CorruptBatch.
     """
     found: list[bytes] = []
     at, size = 0, len(data)
@@ -103,9 +103,9 @@ def entries_of(run: WriteRun) -> list[PendingEntry]:
 
 
 def check_stretch(runs: list[WriteRun], after: int, last: int) -> list[list[PendingEntry]]:
-    """The entries of each run; together they must be those after `after` up to `last`. Raises CorruptBatch.
+    """Return the entries of each run. Together they must be the entries behind `after` up to `last`. Raises CorruptBatch.
 
-    At the beginning of a log that started over, indexes may be missing: retention deleted the other log's part of them.
+    At the beginning of a log that started over, indexes may be missing, because retention deleted them from the other log.
     """
     found = [entries_of(run) for run in runs]
     index, epoch = after, 0
@@ -119,7 +119,7 @@ def check_stretch(runs: list[WriteRun], after: int, last: int) -> list[list[Pend
 
 
 def take(store: Store, runs: list[WriteRun], found: list[list[PendingEntry]]) -> None:
-    """Write the checked runs. Raises Diverged: nothing was written; DiskFull: a part was written."""
+    """Write the checked runs. Raises Diverged if nothing was written, DiskFull if a part was written."""
     for segments in store.logs:
         segments.drop_empty()
     _require_places(store.logs, runs)
@@ -132,7 +132,7 @@ def take(store: Store, runs: list[WriteRun], found: list[list[PendingEntry]]) ->
 
 
 def _require_places(logs: tuple[Segments, Segments], runs: list[WriteRun]) -> None:
-    """Raises Diverged unless each run begins where its log ends, in the open segment or in a new one."""
+    """Raise Diverged unless each run begins where its log ends, in the open segment or in a new one."""
     ends = [segments.end for segments in logs]
     bases = [segments.bases[-1] for segments in logs]
     for run in runs:
@@ -163,7 +163,7 @@ def _note(store: Store, run: WriteRun, entries: list[PendingEntry]) -> None:
 
 
 def truncate(store: Store, index: int) -> bool:
-    """Cut everything after `index`; False, with nothing done, if applied entries would be cut."""
+    """Cut everything after `index`. Returns False and does nothing if the cut would remove applied entries."""
     if index < store.applied_index:
         return False
     place = [store.messages.end, store.actions.end]

@@ -5,15 +5,15 @@ more. With local retention, the file of a segment that is in the object store is
 of these steps is harmless:
 
     steps         move the queues' starts, drop segments and index files from memory; their files are `dropped`
-    a checkpoint  records the new starts; `written` says so, and the files may be deleted
+    a checkpoint  records the new starts; after `written` the files may be deleted
     delete        deletes the files; a file that stays after a crash is deleted at the next start
 
-Dropped files are listed here until they are deleted: after a failed checkpoint or a failed deletion the next retention tries again. A queue
-whose consume log cannot be read is counted and skipped; segments that are certainly beyond its subject's age limit or the log's size limit
-are dropped all the same.
+Dropped files stay listed here until they are deleted: after a failed checkpoint or a failed deletion, the next retention tries again. A
+queue with an unreadable consume log is counted and skipped, but segments that are certainly beyond its subject's age limit or the log's
+size limit are dropped.
 
-The steps run between turns, a slice at a time. The first kept batch of a queue is remembered, so that queues without a loss are not looked
-up again.
+The steps run between turns, a slice at a time. The first kept batch of each queue is remembered, so that queues without a loss need no
+second look-up.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from qmq.model import SubjectConfig
 log = logging.getLogger("qmq.log")
 
 QUEUES_AT_ONCE: Final = 500
-"""Queues in one slice, if no file had to be read."""
+"""The queues in one slice, if no file had to be read."""
 
 LookUp = Callable[[str], SubjectConfig | None]
 
@@ -49,15 +49,15 @@ class _First(NamedTuple):
 
 
 class Retention:
-    """The retention of one store; make another one for a reopened store."""
+    """The retention of one store. A reopened store needs a new one."""
 
     def __init__(self, store: Store) -> None:
         self.store = store
         self.dropped: list[Path] = []
-        """Files out of use that no checkpoint has recorded yet."""
+        """Dropped files that no checkpoint has recorded yet."""
         self.deletable: list[Path] = []
         self.failures = 0
-        """Queues that could not be examined and files that could not be deleted, counted each time."""
+        """The number of queues that could not be examined and files that could not be deleted. Each failure counts."""
         self._firsts: dict[Queue, _First] = {}
         self._index_start = -1
 
@@ -87,8 +87,8 @@ class Retention:
         yield from self._drop_entries()
 
     def release(self) -> None:
-        """Do without files whose segments are in the object store, before a checkpoint: for a replica that takes none because it begins
-        its log again after a crash.
+        """Drop the files of segments that are in the object store, before a checkpoint. A replica that begins its log again after a crash
+        takes no checkpoint.
         """
         self.deletable += self.store.messages.release_before(_local_floor(self.store, self._now_ms()))
 
@@ -96,7 +96,7 @@ class Retention:
         return max(self.store.clock.time_ms(), self.store.last_time_ms)
 
     def written(self) -> None:
-        """A checkpoint that began later has recorded the drop."""
+        """Note that a checkpoint, which began later, has recorded the drop."""
         self.deletable += self.dropped
         self.dropped = []
 
@@ -118,7 +118,7 @@ class Retention:
         log.error(f"retention: {what}", *about)
 
     def _forget(self, queue: Queue, before_ms: int, bytes_max: int | None, floor: int) -> int:
-        """Move the queue's start. Returns the position of its first kept batch; a huge one if it keeps none."""
+        """Move the queue's start. Returns the position of its first kept batch; a huge position if it keeps none."""
         first = self._first(queue)
         if first is not None and _move_start(queue, first, before_ms, bytes_max, floor):
             first = self._first(queue)
@@ -169,7 +169,7 @@ def end_retention(files: list[Path]) -> None:
 
 
 def _size_floor(store: Store) -> int:
-    """The position before which the log's size limit takes everything: always the beginning of a segment."""
+    """The position before which the log's size limit drops everything. It is always the beginning of a segment."""
     most = store.config.retention_bytes
     if most is None:
         return 0
@@ -220,7 +220,7 @@ def _move_start(queue: Queue, first: _First, before_ms: int, bytes_max: int | No
 
 
 def _surely_taken(store: Store, before_ms: int, floor: int) -> int:
-    """For a queue with an unreadable consume log: a segment's position before which it certainly keeps nothing."""
+    """The position of a segment before which a queue with an unreadable consume log certainly keeps nothing."""
     taken = store.messages.start
     for base in store.messages.bases[1:]:
         if base > floor and _begin_ms(store.messages, base) >= before_ms:
@@ -230,7 +230,7 @@ def _surely_taken(store: Store, before_ms: int, floor: int) -> int:
 
 
 def _oldest_needed(segments: Segments, applied: int) -> int:
-    """The beginning of the newest segment whose opening snapshot is here and applied: the log may begin there."""
+    """The beginning of the newest segment with an applied opening snapshot: the log may begin there."""
     return next((base for base in reversed(segments.bases) if base < applied), segments.start)
 
 
@@ -250,4 +250,4 @@ def _begin_ms(segments: Segments, base: int) -> int:
         head = head_at(segments, base)
     except CorruptBatch:
         head = None
-    return 1 << 62 if head is None else head.append_time_ms  # no snapshot there from which a replay could begin
+    return 1 << 62 if head is None else head.append_time_ms  # a replay could not begin without a snapshot there

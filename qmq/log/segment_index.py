@@ -1,4 +1,4 @@
-"""What a replica keeps of a sealed segment in the object store: enough to read any byte of the segment, and to verify the byte.
+"""A replica's index of a sealed segment in the object store: enough to read any byte of the segment, and to verify the byte.
 
 message/BASE.stored    written, and synced, before the segment's file may be deleted; deleted when retention ends the segment
 """
@@ -29,9 +29,9 @@ class SegmentIndex:
     size: int
     chunk_bytes: int
     checksums: tuple[int, ...]
-    """CRC-32C of each chunk, of the bytes that were in the local file."""
+    """The CRC-32C of each chunk, as its bytes were in the local file."""
     head: bytes
-    """The segment's first envelope: index, epoch and time of its beginning are known without the store."""
+    """The segment's first envelope, with the index, epoch and time of its beginning, which are thus known without the store."""
 
     @property
     def end(self) -> int:
@@ -39,7 +39,7 @@ class SegmentIndex:
         return self.base + self.size
 
     def chunk_size(self, number: int) -> int:
-        """Every chunk but the last has the same size."""
+        """The size of every chunk but the last."""
         return min(self.chunk_bytes, self.size - number * self.chunk_bytes)
 
     def chunks_of(self, at: int, size: int) -> range:
@@ -47,11 +47,11 @@ class SegmentIndex:
         return range(at // self.chunk_bytes, -(-min(at + size, self.size) // self.chunk_bytes))
 
     def is_chunk(self, number: int, data: bytes) -> bool:
-        """Whether the bytes are the chunk's, by their checksum."""
+        """True if the checksum of the bytes is the chunk's."""
         return len(data) == self.chunk_size(number) and crc32c(data) == self.checksums[number]
 
     def read(self, at: int, size: int, chunk: Callable[[int], bytes]) -> bytes:
-        """`size` bytes from byte `at` on; fewer where the segment ends. `chunk` gives a chunk's bytes by its number."""
+        """Read `size` bytes from byte `at` on; fewer where the segment ends. `chunk` returns a chunk's bytes by its number."""
         pieces: list[bytes] = []
         for number in self.chunks_of(at, size):
             first = number * self.chunk_bytes
@@ -59,13 +59,13 @@ class SegmentIndex:
         return b"".join(pieces)
 
     def encode(self) -> bytes:
-        """Its bytes in its file."""
+        """The content of the index's file."""
         payload = msgspec.msgpack.encode([_VERSION, self.base, self.size, self.chunk_bytes, self.checksums, self.head])
         return with_checksum(_MAGIC, payload)
 
 
 def index_name(base: int) -> str:
-    """The name of its file, beside the segment's."""
+    """The name of the index's file, beside the segment's file."""
     return f"{base:020d}{SUFFIX}"
 
 
@@ -82,6 +82,6 @@ def decode_index(data: bytes) -> SegmentIndex | None:
 
 
 def read_indexes(folder: Path, disk: Disk) -> dict[int, SegmentIndex]:
-    """The indexes in a log's folder, by base. A damaged one is left out: if the segment's file is there, it is made again."""
+    """Read the indexes in a log's folder, by base. A damaged index is left out: it is made again if the segment's file exists."""
     found = [decode_index(disk.read_file(path)) for path in folder.glob(f"*{SUFFIX}")]
     return {each.base: each for each in found if each is not None}

@@ -1,12 +1,12 @@
 """An append-only log of bytes in segment files, each named by the 20-digit position of its first byte.
 
 The file for a position is found by binary search. Only the last segment is written; earlier ones are complete and never change. Rules:
-* `append` writes at the known end; after a partial failure the next append overwrites the remains, and `truncate` removes them at once.
+* `append` writes at the known end; after a partial failure the next append overwrites the remains, and `truncate` removes them immediately.
 * A gap between two segments is damage: retention deletes only at the front.
 * A segment is flushed before the next one begins, so that after a power cut only the last one can be short.
 * A segment that a cut would leave empty is deleted, unless the one before it has no file here: the log may continue in that one.
-* A file that a thread may be syncing is not closed: `truncate` and `drop_before` set it aside; `close` or `close_set_aside` close it when
-  that sync has ended.
+* A file that a thread may be syncing stays open: `truncate` and `drop_before` set it aside, and `close` or `close_set_aside` close it after
+  the sync.
 * The oldest sealed segments may have no file here: their bytes are in an object store (docs/TIERING.md), and their index is here.
 * Flushing is split in three, so that the slow part can run in a thread: `begin_sync` makes a plan, `SyncPlan.run` executes it, `end_sync`
   records the result.
@@ -37,7 +37,7 @@ SUFFIX: Final = ".log"
 
 
 def segment_name(position: int) -> str:
-    """20 digits, so that names sort as positions do."""
+    """The name of a segment: 20 digits, so that names sort as positions do."""
     return f"{position:020d}{SUFFIX}"
 
 
@@ -55,7 +55,7 @@ class SyncPlan:
     """`Segments.cuts` when the plan was made: the plan does not cover later writes after a cut."""
 
     def run(self) -> None:
-        """Safe in a thread. Raises FlushFailed."""
+        """Sync the files. Safe in a thread. Raises FlushFailed."""
         if self.is_dirty or self.folder is not None:
             self.disk.sync(self.file)  # syncing a file without new data would still flush the device's cache
         if self.folder is not None:
@@ -72,7 +72,7 @@ class FlushPlan:
     """Entries up to this index are on disk after `run`."""
 
     def run(self) -> None:
-        """Raises FlushFailed."""
+        """Sync both logs. Raises FlushFailed."""
         self.messages.run()
         self.actions.run()
 
@@ -81,7 +81,7 @@ class Segments:
     """The files of one log. Positions count bytes from the log's first byte ever."""
 
     def __init__(self, disk: Disk, folder: Path, segment_bytes: int, stored: StoredBytes | None = None) -> None:
-        """`stored` reads what is only in the object store."""
+        """`stored` reads segments that are in the object store only."""
         self.disk = disk
         self.folder = folder
         self.segment_bytes = segment_bytes
@@ -123,12 +123,12 @@ class Segments:
 
     @property
     def local_start(self) -> int:
-        """Position of the first byte that is on this disk."""
+        """The position of the first byte that is on this disk."""
         return self._local_start
 
     @property
     def local_bytes(self) -> int:
-        """How much of the log is on this disk."""
+        """The number of the log's bytes that are on this disk."""
         return self.end - self._local_start
 
     @property
@@ -143,7 +143,7 @@ class Segments:
         unreadable.
         """
         base = self.base_of(position)
-        if base < self._local_start:  # its file is gone since the damage was found: what is in the object store is sound
+        if base < self._local_start:  # the file was deleted after the damage was found; the copy in the object store is undamaged
             return
         fd = self.disk.open_append(self._path(base))
         try:
@@ -153,12 +153,12 @@ class Segments:
             self.disk.close(fd)
 
     def must_roll(self, size: int) -> bool:
-        """Whether `size` more bytes need a new segment. A segment takes at least one append."""
+        """True if `size` more bytes need a new segment. A segment takes at least one append."""
         used = self.end - self._bases[-1]
         return used > 0 and used + size > self.segment_bytes
 
     def roll(self) -> None:
-        """Flush, then begin a new segment at the end. Raises FlushFailed; DiskFull: then the old segment stays active."""
+        """Flush, then begin a new segment at the end. Raises FlushFailed, DiskFull. The old segment stays active then."""
         fd = self.disk.open_append(self._path(self.end))
         self.disk.sync(self._active)
         self.flushed = self.end
@@ -168,7 +168,7 @@ class Segments:
         self._folder_changes += 1
 
     def append(self, buffers: Sequence[bytes], size: int) -> int:
-        """Write the buffers, `size` bytes together, at the end, and return their position. Raises DiskFull: nothing was appended."""
+        """Write the buffers, `size` bytes together, at the end, and return their position. Raises DiskFull, and appends nothing then."""
         position = self.end
         try:
             self.disk.write(self._active, buffers, position - self._bases[-1])
@@ -183,14 +183,14 @@ class Segments:
         return self._bases[bisect_right(self._bases, position) - 1]
 
     def read(self, position: int, size: int) -> bytes:
-        """Bytes from `position` on, within one segment, fewer at its end. Raises LogDamaged outside the log; ColdRead."""
+        """Read bytes from `position` on, within one segment; fewer at its end. Raises LogDamaged outside the log, ColdRead."""
         base = self._base_in_log(position)
         if base < self._local_start:
             return self._read_stored(self._stored.read, base, position - base, size)
         return self.disk.read_around(self._reader(base), size, position - base)
 
     def read_waiting(self, position: int, size: int) -> bytes:
-        """As `read`, but waits for the object store. Do not call this in the event loop. Raises LogDamaged outside the log; Overloaded."""
+        """As `read`, but wait for the object store. Do not call this in the event loop. Raises LogDamaged outside the log, Overloaded."""
         base = self._base_in_log(position)
         if base < self._local_start:
             return self._read_stored(self._stored.read_waiting, base, position - base, size)
@@ -207,7 +207,7 @@ class Segments:
         return index.head[at : at + size] if at + size <= len(index.head) else read(index, at, size)
 
     def is_unreadable_behind(self, position: int) -> bool:
-        """Whether the disk cannot read something between a position and the log's end."""
+        """True if a part of the log from a position to its end is unreadable."""
         while position < self.end:
             base = self.base_of(position)
             size = min(_LOOK_BYTES, self.segment_end(base) - position)
@@ -233,20 +233,20 @@ class Segments:
         return fd
 
     def segment_end(self, base: int) -> int:
-        """Where the segment that begins at `base` ends."""
+        """The end of the segment that begins at `base`."""
         following = bisect_right(self._bases, base)
         return self._bases[following] if following < len(self._bases) else self.end
 
     def truncate(self, position: int) -> None:
         """Cut the log so that it ends at `position`; later segments are deleted. Only recovery, and a slave whose log diverged, do this."""
         check(position >= self._local_start, f"a cut to {position} would reach what is only in the object store")
-        self.flushed = min(self.flushed, position)  # both lowered and counted first, for readers in other threads
+        self.flushed = min(self.flushed, position)  # lower and count first, for readers in other threads
         self.cuts += 1
         while self._bases[-1] >= position and self._bases[-1] > self._local_start:
             self._drop_last()
         self.disk.truncate(self._active, position - self._bases[-1])
         self.end = position
-        self.cuts += 1  # once more, because lookups in the middle of the cut are not valid any more
+        self.cuts += 1  # count again, because lookups in the middle of the cut are not valid any more
         self._folder_changes += 1
 
     def _drop_last(self) -> None:
@@ -281,11 +281,11 @@ class Segments:
         return self.folder / index_name(base)
 
     def has_index(self, base: int) -> bool:
-        """Whether the segment's file is not needed to read it."""
+        """True if the segment can be read without its file."""
         return base in self._indexes
 
     def index_of(self, base: int) -> SegmentIndex:
-        """The segment's index, which it has."""
+        """The index of a segment that has one."""
         return self._indexes[base]
 
     def write_index(self, index: SegmentIndex) -> None:
@@ -293,7 +293,7 @@ class Segments:
         self.disk.replace(self._index_path(index.base), index.encode())
 
     def note_index(self, index: SegmentIndex) -> bool:
-        """The segment's index is written. False if the log has no such segment any more: the file is of no use."""
+        """Note that the segment's index is written. False if the log has no such segment any more, so that the file is unused."""
         base = index.base
         if base not in self._bases[:-1] or self.segment_end(base) != index.end:
             return False
@@ -301,7 +301,7 @@ class Segments:
         return True
 
     def begin_with(self, indexes: Sequence[SegmentIndex]) -> None:
-        """Begin this log, which is empty, with segments whose indexes are written, and which have no files."""
+        """Begin this empty log with segments that have written indexes and no files."""
         bases = [*[each.base for each in indexes], self.start]
         ends = [each.end for each in indexes]
         check(ends == bases[1:] and self.end == self.start, f"segments up to {ends[-1:]} do not end where the log begins, at {self.start}")
@@ -309,7 +309,7 @@ class Segments:
         self._indexes.update({each.base: each for each in indexes})
 
     def release_before(self, position: int) -> list[Path]:
-        """Do without the files of the segments that end before `position`, the oldest first, up to the first without an index. Returns
+        """Give up the files of the segments that end before `position`, the oldest first, up to the first segment without an index. Returns
         the files, for the caller to delete.
         """
         released: list[Path] = []
@@ -338,13 +338,13 @@ class Segments:
         self._set_aside.clear()
 
     def begin_sync(self) -> SyncPlan:
-        """The plan for syncing everything now."""
+        """Make the plan for syncing everything now."""
         changes = self._folder_changes
         folder = self.folder if changes > self._folder_changes_synced else None
         return SyncPlan(self.disk, self.end, self._active, self.flushed < self.end, folder, changes, self.cuts)
 
     def end_sync(self, plan: SyncPlan) -> None:
-        """The plan was run: everything before its position survives a power cut, unless the log was cut meanwhile."""
+        """Finish a plan that was run: everything before its position survives a power cut, unless the log was cut meanwhile."""
         if plan.cuts == self.cuts:
             self.flushed = max(self.flushed, plan.position)
         self._folder_changes_synced = max(self._folder_changes_synced, plan.changes)
@@ -358,7 +358,7 @@ class Segments:
 
 
 def _of_this_log(indexes: dict[int, SegmentIndex], files: Sequence[int]) -> dict[int, SegmentIndex]:
-    """The indexes of segments that have a file, or follow each other up to the first file. Others are remains of what was deleted."""
+    """The indexes of segments that have a file, or follow each other up to the first file. Others belong to deleted segments."""
     found = {base: each for base, each in indexes.items() if files and files[0] <= base < files[-1]}
     by_end = {each.end: each for each in indexes.values()}
     start = files[0] if files else 0
@@ -369,7 +369,7 @@ def _of_this_log(indexes: dict[int, SegmentIndex], files: Sequence[int]) -> dict
 
 
 def _first_of_files(bases: Sequence[int], files: Sequence[int]) -> int:
-    """The first of the bases from which on every segment has its file; an older file, if one stayed, is not used."""
+    """The first base from which on every segment has its file. An older file, if one remains, is not used."""
     found, having = bases[-1] if bases else 0, set(files)
     for base in reversed(bases):
         if base not in having:

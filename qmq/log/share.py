@@ -1,4 +1,4 @@
-"""The *share* of a group: what it has consumed of one queue. Pure: actions in, state out; the same on every replica and after every
+"""The *share* of a group: its progress in one queue. Pure: actions in, state out. The state is the same on every replica and after every
 restart.
 
 A share has four parts; every message of the queue is in exactly one of them, or done:
@@ -14,10 +14,10 @@ A share has four parts; every message of the queue is in exactly one of them, or
 A consumer names messages by *pull sequence*: its own count of the messages it was handed. Pull sequences never repeat within a share (a new
 consumer starts above all earlier ones), so a late verdict from before a lost lease cannot settle other messages.
 
-`attempt` counts from 1 how often a message was handed out and worked on: a NACK, a lost lease and a new incarnation add one, and a RELEASE
-(never worked on) adds none.
+`attempt` counts from 1 how often a message was handed out and processed: a NACK, a lost lease and a new incarnation add one. A RELEASE (of
+an unprocessed message) adds none.
 
-Only `apply` changes state; it can report what happened to which messages as events (`share_events.py`). `due` only reads.
+Only `apply` changes state. It can report its effects on messages as events (`share_events.py`). `due` only reads.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Dying(NamedTuple):
     died_ms: int
     error: str
     consumer: str
-    """The last consumer that had it."""
+    """The last consumer that had the range."""
 
 
 @dataclass(slots=True)
@@ -84,7 +84,7 @@ class ShareHolder:
 
 
 class Settled(NamedTuple):
-    """How many messages a SETTLE settled, and how many were no longer the consumer's."""
+    """The number of messages that a SETTLE settled, and the number that did not belong to the consumer any more."""
 
     settled: int
     stale: int
@@ -98,19 +98,19 @@ class Share:
     def __init__(self, next_sequence: int = 0) -> None:
         self.next_sequence = next_sequence
         self.born_ms = 0
-        """When the group began here: distinguishes it from a deleted group of the same name."""
+        """When the group began on this queue. The time distinguishes it from a deleted group of the same name."""
         self.deaths = 0
-        """How many messages died so far: the number of the next one."""
+        """The number of messages that died so far, which is the number of the next one."""
         self.dying: list[Dying] = []
         self.pulls = 0
         self.expired = 0
         self.holders: dict[str, ShareHolder] = {}
         self.requeued: list[Requeued] = []
 
-    # --- looking -------------------------------------------------------------------------------------------------------
+    # --- reading -------------------------------------------------------------------------------------------------------
 
     def due(self, now_ms: int, messages_max: int) -> list[Requeued]:
-        """Ranges that are due for redelivery, longest due first, with at most `messages_max` messages."""
+        """The ranges that are due for redelivery, the longest due first, with at most `messages_max` messages."""
         found: list[Requeued] = []
         for item in self.requeued:
             if item.due_ms > now_ms or messages_max <= 0:
@@ -124,7 +124,7 @@ class Share:
         return self.requeued[0].due_ms if self.requeued else None
 
     def settled_before(self) -> int:
-        """Every message before this sequence is done."""
+        """The sequence before which every message is done."""
         firsts = [item.first for item in self.requeued] + [item.first for item in self.dying]
         firsts += [item.first for holder in self.holders.values() for item in holder.held]
         return min(firsts, default=self.next_sequence)
@@ -134,15 +134,15 @@ class Share:
         return sum(holder.unacked for holder in self.holders.values())
 
     def waiting_again(self) -> int:
-        """Requeued messages."""
+        """The number of requeued messages."""
         return sum(item.count for item in self.requeued)
 
     def dying_messages(self) -> int:
-        """Messages on their way to the dead-letter queue."""
+        """The number of messages on their way to the dead-letter queue."""
         return sum(item.count for item in self.dying)
 
     def check(self) -> None:
-        """The whole invariant: no message is in two places, none is past `next_sequence`. For tests and for loading."""
+        """Check the whole invariant: no message is in two places, none is past `next_sequence`. For tests and for loading."""
         spans = [(item.first, item.count) for item in self.requeued] + [(item.first, item.count) for item in self.dying]
         numbers = [(item.number, item.count) for item in self.dying]
         check(all(a + n <= b for (a, n), (b, _) in pairwise(numbers)), "dead numbers that are not ascending")
@@ -161,7 +161,7 @@ class Share:
     # --- changing ------------------------------------------------------------------------------------------------------
 
     def apply(self, action: AnyAction, events: Events = None) -> Settled:
-        """Apply one action. Returns what a SETTLE did; other actions settle nothing."""
+        """Apply one action. Returns the result of a SETTLE; other actions settle nothing."""
         return _APPLY[type(action)](self, action, events) or _NOTHING
 
     def _begin(self, action: Begin, events: Events) -> None:
@@ -180,7 +180,7 @@ class Share:
             holder.unacked = 0
 
     def _reset_events(self, sequence: int) -> Iterator[ShareEvent]:
-        """The ranges that no consumer holds come last, and may contain ranges that were reported before."""
+        """The events of a reset. Ranges that no consumer holds come last, and may contain ranges that were reported before."""
         for name, holder in self.holders.items():
             for item in holder.held:
                 yield ShareEvent(ShareEventKind.RESET, name, item.first, item.count, item.attempt, item.pull)
@@ -282,7 +282,7 @@ class Share:
                     back.append(Requeued(0, item.first, item.count, item.attempt))
                 elif verdict == Verdict.DEAD:
                     self._die(item, action, errors.get(at, ""))
-        if back:  # one sort for all: an insertion for each of many is quadratic
+        if back:  # sort once: many separate insertions would be quadratic
             self.requeued += back
             self.requeued.sort()
         return Settled(settled, asked - settled)

@@ -3,14 +3,14 @@
     message/        the message log                    action/         the action log
     consume/        the queues' consume logs           checkpoint/     the newest two checkpoints           lock
 
-One thread drives it. It never blocks, except in methods with `write` or `run` in their names. A turn of the broker is: `append` what
-producers sent, `act` on what consumers did, `write_actions`, and flush by policy. What `append` and `write_actions` have written survives a
-killed process. What was flushed survives a power cut.
+One thread drives it. It never blocks, except in methods with `write` or `run` in their names. A turn of the broker is: `append` the
+producers' batches, `act` on the consumers' operations, `write_actions`, and flush by policy. Entries that `append` and `write_actions` have
+written survive a killed process. Flushed entries survive a power cut.
 
-All entries of both logs share one index. `commit(index)` says up to where they are committed, and makes them visible to consumers: a single
-node commits what is written (`Flush.ASYNC`) or flushed (`Flush.SYNC`), a replica what a majority of its group has. On a slave
-(`qmq.log.follower`) entries wait in `pending` until they are committed, and only then change the derived state; so a slave's state never
-contains what a new master may take back.
+All entries of both logs share one index. `commit(index)` commits the entries up to an index and makes them visible to consumers. A single
+node commits entries when they are written (`Flush.ASYNC`) or flushed (`Flush.SYNC`), a replica when a majority of its group has them. On a
+slave (`qmq.log.follower`) entries wait in `pending` until they are committed, and only then change the derived state; so a slave's state
+never contains entries that a new master may cut.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class PendingEntry(NamedTuple):
 
 
 class Store:
-    """All storage of one broker. Make it with `qmq.log.recovery.open_store`."""
+    """The storage of one broker. `qmq.log.recovery.open_store` makes it."""
 
     def __init__(
         self,
@@ -98,7 +98,7 @@ class Store:
             self.lock.release()
             raise
         self.logs = (self.messages, self.actions)
-        """By log number (`qmq.log.recent_writes`)."""
+        """Both logs, by log number (`qmq.log.recent_writes`)."""
         self.consume_folder = folder / "consume"
         make_private(self.consume_folder)
         self.queues: dict[tuple[bytes, int], Queue] = {}
@@ -114,16 +114,15 @@ class Store:
         self.committed_index = 0
         self.pending: deque[PendingEntry] = deque()
         self.gaps_until = 0
-        """Up to this index the message log came from the object store at once, and the other entries follow one by one."""
+        """Up to this index the message log came from the object store as a whole. Later entries follow one by one."""
         self.base_positions = [self.messages.start, self.actions.start]
-        """For each log, the position of the snapshot on which everything is based; -1 after other entries, or if a
-        checkpoint was loaded.
+        """For each log, the position of the snapshot on which the state is based; -1 after other entries, or if a checkpoint was loaded.
         """
         self.lost_tail = False
-        """Whether opening cut entries that may have been acknowledged."""
+        """True if opening cut entries that may have been acknowledged."""
         self.unflushed = Unflushed()
         self.flush_wanted = 0
-        """The highest index for whose flush a request waits, with every flush policy."""
+        """The highest index that a request waits for to be flushed, with every flush policy."""
         self.unwritten: list[AnyAction] = []
         self.droppable: list[Path] = []  # files of dropped queues, for retention to delete
         self.projection: Projection | None = None
@@ -136,11 +135,11 @@ class Store:
     # --- queues --------------------------------------------------------------------------------------------------------
 
     def queue(self, subject: str, partition: int) -> Queue | None:
-        """The queue, if it has or had messages, or was opened."""
+        """The queue; None if it never had messages and was not opened."""
         return self.queues.get((subject.encode(), partition))
 
     def open_queue(self, subject: str, partition: int) -> Queue:
-        """The queue; an empty one is made if it is new."""
+        """The queue. An empty one is created if it is new."""
         key = (subject.encode(), partition)
         queue = self.queues.get(key)
         if queue is None:
@@ -154,7 +153,7 @@ class Store:
         """Write the batches, in order, with one write, and return where each is stored. A batch that is stored already is not written
         again.
 
-        Raises DiskFull: none of them was stored.
+        Raises DiskFull, and none of them is stored then.
         """
         size = sum([ENVELOPE_BYTES + len(batch.region) for batch in batches])
         self.require_space(size)
@@ -218,10 +217,10 @@ class Store:
             self.tail.add(Write(first, self.index, WriteRun(log, segments.bases[-1], position, size, tuple(buffers))))
 
     def note_epoch(self, epoch: int, index: int) -> None:
-        """An entry of `epoch` was written at `index`."""
+        """Note that an entry of `epoch` was written at `index`."""
         if not self.epochs or self.epochs[-1][0] < epoch:
             self.epochs.append((epoch, index))
-        elif index < self.epochs[-1][1]:  # the message log was here before
+        elif index < self.epochs[-1][1]:  # the store had the message log before
             self.epochs = with_epoch(self.epochs, epoch, index)
 
     def _stored(self, entries: list[tuple[Queue, IndexEntry]], buffers: list[bytes], first: int) -> None:
@@ -237,7 +236,7 @@ class Store:
                 self._invisible.append((first + at, queue, queue.next_sequence))
 
     def commit(self, index: int) -> list[Queue]:
-        """Everything up to `index` is committed. Returns the queues that have more visible messages."""
+        """Commit everything up to `index`. Returns the queues that have more visible messages."""
         self.committed_index = max(self.committed_index, index)
         while self.pending and self.pending[0].envelope.index <= index:
             self.apply_entry(*self.pending.popleft())
@@ -249,7 +248,7 @@ class Store:
         return list(grown.values())
 
     def apply_pending(self) -> None:
-        """Apply all written entries to the derived state: a new master continues from them."""
+        """Apply all written entries to the derived state, for a new master, which continues from them."""
         while self.pending:
             self.apply_entry(*self.pending.popleft())
 
@@ -264,7 +263,9 @@ class Store:
         return epoch_of(self.epochs, index) if index > 0 else 0
 
     def begin_at(self, index: int, epoch: int) -> None:
-        """Make this a log that begins after `index`, which was written in `epoch`; of later entries it has at most stored segments."""
+        """Let the log begin after `index`, which was written in `epoch`. Of later entries the store has at most segments in the object
+        store.
+        """
         check(self.index == 0, "the log is not empty")
         self.index = self.flushed_index = self.committed_index = index
         self.epoch = epoch
@@ -273,7 +274,7 @@ class Store:
 
     @property
     def applied_index(self) -> int:
-        """The last entry that is applied to the derived state."""
+        """The index of the last entry that is applied to the derived state."""
         return self.pending[0].envelope.index - 1 if self.pending else self.index
 
     def applied_place(self) -> Place:
@@ -284,7 +285,7 @@ class Store:
         return place[MESSAGES], place[ACTIONS]
 
     def require_space(self, size: int) -> None:
-        """Raises DiskFull unless the disk has room for `size` bytes and the reserve."""
+        """Raise DiskFull unless the disk has room for `size` bytes and the reserve."""
         self.space.require(size, self.messages.end)
 
     def _begins_segment(self, size: int) -> bool:
@@ -345,7 +346,7 @@ class Store:
     def write_actions(self) -> None:
         """Write the actions since the last call, with one write.
 
-        Raises DiskFull: the actions are kept and written later; answer nothing that depends on them yet. Deliveries meanwhile may be
+        Raises DiskFull. The actions are then kept and written later: send no answer that depends on them yet. Deliveries before that may be
         repeated if the process dies.
         """
         if not self.unwritten:
@@ -375,7 +376,7 @@ class Store:
         return self.act(action).settled
 
     def lane_share_of(self, action: LaneAction) -> LaneShare:
-        """The lanes that the action is about; made if absent."""
+        """The lanes of the action's group. They are created if absent."""
         return self.open_queue(action.subject, action.partition).lane_share(action.group)
 
     def apply_entry(self, log: int, position: int, envelope: Envelope, region: bytes) -> None:
@@ -406,7 +407,7 @@ class Store:
             self.droppable += queue.drop()
 
     def _apply_snapshot(self, log: int, position: int, envelope: Envelope, region: bytes) -> None:
-        """A segment's opening snapshot is used only at the beginning of the log; elsewhere its content is known."""
+        """Apply a segment's opening snapshot at the beginning of the log. Elsewhere its content is known already."""
         if position != self.base_positions[log]:
             return
         self.base_positions[log] = position + envelope.total_bytes
@@ -429,8 +430,8 @@ class Store:
     # --- reading -------------------------------------------------------------------------------------------------------
 
     def read(self, queue: Queue, entry: IndexEntry) -> tuple[bytes, bytes]:
-        """(envelope, region) of one batch. Raises LogDamaged if the stored bytes are damaged, or the consume log is; ColdRead if they are
-        fetched first.
+        """Read (envelope, region) of one batch. Raises LogDamaged if the stored bytes or the consume log are damaged; ColdRead if the bytes
+        must be fetched first.
         """
         cached = self.cache.get(entry.position)
         if cached is not None:
@@ -456,7 +457,9 @@ class Store:
         return envelope, region
 
     def _is_misindexed(self, queue: Queue, entry: IndexEntry) -> bool:
-        """Whether the log is whole at an entry of the consume log that does not agree with it, or has no entry there."""
+        """True if the log is undamaged at the place of a consume-log entry that does not agree with it, or if the log has no entry
+        there.
+        """
         index = queue.index
         number = index.find_sequence(entry.base_sequence)
         begin = index.entry(number - 1).position if number > index.first else self.messages.base_of(entry.position)
@@ -472,12 +475,12 @@ class Store:
     # --- flushing ------------------------------------------------------------------------------------------------------
 
     def begin_flush(self) -> FlushPlan:
-        """The plan for flushing everything now."""
+        """Make the plan for flushing everything now."""
         self.unflushed.begun()
         return FlushPlan(self.messages.begin_sync(), self.actions.begin_sync(), self.index)
 
     def end_flush(self, plan: FlushPlan) -> int:
-        """The plan was run. Returns the index up to which everything survives a power cut."""
+        """Finish a plan that was run. Returns the index up to which everything survives a power cut."""
         self.messages.end_sync(plan.messages)
         self.actions.end_sync(plan.actions)
         if plan.messages.cuts == self.messages.cuts and plan.actions.cuts == self.actions.cuts:
@@ -487,11 +490,11 @@ class Store:
 
     @property
     def is_flushed(self) -> bool:
-        """Whether everything written survives a power cut."""
+        """True if everything written survives a power cut."""
         return self.messages.flushed == self.messages.end and self.actions.flushed == self.actions.end
 
     def give_way(self) -> None:
-        """Release the folder for the store that is opened next; memory and open files can still be read."""
+        """Release the folder for the store that is opened next. Memory and open files can still be read."""
         if self._is_held and self.projection is not None:
             self.projection.close()
         self._is_held = False
